@@ -1,0 +1,33 @@
+"""FedAvg (McMahan et al. 2017): local SGD, example-weighted averaging.
+
+::
+
+    client:  w_k <- w_k - lr g                       (momentum and decay as options)
+    server:  w   <- w - server_lr sum_k p_k (w - w_k)
+
+Travels down: the model. Travels up: the model difference. State: none.
+Degenerate cases: ``server.lr = 1`` makes the new model the weighted mean of the clients' models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from fedzmg.algorithms.sgd import SGD
+from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, State, number
+from fedzmg.tree import Tree
+
+
+@final
+@dataclass(frozen=True)
+class Average(ServerRule):
+    """Move the model along the averaged client update: ``w <- w - lr delta``."""
+
+    lr: Number = number(1.0, above=0, doc="server learning rate")
+
+    def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
+        return params - self.lr * cohort.delta, state
+
+
+FEDAVG = Algorithm("fedavg", SGD(lr=0.1), Average())

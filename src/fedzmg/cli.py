@@ -1,0 +1,241 @@
+"""The command line: verbs only; what they do lives in the library."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+
+from fedzmg.errors import InputError
+
+app = typer.Typer(
+    help="Train, compare and deploy federated algorithms.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+INTERRUPTED = 130
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Engine = Annotated[
+    str, typer.Option(help="auto (measured), sequential, vectorized or compiled.")
+]
+Rounds = Annotated[int | None, typer.Option(help="Instead of the task's own number of rounds.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="e.g. client.lr=0.03 or protocol.cohort=5."),
+]
+Out = Annotated[Path | None, typer.Option(help="Directory for results [default: under runs/].")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from fedzmg.experiment.manifest import version
+
+        typer.echo(f"fedzmg {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    del version
+
+
+@app.command()
+def compare(
+    task: Annotated[str, typer.Argument(help="A task of 'fedzmg list'.")] = "digits",
+    algorithms: Annotated[
+        str, typer.Option(help="Comma-separated; the first is the reference of the tests.")
+    ] = "fedzmg,fedavg,fedadam",
+    seeds: Annotated[int, typer.Option(min=1, help="Paired seeds for each algorithm.")] = 3,
+    rounds: Rounds = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="ALGORITHM.KEY=VALUE", help="e.g. fedavg.client.lr=0.03."
+        ),
+    ] = None,
+    engine: Engine = "auto",
+    device: Device = "auto",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Train algorithms on paired seeds; table, figure and run directories."""
+    from fedzmg import tasks
+    from fedzmg.api import compare as compare_algorithms
+    from fedzmg.experiment.store import write_json
+    from fedzmg.report import figures, tables
+    from fedzmg.report.live import Display
+
+    names = [name.strip() for name in algorithms.split(",") if name.strip()]
+    settings = _settings_by_algorithm(set_ or [], names)
+    chosen = tasks.get(task)
+    wanted = {"algorithms": names, "seeds": seeds, "rounds": rounds, "settings": settings,
+              "engine": engine, "device": device}  # fmt: skip
+    place = out or Path("runs") / f"compare-{task}-{_digest(wanted)}"
+    console = Console(stderr=as_json)
+    with Display(console, chosen.metric.name) as progress:
+        result = compare_algorithms(
+            chosen, names, seeds=seeds, rounds=rounds, settings=settings,
+            engine=engine, device=device, out=place, progress=progress,  # type: ignore[arg-type]
+        )  # fmt: skip
+    data = result.as_dict()
+    write_json(place / "comparison.json", data)
+    written = figures.save(figures.comparison(data), place / "curves")
+    if as_json:
+        typer.echo(json.dumps({**data, "directory": str(place)}))
+        return
+    console.print(tables.comparison(data))
+    for what, path in (("figure", written[0]), ("", written[1]), ("runs", place)):
+        console.print(f"{what:<7} {path}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def run(
+    task: Annotated[str, typer.Argument(help="A task of 'fedzmg list', or a spec file .toml.")],
+    algorithm: Annotated[
+        str | None, typer.Option(help="An algorithm of 'fedzmg list' [default: fedzmg].")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Fixes every random choice [default: 0].")] = None,
+    rounds: Rounds = None,
+    set_: Settings = None,
+    engine: Annotated[
+        str | None, typer.Option(help="auto (measured), sequential, vectorized or compiled.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Train one algorithm on one task, or what a spec file says."""
+    from fedzmg import tasks
+    from fedzmg.experiment.run import run_pack
+    from fedzmg.experiment.spec import RunSpec, parse_setting
+    from fedzmg.report.live import Display
+
+    spec = RunSpec.read(Path(task)) if task.endswith(".toml") else RunSpec(task=task)
+    given: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "protocol.rounds": rounds,
+                             "engine": engine, "device": device}  # fmt: skip
+    spec = spec.with_settings({k: v for k, v in given.items() if v is not None})
+    spec = spec.with_settings(dict(parse_setting(text) for text in set_ or []))
+    chosen = tasks.get(spec.task)
+    spec = spec.resolved(chosen)
+    name = f"{spec.task}-{spec.algorithm.replace(':', '-')}-seed-{spec.seed}"
+    place = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
+    console = Console(stderr=as_json)
+    with Display(console, chosen.metric.name) as progress:
+        [history] = run_pack(chosen, [spec], [place], progress=progress)
+    last = history.records[-1]
+    summary = {
+        "task": spec.task, "algorithm": spec.algorithm, "seed": spec.seed, "rounds": last.round,
+        "metric": chosen.metric.name, "final": last.metric, "loss": last.loss,
+        "diverged": history.diverged, "directory": str(place),
+    }  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    if history.diverged is not None:
+        console.print(f"diverged in round {history.diverged}: try a smaller client.lr")
+    console.print(
+        f"{chosen.metric.name} {last.metric:.4f}, loss {last.loss:.4f} after {last.round} rounds",
+        highlight=False,
+    )
+    console.print(f"run     {place}", highlight=False, soft_wrap=True)
+
+
+@app.command(name="list")
+def list_(as_json: Json = False) -> None:
+    """Show the algorithms and tasks there are, one line each."""
+    from fedzmg import algorithms, tasks
+    from fedzmg.report import tables
+
+    if as_json:
+        typer.echo(json.dumps(_catalogue()))
+        return
+    console = Console()
+    rows = [(n, e.summary, e.source) for n, e in algorithms.ALGORITHMS.items()]
+    console.print(tables.listing("Algorithms", ["name", "what it is", "source"], rows))
+    presets = [(n, e.summary) for n, e in tasks.TASKS.items()]
+    console.print(tables.listing("Tasks", ["name", "what it is"], presets))
+
+
+@app.command()
+def export(
+    run_directory: Annotated[Path, typer.Argument(help="A run directory.")],
+    to: Annotated[
+        Path | None, typer.Option(help="File to write [default: RUN/model.safetensors].")
+    ] = None,
+) -> None:
+    """Write a run's trained model as a plain state dict in safetensors."""
+    from fedzmg.experiment.export import export_model
+
+    path = export_model(run_directory, to)
+    typer.echo(str(path))
+
+
+def _settings_by_algorithm(texts: list[str], names: list[str]) -> dict[str, dict[str, Any]]:
+    """``fedavg.client.lr=0.1`` for one algorithm, ``client.lr=0.1`` for all of them."""
+    from fedzmg.experiment.spec import parse_setting
+
+    settings: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for text in texts:
+        key, value = parse_setting(text)
+        owner, _, rest = key.partition(".")
+        for name in [owner] if owner in settings and rest else names:
+            settings[name][rest if owner in settings and rest else key] = value
+    return settings
+
+
+def _catalogue() -> dict[str, Any]:
+    from fedzmg import algorithms, tasks
+
+    return {
+        "algorithms": {
+            name: {"summary": e.summary, "source": e.source, "down": e.down, "up": e.up,
+                   "options": e.algorithm.options()}
+            for name, e in algorithms.ALGORITHMS.items()
+        },
+        "tasks": {name: {"summary": e.summary} for name, e in tasks.TASKS.items()},
+    }  # fmt: skip
+
+
+def _digest(values: dict[str, Any]) -> str:
+    """A short name for settings, so that the same command finds its own directory again."""
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def main() -> None:
+    """Entry point: one line and exit code 2 for bad input, 130 for Ctrl-C."""
+    try:
+        app(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        typer.echo(error.format_message())
+        sys.exit(2)
+    except click.ClickException as error:
+        _fail(error.format_message())
+    except InputError as error:
+        _fail(str(error))
+    except KeyboardInterrupt as error:
+        done = getattr(error, "done", None)
+        kept = "" if done is None else f" after round {done} of {error.rounds}; nothing is lost,"  # type: ignore[attr-defined]
+        typer.echo(f"\nfedzmg: interrupted{kept} run the same command again to go on", err=True)
+        sys.exit(INTERRUPTED)
+
+
+def _fail(message: str) -> None:
+    typer.echo(f"fedzmg: error: {' '.join(message.split())}", err=True)
+    sys.exit(2)

@@ -1,0 +1,303 @@
+"""The whole contract between algorithms and engines, on one page.
+
+An algorithm is a *client rule* and a *server rule*. A rule is a frozen dataclass: its fields are
+its hyper-parameters, its methods are pure functions of trees. The same rule runs in a plain loop,
+mapped over hundreds of clients, compiled, or in a deployed client; it never sees data, devices,
+batches or other clients. Behaviour is added by wrapping a rule, never by subclassing one.
+
+Sign of a client's result, everywhere: ``delta = w_global - w_local``, a pseudo-gradient.
+"Nothing" is ``()``, never ``None``, so that every value maps over clients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
+
+from torch import Tensor
+
+from fedzmg.errors import InputError, unknown
+from fedzmg.tree import Tree
+
+Number: TypeAlias = float | Tensor
+"""A hyper-parameter that may differ between trials trained together; a 0-d tensor inside an engine,
+so it is used only arithmetically."""
+
+State: TypeAlias = Any
+"""Nested trees, tuples and tensors whose structure, shapes and dtypes never change."""
+
+Role = Literal["kernel", "recurrent_kernel", "embedding", "bias", "norm"]
+Looks = Literal["never", "start", "epochs"]
+Weights = Literal["examples", "uniform"]
+
+
+class ParamInfo(NamedTuple):
+    """What a rule may know about one parameter: what it is for and which of its axes are inputs."""
+
+    role: Role
+    input_axes: tuple[int, ...]
+
+
+Layout: TypeAlias = Mapping[str, ParamInfo]
+
+
+class Look(NamedTuple):
+    """A full pass over a client's own data, dropout off, made by the engine on request."""
+
+    loss: Tensor
+    grad: Tree
+
+
+class Given(NamedTuple):
+    """What one client knows before it trains; constant during the round."""
+
+    params: Tree
+    shared: State
+    memory: State
+    round: Tensor
+    num_examples: Tensor
+
+
+class Upload(NamedTuple):
+    """What one client sends back."""
+
+    delta: Tree
+    average: State = ()
+    total: State = ()
+
+
+class Cohort(NamedTuple):
+    """What the server learns from one round: uploads merged over the clients that count."""
+
+    delta: Tree
+    average: State
+    total: State
+    size: Tensor
+    population: Tensor
+    round: Tensor
+
+
+def number(
+    default: float | None,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+    doc: str,
+) -> Any:
+    """Declare a rule's numeric field with its range: ``low <= x <= high``, ``above < x < below``.
+
+    A default of ``None`` means that the term is absent by default, which is cheaper than a zero
+    and gives bit for bit the same result.
+    """
+    limits = {"low": low, "high": high, "above": above, "below": below}
+    return dataclasses.field(default=default, metadata={"number": limits, "doc": doc})
+
+
+def _range_text(limits: Mapping[str, float]) -> str:
+    signs = {"low": ">=", "above": ">", "high": "<=", "below": "<"}
+    parts = [f"{sign} {limits[k]:g}" for k, sign in signs.items() if math.isfinite(limits[k])]
+    return "a finite number" + (" " + " and ".join(parts) if parts else "")
+
+
+class Rule:
+    """What client and server rules share: checked numbers and a layout."""
+
+    def __post_init__(self) -> None:
+        """Refuse a number outside its range, naming field, value and range."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            limits = field.metadata.get("number")
+            value = getattr(self, field.name)
+            if limits is None or value is None or isinstance(value, Tensor):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise InputError(f"{field.name} = {value!r}: expected {_range_text(limits)}")
+            inside = limits["low"] <= value <= limits["high"]
+            inside = inside and limits["above"] < value < limits["below"] and math.isfinite(value)
+            if not inside:
+                raise InputError(f"{field.name} = {value!r}: expected {_range_text(limits)}")
+
+    def for_layout(self, layout: Layout) -> Self:
+        """This rule, knowing the roles and input axes of a model's parameters."""
+        del layout
+        return self
+
+
+class ClientRule(Rule, ABC):
+    """What a client does with its gradients. Only :meth:`step` is abstract."""
+
+    @property
+    def looks(self) -> Looks:
+        """Which full passes over its own data the client needs."""
+        return "never"
+
+    @property
+    def watches_epochs(self) -> bool:
+        """Whether :meth:`end_epoch` does anything."""
+        return False
+
+    def remember(self, params: Tree) -> State:
+        """The memory of a client that was never sampled before."""
+        del params
+        return ()
+
+    def begin(self, given: Given, look: Look | tuple[()]) -> State:
+        """The state of one local training; ``look`` is taken at ``given.params``, or ``()``."""
+        del given, look
+        return ()
+
+    @abstractmethod
+    def step(
+        self, given: Given, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
+        """One local step: the equations of the algorithm."""
+
+    def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
+        """After each local epoch; the second value says whether to go on."""
+        del loss
+        return scratch, True
+
+    def finish(
+        self, given: Given, params: Tree, scratch: State, steps: Tensor
+    ) -> tuple[Upload, State]:
+        """What is sent, and what the client remembers until it is sampled again."""
+        del scratch, steps
+        return Upload(given.params - params), given.memory
+
+
+class ServerRule(Rule, ABC):
+    """What the server does with the merged uploads of a round."""
+
+    def init(self, params: Tree) -> State:
+        """Server state before the first round."""
+        del params
+        return ()
+
+    def share(self, state: State) -> State:
+        """What travels to the clients besides the model."""
+        del state
+        return ()
+
+    @abstractmethod
+    def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
+        """The next global model and server state."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A client rule, a server rule, and how clients are weighted when uploads are averaged."""
+
+    name: str
+    client: ClientRule
+    server: ServerRule
+    weights: Weights = "examples"
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown weighting."""
+        if self.weights not in ("examples", "uniform"):
+            raise unknown("weights", str(self.weights), ["examples", "uniform"])
+
+    def for_layout(self, layout: Layout) -> Algorithm:
+        """Both rules, knowing a model's layout."""
+        return dataclasses.replace(
+            self, client=self.client.for_layout(layout), server=self.server.for_layout(layout)
+        )
+
+    def options(self) -> dict[str, Any]:
+        """Every settable field under its key, e.g. ``{"client.lr": 0.1, "weights": "examples"}``."""
+        found: dict[str, Any] = {"weights": self.weights}
+        for side in ("client", "server"):
+            for rule in _chain(getattr(self, side)):
+                for field in dataclasses.fields(rule):
+                    value = getattr(rule, field.name)
+                    if not isinstance(value, Rule) and not field.metadata.get("derived"):
+                        found.setdefault(f"{side}.{field.name}", value)
+        return found
+
+    def with_options(self, options: Mapping[str, Any]) -> Algorithm:
+        """A copy with some fields changed; keys are ``client.FIELD``, ``server.FIELD``, ``weights``.
+
+        A field of a wrapped rule is named as if it were the wrapper's own.
+
+        Raises:
+            InputError: for an unknown key (the nearest is suggested) or a value out of range.
+        """
+        known = self.options()
+        changed = self
+        for name, value in options.items():
+            if name not in known:
+                raise unknown(f"option of {self.name}", name, known)
+            side, _, field = name.rpartition(".")
+            try:
+                if not side:
+                    changed = dataclasses.replace(changed, weights=value)
+                else:
+                    rule = _replace_in_chain(getattr(changed, side), field, value)
+                    changed = dataclasses.replace(changed, **{side: rule})
+            except InputError as error:
+                raise InputError(f"{self.name}, {name}: {error}") from None
+        return changed
+
+
+R = TypeVar("R", bound=Rule)
+
+
+def inner_rules(rule: Rule) -> dict[str, Rule]:
+    """The rules that a wrapper holds, by field name."""
+    fields = dataclasses.fields(rule)  # type: ignore[arg-type]
+    values = {field.name: getattr(rule, field.name) for field in fields}
+    return {name: value for name, value in values.items() if isinstance(value, Rule)}
+
+
+def _chain(rule: Rule) -> list[Any]:
+    chain = [rule]
+    for inner in inner_rules(rule).values():
+        chain += _chain(inner)
+    return chain
+
+
+def _replace_in_chain(rule: Any, field: str, value: Any) -> Any:
+    if field in {f.name for f in dataclasses.fields(rule)}:
+        return dataclasses.replace(rule, **{field: value})
+    for name, inner in inner_rules(rule).items():
+        if any(field in {f.name for f in dataclasses.fields(r)} for r in _chain(inner)):
+            return dataclasses.replace(rule, **{name: _replace_in_chain(inner, field, value)})
+    raise AttributeError(field)
+
+
+def numbers(rule: Rule) -> dict[str, float]:
+    """The numeric fields of a rule and of the rules inside it, by path (``"inner.lr"``)."""
+    found = {
+        field.name: float(getattr(rule, field.name))
+        for field in dataclasses.fields(rule)  # type: ignore[arg-type]
+        if "number" in field.metadata and getattr(rule, field.name) is not None
+    }
+    for name, inner in inner_rules(rule).items():
+        found |= {f"{name}.{path}": value for path, value in numbers(inner).items()}
+    return found
+
+
+def bind(rule: R, values: Mapping[str, Tensor]) -> R:
+    """The same rule with its numbers exchanged for tensors, by the paths of :func:`numbers`."""
+    changes: dict[str, Any] = {path: v for path, v in values.items() if "." not in path}
+    for name, inner in inner_rules(rule).items():
+        prefix = f"{name}."
+        below = {p.removeprefix(prefix): v for p, v in values.items() if p.startswith(prefix)}
+        changes[name] = bind(inner, below)
+    return dataclasses.replace(rule, **changes)  # type: ignore[type-var]
+
+
+def structure(rule: R) -> R:
+    """The rule with every number set to a placeholder: equal for trials that can be packed."""
+    changes: dict[str, Any] = {name: structure(r) for name, r in inner_rules(rule).items()}
+    copy = dataclasses.replace(rule, **changes)  # type: ignore[type-var]
+    for path in numbers(rule):
+        if "." not in path:
+            # Zero may lie outside a field's range, which is checked for users, not for placeholders.
+            object.__setattr__(copy, path, 0.0)
+    return copy

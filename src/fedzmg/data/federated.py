@@ -1,0 +1,131 @@
+"""Examples of many clients as two columns and the offsets between clients."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedzmg.errors import InputError
+
+
+class Examples(NamedTuple):
+    """Inputs and targets, first axis examples."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        return len(self.x)
+
+
+def examples(x: Any, y: Any, *, what: str = "data") -> Examples:
+    """Check and wrap two arrays of equal length.
+
+    Raises:
+        InputError: for different lengths, no example, or values that are not finite.
+    """
+    tensors = Examples(_tensor(x, f"{what} inputs"), _tensor(y, f"{what} targets"))
+    if tensors.x.ndim == 0 or tensors.y.ndim == 0 or len(tensors.x) != len(tensors.y):
+        raise InputError(
+            f"{what} has inputs of shape {tuple(tensors.x.shape)} and targets of shape "
+            f"{tuple(tensors.y.shape)}: their first axes must be equally long"
+        )
+    if len(tensors.x) == 0:
+        raise InputError(f"{what} holds no example: give at least one")
+    return tensors
+
+
+def _tensor(values: Any, what: str) -> Tensor:
+    try:
+        tensor = torch.as_tensor(np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{what} cannot be read as an array: {error}") from None
+    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        place = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0])
+        raise InputError(f"{what} hold a value that is not finite in example {place}: remove it")
+    # Double precision inputs would silently drag a float32 model along.
+    return tensor.float() if tensor.dtype == torch.float64 else tensor
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """Training examples sorted by client; client ``i`` owns ``offsets[i]:offsets[i + 1]``."""
+
+    examples: Examples
+    offsets: npt.NDArray[np.int64]
+    names: tuple[str, ...]
+
+    @classmethod
+    def from_arrays(
+        cls, x: Any, y: Any, clients: Sequence[Any], names: Sequence[Any] | None = None
+    ) -> FederatedData:
+        """Group examples by a client id each.
+
+        Args:
+            x: inputs, one per example.
+            y: targets, one per example.
+            clients: the client id of every example, any sortable values.
+            names: all client ids, if their order or completeness matters.
+
+        Raises:
+            InputError: for different lengths, or a name in ``names`` that owns no example.
+        """
+        data = examples(x, y, what="training data")
+        ids = np.asarray(clients)
+        if ids.shape != (len(data),):
+            raise InputError(
+                f"client ids have shape {ids.shape} but there are {len(data)} examples: "
+                "give one id per example"
+            )
+        present, owner = np.unique(ids, return_inverse=True)
+        if names is not None:
+            wanted = [str(name) for name in names]
+            known = {str(name) for name in present}
+            missing = [name for name in wanted if name not in known]
+            if missing:
+                raise InputError(f"client {missing[0]!r} has no example: leave it out of names")
+            if len(set(wanted)) != len(wanted) or len(wanted) != len(present):
+                raise InputError("names must list every client id of the data exactly once")
+            place = {name: i for i, name in enumerate(wanted)}
+            owner = np.array([place[str(name)] for name in present])[owner]
+            labels = tuple(wanted)
+        else:
+            labels = tuple(str(name) for name in present)
+        order = torch.from_numpy(np.argsort(owner, kind="stable"))
+        counts = np.bincount(owner, minlength=len(labels))
+        return cls(
+            Examples(data.x[order], data.y[order]),
+            np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            labels,
+        )
+
+    def __len__(self) -> int:
+        """Number of clients."""
+        return len(self.names)
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Examples per client."""
+        return np.diff(self.offsets)
+
+    def to(self, device: torch.device) -> FederatedData:
+        """The same data on a device, as stored."""
+        x, y = self.examples
+        return replace(self, examples=Examples(x.to(device), y.to(device)))
+
+    def fingerprint(self) -> str:
+        """SHA-256 of contents, order and client borders: equal data, equal fingerprint."""
+        digest = hashlib.sha256()
+        for tensor in (*self.examples, torch.from_numpy(self.offsets)):
+            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update("\x1f".join(self.names).encode())
+        return digest.hexdigest()

@@ -1,0 +1,216 @@
+"""The fast engine: the four local functions mapped over clients, of one trial or of many.
+
+Clients are sorted by the length of their streams and leave for good when theirs ends, so the
+map only shrinks. The loop over steps stays outside of the map: one step is one mapped call, which
+can be compiled once per width.
+
+A width of one takes other kernels than a width of two or more and would change the last bits, so
+a lone client trains beside a copy of itself whose result is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedzmg.contract import Given, Look, State, bind
+from fedzmg.data.plan import Entry, Padded, full_pass, pad
+from fedzmg.engine import local
+from fedzmg.engine.local import Outcome, Work
+from fedzmg.engine.round import Broadcast, Chunk, Program
+from fedzmg.models.objective import Batch
+from fedzmg.tree import Tree, row, tree_map
+
+MIN_WIDTH = 2
+MAX_COMPILED_WIDTHS = 4
+
+MappedStep = Callable[..., Work]
+
+
+@dataclass(frozen=True)
+class Vectorized:
+    """Trains the clients of a round side by side.
+
+    Args:
+        program: what to train.
+        chunk: at most this many clients at once (None: all of the round).
+        compiled: compile the step with ``torch.compile``; widths then follow a short ladder.
+        backend: compiler backend.
+    """
+
+    program: Program
+    chunk: int | None = None
+    compiled: bool = False
+    backend: str = "inductor"
+    _steps: dict[bool, MappedStep] = field(default_factory=dict, repr=False, compare=False)
+
+    def train(self, entries: list[Entry], sent: Broadcast, memory: State) -> Iterator[Chunk]:
+        """One chunk of at most ``chunk`` clients at a time."""
+        size = self.chunk or max(len(entries), 1)
+        for first in range(0, len(entries), size):
+            part = list(range(first, min(first + size, len(entries))))
+            # Longest stream first; the sort is stable, so equal streams keep the cohort's order.
+            order = sorted(part, key=lambda i: -len(entries[i].stream))
+            rows = order if len(order) >= MIN_WIDTH else order * MIN_WIDTH
+            outcomes = self._train_sorted([entries[i] for i in rows], sent, row(memory, rows))
+            yield Chunk(order, list(range(len(order))), outcomes)
+
+    def _train_sorted(self, entries: list[Entry], sent: Broadcast, memory: State) -> Outcome:
+        program = self.program
+        trial = torch.tensor([e.trial for e in entries], device=program.device)
+        counts = torch.tensor([e.examples for e in entries], device=program.device)
+        own: Broadcast = tree_map(lambda leaf: leaf[trial], sent)
+        given = Given(own.params, own.shared, memory, own.round, counts)
+        numbers = dict(own.numbers)
+        look: Look | tuple[()] = ()
+        if program.rule.looks == "start":
+            look = self._look(entries, given.params)
+        work = self._map(lambda rule, g, seen: local.start(rule, g, seen), numbers, given, look)
+        work = self._run(entries, numbers, given, work)
+        out: Outcome = self._map(local.finish, numbers, given, work)
+        return out
+
+    def _run(
+        self, entries: list[Entry], numbers: dict[str, Tensor], given: Given, work: Work
+    ) -> Work:
+        padded = pad([e.stream for e in entries])
+        steps = int(padded.lengths.max(initial=0))
+        batches = _Batches(self.program, padded)
+        done: list[Work] = []
+        for t in range(steps):
+            alive = int((padded.lengths > t).sum())
+            width = self._width(alive, len(entries))
+            if width < len(work.steps):
+                done.append(row(work, slice(width, None)))
+                work, given, numbers = row((work, given, numbers), slice(width))
+            exact = alive == width and not self.program.rule.watches_epochs
+            active = None if exact else batches.active(t, width)
+            work = self._step(masked=not exact)(numbers, given, work, batches.at(t, width), active)
+            if self.program.rule.watches_epochs and padded.closes[:width, t].any():
+                work = self._close(entries[:width], numbers, work, batches.closes(t, width))
+        # Rows left in ascending order of width, so the pieces line up when read backwards.
+        return tree_map(lambda *parts: torch.cat(parts), work, *reversed(done)) if done else work
+
+    def _width(self, alive: int, total: int) -> int:
+        """How many rows to keep; compiled steps round up to a ladder of few widths."""
+        if not self.compiled:
+            return max(alive, MIN_WIDTH)
+        ladder = {max(MIN_WIDTH, -(-total // 2**k)) for k in range(MAX_COMPILED_WIDTHS)}
+        return min(w for w in ladder if w >= alive)
+
+    def _map(self, function: Callable[..., Any], numbers: dict[str, Tensor], *args: Any) -> Any:
+        """Map ``function(rule, *args)`` over clients, the rule bound to each client's numbers."""
+        with torch.no_grad():
+            return torch.vmap(lambda n, *a: function(bind(self.program.rule, n), *a))(
+                numbers, *args
+            )
+
+    def _step(self, *, masked: bool) -> MappedStep:
+        if masked not in self._steps:
+            if self.compiled:
+                self._steps[masked] = torch.compile(
+                    compiled_step(self.program, masked=masked),
+                    fullgraph=True,
+                    dynamic=False,
+                    backend=self.backend,
+                )
+            else:
+                self._steps[masked] = eager_step(self.program, masked=masked)
+        return self._steps[masked]
+
+    def _close(
+        self, entries: Sequence[Entry], numbers: dict[str, Tensor], work: Work, closes: Tensor
+    ) -> Work:
+        if self.program.rule.looks == "epochs":
+            seen = self._look(entries, work.params).loss
+            closed: Work = self._map(local.close_epoch, numbers, work, closes, seen)
+        else:
+            closed = self._map(
+                lambda rule, w, c: local.close_epoch(rule, w, c, None), numbers, work, closes
+            )
+        return closed
+
+    def _look(self, entries: Sequence[Entry], params: Tree) -> Look:
+        program = self.program
+        streams = [
+            full_pass(program.look_size, int(program.data.offsets[e.client]), e.examples)
+            for e in entries
+        ]
+        padded = pad(streams, per_example=True)
+        batches = _Batches(program, padded)
+        losses = torch.vmap(program.objective.look)
+        loss = torch.zeros(len(entries), dtype=program.dtype, device=program.device)
+        grad = params.zeros()
+        for t in range(padded.indices.shape[1]):
+            part, slope = local.eager_gradient(losses, params, batches.at(t, len(entries)))
+            loss, grad = loss + part, grad + slope
+        return Look(loss, grad)
+
+
+class _Batches:
+    """A padded plan on the device, one step at a time."""
+
+    def __init__(self, program: Program, padded: Padded) -> None:
+        self._program = program
+        device = program.device
+        self._indices = torch.from_numpy(padded.indices).to(device)
+        self._weights = torch.from_numpy(padded.weights).to(device, program.dtype)
+        self._closes = torch.from_numpy(padded.closes).to(device)
+        self._keys = torch.from_numpy(padded.keys).to(device)
+        self._lengths = torch.from_numpy(padded.lengths).to(device)
+
+    def at(self, t: int, width: int) -> Batch:
+        x, y = self._program.batch_inputs(self._indices[:width, t])
+        keyed = self._program.objective.model.has_dropout
+        key = self._keys[:width, t].contiguous() if keyed else ()
+        return Batch(x, y, self._weights[:width, t], key)
+
+    def active(self, t: int, width: int) -> Tensor:
+        return self._lengths[:width] > t
+
+    def closes(self, t: int, width: int) -> Tensor:
+        return self._closes[:width, t] & (self._lengths[:width] > t)
+
+
+def _mapped_rule(program: Program, *, masked: bool) -> Callable[..., Work]:
+    def one(
+        numbers: dict[str, Tensor], given: Given, work: Work, loss: Tensor, grad: Tree, active: Any
+    ) -> Work:
+        mask = active if masked else None
+        return local.step(bind(program.rule, numbers), given, work, loss, grad, mask)
+
+    return torch.vmap(one, in_dims=(0, 0, 0, 0, 0, 0 if masked else None))
+
+
+def eager_step(program: Program, *, masked: bool) -> MappedStep:
+    """A mapped step whose gradient is one ordinary backward pass over all clients."""
+    losses = torch.vmap(program.objective.train)
+    advance = _mapped_rule(program, masked=masked)
+
+    def mapped(numbers: Any, given: Given, work: Work, batch: Batch, active: Tensor | None) -> Work:
+        loss, grad = local.eager_gradient(losses, work.params, batch)
+        with torch.no_grad():
+            return advance(numbers, given, work, loss, grad, active)
+
+    return mapped
+
+
+def compiled_step(program: Program, *, masked: bool) -> MappedStep:
+    """The same step in a form that traces as one graph: ``torch.func.grad`` inside the map."""
+
+    def one(numbers: Any, given: Given, work: Work, batch: Batch, active: Any) -> Work:
+        def loss_of(tensors: dict[str, Tensor]) -> Tensor:
+            return program.objective.train(Tree(tensors), batch)
+
+        grad, loss = torch.func.grad_and_value(loss_of)(dict(work.params.items()))
+        mask = active if masked else None
+        return local.step(bind(program.rule, numbers), given, work, loss, Tree(grad), mask)
+
+    return torch.vmap(one, in_dims=(0, 0, 0, 0, 0 if masked else None))
+
+

@@ -1,0 +1,143 @@
+"""Compare algorithms on paired seeds: curves, scores, a paired test against the first one."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedzmg.experiment import scores
+from fedzmg.experiment.run import Progress, run_pack
+from fedzmg.experiment.significance import PairedTest, paired_t
+from fedzmg.experiment.spec import RunSpec
+from fedzmg.simulation import History
+from fedzmg.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm's line in the table of a comparison."""
+
+    algorithm: str
+    final: list[float]
+    """Final metric of every seed; 0 for a run that diverged."""
+    mean: float
+    sd: float | None
+    rounds_to_threshold: int | None
+    """Training rounds until the mean curve's rolling average reaches the threshold."""
+    test: PairedTest | None
+    """Paired test of the reference minus this algorithm; None for the reference itself."""
+    bytes_down: int
+    """Per run, all rounds and clients."""
+    bytes_up: int
+    dropped: int
+    diverged: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Histories by algorithm, in the order asked for; the first algorithm is the reference."""
+
+    task: Task
+    histories: dict[str, list[History]]
+
+    @property
+    def threshold(self) -> float:
+        """The metric to be reached."""
+        return next(iter(self.histories.values()))[0].task.protocol.threshold
+
+    def rows(self) -> list[Row]:
+        """The table, reference first."""
+        finals = {name: [final(h) for h in runs] for name, runs in self.histories.items()}
+        reference = next(iter(finals.values()))
+        out = []
+        for name, runs in self.histories.items():
+            values = finals[name]
+            paired = values is not reference and len(values) > 1
+            out.append(
+                Row(
+                    algorithm=name,
+                    final=values,
+                    mean=statistics.fmean(values),
+                    sd=statistics.stdev(values) if len(values) > 1 else None,
+                    rounds_to_threshold=self._arrival(runs),
+                    test=paired_t(reference, values) if paired else None,
+                    bytes_down=sum(r.bytes_down for r in runs[0].records),
+                    bytes_up=sum(r.bytes_up for r in runs[0].records),
+                    dropped=sum(r.dropped for h in runs for r in h.records),
+                    diverged=sum(h.diverged is not None for h in runs),
+                )
+            )
+        return out
+
+    def _arrival(self, runs: list[History]) -> int | None:
+        metric = self.task.metric
+        curve = scores.mean_curve([h.metrics for h in runs])
+        indices = [r - 1 for r in runs[0].rounds]
+        arrived = scores.rounds_to_threshold(
+            indices, curve, self.threshold, higher_is_better=metric.higher_is_better
+        )
+        return None if arrived is None else arrived + 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything a program or a report would read; a diverged run's curve ends in null."""
+        return {
+            "task": self.task.name,
+            "metric": self.task.metric.name,
+            "threshold": self.threshold,
+            "reference": next(iter(self.histories)),
+            "seeds": [h.trial.seed for h in next(iter(self.histories.values()))],
+            "algorithms": [asdict(row) for row in self.rows()],
+            "curves": {
+                name: {"rounds": runs[0].rounds, "runs": [_until_diverged(h) for h in runs]}
+                for name, runs in self.histories.items()
+            },
+        }
+
+
+def _until_diverged(history: History) -> list[float | None]:
+    end = history.diverged or history.records[-1].round + 1
+    return [
+        value if round_ < end else None
+        for round_, value in zip(history.rounds, history.metrics, strict=True)
+    ]
+
+
+def final(history: History) -> float:
+    """Mean metric over the last tenth of a run; 0 if it diverged (for a metric to maximise)."""
+    if history.diverged is not None:
+        return 0.0 if history.task.metric.higher_is_better else float("inf")
+    total = history.records[-1].round
+    indices = [r - 1 for r in history.rounds]
+    return scores.final_score(indices, history.metrics, total=total)
+
+
+def compare_specs(
+    task: Task,
+    specs: Sequence[RunSpec],
+    seeds: Sequence[int],
+    out: Path | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Run every specification under every seed; the seeds of one specification train together.
+
+    Args:
+        task: the task that all specifications name.
+        specs: one per algorithm; the first is the reference of the paired tests.
+        seeds: every seed fixes initial weights, cohorts, batches and dropout for all algorithms.
+        out: a directory for run directories, ``ALGORITHM/seed-SEED`` each.
+        progress: what shows the user how far the work is.
+    """
+    histories = {}
+    for spec in specs:
+        runs = [spec.model_copy(update={"seed": seed}) for seed in seeds]
+        places = None if out is None else [run_place(out, spec.algorithm, seed) for seed in seeds]
+        histories[spec.algorithm] = run_pack(task, runs, places, progress=progress)
+    return Comparison(task, histories)
+
+
+def run_place(out: Path, algorithm: str, seed: int) -> Path:
+    """The run directory of one algorithm and seed; a colon is no file name everywhere."""
+    return out / algorithm.replace(":", "-") / f"seed-{seed}"

@@ -1,0 +1,71 @@
+"""The circumstances of a run: a number without its manifest does not enter a report."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedzmg.experiment.store import FORMAT
+from fedzmg.simulation import Simulation
+
+
+def describe(simulation: Simulation) -> dict[str, Any]:
+    """Versions, machine, data and execution path, with everything that shares a pack."""
+    device = simulation.device
+    return {
+        "format": FORMAT,
+        "fedzmg": version(),
+        **_commit(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": device.type,
+        "device_name": (
+            torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+        ),
+        "threads": torch.get_num_threads(),
+        "dtype": str(simulation.dtype).removeprefix("torch."),
+        "engine": simulation.choice.path,
+        "engine_reason": simulation.choice.reason,
+        "pack": [f"{t.algorithm.name}/seed-{t.seed}" for t in simulation.trials],
+        "clients": len(simulation.task.train),
+        "examples": len(simulation.task.train.examples),
+        "data_sha256": simulation.task.train.fingerprint(),
+    }
+
+
+def version() -> str:
+    """The installed version of this package."""
+    return metadata.version("fedzmg")
+
+
+def _commit() -> dict[str, Any]:
+    """Commit of the source tree, if the package runs from one."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(here), *arguments],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip()
+
+    # A checkout that merely contains the environment says nothing about this package.
+    if git("ls-files", "--error-unmatch", __file__) is None:
+        return {"commit": None, "dirty": None}
+    return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}

@@ -1,0 +1,223 @@
+"""Run trials of equal structure, each in its own run directory, and go on where they stopped."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from fedzmg.engine.choose import EngineChoice
+from fedzmg.errors import InputError
+from fedzmg.experiment import manifest
+from fedzmg.experiment.spec import DTYPES, RunSpec
+from fedzmg.experiment.store import RunDirectory
+from fedzmg.simulation import (
+    Checkpoint,
+    History,
+    Record,
+    RoundReport,
+    Simulation,
+    resolve_device,
+)
+from fedzmg.tasks.task import Task
+
+CHECKPOINT_SECONDS = 10.0
+
+
+class Progress(Protocol):
+    """Shows a user how far the work is."""
+
+    def begin(self, label: str, rounds: int, done: int) -> None:
+        """A pack starts, or goes on after ``done`` rounds."""
+        ...
+
+    def advance(self, report: RoundReport) -> None:
+        """A round is finished."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Something the user should know."""
+        ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def begin(self, label: str, rounds: int, done: int) -> None:
+        """Nothing."""
+
+    def advance(self, report: RoundReport) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, after everything finished so far was kept."""
+
+    def __init__(self, done: int, rounds: int) -> None:
+        super().__init__()
+        self.done, self.rounds = done, rounds
+
+
+class _Job(NamedTuple):
+    spec: RunSpec
+    directory: RunDirectory | None
+    checkpoint: Checkpoint | None
+    records: list[Record]
+    engine: str
+
+
+def run_pack(
+    task: Task,
+    specs: Sequence[RunSpec],
+    places: Sequence[Path] | None = None,
+    *,
+    progress: Progress | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> list[History]:
+    """Train runs that differ only in numbers and seeds; one history each, in the given order.
+
+    Args:
+        task: the task that all specifications name.
+        specs: what to run.
+        places: a run directory each; one that exists already is continued or, if complete, read.
+        progress: what shows the user how far the work is.
+        checkpoint_seconds: how often to write checkpoints.
+
+    Raises:
+        InputError: for a directory that holds another run or cannot be written.
+        Interrupted: on Ctrl-C, with everything finished kept.
+    """
+    progress = progress or Silent()
+    fitted = replace(task, protocol=specs[0].build_protocol(task))
+    rounds = fitted.protocol.rounds
+    jobs = [
+        _open(fitted, spec.resolved(task), None if places is None else RunDirectory(places[i]))
+        for i, spec in enumerate(specs)
+    ]
+    histories: list[History | None] = [None] * len(jobs)
+    groups: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for i, job in enumerate(jobs):
+        done = 0 if job.checkpoint is None else job.checkpoint.round
+        if job.checkpoint is not None and done >= rounds:
+            trial = job.spec.trial(fitted)
+            histories[i] = History(
+                fitted, trial, tuple(job.records), job.checkpoint.params()
+            )
+        else:
+            # A crash between two checkpoints leaves runs of a pack at different rounds. Packing
+            # does not move a bit, so they simply go on in separate packs.
+            groups[done, job.engine].append(i)
+    label = specs[0].algorithm
+    if not groups:
+        progress.begin(label, rounds, rounds)
+    for (done, engine), members in sorted(groups.items()):
+        progress.begin(label, rounds, done)
+        pack = [jobs[i] for i in members]
+        found = _train(fitted, pack, engine, progress, checkpoint_seconds)
+        for i, history in zip(members, found, strict=True):
+            histories[i] = history
+    return [h for h in histories if h is not None]
+
+
+def _open(task: Task, spec: RunSpec, directory: RunDirectory | None) -> _Job:
+    """Read what a run directory holds, if it holds this run."""
+    if directory is None or not directory.exists:
+        return _Job(spec, directory, None, [], spec.engine)
+    kept = directory.spec()
+    if kept != spec:
+        raise InputError(
+            f"{directory.path} holds another run ({_difference(kept, spec)}): choose another place "
+            "with --out"
+        )
+    facts = directory.manifest()
+    if facts["data_sha256"] != task.train.fingerprint():
+        raise InputError(
+            f"{directory.path} was trained on other data than {task.name!r} holds now: choose "
+            "another place with --out"
+        )
+    checkpoint = directory.checkpoint()
+    done = 0 if checkpoint is None else checkpoint.round
+    return _Job(spec, directory, checkpoint, directory.records(until=done), facts["engine"])
+
+
+def _difference(kept: RunSpec, asked: RunSpec) -> str:
+    """The first setting in which two specifications differ, for a message."""
+
+    def flat(spec: RunSpec) -> dict[str, object]:
+        values: dict[str, object] = {}
+        for key, value in spec.model_dump().items():
+            inner = value.items() if isinstance(value, dict) else [("", value)]
+            values |= {f"{key}.{name}".rstrip("."): v for name, v in inner}
+        return values
+
+    there, here = flat(kept), flat(asked)
+    key = next(k for k in [*here, *there] if there.get(k) != here.get(k))
+    return f"{key} is {there.get(key)!r} there and {here.get(key)!r} here"
+
+
+def _train(
+    task: Task, jobs: list[_Job], engine: str, progress: Progress, checkpoint_seconds: float
+) -> list[History]:
+    first = jobs[0]
+    resumed = [job.checkpoint for job in jobs if job.checkpoint is not None]
+    started = first.directory is not None and first.directory.exists
+    simulation = Simulation(
+        task,
+        [job.spec.trial(task) for job in jobs],
+        rounds=task.protocol.rounds,
+        device=resolve_device(first.spec.device),
+        dtype=DTYPES[first.spec.dtype],
+        engine=EngineChoice(engine, "as before") if started else engine,  # type: ignore[arg-type]
+        restored=resumed or None,
+    )
+    for job in jobs:
+        if job.directory is not None:
+            if job.directory.exists:
+                _warn_if_moved(job.directory, simulation, progress)
+            else:
+                job.directory.create(job.spec, manifest.describe(simulation))
+    records = [list(job.records) for job in jobs]
+    saved = time.monotonic()
+    try:
+        while simulation.round < simulation.rounds:
+            report = simulation.run_round()
+            for job, kept, record in zip(jobs, records, report.records, strict=True):
+                kept.append(record)
+                if job.directory is not None:
+                    job.directory.append(record)
+            progress.advance(report)
+            if time.monotonic() - saved > checkpoint_seconds:
+                _save(jobs, simulation)
+                saved = time.monotonic()
+    except KeyboardInterrupt:
+        # A round is a pure step from one snapshot to the next: between them nothing is half done.
+        if simulation.round:
+            _save(jobs, simulation)
+        raise Interrupted(simulation.round, simulation.rounds) from None
+    _save(jobs, simulation)
+    return simulation.histories(records)
+
+
+def _save(jobs: list[_Job], simulation: Simulation) -> None:
+    for i, job in enumerate(jobs):
+        if job.directory is not None:
+            job.directory.save(simulation.checkpoint(i))
+
+
+def _warn_if_moved(directory: RunDirectory, simulation: Simulation, progress: Progress) -> None:
+    """Say when a run goes on under circumstances that move its last bits."""
+    then, now = directory.manifest(), manifest.describe(simulation)
+    for fact in ("torch", "device", "threads", "platform"):
+        if then[fact] != now[fact]:
+            progress.say(
+                f"{directory.path} began with {fact} {then[fact]} and goes on with {now[fact]}: "
+                "the last bits may differ from an uninterrupted run"
+            )
+
+

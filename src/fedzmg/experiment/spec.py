@@ -1,0 +1,157 @@
+"""What a user writes: the specification of a run, as TOML or as command-line options."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+import torch
+
+from fedzmg import algorithms
+from fedzmg.contract import Algorithm
+from fedzmg.errors import InputError, unknown
+from fedzmg.simulation import Trial
+from fedzmg.tasks.task import Protocol, Task
+
+Value = bool | int | float | str
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class RunSpec(pydantic.BaseModel):
+    """One run: a task, an algorithm with its hyper-parameters, a seed and how it is executed."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    task: str
+    algorithm: str = "fedzmg"
+    seed: int = 0
+    engine: Literal["auto", "sequential", "vectorized", "compiled"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["float32", "float64"] = "float32"
+    weights: Literal["examples", "uniform"] | None = None
+    protocol: dict[str, Value] = {}
+    """Fields of the task's protocol: rounds, cohort, batch_size, epochs, ..."""
+    client: dict[str, Value] = {}
+    """Fields of the client rule: lr, momentum, decay, ..."""
+    server: dict[str, Value] = {}
+    """Fields of the server rule: lr, ..."""
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> RunSpec:
+        """Validate a mapping; the first thing wrong becomes one line.
+
+        Raises:
+            InputError: for an unknown key (nearest suggested), a missing one or a wrong type.
+        """
+        try:
+            return cls.model_validate(dict(values))
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"][:2])
+            if first["type"] == "extra_forbidden":
+                raise unknown("key", place, cls.model_fields) from None
+            given = first.get("input")
+            raise InputError(f"{place} = {given!r}: {first['msg'].lower()}") from None
+
+    @classmethod
+    def read(cls, path: Path) -> RunSpec:
+        """Read a TOML file.
+
+        Raises:
+            InputError: if it cannot be read or is not a valid specification.
+        """
+        try:
+            values = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} is not valid TOML: {error}") from None
+        try:
+            return cls.parse(values)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+    def with_settings(self, settings: Mapping[str, Value]) -> RunSpec:
+        """A copy with ``key=value`` settings; keys as in the TOML file, ``client.lr`` for tables."""
+        values = self.model_dump()
+        for key, value in settings.items():
+            table, _, name = key.rpartition(".")
+            if table in ("client", "server", "protocol"):
+                values[table][name] = value
+            elif table:
+                raise unknown("key", key, self._known_keys())
+            else:
+                values[name] = value
+        return RunSpec.parse(values)
+
+    def _known_keys(self) -> list[str]:
+        own = [k for k in RunSpec.model_fields if k not in ("client", "server", "protocol")]
+        protocol = [f"protocol.{name}" for name in Protocol.__dataclass_fields__]
+        return own + protocol + sorted(algorithms.get(self.algorithm).options())
+
+    def build_algorithm(self, task: Task) -> Algorithm:
+        """The algorithm with this task's recommended hyper-parameters, then the user's own."""
+        options: dict[str, Any] = dict(task.options.get(self.algorithm, {}))
+        options |= {f"client.{k}": v for k, v in self.client.items()}
+        options |= {f"server.{k}": v for k, v in self.server.items()}
+        if self.weights is not None:
+            options["weights"] = self.weights
+        return algorithms.get(self.algorithm).with_options(options)
+
+    def build_protocol(self, task: Task) -> Protocol:
+        """The task's protocol with the user's changes."""
+        return task.protocol.with_options(self.protocol)
+
+    def resolved(self, task: Task) -> RunSpec:
+        """With every default written out, so that a run directory stands for itself."""
+        algorithm = self.build_algorithm(task)
+        sides: dict[str, dict[str, Value]] = {"client": {}, "server": {}}
+        for key, value in algorithm.options().items():
+            side, _, name = key.rpartition(".")
+            if side and value is not None:
+                sides[side][name] = value
+        protocol = vars(self.build_protocol(task))
+        return self.model_copy(
+            update={**sides, "weights": algorithm.weights, "protocol": dict(protocol)}
+        )
+
+    def trial(self, task: Task) -> Trial:
+        """The trial this specification describes."""
+        return Trial(self.build_algorithm(task), self.seed)
+
+    def to_toml(self) -> str:
+        """As a TOML document that :meth:`read` reads back."""
+        values = self.model_dump(exclude_none=True)
+        tables = {k: v for k, v in values.items() if isinstance(v, dict)}
+        lines = [f"{k} = {_literal(v)}" for k, v in values.items() if k not in tables]
+        for name, table in tables.items():
+            if table:
+                lines += ["", f"[{name}]", *(f"{k} = {_literal(v)}" for k, v in table.items())]
+        return "\n".join(lines) + "\n"
+
+
+def _literal(value: Value) -> str:
+    # JSON's strings, booleans and numbers are TOML's too.
+    return json.dumps(value)
+
+
+def parse_setting(text: str) -> tuple[str, Value]:
+    """``key=value`` from the command line; the value is read as TOML, else taken as a string.
+
+    >>> parse_setting("client.lr=0.03"), parse_setting("weights=uniform")
+    (('client.lr', 0.03), ('weights', 'uniform'))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set {text!r}: expected KEY=VALUE, for example client.lr=0.03")
+    try:
+        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    if not isinstance(parsed, bool | int | float | str):
+        raise InputError(f"--set {text!r}: expected a number, true, false or a word")
+    return key.strip(), parsed

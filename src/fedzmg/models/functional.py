@@ -1,0 +1,114 @@
+"""A module as a pure function of its parameters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedzmg.contract import Layout
+from fedzmg.errors import InputError
+from fedzmg.models.dropout import KeyedDropout
+from fedzmg.models.layout import layout_of
+from fedzmg.tree import Tree
+
+
+class FunctionalModel:
+    """``model(params, x)``: what engines, evaluation and deployed clients call.
+
+    The module given is copied and never changed. Trainable parameters enter as a tree, parameters
+    with ``requires_grad=False`` stay constant, ``nn.Dropout`` is exchanged for keyed dropout.
+
+    Raises:
+        InputError: for buffers (batch normalisation), recurrent layers that fuse what must be
+            mapped over clients, parameters of unknown layout, or nothing to train.
+    """
+
+    def __init__(
+        self, module: nn.Module, axes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
+        _refuse_buffers(module)
+        _refuse_fused(module)
+        self.source = copy.deepcopy(module)
+        self.module = copy.deepcopy(module)
+        self.layout: Layout = layout_of(self.module, axes)
+        if not self.layout:
+            raise InputError("the model has no trainable parameter: set requires_grad on some")
+        self.dropout_keys = _exchange_dropout(self.module)
+        self._training = copy.deepcopy(self.module).train()
+        self._evaluating = copy.deepcopy(self.module).eval()
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether training needs a key for every step."""
+        return bool(self.dropout_keys)
+
+    def params(self) -> Tree:
+        """The module's own trainable parameters."""
+        named = dict(self.module.named_parameters())
+        return Tree({name: named[name].detach().clone() for name in self.layout})
+
+    def train(self, params: Tree, x: Tensor, key: Tensor | tuple[()] = ()) -> Tensor:
+        """Outputs with dropout on; ``key`` is the step's dropout key."""
+        inputs: dict[str, Tensor] = dict(params.items())
+        if isinstance(key, Tensor):
+            inputs |= dict.fromkeys(self.dropout_keys, key)
+        out: Tensor = functional_call(self._training, inputs, (x,))
+        return out
+
+    def evaluate(self, params: Tree, x: Tensor) -> Tensor:
+        """Outputs with dropout off."""
+        out: Tensor = functional_call(self._evaluating, dict(params.items()), (x,))
+        return out
+
+    def to(self, *args: object) -> FunctionalModel:
+        """A copy whose constant parameters and keys live on another device or dtype."""
+        moved = copy.copy(self)
+        moved.module = copy.deepcopy(self.module).to(*args)  # type: ignore[arg-type]
+        moved._training = copy.deepcopy(moved.module).train()
+        moved._evaluating = copy.deepcopy(moved.module).eval()
+        return moved
+
+
+def _refuse_buffers(module: nn.Module) -> None:
+    for prefix, child in module.named_modules():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            raise InputError(
+                f"layer {prefix or 'model'!r} is a {type(child).__name__}, whose running statistics "
+                "average badly over clients: use nn.GroupNorm instead"
+            )
+        own = [name for name, _ in child.named_buffers(recurse=False)]
+        if own:
+            raise InputError(
+                f"layer {prefix or 'model'!r} ({type(child).__name__}) has the buffer {own[0]!r}; "
+                "buffers are not trained or averaged: make it a constant or a parameter"
+            )
+
+
+def _refuse_fused(module: nn.Module) -> None:
+    for prefix, child in module.named_modules():
+        if isinstance(child, nn.RNNBase):
+            remedy = "fedzmg.models.GRU" if isinstance(child, nn.GRU) else "cells (nn.LSTMCell)"
+            raise InputError(
+                f"layer {prefix or 'model'!r} is a fused {type(child).__name__}, which cannot be "
+                f"mapped over clients: use {remedy} instead"
+            )
+
+
+def _exchange_dropout(module: nn.Module) -> tuple[str, ...]:
+    """Put keyed dropout in place of every ``nn.Dropout``; the names of the keys."""
+    names: list[str] = []
+    for prefix, parent in list(module.named_modules()):
+        for child_name, child in list(parent.named_children()):
+            name = f"{prefix}.{child_name}" if prefix else child_name
+            if isinstance(child, nn.Dropout):
+                setattr(parent, child_name, KeyedDropout(child.p, layer=len(names)))
+                names.append(f"{name}.key")
+            elif isinstance(child, nn.modules.dropout._DropoutNd):
+                raise InputError(
+                    f"layer {name!r} is a {type(child).__name__}, which has no addressed version: "
+                    "use nn.Dropout"
+                )
+    return tuple(names)

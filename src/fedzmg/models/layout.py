@@ -1,0 +1,146 @@
+"""Which axes of a parameter are the inputs of its layer, decided by the type of the module.
+
+The zero-mean projection averages over a layer's inputs. That is not a function of a tensor's
+rank: a linear kernel is ``(out, in)``, an embedding ``(vocabulary, dim)`` has its inputs first, a
+transposed convolution swaps its first two axes, and a bias is never projected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from torch import nn
+
+from fedzmg.contract import Layout, ParamInfo
+from fedzmg.errors import InputError
+from fedzmg.models.recurrent import GRU
+
+AxisRule: TypeAlias = Callable[[nn.Module, str, int], ParamInfo | None]
+"""(module, its parameter's own name, rank) -> role and input axes; None if it cannot be said."""
+
+_BIAS = ParamInfo("bias", ())
+_NORM = ParamInfo("norm", ())
+
+
+def _all_but_first(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
+    del module
+    if name.startswith("bias"):
+        return _BIAS
+    return ParamInfo("kernel", tuple(range(1, rank)))
+
+
+def _transposed(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
+    if name == "bias":
+        return _BIAS
+    # With groups the inputs of one output unit are a block of axis 0, which no axis tuple can say.
+    if getattr(module, "groups", 1) != 1:
+        return None
+    return ParamInfo("kernel", (0, *range(2, rank)))
+
+
+def _recurrent(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
+    del module, rank
+    if name.startswith("bias"):
+        return _BIAS
+    return ParamInfo("recurrent_kernel" if name.startswith("weight_hh") else "kernel", (1,))
+
+
+def _embedding(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
+    del module, name, rank
+    return ParamInfo("embedding", (0,))
+
+
+def _attention(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
+    del module
+    if name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
+        return ParamInfo("kernel", (1,))
+    # bias_k and bias_v are rank 3 yet biases.
+    return _BIAS if "bias" in name else _all_but_first(nn.Module(), name, rank)
+
+
+def _norm(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
+    del module, name, rank
+    return _NORM
+
+
+INPUT_AXES: dict[type[nn.Module], AxisRule] = {
+    nn.Linear: _all_but_first,
+    nn.Bilinear: _all_but_first,
+    nn.Conv1d: _all_but_first,
+    nn.Conv2d: _all_but_first,
+    nn.Conv3d: _all_but_first,
+    nn.ConvTranspose1d: _transposed,
+    nn.ConvTranspose2d: _transposed,
+    nn.ConvTranspose3d: _transposed,
+    nn.RNNBase: _recurrent,
+    nn.RNNCellBase: _recurrent,
+    GRU: _recurrent,
+    nn.Embedding: _embedding,
+    nn.EmbeddingBag: _embedding,
+    nn.MultiheadAttention: _attention,
+    nn.LayerNorm: _norm,
+    nn.RMSNorm: _norm,
+    nn.GroupNorm: _norm,
+    nn.PReLU: _norm,
+}
+"""Module type (subclasses included) to the rule for its own parameters."""
+
+
+def layout_of(model: nn.Module, axes: Mapping[str, tuple[int, ...]] | None = None) -> Layout:
+    """Role and input axes of every trainable parameter of a model.
+
+    Args:
+        model: any module; parameters with ``requires_grad=False`` are left out.
+        axes: input axes for parameters of your own modules, by full parameter name; ``()`` means
+            that the parameter is not projected.
+
+    Raises:
+        InputError: for a parameter of an unknown module type, a weight tied between layers whose
+            input axes differ, or an unknown name or axis in ``axes``.
+    """
+    named = dict(axes or {})
+    layout: dict[str, ParamInfo] = {}
+    first_name: dict[int, str] = {}
+    for prefix, module in model.named_modules():
+        for own_name, parameter in module.named_parameters(recurse=False):
+            name = f"{prefix}.{own_name}" if prefix else own_name
+            if not parameter.requires_grad:
+                continue
+            info = _given(named, name, parameter.ndim) or _by_type(module, name, own_name, parameter.ndim)
+            shared = first_name.setdefault(id(parameter), name)
+            if shared in layout and shared in (axes or {}):
+                continue  # the user has said which axes a tied weight has
+            if shared in layout and layout[shared].input_axes != info.input_axes:
+                raise InputError(
+                    f"parameter {name!r} is tied to {shared!r}, which has other input axes: "
+                    f"name them with axes={{{shared!r}: (...)}}"
+                )
+            layout.setdefault(shared, info)
+    if named:
+        raise InputError(
+            f"axes names {sorted(named)[0]!r}, which is no trainable parameter of the model "
+            f"(it has {', '.join(layout)})"
+        )
+    return layout
+
+
+def _given(named: dict[str, tuple[int, ...]], name: str, rank: int) -> ParamInfo | None:
+    if name not in named:
+        return None
+    axes = tuple(named.pop(name))
+    if any(not isinstance(a, int) or not 0 <= a < rank for a in axes) or len(set(axes)) != len(axes):
+        raise InputError(f"axes[{name!r}] = {axes}: expected different axes from 0 to {rank - 1}")
+    return ParamInfo("kernel" if axes else "bias", axes)
+
+
+def _by_type(module: nn.Module, name: str, own_name: str, rank: int) -> ParamInfo:
+    for kind in type(module).__mro__:
+        if kind in INPUT_AXES:
+            info = INPUT_AXES[kind](module, own_name, rank)
+            if info is not None:
+                return info
+    raise InputError(
+        f"parameter {name!r} belongs to a {type(module).__name__}, whose input axes are unknown: "
+        f"name them with axes={{{name!r}: (...)}}, or () to leave it unprojected"
+    )

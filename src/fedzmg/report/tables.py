@@ -1,0 +1,84 @@
+"""Tables for people: a comparison, the algorithms, the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+
+def bytes_text(count: int) -> str:
+    """Bytes with a binary unit.
+
+    >>> bytes_text(6760184), bytes_text(512)
+    ('6.4 MiB', '512 B')
+    """
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def metric_text(value: float, metric: str) -> str:
+    """An accuracy in percent, any other metric with four digits."""
+    return f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.4g}"
+
+
+def comparison(data: Mapping[str, Any]) -> Table:
+    """Final metric, speed, significance and traffic of a ``comparison.json``; reference first."""
+    metric, rows = data["metric"], data["algorithms"]
+    goal = metric_text(data["threshold"], metric).replace(".00", "")
+    table = Table(
+        caption=f"final: mean ± sd over {len(data['seeds'])} paired seeds, last tenth of the rounds; "
+        f"difference, p, d_z: paired t-test of {data['reference']} minus this one; "
+        "down, up: bytes of one run, all clients",
+        caption_justify="left",
+    )
+    table.add_column("algorithm")
+    for head in (f"final {metric}", f"rounds to {goal}", "difference", "p", "d_z", "down", "up"):
+        table.add_column(head, justify="right")
+    troubled = any(row["dropped"] or row["diverged"] for row in rows)
+    if troubled:
+        table.add_column("dropped / diverged", justify="right")
+    for row in rows:
+        arrived = row["rounds_to_threshold"]
+        cells = [
+            row["algorithm"],
+            _mean_and_spread(row["mean"], row["sd"], metric),
+            "never" if arrived is None else str(arrived),
+            *_test_cells(row["test"], metric),
+            bytes_text(row["bytes_down"]),
+            bytes_text(row["bytes_up"]),
+        ]
+        table.add_row(*cells, *([f"{row['dropped']} / {row['diverged']}"] if troubled else []))
+    return table
+
+
+def _mean_and_spread(mean: float, sd: float | None, metric: str) -> str:
+    if sd is None:
+        return metric_text(mean, metric)
+    return f"{metric_text(mean, metric).removesuffix(' %')} ± {metric_text(sd, metric)}"
+
+
+def _test_cells(test: Mapping[str, Any] | None, metric: str) -> list[str]:
+    if test is None:
+        return ["", "", ""]
+    difference = test["mean_difference"]
+    return [
+        ("+" if difference >= 0 else "") + metric_text(difference, metric),
+        f"{test['p']:.3g}",
+        f"{test['effect_size']:+.2f}",
+    ]
+
+
+def listing(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A plain table of texts."""
+    table = Table(title=title, title_justify="left")
+    for head in heads:
+        table.add_column(head, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,488 @@
+"""The round: sample -> plan -> train -> merge -> server -> evaluate -> record.
+
+:func:`simulate` trains a list of *trials* (algorithm, seed) of equal structure side by side on
+one client axis and returns one history each. A trial's history does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedzmg import algorithms
+from fedzmg.contract import Algorithm, State, bind, numbers, structure
+from fedzmg.data.plan import Entry, local_stream, sample_cohort
+from fedzmg.engine import aggregate
+from fedzmg.engine.choose import EngineChoice, choose
+from fedzmg.engine.memory import MemoryStore
+from fedzmg.engine.round import Broadcast, Engine, Program
+from fedzmg.errors import InputError, unknown
+from fedzmg.evaluation import Evaluation, evaluate
+from fedzmg.models.initial import initial_params
+from fedzmg.tasks.task import Task, check
+from fedzmg.tree import Tree, leaves, named_leaves, num_bytes, refill, row, stack, tree_map
+
+Device = Literal["auto", "cpu", "cuda"]
+EngineName = Literal["auto", "sequential", "vectorized", "compiled"]
+
+DIVERGED_AFTER = 3
+"""Rounds in a row that lose every upload before a trial counts as diverged."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training to be simulated: an algorithm with its hyper-parameters, and a seed."""
+
+    algorithm: Algorithm
+    seed: int = 0
+
+    @classmethod
+    def of(cls, name: str, seed: int = 0, task: Task | None = None, **options: Any) -> Trial:
+        """A trial by algorithm name.
+
+        Args:
+            name: a key of ``fedzmg.algorithms.ALGORITHMS``.
+            seed: controls initial weights, cohorts, batch order and dropout.
+            task: take the hyper-parameters that this task recommends for the algorithm.
+            **options: changed fields, with ``_`` after the side: ``client_lr=0.03``.
+        """
+        algorithm = algorithms.get(name)
+        if task is not None:
+            algorithm = algorithm.with_options(task.options.get(name, {}))
+        return cls(algorithm.with_options({k.replace("_", ".", 1): v for k, v in options.items()}), seed)
+
+
+class Record(NamedTuple):
+    """What one trial's round came to; ``round`` counts from 1."""
+
+    round: int
+    clients: int
+    dropped: int
+    """Uploads refused because they were not finite."""
+    steps: int
+    train_loss: float
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    loss: float | None = None
+    """Evaluation loss; None in rounds without evaluation."""
+    metric: float | None = None
+    diverged: bool = False
+
+
+class Snapshot(NamedTuple):
+    """Everything a later round depends on, one row per trial (client memory apart)."""
+
+    params: Tree
+    state: State
+    alive: Tensor
+    lost: Tensor
+    """Rounds in a row that lost every upload."""
+
+
+@dataclass(frozen=True)
+class History:
+    """One trial's curve and its trained model."""
+
+    task: Task
+    trial: Trial
+    records: tuple[Record, ...]
+    params: Tree
+
+    @property
+    def diverged(self) -> int | None:
+        """The round in which the trial diverged, if it did."""
+        return next((r.round for r in self.records if r.diverged), None)
+
+    @property
+    def rounds(self) -> list[int]:
+        """Evaluated rounds, counted from 1."""
+        return [r.round for r in self.records if r.metric is not None]
+
+    @property
+    def metrics(self) -> list[float]:
+        """The metric after each evaluated round."""
+        return [r.metric for r in self.records if r.metric is not None]
+
+    def model(self) -> nn.Module:
+        """The trained model: a copy of the task's module with these parameters, in eval mode."""
+        module = copy.deepcopy(self.task.model.source)
+        named = dict(module.named_parameters())
+        with torch.no_grad():
+            for name, value in self.params.items():
+                named[name].copy_(value)
+        return module.eval()
+
+
+class Checkpoint(NamedTuple):
+    """One trial's position: everything a later round depends on, as named tensors."""
+
+    round: int
+    tensors: dict[str, Tensor]
+
+    def params(self) -> Tree:
+        """The global model at this position."""
+        prefix, suffix = "model.params['", "']"
+        return Tree(
+            {
+                name.removeprefix(prefix).removesuffix(suffix): tensor
+                for name, tensor in self.tensors.items()
+                if name.startswith(prefix)
+            }
+        )
+
+
+class RoundReport(NamedTuple):
+    """What an observer is shown after every round."""
+
+    round: int
+    records: list[Record]
+    simulation: Simulation
+
+
+Observer = Callable[[RoundReport], None]
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device that ``auto`` stands for, or the named one.
+
+    Raises:
+        InputError: for an unknown name or a device this machine does not have.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise unknown("device", device, ["auto", "cpu", "cuda"])
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("device 'cuda': no CUDA device is available here; use --device cpu")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+class Simulation:
+    """A pack of trials in progress; :meth:`run_round` moves all of them by one round."""
+
+    def __init__(
+        self,
+        task: Task,
+        trials: Sequence[Trial],
+        *,
+        rounds: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        engine: EngineName | EngineChoice,
+        chunk: int | None = None,
+        restored: Sequence[Checkpoint] | None = None,
+    ) -> None:
+        check(task)
+        self.task, self.trials, self.rounds = task, list(trials), rounds
+        self.device, self.dtype = device, dtype
+        packed = _pack(task, self.trials)
+        self.client, self.server = packed.client, packed.server
+        self.weights = packed.weights
+        model = task.model.to(device, dtype)
+        self._objective = replace(task.objective, model=model)
+        self._program = Program(
+            rule=self.client,
+            objective=self._objective,
+            data=task.train.to(device),
+            prepare=task.prepare,
+            dtype=dtype,
+            device=device,
+        )
+        self._test = type(task.test)(*(column.to(device) for column in task.test))
+        self._client_numbers = self._tensors([numbers(t.client) for t in packed.each])
+        self._server_numbers = self._tensors([numbers(t.server) for t in packed.each])
+        self.snapshot, self.memory = self._begin()
+        self.round = 0
+        if restored is not None:
+            self._restore(restored)
+        self.choice = (
+            engine
+            if isinstance(engine, EngineChoice)
+            else choose(engine, self._program, rounds - self.round, self._probe)
+        )
+        self._engine: Engine = self.choice.build(self._program, chunk)
+
+    def _tensors(self, values: list[dict[str, float]]) -> dict[str, Tensor]:
+        """Hyper-parameters as tensors, one row per trial."""
+        return {
+            path: torch.tensor([v[path] for v in values], dtype=self.dtype, device=self.device)
+            for path in values[0]
+        }
+
+    def _begin(self) -> tuple[Snapshot, MemoryStore]:
+        starts = [
+            initial_params(self.task.model, self.task.init, trial.seed).map(
+                lambda leaf: leaf.to(self.device, self.dtype)
+            )
+            for trial in self.trials
+        ]
+        params = stack(starts)
+        state = self._map_server(lambda rule, p: rule.init(p), params)
+        flags = torch.zeros(len(self.trials), dtype=torch.int64, device=self.device)
+        fresh = self._map_client(lambda rule, p: rule.remember(p), params)
+        return Snapshot(params, state, flags == 0, flags), MemoryStore(fresh)
+
+    def _restore(self, restored: Sequence[Checkpoint]) -> None:
+        """Continue from checkpoints of this task and these trials, all at one round."""
+        if len({c.round for c in restored}) != 1:
+            raise InputError("packed trials can only be resumed from the same round")
+        rows = []
+        for i, (_, tensors) in enumerate(restored):
+            rows.append(_filled(row(self.snapshot, i), tensors, "model"))
+            blank = row(self.memory.fresh, i)
+            clients = {int(n.split("|")[1]) for n in tensors if n.startswith("memory|")}
+            memories = {c: _filled(blank, tensors, f"memory|{c}|") for c in sorted(clients)}
+            self.memory.put(i, memories)
+        self.snapshot = tree_map(lambda leaf: leaf.to(self.device), stack(rows))
+        self.round = restored[0].round
+
+    def histories(self, records: Sequence[Sequence[Record]]) -> list[History]:
+        """The trials' curves, given as records, with their models as they are now."""
+        return [
+            History(self.task, trial, tuple(records[i]), row(self.snapshot.params, i))
+            for i, trial in enumerate(self.trials)
+        ]
+
+    def checkpoint(self, trial: int) -> Checkpoint:
+        """One trial's position after the last finished round."""
+        tensors = {f"model{path}": t for path, t in named_leaves(row(self.snapshot, trial)).items()}
+        for client, state in self.memory.of_trial(trial).items():
+            tensors |= {f"memory|{client}|{p}": t for p, t in named_leaves(state).items()}
+        return Checkpoint(self.round, {n: t.detach().cpu().clone() for n, t in tensors.items()})
+
+    def _map_client(self, function: Callable[..., Any], *args: Any) -> Any:
+        return _map_rows(self.client, self._client_numbers, function, *args)
+
+    def _map_server(self, function: Callable[..., Any], *args: Any) -> Any:
+        return _map_rows(self.server, self._server_numbers, function, *args)
+
+    def _entries(self, round_: int) -> list[Entry]:
+        """Cohort and batch plan of every trial, trials one after another."""
+        protocol, data = self.task.protocol, self.task.train
+        entries = []
+        for i, trial in enumerate(self.trials):
+            drawn: Counter[int] = Counter()
+            for client in sample_cohort(
+                trial.seed, round_, len(data), protocol.cohort, replacement=protocol.replacement
+            ).tolist():
+                first, last = (int(o) for o in data.offsets[client : client + 2])
+                plan = local_stream(
+                    protocol.batching, trial.seed, round_, client, drawn[client], first, last - first
+                )
+                drawn[client] += 1
+                entries.append(Entry(i, client, last - first, plan))
+        return entries
+
+    def _probe(self) -> tuple[list[Entry], Broadcast, State]:
+        """One trial's first round: what engines are timed on, whatever the number of trials."""
+        entries = [e for e in self._entries(1) if e.trial == 0]
+        return entries, self._broadcast(1), self._read(entries)
+
+    def _broadcast(self, round_: int) -> Broadcast:
+        shared = self._map_server(lambda rule, s, _: rule.share(s), self.snapshot.state, self.snapshot.lost)
+        stamp = torch.full((len(self.trials),), round_, dtype=torch.int64, device=self.device)
+        return Broadcast(self.snapshot.params, shared, self._client_numbers, stamp)
+
+    def _read(self, entries: list[Entry]) -> State:
+        state = self.memory.read([(e.trial, e.client) for e in entries])
+        return tree_map(lambda leaf: leaf.to(self.device), state)
+
+    def run_round(self) -> RoundReport:
+        """Train, merge, update and, when due, evaluate; then move to the next round."""
+        began = time.perf_counter()
+        round_ = self.round + 1
+        entries = self._entries(round_)
+        sent = self._broadcast(round_)
+        weights = torch.tensor(
+            [self._weight(e) for e in entries], dtype=torch.float64, device=self.device
+        )
+        remembered = self._read(entries)
+        sums: aggregate.Sums | None = None
+        up = 0
+        for chunk in self._engine.train(entries, sent, remembered):
+            sums = aggregate.add(sums, chunk, entries, weights, len(self.trials))
+            upload = chunk.outcomes.upload
+            up = num_bytes(upload) // len(leaves(upload)[0])
+            if not self.memory.is_empty:
+                good = aggregate.finite_rows(upload)[chunk.rows].tolist()
+                owners = [(entries[i].trial, entries[i].client) for i in chunk.entries]
+                took_part = [g and len(entries[i].stream) > 0 for g, i in zip(good, chunk.entries, strict=True)]
+                self.memory.write(owners, row(chunk.outcomes.memory, chunk.rows), took_part)
+        assert sums is not None  # A cohort holds at least one client.
+        self._update(sums, sent.round)
+        self.round = round_
+        down = num_bytes((sent.params, sent.shared)) // len(self.trials)
+        records = self._records(round_, sums, down, up, began)
+        return RoundReport(round_, records, self)
+
+    def _weight(self, entry: Entry) -> float:
+        if not len(entry.stream):
+            return 0.0
+        return float(entry.examples) if self.weights == "examples" else 1.0
+
+    def _update(self, sums: aggregate.Sums, stamp: Tensor) -> None:
+        """Let the servers move; a trial that lost every upload, or is frozen, stays as it is."""
+        old = self.snapshot
+        cohort = aggregate.cohort(sums, len(self.task.train), stamp)
+        params, state = self._map_server(
+            lambda rule, p, s, c: rule.update(p, s, c), old.params, old.state, cohort
+        )
+        moves = old.alive & (sums.count > 0)
+
+        def pick(new: Tensor, before: Tensor) -> Tensor:
+            return torch.where(moves.reshape(-1, *[1] * (new.ndim - 1)), new, before)
+
+        sent = sums.count + sums.dropped > 0
+        lost = torch.where((sums.count == 0) & sent, old.lost + 1, torch.zeros_like(old.lost))
+        self.snapshot = Snapshot(
+            tree_map(pick, params, old.params),
+            tree_map(pick, state, old.state),
+            old.alive & (lost < DIVERGED_AFTER),
+            lost,
+        )
+
+    def _records(
+        self, round_: int, sums: aggregate.Sums, down: int, up: int, began: float
+    ) -> list[Record]:
+        protocol = self.task.protocol
+        due = (round_ - 1) % protocol.eval_every == 0 or round_ == self.rounds
+        scores: list[Evaluation | None] = [None] * len(self.trials)
+        if due:
+            scores = list(self.evaluate())
+            finite = torch.tensor([s is not None and _finite(s.loss) for s in scores])
+            self.snapshot = self.snapshot._replace(
+                alive=self.snapshot.alive & finite.to(self.device)
+            )
+        alive = self.snapshot.alive.tolist()
+        counts = sums.count.tolist()
+        losses = (sums.loss / sums.count.clamp(min=1)).tolist()
+        seconds = (time.perf_counter() - began) / len(self.trials)
+        return [
+            Record(
+                round=round_,
+                clients=counts[i],
+                dropped=int(sums.dropped[i]),
+                steps=int(sums.steps[i]),
+                train_loss=losses[i] if counts[i] else float("nan"),
+                bytes_down=down * protocol.cohort,
+                bytes_up=up * protocol.cohort,
+                seconds=seconds,
+                loss=None if score is None else score.loss,
+                metric=None if score is None else (score.metric if alive[i] else 0.0),
+                diverged=not alive[i],
+            )
+            for i, score in enumerate(scores)
+        ]
+
+    def evaluate(self) -> list[Evaluation]:
+        """Loss and metric of every trial's model on the test examples."""
+        return evaluate(
+            self.snapshot.params,
+            self._test,
+            self._objective,
+            self.task.metric,
+            self.task.prepare,
+        )
+
+
+def _map_rows(
+    rule: Any, values: dict[str, Tensor], function: Callable[..., Any], *args: Any
+) -> Any:
+    """Map ``function(rule, *args)`` over trials, the rule bound to each trial's numbers."""
+    with torch.no_grad():
+        return torch.vmap(lambda n, *a: function(bind(rule, n), *a))(values, *args)
+
+
+def _filled(template: Any, tensors: Mapping[str, Tensor], prefix: str) -> Any:
+    """The template with a checkpoint's tensors; a misfit is an input error, not a crash."""
+    found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    for name, leaf in named_leaves(template).items():
+        other = found.get(name)
+        if other is None or other.shape != leaf.shape or other.dtype != leaf.dtype:
+            raise InputError(
+                f"the checkpoint does not fit this run ({prefix}{name} is missing or has another "
+                "shape): it was made with other settings; choose another directory"
+            )
+    return refill(template, found)
+
+
+def _finite(value: float) -> bool:
+    return value == value and abs(value) != float("inf")
+
+
+class _Pack(NamedTuple):
+    each: list[Algorithm]
+    client: Any
+    server: Any
+    weights: str
+
+
+def _pack(task: Task, trials: list[Trial]) -> _Pack:
+    """Check that trials have equal structure, and give the rules that all of them share."""
+    if not trials:
+        raise InputError("no trial to simulate: give at least one")
+    fitted = [trial.algorithm.for_layout(task.model.layout) for trial in trials]
+    shapes = [(structure(a.client), structure(a.server), a.weights) for a in fitted]
+    for trial, shape in zip(trials, shapes, strict=True):
+        if shape != shapes[0]:
+            raise InputError(
+                f"trials of {trials[0].algorithm.name} and {trial.algorithm.name} differ in more "
+                "than numbers: simulate them in separate calls"
+            )
+    return _Pack(fitted, *shapes[0])
+
+
+def simulate(
+    task: Task,
+    trials: Sequence[Trial],
+    *,
+    rounds: int | None = None,
+    engine: EngineName = "auto",
+    device: Device = "auto",
+    dtype: torch.dtype = torch.float32,
+    chunk: int | None = None,
+    observer: Observer | None = None,
+) -> list[History]:
+    """Train trials of equal structure together; one history each.
+
+    Args:
+        task: a preset of ``fedzmg.tasks`` or :meth:`Task.from_arrays`.
+        trials: algorithms that differ only in numbers, and seeds.
+        rounds: instead of the task's own number of rounds.
+        engine: ``auto`` measures and picks; ``sequential`` is the reference loop, ``vectorized``
+            maps over clients, ``compiled`` also compiles the step.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        dtype: precision of parameters and updates.
+        chunk: train at most this many clients at once, to save memory.
+        observer: called after every round.
+
+    Raises:
+        InputError: for trials of different structure or a task that does not fit together.
+    """
+    total = task.protocol.rounds if rounds is None else rounds
+    protocol = replace(task.protocol, rounds=total)
+    simulation = Simulation(
+        replace(task, protocol=protocol),
+        trials,
+        rounds=total,
+        device=resolve_device(device),
+        dtype=dtype,
+        engine=engine,
+        chunk=chunk,
+    )
+    records: list[list[Record]] = [[] for _ in trials]
+    while simulation.round < total:
+        report = simulation.run_round()
+        for kept, record in zip(records, report.records, strict=True):
+            kept.append(record)
+        if observer is not None:
+            observer(report)
+    return simulation.histories(records)

@@ -1,0 +1,213 @@
+"""A task: what is learnt, by whom, and how it is judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody knows
+from torch import Tensor, nn
+
+from fedzmg.data.federated import Examples, FederatedData, examples
+from fedzmg.data.plan import Batching
+from fedzmg.errors import InputError, unknown
+from fedzmg.evaluation import ACCURACY, Metric
+from fedzmg.models.functional import FunctionalModel
+from fedzmg.models.initial import Initializer
+from fedzmg.models.objective import LossFunction, Objective, PrepareFunction
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy per example; the mean over positions where an example is a sequence."""
+    if outputs.ndim == 2:
+        return F.cross_entropy(outputs, targets, reduction="none")
+    losses = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
+    return losses.view(targets.shape).flatten(1).mean(1)
+
+
+def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Inputs of the model's precision; token ids stay integers."""
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def unit_pixels(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes to the unit interval."""
+    return x.to(dtype) / 255
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a federation trains on a task."""
+
+    rounds: int = 100
+    cohort: int = 10
+    replacement: bool = False
+    """Whether a client can be drawn twice in one round."""
+    batch_size: int = 20
+    epochs: int = 1
+    straddle: bool = False
+    keep_partial: bool = True
+    eval_every: int = 1
+    threshold: float = 0.9
+
+    def __post_init__(self) -> None:
+        """Refuse values that no run can have."""
+        for name in ("rounds", "cohort", "batch_size", "epochs", "eval_every"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} = {value!r}: expected a whole number of at least 1")
+        if not math.isfinite(self.threshold):
+            raise InputError(f"threshold = {self.threshold!r}: expected a finite number")
+
+    @property
+    def batching(self) -> Batching:
+        """The part that shapes a client's local steps."""
+        return Batching(self.batch_size, self.epochs, self.straddle, self.keep_partial)
+
+    def with_options(self, options: Mapping[str, Any]) -> Protocol:
+        """A copy with some fields changed; an unknown one is refused with the nearest name."""
+        known = [f.name for f in fields(self)]
+        for name in options:
+            if name not in known:
+                raise unknown("protocol field", name, known)
+        return replace(self, **options)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data, model, loss and metric that belong together.
+
+    Presets are in ``fedzmg.tasks``; :meth:`from_arrays` makes one from a user's own parts.
+    """
+
+    name: str
+    model: FunctionalModel
+    train: FederatedData
+    test: Examples
+    loss: LossFunction = cross_entropy
+    metric: Metric = ACCURACY
+    prepare: PrepareFunction = as_stored
+    init: Initializer = "torch"
+    protocol: Protocol = field(default_factory=Protocol)
+    tune: Examples | None = None
+    """Examples for choosing hyper-parameters; results are reported on ``test``, never on these."""
+    options: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Hyper-parameters found for this task, by algorithm name."""
+
+    def __post_init__(self) -> None:
+        """Run the model once, so that a misfit is said here and not in the middle of a round."""
+        check(self)
+
+    @property
+    def objective(self) -> Objective:
+        """What a client minimises."""
+        return Objective(self.model, self.loss)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        model: nn.Module,
+        x: Any,
+        y: Any,
+        clients: Sequence[Any],
+        *,
+        test: tuple[Any, Any],
+        name: str = "custom",
+        loss: LossFunction = cross_entropy,
+        metric: Metric = ACCURACY,
+        prepare: PrepareFunction = as_stored,
+        init: Initializer = "torch",
+        axes: Mapping[str, tuple[int, ...]] | None = None,
+        client_names: Sequence[Any] | None = None,
+        **protocol: Any,
+    ) -> Task:
+        """A task from a module and arrays.
+
+        Args:
+            model: any ``nn.Module`` without buffers; it is copied.
+            x: training inputs, one per example.
+            y: training targets, one per example.
+            clients: the client id of every training example.
+            test: inputs and targets for evaluation.
+            name: how run directories and tables call it.
+            loss: ``(outputs, targets) -> one loss per example``.
+            metric: what is reported.
+            prepare: ``(stored inputs, dtype) -> model inputs``, e.g. bytes to floats.
+            init: ``"torch"``, ``"keras"``, ``"given"`` (a pretrained start) or a function.
+            axes: input axes of parameters of your own modules, by name.
+            client_names: all client ids, if order or completeness matters.
+            **protocol: fields of :class:`Protocol`, such as ``cohort=5``.
+
+        Raises:
+            InputError: for parts that do not fit together; the message names the remedy.
+        """
+        return cls(
+            name=name,
+            model=FunctionalModel(model, axes),
+            train=FederatedData.from_arrays(x, y, clients, client_names),
+            test=examples(*test, what="test data"),
+            loss=loss,
+            metric=metric,
+            prepare=prepare,
+            init=init,
+            protocol=Protocol().with_options(protocol),
+        )
+
+
+def check(task: Task) -> None:
+    """Refuse a task whose parts do not fit.
+
+    Raises:
+        InputError: naming the value that does not fit and the remedy.
+    """
+    if task.protocol.cohort > len(task.train) and not task.protocol.replacement:
+        raise InputError(
+            f"cohort = {task.protocol.cohort} but there are {len(task.train)} clients: "
+            "choose a smaller cohort or replacement=True"
+        )
+    params = task.model.params()
+    dtype = next(iter(params.values())).dtype
+    for what, data in {"training data": task.train.examples, "test data": task.test}.items():
+        x, y = data.x[:2], data.y[:2]
+        try:
+            with torch.no_grad():
+                outputs = task.model.evaluate(params, task.prepare(x, dtype))
+        except (RuntimeError, TypeError, IndexError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(
+                f"the model cannot read {what} of shape {tuple(x.shape)[1:]} and type "
+                f"{str(x.dtype).removeprefix('torch.')}: {reason}"
+            ) from None
+        if task.loss is cross_entropy:
+            _check_labels(data.y, outputs.shape[-1], what)
+        _check_per_example("loss", task.loss, outputs, y)
+        _check_per_example(f"metric {task.metric.name}", task.metric.function, outputs, y)
+
+
+def _check_labels(y: Tensor, outputs: int, what: str) -> None:
+    if y.is_floating_point():
+        raise InputError(f"{what} has {y.dtype} labels: class labels must be whole numbers")
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= outputs:
+        wrong = low if low < 0 else high
+        raise InputError(
+            f"{what} holds the label {wrong} but the model has {outputs} outputs "
+            f"(labels 0 to {outputs - 1}): change the labels or the last layer"
+        )
+
+
+def _check_per_example(what: str, function: Any, outputs: Tensor, y: Tensor) -> None:
+    try:
+        values = function(outputs, y)
+    except (RuntimeError, TypeError, IndexError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"the {what} fails on the model's outputs: {reason}") from None
+    if not isinstance(values, Tensor) or values.shape != (len(y),):
+        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise InputError(
+            f"the {what} gave {shape} for {len(y)} examples: return one value per example "
+            "(for a torch loss: reduction='none')"
+        )

@@ -1,0 +1,198 @@
+"""``Tree``: named tensors that form a vector space.
+
+A model's parameters, a gradient, a momentum buffer and a client's upload are all trees, so the
+equations of an algorithm read as they are printed: ``params - lr * grad``. Names are part of the
+value; combining trees with different names is an error, never a silent zip.
+
+This is the only file that touches torch's pytree registry, which is private API.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, ItemsView, Iterator, Mapping
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+Scalar: TypeAlias = float | Tensor
+"""A Python number or a 0-d tensor: what a tree can be multiplied by."""
+
+
+@final
+class Tree(Mapping[str, Tensor]):
+    """An immutable mapping from names to tensors with ``+ - * / **`` and ``map``.
+
+    >>> w = Tree({"a": torch.ones(2)})
+    >>> (w - 0.5 * w)["a"]
+    tensor([0.5000, 0.5000])
+    """
+
+    __slots__ = ("_tensors",)
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = dict(tensors)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def items(self) -> ItemsView[str, Tensor]:
+        return self._tensors.items()
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{n}: {tuple(t.shape)}" for n, t in self._tensors.items())
+        return f"Tree({shapes})"
+
+    def map(self, function: Callable[..., Tensor], *others: Tree) -> Tree:
+        """Apply ``function`` leaf by leaf to this tree and ``others`` (same names required)."""
+        for other in others:
+            if other._tensors.keys() != self._tensors.keys():
+                difference = sorted(other._tensors.keys() ^ self._tensors.keys())
+                raise ValueError(f"trees have different names: {', '.join(difference)}")
+        return Tree(
+            {
+                name: function(leaf, *(other._tensors[name] for other in others))
+                for name, leaf in self._tensors.items()
+            }
+        )
+
+    def _combine(self, other: Tree | Scalar, op: Callable[[Any, Any], Any]) -> Tree:
+        if isinstance(other, Tree):
+            return self.map(op, other)
+        return Tree({name: op(leaf, other) for name, leaf in self._tensors.items()})
+
+    def __add__(self, other: Tree | Scalar) -> Tree:
+        return self._combine(other, operator.add)
+
+    def __sub__(self, other: Tree | Scalar) -> Tree:
+        return self._combine(other, operator.sub)
+
+    def __mul__(self, other: Tree | Scalar) -> Tree:
+        return self._combine(other, operator.mul)
+
+    def __truediv__(self, other: Tree | Scalar) -> Tree:
+        return self._combine(other, operator.truediv)
+
+    def __pow__(self, exponent: float) -> Tree:
+        return self._combine(exponent, operator.pow)
+
+    def __radd__(self, other: Scalar) -> Tree:
+        return self._combine(other, operator.add)
+
+    def __rmul__(self, other: Scalar) -> Tree:
+        return self._combine(other, operator.mul)
+
+    def __rsub__(self, other: Scalar) -> Tree:
+        return self._combine(other, lambda leaf, scalar: scalar - leaf)
+
+    def __neg__(self) -> Tree:
+        return self.map(operator.neg)
+
+    def sqrt(self) -> Tree:
+        """Element-wise square root."""
+        return self.map(torch.sqrt)
+
+    def sign(self) -> Tree:
+        """Element-wise sign; the sign of zero is zero."""
+        return self.map(torch.sign)
+
+    def zeros(self) -> Tree:
+        """The origin of this tree's space."""
+        return self.map(torch.zeros_like)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Let ``tensor * tree`` reach ``Tree``, in eager mode and under ``torch.compile``."""
+        del types
+        op = _REFLECTED.get(getattr(func, "__name__", ""))
+        if op is None or kwargs or len(args) != 2:
+            return NotImplemented
+        left, right = args
+        if isinstance(right, Tree):  # tensor OP tree
+            return Tree({name: op(left, leaf) for name, leaf in right.items()})
+        return Tree({name: op(leaf, right) for name, leaf in left.items()})
+
+
+_REFLECTED: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "__add__": operator.add,
+    "__radd__": lambda a, b: b + a,
+    "__sub__": operator.sub,
+    "__rsub__": lambda a, b: b - a,
+    "__mul__": operator.mul,
+    "__rmul__": lambda a, b: b * a,
+    "__truediv__": operator.truediv,
+    "true_divide": operator.truediv,
+}
+
+
+def _flatten(tree: Tree) -> tuple[list[Tensor], tuple[str, ...]]:
+    return list(tree.values()), tuple(tree)
+
+
+def _unflatten(leaves: Any, names: tuple[str, ...]) -> Tree:
+    return Tree(dict(zip(names, leaves, strict=True)))
+
+
+pytree.register_pytree_node(
+    Tree,
+    _flatten,
+    _unflatten,
+    serialized_type_name="fedzmg.Tree",
+    flatten_with_keys_fn=lambda tree: (
+        [(pytree.MappingKey(name), leaf) for name, leaf in tree.items()],
+        tuple(tree),
+    ),
+)
+
+
+def tree_map(function: Callable[..., Any], value: Any, *others: Any) -> Any:
+    """Apply ``function`` to every tensor of nested trees, tuples and named tuples."""
+    return pytree.tree_map(function, value, *others)
+
+
+def leaves(value: Any) -> list[Tensor]:
+    """Every tensor of nested trees, tuples and named tuples, in a fixed order."""
+    return pytree.tree_leaves(value)
+
+
+def stack(values: list[Any]) -> Any:
+    """Stack equal structures along a new first axis."""
+    return tree_map(lambda *rows: torch.stack(rows), values[0], *values[1:])
+
+
+def row(value: Any, index: Any) -> Any:
+    """Take ``index`` along the first axis of every tensor."""
+    return tree_map(lambda leaf: leaf[index], value)
+
+
+def named_leaves(value: Any) -> dict[str, Tensor]:
+    """Every tensor under a readable path such as ``.params['fc.weight']``; used by checkpoints."""
+    return {pytree.keystr(path): leaf for path, leaf in pytree.tree_leaves_with_path(value)}
+
+
+def refill(value: Any, named: Mapping[str, Tensor]) -> Any:
+    """The structure of ``value`` with tensors from :func:`named_leaves`' paths."""
+    return pytree.tree_map_with_path(lambda path, _: named[pytree.keystr(path)], value)
+
+
+def num_bytes(value: Any) -> int:
+    """Bytes that the tensors of ``value`` would occupy in a message."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(value))

@@ -1,0 +1,294 @@
+"""Scores of validation curves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedzmg.experiment.scores import (
+    ThresholdRule,
+    final_score,
+    late_stage_mean,
+    mean_curve,
+    rounds_to_threshold,
+)
+
+RISING = [2.0, 8.0, 16.0, 24.0, 30.0, 34.0, 36.0, 35.0, 37.0, 38.0]
+DIPPING = [10.0, 30.0, 36.0, 36.0, 36.0, 20.0, 20.0, 36.0, 36.0, 36.0, 36.0, 37.0]
+RULES: list[ThresholdRule] = ["rolling_mean", "rolling_min", "stays_above"]
+
+values_lists = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=30)
+windows = st.integers(1, 6)
+thresholds = st.floats(0.0, 1.0)
+
+
+def every_five(values: list[float]) -> list[int]:
+    """Return the round indices 0, 5, 10, ... of as many evaluations."""
+    return [5 * i for i in range(len(values))]
+
+
+def arrival(values: list[float], threshold: float, **options: Any) -> int | None:
+    """Return the arrival of a curve evaluated every five rounds."""
+    return rounds_to_threshold(every_five(values), values, threshold, **options)
+
+
+def or_infinity(answer: int | None) -> float:
+    """Return the answer, with infinity for never."""
+    return math.inf if answer is None else answer
+
+
+@pytest.mark.parametrize(
+    ("values", "threshold", "rule", "expected"),
+    [
+        (RISING, 20.0, "rolling_mean", 25),
+        (RISING, 33.0, "rolling_mean", 35),
+        (RISING, 20.0, "rolling_min", 30),
+        (RISING, 33.0, "rolling_min", 40),
+        (DIPPING, 30.0, "rolling_mean", 20),
+        (DIPPING, 30.0, "rolling_min", 20),
+        (DIPPING, 30.0, "stays_above", 45),
+    ],
+)
+def test_threshold_reference_curves(
+    values: list[float], threshold: float, rule: ThresholdRule, expected: int
+) -> None:
+    assert arrival(values, threshold, rule=rule) == expected
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_threshold_earliest_answer_is_the_end_of_the_first_window(rule: ThresholdRule) -> None:
+    assert arrival([1.0] * 10, 0.5, rule=rule) == 15
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_threshold_never(rule: ThresholdRule) -> None:
+    assert arrival([0.1] * 10, 0.5, rule=rule) is None
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_threshold_curve_shorter_than_the_window_never_arrives(rule: ThresholdRule) -> None:
+    assert arrival([1.0] * 3, 0.5, rule=rule) is None
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("window", range(1, 8))
+@pytest.mark.parametrize("level", [0.1, 0.33, 0.7, 1e-3, 1e308])
+def test_threshold_touching_counts_whatever_the_rounding(
+    rule: ThresholdRule, window: int, level: float
+) -> None:
+    assert arrival([level] * 8, level, rule=rule, window=window) == 5 * (window - 1)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_threshold_window_with_a_non_finite_value_never_qualifies(
+    rule: ThresholdRule, bad: float
+) -> None:
+    values = [1.0, bad, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert arrival(values, 0.5, rule=rule) == 25
+    assert arrival([bad] * 7, 0.5, rule=rule) is None
+
+
+def test_threshold_divergence_after_arrival_breaks_only_stays_above() -> None:
+    values = [1.0] * 6 + [math.nan]
+    assert arrival(values, 0.5, rule="rolling_mean") == 15
+    assert arrival(values, 0.5, rule="rolling_min") == 15
+    assert arrival(values, 0.5, rule="stays_above") is None
+
+
+def test_threshold_uneven_rounds() -> None:
+    assert rounds_to_threshold([0, 1, 7, 30], [0.0, 1.0, 1.0, 1.0], 1.0, window=2) == 7
+
+
+@given(values_lists, thresholds, windows, st.sampled_from(RULES))
+def test_threshold_falling_metric_mirrors_rising(
+    values: list[float], threshold: float, window: int, rule: ThresholdRule
+) -> None:
+    rising = arrival(values, threshold, window=window, rule=rule)
+    mirrored = [-value for value in values]
+    falling = arrival(mirrored, -threshold, window=window, rule=rule, higher_is_better=False)
+    assert rising == falling
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), min_size=1, max_size=30),
+    thresholds,
+    windows,
+    st.sampled_from(RULES),
+)
+def test_threshold_raising_a_curve_never_delays(
+    pairs: list[tuple[float, float]], threshold: float, window: int, rule: ThresholdRule
+) -> None:
+    low = [min(pair) for pair in pairs]
+    high = [max(pair) for pair in pairs]
+    options: dict[str, Any] = {"window": window, "rule": rule}
+    assert or_infinity(arrival(high, threshold, **options)) <= or_infinity(
+        arrival(low, threshold, **options)
+    )
+
+
+@given(values_lists, thresholds, windows)
+def test_threshold_mean_is_the_most_lenient_rule(
+    values: list[float], threshold: float, window: int
+) -> None:
+    mean, minimum, stays = (
+        or_infinity(arrival(values, threshold, window=window, rule=rule)) for rule in RULES
+    )
+    assert mean <= minimum
+    assert mean <= stays
+
+
+@given(values_lists, thresholds, thresholds, windows, st.sampled_from(RULES))
+def test_threshold_higher_target_is_never_reached_earlier(
+    values: list[float], one: float, other: float, window: int, rule: ThresholdRule
+) -> None:
+    easy, hard = sorted((one, other))
+    options: dict[str, Any] = {"window": window, "rule": rule}
+    assert or_infinity(arrival(values, easy, **options)) <= or_infinity(
+        arrival(values, hard, **options)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rounds", "values", "message"),
+    [
+        ([], [], "rounds must be a non-empty list"),
+        ([[0, 5]], [[0.1, 0.2]], "rounds must be a non-empty list"),
+        ([0, 5], [[0.1, 0.2]], "values must be a non-empty list"),
+        ([0, 5], [0.1], "same length, got 2 and 1"),
+        ([0, 5, 5], [0.1, 0.2, 0.3], "strictly increase, got 5 followed by 5"),
+        ([5, 0], [0.1, 0.2], "strictly increase, got 5 followed by 0"),
+        ([-5, 0], [0.1, 0.2], "not be negative, got -5"),
+        ([0.0, 2.5], [0.1, 0.2], "rounds must be integers"),
+    ],
+)
+def test_invalid_curves(rounds: list[int], values: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rounds_to_threshold(rounds, values, 0.5)
+    with pytest.raises(ValueError, match=message):
+        final_score(rounds, values, total=100)
+    with pytest.raises(ValueError, match=message):
+        late_stage_mean(rounds, {"a": values}, {"a": 0})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threshold": math.nan}, "threshold must be finite, got nan"),
+        ({"threshold": 0.5, "window": 0}, "window must be at least 1, got 0"),
+        ({"threshold": 0.5, "rule": "median"}, "rule must be one of .* got 'median'"),
+    ],
+)
+def test_threshold_invalid_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        arrival([0.1, 0.2], **options)
+
+
+@pytest.mark.parametrize("last", [None, 100])
+def test_final_score_of_a_thousand_rounds(last: int | None) -> None:
+    rounds = np.arange(0, 1000, 5)
+    assert final_score(rounds, rounds, last, total=1000) == pytest.approx(
+        np.mean(np.arange(900, 1000, 5))
+    )
+    assert final_score(rounds, rounds, last, total=1000, rule="author") == pytest.approx(
+        np.mean(np.arange(905, 1000, 5))
+    )
+
+
+@pytest.mark.parametrize(
+    ("total", "every", "last", "expected"),
+    [
+        (1000, 5, 50, np.mean(np.arange(950, 1000, 5))),
+        (100, 5, None, np.mean([90, 95])),
+        (100, 5, 100, np.mean([90, 95])),  # not longer than last: a tenth
+        (40, 5, 100, 35),  # the tenth, rounds 36 to 39, holds no evaluation
+        (5, 1, None, 4),
+        (1, 1, None, 0),
+    ],
+)
+def test_final_score_window(total: int, every: int, last: int | None, expected: float) -> None:
+    rounds = np.arange(0, total, every)
+    assert final_score(rounds, rounds, last, total=total) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_final_score_of_a_diverged_run_is_nan(bad: float) -> None:
+    assert math.isnan(final_score([0, 8, 9], [0.1, bad, -bad], 2, total=10))
+    assert final_score([0, 8, 9], [bad, 0.25, 0.75], 2, total=10) == 0.5
+
+
+@given(values_lists, st.integers(1, 200))
+def test_final_score_lies_within_the_curve(values: list[float], last: int) -> None:
+    score = final_score(every_five(values), values, last, total=5 * len(values))
+    assert min(values) - 1e-12 <= score <= max(values) + 1e-12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"total": 0}, "total must be at least 1, got 0"),
+        ({"total": 5}, "below total = 5, got 5"),
+        ({"total": 10, "last": 0}, "last must be at least 1, got 0"),
+        ({"total": 10, "rule": "median"}, "rule must be one of .* got 'median'"),
+    ],
+)
+def test_final_score_invalid_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        final_score([0, 5], [0.1, 0.2], **options)
+
+
+def test_mean_curve_marks_what_a_diverged_run_spoils() -> None:
+    averaged = mean_curve([[0.0, 1.0, 2.0], [1.0, math.nan, math.inf], [2.0, 1.0, -math.inf]])
+    np.testing.assert_array_equal(averaged, [1.0, np.nan, np.nan])
+
+
+@pytest.mark.parametrize("runs", [[], [[]], [0.1, 0.2], np.zeros((2, 2, 2))])
+def test_mean_curve_invalid(runs: Any) -> None:
+    with pytest.raises(ValueError, match=r"runs must have the shape \[runs, evaluations\]"):
+        mean_curve(runs)
+
+
+def test_late_stage_counts_only_after_the_slowest() -> None:
+    curves = {"fast": [1.0, 2.0, 3.0, 4.0], "slow": [0.0, 0.0, 5.0, 7.0]}
+    assert late_stage_mean([0, 5, 10, 15], curves, {"fast": 0, "slow": 5}) == {
+        "fast": 3.5,
+        "slow": 6.0,
+    }
+    assert late_stage_mean([0, 5, 10, 15], curves, {"fast": 10, "slow": 0}) == {
+        "fast": 4.0,
+        "slow": 7.0,
+    }
+
+
+def test_late_stage_of_thresholds_found_on_the_same_curves() -> None:
+    curves = {"rising": RISING, "later": [0.0, *RISING[:-1]]}
+    arrivals = {name: arrival(values, 20.0) for name, values in curves.items()}
+    assert arrivals == {"rising": 25, "later": 30}
+    # After round 30: rising 35, 37, 38 and later 36, 35, 37.
+    means = late_stage_mean(every_five(RISING), curves, arrivals)
+    assert means == pytest.approx({"rising": 110.0 / 3.0, "later": 36.0})
+
+
+def test_late_stage_undefined() -> None:
+    curves = {"a": [1.0, 2.0], "b": [1.0, 2.0]}
+    assert late_stage_mean([0, 5], curves, {"a": 0, "b": None}) is None
+    assert late_stage_mean([0, 5], curves, {"a": 0, "b": 5}) is None
+
+
+def test_late_stage_of_a_diverged_curve_is_nan() -> None:
+    means = late_stage_mean([0, 5], {"a": [1.0, math.nan], "b": [1.0, 2.0]}, {"a": 0, "b": 0})
+    assert means is not None
+    assert math.isnan(means["a"])
+    assert means["b"] == 2.0
+
+
+def test_late_stage_invalid() -> None:
+    with pytest.raises(ValueError, match="at least one algorithm"):
+        late_stage_mean([0], {}, {})
+    with pytest.raises(ValueError, match=r"unmatched: \['b'\]"):
+        late_stage_mean([0], {"a": [1.0]}, {"a": 0, "b": 0})

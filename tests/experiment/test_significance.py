@@ -1,0 +1,285 @@
+"""Tests of significance for paired runs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy import stats  # type: ignore[import-untyped, unused-ignore]
+
+from fedzmg.experiment.significance import (
+    MOST_FLIPPED_PAIRS,
+    holm,
+    paired_t,
+    seeds_needed,
+    sign_flip,
+)
+
+FIRST = [39.1, 39.8, 39.4, 39.9, 39.3]
+SECOND = [34.2, 35.1, 34.9, 34.6, 34.7]
+# Published statistics of five pairs each, their published p-values, and p-values from a table.
+PUBLISHED = [
+    (2.043, 1.105e-1, 1.1057e-1),
+    (4.025, 1.579e-2, 1.5799e-2),
+    (1.452, 2.201e-1, 2.2014e-1),
+    (3.854, 1.824e-2, 1.8240e-2),
+    (7.804, 1.455e-3, 1.4547e-3),
+    (20.716, 3.208e-5, 3.2078e-5),
+]
+PUBLISHED_HOLM = [0.221, 0.063, 0.221, 0.063, 0.0073, 0.00019]
+
+scores = st.floats(0.0, 1.0)
+score_pairs = st.lists(st.tuples(scores, scores), min_size=2, max_size=10)
+probabilities = st.lists(st.floats(0.0, 1.0), max_size=12)
+
+
+def with_statistic(t: float, n: int = 5) -> tuple[list[float], list[float]]:
+    """Return paired scores whose test statistic is t."""
+    shape = np.arange(n, dtype=float)
+    unit = (shape - shape.mean()) / shape.std(ddof=1)
+    return (unit + t / math.sqrt(n)).tolist(), [0.0] * n
+
+
+def test_paired_t_reference() -> None:
+    test = paired_t(FIRST, SECOND)
+    assert test.n == 5
+    assert test.mean_difference == pytest.approx(4.8)
+    assert test.sd_difference == pytest.approx(0.31622776601683794)
+    assert test.t == pytest.approx(33.941125496954264)
+    assert test.p == pytest.approx(4.495077522450746e-06)
+    assert test.effect_size == pytest.approx(33.941125496954264 / math.sqrt(5))
+
+
+@pytest.mark.parametrize(("t", "printed", "exact"), PUBLISHED)
+def test_paired_t_gives_published_p_values(t: float, printed: float, exact: float) -> None:
+    test = paired_t(*with_statistic(t))
+    assert test.t == pytest.approx(t)
+    assert test.p == pytest.approx(exact, rel=5e-5)
+    assert test.p == pytest.approx(printed, rel=1e-3)
+
+
+@settings(deadline=None)
+@given(score_pairs, st.floats(0.5, 0.999))
+def test_paired_t_agrees_with_scipy(pairs: list[tuple[float, float]], level: float) -> None:
+    a, b = (list(column) for column in zip(*pairs, strict=True))
+    assume(np.ptp(np.subtract(a, b)) > 1e-6)
+    expected = stats.ttest_rel(a, b)
+    interval = expected.confidence_interval(level)
+    test = paired_t(a, b, level=level)
+    assert test.t == pytest.approx(expected.statistic, rel=1e-6, abs=1e-9)
+    assert test.p == pytest.approx(expected.pvalue, rel=1e-5, abs=1e-9)
+    assert test.ci_low == pytest.approx(interval.low, rel=1e-6, abs=1e-9)
+    assert test.ci_high == pytest.approx(interval.high, rel=1e-6, abs=1e-9)
+
+
+@given(score_pairs)
+def test_paired_t_is_antisymmetric(pairs: list[tuple[float, float]]) -> None:
+    a, b = zip(*pairs, strict=True)
+    forth, back = paired_t(a, b), paired_t(b, a)
+    assert back.mean_difference == -forth.mean_difference
+    assert back.t == -forth.t
+    assert back.effect_size == -forth.effect_size
+    assert (back.ci_low, back.ci_high) == (-forth.ci_high, -forth.ci_low)
+    assert (back.p, back.sd_difference) == (forth.p, forth.sd_difference)
+    assert 0.0 <= forth.p <= 1.0
+
+
+@given(score_pairs)
+def test_paired_t_interval_excludes_zero_exactly_when_significant(
+    pairs: list[tuple[float, float]],
+) -> None:
+    test = paired_t(*zip(*pairs, strict=True))
+    assume(abs(test.p - 0.05) > 1e-9)
+    assert (test.ci_low > 0.0 or test.ci_high < 0.0) == (test.p < 0.05)
+
+
+def test_paired_t_wider_interval_at_higher_level() -> None:
+    narrow, wide = paired_t(FIRST, SECOND, level=0.9), paired_t(FIRST, SECOND, level=0.99)
+    assert wide.ci_low < narrow.ci_low < 4.8 < narrow.ci_high < wide.ci_high
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [([0.3, 0.5], [0.3, 0.5]), ([0.1 + 0.2] * 3, [0.3] * 3), ([0.0, 0.0], [0.0, 0.0])],
+)
+def test_paired_t_without_difference(a: list[float], b: list[float]) -> None:
+    test = paired_t(a, b)
+    assert (test.mean_difference, test.sd_difference) == (0.0, 0.0)
+    assert (test.t, test.p, test.effect_size) == (0.0, 1.0, 0.0)
+    assert (test.ci_low, test.ci_high) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_paired_t_constant_difference_up_to_rounding(sign: float) -> None:
+    a, b = [0.3, 0.4, 0.7], [0.2, 0.3, 0.6]
+    test = paired_t(a, b) if sign > 0 else paired_t(b, a)
+    assert test.mean_difference == pytest.approx(sign * 0.1)
+    assert test.sd_difference == 0.0
+    assert (test.t, test.p, test.effect_size) == (sign * math.inf, 0.0, sign * math.inf)
+    assert test.ci_low == test.ci_high == test.mean_difference
+
+
+def test_paired_t_extreme_scores() -> None:
+    test = paired_t([1e300, 2e300, 4e300], [0.0, 0.0, 0.0])
+    assert test.t == pytest.approx(paired_t([1.0, 2.0, 4.0], [0.0, 0.0, 0.0]).t)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "message"),
+    [
+        ([], [], "at least 2 pairs, got 0"),
+        ([0.1], [0.2], "at least 2 pairs, got 1"),
+        ([0.1, 0.2], [0.1], "same length, got 2 and 1"),
+        ([0.1, math.nan], [0.1, 0.2], "scores must be finite, got the pair nan and 0.2"),
+        ([math.inf, 0.1], [math.inf, 0.2], "scores must be finite, got the pair inf and inf"),
+    ],
+)
+def test_paired_t_invalid(a: list[float], b: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        paired_t(a, b)
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 95.0, math.nan])
+def test_paired_t_invalid_level(level: float) -> None:
+    with pytest.raises(ValueError, match=f"level must lie strictly between 0 and 1, got {level}"):
+        paired_t(FIRST, SECOND, level=level)
+
+
+def test_holm_reference() -> None:
+    adjusted = holm([exact for _, _, exact in PUBLISHED])
+    for value, published in zip(adjusted, PUBLISHED_HOLM, strict=True):
+        assert value == pytest.approx(published, rel=0.02)
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+def test_holm_small_families() -> None:
+    assert holm([]) == []
+    assert holm([0.04]) == [0.04]
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+@given(probabilities)
+def test_holm_never_lowers_and_keeps_the_order(p_values: list[float]) -> None:
+    adjusted = holm(p_values)
+    assert all(raw <= new <= 1.0 for raw, new in zip(p_values, adjusted, strict=True))
+    for i, j in itertools.combinations(range(len(p_values)), 2):
+        if p_values[i] <= p_values[j]:
+            assert adjusted[i] <= adjusted[j]
+        else:
+            assert adjusted[i] >= adjusted[j]
+
+
+@given(probabilities)
+def test_holm_is_at_most_bonferroni(p_values: list[float]) -> None:
+    for raw, new in zip(p_values, holm(p_values), strict=True):
+        assert new <= min(1.0, len(p_values) * raw)
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan])
+def test_holm_invalid(bad: float) -> None:
+    with pytest.raises(ValueError, match=f"between 0 and 1, got {bad}"):
+        holm([0.5, bad])
+
+
+def test_sign_flip_of_five_wins_is_the_smallest_possible() -> None:
+    assert sign_flip(FIRST, SECOND) == 2 / 2**5
+
+
+def test_sign_flip_counts_ties_whatever_the_rounding() -> None:
+    # Differences 0.1, 0.2, -0.3 in any order sum to zero: every pattern is as extreme.
+    assert sign_flip([0.1, 0.2, 0.0], [0.0, 0.0, 0.3]) == 1.0
+    assert sign_flip([0.4, 0.5, 0.3], [0.3, 0.3, 0.6]) == 1.0
+
+
+def test_sign_flip_without_difference() -> None:
+    assert sign_flip(FIRST, FIRST) == 1.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=8))
+def test_sign_flip_agrees_with_enumeration(differences: list[int]) -> None:
+    patterns = itertools.product((1, -1), repeat=len(differences))
+    sums = [abs(sum(s * d for s, d in zip(signs, differences, strict=True))) for signs in patterns]
+    expected = sum(one >= abs(sum(differences)) for one in sums) / len(sums)
+    assert sign_flip([d / 100 for d in differences], [0.0] * len(differences)) == expected
+
+
+@given(score_pairs)
+def test_sign_flip_range_and_symmetry(pairs: list[tuple[float, float]]) -> None:
+    a, b = zip(*pairs, strict=True)
+    p = sign_flip(a, b)
+    assert 2 / 2 ** len(pairs) <= p <= 1.0
+    assert p == sign_flip(b, a)
+
+
+def test_sign_flip_largest_number_of_pairs() -> None:
+    a = [1.0 + 0.01 * i for i in range(MOST_FLIPPED_PAIRS)]
+    assert sign_flip(a, [0.0] * MOST_FLIPPED_PAIRS) == 2 / 2**MOST_FLIPPED_PAIRS
+
+
+@pytest.mark.parametrize(
+    ("n", "message"), [(0, "1 to 20 pairs, got 0"), (21, "1 to 20 pairs, got 21")]
+)
+def test_sign_flip_invalid(n: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sign_flip([0.5] * n, [0.1] * n)
+
+
+@pytest.mark.parametrize(
+    ("effect_size", "power", "expected"),
+    [
+        # Values of common tables and programs of statistical power.
+        (0.2, 0.8, 199),
+        (0.5, 0.8, 34),
+        (0.8, 0.8, 15),
+        (0.5, 0.95, 54),
+        (-0.5, 0.8, 34),
+        (math.inf, 0.8, 2),
+        (1e300, 0.8, 2),
+    ],
+)
+def test_seeds_needed_reference(effect_size: float, power: float, expected: int) -> None:
+    assert seeds_needed(effect_size, power) == expected
+
+
+@settings(deadline=None)
+@given(st.floats(0.05, 60.0), st.floats(0.1, 0.99), st.floats(1e-6, 0.09))
+def test_seeds_needed_is_the_smallest_that_suffices(
+    effect_size: float, power: float, level: float
+) -> None:
+    n = seeds_needed(effect_size, power, level)
+
+    def reached(pairs: int) -> float:
+        """Return the power from the noncentral F, whose variable is the square of t."""
+        critical = stats.f.isf(level, 1, pairs - 1)
+        return float(stats.ncf.sf(critical, 1, pairs - 1, pairs * effect_size**2))
+
+    assert reached(n) >= power - 1e-6
+    assert n == 2 or reached(n - 1) <= power + 1e-6
+
+
+@pytest.mark.parametrize("power", [0.5, 0.9999999999999])
+@pytest.mark.parametrize("level", [0.05, 1e-12])
+def test_seeds_needed_falls_with_the_effect(power: float, level: float) -> None:
+    effects = np.geomspace(1e-3, 1e6, 40)
+    needed = [seeds_needed(float(effect), power, level) for effect in effects]
+    assert needed == sorted(needed, reverse=True)
+    assert needed[-1] >= 2
+
+
+@pytest.mark.parametrize("effect_size", [0.0, -0.0, math.nan])
+def test_seeds_needed_invalid_effect(effect_size: float) -> None:
+    with pytest.raises(ValueError, match="effect_size must be a number other than 0"):
+        seeds_needed(effect_size)
+
+
+@pytest.mark.parametrize("bad", [0.0, 1.0, math.nan])
+def test_seeds_needed_invalid_probabilities(bad: float) -> None:
+    with pytest.raises(ValueError, match=f"power must lie strictly between 0 and 1, got {bad}"):
+        seeds_needed(0.5, power=bad)
+    with pytest.raises(ValueError, match=f"level must lie strictly between 0 and 1, got {bad}"):
+        seeds_needed(0.5, level=bad)
