@@ -26,9 +26,7 @@ INTERRUPTED = 130
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Engine = Annotated[
-    str, typer.Option(help="auto (measured), sequential, vectorized or compiled.")
-]
+Engine = Annotated[str, typer.Option(help="auto (measured), sequential, vectorized or compiled.")]
 Rounds = Annotated[int | None, typer.Option(help="Instead of the task's own number of rounds.")]
 Settings = Annotated[
     list[str] | None,
@@ -65,9 +63,7 @@ def compare(
     rounds: Rounds = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="ALGORITHM.KEY=VALUE", help="e.g. fedavg.client.lr=0.03."
-        ),
+        typer.Option("--set", metavar="ALGORITHM.KEY=VALUE", help="e.g. fedavg.client.lr=0.03."),
     ] = None,
     engine: Engine = "auto",
     device: Device = "auto",
@@ -110,7 +106,9 @@ def run(
     algorithm: Annotated[
         str | None, typer.Option(help="An algorithm of 'fedzmg list' [default: fedzmg].")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Fixes every random choice [default: 0].")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Fixes every random choice [default: 0].")
+    ] = None,
     rounds: Rounds = None,
     set_: Settings = None,
     engine: Annotated[

@@ -152,9 +152,7 @@ class ClientRule(Rule, ABC):
         return ()
 
     @abstractmethod
-    def step(
-        self, given: Given, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
         """One local step: the equations of the algorithm."""
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
@@ -209,7 +207,7 @@ class Algorithm:
         )
 
     def options(self) -> dict[str, Any]:
-        """Every settable field under its key, e.g. ``{"client.lr": 0.1, "weights": "examples"}``."""
+        """Every settable field by key, e.g. ``{"client.lr": 0.1, "weights": "examples"}``."""
         found: dict[str, Any] = {"weights": self.weights}
         for side in ("client", "server"):
             for rule in _chain(getattr(self, side)):
@@ -220,7 +218,7 @@ class Algorithm:
         return found
 
     def with_options(self, options: Mapping[str, Any]) -> Algorithm:
-        """A copy with some fields changed; keys are ``client.FIELD``, ``server.FIELD``, ``weights``.
+        """A copy with fields changed; keys are ``client.FIELD``, ``server.FIELD``, ``weights``.
 
         A field of a wrapped rule is named as if it were the wrapper's own.
 
@@ -298,6 +296,6 @@ def structure(rule: R) -> R:
     copy = dataclasses.replace(rule, **changes)  # type: ignore[type-var]
     for path in numbers(rule):
         if "." not in path:
-            # Zero may lie outside a field's range, which is checked for users, not for placeholders.
+            # Zero may lie outside of a field's range, which is for users, not for placeholders.
             object.__setattr__(copy, path, 0.0)
     return copy

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 class InputError(ValueError):
     """Something the user gave cannot be used; the message is one line with the value and a remedy.
 
-    The command line prints the message and exits with code 2; Python callers catch a ``ValueError``.
+    The command line prints it and exits with code 2; Python callers catch a ``ValueError``.
     """
 
 
@@ -20,6 +20,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     "unknown task 'digit': did you mean 'digits'? (known: digits, plays)"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    # "cohort" is meant for "protocol.cohort": compare with the last part of a name, too.
+    ends = [known_name for known_name in names if known_name.rpartition(".")[2] == name]
+    close = ends or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return InputError(f"unknown {kind} {name!r}: {hint}(known: {', '.join(names)})")

@@ -37,12 +37,12 @@ class Statistic(NamedTuple):
 
     loss: Tensor
     metric: Tensor
-    count: int
+    examples: int
 
     def merged(self, other: Statistic) -> Statistic:
         """The statistic over both sets of examples."""
         return Statistic(
-            self.loss + other.loss, self.metric + other.metric, self.count + other.count
+            self.loss + other.loss, self.metric + other.metric, self.examples + other.examples
         )
 
 
@@ -79,10 +79,10 @@ def evaluate(
     mapped = torch.vmap(one, in_dims=(0, None, None))
     total: Statistic | None = None
     with torch.no_grad():
-        for first in range(0, len(examples), chunk):
+        for first in range(0, examples.size, chunk):
             x, y = (column[first : first + chunk] for column in examples)
             part = Statistic(*mapped(wide, prepare(x, dtype), y), len(x))
             total = part if total is None else total.merged(part)
     assert total is not None  # Examples are never empty.
-    means = torch.stack([total.loss, total.metric])[:, :models] / total.count
+    means = torch.stack([total.loss, total.metric])[:, :models] / total.examples
     return [Evaluation(*pair) for pair in means.T.tolist()]

@@ -44,9 +44,7 @@ def torch_stream(seed: int, purpose: Purpose, *place: Place) -> torch.Generator:
     return generator
 
 
-def step_keys(
-    seed: int, purpose: Purpose, *place: Place, steps: int
-) -> npt.NDArray[np.int64]:
+def step_keys(seed: int, purpose: Purpose, *place: Place, steps: int) -> npt.NDArray[np.int64]:
     """One key per local step below an address, computed at once (splitmix64 of a counter)."""
     with np.errstate(over="ignore"):
         z = np.uint64(key(seed, purpose, *place)) + np.arange(

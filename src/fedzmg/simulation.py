@@ -56,7 +56,9 @@ class Trial:
         algorithm = algorithms.get(name)
         if task is not None:
             algorithm = algorithm.with_options(task.options.get(name, {}))
-        return cls(algorithm.with_options({k.replace("_", ".", 1): v for k, v in options.items()}), seed)
+        return cls(
+            algorithm.with_options({k.replace("_", ".", 1): v for k, v in options.items()}), seed
+        )
 
 
 class Record(NamedTuple):
@@ -275,7 +277,13 @@ class Simulation:
             ).tolist():
                 first, last = (int(o) for o in data.offsets[client : client + 2])
                 plan = local_stream(
-                    protocol.batching, trial.seed, round_, client, drawn[client], first, last - first
+                    protocol.batching,
+                    trial.seed,
+                    round_,
+                    client,
+                    drawn[client],
+                    first,
+                    last - first,
                 )
                 drawn[client] += 1
                 entries.append(Entry(i, client, last - first, plan))
@@ -287,7 +295,9 @@ class Simulation:
         return entries, self._broadcast(1), self._read(entries)
 
     def _broadcast(self, round_: int) -> Broadcast:
-        shared = self._map_server(lambda rule, s, _: rule.share(s), self.snapshot.state, self.snapshot.lost)
+        shared = self._map_server(
+            lambda rule, s, _: rule.share(s), self.snapshot.state, self.snapshot.lost
+        )
         stamp = torch.full((len(self.trials),), round_, dtype=torch.int64, device=self.device)
         return Broadcast(self.snapshot.params, shared, self._client_numbers, stamp)
 
@@ -314,7 +324,10 @@ class Simulation:
             if not self.memory.is_empty:
                 good = aggregate.finite_rows(upload)[chunk.rows].tolist()
                 owners = [(entries[i].trial, entries[i].client) for i in chunk.entries]
-                took_part = [g and len(entries[i].stream) > 0 for g, i in zip(good, chunk.entries, strict=True)]
+                took_part = [
+                    g and len(entries[i].stream) > 0
+                    for g, i in zip(good, chunk.entries, strict=True)
+                ]
                 self.memory.write(owners, row(chunk.outcomes.memory, chunk.rows), took_part)
         assert sums is not None  # A cohort holds at least one client.
         self._update(sums, sent.round)
@@ -335,13 +348,13 @@ class Simulation:
         params, state = self._map_server(
             lambda rule, p, s, c: rule.update(p, s, c), old.params, old.state, cohort
         )
-        moves = old.alive & (sums.count > 0)
+        moves = old.alive & (sums.clients > 0)
 
         def pick(new: Tensor, before: Tensor) -> Tensor:
             return torch.where(moves.reshape(-1, *[1] * (new.ndim - 1)), new, before)
 
-        sent = sums.count + sums.dropped > 0
-        lost = torch.where((sums.count == 0) & sent, old.lost + 1, torch.zeros_like(old.lost))
+        sent = sums.clients + sums.dropped > 0
+        lost = torch.where((sums.clients == 0) & sent, old.lost + 1, torch.zeros_like(old.lost))
         self.snapshot = Snapshot(
             tree_map(pick, params, old.params),
             tree_map(pick, state, old.state),
@@ -362,18 +375,18 @@ class Simulation:
                 alive=self.snapshot.alive & finite.to(self.device)
             )
         alive = self.snapshot.alive.tolist()
-        counts = sums.count.tolist()
-        losses = (sums.loss / sums.count.clamp(min=1)).tolist()
+        counts, dropped = sums.clients.tolist(), sums.dropped.tolist()
+        losses = (sums.loss / sums.clients.clamp(min=1)).tolist()
         seconds = (time.perf_counter() - began) / len(self.trials)
         return [
             Record(
                 round=round_,
                 clients=counts[i],
-                dropped=int(sums.dropped[i]),
+                dropped=dropped[i],
                 steps=int(sums.steps[i]),
                 train_loss=losses[i] if counts[i] else float("nan"),
                 bytes_down=down * protocol.cohort,
-                bytes_up=up * protocol.cohort,
+                bytes_up=up * (counts[i] + dropped[i]),
                 seconds=seconds,
                 loss=None if score is None else score.loss,
                 metric=None if score is None else (score.metric if alive[i] else 0.0),

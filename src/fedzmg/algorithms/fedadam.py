@@ -1,10 +1,10 @@
 """FedAdam: an Adam step on the server, in the two forms that share the name.
 
-With ``g`` the pseudo-gradient (averaged ``w_global - w_local``) and ``t`` the number of server steps::
+With ``g`` the pseudo-gradient (averaged ``w_global - w_local``) and ``t`` the server steps done::
 
     both:     m <- beta1 m + (1 - beta1) g ;   v <- beta2 v + (1 - beta2) g^2
-    fedadam         w <- w - lr sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + eps)     v_0 = 0
-    fedadam:reddi   w <- w - lr m / (sqrt(v) + tau)                                       v_0 = tau^2
+    fedadam        w <- w - lr sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + eps)    v_0 = 0
+    fedadam:reddi  w <- w - lr m / (sqrt(v) + tau)                                      v_0 = tau^2
 
 ``fedadam`` is TensorFlow Federated's optimiser, which the FedZMG paper ran with (0.9, 0.99, 1e-3);
 ``fedadam:reddi`` is Algorithm 2 of Reddi et al. 2020. They agree after one round with these
@@ -36,9 +36,7 @@ class Moments(NamedTuple):
     steps: Tensor
 
 
-def _updated(
-    moments: Moments, grad: Tree, beta1: Number, beta2: Number
-) -> Moments:
+def _updated(moments: Moments, grad: Tree, beta1: Number, beta2: Number) -> Moments:
     return Moments(
         beta1 * moments.first + (1 - beta1) * grad,
         beta2 * moments.second + (1 - beta2) * (grad * grad),

@@ -19,7 +19,7 @@ class SGD(ClientRule):
         v <- momentum v + g              (accumulating form; v = 0 at the start of every round)
         w <- w (1 - decay lr) - lr v     (decoupled: the decay never enters v)
 
-    Degenerate cases: ``momentum=0`` equals no momentum and ``decay=0`` equals no decay, bit for bit.
+    Degenerate cases: ``momentum=0`` equals no momentum, ``decay=0`` equals no decay, bit for bit.
     """
 
     lr: Number = number(0.1, above=0, doc="client learning rate")

@@ -21,7 +21,8 @@ class Examples(NamedTuple):
     x: Tensor
     y: Tensor
 
-    def __len__(self) -> int:
+    @property
+    def size(self) -> int:
         """Number of examples."""
         return len(self.x)
 
@@ -45,7 +46,9 @@ def examples(x: Any, y: Any, *, what: str = "data") -> Examples:
 
 def _tensor(values: Any, what: str) -> Tensor:
     try:
-        tensor = torch.as_tensor(np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values)
+        tensor = torch.as_tensor(
+            np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values
+        )
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{what} cannot be read as an array: {error}") from None
     if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -65,7 +68,7 @@ class FederatedData:
 
     @classmethod
     def from_arrays(
-        cls, x: Any, y: Any, clients: Sequence[Any], names: Sequence[Any] | None = None
+        cls, x: Any, y: Any, clients: Any, names: Sequence[Any] | None = None
     ) -> FederatedData:
         """Group examples by a client id each.
 
@@ -80,9 +83,9 @@ class FederatedData:
         """
         data = examples(x, y, what="training data")
         ids = np.asarray(clients)
-        if ids.shape != (len(data),):
+        if ids.shape != (data.size,):
             raise InputError(
-                f"client ids have shape {ids.shape} but there are {len(data)} examples: "
+                f"client ids have shape {ids.shape} but there are {data.size} examples: "
                 "give one id per example"
             )
         present, owner = np.unique(ids, return_inverse=True)
@@ -126,6 +129,6 @@ class FederatedData:
         digest = hashlib.sha256()
         for tensor in (*self.examples, torch.from_numpy(self.offsets)):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         digest.update("\x1f".join(self.names).encode())
         return digest.hexdigest()

@@ -15,7 +15,9 @@ Owners = npt.NDArray[np.int64]
 
 def _check(labels: npt.NDArray[np.int64], clients: int) -> None:
     if clients < 1 or clients > len(labels):
-        raise InputError(f"clients = {clients}: expected 1 to {len(labels)}, the number of examples")
+        raise InputError(
+            f"clients = {clients}: expected 1 to {len(labels)}, the number of examples"
+        )
 
 
 def iid(labels: npt.NDArray[np.int64], clients: int, *, seed: int = 0) -> Owners:

@@ -7,7 +7,7 @@ function of (seed, round, client), made on the host before the round runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +36,8 @@ class Batching:
                 raise InputError(f"batch {name} = {value!r}: expected a whole number of at least 1")
 
 
-class Stream(NamedTuple):
+@dataclass(frozen=True)
+class Stream:
     """One client's local steps: example positions, how many are real, where epochs end."""
 
     indices: npt.NDArray[np.int64]
@@ -47,6 +48,10 @@ class Stream(NamedTuple):
     def __len__(self) -> int:
         """Number of steps."""
         return len(self.counts)
+
+    def __getitem__(self, steps: slice) -> Stream:
+        """Some of the steps."""
+        return Stream(*(getattr(self, field.name)[steps] for field in fields(self)))
 
 
 class Entry(NamedTuple):
@@ -120,7 +125,7 @@ class Padded(NamedTuple):
 
 
 def pad(streams: Sequence[Stream], *, per_example: bool = False) -> Padded:
-    """Align streams of different length; ``per_example`` weights sum to one over the whole stream."""
+    """Align streams of different length; ``per_example`` weights sum to one over a stream."""
     steps = max((len(s) for s in streams), default=0)
     size = streams[0].indices.shape[1]
     out = Padded(

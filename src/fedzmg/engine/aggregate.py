@@ -25,7 +25,8 @@ class Sums(NamedTuple):
     """Weight times (delta, average)."""
     total: object
     weight: Tensor
-    count: Tensor
+    clients: Tensor
+    """How many uploads were merged."""
     dropped: Tensor
     steps: Tensor
     loss: Tensor
@@ -55,14 +56,16 @@ def empty(upload: Upload, trials: int) -> Sums:
         weighted=tree_map(zeros, (upload.delta, upload.average)),
         total=tree_map(zeros, upload.total),
         weight=real,
-        count=count,
+        clients=count,
         dropped=count.clone(),
         steps=count.clone(),
         loss=real.clone(),
     )
 
 
-def add(sums: Sums | None, chunk: Chunk, entries: list[Entry], weights: Tensor, trials: int) -> Sums:
+def add(
+    sums: Sums | None, chunk: Chunk, entries: list[Entry], weights: Tensor, trials: int
+) -> Sums:
     """Add a chunk's uploads to the sums, in place; rows that are not finite count as dropped.
 
     Args:
@@ -76,7 +79,7 @@ def add(sums: Sums | None, chunk: Chunk, entries: list[Entry], weights: Tensor, 
     upload = outcome.upload
     if sums is None:
         sums = empty(upload, trials)
-    device = sums.count.device
+    device = sums.clients.device
     finite = finite_rows(upload)
     taken = torch.tensor(chunk.entries, device=device)
     rows = torch.tensor(chunk.rows, device=device)
@@ -127,7 +130,7 @@ def _add_wave(
     for total, leaf in zip(leaves(sums.total), leaves(upload.total), strict=True):
         add_to(total, leaf, None)
     sums.weight.index_add_(0, trial, weight)
-    sums.count.index_add_(0, trial, good.long())
+    sums.clients.index_add_(0, trial, good.long())
 
 
 def cohort(sums: Sums, population: int, round_: Tensor) -> Cohort:
@@ -138,5 +141,5 @@ def cohort(sums: Sums, population: int, round_: Tensor) -> Cohort:
         return leaf / safe.reshape(-1, *[1] * (leaf.ndim - 1)).to(leaf.dtype)
 
     delta, average = tree_map(mean, sums.weighted)
-    people = torch.full_like(sums.count, population)
-    return Cohort(delta, average, sums.total, sums.count, people, round_)
+    people = torch.full_like(sums.clients, population)
+    return Cohort(delta, average, sums.total, sums.clients, people, round_)

@@ -55,7 +55,7 @@ def choose(name: str, program: Program, rounds_left: int, probe: Probe) -> Engin
     if name != "auto":
         raise unknown("engine", name, ["auto", *get_args(Path)])
     entries, sent, memory = probe()
-    short = [e._replace(stream=type(e.stream)(*(part[:2] for part in e.stream))) for e in entries]
+    short = [e._replace(stream=e.stream[:2]) for e in entries]
     loop = _seconds(Sequential(program), short, sent, memory)
     mapped = _seconds(Vectorized(program), short, sent, memory)
     figures = f"loop {loop * 1e3:.1f} ms, map {mapped * 1e3:.1f} ms for 2 steps of a cohort"
@@ -71,7 +71,7 @@ def choose(name: str, program: Program, rounds_left: int, probe: Probe) -> Engin
 def can_compile(device: torch.device) -> bool:
     """Whether ``torch.compile`` has what it needs here."""
     if device.type == "cuda":
-        return torch.utils._triton.has_triton()  # type: ignore[no-untyped-call,no-any-return]
+        return torch.utils._triton.has_triton()
     return any(shutil.which(name) for name in ("c++", "g++", "clang++", "cl"))
 
 

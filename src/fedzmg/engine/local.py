@@ -17,6 +17,7 @@ from fedzmg.contract import ClientRule, Given, Look, State, Upload
 from fedzmg.models.objective import Batch
 from fedzmg.tree import Tree, tree_map
 
+
 class Work(NamedTuple):
     """One client's local training in progress."""
 

@@ -46,5 +46,3 @@ class MemoryStore:
     def put(self, trial: int, memories: dict[int, Any]) -> None:
         """Restore the memories of one trial."""
         self.seen |= {(trial, client): state for client, state in memories.items()}
-
-

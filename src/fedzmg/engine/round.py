@@ -58,8 +58,6 @@ class Chunk(NamedTuple):
 class Engine(Protocol):
     """Runs local training for the entries of a round."""
 
-    def train(
-        self, entries: list[Entry], sent: Broadcast, memory: State
-    ) -> Iterator[Chunk]:
+    def train(self, entries: list[Entry], sent: Broadcast, memory: State) -> Iterator[Chunk]:
         """Yield outcomes, every entry exactly once; ``memory`` has one row per entry."""
         ...

@@ -50,9 +50,7 @@ class Sequential:
 
     def _batch(self, stream: Stream, t: int, divisor: int) -> Batch:
         program, real = self.program, int(stream.counts[t])
-        x, y = program.batch_inputs(
-            torch.from_numpy(stream.indices[t, :real]).to(program.device)
-        )
+        x, y = program.batch_inputs(torch.from_numpy(stream.indices[t, :real]).to(program.device))
         weights = torch.full((real,), 1 / divisor, dtype=program.dtype, device=program.device)
         key: Tensor | tuple[()] = ()
         if program.objective.model.has_dropout:

@@ -10,11 +10,11 @@ a lone client trains beside a copy of itself whose result is dropped.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,6 +48,7 @@ class Vectorized:
     compiled: bool = False
     backend: str = "inductor"
     _steps: dict[bool, MappedStep] = field(default_factory=dict, repr=False, compare=False)
+    """The mapped step, with and without a mask for clients that are done."""
 
     def train(self, entries: list[Entry], sent: Broadcast, memory: State) -> Iterator[Chunk]:
         """One chunk of at most ``chunk`` clients at a time."""
@@ -81,17 +82,22 @@ class Vectorized:
         padded = pad([e.stream for e in entries])
         steps = int(padded.lengths.max(initial=0))
         batches = _Batches(self.program, padded)
+        watches = self.program.rule.watches_epochs
         done: list[Work] = []
+        if self.compiled:
+            # Compiled code is specialised on which of its inputs are one tensor: let none be.
+            work = tree_map(torch.clone, work)
         for t in range(steps):
             alive = int((padded.lengths > t).sum())
             width = self._width(alive, len(entries))
             if width < len(work.steps):
                 done.append(row(work, slice(width, None)))
                 work, given, numbers = row((work, given, numbers), slice(width))
-            exact = alive == width and not self.program.rule.watches_epochs
-            active = None if exact else batches.active(t, width)
-            work = self._step(masked=not exact)(numbers, given, work, batches.at(t, width), active)
-            if self.program.rule.watches_epochs and padded.closes[:width, t].any():
+            # A mask is nearly free once compiled, and one graph per width is worth more.
+            masked = self.compiled or watches or alive < width
+            active = batches.active(t, width) if masked else None
+            work = self._step(masked=masked)(numbers, given, work, batches.at(t, width), active)
+            if watches and padded.closes[:width, t].any():
                 work = self._close(entries[:width], numbers, work, batches.closes(t, width))
         # Rows left in ascending order of width, so the pieces line up when read backwards.
         return tree_map(lambda *parts: torch.cat(parts), work, *reversed(done)) if done else work
@@ -100,7 +106,7 @@ class Vectorized:
         """How many rows to keep; compiled steps round up to a ladder of few widths."""
         if not self.compiled:
             return max(alive, MIN_WIDTH)
-        ladder = {max(MIN_WIDTH, -(-total // 2**k)) for k in range(MAX_COMPILED_WIDTHS)}
+        ladder = {max(MIN_WIDTH, -(-total >> k)) for k in range(MAX_COMPILED_WIDTHS)}
         return min(w for w in ladder if w >= alive)
 
     def _map(self, function: Callable[..., Any], numbers: dict[str, Tensor], *args: Any) -> Any:
@@ -114,7 +120,7 @@ class Vectorized:
         if masked not in self._steps:
             if self.compiled:
                 self._steps[masked] = torch.compile(
-                    compiled_step(self.program, masked=masked),
+                    _own_code(compiled_step(self.program, masked=masked)),
                     fullgraph=True,
                     dynamic=False,
                     backend=self.backend,
@@ -168,7 +174,7 @@ class _Batches:
         x, y = self._program.batch_inputs(self._indices[:width, t])
         keyed = self._program.objective.model.has_dropout
         key = self._keys[:width, t].contiguous() if keyed else ()
-        return Batch(x, y, self._weights[:width, t], key)
+        return Batch(x, y, self._weights[:width, t].contiguous(), key)
 
     def active(self, t: int, width: int) -> Tensor:
         return self._lengths[:width] > t
@@ -211,6 +217,23 @@ def compiled_step(program: Program, *, masked: bool) -> MappedStep:
         mask = active if masked else None
         return local.step(bind(program.rule, numbers), given, work, loss, Tree(grad), mask)
 
-    return torch.vmap(one, in_dims=(0, 0, 0, 0, 0 if masked else None))
+    in_dims = (0, 0, 0, 0, 0 if masked else None)
+
+    def mapped(numbers: Any, given: Given, work: Work, batch: Batch, active: Tensor | None) -> Work:
+        return torch.vmap(one, in_dims=in_dims)(numbers, given, work, batch, active)
+
+    return mapped
 
 
+def _own_code(function: MappedStep) -> MappedStep:
+    """A twin with its own code object: the compiler counts recompilations per code object.
+
+    Widths of another task or algorithm in the same process must not use up this one's allowance.
+    """
+    return types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )

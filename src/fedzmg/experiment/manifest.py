@@ -38,7 +38,7 @@ def describe(simulation: Simulation) -> dict[str, Any]:
         "engine_reason": simulation.choice.reason,
         "pack": [f"{t.algorithm.name}/seed-{t.seed}" for t in simulation.trials],
         "clients": len(simulation.task.train),
-        "examples": len(simulation.task.train.examples),
+        "examples": simulation.task.train.examples.size,
         "data_sha256": simulation.task.train.fingerprint(),
     }
 

@@ -106,9 +106,7 @@ def run_pack(
         done = 0 if job.checkpoint is None else job.checkpoint.round
         if job.checkpoint is not None and done >= rounds:
             trial = job.spec.trial(fitted)
-            histories[i] = History(
-                fitted, trial, tuple(job.records), job.checkpoint.params()
-            )
+            histories[i] = History(fitted, trial, tuple(job.records), job.checkpoint.params())
         else:
             # A crash between two checkpoints leaves runs of a pack at different rounds. Packing
             # does not move a bit, so they simply go on in separate packs.
@@ -219,5 +217,3 @@ def _warn_if_moved(directory: RunDirectory, simulation: Simulation, progress: Pr
                 f"{directory.path} began with {fact} {then[fact]} and goes on with {now[fact]}: "
                 "the last bits may differ from an uninterrupted run"
             )
-
-

@@ -76,13 +76,13 @@ class RunSpec(pydantic.BaseModel):
             raise InputError(f"{path}: {error}") from None
 
     def with_settings(self, settings: Mapping[str, Value]) -> RunSpec:
-        """A copy with ``key=value`` settings; keys as in the TOML file, ``client.lr`` for tables."""
+        """A copy with ``key=value`` settings; keys as in the TOML file, ``client.lr`` in tables."""
         values = self.model_dump()
         for key, value in settings.items():
             table, _, name = key.rpartition(".")
             if table in ("client", "server", "protocol"):
                 values[table][name] = value
-            elif table:
+            elif table or name not in RunSpec.model_fields:
                 raise unknown("key", key, self._known_keys())
             else:
                 values[name] = value

@@ -147,7 +147,9 @@ class RunDirectory:
                 # A crash can break off a line, which is then superseded; anything else is damage.
                 if number == len(lines) or not line.endswith(b"}"):
                     continue
-                raise InputError(f"{path}, line {number} is damaged: restore or remove it") from None
+                raise InputError(
+                    f"{path}, line {number} is damaged: restore or remove it"
+                ) from None
             by_round[record.round] = record
         rounds = sorted(r for r in by_round if until is None or r <= until)
         return [by_round[r] for r in rounds]

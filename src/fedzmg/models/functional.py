@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -63,10 +64,10 @@ class FunctionalModel:
         out: Tensor = functional_call(self._evaluating, dict(params.items()), (x,))
         return out
 
-    def to(self, *args: object) -> FunctionalModel:
+    def to(self, device: torch.device, dtype: torch.dtype) -> FunctionalModel:
         """A copy whose constant parameters and keys live on another device or dtype."""
         moved = copy.copy(self)
-        moved.module = copy.deepcopy(self.module).to(*args)  # type: ignore[arg-type]
+        moved.module = copy.deepcopy(self.module).to(device, dtype)
         moved._training = copy.deepcopy(moved.module).train()
         moved._evaluating = copy.deepcopy(moved.module).eval()
         return moved
@@ -76,8 +77,8 @@ def _refuse_buffers(module: nn.Module) -> None:
     for prefix, child in module.named_modules():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             raise InputError(
-                f"layer {prefix or 'model'!r} is a {type(child).__name__}, whose running statistics "
-                "average badly over clients: use nn.GroupNorm instead"
+                f"layer {prefix or 'model'!r} is a {type(child).__name__}, whose running "
+                "statistics average badly over clients: use nn.GroupNorm instead"
             )
         own = [name for name, _ in child.named_buffers(recurse=False)]
         if own:

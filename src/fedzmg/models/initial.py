@@ -46,9 +46,7 @@ def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tr
     return Tree({name: named[name].detach().clone() for name in model.layout})
 
 
-def _start(
-    module: nn.Module, prefix: str, scheme: Initializer, generator: torch.Generator
-) -> None:
+def _start(module: nn.Module, prefix: str, scheme: Initializer, generator: torch.Generator) -> None:
     if callable(scheme):
         scheme(module, generator)
     elif scheme not in _SCHEMES:
@@ -73,7 +71,7 @@ def _torch(module: nn.Module, generator: torch.Generator) -> bool:
     if isinstance(module, nn.RNNBase | nn.RNNCellBase | GRU):
         bound = 1 / math.sqrt(module.hidden_size)
     elif isinstance(module, nn.Linear | nn.Bilinear | nn.modules.conv._ConvNd):
-        fan_in = nn.init._calculate_fan_in_and_fan_out(module.weight)[0]  # type: ignore[arg-type]
+        fan_in = nn.init._calculate_fan_in_and_fan_out(module.weight)[0]
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
     else:
         return False

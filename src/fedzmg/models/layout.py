@@ -107,7 +107,9 @@ def layout_of(model: nn.Module, axes: Mapping[str, tuple[int, ...]] | None = Non
             name = f"{prefix}.{own_name}" if prefix else own_name
             if not parameter.requires_grad:
                 continue
-            info = _given(named, name, parameter.ndim) or _by_type(module, name, own_name, parameter.ndim)
+            info = _given(named, name, parameter.ndim) or _by_type(
+                module, name, own_name, parameter.ndim
+            )
             shared = first_name.setdefault(id(parameter), name)
             if shared in layout and shared in (axes or {}):
                 continue  # the user has said which axes a tied weight has
@@ -129,7 +131,9 @@ def _given(named: dict[str, tuple[int, ...]], name: str, rank: int) -> ParamInfo
     if name not in named:
         return None
     axes = tuple(named.pop(name))
-    if any(not isinstance(a, int) or not 0 <= a < rank for a in axes) or len(set(axes)) != len(axes):
+    if any(not isinstance(a, int) or not 0 <= a < rank for a in axes) or len(set(axes)) != len(
+        axes
+    ):
         raise InputError(f"axes[{name!r}] = {axes}: expected different axes from 0 to {rank - 1}")
     return ParamInfo("kernel" if axes else "bias", axes)
 

@@ -32,8 +32,8 @@ def comparison(data: Mapping[str, Any]) -> Table:
     metric, rows = data["metric"], data["algorithms"]
     goal = metric_text(data["threshold"], metric).replace(".00", "")
     table = Table(
-        caption=f"final: mean ± sd over {len(data['seeds'])} paired seeds, last tenth of the rounds; "
-        f"difference, p, d_z: paired t-test of {data['reference']} minus this one; "
+        caption=f"final: mean ± sd over {len(data['seeds'])} paired seeds, last tenth of the "
+        f"rounds; difference, p, d_z: paired t-test of {data['reference']} minus this one; "
         "down, up: bytes of one run, all clients",
         caption_justify="left",
     )

@@ -29,6 +29,8 @@ def digits() -> Task:
         test=examples(data.test_x[1::2], data.test_y[1::2]),
         prepare=unit_pixels,
         init="keras",
-        protocol=Protocol(rounds=60, cohort=5, batch_size=10, epochs=2, eval_every=2, threshold=0.8),
+        protocol=Protocol(
+            rounds=60, cohort=5, batch_size=10, epochs=2, eval_every=2, threshold=0.8
+        ),
         options={},
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name everybody knows
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedzmg.data.federated import Examples, FederatedData, examples
@@ -112,7 +112,7 @@ class Task:
         model: nn.Module,
         x: Any,
         y: Any,
-        clients: Sequence[Any],
+        clients: Any,
         *,
         test: tuple[Any, Any],
         name: str = "custom",

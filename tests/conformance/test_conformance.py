@@ -1,0 +1,284 @@
+"""What every algorithm in the table must satisfy; a new row is covered without a new test."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedzmg import Task, Trial, simulate
+from fedzmg.algorithms import ALGORITHMS
+from fedzmg.contract import Cohort, Given, Look, Upload, bind, numbers, structure
+from fedzmg.data.federated import Examples
+from fedzmg.engine.vectorized import Vectorized
+from fedzmg.simulation import Simulation
+from fedzmg.tree import Tree, leaves, num_bytes, tree_map
+
+NAMES = list(ALGORITHMS)
+CPU = torch.device("cpu")
+SIZES = [3, 9, 1, 14, 6, 11, 2]
+"""Client 2 has one example, which is no full batch and no partial one that is kept below."""
+
+
+class Net(nn.Module):
+    """A convolution, dropout and a dense layer: kernels of two ranks, biases, randomness."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 3, 3, padding=1)
+        self.drop = nn.Dropout(0.3)
+        self.dense = nn.Linear(3 * 6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.dense(self.drop(torch.relu(self.conv(x[:, None])).flatten(1)))
+        return out
+
+
+@cache
+def task(**protocol: object) -> Task:
+    rng = np.random.default_rng(5)
+    owner = np.repeat(np.arange(len(SIZES)), SIZES)
+    x, y = rng.normal(size=(len(owner), 6)) + 0.5, rng.integers(0, 4, len(owner))
+    settings = {"batch_size": 4, "epochs": 2, "cohort": 4, "rounds": 3, **protocol}
+    return Task.from_arrays(Net(), x, y, owner, test=(x, y), **settings)  # type: ignore[arg-type]
+
+
+def trials(name: str, count: int = 3) -> list[Trial]:
+    """Different seeds and learning rates, so that a pack mixes both."""
+    base = ALGORITHMS[name].algorithm
+    return [
+        Trial(base.with_options({"client.lr": 0.02 * (1 + i), "server.lr": 0.5 / (1 + i)}), seed=i)
+        for i in range(count)
+    ]
+
+
+def run(name: str, engine: str, *, count: int = 3, **kwargs: object) -> list[Tree]:
+    histories = simulate(
+        task(),
+        trials(name, count),
+        engine=engine,
+        dtype=torch.float64,
+        **kwargs,  # type: ignore[arg-type]
+    )
+    return [h.params for h in histories]
+
+
+def distance(a: object, b: object) -> float:
+    return max(float((x - y).abs().max()) for x, y in zip(leaves(a), leaves(b), strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loop_equals_map_equals_chunks(name: str) -> None:
+    reference = run(name, "sequential")
+    assert distance(reference, run(name, "vectorized")) < 1e-9
+    assert distance(reference, run(name, "vectorized", chunk=3)) < 1e-9
+    moved = simulate(task(), trials(name), rounds=1, engine="sequential", dtype=torch.float64)
+    assert distance(reference, [h.params for h in moved]) > 1e-6, "the algorithm does nothing"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_float32_agrees_after_one_round(name: str) -> None:
+    one, other = (
+        simulate(task(), trials(name), rounds=1, engine=e) for e in ("sequential", "vectorized")
+    )
+    assert distance([h.params for h in one], [h.params for h in other]) < 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_alone_equals_packed_bit_for_bit(name: str, engine: str) -> None:
+    packed = simulate(task(), trials(name), engine=engine)  # type: ignore[arg-type]
+    for i, trial in enumerate(trials(name)):
+        [alone] = simulate(task(), [trial], engine=engine)  # type: ignore[arg-type]
+        assert [r._replace(seconds=0) for r in alone.records] == [
+            r._replace(seconds=0) for r in packed[i].records
+        ]
+        assert all(torch.equal(alone.params[n], packed[i].params[n]) for n in alone.params)
+
+
+def simulation(
+    name: str, engine: str = "vectorized", problem: Task | None = None, **kwargs: object
+) -> Simulation:
+    return Simulation(
+        problem or task(),
+        trials(name),
+        rounds=4,
+        device=CPU,
+        dtype=torch.float64,
+        engine=engine,  # type: ignore[arg-type]
+        **kwargs,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_resume_equals_no_interruption_bit_for_bit(name: str, engine: str) -> None:
+    whole = simulation(name, engine)
+    reports = [whole.run_round() for _ in range(4)]
+    first = simulation(name, engine)
+    for _ in range(2):
+        first.run_round()
+    kept = [first.checkpoint(i) for i in range(3)]
+    second = simulation(name, engine, restored=kept)
+    assert second.round == 2
+    resumed = [second.run_round() for _ in range(2)]
+    for then, now in zip(reports[2:], resumed, strict=True):
+        assert [r._replace(seconds=0) for r in then.records] == [
+            r._replace(seconds=0) for r in now.records
+        ]
+    for a, b in zip(leaves(whole.snapshot), leaves(second.snapshot), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_client_order_does_not_matter(name: str) -> None:
+    here, there = simulation(name), simulation(name)
+    entries = there._entries
+
+    def reversed_entries(round_: int):  # type: ignore[no-untyped-def]
+        return entries(round_)[::-1]
+
+    there._entries = reversed_entries  # type: ignore[method-assign]
+    for _ in range(3):
+        here.run_round()
+        there.run_round()
+    assert distance(here.snapshot.params, there.snapshot.params) < 1e-9
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_client_without_a_batch_changes_nothing(name: str, engine: str) -> None:
+    problem = replace(task(), protocol=replace(task().protocol, keep_partial=False, cohort=7))
+    sim, other = simulation(name, engine, problem), simulation(name, engine, problem)
+    entries = other._entries
+    other._entries = lambda r: [e for e in entries(r) if len(e.stream)]  # type: ignore[method-assign]
+    for _ in range(2):
+        records = sim.run_round().records
+        other.run_round()
+    # Clients of 3, 1 and 2 examples hold no full batch of 4.
+    assert [r.clients for r in records] == [4, 4, 4]
+    assert distance(sim.snapshot.params, other.snapshot.params) < 1e-12
+
+
+def poisoned(client: int) -> Task:
+    base = task(cohort=7)
+    x = base.train.examples.x.clone()
+    first, last = base.train.offsets[client : client + 2]
+    x[first:last] = float("nan")
+    return replace(base, train=replace(base.train, examples=Examples(x, base.train.examples.y)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_upload_that_is_not_finite_is_dropped_and_counted(name: str, engine: str) -> None:
+    sim, other = simulation(name, engine, poisoned(3)), simulation(name, engine, task(cohort=7))
+    entries = other._entries
+    other._entries = lambda r: [e for e in entries(r) if e.client != 3]  # type: ignore[method-assign]
+    for _ in range(2):
+        records = sim.run_round().records
+        other.run_round()
+    assert [(r.clients, r.dropped) for r in records] == [(6, 1)] * 3
+    assert distance(sim.snapshot.params, other.snapshot.params) < 1e-9
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cohort_that_loses_every_upload_leaves_everything_untouched(name: str) -> None:
+    base = task()
+    nan = Examples(base.train.examples.x * float("nan"), base.train.examples.y)
+    sim = simulation(name, problem=replace(base, train=replace(base.train, examples=nan)))
+    before = sim.snapshot
+    reports = [sim.run_round() for _ in range(4)]
+    for a, b in zip(
+        leaves((before.params, before.state)),
+        leaves((sim.snapshot.params, sim.snapshot.state)),
+        strict=True,
+    ):
+        assert torch.equal(a, b)
+    assert [[r.diverged for r in report.records] for report in reports] == [
+        [False] * 3, [False] * 3, [True] * 3, [True] * 3
+    ]  # fmt: skip
+    assert reports[-1].records[0].metric == 0.0
+
+
+def parts(name: str) -> tuple[object, object, Given, Tree]:
+    """Rules bound to tensors, what a client is given, and a gradient."""
+    algorithm = ALGORITHMS[name].algorithm.for_layout(task().model.layout)
+    params = task().model.params().map(lambda leaf: leaf.double())
+    grad = params.map(lambda leaf: torch.full_like(leaf, 0.1) + leaf.sin())
+
+    def bound(rule):  # type: ignore[no-untyped-def]
+        values = {k: torch.tensor(v, dtype=torch.float64) for k, v in numbers(rule).items()}
+        return bind(structure(rule), values)
+
+    client, server = bound(algorithm.client), bound(algorithm.server)
+    shared = server.share(server.init(params))
+    given = Given(params, shared, client.remember(params), torch.tensor(1), torch.tensor(10))
+    return client, server, given, grad
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rules_do_not_mutate_and_state_keeps_its_form(name: str) -> None:
+    client, server, given, grad = parts(name)
+    kept = tree_map(torch.clone, (given, grad))
+    look = Look(torch.tensor(1.0, dtype=torch.float64), grad) if client.looks != "never" else ()  # type: ignore[attr-defined]
+    scratch = client.begin(given, look)  # type: ignore[attr-defined]
+    held = tree_map(torch.clone, scratch)
+    params, after = client.step(given, given.params, scratch, grad)  # type: ignore[attr-defined]
+    assert form(after) == form(scratch)
+    assert form(params) == form(given.params)
+    upload, memory = client.finish(given, params, after, torch.tensor(1))  # type: ignore[attr-defined]
+    assert isinstance(upload, Upload)
+    assert form(upload.delta) == form(given.params)
+    assert form(memory) == form(given.memory)
+    state = server.init(given.params)  # type: ignore[attr-defined]
+    before = tree_map(torch.clone, state)
+    cohort = Cohort(
+        upload.delta,
+        upload.average,
+        upload.total,
+        torch.tensor(1),
+        torch.tensor(7),
+        torch.tensor(1),
+    )
+    moved, new_state = server.update(given.params, state, cohort)  # type: ignore[attr-defined]
+    assert form(new_state) == form(state)
+    assert form(moved) == form(given.params)
+    for a, b in zip(
+        leaves((kept, held, before)), leaves(((given, grad), scratch, state)), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+def form(value: object) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(leaf.shape, leaf.dtype) for leaf in leaves(value)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_step_traces_as_one_graph(name: str) -> None:
+    sim, other = simulation(name), simulation(name)
+    sim._engine = Vectorized(sim._program, compiled=True, backend="eager")
+    for _ in range(2):
+        sim.run_round()
+        other.run_round()
+    assert distance(sim.snapshot.params, other.snapshot.params) < 1e-9
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pickles(name: str) -> None:
+    algorithm = ALGORITHMS[name].algorithm.for_layout(task().model.layout)
+    assert pickle.loads(pickle.dumps(algorithm)) == algorithm
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_message_sizes_equal_the_declared_ones(name: str) -> None:
+    entry = ALGORITHMS[name]
+    [history] = simulate(task(), trials(name, 1), rounds=1, engine="sequential")
+    model = num_bytes(task().model.params())
+    record = history.records[0]
+    assert record.bytes_down == entry.down * model * task().protocol.cohort
+    assert record.bytes_up == entry.up * model * task().protocol.cohort
