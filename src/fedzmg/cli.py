@@ -12,7 +12,7 @@ import click
 import typer
 from rich.console import Console
 
-from fedzmg.errors import InputError
+from fedzmg.errors import InputError, Interrupted
 
 app = typer.Typer(
     help="Train, compare and deploy federated algorithms.",
@@ -219,7 +219,8 @@ def _digest(values: dict[str, Any]) -> str:
 def main() -> None:
     """Entry point: one line and exit code 2 for bad input, 130 for Ctrl-C."""
     try:
-        app(standalone_mode=False)
+        if app(standalone_mode=False) == INTERRUPTED:
+            raise KeyboardInterrupt
     except click.exceptions.NoArgsIsHelpError as error:
         typer.echo(error.format_message())
         sys.exit(2)
@@ -227,11 +228,18 @@ def main() -> None:
         _fail(error.format_message())
     except InputError as error:
         _fail(str(error))
-    except KeyboardInterrupt as error:
-        done = getattr(error, "done", None)
-        kept = "" if done is None else f" after round {done} of {error.rounds}; nothing is lost,"  # type: ignore[attr-defined]
-        typer.echo(f"\nfedzmg: interrupted{kept} run the same command again to go on", err=True)
-        sys.exit(INTERRUPTED)
+    except (KeyboardInterrupt, click.Abort):
+        _interrupted("before the first round; run the same command again")
+    except Interrupted as error:
+        _interrupted(
+            f"after round {error.done} of {error.rounds}; nothing is lost, run the same command "
+            "again to go on"
+        )
+
+
+def _interrupted(message: str) -> None:
+    typer.echo(f"\nfedzmg: interrupted {message}", err=True)
+    sys.exit(INTERRUPTED)
 
 
 def _fail(message: str) -> None:

@@ -13,6 +13,14 @@ class InputError(ValueError):
     """
 
 
+class Interrupted(Exception):
+    """Ctrl-C, after everything finished so far was kept."""
+
+    def __init__(self, done: int, rounds: int) -> None:
+        super().__init__()
+        self.done, self.rounds = done, rounds
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     """An ``InputError`` for a name that is not in a table, with the nearest known name.
 

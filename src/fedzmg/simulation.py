@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from fedzmg import algorithms
 from fedzmg.contract import Algorithm, State, bind, numbers, structure
 from fedzmg.data.plan import Entry, local_stream, sample_cohort
-from fedzmg.engine import aggregate
+from fedzmg.engine.aggregate import Merger, Sums
 from fedzmg.engine.choose import EngineChoice, choose
+from fedzmg.engine.kernels import onednn
 from fedzmg.engine.memory import MemoryStore
 from fedzmg.engine.round import Broadcast, Engine, Program
 from fedzmg.errors import InputError, unknown
@@ -307,33 +308,27 @@ class Simulation:
 
     def run_round(self) -> RoundReport:
         """Train, merge, update and, when due, evaluate; then move to the next round."""
+        with onednn(self.choice.onednn):
+            return self._run_round()
+
+    def _run_round(self) -> RoundReport:
         began = time.perf_counter()
         round_ = self.round + 1
         entries = self._entries(round_)
         sent = self._broadcast(round_)
-        weights = torch.tensor(
-            [self._weight(e) for e in entries], dtype=torch.float64, device=self.device
-        )
-        remembered = self._read(entries)
-        sums: aggregate.Sums | None = None
+        merger = Merger(entries, [self._weight(e) for e in entries], len(self.trials))
         up = 0
-        for chunk in self._engine.train(entries, sent, remembered):
-            sums = aggregate.add(sums, chunk, entries, weights, len(self.trials))
+        for chunk in self._engine.train(entries, sent, self._read(entries)):
+            accepted = merger.add(chunk)
             upload = chunk.outcomes.upload
             up = num_bytes(upload) // len(leaves(upload)[0])
             if not self.memory.is_empty:
-                good = aggregate.finite_rows(upload)[chunk.rows].tolist()
                 owners = [(entries[i].trial, entries[i].client) for i in chunk.entries]
-                took_part = [
-                    g and len(entries[i].stream) > 0
-                    for g, i in zip(good, chunk.entries, strict=True)
-                ]
-                self.memory.write(owners, row(chunk.outcomes.memory, chunk.rows), took_part)
-        assert sums is not None  # A cohort holds at least one client.
-        self._update(sums, sent.round)
+                self.memory.write(owners, row(chunk.outcomes.memory, chunk.rows), accepted)
+        self._update(merger, sent.round)
         self.round = round_
         down = num_bytes((sent.params, sent.shared)) // len(self.trials)
-        records = self._records(round_, sums, down, up, began)
+        records = self._records(round_, merger.sums, down, up, began)
         return RoundReport(round_, records, self)
 
     def _weight(self, entry: Entry) -> float:
@@ -341,10 +336,10 @@ class Simulation:
             return 0.0
         return float(entry.examples) if self.weights == "examples" else 1.0
 
-    def _update(self, sums: aggregate.Sums, stamp: Tensor) -> None:
+    def _update(self, merger: Merger, stamp: Tensor) -> None:
         """Let the servers move; a trial that lost every upload, or is frozen, stays as it is."""
         old = self.snapshot
-        cohort = aggregate.cohort(sums, len(self.task.train), stamp)
+        cohort, sums = merger.cohort(len(self.task.train), stamp), merger.sums
         params, state = self._map_server(
             lambda rule, p, s, c: rule.update(p, s, c), old.params, old.state, cohort
         )
@@ -362,9 +357,7 @@ class Simulation:
             lost,
         )
 
-    def _records(
-        self, round_: int, sums: aggregate.Sums, down: int, up: int, began: float
-    ) -> list[Record]:
+    def _records(self, round_: int, sums: Sums, down: int, up: int, began: float) -> list[Record]:
         protocol = self.task.protocol
         due = (round_ - 1) % protocol.eval_every == 0 or round_ == self.rounds
         scores: list[Evaluation | None] = [None] * len(self.trials)

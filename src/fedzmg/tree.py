@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, ItemsView, Iterator, Mapping
-from typing import Any, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -181,6 +181,37 @@ def stack(values: list[Any]) -> Any:
 def row(value: Any, index: Any) -> Any:
     """Take ``index`` along the first axis of every tensor."""
     return tree_map(lambda leaf: leaf[index], value)
+
+
+class Flat(NamedTuple):
+    """How flat rows were made: the structure and the shape of every tensor, rows left out."""
+
+    spec: pytree.TreeSpec
+    shapes: list[torch.Size]
+
+
+def flatten_rows(value: Any, like: Tensor | None = None) -> tuple[Tensor, Flat]:
+    """Stacked tensors as one matrix, a row each; integers become floating point numbers.
+
+    Args:
+        value: nested trees and tuples whose tensors have the same first axis.
+        like: rows and type of the empty matrix, if ``value`` holds no tensor.
+    """
+    tensors, spec = pytree.tree_flatten(value)
+    flat = Flat(spec, [t.shape[1:] for t in tensors])
+    if not tensors:
+        assert like is not None
+        return like.new_zeros(len(like), 0), flat
+    dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
+    return torch.cat([t.reshape(len(t), -1).to(dtype) for t in tensors], 1), flat
+
+
+def unflatten_rows(rows: Tensor, flat: Flat) -> Any:
+    """What :func:`flatten_rows` flattened, for other rows."""
+    sizes = [shape.numel() for shape in flat.shapes]
+    parts = torch.split(rows, sizes, 1) if sizes else ()
+    shaped = [part.reshape(len(rows), *s) for part, s in zip(parts, flat.shapes, strict=True)]
+    return pytree.tree_unflatten(shaped, flat.spec)
 
 
 def named_leaves(value: Any) -> dict[str, Tensor]:

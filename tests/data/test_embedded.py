@@ -32,7 +32,8 @@ def plays() -> Plays:
 @pytest.fixture(scope="module")
 def builder() -> ModuleType:
     spec = importlib.util.spec_from_file_location("build_embedded", SCRIPT)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from fedzmg.data.plan import Entry
+from fedzmg.engine.kernels import ONEDNN_BY_DEFAULT, onednn
 from fedzmg.engine.round import Broadcast, Engine, Program
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
@@ -27,6 +28,8 @@ COMPILE_SECONDS = 30.0
 COMPILE_GAIN = 0.3
 """Share of the mapped step's time that compiling saves; seen: 0.05 for a CNN, 0.4 for an MLP."""
 
+PROBE_STEPS = 2
+
 Probe = Callable[[], tuple[list[Entry], Broadcast, Any]]
 
 
@@ -36,6 +39,7 @@ class EngineChoice:
 
     path: Path
     reason: str
+    onednn: bool = ONEDNN_BY_DEFAULT
 
     def build(self, program: Program, chunk: int | None = None) -> Engine:
         """The engine that follows this path."""
@@ -55,17 +59,28 @@ def choose(name: str, program: Program, rounds_left: int, probe: Probe) -> Engin
     if name != "auto":
         raise unknown("engine", name, ["auto", *get_args(Path)])
     entries, sent, memory = probe()
-    short = [e._replace(stream=e.stream[:2]) for e in entries]
-    loop = _seconds(Sequential(program), short, sent, memory)
-    mapped = _seconds(Vectorized(program), short, sent, memory)
-    figures = f"loop {loop * 1e3:.1f} ms, map {mapped * 1e3:.1f} ms for 2 steps of a cohort"
-    if loop < mapped:
-        return EngineChoice("sequential", figures)
-    steps = max((len(e.stream) for e in entries), default=0)
-    saved = COMPILE_GAIN * mapped / 2 * steps * rounds_left
-    if saved > 2 * COMPILE_SECONDS and can_compile(program.device):
-        return EngineChoice("compiled", f"{figures}; compiling should save {saved:.0f} s")
-    return EngineChoice("vectorized", figures)
+    short = [e._replace(stream=e.stream[:PROBE_STEPS]) for e in entries]
+    found: dict[tuple[Path, bool], float] = {}
+    engines: dict[Path, Engine] = {
+        "sequential": Sequential(program),
+        "vectorized": Vectorized(program),
+    }
+    for path, engine in engines.items():
+        for flag in (True, False) if program.device.type == "cpu" else (True,):
+            with onednn(flag):
+                found[path, flag] = _seconds(engine, short, sent, memory)
+    path, flag = min(found, key=found.__getitem__)
+    figures = ", ".join(
+        f"{p}{'' if f else ' without oneDNN'} {1e3 * t:.1f} ms" for (p, f), t in found.items()
+    )
+    figures += f" for {PROBE_STEPS} steps of a cohort"
+    if path == "vectorized":
+        steps = max((len(e.stream) for e in entries), default=0)
+        saved = COMPILE_GAIN * found[path, flag] / PROBE_STEPS * steps * rounds_left
+        if saved > 2 * COMPILE_SECONDS and can_compile(program.device):
+            reason = f"{figures}; compiling should save {saved:.0f} s"
+            return EngineChoice("compiled", reason, flag)
+    return EngineChoice(path, figures, flag)
 
 
 def can_compile(device: torch.device) -> bool:

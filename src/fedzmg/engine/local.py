@@ -63,23 +63,34 @@ def keep(active: Tensor, new: Any, old: Any) -> Any:
 
 
 def step(
-    rule: ClientRule, given: Given, work: Work, loss: Tensor, grad: Tree, active: Tensor | None
-) -> Work:
+    rule: ClientRule,
+    given: Given,
+    params: Tree,
+    scratch: State,
+    grad: Tree,
+    active: Tensor | None,
+) -> tuple[Tree, State]:
     """One local step; ``active=None`` promises that the client is active."""
-    params, scratch = rule.step(given, work.params, work.scratch, grad)
-    after = Work(
+    after = rule.step(given, params, scratch, grad)
+    return after if active is None else keep(active, after, (params, scratch))
+
+
+def count(work: Work, loss: Tensor, params: Tree, scratch: State, active: Tensor | None) -> Work:
+    """Work after a step, its tallies moved on for active clients.
+
+    Tallies are the same for one client and for many, so they stay outside of the map.
+    """
+    one = torch.ones_like(work.steps) if active is None else active.to(work.steps.dtype)
+    part = loss if active is None else torch.where(active, loss, torch.zeros_like(loss))
+    return Work(
         params,
         scratch,
-        work.steps + 1,
-        work.loss + loss,
-        work.epoch_steps + 1,
-        work.total_loss + loss,
+        work.steps + one,
+        work.loss + part,
+        work.epoch_steps + one,
+        work.total_loss + part,
         work.active,
     )
-    if active is None:
-        return after
-    kept: Work = keep(active & work.active, after, work)
-    return kept
 
 
 def close_epoch(rule: ClientRule, work: Work, closes: Tensor, look_loss: Tensor | None) -> Work:

@@ -40,7 +40,8 @@ class Sequential:
             loss, grad = local.eager_gradient(
                 program.objective.train, work.params, self._batch(stream, t, int(stream.counts[t]))
             )
-            work = local.step(rule, given, work, loss, grad, active=None)
+            after = local.step(rule, given, work.params, work.scratch, grad, active=None)
+            work = local.count(work, loss, *after, active=None)
             if rule.watches_epochs and stream.closes[t]:
                 seen = self._look(entry, work.params).loss if rule.looks == "epochs" else None
                 work = local.close_epoch(rule, work, torch.ones_like(work.active), seen)

@@ -21,6 +21,7 @@ from torch import Tensor
 from fedzmg.contract import Given, Look, State, bind
 from fedzmg.data.plan import Entry, Padded, full_pass, pad
 from fedzmg.engine import local
+from fedzmg.engine.kernels import MappedLayers
 from fedzmg.engine.local import Outcome, Work
 from fedzmg.engine.round import Broadcast, Chunk, Program
 from fedzmg.models.objective import Batch
@@ -29,7 +30,7 @@ from fedzmg.tree import Tree, row, tree_map
 MIN_WIDTH = 2
 MAX_COMPILED_WIDTHS = 4
 
-MappedStep = Callable[..., Work]
+MappedStep = Callable[..., tuple[Tensor, Tree, State]]
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Vectorized:
         done: list[Work] = []
         if self.compiled:
             # Compiled code is specialised on which of its inputs are one tensor: let none be.
-            work = tree_map(torch.clone, work)
+            work = work._replace(params=work.params.map(torch.clone))
         for t in range(steps):
             alive = int((padded.lengths > t).sum())
             width = self._width(alive, len(entries))
@@ -96,7 +97,12 @@ class Vectorized:
             # A mask is nearly free once compiled, and one graph per width is worth more.
             masked = self.compiled or watches or alive < width
             active = batches.active(t, width) if masked else None
-            work = self._step(masked=masked)(numbers, given, work, batches.at(t, width), active)
+            if active is not None:
+                active = active & work.active
+            loss, params, scratch = self._step(masked=masked)(
+                numbers, given, work.params, work.scratch, batches.at(t, width), active
+            )
+            work = local.count(work, loss, params, scratch, active)
             if watches and padded.closes[:width, t].any():
                 work = self._close(entries[:width], numbers, work, batches.closes(t, width))
         # Rows left in ascending order of width, so the pieces line up when read backwards.
@@ -183,25 +189,25 @@ class _Batches:
         return self._closes[:width, t] & (self._lengths[:width] > t)
 
 
-def _mapped_rule(program: Program, *, masked: bool) -> Callable[..., Work]:
-    def one(
-        numbers: dict[str, Tensor], given: Given, work: Work, loss: Tensor, grad: Tree, active: Any
-    ) -> Work:
-        mask = active if masked else None
-        return local.step(bind(program.rule, numbers), given, work, loss, grad, mask)
-
-    return torch.vmap(one, in_dims=(0, 0, 0, 0, 0, 0 if masked else None))
-
-
 def eager_step(program: Program, *, masked: bool) -> MappedStep:
     """A mapped step whose gradient is one ordinary backward pass over all clients."""
     losses = torch.vmap(program.objective.train)
-    advance = _mapped_rule(program, masked=masked)
 
-    def mapped(numbers: Any, given: Given, work: Work, batch: Batch, active: Tensor | None) -> Work:
-        loss, grad = local.eager_gradient(losses, work.params, batch)
+    def one(
+        numbers: Any, given: Given, params: Tree, scratch: State, grad: Tree, active: Any
+    ) -> tuple[Tree, State]:
+        mask = active if masked else None
+        return local.step(bind(program.rule, numbers), given, params, scratch, grad, mask)
+
+    advance = torch.vmap(one, in_dims=(0, 0, 0, 0, 0, 0 if masked else None))
+
+    def mapped(
+        numbers: Any, given: Given, params: Tree, scratch: State, batch: Batch, active: Any
+    ) -> tuple[Tensor, Tree, State]:
+        with MappedLayers():
+            loss, grad = local.eager_gradient(losses, params, batch)
         with torch.no_grad():
-            return advance(numbers, given, work, loss, grad, active)
+            return loss, *advance(numbers, given, params, scratch, grad, active)
 
     return mapped
 
@@ -209,18 +215,23 @@ def eager_step(program: Program, *, masked: bool) -> MappedStep:
 def compiled_step(program: Program, *, masked: bool) -> MappedStep:
     """The same step in a form that traces as one graph: ``torch.func.grad`` inside the map."""
 
-    def one(numbers: Any, given: Given, work: Work, batch: Batch, active: Any) -> Work:
+    def one(
+        numbers: Any, given: Given, params: Tree, scratch: State, batch: Batch, active: Any
+    ) -> tuple[Tensor, Tree, State]:
         def loss_of(tensors: dict[str, Tensor]) -> Tensor:
             return program.objective.train(Tree(tensors), batch)
 
-        grad, loss = torch.func.grad_and_value(loss_of)(dict(work.params.items()))
+        grad, loss = torch.func.grad_and_value(loss_of)(dict(params.items()))
         mask = active if masked else None
-        return local.step(bind(program.rule, numbers), given, work, loss, Tree(grad), mask)
+        rule = bind(program.rule, numbers)
+        return loss, *local.step(rule, given, params, scratch, Tree(grad), mask)
 
-    in_dims = (0, 0, 0, 0, 0 if masked else None)
+    in_dims = (0, 0, 0, 0, 0, 0 if masked else None)
 
-    def mapped(numbers: Any, given: Given, work: Work, batch: Batch, active: Tensor | None) -> Work:
-        return torch.vmap(one, in_dims=in_dims)(numbers, given, work, batch, active)
+    def mapped(
+        numbers: Any, given: Given, params: Tree, scratch: State, batch: Batch, active: Any
+    ) -> tuple[Tensor, Tree, State]:
+        return torch.vmap(one, in_dims=in_dims)(numbers, given, params, scratch, batch, active)
 
     return mapped
 

@@ -35,6 +35,7 @@ def describe(simulation: Simulation) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "dtype": str(simulation.dtype).removeprefix("torch."),
         "engine": simulation.choice.path,
+        "onednn": simulation.choice.onednn,
         "engine_reason": simulation.choice.reason,
         "pack": [f"{t.algorithm.name}/seed-{t.seed}" for t in simulation.trials],
         "clients": len(simulation.task.train),

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from fedzmg.engine.choose import EngineChoice
-from fedzmg.errors import InputError
+from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment import manifest
 from fedzmg.experiment.spec import DTYPES, RunSpec
 from fedzmg.experiment.store import RunDirectory
 from fedzmg.simulation import (
     Checkpoint,
+    EngineName,
     History,
     Record,
     RoundReport,
@@ -56,20 +57,12 @@ class Silent:
         """Nothing."""
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after everything finished so far was kept."""
-
-    def __init__(self, done: int, rounds: int) -> None:
-        super().__init__()
-        self.done, self.rounds = done, rounds
-
-
 class _Job(NamedTuple):
     spec: RunSpec
     directory: RunDirectory | None
     checkpoint: Checkpoint | None
     records: list[Record]
-    engine: str
+    engine: EngineName | EngineChoice
 
 
 def run_pack(
@@ -101,7 +94,7 @@ def run_pack(
         for i, spec in enumerate(specs)
     ]
     histories: list[History | None] = [None] * len(jobs)
-    groups: dict[tuple[int, str], list[int]] = defaultdict(list)
+    groups: dict[tuple[int, EngineName | EngineChoice], list[int]] = defaultdict(list)
     for i, job in enumerate(jobs):
         done = 0 if job.checkpoint is None else job.checkpoint.round
         if job.checkpoint is not None and done >= rounds:
@@ -114,7 +107,7 @@ def run_pack(
     label = specs[0].algorithm
     if not groups:
         progress.begin(label, rounds, rounds)
-    for (done, engine), members in sorted(groups.items()):
+    for (done, engine), members in groups.items():
         progress.begin(label, rounds, done)
         pack = [jobs[i] for i in members]
         found = _train(fitted, pack, engine, progress, checkpoint_seconds)
@@ -134,6 +127,12 @@ def _open(task: Task, spec: RunSpec, directory: RunDirectory | None) -> _Job:
             "with --out"
         )
     facts = directory.manifest()
+    lacking = [name for name in ("data_sha256", "engine", "onednn") if name not in facts]
+    if lacking:
+        raise InputError(
+            f"{directory.path}/manifest.json lacks {lacking[0]!r}: it was made by another version; "
+            "choose another place with --out"
+        )
     if facts["data_sha256"] != task.train.fingerprint():
         raise InputError(
             f"{directory.path} was trained on other data than {task.name!r} holds now: choose "
@@ -141,7 +140,8 @@ def _open(task: Task, spec: RunSpec, directory: RunDirectory | None) -> _Job:
         )
     checkpoint = directory.checkpoint()
     done = 0 if checkpoint is None else checkpoint.round
-    return _Job(spec, directory, checkpoint, directory.records(until=done), facts["engine"])
+    choice = EngineChoice(facts["engine"], "as before", facts["onednn"])
+    return _Job(spec, directory, checkpoint, directory.records(until=done), choice)
 
 
 def _difference(kept: RunSpec, asked: RunSpec) -> str:
@@ -160,18 +160,21 @@ def _difference(kept: RunSpec, asked: RunSpec) -> str:
 
 
 def _train(
-    task: Task, jobs: list[_Job], engine: str, progress: Progress, checkpoint_seconds: float
+    task: Task,
+    jobs: list[_Job],
+    engine: EngineName | EngineChoice,
+    progress: Progress,
+    checkpoint_seconds: float,
 ) -> list[History]:
     first = jobs[0]
     resumed = [job.checkpoint for job in jobs if job.checkpoint is not None]
-    started = first.directory is not None and first.directory.exists
     simulation = Simulation(
         task,
         [job.spec.trial(task) for job in jobs],
         rounds=task.protocol.rounds,
         device=resolve_device(first.spec.device),
         dtype=DTYPES[first.spec.dtype],
-        engine=EngineChoice(engine, "as before") if started else engine,  # type: ignore[arg-type]
+        engine=engine,
         restored=resumed or None,
     )
     for job in jobs:
@@ -212,8 +215,8 @@ def _warn_if_moved(directory: RunDirectory, simulation: Simulation, progress: Pr
     """Say when a run goes on under circumstances that move its last bits."""
     then, now = directory.manifest(), manifest.describe(simulation)
     for fact in ("torch", "device", "threads", "platform"):
-        if then[fact] != now[fact]:
+        if then.get(fact) != now[fact]:
             progress.say(
-                f"{directory.path} began with {fact} {then[fact]} and goes on with {now[fact]}: "
+                f"{directory.path} began with {fact} {then.get(fact)} and goes on with {now[fact]}: "
                 "the last bits may differ from an uninterrupted run"
             )

@@ -50,10 +50,14 @@ class RunSpec(pydantic.BaseModel):
         try:
             return cls.model_validate(dict(values))
         except pydantic.ValidationError as error:
-            first = error.errors()[0]
+            # A misspelt key is the reason why another one is missing, so it is named first.
+            found = error.errors()
+            first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
             place = ".".join(str(part) for part in first["loc"][:2])
             if first["type"] == "extra_forbidden":
                 raise unknown("key", place, cls.model_fields) from None
+            if first["type"] == "missing":
+                raise InputError(f"{place} is missing: say which") from None
             given = first.get("input")
             raise InputError(f"{place} = {given!r}: {first['msg'].lower()}") from None
 
@@ -65,7 +69,7 @@ class RunSpec(pydantic.BaseModel):
             InputError: if it cannot be read or is not a valid specification.
         """
         try:
-            values = tomllib.loads(path.read_text())
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -135,8 +139,8 @@ class RunSpec(pydantic.BaseModel):
 
 
 def _literal(value: Value) -> str:
-    # JSON's strings, booleans and numbers are TOML's too.
-    return json.dumps(value)
+    # JSON's strings, booleans and numbers are TOML's too, but for two rare characters.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def parse_setting(text: str) -> tuple[str, Value]:

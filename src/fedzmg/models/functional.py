@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +39,8 @@ class FunctionalModel:
         if not self.layout:
             raise InputError("the model has no trainable parameter: set requires_grad on some")
         self.dropout_keys = _exchange_dropout(self.module)
-        self._training = copy.deepcopy(self.module).train()
-        self._evaluating = copy.deepcopy(self.module).eval()
+        self._training = _Call(copy.deepcopy(self.module).train())
+        self._evaluating = _Call(copy.deepcopy(self.module).eval())
 
     @property
     def has_dropout(self) -> bool:
@@ -56,21 +57,58 @@ class FunctionalModel:
         inputs: dict[str, Tensor] = dict(params.items())
         if isinstance(key, Tensor):
             inputs |= dict.fromkeys(self.dropout_keys, key)
-        out: Tensor = functional_call(self._training, inputs, (x,))
-        return out
+        return self._training(inputs, x)
 
     def evaluate(self, params: Tree, x: Tensor) -> Tensor:
         """Outputs with dropout off."""
-        out: Tensor = functional_call(self._evaluating, dict(params.items()), (x,))
-        return out
+        return self._evaluating(dict(params.items()), x)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FunctionalModel:
         """A copy whose constant parameters and keys live on another device or dtype."""
         moved = copy.copy(self)
         moved.module = copy.deepcopy(self.module).to(device, dtype)
-        moved._training = copy.deepcopy(moved.module).train()
-        moved._evaluating = copy.deepcopy(moved.module).eval()
+        moved._training = _Call(copy.deepcopy(moved.module).train())
+        moved._evaluating = _Call(copy.deepcopy(moved.module).eval())
         return moved
+
+
+class _Call:
+    """Calls a private module with other tensors in the place of its own.
+
+    ``torch.func.functional_call`` does the same, but costs as much as a small model's forward
+    pass; it is used where the compiler must see it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._slots: dict[str, list[tuple[dict[str, Any], str]]] = {}
+        for prefix, child in module.named_modules():
+            for table in (child._parameters, child._buffers):
+                for own_name, tensor in table.items():
+                    if tensor is not None:
+                        name = f"{prefix}.{own_name}" if prefix else own_name
+                        self._slots.setdefault(name, []).append((table, own_name))
+        tied: dict[int, str] = {}
+        for name, slots in list(self._slots.items()):
+            first = tied.setdefault(id(slots[0][0][slots[0][1]]), name)
+            if first != name:
+                self._slots[first] += self._slots.pop(name)
+
+    def __call__(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor
+        if torch.compiler.is_compiling():
+            out = functional_call(self._module, tensors, (x,))
+            return out
+        places = [(slot, tensor) for name, tensor in tensors.items() for slot in self._slots[name]]
+        own = [table[name] for (table, name), _ in places]
+        try:
+            for (table, name), tensor in places:
+                table[name] = tensor
+            out = self._module(x)
+        finally:
+            for ((table, name), _), tensor in zip(places, own, strict=True):
+                table[name] = tensor
+        return out
 
 
 def _refuse_buffers(module: nn.Module) -> None:

@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
-
-
-def bytes_text(count: int) -> str:
-    """Bytes with a binary unit.
-
-    >>> bytes_text(6760184), bytes_text(512)
-    ('6.4 MiB', '512 B')
-    """
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def metric_text(value: float, metric: str) -> str:
@@ -32,14 +19,17 @@ def comparison(data: Mapping[str, Any]) -> Table:
     metric, rows = data["metric"], data["algorithms"]
     goal = metric_text(data["threshold"], metric).replace(".00", "")
     table = Table(
-        caption=f"final: mean ± sd over {len(data['seeds'])} paired seeds, last tenth of the "
-        f"rounds; difference, p, d_z: paired t-test of {data['reference']} minus this one; "
-        "down, up: bytes of one run, all clients",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+        caption=f"final: mean ± sd over {len(data['seeds'])} paired seeds, last tenth of the rounds; "
+        f"to {goal}: rounds until there; diff., p, d_z: paired t-test of {data['reference']} minus "
+        "this one; MiB: traffic of one run, all clients, down / up",
         caption_justify="left",
     )
-    table.add_column("algorithm")
-    for head in (f"final {metric}", f"rounds to {goal}", "difference", "p", "d_z", "down", "up"):
-        table.add_column(head, justify="right")
+    table.add_column("algorithm", no_wrap=True)
+    for head in (f"final {metric}", f"to {goal}", "diff.", "p", "d_z", "MiB ↓ / ↑"):
+        table.add_column(head, justify="right", no_wrap=True)
     troubled = any(row["dropped"] or row["diverged"] for row in rows)
     if troubled:
         table.add_column("dropped / diverged", justify="right")
@@ -50,8 +40,7 @@ def comparison(data: Mapping[str, Any]) -> Table:
             _mean_and_spread(row["mean"], row["sd"], metric),
             "never" if arrived is None else str(arrived),
             *_test_cells(row["test"], metric),
-            bytes_text(row["bytes_down"]),
-            bytes_text(row["bytes_up"]),
+            f"{row['bytes_down'] / 2**20:.1f} / {row['bytes_up'] / 2**20:.1f}",
         ]
         table.add_row(*cells, *([f"{row['dropped']} / {row['diverged']}"] if troubled else []))
     return table

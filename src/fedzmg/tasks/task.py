@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedzmg.data.federated import Examples, FederatedData, examples
@@ -22,10 +21,9 @@ from fedzmg.models.objective import LossFunction, Objective, PrepareFunction
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy per example; the mean over positions where an example is a sequence."""
-    if outputs.ndim == 2:
-        return F.cross_entropy(outputs, targets, reduction="none")
-    losses = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
-    return losses.view(targets.shape).flatten(1).mean(1)
+    # The same as torch's own, in fewer operations once mapped over clients.
+    losses = outputs.logsumexp(-1) - outputs.gather(-1, targets[..., None]).squeeze(-1)
+    return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
 
 def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:

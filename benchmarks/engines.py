@@ -1,0 +1,132 @@
+"""Milliseconds per round of a plain PyTorch loop and of the library's engines, in one run.
+
+    python benchmarks/engines.py [--json benchmarks/results/engines-cpu.json]
+
+Two problems: the ``digits`` preset, and a 54,000-parameter MLP on 10 clients of 40 examples, batch
+20, 4 epochs. All paths do the same FedAvg round on the same batches; rounds of the paths are
+interleaved, so that a busy machine slows all of them alike, and the median counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedzmg import Task, Trial, tasks
+from fedzmg.data.plan import Entry
+from fedzmg.models import mlp
+from fedzmg.simulation import Simulation
+from fedzmg.tasks.task import unit_pixels
+
+LR = 0.05
+
+
+def mlp_task() -> Task:
+    """Random bytes as images: speed does not depend on what they show."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (10 * 40, 28, 28), dtype=np.uint8)
+    y = rng.integers(0, 10, len(x))
+    return Task.from_arrays(
+        mlp(784, 64, 50, outputs=10), x, y, np.repeat(np.arange(10), 40), test=(x[:2], y[:2]),
+        name="mlp", prepare=unit_pixels, cohort=10, batch_size=20, epochs=4,
+    )  # fmt: skip
+
+
+def plain_round(task: Task, model: nn.Module, entries: list[Entry]) -> dict[str, torch.Tensor]:
+    """One FedAvg round as anyone would write it in PyTorch, without the library."""
+    start = copy.deepcopy(model.state_dict())
+    total = {name: torch.zeros_like(value) for name, value in start.items()}
+    weight = 0
+    x, y = task.train.examples
+    for entry in entries:
+        model.load_state_dict(start)
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        for indices, count in zip(entry.stream.indices, entry.stream.counts, strict=True):
+            rows = torch.from_numpy(indices[:count])
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[rows].float() / 255), y[rows]).backward()
+            optimizer.step()
+        for name, value in model.state_dict().items():
+            total[name] += entry.examples * value
+        weight += entry.examples
+    model.load_state_dict({name: value / weight for name, value in total.items()})
+    return model.state_dict()
+
+
+def paths(task: Task, compiled: bool) -> dict[str, Callable[[], object]]:
+    """A function per path that does one round of local training and aggregation."""
+    trial = Trial.of("fedavg", 0, client_lr=LR)
+    engines = ["sequential", "vectorized", *(["compiled"] if compiled else [])]
+    found: dict[str, Callable[[], object]] = {}
+    for engine in engines:
+        # Evaluation is switched off: it is the same work for every path.
+        sim = Simulation(
+            task, [trial], rounds=10**9, device=torch.device("cpu"), dtype=torch.float32,
+            engine=engine,  # type: ignore[arg-type]
+        )  # fmt: skip
+        sim.evaluate = lambda: [None]  # type: ignore[method-assign,assignment,return-value]
+        sim.task.protocol.__dict__["eval_every"] = 10**9
+        sim.round = 1
+        found[engine] = sim.run_round
+        entries = sim._entries(2)
+    model = copy.deepcopy(task.model.source)
+    return {"plain loop": lambda: plain_round(task, model, entries), **found}
+
+
+def measure(name: str, task: Task, rounds: int, compiled: bool) -> dict[str, object]:
+    """Median milliseconds per round of every path, interleaved."""
+    functions = paths(task, compiled)
+    setup: dict[str, float] = {}
+    for path, function in functions.items():
+        began = time.perf_counter()
+        function()
+        setup[path] = time.perf_counter() - began
+        function()
+    times: dict[str, list[float]] = {path: [] for path in functions}
+    for _ in range(rounds):
+        for path, function in functions.items():
+            began = time.perf_counter()
+            function()
+            times[path].append(1e3 * (time.perf_counter() - began))
+    medians = {path: statistics.median(values) for path, values in times.items()}
+    print(f"\n{name}: {sum(v.numel() for v in task.model.params().values()):,} parameters")
+    print(f"{'path':<12} {'ms/round':>9} {'speed-up':>9} {'first round s':>14}")
+    for path, value in medians.items():
+        gain = medians["plain loop"] / value
+        print(f"{path:<12} {value:9.1f} {gain:8.2f}x {setup[path]:14.1f}", flush=True)
+    return {"ms_per_round": medians, "first_round_s": setup}
+
+
+def main() -> None:
+    """Measure both problems and print a table each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    compiled = not arguments.no_compile
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
+    results = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+        "mlp": measure("mlp", mlp_task(), arguments.rounds, compiled),
+        "digits": measure("digits", tasks.get("digits"), arguments.rounds, compiled),
+    }
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

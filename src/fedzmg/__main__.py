@@ -1,0 +1,5 @@
+"""``python -m fedzmg``."""
+
+from fedzmg.cli import main
+
+main()

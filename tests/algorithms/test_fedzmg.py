@@ -1,0 +1,477 @@
+"""What the zero-mean projection promises: sums, norms, layouts, and its limit."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given as hypotheses
+from hypothesis import settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fedzmg
+from fedzmg import algorithms
+from fedzmg.algorithms import SGD, Average, ZeroMean, zero_mean
+from fedzmg.contract import Algorithm, ClientRule, Given, Look, ParamInfo, Upload
+from fedzmg.errors import InputError
+from fedzmg.models import CharGRU
+from fedzmg.models.initial import initial_params
+from fedzmg.tree import Tree
+from golden_problems import GOLDEN, P3, given, models, quadratic_task
+
+EPS = {torch.float32: 1e-6, torch.float64: 1e-14}
+
+
+@st.composite
+def gradients(draw: st.DrawFn, dtype: torch.dtype | None = None) -> tuple[Tensor, tuple[int, ...]]:
+    """A tensor of rank 1 to 4 and some of its axes, at least one."""
+    kind = draw(st.sampled_from([torch.float32, torch.float64])) if dtype is None else dtype
+    shape = draw(hnp.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=5))
+    axes = draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
+    size = st.floats(2.0**-10, 2.0**10, width=32)
+    element = st.one_of(st.just(0.0), size, size.map(lambda v: -v))
+    values = draw(hnp.arrays(np.float64, shape, elements=element))
+    return torch.from_numpy(values).to(kind), tuple(sorted(axes))
+
+
+def columns(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """One row per output unit, one column per input, gathered element by element."""
+    rest = [a for a in range(tensor.ndim) if a not in axes]
+    inputs = list(itertools.product(*(range(tensor.shape[a]) for a in axes)))
+    outputs = list(itertools.product(*(range(tensor.shape[a]) for a in rest)))
+    out = torch.empty(len(outputs), len(inputs), dtype=tensor.dtype)
+    for i, unit in enumerate(outputs):
+        for j, place in enumerate(inputs):
+            where = dict(zip(rest, unit, strict=True)) | dict(zip(axes, place, strict=True))
+            out[i, j] = tensor[tuple(where[a] for a in range(tensor.ndim))]
+    return out
+
+
+# (i), (iv), (v): properties of the projection itself.
+
+
+@hypotheses(gradients())
+def test_projected_columns_sum_to_zero(case: tuple[Tensor, tuple[int, ...]]) -> None:
+    grad, axes = case
+    after = zero_mean(grad, axes)
+    assert after.shape == grad.shape
+    assert after.dtype == grad.dtype
+    sums, sizes = columns(after, axes).sum(1), columns(grad, axes).abs().sum(1)
+    assert bool((sums.abs() <= EPS[grad.dtype] * sizes).all())
+
+
+@hypotheses(gradients())
+def test_projecting_twice_changes_nothing(case: tuple[Tensor, tuple[int, ...]]) -> None:
+    grad, axes = case
+    once = zero_mean(grad, axes)
+    largest = float(grad.abs().max())
+    twice = zero_mean(once, axes)
+    assert float((twice - once).abs().max()) <= EPS[grad.dtype] * max(largest, 1e-30)
+
+
+@hypotheses(gradients())
+def test_projection_never_lengthens(case: tuple[Tensor, tuple[int, ...]]) -> None:
+    grad, axes = case
+    assert zero_mean(grad, axes).norm() <= grad.norm() * (1 + EPS[grad.dtype])
+
+
+@hypotheses(gradients())
+def test_projection_is_the_matrix(case: tuple[Tensor, tuple[int, ...]]) -> None:
+    """Each column is multiplied by ``I - 1 1^T / d``, which is symmetric, so rows do as well."""
+    grad, axes = case
+    before = columns(grad.double(), axes)
+    d = before.shape[1]
+    matrix = torch.eye(d, dtype=torch.float64) - torch.ones(d, d, dtype=torch.float64) / d
+    expected = before @ matrix
+    got = columns(zero_mean(grad, axes).double(), axes)
+    limit = EPS[grad.dtype] * max(float(before.abs().max()), 1.0)
+    torch.testing.assert_close(got, expected, rtol=0, atol=limit)
+
+
+@hypotheses(gradients(), st.floats(-8, 8))
+def test_projection_is_linear_and_blind_to_a_shift(
+    case: tuple[Tensor, tuple[int, ...]], shift: float
+) -> None:
+    """Adding one number to every input's gradient, the "intensity", has no effect."""
+    grad, axes = case
+    limit = EPS[grad.dtype] * max(float(grad.abs().max()), abs(shift), 1.0) * 4
+    moved = zero_mean(grad + shift, axes)
+    torch.testing.assert_close(moved, zero_mean(grad, axes), rtol=0, atol=limit)
+    torch.testing.assert_close(
+        zero_mean(-2 * grad, axes), -2 * zero_mean(grad, axes), rtol=0, atol=limit
+    )
+
+
+@hypotheses(gradients())
+def test_no_axes_means_untouched(case: tuple[Tensor, tuple[int, ...]]) -> None:
+    grad, _ = case
+    assert torch.equal(zero_mean(grad, ()), grad)
+
+
+def test_a_layer_of_one_input_never_moves() -> None:
+    assert torch.equal(zero_mean(torch.tensor([[3.0], [-7.5]]), (1,)), torch.zeros(2, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_takes_the_mean_in_float32(dtype: torch.dtype) -> None:
+    # 1024 ones cannot be counted in eight bits of mantissa, and 8 x 60000 exceeds float16's range.
+    many = torch.ones(1, 1024, dtype=dtype)
+    many[0, 0] = 1025.0 if dtype == torch.float16 else 1024.0
+    mean = float(many.double().mean().to(torch.float32).to(dtype))
+    expected = (many.double() - mean).to(dtype)
+    after = zero_mean(many, (1,))
+    assert after.dtype == dtype
+    assert torch.equal(after, expected)
+    large = torch.full((1, 8), 60000.0, dtype=dtype)
+    assert torch.equal(zero_mean(large, (1,)), torch.zeros(1, 8, dtype=dtype))
+
+
+@hypotheses(gradients(torch.float32), st.sampled_from([torch.float16, torch.bfloat16]))
+def test_half_precision_is_the_rounded_mean(
+    case: tuple[Tensor, tuple[int, ...]], dtype: torch.dtype
+) -> None:
+    """Mean of the half values, exact but for one rounding; then one rounding of the difference."""
+    grad, axes = case
+    half = grad.to(dtype)
+    exact = half.double() - half.double().mean(axes, keepdim=True)
+    unit = 2.0**-10 if dtype == torch.float16 else 2.0**-7
+    after = zero_mean(half, axes).double()
+    assert float((after - exact).abs().max()) <= 1.01 * unit * max(float(half.abs().max()), 1e-4)
+
+
+def test_projection_leaves_its_argument_alone() -> None:
+    grad = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    before = grad.clone()
+    zero_mean(grad, (1,))
+    assert torch.equal(grad, before)
+
+
+def test_projection_maps_over_clients() -> None:
+    grad = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(0))
+    mapped = torch.vmap(lambda g: zero_mean(g, (1,)))(grad)
+    one_by_one = torch.stack([zero_mean(g, (1,)) for g in grad])
+    torch.testing.assert_close(mapped, one_by_one, rtol=0, atol=1e-6)
+
+
+# (vii), (viii): what the projection means in a layer.
+
+
+@hypotheses(st.integers(1, 6), st.integers(1, 7), st.integers(1, 4), st.integers(0, 2**31))
+@settings(max_examples=40)
+def test_dense_identity(batch: int, inputs: int, outputs: int, seed: int) -> None:
+    """(vii) The projected gradient is the gradient of a layer that reads row-centred inputs."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(batch, inputs, generator=generator, dtype=torch.float64) + 3
+    weight = torch.randn(outputs, inputs, generator=generator, dtype=torch.float64)
+    signal = torch.randn(batch, outputs, generator=generator, dtype=torch.float64)
+
+    def gradient(rows: Tensor) -> Tensor:
+        leaf = weight.clone().requires_grad_()
+        ((rows @ leaf.T) * signal).sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    expected = gradient(x - x.mean(1, keepdim=True))
+    torch.testing.assert_close(zero_mean(gradient(x), (1,)), expected, rtol=0, atol=1e-11)
+
+
+def test_convolution_identity() -> None:
+    """The same for a convolution: every patch is centred before it meets the signal."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(2, 3, 6, 6, generator=generator, dtype=torch.float64) + 1
+    layer = nn.Conv2d(3, 4, (2, 3), bias=False).double()
+    out = layer(x)
+    signal = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+    out.backward(signal)
+    assert layer.weight.grad is not None
+    patches = nn.functional.unfold(x, (2, 3))  # (batch, inputs of a unit, places)
+    centred = patches - patches.mean(1, keepdim=True)
+    expected = torch.einsum("bop,bip->oi", signal.flatten(2), centred).reshape(4, 3, 2, 3)
+    axes = fedzmg.models.layout_of(layer)["weight"].input_axes
+    torch.testing.assert_close(zero_mean(layer.weight.grad, axes), expected, rtol=0, atol=1e-11)
+
+
+@hypotheses(gradients())
+def test_layouts_give_transposed_results(case: tuple[Tensor, tuple[int, ...]]) -> None:
+    """(viii) Moving the axes of a gradient moves the axes of its projection."""
+    grad, axes = case
+    order = list(reversed(range(grad.ndim)))
+    other = tuple(order.index(a) for a in axes)
+    straight, moved = zero_mean(grad, axes), zero_mean(grad.permute(order), other)
+    limit = EPS[grad.dtype] * max(float(grad.abs().max()), 1.0)
+    torch.testing.assert_close(moved.permute(order), straight, rtol=0, atol=limit)
+
+
+def test_keras_and_torch_layouts_of_dense_and_convolution() -> None:
+    generator = torch.Generator().manual_seed(5)
+    dense = torch.randn(4, 7, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(zero_mean(dense.T, (0,)).T, zero_mean(dense, (1,)))
+    conv = torch.randn(4, 3, 2, 5, generator=generator, dtype=torch.float64)
+    keras = conv.permute(2, 3, 1, 0)
+    torch.testing.assert_close(
+        zero_mean(keras, (0, 1, 2)).permute(3, 2, 0, 1), zero_mean(conv, (1, 2, 3))
+    )
+
+
+# (ii), (iii), (vi): whole trainings.
+
+
+class Mixed(nn.Module):
+    """Convolution, normalisation and two dense layers on 6x6 images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3, stride=2)
+        self.norm = nn.GroupNorm(1, 3)
+        self.hidden = nn.Linear(12, 5)
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.hidden(self.norm(self.conv(x)).flatten(1))))
+
+
+def image_task(counts: list[int], **more: Any) -> fedzmg.Task:
+    generator = torch.Generator().manual_seed(11)
+    total = sum(counts)
+    x = torch.rand(total, 1, 6, 6, generator=generator)
+    y = torch.randint(0, 3, (total,), generator=generator)
+    owners = np.repeat(np.arange(len(counts)), counts)
+    fields = {"cohort": len(counts), "batch_size": 4, "epochs": 2} | more
+    return fedzmg.Task.from_arrays(Mixed(), x, y, owners, test=(x[:5], y[:5]), **fields)
+
+
+def text_task(counts: list[int]) -> fedzmg.Task:
+    generator = torch.Generator().manual_seed(12)
+    tokens = torch.randint(0, 7, (sum(counts), 6), generator=generator)
+    owners = np.repeat(np.arange(len(counts)), counts)
+    x, y = tokens[:, :-1], tokens[:, 1:]
+    return fedzmg.Task.from_arrays(
+        CharGRU(7, 3, 4),
+        x,
+        y,
+        owners,
+        test=(x[:4], y[:4]),
+        cohort=len(counts),
+        batch_size=4,
+        epochs=2,
+    )
+
+
+TASKS = {"images": image_task, "text": text_task}
+COUNTS = [9, 4, 6]
+
+
+def column_sums(task: fedzmg.Task, params: Tree) -> dict[str, Tensor]:
+    layout = task.model.layout
+    return {
+        name: columns(leaf.double(), layout[name].input_axes).sum(1)
+        for name, leaf in params.items()
+        if layout[name].input_axes
+    }
+
+
+def fedzmg_with(**options: Any) -> Algorithm:
+    return algorithms.get("fedzmg").with_options(
+        {name.replace("_", ".", 1): value for name, value in options.items()}
+    )
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@hypotheses(
+    lr=st.floats(0.01, 0.3),
+    momentum=st.one_of(st.none(), st.floats(0, 0.95)),
+    server=st.floats(0.1, 1.5),
+    engine=st.sampled_from(["sequential", "vectorized"]),
+)
+@settings(max_examples=6)
+def test_column_sums_are_conserved_without_decay(
+    kind: str, lr: float, momentum: float | None, server: float, engine: str
+) -> None:
+    """(ii) for every projected tensor: convolution, dense, embedding and both GRU kernels."""
+    task = TASKS[kind](COUNTS)
+    algorithm = fedzmg_with(
+        client_lr=lr, client_momentum=momentum, client_decay=None, server_lr=server
+    )
+    start = initial_params(task.model, task.init, 0)
+    before = column_sums(task, start)
+    assert len(before) == {"images": 3, "text": 4}[kind]
+    for after in models(task, algorithm, engine=engine, rounds=2):
+        for name, sums in column_sums(task, after).items():
+            torch.testing.assert_close(sums, before[name], rtol=0, atol=1e-10)
+            assert not torch.allclose(after[name], start[name].double(), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@hypotheses(
+    lr=st.floats(0.01, 0.3),
+    momentum=st.one_of(st.none(), st.floats(0, 0.95)),
+    decay=st.floats(1e-4, 0.5),
+    server=st.floats(0.1, 1.5),
+)
+@settings(max_examples=6)
+def test_column_sums_shrink_with_decay(
+    kind: str, lr: float, momentum: float | None, decay: float, server: float
+) -> None:
+    """(iii) ``1 - decay lr`` per step of each client, averaged by examples, through the server."""
+    task = TASKS[kind](COUNTS)
+    algorithm = fedzmg_with(
+        client_lr=lr, client_momentum=momentum, client_decay=decay, server_lr=server
+    )
+    before = column_sums(task, initial_params(task.model, task.init, 0))
+    steps = {9: 2 * 3, 4: 2 * 1, 6: 2 * 2}  # two epochs of batches of four
+    averaged = sum(n / sum(COUNTS) * (1 - decay * lr) ** steps[n] for n in COUNTS)
+    factor = 1 - server * (1 - averaged)
+    for round_, after in enumerate(models(task, algorithm, rounds=2), 1):
+        for name, sums in column_sums(task, after).items():
+            torch.testing.assert_close(sums, before[name] * factor**round_, rtol=0, atol=1e-10)
+
+
+def test_fedavg_does_not_conserve_them() -> None:
+    """The two tests above would be worth nothing if every training kept its sums."""
+    task = image_task(COUNTS)
+    before = column_sums(task, initial_params(task.model, task.init, 0))
+    [after] = models(task, algorithms.get("fedavg"), rounds=1)
+    assert all(
+        not torch.allclose(s, before[n], atol=1e-4) for n, s in column_sums(task, after).items()
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("off", [None, 0.0])
+def test_without_projection_momentum_and_decay_it_is_fedavg(
+    off: float | None, engine: str, dtype: torch.dtype
+) -> None:
+    """(vi) bit for bit, whether the terms are absent or zero."""
+    unprojected = dict.fromkeys(["conv.weight", "hidden.weight", "out.weight"], ())
+    task = image_task(COUNTS, axes=unprojected)
+    with_rule = fedzmg_with(client_momentum=off, client_decay=off, client_lr=0.2)
+    plain = algorithms.get("fedavg").with_options({"client.lr": 0.2})
+    one = models(task, with_rule, engine=engine, dtype=dtype, rounds=3)
+    two = models(task, plain, engine=engine, dtype=dtype, rounds=3)
+    for left, right in zip(one, two, strict=True):
+        assert all(torch.equal(left[name], right[name]) for name in right)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_one_local_step_finds_the_constrained_optimum(engine: str) -> None:
+    """P3: the projection keeps the column sum, so it ends at the best model with that sum."""
+    limits = GOLDEN["p3"]["limits"]
+    task = quadratic_task(P3, epochs=1)
+    last = models(
+        task,
+        fedzmg_with(client_lr=0.2, client_momentum=None, client_decay=None),
+        engine=engine,
+        rounds=150,
+    )[-1]["weight"]
+    expected = torch.tensor([limits["constrained_optimum"]], dtype=torch.float64)
+    torch.testing.assert_close(last, expected, rtol=0, atol=1e-9)
+    assert float(last.sum()) == pytest.approx(sum(P3["w0"]), abs=1e-12)
+
+    def objective(w: list[float]) -> float:
+        return sum(
+            share
+            * 0.5
+            * sum(h * (v - c) ** 2 for h, v, c in zip(P3["H"][k], w, P3["c"][k], strict=True))
+            for k, share in {"A": 0.25, "B": 0.75}.items()
+        )
+
+    assert objective(last[0].tolist()) == pytest.approx(limits["F_constrained"], abs=1e-9)
+    free = models(
+        task, algorithms.get("fedavg").with_options({"client.lr": 0.2}), engine=engine, rounds=150
+    )[-1]["weight"]
+    best = torch.tensor([limits["unconstrained_optimum"]], dtype=torch.float64)
+    torch.testing.assert_close(free, best, rtol=0, atol=1e-9)
+    gap = objective(last[0].tolist()) - objective(free[0].tolist())
+    assert gap == pytest.approx(limits["gap_formula"], abs=1e-9)
+
+
+# The rule as a wrapper.
+
+
+def test_a_rule_without_layout_is_refused() -> None:
+    params = Tree({"weight": torch.ones(2, 2)})
+    rule = algorithms.get("fedzmg").client
+    with pytest.raises(InputError, match=r"does not know the model yet: call for_layout") as caught:
+        rule.step(given(params), params, rule.begin(given(params), ()), params)
+    assert "\n" not in str(caught.value)
+
+
+def test_only_named_axes_are_projected() -> None:
+    layout = {
+        "w": ParamInfo("kernel", (1,)),
+        "b": ParamInfo("bias", ()),
+        "n": ParamInfo("norm", ()),
+    }
+    rule = ZeroMean(SGD()).for_layout(layout)
+    grad = Tree(
+        {"w": torch.tensor([[1.0, 3.0]]), "b": torch.tensor([5.0]), "n": torch.tensor([7.0])}
+    )
+    after = rule.project(grad)
+    assert after["w"].tolist() == [[-1.0, 1.0]]
+    assert after["b"].tolist() == [5.0]
+    assert after["n"].tolist() == [7.0]
+
+
+@dataclass(frozen=True)
+class Spy(ClientRule):
+    """Answers every hook with something recognisable."""
+
+    looks = "epochs"
+    watches_epochs = True
+
+    def remember(self, params: Tree) -> Any:
+        return "remembered", params
+
+    def begin(self, given: Given, look: Look | tuple[()]) -> Any:
+        return "begun", look
+
+    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> tuple[Tree, Any]:
+        return grad, ("stepped", scratch)
+
+    def end_epoch(self, scratch: Any, loss: Tensor) -> Any:
+        return ("closed", scratch, loss), False
+
+    def finish(self, given: Given, params: Tree, scratch: Any, steps: Tensor) -> Any:
+        return Upload(params, "average"), ("kept", scratch, steps)
+
+
+def test_every_other_hook_is_the_inner_rules() -> None:
+    tree = Tree({"w": torch.tensor([[1.0, 3.0]])})
+    rule = ZeroMean(Spy(), axes={"w": (1,)})
+    told, loss, steps = given(tree), torch.tensor(2.0), torch.tensor(4)
+    assert rule.looks == "epochs"
+    assert rule.watches_epochs is True
+    assert rule.remember(tree) == ("remembered", tree)
+    assert rule.begin(told, ()) == ("begun", ())
+    moved, scratch = rule.step(told, tree, "scratch", tree)
+    assert moved["w"].tolist() == [[-1.0, 1.0]]
+    assert scratch == ("stepped", "scratch")
+    assert rule.end_epoch("scratch", loss) == (("closed", "scratch", loss), False)
+    upload, memory = rule.finish(told, tree, "scratch", steps)
+    assert upload.average == "average"
+    assert memory == ("kept", "scratch", steps)
+
+
+def test_projections_nest_without_effect() -> None:
+    """A projection inside a projection is one projection."""
+    task = image_task(COUNTS)
+    once = Algorithm("once", ZeroMean(SGD(0.1, 0.9)), Average())
+    twice = Algorithm("twice", ZeroMean(ZeroMean(SGD(0.1, 0.9))), Average())
+    [left], [right] = models(task, once, rounds=1), models(task, twice, rounds=1)
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=0, atol=1e-12)
+
+
+def test_defaults_are_the_papers() -> None:
+    options = algorithms.get("fedzmg").options()
+    assert options["client.momentum"] == 0.9
+    assert options["client.decay"] == 0.0005
+    assert options["server.lr"] == 1.0
+    assert options["weights"] == "examples"

@@ -1,0 +1,275 @@
+"""FedAvg and FedZMG against ordinary mutable training loops.
+
+Only the addresses of randomness are shared with the library: who is sampled and in which order a
+client sees its examples. Model, gradients, optimiser, projection and averaging are done here with
+``torch.optim.SGD`` on modules that are changed in place.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fedzmg
+from fedzmg import algorithms
+from fedzmg.data.plan import Batching, local_stream, sample_cohort
+from golden_problems import models
+
+COUNTS = [7, 1, 12, 4, 9, 3]
+CLASSES = 4
+ROUNDS = 4
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(49, 6), nn.Tanh(), nn.Linear(6, CLASSES))
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(3, 4, 2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16, CLASSES),
+    )
+
+
+NETWORKS = {"mlp": perceptron, "cnn": convolutions}
+
+
+class Federation:
+    """Ragged clients in mixed order, as a user's arrays hold them."""
+
+    def __init__(self, network: str) -> None:
+        generator = torch.Generator().manual_seed(21)
+        total = sum(COUNTS)
+        self.x = torch.rand(total, 1, 7, 7, generator=generator)
+        self.y = torch.randint(0, CLASSES, (total,), generator=generator)
+        mixed = torch.randperm(total, generator=generator).numpy()
+        self.owners = np.repeat(np.arange(len(COUNTS)), COUNTS)[mixed]
+        self.module = NETWORKS[network]()
+        with torch.no_grad():
+            for parameter in self.module.parameters():
+                parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
+
+    def task(self, **protocol: Any) -> fedzmg.Task:
+        return fedzmg.Task.from_arrays(
+            self.module,
+            self.x,
+            self.y,
+            self.owners,
+            test=(self.x[:6], self.y[:6]),
+            init="given",
+            **protocol,
+        )
+
+
+def centre_in_place(module: nn.Module) -> None:
+    for child in module.modules():
+        if isinstance(child, nn.Linear):
+            child.weight.grad.sub_(child.weight.grad.mean(dim=1, keepdim=True))
+        if isinstance(child, nn.Conv2d):
+            for unit in child.weight.grad:
+                unit.sub_(unit.mean())
+
+
+def train_by_hand(
+    federation: Federation,
+    *,
+    lr: float,
+    momentum: float,
+    decay: float,
+    centred: bool,
+    server_lr: float,
+    uniform: bool,
+    seed: int,
+    cohort: int,
+    replacement: bool,
+    batching: Batching,
+) -> list[dict[str, Tensor]]:
+    order = np.argsort(federation.owners, kind="stable")
+    x, y = federation.x[order].double(), federation.y[order]
+    borders = [0, *np.cumsum(COUNTS).tolist()]
+    server = copy.deepcopy(federation.module).double()
+    found = []
+    for round_ in range(1, ROUNDS + 1):
+        sampled = sample_cohort(seed, round_, len(COUNTS), cohort, replacement=replacement).tolist()
+        drawn: Counter[int] = Counter()
+        replies: list[tuple[float, nn.Module]] = []
+        for client in sampled:
+            plan = local_stream(
+                batching, seed, round_, client, drawn[client], borders[client], COUNTS[client]
+            )
+            drawn[client] += 1
+            if len(plan) == 0:
+                continue
+            local = copy.deepcopy(server)
+            optimiser = torch.optim.SGD(local.parameters(), lr=lr, momentum=momentum)
+            for row, real in zip(plan.indices, plan.counts, strict=True):
+                batch = torch.from_numpy(row[:real])
+                optimiser.zero_grad()
+                F.cross_entropy(local(x[batch]), y[batch]).backward()
+                if centred:
+                    centre_in_place(local)
+                with torch.no_grad():
+                    for parameter in local.parameters():
+                        parameter.mul_(1 - lr * decay)
+                optimiser.step()
+            replies.append((1.0 if uniform else float(COUNTS[client]), local))
+        total = sum(weight for weight, _ in replies)
+        with torch.no_grad():
+            for name, parameter in server.named_parameters():
+                mean = sum(w / total * dict(m.named_parameters())[name] for w, m in replies)
+                if replies:
+                    parameter.mul_(1 - server_lr).add_(server_lr * mean)
+        found.append({n: p.detach().clone() for n, p in server.named_parameters()})
+    return found
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "momentum", "decay", "server_lr"),
+    [
+        ("fedavg", None, None, 1.0),
+        ("fedavg", 0.9, 5e-3, 1.0),
+        ("fedzmg", None, None, 0.5),
+        ("fedzmg", 0.9, 5e-3, 1.0),
+    ],
+)
+def test_training_equals_a_mutable_loop(
+    name: str,
+    momentum: float | None,
+    decay: float | None,
+    server_lr: float,
+    network: str,
+    engine: str,
+) -> None:
+    federation = Federation(network)
+    algorithm = algorithms.get(name).with_options(
+        {
+            "client.lr": 0.15,
+            "client.momentum": momentum,
+            "client.decay": decay,
+            "server.lr": server_lr,
+        }
+    )
+    task = federation.task(cohort=4, batch_size=3, epochs=2)
+    found = models(task, algorithm, engine=engine, rounds=ROUNDS, seed=5)
+    expected = train_by_hand(
+        federation,
+        lr=0.15,
+        momentum=momentum or 0.0,
+        decay=decay or 0.0,
+        centred=name == "fedzmg",
+        server_lr=server_lr,
+        uniform=False,
+        seed=5,
+        cohort=4,
+        replacement=False,
+        batching=Batching(3, 2),
+    )
+    for left, right in zip(found, expected, strict=True):
+        assert set(left) == set(right)
+        for parameter in right:
+            torch.testing.assert_close(left[parameter], right[parameter], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize(
+    ("straddle", "keep_partial", "replacement", "weights"),
+    [
+        (True, True, False, "examples"),
+        (True, False, True, "examples"),
+        (False, False, True, "uniform"),
+    ],
+)
+def test_protocols_equal_a_mutable_loop(
+    straddle: bool, keep_partial: bool, replacement: bool, weights: str, engine: str
+) -> None:
+    """Batches across epochs, dropped rests, clients drawn twice, clients without a batch."""
+    federation = Federation("mlp")
+    algorithm = algorithms.get("fedzmg").with_options({"client.lr": 0.1, "weights": weights})
+    protocol = {"straddle": straddle, "keep_partial": keep_partial, "replacement": replacement}
+    cohort = 8 if replacement else 4
+    task = federation.task(cohort=cohort, batch_size=4, epochs=3, **protocol)
+    found = models(task, algorithm, engine=engine, rounds=ROUNDS, seed=2)
+    expected = train_by_hand(
+        federation,
+        lr=0.1,
+        momentum=0.9,
+        decay=5e-4,
+        centred=True,
+        server_lr=1.0,
+        uniform=weights == "uniform",
+        seed=2,
+        cohort=cohort,
+        replacement=replacement,
+        batching=Batching(4, 3, straddle, keep_partial),
+    )
+    for left, right in zip(found, expected, strict=True):
+        for parameter in right:
+            torch.testing.assert_close(left[parameter], right[parameter], rtol=0, atol=1e-9)
+
+
+def test_the_oracle_can_tell_algorithms_apart() -> None:
+    """Momentum, decay, projection and weighting each move the oracle by far more than 1e-9."""
+    settings: dict[str, Any] = {
+        "lr": 0.1,
+        "momentum": 0.9,
+        "decay": 5e-3,
+        "centred": True,
+        "server_lr": 1.0,
+        "uniform": False,
+        "seed": 0,
+        "cohort": 4,
+        "replacement": False,
+        "batching": Batching(3, 2),
+    }
+    federation = Federation("mlp")
+    base = train_by_hand(federation, **settings)[-1]
+    for change in (
+        {"momentum": 0.0},
+        {"decay": 0.0},
+        {"centred": False},
+        {"server_lr": 0.5},
+        {"uniform": True},
+        {"seed": 1},
+        {"batching": Batching(3, 2, straddle=True)},
+    ):
+        other = train_by_hand(federation, **(settings | change))[-1]
+        assert max(float((other[n] - base[n]).abs().max()) for n in base) > 1e-4, change
+
+
+def test_a_lone_client_is_plain_training() -> None:
+    """One client, server rate one: the federation is centralised SGD on that client."""
+    federation = Federation("cnn")
+    only = federation.owners == 2
+    task = fedzmg.Task.from_arrays(
+        federation.module,
+        federation.x[only],
+        federation.y[only],
+        federation.owners[only],
+        test=(federation.x[:2], federation.y[:2]),
+        init="given",
+        cohort=1,
+        batch_size=12,
+    )
+    algorithm = algorithms.get("fedavg").with_options({"client.lr": 0.2})
+    found = models(task, algorithm, rounds=5)[-1]
+    module = copy.deepcopy(federation.module).double()
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.2)
+    for _ in range(5):  # a batch holds all twelve examples, so their order cannot matter
+        optimiser.zero_grad()
+        F.cross_entropy(module(federation.x[only].double()), federation.y[only]).backward()
+        optimiser.step()
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(found[name], parameter.detach(), rtol=0, atol=1e-12)

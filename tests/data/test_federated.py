@@ -1,0 +1,240 @@
+"""Grouping examples by client, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedzmg.data.federated import FederatedData, examples
+from fedzmg.errors import InputError
+
+
+def of_client(data: FederatedData, client: int) -> list[float]:
+    first, last = data.offsets[client : client + 2]
+    return data.examples.x[first:last].tolist()
+
+
+@given(st.lists(st.sampled_from(["ann", "bob", "cy", "di"]), min_size=1, max_size=30))
+def test_grouping(owners: list[str]) -> None:
+    """Against plain lists: each client's examples, in the order in which they came."""
+    x = np.arange(len(owners), dtype=np.int64)
+    data = FederatedData.from_arrays(x, -x, owners)
+    wanted: dict[str, list[int]] = {}
+    for i, owner in enumerate(owners):
+        wanted.setdefault(owner, []).append(i)
+    assert data.names == tuple(sorted(wanted))
+    assert len(data) == len(wanted)
+    assert data.counts.tolist() == [len(wanted[name]) for name in data.names]
+    for k, name in enumerate(data.names):
+        assert of_client(data, k) == wanted[name]
+    assert torch.equal(data.examples.y, -data.examples.x)
+    assert int(data.offsets[0]) == 0
+    assert int(data.offsets[-1]) == len(owners)
+
+
+@pytest.mark.parametrize(
+    ("ids", "names"),
+    [
+        ([10, 9, 10], ("9", "10")),
+        (["b", "a", "b"], ("a", "b")),
+        (np.array([1.5, 0.5, 1.5]), ("0.5", "1.5")),
+        (torch.tensor([3, 1, 3]), ("1", "3")),
+        ((True, False, True), ("False", "True")),
+    ],
+)
+def test_ids_are_sorted_as_what_they_are(ids: Any, names: tuple[str, ...]) -> None:
+    data = FederatedData.from_arrays([0.0, 1.0, 2.0], [0, 1, 2], ids)
+    assert data.names == names
+    assert of_client(data, 0) == [1.0]
+    assert of_client(data, 1) == [0.0, 2.0]
+
+
+def test_names_fix_the_order() -> None:
+    data = FederatedData.from_arrays([1.0, 2.0, 3.0], [0, 0, 0], ["a", "b", "a"], names=["b", "a"])
+    assert data.names == ("b", "a")
+    assert of_client(data, 0) == [2.0]
+    assert of_client(data, 1) == [1.0, 3.0]
+    numbered = FederatedData.from_arrays([1.0, 2.0], [0, 0], [7, 8], names=[8, 7])
+    assert numbered.names == ("8", "7")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a", "b", "c"], "client 'c' has no example: leave it out of names"),
+        (["a"], "names must list every client id of the data exactly once"),
+        (["a", "b", "a"], "names must list every client id of the data exactly once"),
+        ([], "names must list every client id of the data exactly once"),
+    ],
+)
+def test_wrong_names_are_refused(names: list[str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        FederatedData.from_arrays([1.0, 2.0], [0, 0], ["a", "b"], names=names)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "clients", "message"),
+    [
+        (
+            [1.0, 2.0],
+            [0],
+            ["a", "b"],
+            "training data has inputs of shape (2,) and targets of shape (1,): "
+            "their first axes must be equally long",
+        ),
+        ([], [], [], "training data holds no example: give at least one"),
+        (
+            [1.0, 2.0],
+            [0, 0],
+            ["a"],
+            "client ids have shape (1,) but there are 2 examples: give one id per example",
+        ),
+        (
+            [1.0, 2.0],
+            [0, 0],
+            [["a", "b"]],
+            "client ids have shape (1, 2) but there are 2 examples: give one id per example",
+        ),
+        (
+            [[1.0, 2.0], [np.nan, 0.0]],
+            [0, 0],
+            ["a", "b"],
+            "training data inputs hold a value that is not finite in example 1: remove it",
+        ),
+        (
+            [1.0, 2.0],
+            [np.inf, 0.0],
+            ["a", "b"],
+            "training data targets hold a value that is not finite in example 0: remove it",
+        ),
+        (
+            3.0,
+            4.0,
+            ["a"],
+            "training data has inputs of shape () and targets of shape (): "
+            "their first axes must be equally long",
+        ),
+    ],
+)
+def test_misfits_are_refused(x: Any, y: Any, clients: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        FederatedData.from_arrays(x, y, clients)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("x", [[[1.0], [1.0, 2.0]], ["text", "more"], np.array([{}, {}])])
+def test_what_is_no_array_is_refused(x: Any) -> None:
+    with pytest.raises(
+        InputError, match=r"^training data inputs cannot be read as an array: "
+    ) as caught:
+        FederatedData.from_arrays(x, [0, 0], ["a", "b"])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ids", [[None, "a"], ["a", ("b", "c")]])
+def test_ids_that_cannot_be_sorted_are_refused(ids: Any) -> None:
+    with pytest.raises(InputError):
+        FederatedData.from_arrays([1.0, 2.0], [0, 0], ids)
+
+
+def test_a_lone_value_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(InputError):
+        examples(float("nan"), 0)
+
+
+def test_double_precision_is_stored_as_single() -> None:
+    data = FederatedData.from_arrays(np.array([0.1, 0.2]), np.array([1.0, 2.0]), [0, 1])
+    assert data.examples.x.dtype == data.examples.y.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64, np.float32, np.float16, np.bool_])
+def test_other_types_are_kept(dtype: Any) -> None:
+    x = np.array([[0, 1], [1, 0]], dtype=dtype)
+    data = FederatedData.from_arrays(x, [0, 1], [0, 1])
+    np.testing.assert_array_equal(data.examples.x.numpy(), x)
+    assert data.examples.x.numpy().dtype == dtype
+
+
+def test_views_and_reversed_arrays_are_read() -> None:
+    x = np.arange(12.0, dtype=np.float32).reshape(3, 4)[::-1, ::2]
+    data = FederatedData.from_arrays(x, [0, 1, 2], [0, 0, 0])
+    assert data.examples.x.tolist() == [[8.0, 10.0], [4.0, 6.0], [0.0, 2.0]]
+
+
+def test_changing_the_arrays_afterwards_changes_nothing() -> None:
+    x, y = np.ones(3, dtype=np.float32), np.zeros(3, dtype=np.int64)
+    data = FederatedData.from_arrays(x, y, [0, 0, 1])
+    x[:], y[:] = 9, 9
+    assert data.examples.x.tolist() == [1.0, 1.0, 1.0]
+    assert data.examples.y.tolist() == [0, 0, 0]
+
+
+def test_examples_say_what_they_are() -> None:
+    with pytest.raises(InputError, match=r"^test data holds no example"):
+        examples(np.zeros((0, 2)), np.zeros(0), what="test data")
+    pair = examples([[1.0, 2.0]], [3])
+    assert pair.x.shape == (1, 2)
+    assert pair.y.tolist() == [3]
+
+
+def test_to_a_device_keeps_everything() -> None:
+    data = FederatedData.from_arrays([1.0, 2.0], [0, 1], ["b", "a"])
+    moved = data.to(torch.device("cpu"))
+    assert moved.names == data.names
+    assert moved.fingerprint() == data.fingerprint()
+
+
+# Fingerprints.
+
+X = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=np.float32)
+Y = np.array([0, 1, 0])
+IDS = ["a", "b", "a"]
+
+
+def fingerprint(x: Any = X, y: Any = Y, ids: Any = IDS, names: Any = None) -> str:
+    return FederatedData.from_arrays(x, y, ids, names).fingerprint()
+
+
+def test_equal_data_have_equal_fingerprints() -> None:
+    assert fingerprint() == fingerprint(X.copy(), torch.from_numpy(Y), np.array(IDS))
+    assert fingerprint() == fingerprint(np.asfortranarray(X), Y.tolist(), tuple(IDS))
+    # Interleaving clients differently is the same data as long as each keeps its order.
+    assert fingerprint() == fingerprint(X[[1, 0, 2]], Y[[1, 0, 2]], ["b", "a", "a"])
+
+
+def test_anything_that_changes_training_changes_the_fingerprint() -> None:
+    nudged = X.copy()
+    nudged[2, 1] = np.nextafter(np.float32(6.0), np.float32(7.0))
+    others = [
+        fingerprint(nudged),
+        fingerprint(y=np.array([0, 1, 1])),
+        fingerprint(ids=["a", "b", "b"]),
+        fingerprint(ids=["a", "a", "a"]),
+        fingerprint(ids=["a", "c", "a"]),
+        fingerprint(names=["b", "a"]),
+        fingerprint(X[[2, 1, 0]]),
+        fingerprint(X[:, ::-1]),
+        fingerprint(X[:, :, None]),
+        fingerprint(X.astype(np.float16)),
+        fingerprint(y=Y.astype(np.int32)),
+        fingerprint(y=Y.astype(np.uint8)),
+    ]
+    assert len({fingerprint(), *others}) == 1 + len(others)
+    assert all(len(f) == 64 for f in others)
+
+
+def test_fingerprint_is_frozen() -> None:
+    """Stored runs are recognised by it: types, shapes and bytes of x, y and borders, then names."""
+    digest = hashlib.sha256(b"torch.float32(3, 2)" + struct.pack("<6f", 1, 2, 5, 6, 3, 4))
+    digest.update(b"torch.int64(3,)" + struct.pack("<3q", 0, 0, 1))
+    digest.update(b"torch.int64(3,)" + struct.pack("<3q", 0, 2, 3) + b"a\x1fb")
+    assert fingerprint() == digest.hexdigest()
+    assert fingerprint().startswith("952571192db3cfb5")

@@ -1,0 +1,182 @@
+"""Runs on disk: resumed equals uninterrupted, wherever the interruption falls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedzmg import Task, compare
+from fedzmg.errors import InputError, Interrupted
+from fedzmg.experiment.export import export_model
+from fedzmg.experiment.run import Silent, run_pack
+from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.store import RunDirectory
+from fedzmg.simulation import History, RoundReport
+
+
+def task(seed: int = 0) -> Task:
+    rng = np.random.default_rng(seed)
+    owner = np.repeat(np.arange(6), [4, 9, 6, 3, 8, 5])
+    x, y = rng.normal(size=(len(owner), 5)), rng.integers(0, 3, len(owner))
+    return Task.from_arrays(
+        nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), x, y, owner,
+        test=(x, y), name="toy", rounds=6, cohort=3, batch_size=4, epochs=2, eval_every=2,
+    )  # fmt: skip
+
+
+def specs(**changes: Any) -> list[RunSpec]:
+    return [
+        RunSpec(task="toy", algorithm="fedzmg", seed=seed, engine="vectorized", **changes)
+        for seed in (0, 1)
+    ]
+
+
+class Stop(Silent):
+    """Raises an error after some rounds: Ctrl-C, or a crash."""
+
+    def __init__(self, after: int, error: type[BaseException]) -> None:
+        self.after, self.error = after, error
+
+    def advance(self, report: RoundReport) -> None:
+        if report.round == self.after:
+            raise self.error
+
+
+def places(root: Path) -> list[Path]:
+    return [root / "seed-0", root / "seed-1"]
+
+
+def same(one: list[History], other: list[History]) -> bool:
+    return all(
+        [r._replace(seconds=0) for r in a.records] == [r._replace(seconds=0) for r in b.records]
+        and all(torch.equal(a.params[n], b.params[n]) for n in a.params)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("after", [1, 3, 5])
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_interrupted_run_goes_on_bit_for_bit(
+    tmp_path: Path, after: int, error: type[BaseException], seconds: float
+) -> None:
+    whole = run_pack(task(), specs())
+    with pytest.raises(Interrupted if error is KeyboardInterrupt else error):
+        run_pack(task(), specs(), places(tmp_path), progress=Stop(after, error),
+                 checkpoint_seconds=seconds)  # fmt: skip
+    resumed = run_pack(task(), specs(), places(tmp_path))
+    assert same(whole, resumed)
+    read_again = run_pack(task(), specs(), places(tmp_path))
+    assert same(whole, read_again)
+
+
+def test_runs_of_a_pack_at_different_rounds_go_on(tmp_path: Path) -> None:
+    whole = run_pack(task(), specs())
+    with pytest.raises(MemoryError):
+        run_pack(task(), specs(), places(tmp_path), progress=Stop(4, MemoryError),
+                 checkpoint_seconds=0)  # fmt: skip
+    (tmp_path / "seed-1" / "checkpoint.safetensors").unlink()
+    assert same(whole, run_pack(task(), specs(), places(tmp_path)))
+
+
+def test_directory_of_another_run_is_refused(tmp_path: Path) -> None:
+    run_pack(task(), specs(), places(tmp_path))
+    with pytest.raises(
+        InputError, match=r"holds another run \(client.lr is 0.1 there and 0.2 here\)"
+    ):
+        run_pack(task(), specs(client={"lr": 0.2}), places(tmp_path))
+    with pytest.raises(InputError, match="was trained on other data than 'toy' holds now"):
+        run_pack(task(seed=1), specs(), places(tmp_path))
+
+
+def test_manifest_says_how_it_was_run(tmp_path: Path) -> None:
+    run_pack(task(), specs(), places(tmp_path))
+    facts = RunDirectory(tmp_path / "seed-0").manifest()
+    assert facts["engine"] == "vectorized"
+    assert facts["torch"] == torch.__version__
+    assert facts["threads"] == torch.get_num_threads()
+    assert facts["pack"] == ["fedzmg/seed-0", "fedzmg/seed-1"]
+    assert facts["data_sha256"] == task().train.fingerprint()
+    assert {p.name for p in (tmp_path / "seed-0").iterdir()} == {
+        "spec.toml", "manifest.json", "metrics.jsonl", "checkpoint.safetensors"
+    }  # fmt: skip
+
+
+def test_export_is_a_state_dict_of_the_trained_model(tmp_path: Path) -> None:
+    import safetensors.torch
+
+    [history, _] = run_pack(task(), specs(), places(tmp_path))
+    path = export_model(tmp_path / "seed-0")
+    fresh = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    fresh.load_state_dict(safetensors.torch.load_file(path))
+    x = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(fresh(x), history.model()(x))
+    with pytest.raises(InputError, match=r"holds no spec\.toml"):
+        export_model(tmp_path)
+
+
+def test_export_before_the_first_checkpoint_is_refused(tmp_path: Path) -> None:
+    RunDirectory(tmp_path / "run").create(specs()[0], {"format": 1})
+    with pytest.raises(InputError, match="holds no checkpoint yet"):
+        export_model(tmp_path / "run")
+
+
+def test_compare_pairs_seeds_and_tests_against_the_first(tmp_path: Path) -> None:
+    result = compare(task(), ["fedavg", "fedzmg"], seeds=[3, 5], out=tmp_path, engine="vectorized")
+    rows = result.rows()
+    assert [r.algorithm for r in rows] == ["fedavg", "fedzmg"]
+    assert rows[0].test is None
+    assert rows[1].test is not None
+    difference = np.mean(rows[0].final) - np.mean(rows[1].final)
+    assert rows[1].test.mean_difference == pytest.approx(difference, abs=1e-12)
+    model = 5 * 4 + 4 + 4 * 3 + 3
+    assert rows[0].bytes_down == rows[0].bytes_up == 6 * 3 * 4 * model
+    assert (tmp_path / "fedzmg" / "seed-5" / "spec.toml").exists()
+    # Same seed, same cohort: both algorithms saw the same clients and examples.
+    for a, b in zip(result.histories["fedavg"], result.histories["fedzmg"], strict=True):
+        assert [r.steps for r in a.records] == [r.steps for r in b.records]
+
+
+def test_diverging_run_is_reported_and_does_not_stop_the_others() -> None:
+    result = compare(
+        task(), ["fedavg", "fedzmg"], seeds=2, engine="vectorized",
+        settings={"fedavg": {"client.lr": 1e30}},
+    )  # fmt: skip
+    bad, good = result.rows()
+    assert (bad.diverged, bad.mean) == (2, 0.0)
+    assert bad.dropped > 0
+    assert (good.diverged, good.dropped) == (0, 0)
+    assert good.mean > 0.2
+    assert result.as_dict()["curves"]["fedavg"]["runs"][0][-1] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithms": ["fedagv"]}, r"unknown algorithm 'fedagv': did you mean 'fedavg'\?"),
+        ({"algorithms": []}, "give at least one"),
+        ({"algorithms": ["fedavg", "fedavg"]}, "each once"),
+        ({"seeds": 0}, "seeds = 0: give at least one"),
+        ({"rounds": 0}, "rounds = 0: expected a whole number of at least 1"),
+        (
+            {"settings": {"fedzmg": {"client.lr": "fast"}}},
+            "lr = 'fast': expected a finite number > 0",
+        ),
+        ({"settings": {"fedzmg": {"client.lr": float("nan")}}}, "lr = nan"),
+        ({"settings": {"fedzmg": {"client.lr": True}}}, "lr = True"),
+        ({"settings": {"fedzmg": {"protocol.cohort": 7}}}, "cohort = 7 but there are 6 clients"),
+        ({"settings": {"fedzmg": {"protocol.chort": 7}}}, "did you mean 'cohort'"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_trained(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    options: dict[str, Any] = {"algorithms": ["fedzmg"], "seeds": 1, "out": tmp_path / "out"}
+    with pytest.raises(InputError, match=message):
+        compare(task(), **{**options, **changes})
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,242 @@
+"""A module as a function of its parameters: same outputs, nothing hidden, misfits refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedzmg.errors import InputError
+from fedzmg.models import GRU, CharGRU, FunctionalModel, digits_cnn, mlp
+from fedzmg.models.dropout import KeyedDropout
+from fedzmg.tree import Tree
+
+KEY = torch.tensor(123456789)
+
+
+def inputs(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("module", "x"),
+    [
+        (mlp(6, 4, outputs=3), inputs(5, 2, 3)),
+        (digits_cnn(), inputs(2, 28, 28)),
+        (CharGRU(7, 3, 4), torch.randint(0, 7, (2, 5), generator=torch.Generator().manual_seed(1))),
+        (nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4), nn.PReLU()), inputs(6, 3)),
+    ],
+    ids=["mlp", "cnn", "gru", "norm"],
+)
+def test_same_outputs_and_gradients_as_the_module(module: nn.Module, x: Tensor) -> None:
+    model = FunctionalModel(module)
+    params = model.params()
+    assert set(params) == {name for name, _ in module.named_parameters()}
+    expected = module(x)
+    for function in (model.evaluate, model.train):
+        torch.testing.assert_close(function(params, x), expected.detach())
+    expected.square().sum().backward()
+    tracked = params.map(lambda leaf: leaf.requires_grad_())
+    model.train(tracked, x).square().sum().backward()
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(tracked[name].grad, parameter.grad)
+
+
+def test_outputs_depend_on_the_parameters_given_and_on_nothing_else() -> None:
+    module = nn.Linear(3, 2)
+    model = FunctionalModel(module)
+    other = Tree({"weight": inputs(2, 3), "bias": inputs(2)})
+    x = inputs(4, 3, seed=1)
+    expected = x @ other["weight"].T + other["bias"]
+    torch.testing.assert_close(model.evaluate(other, x), expected)
+    with torch.no_grad():
+        module.weight.zero_()
+    torch.testing.assert_close(model.evaluate(other, x), expected)
+    assert float(model.params()["weight"].abs().max()) > 0
+
+
+def test_the_module_given_is_not_changed() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)).eval()
+    before = copy.deepcopy(module.state_dict())
+    model = FunctionalModel(module)
+    out = model.train(model.params(), inputs(4, 3), KEY)
+    assert out.shape == (4, 2)
+    assert type(module[1]) is nn.Dropout
+    assert type(model.source[1]) is nn.Dropout
+    assert type(model.module[1]) is KeyedDropout
+    assert not module.training
+    assert set(module.state_dict()) == set(before)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_params_are_copies() -> None:
+    model = FunctionalModel(nn.Linear(3, 2))
+    model.params()["weight"].zero_()
+    assert float(model.params()["weight"].abs().max()) > 0
+    assert not model.params()["weight"].requires_grad
+
+
+def test_no_global_randomness_is_used() -> None:
+    model = FunctionalModel(nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5)))
+    params, x = model.params(), inputs(4, 3)
+    before = torch.get_rng_state()
+    first = model.train(params, x, KEY)
+    torch.manual_seed(99)
+    assert torch.equal(model.train(params, x, KEY), first)
+    torch.set_rng_state(before)
+    model.train(params, x, KEY)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_dropout_is_on_in_training_and_off_in_evaluation() -> None:
+    model = FunctionalModel(nn.Sequential(nn.Linear(3, 64), nn.Dropout(0.5)))
+    params, x = model.params(), inputs(4, 3)
+    assert model.has_dropout
+    plain = model.evaluate(params, x)
+    torch.testing.assert_close(plain, x @ params["0.weight"].T + params["0.bias"])
+    dropped = model.train(params, x, KEY)
+    kept = dropped != 0
+    assert 0.2 < float(kept.float().mean()) < 0.8
+    torch.testing.assert_close(dropped[kept], 2 * plain[kept])
+    other = model.train(params, x, KEY + 1)
+    assert not torch.equal(other, dropped)
+
+
+def test_every_dropout_of_a_deep_model_is_exchanged() -> None:
+    block = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1))
+    model = FunctionalModel(nn.Sequential(block, nn.Dropout(0.2), nn.Sequential(nn.Dropout(0.3))))
+    assert sorted(model.dropout_keys) == ["0.1.key", "1.key", "2.0.key"]
+    found = {n: m for n, m in model.module.named_modules() if isinstance(m, KeyedDropout)}
+    assert {n: m.p for n, m in found.items()} == {"0.1": 0.1, "1": 0.2, "2.0": 0.3}
+    assert len({m.layer for m in found.values()}) == 3
+    assert not any(isinstance(m, nn.Dropout) for m in model.module.modules())
+
+
+def test_a_dropout_module_used_in_two_places_is_exchanged_in_both() -> None:
+    shared = nn.Dropout(0.5)
+    model = FunctionalModel(nn.Sequential(nn.Linear(3, 8), shared, nn.Linear(8, 8), shared))
+    assert not any(isinstance(m, nn.Dropout) for m in model.module.modules())
+    params, x = model.params(), inputs(4, 3)
+    assert torch.equal(model.train(params, x, KEY), model.train(params, x, KEY))
+
+
+def test_models_without_dropout_need_no_key() -> None:
+    model = FunctionalModel(nn.Linear(3, 2))
+    assert not model.has_dropout
+    assert model.dropout_keys == ()
+    model.train(model.params(), inputs(1, 3))
+
+
+def test_frozen_parameters_stay_constant() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    module[0].requires_grad_(False)
+    model = FunctionalModel(module)
+    assert set(model.params()) == {"1.weight", "1.bias"}
+    x = inputs(5, 3)
+    torch.testing.assert_close(model.evaluate(model.params(), x), module(x).detach())
+
+
+def test_tied_weights_move_together() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    module[1].weight = module[0].weight
+    model = FunctionalModel(module)
+    params = Tree({name: inputs(*leaf.shape, seed=4) for name, leaf in model.params().items()})
+    x = inputs(2, 3, seed=5)
+    w = params["0.weight"]
+    expected = (x @ w.T + params["0.bias"]) @ w.T + params["1.bias"]
+    torch.testing.assert_close(model.evaluate(params, x), expected)
+
+
+def test_runs_under_vmap_as_alone() -> None:
+    model = FunctionalModel(nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.5), nn.Linear(16, 2)))
+    many = model.params().map(lambda leaf: torch.stack([leaf, 2 * leaf, -leaf]))
+    x, keys = inputs(3, 4, 3), torch.tensor([5, 6, 7])
+    mapped = torch.vmap(model.train)(many, x, keys)
+    for i in range(3):
+        alone = model.train(many.map(lambda leaf, i=i: leaf[i]), x[i], keys[i])
+        torch.testing.assert_close(mapped[i], alone)
+
+
+def test_to_moves_constants_and_leaves_the_original() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    module[0].requires_grad_(False)
+    model = FunctionalModel(module)
+    wide = model.to(torch.device("cpu"), torch.float64)
+    params = wide.params()
+    assert {leaf.dtype for leaf in params.values()} == {torch.float64}
+    assert wide.train(params, inputs(2, 3).double(), KEY).dtype == torch.float64
+    assert {leaf.dtype for leaf in model.params().values()} == {torch.float32}
+    assert model.evaluate(model.params(), inputs(2, 3)).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (
+            nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)),
+            "layer '1' is a BatchNorm1d, whose running statistics average badly over clients: "
+            "use nn.GroupNorm instead",
+        ),
+        (
+            nn.BatchNorm2d(3, track_running_stats=False),
+            "layer 'model' is a BatchNorm2d, whose running statistics average badly over clients: "
+            "use nn.GroupNorm instead",
+        ),
+        (
+            nn.Sequential(nn.GRU(3, 2)),
+            "layer '0' is a fused GRU, which cannot be mapped over clients: "
+            "use fedzmg.models.GRU instead",
+        ),
+        (
+            nn.LSTM(3, 2),
+            "layer 'model' is a fused LSTM, which cannot be mapped over clients: "
+            "use cells (nn.LSTMCell) instead",
+        ),
+        (
+            nn.Sequential(nn.Linear(3, 3), nn.Dropout2d(0.5)),
+            "layer '1' is a Dropout2d, which has no addressed version: use nn.Dropout",
+        ),
+        (
+            nn.Sequential(nn.Linear(3, 3), nn.AlphaDropout(0.5)),
+            "layer '1' is a AlphaDropout, which has no addressed version: use nn.Dropout",
+        ),
+        (nn.ReLU(), "the model has no trainable parameter: set requires_grad on some"),
+        (
+            nn.Linear(3, 3).requires_grad_(False),
+            "the model has no trainable parameter: set requires_grad on some",
+        ),
+    ],
+    ids=["batch-norm", "batch-norm-2d", "gru", "lstm", "dropout-2d", "alpha", "none", "frozen"],
+)
+def test_refusals(module: nn.Module, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        FunctionalModel(module)
+    assert str(caught.value) == message
+
+
+def test_buffers_are_refused() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+            self.register_buffer("mean", torch.zeros(2))
+
+    with pytest.raises(InputError) as caught:
+        FunctionalModel(nn.Sequential(Shifted()))
+    assert str(caught.value) == (
+        "layer '0' (Shifted) has the buffer 'mean'; buffers are not trained or averaged: "
+        "make it a constant or a parameter"
+    )
+
+
+def test_random_numbers_inside_attention_are_refused() -> None:
+    """Attention drops weights inside of itself, out of reach of addressed masks."""
+    with pytest.raises(InputError, match=r"MultiheadAttention"):
+        FunctionalModel(nn.MultiheadAttention(4, 2, dropout=0.5))
+    assert not FunctionalModel(nn.MultiheadAttention(4, 2)).has_dropout
+
+
+def test_addressed_gru_is_accepted() -> None:
+    assert len(FunctionalModel(GRU(3, 2)).params()) == 4

@@ -1,0 +1,232 @@
+"""Initial weights: a function of seed and layer, with the spread each scheme promises."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedzmg.errors import InputError
+from fedzmg.models import GRU, CharGRU, FunctionalModel, mlp
+from fedzmg.models.initial import initial_params
+from fedzmg.tree import Tree
+
+
+def start(module: nn.Module, scheme: object, seed: int = 0, **more: object) -> Tree:
+    return initial_params(FunctionalModel(module, **more), scheme, seed)  # type: ignore[arg-type]
+
+
+def fills(values: Tensor, low: float, high: float) -> None:
+    """Inside a range and reaching near both of its ends, as many uniform draws do."""
+    assert float(values.min()) >= low
+    assert float(values.max()) <= high
+    margin = (high - low) * 0.05
+    assert float(values.min()) < low + margin
+    assert float(values.max()) > high - margin
+    assert float(values.mean()) == pytest.approx(
+        (low + high) / 2, abs=6 * (high - low) / math.sqrt(12 * values.numel())
+    )
+
+
+@pytest.mark.parametrize("scheme", ["torch", "keras"])
+def test_a_seed_is_an_address(scheme: str) -> None:
+    first = start(mlp(20, 10, outputs=5), scheme, seed=3)
+    torch.manual_seed(12345)
+    again = start(mlp(20, 10, outputs=5), scheme, seed=3)
+    other = start(mlp(20, 10, outputs=5), scheme, seed=4)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[n], other[n]) for n in first if n.endswith("weight"))
+
+
+def test_global_randomness_is_neither_read_nor_written() -> None:
+    model = FunctionalModel(mlp(20, 10, outputs=5))
+    before = torch.get_rng_state()
+    initial_params(model, "torch", 0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_layers_of_equal_shape_start_apart() -> None:
+    found = start(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), "torch")
+    assert not torch.equal(found["0.weight"], found["1.weight"])
+
+
+def test_a_layer_keeps_its_start_when_others_change() -> None:
+    small = start(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3)), "torch")
+    large = start(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 30), nn.Linear(30, 2)), "torch")
+    assert torch.equal(small["0.weight"], large["0.weight"])
+
+
+@pytest.mark.parametrize("scheme", ["torch", "keras", "given"])
+def test_the_model_is_not_changed(scheme: str) -> None:
+    model = FunctionalModel(mlp(6, 4, outputs=2))
+    before = model.params()
+    initial_params(model, scheme, 7)["1.weight"].zero_()  # type: ignore[arg-type]
+    assert all(torch.equal(before[name], value) for name, value in model.params().items())
+
+
+@pytest.mark.parametrize(
+    ("module", "fan_in"),
+    [
+        (nn.Linear(25, 400), 25),
+        (nn.Conv1d(5, 300, 5), 25),
+        (nn.Conv2d(4, 200, (5, 5)), 100),
+        (nn.Conv2d(8, 400, 5, groups=2), 100),
+        (nn.ConvTranspose2d(400, 4, 5), 100),
+    ],
+    ids=["linear", "conv1d", "conv2d", "grouped", "transposed"],
+)
+def test_torch_scheme_is_uniform_in_the_fan(module: nn.Module, fan_in: int) -> None:
+    bound = 1 / math.sqrt(fan_in)
+    found = start(module, "torch")
+    fills(found["weight"], -bound, bound)
+    assert float(found["bias"].abs().max()) <= bound
+    # PyTorch's own start has the same range.
+    fills(module.weight.detach(), -bound, bound)
+
+
+@pytest.mark.parametrize("kind", [GRU, nn.GRUCell, nn.LSTMCell, nn.RNNCell])
+def test_torch_scheme_for_recurrent_layers(kind: type[nn.Module]) -> None:
+    found = start(kind(50, 64), "torch")
+    for values in found.values():
+        assert float(values.abs().max()) <= 1 / 8
+        assert float(values.abs().max()) > 0.1
+    fills(found[next(iter(found))], -1 / 8, 1 / 8)
+
+
+def test_torch_scheme_for_embeddings() -> None:
+    table = start(nn.Embedding(300, 40), "torch")["weight"]
+    assert float(table.mean()) == pytest.approx(0, abs=6 / math.sqrt(table.numel()))
+    assert float(table.std()) == pytest.approx(1, abs=0.03)
+
+
+def test_torch_scheme_for_bilinear() -> None:
+    module = nn.Bilinear(16, 36, 20)
+    fills(module.weight.detach(), -0.25, 0.25)
+    fills(start(module, "torch")["weight"], -0.25, 0.25)
+
+
+@pytest.mark.parametrize("scheme", ["torch", "keras"])
+def test_the_padding_row_of_an_embedding_starts_at_zero(scheme: str) -> None:
+    module = nn.Embedding(9, 4, padding_idx=2)
+    table = start(module, scheme)["weight"]
+    assert float(module.weight.detach()[2].abs().max()) == 0
+    assert float(table[2].abs().max()) == 0
+    assert float(table[3].abs().max()) > 0
+
+
+def test_prelu_starts_where_it_was_told() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.PReLU(3, init=0.1), nn.PReLU())
+    found = start(module, "torch")
+    assert found["1.weight"].tolist() == pytest.approx([0.1] * 3)
+    assert found["2.weight"].tolist() == pytest.approx([0.25])
+
+
+@pytest.mark.parametrize(
+    ("module", "fans"),
+    [
+        (nn.Linear(100, 200), 300),
+        (nn.Conv2d(10, 30, 5), 25 * 40),
+        (nn.ConvTranspose2d(10, 30, 5), 25 * 40),
+    ],
+    ids=["linear", "conv", "transposed"],
+)
+def test_keras_scheme_is_glorot_with_zero_biases(module: nn.Module, fans: int) -> None:
+    found = start(module, "keras")
+    bound = math.sqrt(6 / fans)
+    fills(found["weight"], -bound, bound)
+    assert float(found["bias"].abs().max()) == 0
+
+
+@pytest.mark.parametrize("kind", [GRU, nn.GRUCell])
+def test_keras_scheme_for_recurrent_layers(kind: type[nn.Module]) -> None:
+    found = start(kind(40, 20), "keras")
+    suffix = "_l0" if kind is GRU else ""
+    bound = math.sqrt(6 / (40 + 60))
+    fills(found[f"weight_ih{suffix}"], -bound, bound)
+    recurrent = found[f"weight_hh{suffix}"].double()
+    torch.testing.assert_close(
+        recurrent.T @ recurrent, torch.eye(20, dtype=torch.float64), rtol=0, atol=1e-5
+    )
+    for name in ("bias_ih", "bias_hh"):
+        assert float(found[f"{name}{suffix}"].abs().max()) == 0
+
+
+def test_keras_scheme_for_a_whole_character_model() -> None:
+    found = start(CharGRU(66, 16, 32), "keras")
+    fills(found["embedding.weight"], -0.05, 0.05)
+    fills(found["dense.weight"], -math.sqrt(6 / 98), math.sqrt(6 / 98))
+
+
+@pytest.mark.parametrize("scheme", ["torch", "keras"])
+@pytest.mark.parametrize("norm", [nn.LayerNorm(4), nn.RMSNorm(4), nn.GroupNorm(2, 4)])
+def test_norms_start_as_the_identity(scheme: str, norm: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.fill_(9.0)
+    found = start(nn.Sequential(nn.Linear(4, 4), norm), scheme)
+    assert found["1.weight"].tolist() == [1.0] * 4
+    if "1.bias" in found:
+        assert found["1.bias"].tolist() == [0.0] * 4
+
+
+def test_given_keeps_the_modules_weights_for_every_seed() -> None:
+    module = mlp(6, 4, outputs=2)
+    for seed in (0, 1):
+        found = start(module, "given", seed)
+        for name, parameter in module.named_parameters():
+            assert torch.equal(found[name], parameter.detach())
+
+
+def test_given_starts_any_module() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.tensor([3.0]))
+
+    assert start(Own(), "given", axes={"w": ()})["w"].tolist() == [3.0]
+
+
+def test_a_function_fills_module_by_module() -> None:
+    seen = []
+
+    def fill(module: nn.Module, generator: torch.Generator) -> None:
+        seen.append(type(module).__name__)
+        for parameter in module.parameters(recurse=False):
+            nn.init.normal_(parameter, std=0.01, generator=generator)
+
+    first, again, other = (start(mlp(50, 40, outputs=3), fill, seed) for seed in (1, 1, 2))
+    assert seen == ["Linear", "Linear"] * 3
+    assert float(first["1.weight"].std()) == pytest.approx(0.01, rel=0.1)
+    assert torch.equal(first["1.weight"], again["1.weight"])
+    assert not torch.equal(first["1.weight"], other["1.weight"])
+
+
+def test_frozen_parameters_keep_their_values() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    module[0].requires_grad_(False)
+    model = FunctionalModel(module)
+    params = initial_params(model, "torch", 0)
+    assert set(params) == {"1.weight", "1.bias"}
+    x = torch.eye(3)
+    expected = module[0](x).detach() @ params["1.weight"].T + params["1.bias"]
+    torch.testing.assert_close(model.evaluate(params, x), expected)
+
+
+def test_unknown_scheme_is_refused() -> None:
+    with pytest.raises(InputError) as caught:
+        start(nn.Linear(2, 2), "kears")
+    assert str(caught.value) == (
+        "unknown initializer 'kears': did you mean 'keras'? (known: given, keras, torch)"
+    )
+
+
+@pytest.mark.parametrize("scheme", ["torch", "keras"])
+def test_a_layer_a_scheme_cannot_start_is_refused(scheme: str) -> None:
+    with pytest.raises(InputError) as caught:
+        start(nn.Sequential(nn.MultiheadAttention(4, 2)), scheme)
+    assert str(caught.value) == (
+        f"layer '0' is a MultiheadAttention, which initializer {scheme!r} cannot start: "
+        "pass init='given' or a function (module, generator)"
+    )

@@ -1,0 +1,359 @@
+"""Rules and algorithms as values: checked, changed by name, packed, stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given as hypotheses
+from hypothesis import strategies as st
+
+from fedzmg import algorithms
+from fedzmg.algorithms import SGD, Adam, Average, ReddiAdam, ZeroMean
+from fedzmg.contract import (
+    Algorithm,
+    ClientRule,
+    Cohort,
+    Given,
+    Number,
+    ParamInfo,
+    ServerRule,
+    bind,
+    inner_rules,
+    number,
+    numbers,
+    structure,
+)
+from fedzmg.errors import InputError
+from fedzmg.tree import Tree
+from golden_problems import given
+
+NAMES = sorted(algorithms.ALGORITHMS)
+
+
+@dataclass(frozen=True)
+class Boxed(ClientRule):
+    """A rule with every kind of field."""
+
+    rate: Number = number(0.5, low=0, high=1, doc="a closed range")
+    open: Number = number(0.5, above=0, below=1, doc="an open range")
+    any: Number = number(0.0, doc="no range")
+    extra: Number | None = number(None, low=2, doc="absent by default")
+    label: str = "x"
+
+    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> tuple[Tree, Any]:
+        return params - self.rate * grad, scratch
+
+
+@dataclass(frozen=True)
+class Wrapper(ClientRule):
+    """A wrapper with a number of its own, above the rule it wraps."""
+
+    inner: ClientRule
+    scale: Number = number(2.0, above=0, doc="factor of every gradient")
+
+    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> tuple[Tree, Any]:
+        return self.inner.step(given, params, scratch, self.scale * grad)
+
+
+# Ranges.
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rate": 1.5}, "rate = 1.5: expected a finite number >= 0 and <= 1"),
+        ({"rate": -1e-9}, "rate = -1e-09: expected a finite number >= 0 and <= 1"),
+        ({"open": 0}, "open = 0: expected a finite number > 0 and < 1"),
+        ({"open": 1.0}, "open = 1.0: expected a finite number > 0 and < 1"),
+        ({"any": math.inf}, "any = inf: expected a finite number"),
+        ({"any": -math.inf}, "any = -inf: expected a finite number"),
+        ({"any": math.nan}, "any = nan: expected a finite number"),
+        ({"any": "0.5"}, "any = '0.5': expected a finite number"),
+        ({"any": True}, "any = True: expected a finite number"),
+        ({"any": [1]}, "any = [1]: expected a finite number"),
+        ({"extra": 1.0}, "extra = 1.0: expected a finite number >= 2"),
+    ],
+)
+def test_values_out_of_range_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Boxed(**fields)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "fields", [{"rate": 0}, {"rate": 1}, {"any": -1e300}, {"extra": 2}, {"extra": None}]
+)
+def test_borders_belong_to_closed_ranges(fields: dict[str, Any]) -> None:
+    [(name, value)] = fields.items()
+    assert getattr(Boxed(**fields), name) == value
+
+
+@pytest.mark.parametrize("field", ["rate", "open", "any"])
+def test_a_number_that_is_always_needed_cannot_be_absent(field: str) -> None:
+    with pytest.raises(InputError, match=rf"^{field} = None: expected a finite number"):
+        Boxed(**{field: None})
+
+
+def test_tensors_are_not_checked() -> None:
+    """Inside an engine a number is a tensor, possibly one of many mapped over trials."""
+    assert isinstance(Boxed(rate=torch.tensor(9.0)).rate, torch.Tensor)
+
+
+def test_rules_are_immutable() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SGD().lr = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SGD(lr=0), "lr = 0: expected a finite number > 0"),
+        (lambda: SGD(momentum=1.0), "momentum = 1.0: expected a finite number >= 0 and < 1"),
+        (lambda: SGD(decay=-0.1), "decay = -0.1: expected a finite number >= 0"),
+        (lambda: Average(lr=-1), "lr = -1: expected a finite number > 0"),
+    ],
+)
+def test_ranges_of_the_library(make: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make()
+    assert str(caught.value) == message
+
+
+# Numbers, binding, structure.
+
+
+def test_numbers_by_path() -> None:
+    rule = Wrapper(ZeroMean(SGD(lr=0.25, decay=0.5)), scale=3)
+    assert numbers(rule) == {"scale": 3.0, "inner.inner.lr": 0.25, "inner.inner.decay": 0.5}
+    assert list(inner_rules(rule)) == ["inner"]
+    assert numbers(Boxed()) == {"rate": 0.5, "open": 0.5, "any": 0.0}
+
+
+@hypotheses(
+    st.floats(1e-3, 1),
+    st.one_of(st.none(), st.floats(0, 0.99)),
+    st.one_of(st.none(), st.floats(0, 1)),
+    st.floats(0.1, 9),
+)
+def test_binding_its_own_numbers_changes_nothing(
+    lr: float, momentum: float | None, decay: float | None, scale: float
+) -> None:
+    rule = Wrapper(SGD(lr, momentum, decay), scale=scale)
+    found = numbers(rule)
+    bound = bind(rule, {path: torch.tensor(v, dtype=torch.float64) for path, v in found.items()})
+    assert type(bound) is Wrapper
+    assert numbers(bound) == found
+    params = Tree({"w": torch.tensor([1.0, -2.0], dtype=torch.float64)})
+    told = given(params)
+    for rules in ((rule, bound),):
+        results = []
+        for one in rules:
+            state = one.inner.begin(told, ())
+            w, state = one.step(told, params, state, params)
+            w, state = one.step(told, w, state, w)
+            results.append(w["w"])
+        torch.testing.assert_close(*results, rtol=0, atol=1e-12)
+
+
+def test_binding_reaches_the_right_rule() -> None:
+    rule = Wrapper(Wrapper(SGD(lr=0.1), scale=2), scale=3)
+    bound = bind(rule, {"inner.scale": torch.tensor(20.0), "inner.inner.lr": torch.tensor(0.5)})
+    assert numbers(bound) == {"scale": 3.0, "inner.scale": 20.0, "inner.inner.lr": 0.5}
+    assert numbers(rule) == {"scale": 3.0, "inner.scale": 2.0, "inner.inner.lr": pytest.approx(0.1)}
+
+
+def test_structure_forgets_numbers_and_nothing_else() -> None:
+    assert structure(SGD(lr=0.1)) == structure(SGD(lr=7.0))
+    assert structure(SGD(momentum=0.1)) == structure(SGD(momentum=0.9))
+    assert structure(SGD(momentum=0.1)) != structure(SGD())
+    assert structure(SGD(decay=0.0)) != structure(SGD())
+    assert structure(ZeroMean(SGD(0.1))) == structure(ZeroMean(SGD(0.2)))
+    assert structure(ZeroMean(SGD())) != structure(SGD())
+    assert structure(ZeroMean(SGD(), {"w": (1,)})) != structure(ZeroMean(SGD(), {"w": (0,)}))
+    assert structure(Boxed(label="x")) != structure(Boxed(label="y"))
+    assert structure(Adam()) != structure(ReddiAdam())
+    assert structure(ReddiAdam(v0=0.1)) != structure(ReddiAdam())
+
+
+def test_structure_and_numbers_give_the_rule_back() -> None:
+    """What packing relies on: a rule is its structure and its numbers."""
+    rule = Wrapper(ZeroMean(SGD(0.25, 0.5, 0.125), {"w": (1,)}), scale=3)
+    shape = structure(rule)
+    assert set(numbers(shape)) == set(numbers(rule))
+    back = bind(shape, {path: torch.tensor(v) for path, v in numbers(rule).items()})
+    assert numbers(back) == numbers(rule)
+    assert back.inner.axes == {"w": (1,)}
+    assert numbers(rule)["scale"] == 3.0  # the original is as it was
+
+
+# Options of an algorithm.
+
+
+def test_options_by_key() -> None:
+    assert algorithms.get("fedzmg").options() == {
+        "weights": "examples",
+        "client.lr": 0.1,
+        "client.momentum": 0.9,
+        "client.decay": 0.0005,
+        "server.lr": 1.0,
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_options_round_trip(name: str) -> None:
+    algorithm = algorithms.get(name)
+    assert algorithm.with_options(algorithm.options()) == algorithm
+    assert algorithm.with_options({}) == algorithm
+
+
+def test_with_options_changes_only_what_is_named() -> None:
+    before = algorithms.get("fedzmg-adam")
+    after = before.with_options({"client.lr": 0.5, "server.beta1": 0.0, "weights": "uniform"})
+    changed = {k: v for k, v in after.options().items() if before.options()[k] != v}
+    assert changed == {"client.lr": 0.5, "server.beta1": 0.0, "weights": "uniform"}
+    assert before.options()["client.lr"] == 0.1
+    assert after.name == before.name
+
+
+def test_an_option_can_be_switched_off_and_on() -> None:
+    off = algorithms.get("fedzmg").with_options({"client.momentum": None, "client.decay": None})
+    assert off.options()["client.momentum"] is None
+    on = algorithms.get("fedavg").with_options({"client.momentum": 0.5})
+    assert on.options()["client.momentum"] == 0.5
+
+
+def test_an_option_of_a_wrapped_rule_is_named_as_the_wrappers_own() -> None:
+    algorithm = Algorithm("deep", Wrapper(ZeroMean(SGD())), Average())
+    assert set(algorithm.options()) == {
+        "weights",
+        "client.scale",
+        "client.lr",
+        "client.momentum",
+        "client.decay",
+        "server.lr",
+    }
+    changed = algorithm.with_options({"client.lr": 0.7, "client.scale": 5})
+    assert numbers(changed.client) == {"scale": 5.0, "inner.inner.lr": 0.7}
+
+
+def test_what_a_layout_adds_is_no_option() -> None:
+    layout = {"w": ParamInfo("kernel", (1,))}
+    algorithm = algorithms.get("fedzmg").for_layout(layout)
+    assert "client.axes" not in algorithm.options()
+    with pytest.raises(InputError, match=r"unknown option of fedzmg 'client.axes'"):
+        algorithm.with_options({"client.axes": None})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"client.lrr": 1},
+            "unknown option of fedavg 'client.lrr': did you mean 'client.lr'? "
+            "(known: client.decay, client.lr, client.momentum, server.lr, weights)",
+        ),
+        ({"client.lr": -1}, "fedavg, client.lr: lr = -1: expected a finite number > 0"),
+        ({"client.lr": "fast"}, "fedavg, client.lr: lr = 'fast': expected a finite number > 0"),
+        (
+            {"client.momentum": 1},
+            "fedavg, client.momentum: momentum = 1: expected a finite number >= 0 and < 1",
+        ),
+        (
+            {"weights": "example"},
+            "fedavg, weights: unknown weights 'example': did you mean 'examples'? "
+            "(known: examples, uniform)",
+        ),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        algorithms.get("fedavg").with_options(options)
+    assert str(caught.value) == message
+
+
+def test_a_needed_option_cannot_be_switched_off() -> None:
+    with pytest.raises(InputError, match=r"^fedavg, client\.lr: lr = None"):
+        algorithms.get("fedavg").with_options({"client.lr": None})
+
+
+def test_unknown_algorithm_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^unknown algorithm 'fedzgm': did you mean 'fedzmg'\?"):
+        algorithms.get("fedzgm")
+
+
+def test_unknown_weights_are_refused_at_once() -> None:
+    with pytest.raises(InputError, match=r"unknown weights 'equal'"):
+        Algorithm("a", SGD(), Average(), weights="equal")  # type: ignore[arg-type]
+
+
+# Layout, pickling, defaults of the hooks.
+
+
+def test_for_layout_reaches_both_rules_and_what_they_wrap() -> None:
+    layout = {"w": ParamInfo("kernel", (1,)), "b": ParamInfo("bias", ())}
+    fitted = Algorithm("a", ZeroMean(ZeroMean(SGD())), Average()).for_layout(layout)
+    assert fitted.client.axes == fitted.client.inner.axes == {"w": (1,), "b": ()}  # type: ignore[attr-defined]
+    assert fitted.server == Average()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_algorithms_can_be_pickled(name: str) -> None:
+    algorithm = algorithms.get(name).for_layout({"w": ParamInfo("kernel", (1,))})
+    back = pickle.loads(pickle.dumps(algorithm))
+    assert back == algorithm
+    assert back.options() == algorithm.options()
+    assert numbers(back.client) == numbers(algorithm.client)
+
+
+def test_messages_can_be_pickled() -> None:
+    params = Tree({"w": torch.ones(2)})
+    told = given(params)
+    back = pickle.loads(pickle.dumps(told))
+    assert type(back) is Given
+    assert back.params["w"].tolist() == [1.0, 1.0]
+
+
+def test_a_client_rule_needs_only_a_step() -> None:
+    rule = Boxed()
+    params, local = Tree({"w": torch.tensor([3.0])}), Tree({"w": torch.tensor([1.0])})
+    told = given(params)
+    assert rule.looks == "never"
+    assert rule.watches_epochs is False
+    assert rule.remember(params) == ()
+    assert rule.begin(told, ()) == ()
+    assert rule.end_epoch("scratch", torch.tensor(1.0)) == ("scratch", True)
+    assert rule.for_layout({}) is rule
+    upload, memory = rule.finish(told, local, (), torch.tensor(1))
+    assert upload.delta["w"].tolist() == [2.0]  # global minus local
+    assert upload.average == upload.total == memory == ()
+
+
+def test_a_client_keeps_its_memory_by_default() -> None:
+    told = given(Tree({"w": torch.ones(1)}), memory="what it knew")
+    _, memory = Boxed().finish(told, told.params, (), torch.tensor(1))
+    assert memory == "what it knew"
+
+
+def test_rules_without_their_equation_cannot_be_made() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        ClientRule()  # type: ignore[abstract]
+    with pytest.raises(TypeError, match="abstract"):
+        ServerRule()  # type: ignore[abstract]
+
+
+def test_average_moves_to_the_mean_of_the_clients() -> None:
+    params = Tree({"w": torch.tensor([4.0])})
+    zero = torch.tensor(0)
+    cohort = Cohort(Tree({"w": torch.tensor([3.0])}), (), (), zero, zero, zero)
+    rule = Average()
+    assert rule.init(params) == rule.share(()) == ()
+    after, state = rule.update(params, (), cohort)
+    assert after["w"].tolist() == [1.0]
+    assert state == ()
+    assert Average(lr=0.5).update(params, (), cohort)[0]["w"].tolist() == [2.5]
