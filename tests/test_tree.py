@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedzmg.tree import (
     Tree,
+    flatten_rows,
     leaves,
     named_leaves,
     num_bytes,
@@ -23,6 +24,7 @@ from fedzmg.tree import (
     row,
     stack,
     tree_map,
+    unflatten_rows,
 )
 
 numbers = st.floats(-100, 100).map(lambda v: round(v, 3))
@@ -266,6 +268,24 @@ def test_names_that_look_alike_keep_apart() -> None:
     named = named_leaves(value)
     assert len(named) == 2
     assert [leaf.item() for leaf in leaves(refill(value, named))] == [1.0, 2.0]
+
+
+def test_flat_rows_hold_every_number_of_a_row() -> None:
+    many = stack([nested(), tree_map(lambda t: t * 10, nested())])
+    flat, how = flatten_rows(many)
+    assert flat.tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0], [10.0, 20.0, 30.0, 40.0, 50.0]]
+    sums = unflatten_rows(flat.sum(0, keepdim=True), how)
+    assert type(sums[0]) is Pair
+    assert values(sums[0].first) == {"a": [[11.0, 22.0]], "b": [33.0]}
+    assert sums[0].second.tolist() == [44.0]
+    assert sums[1] == ()
+    assert sums[2][0].tolist() == [[55.0]]
+
+
+def test_flat_rows_of_nothing() -> None:
+    flat, how = flatten_rows(((), ()), like=torch.ones(3))
+    assert flat.shape == (3, 0)
+    assert unflatten_rows(flat, how) == ((), ())
 
 
 def test_num_bytes() -> None:

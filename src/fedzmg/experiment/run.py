@@ -217,6 +217,6 @@ def _warn_if_moved(directory: RunDirectory, simulation: Simulation, progress: Pr
     for fact in ("torch", "device", "threads", "platform"):
         if then.get(fact) != now[fact]:
             progress.say(
-                f"{directory.path} began with {fact} {then.get(fact)} and goes on with {now[fact]}: "
+                f"{directory.path} began with {fact} {then.get(fact)}, goes on with {now[fact]}: "
                 "the last bits may differ from an uninterrupted run"
             )

@@ -22,9 +22,9 @@ def comparison(data: Mapping[str, Any]) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1),
         pad_edge=False,
-        caption=f"final: mean ± sd over {len(data['seeds'])} paired seeds, last tenth of the rounds; "
-        f"to {goal}: rounds until there; diff., p, d_z: paired t-test of {data['reference']} minus "
-        "this one; MiB: traffic of one run, all clients, down / up",
+        caption=f"final: mean ± sd over {len(data['seeds'])} paired seeds, last tenth of the "
+        f"rounds; to {goal}: rounds until there; diff., p, d_z: paired t-test of "
+        f"{data['reference']} minus this one; MiB: traffic of one run, all clients, down / up",
         caption_justify="left",
     )
     table.add_column("algorithm", no_wrap=True)
