@@ -113,7 +113,8 @@ class Rule:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             limits = field.metadata.get("number")
             value = getattr(self, field.name)
-            if limits is None or value is None or isinstance(value, Tensor):
+            absent = value is None and field.default is None
+            if limits is None or absent or isinstance(value, Tensor):
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise InputError(f"{field.name} = {value!r}: expected {_range_text(limits)}")

@@ -9,6 +9,7 @@ gives the same curve alone or packed with others.
 from __future__ import annotations
 
 import hashlib
+import operator
 from typing import Literal
 
 import numpy as np
@@ -27,7 +28,9 @@ def key(seed: int, purpose: Purpose, *place: Place) -> int:
     >>> key(0, "cohort", 1) == key(0, "cohort", 1), key(0, "cohort", 1) == key(0, "cohort", 2)
     (True, False)
     """
-    address = "\x1f".join([str(seed), purpose, *(f"{type(p).__name__}:{p}" for p in place)])
+    # A NumPy integer is the same place as the Python integer it equals.
+    parts = [f"str:{p}" if isinstance(p, str) else f"int:{operator.index(p)}" for p in place]
+    address = "\x1f".join([str(operator.index(seed)), purpose, *parts])
     digest = hashlib.blake2b(address.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") & _MASK63
 

@@ -9,6 +9,7 @@ This is the only file that touches torch's pytree registry, which is private API
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, ItemsView, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias, final
@@ -92,6 +93,13 @@ class Tree(Mapping[str, Tensor]):
 
     def __rsub__(self, other: Scalar) -> Tree:
         return self._combine(other, lambda leaf, scalar: scalar - leaf)
+
+    def __rtruediv__(self, other: Scalar) -> Tree:
+        return self._combine(other, lambda leaf, scalar: scalar / leaf)
+
+    # Tensors have no single truth value, so trees compare as objects do.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def __neg__(self) -> Tree:
         return self.map(operator.neg)
@@ -202,7 +210,8 @@ def flatten_rows(value: Any, like: Tensor | None = None) -> tuple[Tensor, Flat]:
     if not tensors:
         assert like is not None
         return like.new_zeros(len(like), 0), flat
-    dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
+    real = [t.dtype for t in tensors if t.is_floating_point()] or [torch.float32]
+    dtype = functools.reduce(torch.promote_types, real)
     return torch.cat([t.reshape(len(t), -1).to(dtype) for t in tensors], 1), flat
 
 

@@ -45,8 +45,8 @@ def _updated(moments: Moments, grad: Tree, beta1: Number, beta2: Number) -> Mome
 
 
 def _ratio(first: Tensor, root: Tensor) -> Tensor:
-    """``first / root`` with 0/0 = 0: a coordinate without history must not become NaN."""
-    return torch.where(first == 0, torch.zeros_like(first), first / root)
+    """``first / root``, zero where the root is: a coordinate without history must stay put."""
+    return torch.where(root == 0, torch.zeros_like(first), first / root)
 
 
 @final

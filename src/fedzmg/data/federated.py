@@ -34,7 +34,7 @@ def examples(x: Any, y: Any, *, what: str = "data") -> Examples:
         InputError: for different lengths, no example, or values that are not finite.
     """
     tensors = Examples(_tensor(x, f"{what} inputs"), _tensor(y, f"{what} targets"))
-    if tensors.x.ndim == 0 or tensors.y.ndim == 0 or len(tensors.x) != len(tensors.y):
+    if len(tensors.x) != len(tensors.y):
         raise InputError(
             f"{what} has inputs of shape {tuple(tensors.x.shape)} and targets of shape "
             f"{tuple(tensors.y.shape)}: their first axes must be equally long"
@@ -45,12 +45,16 @@ def examples(x: Any, y: Any, *, what: str = "data") -> Examples:
 
 
 def _tensor(values: Any, what: str) -> Tensor:
+    if isinstance(values, np.ndarray) and not values.flags.writeable:
+        values = values.copy()  # torch refuses to share memory that it may not write
     try:
         tensor = torch.as_tensor(
             np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values
         )
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{what} cannot be read as an array: {error}") from None
+    if tensor.ndim == 0:
+        raise InputError(f"{what} are a single number: give one entry per example")
     if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
         place = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0])
         raise InputError(f"{what} hold a value that is not finite in example {place}: remove it")
@@ -82,13 +86,16 @@ class FederatedData:
             InputError: for different lengths, or a name in ``names`` that owns no example.
         """
         data = examples(x, y, what="training data")
-        ids = np.asarray(clients)
+        try:
+            ids = np.asarray(clients)
+            present, owner = np.unique(ids, return_inverse=True)
+        except (TypeError, ValueError):
+            raise InputError("client ids cannot be sorted: give numbers or strings") from None
         if ids.shape != (data.size,):
             raise InputError(
                 f"client ids have shape {ids.shape} but there are {data.size} examples: "
                 "give one id per example"
             )
-        present, owner = np.unique(ids, return_inverse=True)
         if names is not None:
             wanted = [str(name) for name in names]
             known = {str(name) for name in present}

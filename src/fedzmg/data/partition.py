@@ -37,7 +37,7 @@ def dirichlet(
     ``alpha`` means strong skew. Equal sizes keep label skew apart from quantity skew.
     """
     _check(labels, clients)
-    if not alpha > 0:
+    if not 0 < alpha < np.inf:
         raise InputError(f"alpha = {alpha!r}: expected a number > 0")
     rng = stream(seed, "partition", "dirichlet")
     classes = np.unique(labels)

@@ -76,7 +76,7 @@ class _Call:
     """Calls a private module with other tensors in the place of its own.
 
     ``torch.func.functional_call`` does the same, but costs as much as a small model's forward
-    pass; it is used where the compiler must see it.
+    pass; it is used where the compiler must see it. Not for several threads at once.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -128,6 +128,11 @@ def _refuse_buffers(module: nn.Module) -> None:
 
 def _refuse_fused(module: nn.Module) -> None:
     for prefix, child in module.named_modules():
+        if isinstance(child, nn.MultiheadAttention) and child.dropout:
+            raise InputError(
+                f"layer {prefix or 'model'!r} is a MultiheadAttention with dropout, whose masks "
+                "have no address: use dropout=0 and an nn.Dropout of its own"
+            )
         if isinstance(child, nn.RNNBase):
             remedy = "fedzmg.models.GRU" if isinstance(child, nn.GRU) else "cells (nn.LSTMCell)"
             raise InputError(
@@ -140,7 +145,8 @@ def _exchange_dropout(module: nn.Module) -> tuple[str, ...]:
     """Put keyed dropout in place of every ``nn.Dropout``; the names of the keys."""
     names: list[str] = []
     for prefix, parent in list(module.named_modules()):
-        for child_name, child in list(parent.named_children()):
+        # Not named_children(), which leaves out a module that is used a second time.
+        for child_name, child in list(parent._modules.items()):
             name = f"{prefix}.{child_name}" if prefix else child_name
             if isinstance(child, nn.Dropout):
                 setattr(parent, child_name, KeyedDropout(child.p, layer=len(names)))

@@ -42,6 +42,8 @@ def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tr
             generator = torch_stream(seed, "init", prefix)
             with torch.no_grad():
                 _start(child, prefix, scheme, generator)
+                if isinstance(child, _TABLES) and child.padding_idx is not None:
+                    child.weight[child.padding_idx] = 0
     named = dict(module.named_parameters())
     return Tree({name: named[name].detach().clone() for name in model.layout})
 
@@ -56,7 +58,7 @@ def _start(module: nn.Module, prefix: str, scheme: Initializer, generator: torch
         if getattr(module, "bias", None) is not None:
             nn.init.zeros_(module.bias)  # type: ignore[arg-type]
     elif isinstance(module, nn.PReLU):
-        nn.init.constant_(module.weight, 0.25)
+        nn.init.constant_(module.weight, module.init)
     elif not _SCHEMES[scheme](module, generator):
         raise InputError(
             f"layer {prefix or 'model'!r} is a {type(module).__name__}, which initializer "
@@ -70,7 +72,9 @@ def _torch(module: nn.Module, generator: torch.Generator) -> bool:
         return True
     if isinstance(module, nn.RNNBase | nn.RNNCellBase | GRU):
         bound = 1 / math.sqrt(module.hidden_size)
-    elif isinstance(module, nn.Linear | nn.Bilinear | nn.modules.conv._ConvNd):
+    elif isinstance(module, nn.Bilinear):
+        bound = 1 / math.sqrt(module.in1_features)
+    elif isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
         fan_in = nn.init._calculate_fan_in_and_fan_out(module.weight)[0]
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
     else:

@@ -130,7 +130,8 @@ def layout_of(model: nn.Module, axes: Mapping[str, tuple[int, ...]] | None = Non
 def _given(named: dict[str, tuple[int, ...]], name: str, rank: int) -> ParamInfo | None:
     if name not in named:
         return None
-    axes = tuple(named.pop(name))
+    given = named.pop(name)
+    axes = tuple(given) if isinstance(given, tuple | list) else (given,)
     if any(not isinstance(a, int) or not 0 <= a < rank for a in axes) or len(set(axes)) != len(
         axes
     ):

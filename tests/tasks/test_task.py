@@ -1,0 +1,167 @@
+"""Tasks: what fits is accepted, what does not is refused in one line with the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedzmg import InputError, Metric, Task, Trial, simulate, tasks
+from fedzmg.tasks.task import cross_entropy
+
+RNG = np.random.default_rng(0)
+X, Y, WHO = RNG.normal(size=(30, 4)), RNG.integers(0, 3, 30), np.arange(30) % 5
+
+
+def make(**changes: Any) -> Task:
+    parts: dict[str, Any] = {
+        "model": nn.Linear(4, 3), "x": X, "y": Y, "clients": WHO, "test": (X, Y), "cohort": 2
+    }  # fmt: skip
+    parts |= changes
+    return Task.from_arrays(
+        parts.pop("model"), parts.pop("x"), parts.pop("y"), parts.pop("clients"), **parts
+    )
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+class WithBuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y": Y[:-1]}, r"inputs of shape \(30, 4\) and targets of shape \(29,\)"),
+        ({"clients": WHO[:-1]}, r"client ids have shape \(29,\) but there are 30 examples"),
+        ({"client_names": [0, 1, 2, 3, 4, "x"]}, "client 'x' has no example: leave it out"),
+        ({"client_names": [0, 1]}, "names must list every client id"),
+        ({"y": Y + 1}, r"label 3 but the model has 3 outputs \(labels 0 to 2\)"),
+        ({"y": Y - 1}, "label -1"),
+        ({"y": Y.astype(float)}, "class labels must be whole numbers"),
+        ({"test": (X, Y + 5)}, "test data holds the label"),
+        ({"x": X[:, :3]}, r"the model cannot read training data of shape \(3,\)"),
+        ({"x": X[:0], "y": Y[:0], "clients": WHO[:0]}, "holds no example"),
+        ({"x": np.where(X > 2, np.nan, X)}, "not finite in example"),
+        ({"x": [["a"] * 4] * 30}, "cannot be read as an array"),
+        ({"cohort": 6}, "cohort = 6 but there are 5 clients"),
+        ({"cohort": 0}, "cohort = 0: expected a whole number of at least 1"),
+        ({"batch_size": 2.5}, "batch_size = 2.5"),
+        ({"epoch": 3}, "unknown protocol field 'epoch': did you mean 'epochs'?"),
+        ({"threshold": float("nan")}, "threshold = nan"),
+        ({"model": normalised()}, "layer '1' is a BatchNorm1d.*use nn.GroupNorm instead"),
+        ({"model": WithBuffer()}, "has the buffer 'mean'"),
+        ({"model": nn.Sequential(nn.Flatten())}, "has no trainable parameter"),
+        ({"model": nn.Sequential(nn.LSTM(4, 3))}, "is a fused LSTM"),
+        (
+            {"loss": nn.functional.cross_entropy},
+            r"the loss gave \(\) for 2 examples.*reduction='none'",
+        ),
+        ({"metric": Metric("m", lambda o, t: o)}, r"the metric m gave \(2, 3\)"),
+        ({"loss": lambda o, t: o + torch.zeros(7)}, "the loss fails on the model's outputs"),
+        ({"axes": {"wieght": (1,)}}, "axes names 'wieght'"),
+        ({"axes": {"weight": (2,)}}, "expected different axes from 0 to 1"),
+    ],
+)
+def test_misfits_are_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        make(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_initializer_is_refused_when_it_is_needed() -> None:
+    with pytest.raises(InputError, match="unknown initializer 'kears': did you mean 'keras'"):
+        simulate(make(init="kears"), [Trial.of("fedavg")], rounds=1)
+
+
+def test_cross_entropy_equals_torch() -> None:
+    logits = torch.randn(5, 7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    targets = torch.arange(35).reshape(5, 7) % 4
+    expected = nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="none"
+    )
+    torch.testing.assert_close(cross_entropy(logits, targets), expected.view(5, 7).mean(1))
+    torch.testing.assert_close(
+        cross_entropy(logits[:, 0], targets[:, 0]), expected.view(5, 7)[:, 0].contiguous()
+    )
+
+
+def test_frozen_parameters_stay_and_do_not_travel() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    net[0].requires_grad_(False)
+    task = make(model=net, init="given", rounds=2)
+    [history] = simulate(task, [Trial.of("fedzmg")])
+    assert set(history.params) == {"2.weight", "2.bias"}
+    assert history.records[0].bytes_up == 2 * 4 * (6 * 3 + 3)
+    trained = history.model()
+    assert torch.equal(trained[0].weight, net[0].weight)  # type: ignore[index]
+    assert not torch.equal(trained[2].weight, net[2].weight)  # type: ignore[index]
+
+
+def test_pretrained_start_is_where_every_seed_begins() -> None:
+    net = nn.Linear(4, 3)
+    histories = simulate(
+        make(model=net, init="given"),
+        [Trial.of("fedavg", s, client_lr=1e-12) for s in (0, 1)],
+        rounds=1,
+    )
+    for history in histories:
+        torch.testing.assert_close(history.params["weight"], net.weight.detach())
+
+
+@pytest.mark.parametrize("name", list(tasks.TASKS))
+def test_presets_learn_something(name: str) -> None:
+    task = tasks.get(name)
+    [history] = simulate(
+        task, [Trial.of("fedzmg", task=task, client_lr=0.1)], rounds=8, engine="vectorized"
+    )
+    losses = [r.loss for r in history.records if r.loss is not None]
+    assert losses[-1] < losses[0]
+    assert history.metrics[-1] > {"digits": 0.12, "plays": 0.13}[name]
+
+
+@pytest.mark.parametrize("name", list(tasks.TASKS))
+def test_engines_agree_on_the_presets(name: str) -> None:
+    task = tasks.get(name)
+    loop, mapped = (
+        simulate(task, [Trial.of("fedzmg", task=task)], rounds=1, engine=engine)[0]  # type: ignore[arg-type]
+        for engine in ("sequential", "vectorized")
+    )
+    for key, leaf in loop.params.items():
+        torch.testing.assert_close(leaf, mapped.params[key], rtol=0, atol=1e-5)
+
+
+def test_digits_are_as_heterogeneous_as_they_say() -> None:
+    task = tasks.get("digits")
+    assert set(task.train.counts.tolist()) == {50}
+    labels = [
+        len(np.unique(task.train.examples.y[a:b]))
+        for a, b in zip(task.train.offsets[:-1], task.train.offsets[1:], strict=True)
+    ]
+    # A client drawn at random from all digits would know ten of them nearly always.
+    assert np.mean(labels) < 5
+    assert task.tune is not None
+    assert task.tune.size == task.test.size == 1000
+
+
+def test_recommended_options_are_the_recorded_ones() -> None:
+    import json
+    from pathlib import Path
+
+    recorded = json.loads((Path(__file__).parents[2] / "results/tuning/digits.json").read_text())
+    for name, options in tasks.get("digits").options.items():
+        assert recorded[name]["best"] == dict(options)
+        best = max(score for *_, score in recorded[name]["grid"])
+        assert recorded[name]["score"] == best
