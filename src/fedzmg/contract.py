@@ -40,6 +40,8 @@ class ParamInfo(NamedTuple):
 
     role: Role
     input_axes: tuple[int, ...]
+    layer: str = ""
+    """Type of the module that owns it, such as ``Conv2d``."""
 
 
 Layout: TypeAlias = Mapping[str, ParamInfo]
@@ -134,7 +136,10 @@ class ClientRule(Rule, ABC):
 
     @property
     def looks(self) -> Looks:
-        """Which full passes over its own data the client needs."""
+        """Which full passes over its own data the client needs.
+
+        ``start``: one at the global model. ``epochs``: that one, and one after every epoch.
+        """
         return "never"
 
     @property

@@ -119,8 +119,7 @@ def test_wrong_names_are_refused(names: list[str], message: str) -> None:
             3.0,
             4.0,
             ["a"],
-            "training data has inputs of shape () and targets of shape (): "
-            "their first axes must be equally long",
+            "training data inputs are a single number: give one entry per example",
         ),
     ],
 )

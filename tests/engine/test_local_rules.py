@@ -84,6 +84,7 @@ class Stopping(ClientRule):
         return next(iter(params.values())).new_zeros(2)
 
     def begin(self, given: Given, look: Look | tuple[()]) -> State:
+        assert isinstance(look, Look) == (self.sees == "epochs")
         return given.memory * 0
 
     def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:

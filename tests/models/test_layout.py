@@ -10,10 +10,23 @@ from torch import Tensor, nn
 
 from fedzmg.contract import ParamInfo
 from fedzmg.errors import InputError
-from fedzmg.models import GRU, CharGRU, digits_cnn, layout_of
+from fedzmg.models import GRU, CharGRU, digits_cnn
+from fedzmg.models import layout_of as full_layout
 
 BIAS = ParamInfo("bias", ())
 NORM = ParamInfo("norm", ())
+
+
+def layout_of(model: nn.Module, axes: Any = None) -> dict[str, ParamInfo]:
+    """Role and axes; the layer's type has a test of its own."""
+    return {name: info._replace(layer="") for name, info in full_layout(model, axes).items()}
+
+
+def test_layers_are_named_by_their_type() -> None:
+    layout = full_layout(digits_cnn())
+    assert {name: info.layer for name, info in layout.items() if name.endswith("weight")} == {
+        "1.weight": "Conv2d", "3.weight": "Conv2d", "6.weight": "Linear", "8.weight": "Linear"
+    }  # fmt: skip
 
 
 def kernel(*axes: int) -> ParamInfo:

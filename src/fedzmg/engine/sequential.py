@@ -34,7 +34,7 @@ class Sequential:
         rule = bind(program.rule, sent.numbers)
         count = torch.tensor(entry.examples, device=program.device)
         given = Given(sent.params, sent.shared, memory, sent.round, count)
-        look = self._look(entry, given.params) if rule.looks == "start" else ()
+        look = self._look(entry, given.params) if rule.looks != "never" else ()
         work = local.start(rule, given, look)
         for t in range(len(stream)):
             loss, grad = local.eager_gradient(

@@ -70,7 +70,7 @@ class Vectorized:
         given = Given(own.params, own.shared, memory, own.round, counts)
         numbers = dict(own.numbers)
         look: Look | tuple[()] = ()
-        if program.rule.looks == "start":
+        if program.rule.looks != "never":
             look = self._look(entries, given.params)
         work = self._map(lambda rule, g, seen: local.start(rule, g, seen), numbers, given, look)
         work = self._run(entries, numbers, given, work)

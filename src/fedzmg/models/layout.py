@@ -144,7 +144,7 @@ def _by_type(module: nn.Module, name: str, own_name: str, rank: int) -> ParamInf
         if kind in INPUT_AXES:
             info = INPUT_AXES[kind](module, own_name, rank)
             if info is not None:
-                return info
+                return info._replace(layer=type(module).__name__)
     raise InputError(
         f"parameter {name!r} belongs to a {type(module).__name__}, whose input axes are unknown: "
         f"name them with axes={{{name!r}: (...)}}, or () to leave it unprojected"
