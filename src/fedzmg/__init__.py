@@ -16,6 +16,7 @@ from fedzmg.experiment.compare import Comparison
 from fedzmg.simulation import History, Trial, simulate
 from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tree import Tree
+from fedzmg.version import __version__
 
 __all__ = [
     "ACCURACY",
@@ -30,6 +31,7 @@ __all__ = [
     "Task",
     "Tree",
     "Trial",
+    "__version__",
     "algorithms",
     "compare",
     "models",

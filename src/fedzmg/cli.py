@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from fedzmg.errors import InputError, Interrupted
+from fedzmg.version import __version__
 
 app = typer.Typer(
     help="Train, compare and deploy federated algorithms.",
@@ -37,9 +38,7 @@ Out = Annotated[Path | None, typer.Option(help="Directory for results [default: 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from fedzmg.experiment.manifest import version
-
-        typer.echo(f"fedzmg {version()}")
+        typer.echo(f"fedzmg {__version__}")
         raise typer.Exit
 
 

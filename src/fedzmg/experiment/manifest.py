@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import subprocess
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from fedzmg.experiment.store import FORMAT
 from fedzmg.simulation import Simulation
+from fedzmg.version import __version__
 
 
 def describe(simulation: Simulation) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def describe(simulation: Simulation) -> dict[str, Any]:
     device = simulation.device
     return {
         "format": FORMAT,
-        "fedzmg": version(),
+        "fedzmg": __version__,
         **_commit(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -42,11 +42,6 @@ def describe(simulation: Simulation) -> dict[str, Any]:
         "examples": simulation.task.train.examples.size,
         "data_sha256": simulation.task.train.fingerprint(),
     }
-
-
-def version() -> str:
-    """The installed version of this package."""
-    return metadata.version("fedzmg")
 
 
 def _commit() -> dict[str, Any]:
