@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import settings
 
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci")
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _without_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits are promised on processors; only tests marked ``gpu`` see a GPU."""
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+ENVIRONMENT = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 QUICK = ["--rounds", "3", "--engine", "vectorized"]
 
 
@@ -22,7 +23,7 @@ def fedzmg(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1"},
+        env=ENVIRONMENT,
         check=False,
     )
 
@@ -119,10 +120,9 @@ def test_half_written_directory_is_refused_and_left_alone(tmp_path: Path) -> Non
 def test_ctrl_c_keeps_everything_and_says_how_to_go_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedzmg", "run", "digits", "--rounds", "4000", "--out", "r",
                "--engine", "vectorized"]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-        text=True, env=environment,
+        text=True, env=ENVIRONMENT,
     )  # fmt: skip
     log = tmp_path / "r" / "metrics.jsonl"
     for _ in range(600):

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 
@@ -220,20 +219,20 @@ def main() -> None:
     try:
         if app(standalone_mode=False) == INTERRUPTED:
             raise KeyboardInterrupt
-    except click.exceptions.NoArgsIsHelpError as error:
-        typer.echo(error.format_message())
-        sys.exit(2)
-    except click.ClickException as error:
-        _fail(error.format_message())
     except InputError as error:
         _fail(str(error))
-    except (KeyboardInterrupt, click.Abort):
+    except KeyboardInterrupt:
         _interrupted("before the first round; run the same command again")
     except Interrupted as error:
         _interrupted(
             f"after round {error.done} of {error.rounds}; nothing is lost, run the same command "
             "again to go on"
         )
+    except Exception as error:
+        # Usage errors, of click or of the copy that newer versions of typer carry along.
+        if not hasattr(error, "format_message"):
+            raise
+        _fail(error.format_message())
 
 
 def _interrupted(message: str) -> None:
@@ -242,5 +241,6 @@ def _interrupted(message: str) -> None:
 
 
 def _fail(message: str) -> None:
-    typer.echo(f"fedzmg: error: {' '.join(message.split())}", err=True)
+    if message.strip():  # empty after the help that a bare command shows
+        typer.echo(f"fedzmg: error: {' '.join(message.split())}", err=True)
     sys.exit(2)

@@ -15,6 +15,8 @@ from fedzmg.engine.vectorized import Vectorized
 from fedzmg.simulation import Simulation
 
 CPU = torch.device("cpu")
+COMPILER_WARNS = pytest.mark.filterwarnings("ignore")
+"""What the compiler warns of inside itself changes with every version of torch."""
 
 
 def task(dropout: float = 0.0) -> Task:
@@ -37,7 +39,7 @@ def simulation(engine: str, rounds: int = 3, trials: int = 1) -> Simulation:
 
 
 @pytest.mark.skipif(not can_compile(CPU), reason="needs a C++ compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@COMPILER_WARNS
 def test_compiled_equals_eager_with_dropout() -> None:
     trials = [Trial.of("fedzmg", seed) for seed in (0, 1)]
     eager = simulate(task(0.4), trials, rounds=1, engine="vectorized")
@@ -116,6 +118,7 @@ def test_onednn_switch_is_put_back() -> None:
     assert torch.backends.mkldnn.enabled == before
 
 
+@COMPILER_WARNS
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized", "compiled"])

@@ -17,6 +17,8 @@ OPTIONS = {
     "fedzmg": {"client.lr": 0.1, "server.lr": 1.0},
     "fedavg": {"client.lr": 0.1, "server.lr": 1.0},
     "fedadam": {"client.lr": 0.1, "server.lr": 0.03162},
+    "fedadam:reddi": {"client.lr": 0.1, "server.lr": 0.01},
+    "fedzmg-adam": {"client.lr": 0.1, "server.lr": 0.01},
 }
 """Best pairs of a grid on the tuning half, seed 1000: results/tuning/digits.json."""
 
