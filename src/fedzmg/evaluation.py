@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.data.federated import Examples
+from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.objective import Objective, PrepareFunction
 from fedzmg.tree import Tree, row
 
@@ -78,7 +79,7 @@ def evaluate(
 
     mapped = torch.vmap(one, in_dims=(0, None, None))
     total: Statistic | None = None
-    with torch.no_grad():
+    with torch.no_grad(), MappedLayers():
         for first in range(0, examples.size, chunk):
             x, y = (column[first : first + chunk] for column in examples)
             part = Statistic(*mapped(wide, prepare(x, dtype), y), len(x))

@@ -21,12 +21,12 @@ from fedzmg.contract import Algorithm, State, bind, numbers, structure
 from fedzmg.data.plan import Entry, local_stream, sample_cohort
 from fedzmg.engine.aggregate import Merger, Sums
 from fedzmg.engine.choose import EngineChoice, choose
-from fedzmg.engine.kernels import onednn
 from fedzmg.engine.memory import MemoryStore
 from fedzmg.engine.round import Broadcast, Engine, Program
 from fedzmg.errors import InputError, unknown
 from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.models.initial import initial_params
+from fedzmg.models.kernels import onednn
 from fedzmg.tasks.task import Task, check
 from fedzmg.tree import Tree, leaves, named_leaves, num_bytes, refill, row, stack, tree_map
 

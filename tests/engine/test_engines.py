@@ -10,8 +10,8 @@ from torch import nn
 from fedzmg import InputError, Task, Trial, simulate
 from fedzmg.engine import choose as choosing
 from fedzmg.engine.choose import can_compile
-from fedzmg.engine.kernels import MappedLayers, onednn
 from fedzmg.engine.vectorized import Vectorized
+from fedzmg.models.kernels import MappedLayers, onednn
 from fedzmg.simulation import Simulation
 
 CPU = torch.device("cpu")
@@ -109,6 +109,21 @@ def test_mapped_layers_are_the_same_layers() -> None:
         torch.testing.assert_close(nn.functional.linear(x, w, bias=b), expected[0])
         torch.testing.assert_close(nn.functional.linear(x, w), expected[0] - b)
         torch.testing.assert_close(nn.functional.linear(x[None], w, b), expected[1])
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"stride": 2}, {"padding": 2}, {"stride": (1, 2), "padding": (2, 0)}, {"padding": "same"},
+    {"dilation": 2}, {"groups": 2}, {"stride": [2], "padding": [1]},
+])  # fmt: skip
+def test_mapped_convolutions_are_the_same_convolutions(options: dict[str, object]) -> None:
+    x, b = torch.randn(5, 4, 9, 8, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+    w = torch.randn(6, 4 // int(options.get("groups", 1)), 3, 3, dtype=torch.float64)  # type: ignore[call-overload]
+    for bias in (b, None):
+        expected = nn.functional.conv2d(x, w, bias, **options)  # type: ignore[arg-type]
+        for enabled in (True, False):
+            with onednn(enabled), MappedLayers():
+                found = nn.functional.conv2d(x, w, bias, **options)  # type: ignore[arg-type]
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def test_onednn_switch_is_put_back() -> None:

@@ -15,11 +15,11 @@ from typing import Any, Literal, get_args
 import torch
 
 from fedzmg.data.plan import Entry
-from fedzmg.engine.kernels import ONEDNN_BY_DEFAULT, onednn
 from fedzmg.engine.round import Broadcast, Engine, Program
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.errors import unknown
+from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn
 
 Path = Literal["sequential", "vectorized", "compiled"]
 

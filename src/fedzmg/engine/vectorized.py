@@ -21,9 +21,9 @@ from torch import Tensor
 from fedzmg.contract import Given, Look, State, bind
 from fedzmg.data.plan import Entry, Padded, full_pass, pad
 from fedzmg.engine import local
-from fedzmg.engine.kernels import MappedLayers
 from fedzmg.engine.local import Outcome, Work
 from fedzmg.engine.round import Broadcast, Chunk, Program
+from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.objective import Batch
 from fedzmg.tree import Tree, row, tree_map
 

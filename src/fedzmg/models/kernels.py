@@ -1,0 +1,90 @@
+"""Which kernels compute a layer: choices that change speed and the last bits, never the result.
+
+Each was found by measurement on small models (``benchmarks/engines.py``):
+
+* A dense layer mapped over clients is computed as ``(W xᵀ)ᵀ``. The gradient of ``W`` then comes
+  out in the layout of ``W`` itself, and every later pass over it runs at full speed.
+* oneDNN prepares some matrix products anew at every call. On ARM that costs about 0.6 ms each,
+  forty times what a small product itself takes; without it torch falls back to plain BLAS.
+* Without oneDNN, convolutions whose weights differ between clients run as one product of unfolded
+  patches; torch's own fallback loops over clients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.backends.mkldnn import set_flags
+from torch.overrides import TorchFunctionMode
+
+ONEDNN_BY_DEFAULT = platform.machine().lower() not in ("aarch64", "arm64")
+
+
+@contextlib.contextmanager
+def onednn(enabled: bool) -> Iterator[None]:
+    """Use oneDNN's processor kernels, or do without, inside a ``with`` block."""
+    before, *_ = set_flags(enabled, _fp32_precision=None)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        set_flags(before, _fp32_precision=None)  # type: ignore[no-untyped-call]
+
+
+class MappedLayers(TorchFunctionMode):
+    """Computes layers in the form that is fast when weights differ between clients."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Exchange dense layers and convolutions; leave everything else."""
+        del types
+        exchanged = _EXCHANGED.get(func, func)
+        return exchanged(*args, **(kwargs or {}))
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if input.ndim != 2:
+        return F.linear(input, weight, bias)
+    out = (weight @ input.mT).mT
+    return out if bias is None else out + bias
+
+
+def _conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    plain = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str)
+    if not plain or input.ndim != 4 or input.is_cuda or torch.backends.mkldnn.enabled:
+        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    (down, across), (high, wide) = _pair(stride), _pair(padding)
+    outputs, _, tall, broad = weight.shape
+    patches = F.pad(input, (wide, wide, high, high)).unfold(2, tall, down).unfold(3, broad, across)
+    examples, _, rows, columns = patches.shape[:4]
+    flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(examples * rows * columns, -1)
+    out = _linear(flat, weight.reshape(outputs, -1), bias)
+    return out.reshape(examples, rows, columns, outputs).permute(0, 3, 1, 2)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    if isinstance(value, int):
+        return value, value
+    first, *rest = value
+    return first, rest[0] if rest else first
+
+
+_EXCHANGED: dict[Any, Callable[..., Any]] = {F.linear: _linear, F.conv2d: _conv2d}
