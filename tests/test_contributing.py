@@ -18,7 +18,7 @@ TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
 HEADER = """
 from dataclasses import dataclass
 from typing import final
-from fedzmg.algorithms import ALGORITHMS, Average, Entry
+from fedzmg.algorithms import Average, Entry
 from fedzmg.contract import Algorithm, ClientRule, Given, Number, State, number
 from fedzmg.tree import Tree
 """
@@ -28,8 +28,9 @@ def example() -> algorithms.Entry:
     code, row = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     module = types.ModuleType("contributing_example")
     sys.modules[module.__name__] = module
-    exec(HEADER + code + f"\nENTRY = {row.strip().rstrip(',')}", module.__dict__)
-    entry: algorithms.Entry = module.ENTRY
+    exec(HEADER + code, module.__dict__)
+    [entry] = eval(f"[{row}]", {"fedprox_like": module})
+    assert isinstance(entry, algorithms.Entry)
     return entry
 
 

@@ -282,3 +282,18 @@ def test_message_sizes_equal_the_declared_ones(name: str) -> None:
     record = history.records[0]
     assert record.bytes_down == entry.down * model * task().protocol.cohort
     assert record.bytes_up == entry.up * model * task().protocol.cohort
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kept_state_is_the_declared_one(name: str) -> None:
+    entry = ALGORITHMS[name]
+    sim = simulation(name)
+    model = sum(leaf[0].numel() for leaf in leaves(sim.snapshot.params))
+
+    def size(state: object) -> float:
+        return sum(leaf[0].numel() for leaf in leaves(state) if leaf.ndim > 1) / model
+
+    assert size(sim.snapshot.state) == entry.server_keeps
+    assert size(sim.memory.fresh) == entry.client_keeps
+    assert entry.about
+    assert entry.source

@@ -23,6 +23,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from fedzmg.algorithms.entry import Entry
 from fedzmg.algorithms.sgd import SGD
 from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, number
 from fedzmg.tree import Tree
@@ -95,5 +96,19 @@ def _no_steps(params: Tree) -> Tensor:
     return next(iter(params.values())).new_zeros(())
 
 
-FEDADAM = Algorithm("fedadam", SGD(lr=0.1), Adam())
-FEDADAM_REDDI = Algorithm("fedadam:reddi", SGD(lr=0.1), ReddiAdam())
+ENTRIES = (
+    Entry(
+        Algorithm("fedadam", SGD(lr=0.1), Adam()),
+        summary="local SGD; bias-corrected server Adam as in TFF (the paper's baseline)",
+        source="Reddi et al. 2020, TensorFlow Federated",
+        about=__doc__,
+        server_keeps=2,
+    ),
+    Entry(
+        Algorithm("fedadam:reddi", SGD(lr=0.1), ReddiAdam()),
+        summary="local SGD; server Adam as published, without bias correction",
+        source="Reddi et al. 2020",
+        about=__doc__,
+        server_keeps=2,
+    ),
+)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from fedzmg.algorithms.entry import Entry
 from fedzmg.algorithms.sgd import SGD
 from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, State, number
 from fedzmg.tree import Tree
@@ -30,4 +31,11 @@ class Average(ServerRule):
         return params - self.lr * cohort.delta, state
 
 
-FEDAVG = Algorithm("fedavg", SGD(lr=0.1), Average())
+ENTRIES = (
+    Entry(
+        Algorithm("fedavg", SGD(lr=0.1), Average()),
+        summary="local SGD; server average",
+        source="McMahan et al. 2017",
+        about=__doc__,
+    ),
+)

@@ -26,6 +26,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
+from fedzmg.algorithms.entry import Entry
 from fedzmg.algorithms.fedadam import Adam
 from fedzmg.algorithms.fedavg import Average
 from fedzmg.algorithms.sgd import SGD
@@ -98,5 +99,18 @@ class ZeroMean(ClientRule):
 
 CLIENT = ZeroMean(SGD(lr=0.1, momentum=0.9, decay=5e-4))
 
-FEDZMG = Algorithm("fedzmg", CLIENT, Average())
-FEDZMG_ADAM = Algorithm("fedzmg-adam", CLIENT, Adam())
+ENTRIES = (
+    Entry(
+        Algorithm("fedzmg", CLIENT, Average()),
+        summary="zero-mean client gradients, momentum, decoupled decay; server average",
+        source="Zantalis, Zervas, Koulouras 2026",
+        about=__doc__,
+    ),
+    Entry(
+        Algorithm("fedzmg-adam", CLIENT, Adam()),
+        summary="FedZMG's clients with FedAdam's server",
+        source="named as future work by Zantalis et al. 2026",
+        about=__doc__,
+        server_keeps=2,
+    ),
+)
