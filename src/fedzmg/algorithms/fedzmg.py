@@ -30,7 +30,8 @@ from fedzmg.algorithms.entry import Entry
 from fedzmg.algorithms.fedadam import Adam
 from fedzmg.algorithms.fedavg import Average
 from fedzmg.algorithms.sgd import SGD
-from fedzmg.contract import Algorithm, ClientRule, Given, Layout, Look, Looks, State, Upload
+from fedzmg.algorithms.wrapper import Wrapper
+from fedzmg.contract import Algorithm, Given, Layout, Look, State
 from fedzmg.errors import InputError
 from fedzmg.tree import Tree
 
@@ -52,10 +53,9 @@ def zero_mean(grad: Tensor, input_axes: tuple[int, ...]) -> Tensor:
 
 @final
 @dataclass(frozen=True)
-class ZeroMean(ClientRule):
+class ZeroMean(Wrapper):
     """Any client rule, on zero-mean gradients: ``inner`` sees the projected gradient."""
 
-    inner: ClientRule
     axes: Mapping[str, tuple[int, ...]] | None = field(
         default=None, repr=False, metadata={"derived": True}
     )
@@ -71,30 +71,12 @@ class ZeroMean(ClientRule):
         axes = self.axes
         return Tree({name: zero_mean(leaf, axes[name]) for name, leaf in grad.items()})
 
-    @property
-    def looks(self) -> Looks:
-        return self.inner.looks
-
-    @property
-    def watches_epochs(self) -> bool:
-        return self.inner.watches_epochs
-
-    def remember(self, params: Tree) -> State:
-        return self.inner.remember(params)
-
     def begin(self, given: Given, look: Look | tuple[()]) -> State:
-        return self.inner.begin(given, look)
+        seen = look._replace(grad=self.project(look.grad)) if isinstance(look, Look) else look
+        return self.inner.begin(given, seen)
 
     def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
         return self.inner.step(given, params, scratch, self.project(grad))
-
-    def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
-        return self.inner.end_epoch(scratch, loss)
-
-    def finish(
-        self, given: Given, params: Tree, scratch: State, steps: Tensor
-    ) -> tuple[Upload, State]:
-        return self.inner.finish(given, params, scratch, steps)
 
 
 CLIENT = ZeroMean(SGD(lr=0.1, momentum=0.9, decay=5e-4))
