@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from fedzmg.contract import Algorithm, State, bind, numbers, structure
 from fedzmg.data.plan import Entry, local_stream, sample_cohort
 from fedzmg.engine.aggregate import Merger, Sums
 from fedzmg.engine.choose import EngineChoice, choose
+from fedzmg.engine.ledger import EXAMPLE_COUNT, Message, weigh
 from fedzmg.engine.memory import MemoryStore
 from fedzmg.engine.round import Broadcast, Engine, Program
 from fedzmg.errors import InputError, unknown
@@ -28,7 +30,7 @@ from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import onednn
 from fedzmg.tasks.task import Task, check
-from fedzmg.tree import Tree, leaves, named_leaves, num_bytes, refill, row, stack, tree_map
+from fedzmg.tree import Tree, named_leaves, refill, row, stack, tree_map
 
 Device = Literal["auto", "cpu", "cuda"]
 EngineName = Literal["auto", "sequential", "vectorized", "compiled"]
@@ -72,7 +74,19 @@ class Record(NamedTuple):
     steps: int
     train_loss: float
     bytes_down: int
+    """Arrays sent to the cohort in this round."""
     bytes_up: int
+    """Arrays received from it."""
+    bytes_up_bound: int
+    """The same, if whole numbers used no more bits than they need."""
+    scalar_bytes_down: int
+    scalar_bytes_up: int
+    """Steps, rounds, losses, rates and example counts, apart from the arrays."""
+    bytes_kept: int
+    """What each client that took part keeps until it is sampled again."""
+    total_bytes_down: int
+    """Arrays and scalars of all rounds so far."""
+    total_bytes_up: int
     seconds: float
     loss: float | None = None
     """Evaluation loss; None in rounds without evaluation."""
@@ -88,6 +102,8 @@ class Snapshot(NamedTuple):
     alive: Tensor
     lost: Tensor
     """Rounds in a row that lost every upload."""
+    traffic: Tensor
+    """Bytes down and up of all rounds so far."""
 
 
 @dataclass(frozen=True)
@@ -182,10 +198,12 @@ class Simulation:
         engine: EngineName | EngineChoice,
         chunk: int | None = None,
         restored: Sequence[Checkpoint] | None = None,
+        memory_places: Sequence[Path] | None = None,
     ) -> None:
         check(task)
         self.task, self.trials, self.rounds = task, list(trials), rounds
         self.device, self.dtype = device, dtype
+        self._memory_places = memory_places
         packed = _pack(task, self.trials)
         self.client, self.server = packed.client, packed.server
         self.weights = packed.weights
@@ -231,7 +249,10 @@ class Simulation:
         state = self._map_server(lambda rule, p: rule.init(p), params)
         flags = torch.zeros(len(self.trials), dtype=torch.int64, device=self.device)
         fresh = self._map_client(lambda rule, p: rule.remember(p), params)
-        return Snapshot(params, state, flags == 0, flags), MemoryStore(fresh)
+        snapshot = Snapshot(
+            params, state, flags == 0, flags, torch.zeros_like(flags)[:, None].repeat(1, 2)
+        )
+        return snapshot, MemoryStore(fresh, len(self.task.train), self._memory_places)
 
     def _restore(self, restored: Sequence[Checkpoint]) -> None:
         """Continue from checkpoints of this task and these trials, all at one round."""
@@ -243,7 +264,8 @@ class Simulation:
             blank = row(self.memory.fresh, i)
             clients = {int(n.split("|")[1]) for n in tensors if n.startswith("memory|")}
             memories = {c: _filled(blank, tensors, f"memory|{c}|") for c in sorted(clients)}
-            self.memory.put(i, memories)
+            self.memory.rewind(i, restored[0].round)
+            self.memory.put(i, restored[0].round, memories)
         self.snapshot = tree_map(lambda leaf: leaf.to(self.device), stack(rows))
         self.round = restored[0].round
 
@@ -255,9 +277,13 @@ class Simulation:
         ]
 
     def checkpoint(self, trial: int) -> Checkpoint:
-        """One trial's position after the last finished round."""
+        """One trial's position after the last finished round.
+
+        Client memory is copied into it, unless it lives in files that outlive the process.
+        """
         tensors = {f"model{path}": t for path, t in named_leaves(row(self.snapshot, trial)).items()}
-        for client, state in self.memory.of_trial(trial).items():
+        copied = {} if self._memory_places else self.memory.of_trial(trial)
+        for client, state in copied.items():
             tensors |= {f"memory|{client}|{p}": t for p, t in named_leaves(state).items()}
         return Checkpoint(self.round, {n: t.detach().cpu().clone() for n, t in tensors.items()})
 
@@ -317,19 +343,36 @@ class Simulation:
         entries = self._entries(round_)
         sent = self._broadcast(round_)
         merger = Merger(entries, [self._weight(e) for e in entries], len(self.trials))
-        up = 0
+        uploads: Any = ()
         for chunk in self._engine.train(entries, sent, self._read(entries)):
             accepted = merger.add(chunk)
-            upload = chunk.outcomes.upload
-            up = num_bytes(upload) // len(leaves(upload)[0])
+            uploads = chunk.outcomes.upload
             if not self.memory.is_empty:
                 owners = [(entries[i].trial, entries[i].client) for i in chunk.entries]
-                self.memory.write(owners, row(chunk.outcomes.memory, chunk.rows), accepted)
+                memory = row(chunk.outcomes.memory, chunk.rows)
+                self.memory.write(owners, round_, memory, accepted)
         self._update(merger, sent.round)
         self.round = round_
-        down = num_bytes((sent.params, sent.shared)) // len(self.trials)
-        records = self._records(round_, merger.sums, down, up, began)
+        traffic = self._traffic(entries, sent, uploads, merger.sums)
+        records = self._records(round_, merger.sums, traffic, began)
         return RoundReport(round_, records, self)
+
+    def _traffic(
+        self, entries: list[Entry], sent: Broadcast, uploads: Any, sums: Sums
+    ) -> list[tuple[Message, Message]]:
+        """What every trial sent to and received from its clients in this round."""
+        traffic = []
+        answered = (sums.clients + sums.dropped).tolist()
+        for i in range(len(self.trials)):
+            longest = max((len(e.stream) for e in entries if e.trial == i), default=0)
+            down = weigh((sent.params, sent.shared), longest).times(self.task.protocol.cohort)
+            up = weigh(uploads, longest)
+            count = EXAMPLE_COUNT if self.weights == "examples" else 0
+            traffic.append((down, up._replace(scalars=up.scalars + count).times(answered[i])))
+        moved = [[d.arrays + d.scalars, u.arrays + u.scalars] for d, u in traffic]
+        total = self.snapshot.traffic + torch.tensor(moved, device=self.device)
+        self.snapshot = self.snapshot._replace(traffic=total)
+        return traffic
 
     def _weight(self, entry: Entry) -> float:
         if not len(entry.stream):
@@ -355,9 +398,12 @@ class Simulation:
             tree_map(pick, state, old.state),
             old.alive & (lost < DIVERGED_AFTER),
             lost,
+            old.traffic,
         )
 
-    def _records(self, round_: int, sums: Sums, down: int, up: int, began: float) -> list[Record]:
+    def _records(
+        self, round_: int, sums: Sums, traffic: list[tuple[Message, Message]], began: float
+    ) -> list[Record]:
         protocol = self.task.protocol
         due = (round_ - 1) % protocol.eval_every == 0 or round_ == self.rounds
         scores: list[Evaluation | None] = [None] * len(self.trials)
@@ -367,7 +413,7 @@ class Simulation:
             self.snapshot = self.snapshot._replace(
                 alive=self.snapshot.alive & finite.to(self.device)
             )
-        alive = self.snapshot.alive.tolist()
+        alive, totals = self.snapshot.alive.tolist(), self.snapshot.traffic.tolist()
         counts, dropped = sums.clients.tolist(), sums.dropped.tolist()
         losses = (sums.loss / sums.clients.clamp(min=1)).tolist()
         seconds = (time.perf_counter() - began) / len(self.trials)
@@ -378,8 +424,14 @@ class Simulation:
                 dropped=dropped[i],
                 steps=int(sums.steps[i]),
                 train_loss=losses[i] if counts[i] else float("nan"),
-                bytes_down=down * protocol.cohort,
-                bytes_up=up * (counts[i] + dropped[i]),
+                bytes_down=traffic[i][0].arrays,
+                bytes_up=traffic[i][1].arrays,
+                bytes_up_bound=traffic[i][1].bound,
+                scalar_bytes_down=traffic[i][0].scalars,
+                scalar_bytes_up=traffic[i][1].scalars,
+                bytes_kept=self.memory.kept_bytes,
+                total_bytes_down=totals[i][0],
+                total_bytes_up=totals[i][1],
                 seconds=seconds,
                 loss=None if score is None else score.loss,
                 metric=None if score is None else (score.metric if alive[i] else 0.0),

@@ -196,6 +196,7 @@ class Flat(NamedTuple):
 
     spec: pytree.TreeSpec
     shapes: list[torch.Size]
+    dtypes: list[torch.dtype]
 
 
 def flatten_rows(value: Any, like: Tensor | None = None) -> tuple[Tensor, Flat]:
@@ -206,7 +207,7 @@ def flatten_rows(value: Any, like: Tensor | None = None) -> tuple[Tensor, Flat]:
         like: rows and type of the empty matrix, if ``value`` holds no tensor.
     """
     tensors, spec = pytree.tree_flatten(value)
-    flat = Flat(spec, [t.shape[1:] for t in tensors])
+    flat = Flat(spec, [t.shape[1:] for t in tensors], [t.dtype for t in tensors])
     if not tensors:
         assert like is not None
         return like.new_zeros(len(like), 0), flat
@@ -215,11 +216,13 @@ def flatten_rows(value: Any, like: Tensor | None = None) -> tuple[Tensor, Flat]:
     return torch.cat([t.reshape(len(t), -1).to(dtype) for t in tensors], 1), flat
 
 
-def unflatten_rows(rows: Tensor, flat: Flat) -> Any:
-    """What :func:`flatten_rows` flattened, for other rows."""
+def unflatten_rows(rows: Tensor, flat: Flat, *, exact: bool = False) -> Any:
+    """What :func:`flatten_rows` flattened, for other rows; ``exact`` restores the types, too."""
     sizes = [shape.numel() for shape in flat.shapes]
     parts = torch.split(rows, sizes, 1) if sizes else ()
     shaped = [part.reshape(len(rows), *s) for part, s in zip(parts, flat.shapes, strict=True)]
+    if exact:
+        shaped = [part.to(dtype) for part, dtype in zip(shaped, flat.dtypes, strict=True)]
     return pytree.tree_unflatten(shaped, flat.spec)
 
 

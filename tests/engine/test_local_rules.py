@@ -112,6 +112,11 @@ def run(rule: ClientRule, engine: str, problem: Task | None = None) -> tuple[Sim
     return sim, [sim.run_round().records for _ in range(6)]
 
 
+def seen(sim: Simulation) -> dict[tuple[int, int], Any]:
+    """Every memory, by trial and client."""
+    return {(t, c): m for t in range(len(sim.trials)) for c, m in sim.memory.of_trial(t).items()}
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_memory_counts_the_rounds_each_client_took_part_in(engine: str) -> None:
     sim, _ = run(Remembering(), engine)
@@ -119,9 +124,9 @@ def test_memory_counts_the_rounds_each_client_took_part_in(engine: str) -> None:
     for round_ in range(1, 7):
         for entry in sim._entries(round_):
             taken[entry.trial, entry.client] += 1
-    for (trial, client), (_, rounds) in sim.memory.seen.items():
+    for (trial, client), (_, rounds) in seen(sim).items():
         assert float(rounds) == taken[trial, client]
-    assert len(sim.memory.seen) == (taken > 0).sum()
+    assert len(seen(sim)) == (taken > 0).sum()
 
 
 def test_memory_loop_equals_map() -> None:
@@ -153,14 +158,14 @@ def test_memory_of_a_dropped_upload_is_not_written() -> None:
     x[:5] = float("nan")
     bad = replace(base, train=replace(base.train, examples=base.train.examples._replace(x=x)))
     sim, _ = run(Remembering(), "vectorized", bad)
-    assert {client for _, client in sim.memory.seen} == {1, 2, 3}
+    assert {client for _, client in seen(sim)} == {1, 2, 3}
 
 
 def test_client_drawn_twice_uploads_twice_from_the_same_memory() -> None:
     problem = task(cohort=6, replacement=True)
     sim, records = run(Remembering(), "vectorized", problem)
     assert records[0][0].clients == 6
-    for (trial, client), (_, rounds) in sim.memory.seen.items():
+    for (trial, client), (_, rounds) in seen(sim).items():
         present = sum(
             any((e.trial, e.client) == (trial, client) for e in sim._entries(r))
             for r in range(1, 7)
@@ -209,9 +214,9 @@ def test_a_rule_can_stop_after_an_epoch(engine: str, epochs: int, steps: list[in
 def test_epoch_losses_agree_between_engines(sees: Looks) -> None:
     loop, _ = run(Stopping(2.0, sees), "sequential")
     mapped, _ = run(Stopping(2.0, sees), "vectorized")
-    assert loop.memory.seen.keys() == mapped.memory.seen.keys()
-    for owner, state in loop.memory.seen.items():
-        torch.testing.assert_close(state, mapped.memory.seen[owner], rtol=0, atol=1e-9)
+    assert seen(loop).keys() == seen(mapped).keys()
+    for owner, state in seen(loop).items():
+        torch.testing.assert_close(state, seen(mapped)[owner], rtol=0, atol=1e-9)
 
 
 def test_mixed_structures_are_refused() -> None:

@@ -15,7 +15,12 @@ from fedzmg.simulation import Checkpoint, Record
 
 
 def record(round_: int, metric: float | None = 0.5, train_loss: float = 1.0) -> Record:
-    return Record(round_, 5, 0, 50, train_loss, 10, 20, 0.1, metric, metric)
+    return Record(
+        round=round_, clients=5, dropped=0, steps=50, train_loss=train_loss,
+        bytes_down=10, bytes_up=20, bytes_up_bound=20, scalar_bytes_down=0, scalar_bytes_up=8,
+        bytes_kept=0, total_bytes_down=10, total_bytes_up=28,
+        seconds=0.1, loss=metric, metric=metric,
+    )  # fmt: skip
 
 
 @pytest.fixture

@@ -1,48 +1,252 @@
-"""What clients remember between the rounds they take part in."""
+"""What clients remember between the rounds they take part in.
+
+Every visited client has two slots, each stamped with the round that wrote it. A write never touches
+the slot that the last checkpoint relies on, so a checkpoint names a round and copies nothing: going
+back to it means taking, for every client, the newest slot that is not younger.
+
+Rows live in memory, or in a file of which only the visited clients' parts take up space; only the
+cohort's share is ever on the device.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from fedzmg.contract import State
-from fedzmg.tree import leaves, row, stack
+from fedzmg.tree import Flat, flatten_rows, leaves, row, tree_map, unflatten_rows
+
+IN_MEMORY = 1 << 30
+"""Bytes of client memory that are kept in the process; more goes to a file."""
+
+NEVER = -1
 
 
-@dataclass
+class Rows(Protocol):
+    """Numbered rows of equal length."""
+
+    def read(self, index: int) -> npt.NDArray[Any]:
+        """A row that was written before."""
+        ...
+
+    def write(self, index: int, values: npt.NDArray[Any]) -> None:
+        """Replace a row."""
+        ...
+
+    def flush(self) -> None:
+        """Make what was written survive a power loss."""
+        ...
+
+
+class MemoryRows:
+    """Rows in the process."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, npt.NDArray[Any]] = {}
+
+    def read(self, index: int) -> npt.NDArray[Any]:
+        return self._rows[index]
+
+    def write(self, index: int, values: npt.NDArray[Any]) -> None:
+        self._rows[index] = values.copy()
+
+    def flush(self) -> None:
+        """Nothing to do: these rows do not outlive the process."""
+
+
+class FileRows:
+    """Rows in a sparse file; plain reads and writes keep the process small, a map would not."""
+
+    def __init__(self, path: Path, width: int, dtype: npt.DTypeLike) -> None:
+        self._dtype = np.dtype(dtype)
+        self._bytes = width * self._dtype.itemsize
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+
+    def read(self, index: int) -> npt.NDArray[Any]:
+        data = os.pread(self._file, self._bytes, index * self._bytes)
+        return np.frombuffer(data, dtype=self._dtype).copy()
+
+    def write(self, index: int, values: npt.NDArray[Any]) -> None:
+        data = np.ascontiguousarray(values, dtype=self._dtype).tobytes()
+        os.pwrite(self._file, data, index * self._bytes)
+
+    def flush(self) -> None:
+        os.fsync(self._file)
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+
+class Slots:
+    """Two stamped slots per client of one trial.
+
+    Args:
+        rows: where slot ``s`` of client ``c`` is row ``2 c + s``.
+        stamps: the round that wrote each slot, ``[clients, 2]``, and where they are kept.
+    """
+
+    def __init__(self, rows: Rows, clients: int, stamps: Path | None = None) -> None:
+        self._rows, self._path = rows, stamps
+        self._stamps = np.full((clients, 2), NEVER, dtype=np.int64)
+        self._kept_stamps: FileRows | None = None
+        self.committed = 0
+        if stamps is not None:
+            known = np.fromfile(stamps, dtype=np.int64) if stamps.exists() else np.empty(0, np.int64)
+            if known.size == self._stamps.size:
+                self._stamps = known.reshape(clients, 2)
+            else:
+                self._stamps.tofile(stamps)
+            self._kept_stamps = FileRows(stamps, 2, np.int64)
+
+    def visited(self) -> list[int]:
+        """Clients that remember something."""
+        return np.flatnonzero(self._stamps.max(1) != NEVER).tolist()
+
+    def read(self, client: int) -> npt.NDArray[Any] | None:
+        """What a client remembers, or None if it never took part."""
+        stamps = self._stamps[client]
+        if stamps.max() == NEVER:
+            return None
+        return self._rows.read(2 * client + int(stamps.argmax()))
+
+    def write(self, client: int, round_: int, values: npt.NDArray[Any]) -> None:
+        """Remember; the slot of the last checkpoint is left alone."""
+        stamps = self._stamps[client]
+        newest = int(stamps.argmax())
+        slot = newest if stamps[newest] > self.committed else 1 - newest
+        # A crash in the middle of the row must not leave half of it under a valid stamp.
+        self._stamp(client, slot, NEVER)
+        self._rows.write(2 * client + slot, values)
+        self._stamp(client, slot, round_)
+
+    def _stamp(self, client: int, slot: int, round_: int) -> None:
+        self._stamps[client, slot] = round_
+        if self._kept_stamps is not None:
+            self._kept_stamps.write(client, self._stamps[client])
+
+    def commit(self, round_: int) -> None:
+        """The state after this round is what a checkpoint now names."""
+        self.committed = round_
+
+    def flush(self) -> None:
+        """Make everything written so far survive a power loss."""
+        self._rows.flush()
+        if self._kept_stamps is not None:
+            self._kept_stamps.flush()
+
+    def rewind(self, round_: int) -> None:
+        """Forget everything younger than a checkpoint."""
+        self._stamps[self._stamps > round_] = NEVER
+        self.committed = round_
+        if self._path is not None and self._kept_stamps is not None:
+            for client, stamps in enumerate(self._stamps):
+                self._kept_stamps.write(client, stamps)
+
+
 class MemoryStore:
-    """Memories by (trial, client), kept on the host; a client never seen starts from ``fresh``.
+    """Memories of the clients of every trial; a client never seen starts from ``fresh``.
 
     Args:
         fresh: what a client remembers before its first round, one row per trial.
+        clients: size of the population.
+        places: a directory per trial for files that outlive the process.
+        in_memory: bytes above which rows go to a temporary file when there is no such place.
     """
 
-    fresh: State
-    seen: dict[tuple[int, int], State] = field(default_factory=dict)
+    def __init__(
+        self,
+        fresh: State,
+        clients: int,
+        places: Sequence[Path] | None = None,
+        in_memory: int = IN_MEMORY,
+    ) -> None:
+        self.fresh = tree_map(lambda leaf: leaf.cpu(), fresh)
+        self._trials: list[Slots] = []
+        self._form: Flat | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        if self.is_empty:
+            return
+        self._fresh_rows, self._form = flatten_rows(self.fresh)
+        trials, width = self._fresh_rows.shape
+        self.kept_bytes = width * self._fresh_rows.element_size()
+        dtype = self._fresh_rows.numpy().dtype
+        if places is None and 2 * self.kept_bytes * clients * trials > in_memory:
+            self._scratch = tempfile.TemporaryDirectory(prefix="fedzmg-memory-")
+            places = [Path(self._scratch.name) / str(i) for i in range(trials)]
+        for i in range(trials):
+            if places is None:
+                self._trials.append(Slots(MemoryRows(), clients))
+            else:
+                places[i].mkdir(parents=True, exist_ok=True)
+                rows = FileRows(places[i] / "memory.rows", width, dtype)
+                self._trials.append(Slots(rows, clients, places[i] / "memory.stamps"))
+
+    kept_bytes = 0
+    """Bytes that each client which took part keeps."""
 
     @property
     def is_empty(self) -> bool:
         """Whether clients of this algorithm remember nothing at all."""
         return not leaves(self.fresh)
 
-    def read(self, owners: list[tuple[int, int]]) -> State:
-        """Stacked memories of some clients."""
-        if self.is_empty:
-            return self.fresh
-        return stack([self.seen.get(owner, row(self.fresh, owner[0])) for owner in owners])
+    @property
+    def on_disk(self) -> bool:
+        """Whether rows live in files."""
+        return any(isinstance(slots._rows, FileRows) for slots in self._trials)
 
-    def write(self, owners: list[tuple[int, int]], memory: State, accepted: list[bool]) -> None:
+    def read(self, owners: list[tuple[int, int]]) -> State:
+        """Stacked memories of some (trial, client) pairs, on the host."""
+        if self._form is None:
+            return self.fresh
+        rows = [self._row(trial, client) for trial, client in owners]
+        return unflatten_rows(torch.stack(rows), self._form, exact=True)
+
+    def _row(self, trial: int, client: int) -> Tensor:
+        kept = self._trials[trial].read(client)
+        return self._fresh_rows[trial] if kept is None else torch.from_numpy(kept)
+
+    def write(
+        self, owners: list[tuple[int, int]], round_: int, memory: State, accepted: list[bool]
+    ) -> None:
         """Keep the memories whose upload was accepted; of a client drawn twice, the later one."""
-        if self.is_empty:
+        if self._form is None:
             return
-        for i, (owner, good) in enumerate(zip(owners, accepted, strict=True)):
+        rows = flatten_rows(memory)[0].cpu().numpy()
+        for (trial, client), values, good in zip(owners, rows, accepted, strict=True):
             if good:
-                self.seen[owner] = row(memory, i)
+                self._trials[trial].write(client, round_, values)
 
     def of_trial(self, trial: int) -> dict[int, State]:
         """Every memory of one trial, by client."""
-        return {client: state for (t, client), state in self.seen.items() if t == trial}
+        if self._form is None:
+            return {}
+        clients = self._trials[trial].visited()
+        return {c: row(self.read([(trial, c)]), 0) for c in clients}
 
-    def put(self, trial: int, memories: dict[int, Any]) -> None:
+    def put(self, trial: int, round_: int, memories: dict[int, State]) -> None:
         """Restore the memories of one trial."""
-        self.seen |= {(trial, client): state for client, state in memories.items()}
+        for client, state in memories.items():
+            self.write([(trial, client)], round_, tree_map(lambda t: t[None], state), [True])
+
+    def flush(self) -> None:
+        """Make everything survive a power loss."""
+        for slots in self._trials:
+            slots.flush()
+
+    def commit(self, round_: int) -> None:
+        """A checkpoint now names the state after this round."""
+        for slots in self._trials:
+            slots.commit(round_)
+
+    def rewind(self, trial: int, round_: int) -> None:
+        """Take one trial back to a checkpoint's round."""
+        if self._trials:
+            self._trials[trial].rewind(round_)

@@ -176,6 +176,7 @@ def _train(
         dtype=DTYPES[first.spec.dtype],
         engine=engine,
         restored=resumed or None,
+        memory_places=None if first.directory is None else [j.directory.path for j in jobs],  # type: ignore[union-attr]
     )
     for job in jobs:
         if job.directory is not None:
@@ -206,9 +207,12 @@ def _train(
 
 
 def _save(jobs: list[_Job], simulation: Simulation) -> None:
+    simulation.memory.flush()
     for i, job in enumerate(jobs):
         if job.directory is not None:
             job.directory.save(simulation.checkpoint(i))
+    # Only now may the slots that the checkpoints before relied on be written again.
+    simulation.memory.commit(simulation.round)
 
 
 def _warn_if_moved(directory: RunDirectory, simulation: Simulation, progress: Progress) -> None:
