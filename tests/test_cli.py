@@ -69,15 +69,25 @@ def test_run_writes_a_run_directory_and_exports(tmp_path: Path) -> None:
 def test_list_and_version(tmp_path: Path) -> None:
     shown = fedzmg("list", cwd=tmp_path).stdout
     listed = json.loads(fedzmg("list", "--json", cwd=tmp_path).stdout)
-    assert listed["algorithms"]["fedzmg"]["options"]["client.momentum"] == 0.9
+    options = {o["key"]: o["default"] for o in listed["algorithms"]["fedzmg"]["options"]}
+    assert options["client.momentum"] == 0.9
     for name in [*listed["algorithms"], *listed["tasks"]]:
         assert name in shown
     assert fedzmg("--version", cwd=tmp_path).stdout.startswith("fedzmg 0.")
 
 
+def test_definition_card_shows_equations_options_and_costs(tmp_path: Path) -> None:
+    shown = fedzmg("list", "fedadam", "--task", "digits", cwd=tmp_path).stdout
+    for text in ("sqrt(1 - beta2^t)", "server.beta2", "[0, 1)", "0.99", "204.2 KiB", "408.3 KiB"):
+        assert text in shown
+    data = json.loads(fedzmg("list", "fedadam", "--json", cwd=tmp_path).stdout)
+    assert data["costs"] == {"down": 1, "up": 1, "client_keeps": 0, "server_keeps": 2}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["list", "fedadm"], "did you mean 'fedadam'?"),
         (["run", "digitz"], "unknown task 'digitz': did you mean 'digits'?"),
         (["run", "digits", "--algorithm", "fedavgg"], "did you mean 'fedavg'?"),
         (["run", "digits", "--set", "client.lrr=1"], "did you mean 'client.lr'?"),

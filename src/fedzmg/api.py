@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedzmg import tasks
+from fedzmg.algorithms import ALGORITHMS
 from fedzmg.errors import InputError
 from fedzmg.experiment.compare import Comparison, compare_specs
 from fedzmg.experiment.run import Progress
 from fedzmg.experiment.spec import RunSpec
 from fedzmg.tasks.task import Task
+
+
+def algorithm_names(text: str) -> list[str]:
+    """The algorithms that a comma-separated text names; ``all`` stands for the whole table."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    return list(ALGORITHMS) if names == ["all"] else names
 
 
 def compare(

@@ -55,7 +55,7 @@ def _root(
 def compare(
     task: Annotated[str, typer.Argument(help="A task of 'fedzmg list'.")] = "digits",
     algorithms: Annotated[
-        str, typer.Option(help="Comma-separated; the first is the reference of the tests.")
+        str, typer.Option(help="Comma-separated, or all; the first is the reference of the tests.")
     ] = "fedzmg,fedavg,fedadam",
     seeds: Annotated[int, typer.Option(min=1, help="Paired seeds for each algorithm.")] = 3,
     rounds: Rounds = None,
@@ -70,12 +70,13 @@ def compare(
 ) -> None:
     """Train algorithms on paired seeds; table, figure and run directories."""
     from fedzmg import tasks
+    from fedzmg.api import algorithm_names
     from fedzmg.api import compare as compare_algorithms
     from fedzmg.experiment.store import write_json
     from fedzmg.report import figures, tables
     from fedzmg.report.live import Display
 
-    names = [name.strip() for name in algorithms.split(",") if name.strip()]
+    names = algorithm_names(algorithms)
     settings = _settings_by_algorithm(set_ or [], names)
     chosen = tasks.get(task)
     wanted = {"algorithms": names, "seeds": seeds, "rounds": rounds, "settings": settings,
@@ -153,19 +154,40 @@ def run(
 
 
 @app.command(name="list")
-def list_(as_json: Json = False) -> None:
-    """Show the algorithms and tasks there are, one line each."""
+def list_(
+    name: Annotated[
+        str | None, typer.Argument(help="An algorithm: show its definition card.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Give a card's costs in bytes for it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the algorithms and tasks there are, or one algorithm's definition card."""
     from fedzmg import algorithms, tasks
-    from fedzmg.report import tables
+    from fedzmg.algorithms.card import card
+    from fedzmg.report import cards, tables
 
+    size = None if task is None else tasks.get(task).model_bytes
+    if name is not None:
+        algorithms.get(name)
+        shown = card(algorithms.ALGORITHMS[name], size)
+        if as_json:
+            typer.echo(json.dumps(shown))
+        else:
+            Console().print(cards.card(shown, task), highlight=False)
+        return
     if as_json:
-        typer.echo(json.dumps(_catalogue()))
+        found = {n: card(e, size) for n, e in algorithms.ALGORITHMS.items()}
+        presets = {n: {"summary": e.summary} for n, e in tasks.TASKS.items()}
+        typer.echo(json.dumps({"algorithms": found, "tasks": presets}))
         return
     console = Console()
-    rows = [(n, e.summary, e.source) for n, e in algorithms.ALGORITHMS.items()]
+    rows = [
+        (n, e.summary + (" (inferred)" if e.inferred else ""), e.source)
+        for n, e in algorithms.ALGORITHMS.items()
+    ]
     console.print(tables.listing("Algorithms", ["name", "what it is", "source"], rows))
-    presets = [(n, e.summary) for n, e in tasks.TASKS.items()]
-    console.print(tables.listing("Tasks", ["name", "what it is"], presets))
+    rest = [(n, e.summary) for n, e in tasks.TASKS.items()]
+    console.print(tables.listing("Tasks", ["name", "what it is"], rest))
 
 
 @app.command()
@@ -193,19 +215,6 @@ def _settings_by_algorithm(texts: list[str], names: list[str]) -> dict[str, dict
         for name in [owner] if owner in settings and rest else names:
             settings[name][rest if owner in settings and rest else key] = value
     return settings
-
-
-def _catalogue() -> dict[str, Any]:
-    from fedzmg import algorithms, tasks
-
-    return {
-        "algorithms": {
-            name: {"summary": e.summary, "source": e.source, "down": e.down, "up": e.up,
-                   "options": e.algorithm.options()}
-            for name, e in algorithms.ALGORITHMS.items()
-        },
-        "tasks": {name: {"summary": e.summary} for name, e in tasks.TASKS.items()},
-    }  # fmt: skip
 
 
 def _digest(values: dict[str, Any]) -> str:

@@ -11,7 +11,9 @@ cohort's share is ever on the device.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -99,7 +101,9 @@ class Slots:
         self._kept_stamps: FileRows | None = None
         self.committed = 0
         if stamps is not None:
-            known = np.fromfile(stamps, dtype=np.int64) if stamps.exists() else np.empty(0, np.int64)
+            known = (
+                np.fromfile(stamps, dtype=np.int64) if stamps.exists() else np.empty(0, np.int64)
+            )
             if known.size == self._stamps.size:
                 self._stamps = known.reshape(clients, 2)
             else:
@@ -171,7 +175,6 @@ class MemoryStore:
         self.fresh = tree_map(lambda leaf: leaf.cpu(), fresh)
         self._trials: list[Slots] = []
         self._form: Flat | None = None
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
         if self.is_empty:
             return
         self._fresh_rows, self._form = flatten_rows(self.fresh)
@@ -179,8 +182,9 @@ class MemoryStore:
         self.kept_bytes = width * self._fresh_rows.element_size()
         dtype = self._fresh_rows.numpy().dtype
         if places is None and 2 * self.kept_bytes * clients * trials > in_memory:
-            self._scratch = tempfile.TemporaryDirectory(prefix="fedzmg-memory-")
-            places = [Path(self._scratch.name) / str(i) for i in range(trials)]
+            scratch = Path(tempfile.mkdtemp(prefix="fedzmg-memory-"))
+            weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
+            places = [scratch / str(i) for i in range(trials)]
         for i in range(trials):
             if places is None:
                 self._trials.append(Slots(MemoryRows(), clients))

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedzmg.algorithms import ALGORITHMS
 from fedzmg.experiment import scores
 from fedzmg.experiment.run import Progress, run_pack
 from fedzmg.experiment.significance import PairedTest, paired_t
@@ -30,8 +31,17 @@ class Row:
     test: PairedTest | None
     """Paired test of the reference minus this algorithm; None for the reference itself."""
     bytes_down: int
-    """Per run, all rounds and clients."""
+    """Arrays of one run, all rounds and clients."""
     bytes_up: int
+    bytes_up_bound: int
+    scalar_bytes: int
+    """Scalars of one run, both ways."""
+    bytes_kept: int
+    """Kept by each client that took part."""
+    metric_per_mib: float
+    """Mean final metric over the MiB that moved in one run, both ways."""
+    inferred: str
+    """What of the algorithm is inferred because no source could be read."""
     dropped: int
     diverged: int
 
@@ -66,6 +76,13 @@ class Comparison:
                     test=paired_t(reference, values) if paired else None,
                     bytes_down=sum(r.bytes_down for r in runs[0].records),
                     bytes_up=sum(r.bytes_up for r in runs[0].records),
+                    bytes_up_bound=sum(r.bytes_up_bound for r in runs[0].records),
+                    scalar_bytes=sum(
+                        r.scalar_bytes_down + r.scalar_bytes_up for r in runs[0].records
+                    ),
+                    bytes_kept=runs[0].records[-1].bytes_kept,
+                    metric_per_mib=statistics.fmean(values) * 2**20 / _moved(runs[0]),
+                    inferred=ALGORITHMS[name].inferred if name in ALGORITHMS else "",
                     dropped=sum(r.dropped for h in runs for r in h.records),
                     diverged=sum(h.diverged is not None for h in runs),
                 )
@@ -95,6 +112,11 @@ class Comparison:
                 for name, runs in self.histories.items()
             },
         }
+
+
+def _moved(history: History) -> int:
+    last = history.records[-1]
+    return last.total_bytes_down + last.total_bytes_up
 
 
 def _until_diverged(history: History) -> list[float | None]:

@@ -9,6 +9,20 @@ from rich import box
 from rich.table import Table
 
 
+def bytes_text(count: int) -> str:
+    """Bytes with a binary unit.
+
+    >>> bytes_text(6760184), bytes_text(512)
+    ('6.4 MiB', '512 B')
+    """
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
 def metric_text(value: float, metric: str) -> str:
     """An accuracy in percent, any other metric with four digits."""
     return f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.4g}"
@@ -20,15 +34,17 @@ def comparison(data: Mapping[str, Any]) -> Table:
     goal = metric_text(data["threshold"], metric).replace(".00", "")
     table = Table(
         box=box.SIMPLE_HEAD,
-        padding=(0, 1),
+        padding=0,
         pad_edge=False,
         caption=f"final: mean ± sd over {len(data['seeds'])} paired seeds, last tenth of the "
         f"rounds; to {goal}: rounds until there; diff., p, d_z: paired t-test of "
-        f"{data['reference']} minus this one; MiB: traffic of one run, all clients, down / up",
+        f"{data['reference']} minus this one; MiB: traffic of one run, all clients, down / up; "
+        "per MiB: final over that traffic"
+        + ("; * partly inferred, see its card" if any(row["inferred"] for row in rows) else ""),
         caption_justify="left",
     )
     table.add_column("algorithm", no_wrap=True)
-    for head in (f"final {metric}", f"to {goal}", "diff.", "p", "d_z", "MiB ↓ / ↑"):
+    for head in (f"final {metric}", f"to {goal}", "diff.", "p", "d_z", "MiB ↓ / ↑", "per MiB"):
         table.add_column(head, justify="right", no_wrap=True)
     troubled = any(row["dropped"] or row["diverged"] for row in rows)
     if troubled:
@@ -36,11 +52,12 @@ def comparison(data: Mapping[str, Any]) -> Table:
     for row in rows:
         arrived = row["rounds_to_threshold"]
         cells = [
-            row["algorithm"],
+            row["algorithm"] + ("*" if row["inferred"] else ""),
             _mean_and_spread(row["mean"], row["sd"], metric),
             "never" if arrived is None else str(arrived),
             *_test_cells(row["test"], metric),
-            f"{row['bytes_down'] / 2**20:.1f} / {row['bytes_up'] / 2**20:.1f}",
+            f"{row['bytes_down'] / 2**20:.0f} / {row['bytes_up'] / 2**20:.0f}",
+            metric_text(row["metric_per_mib"], metric),
         ]
         table.add_row(*cells, *([f"{row['dropped']} / {row['diverged']}"] if troubled else []))
     return table

@@ -17,6 +17,7 @@ from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer
 from fedzmg.models.objective import LossFunction, Objective, PrepareFunction
+from fedzmg.tree import num_bytes
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -98,6 +99,11 @@ class Task:
     def __post_init__(self) -> None:
         """Run the model once, so that a misfit is said here and not in the middle of a round."""
         check(self)
+
+    @property
+    def model_bytes(self) -> int:
+        """Size of the trainable model, as it travels."""
+        return num_bytes(self.model.params())
 
     @property
     def objective(self) -> Objective:

@@ -1,0 +1,89 @@
+"""The definition card of an algorithm: everything a user asks about it, from one source."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedzmg.algorithms.entry import Entry
+from fedzmg.contract import Rule, inner_rules
+
+
+def card(entry: Entry, model_bytes: int | None = None) -> dict[str, Any]:
+    """What an algorithm is, what it needs and what it costs, ready for JSON.
+
+    Args:
+        entry: a row of the table.
+        model_bytes: size of a task's model; adds bytes to the multiples of the model.
+    """
+    costs: dict[str, Any] = {
+        "down": entry.down,
+        "up": entry.up,
+        "client_keeps": entry.client_keeps,
+        "server_keeps": entry.server_keeps,
+    }
+    if model_bytes is not None:
+        costs |= {f"{name}_bytes": round(times * model_bytes) for name, times in costs.items()}
+    return {
+        "name": entry.algorithm.name,
+        "summary": entry.summary,
+        "source": entry.source,
+        "inferred": entry.inferred,
+        "rules": {
+            "client": repr(entry.algorithm.client),
+            "server": repr(entry.algorithm.server),
+            "weights": entry.algorithm.weights,
+        },
+        "options": list(_options(entry)),
+        "costs": costs,
+        "about": inspect.cleandoc(entry.about or ""),
+    }
+
+
+def _options(entry: Entry) -> Iterator[dict[str, Any]]:
+    for side in ("client", "server"):
+        yield from _fields(side, getattr(entry.algorithm, side), set())
+    yield {
+        "key": "weights",
+        "default": entry.algorithm.weights,
+        "range": "examples, uniform",
+        "doc": "how clients are weighted when uploads are averaged",
+    }
+
+
+def _fields(side: str, rule: Rule, seen: set[str]) -> Iterator[dict[str, Any]]:
+    hints = inspect.get_annotations(type(rule))
+    for field in dataclasses.fields(rule):  # type: ignore[arg-type]
+        value = getattr(rule, field.name)
+        if isinstance(value, Rule) or field.metadata.get("derived") or field.name in seen:
+            continue
+        seen.add(field.name)
+        limits = field.metadata.get("number")
+        yield {
+            "key": f"{side}.{field.name}",
+            "default": value,
+            "range": _choices(hints.get(field.name)) if limits is None else _range(limits),
+            "doc": field.metadata.get("doc", ""),
+        }
+    for inner in inner_rules(rule).values():
+        yield from _fields(side, inner, seen)
+
+
+def _range(limits: Mapping[str, float]) -> str:
+    low, above = limits["low"], limits["above"]
+    high, below = limits["high"], limits["below"]
+    left = f"[{low:g}" if math.isfinite(low) else f"({above:g}"
+    right = f"{high:g}]" if math.isfinite(high) else f"{below:g})"
+    return f"{left}, {right}"
+
+
+def _choices(annotation: Any) -> str:
+    """``Literal["a", "b"]`` as the words it allows."""
+    text = str(annotation)
+    if "Literal[" not in text:
+        return ""
+    inside = text.partition("Literal[")[2].partition("]")[0]
+    return ", ".join(part.strip().strip("'\"") for part in inside.split(","))

@@ -1,0 +1,140 @@
+"""Client memory: what a checkpoint relies on is never overwritten, and the process stays small."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedzmg.engine.memory import FileRows, MemoryRows, MemoryStore, Slots
+from fedzmg.tree import Tree, leaves
+
+CLIENTS = 4
+
+
+def slots(path: Path | None) -> Slots:
+    if path is None:
+        return Slots(MemoryRows(), CLIENTS)
+    return Slots(FileRows(path / "rows", 2, np.float64), CLIENTS, path / "stamps")
+
+
+actions = st.lists(
+    st.one_of(
+        st.sets(st.integers(0, CLIENTS - 1), min_size=1), st.just("checkpoint"), st.just("crash")
+    ),
+    max_size=30,
+)
+
+
+@given(actions)
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_every_crash_leads_back_to_the_last_checkpoint(
+    tmp_path_factory: pytest.TempPathFactory, on_disk: bool, actions: list[object]
+) -> None:
+    """A model of the store: a dict now, and the dict at the last checkpoint."""
+    path = tmp_path_factory.mktemp("memory") if on_disk else None
+    store = slots(path)
+    now: dict[int, float] = {}
+    kept, round_, kept_round = dict(now), 0, 0
+    for action in actions:
+        if action == "checkpoint":
+            store.flush()
+            store.commit(round_)
+            kept, kept_round = dict(now), round_
+        elif action == "crash":
+            if path is not None:
+                store = slots(path)
+            store.rewind(kept_round)
+            now, round_ = dict(kept), kept_round
+        else:
+            round_ += 1
+            for client in action:  # type: ignore[attr-defined]
+                now[client] = 100.0 * round_ + client
+                store.write(client, round_, np.array([now[client], -1.0]))
+        assert store.visited() == sorted(now)
+        for client in range(CLIENTS):
+            found = store.read(client)
+            assert (None if found is None else found[0]) == now.get(client)
+
+
+def test_half_written_row_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = slots(tmp_path)
+    store.write(1, 1, np.array([1.0, 1.0]))
+    store.commit(1)
+
+    def power_loss(self: FileRows, index: int, values: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        rows = store._rows
+        patch.setattr(rows, "write", power_loss.__get__(rows))
+        with pytest.raises(KeyboardInterrupt):
+            store.write(1, 2, np.array([2.0, 2.0]))
+    again = slots(tmp_path)
+    again.rewind(1)
+    found = again.read(1)
+    assert found is not None
+    assert found.tolist() == [1.0, 1.0]
+
+
+def fresh() -> object:
+    """Two trials, a tree and a whole number each."""
+    return Tree({"a": torch.zeros(2, 3)}), torch.zeros(2, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("in_memory", [0, 1 << 30])
+def test_store_keeps_types_and_trials_apart(in_memory: int) -> None:
+    store = MemoryStore(fresh(), CLIENTS, in_memory=in_memory)
+    assert store.on_disk == (in_memory == 0)
+    owners = [(0, 2), (1, 2), (0, 3)]
+    rows = Tree({"a": torch.arange(9.0).reshape(3, 3)}), torch.tensor([7, 8, 9])
+    store.write(owners, 1, rows, [True, True, False])
+    tree, count = store.read([(1, 2), (0, 2), (0, 3)])
+    assert tree["a"].tolist() == [[3, 4, 5], [0, 1, 2], [0, 0, 0]]
+    assert (count.tolist(), count.dtype) == ([8, 7, 0], torch.int64)
+    assert store.of_trial(0).keys() == {2}
+    assert store.kept_bytes == 4 * 4
+
+
+def test_nothing_to_remember_costs_nothing() -> None:
+    store = MemoryStore((), CLIENTS)
+    assert store.is_empty
+    assert not leaves(store.read([(0, 1)]))
+    assert store.kept_bytes == 0
+
+
+SCRIPT = """
+import resource, sys
+import torch
+from fedzmg.engine.memory import MemoryStore
+from fedzmg.tree import Tree
+width, clients = 1_690_046, 3_400
+store = MemoryStore(Tree({"c": torch.zeros(1, width)}), clients)
+assert store.on_disk
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for round_ in range(1, int(sys.argv[1]) + 1):
+    cohort = [(0, (37 * (10 * round_ + i)) % clients) for i in range(10)]
+    memory = store.read(cohort)
+    new = memory.map(lambda leaf: leaf + round_)
+    store.write(cohort, round_, new, [True] * 10)
+kept = float(store.read([cohort[0]])["c"][0, -1])
+assert kept == round_, (kept, round_)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((after - before) // 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="reads the peak of a POSIX process")
+def test_memory_of_3400_clients_of_a_large_model_stays_off_the_process() -> None:
+    """23 GB in float32 for the whole population; the process holds a few cohorts at most."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "12"], capture_output=True, text=True, check=True
+    )
+    cohort = 10 * 1_690_046 * 4 / 2**20
+    assert int(done.stdout) < 8 * cohort
