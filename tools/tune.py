@@ -15,41 +15,59 @@ from pathlib import Path
 
 import numpy as np
 
-from fedzmg import tasks
+from fedzmg import algorithms, tasks
 from fedzmg.simulation import Trial, simulate
 
 SEED = 1000
 RATES = [float(f"{10 ** (i / 2):.4g}") for i in range(-6, 3)]
 """The paper's grid: half decades from 1e-3 to 10."""
 ADAPTIVE_SERVERS = ("adam", "yogi", "adagrad", "adadb")
+ADAPTIVE_CLIENTS = ("fedlion", "fedcada", "fedgbo:adam", "fedgbo:rmsprop")
+
+
+def grid(name: str) -> list[dict[str, float]]:
+    """Client and server rates to try; an algorithm without a server rate has one axis."""
+    family = name.split(":")[0]
+    small = name in ADAPTIVE_CLIENTS or family in ADAPTIVE_CLIENTS
+    clients = [float(f"{r / 10:.4g}") for r in RATES[:6]] if small else RATES[2:8]
+    servers = RATES[1:6] if family.endswith(ADAPTIVE_SERVERS) else RATES[3:8]
+    keys = algorithms.get(name).options()
+    if "server.lr" not in keys:
+        return [{"client.lr": c} for c in clients]
+    return [{"client.lr": c, "server.lr": s} for c in clients for s in servers]
 
 
 def main() -> None:
     """Run the grids and keep every score."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task", choices=sorted(tasks.TASKS))
-    parser.add_argument("--algorithms", nargs="+", required=True)
+    parser.add_argument("--algorithms", nargs="+", default=list(algorithms.ALGORITHMS))
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--out", type=Path, default=Path("results/tuning"))
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--last", type=int, default=5, help="evaluations that are averaged")
     arguments = parser.parse_args()
 
     task = tasks.get(arguments.task)
     tuning = replace(task, test=task.tune or task.test)
-    path = Path("results/tuning") / f"{task.name}.json"
+    path = arguments.out / f"{task.name}.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     for name in arguments.algorithms:
-        servers = RATES[1:6] if name.split(":")[0].endswith(ADAPTIVE_SERVERS) else RATES[3:8]
-        pairs = [(c, s) for c in RATES[2:8] for s in servers]
-        trials = [Trial.of(name, SEED, client_lr=c, server_lr=s) for c, s in pairs]
-        histories = simulate(tuning, trials, rounds=arguments.rounds, engine="vectorized")
+        pairs = grid(name)
+        trials = [Trial(algorithms.get(name).with_options(pair), SEED) for pair in pairs]
+        histories = simulate(
+            tuning, trials, rounds=arguments.rounds, engine="vectorized", device=arguments.device
+        )
         scores = [float(np.mean(h.metrics[-arguments.last :])) for h in histories]
         best = int(np.argmax(scores))
         kept[name] = {
-            "best": {"client.lr": pairs[best][0], "server.lr": pairs[best][1]},
+            "best": pairs[best],
             "score": round(scores[best], 4),
             "seed": SEED,
             "rounds": arguments.rounds or task.protocol.rounds,
-            "grid": [[c, s, round(score, 4)] for (c, s), score in zip(pairs, scores, strict=True)],
+            "grid": [
+                [*pair.values(), round(score, 4)] for pair, score in zip(pairs, scores, strict=True)
+            ],
         }
         print(name, kept[name]["best"], kept[name]["score"], flush=True)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -149,17 +149,24 @@ class Vectorized:
 
     def _look(self, entries: Sequence[Entry], params: Tree) -> Look:
         program = self.program
+        # No wider than the largest client: padding costs as much as examples do.
+        size = min(program.look_size, max(e.examples for e in entries))
         streams = [
-            full_pass(program.look_size, int(program.data.offsets[e.client]), e.examples)
-            for e in entries
+            full_pass(size, int(program.data.offsets[e.client]), e.examples) for e in entries
         ]
         padded = pad(streams, per_example=True)
         batches = _Batches(program, padded)
         losses = torch.vmap(program.objective.look)
         loss = torch.zeros(len(entries), dtype=program.dtype, device=program.device)
+        if program.rule.looks == "epochs":
+            with torch.no_grad(), MappedLayers():
+                for t in range(padded.indices.shape[1]):
+                    loss = loss + losses(params, batches.at(t, len(entries)))
+            return Look(loss, Tree({}))
         grad = params.zeros()
         for t in range(padded.indices.shape[1]):
-            part, slope = local.eager_gradient(losses, params, batches.at(t, len(entries)))
+            with MappedLayers():
+                part, slope = local.eager_gradient(losses, params, batches.at(t, len(entries)))
             loss, grad = loss + part, grad + slope
         return Look(loss, grad)
 

@@ -1,0 +1,62 @@
+"""Cost of every algorithm's local training beside FedAvg's, in one run.
+
+    python benchmarks/algorithms.py [--json benchmarks/results/algorithms-cpu.json]
+
+The 54,000-parameter MLP of ``engines.py``, vectorized engine, one trial of 10 clients. Rounds of
+the algorithms are interleaved, so that a busy machine slows all of them alike; the median counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from engines import mlp_task
+from fedzmg.algorithms import ALGORITHMS
+from fedzmg.simulation import Simulation, Trial
+
+
+def local_training(name: str) -> tuple[Simulation, list[float]]:
+    """A simulation whose local training can be timed alone."""
+    simulation = Simulation(
+        mlp_task(), [Trial.of(name)], rounds=10**6, device=torch.device("cpu"),
+        dtype=torch.float32, engine="vectorized",
+    )  # fmt: skip
+    return simulation, []
+
+
+def main() -> None:
+    """Print milliseconds per local step of a cohort, and the ratio to FedAvg."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    runs = {name: local_training(name) for name in ALGORITHMS}
+    for turn in range(arguments.rounds + 2):
+        for simulation, times in runs.values():
+            entries, sent, memory = simulation._probe()
+            began = time.perf_counter()
+            for _ in simulation._engine.train(entries, sent, memory):
+                pass
+            if turn > 1:
+                steps = max(len(e.stream) for e in entries)
+                times.append(1e3 * (time.perf_counter() - began) / steps)
+    medians = {name: statistics.median(times) for name, (_, times) in runs.items()}
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
+    print(f"{'algorithm':<24} {'ms/step':>8} {'x FedAvg':>9}")
+    for name, value in sorted(medians.items(), key=lambda item: item[1]):
+        print(f"{name:<24} {value:8.2f} {value / medians['fedavg']:9.2f}")
+    if arguments.json:
+        facts = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+        report = {**facts, "machine": platform.machine(), "ms_per_step": medians}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
