@@ -38,6 +38,14 @@ def test_own_model_and_data_fit_in_fifteen_lines() -> None:
     assert len([line for line in block.splitlines() if line.strip()]) <= 15
 
 
+def test_page_of_algorithms_is_up_to_date() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "build_docs.py"), "--check"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def test_readme_names_every_algorithm_and_task() -> None:
     from fedzmg import algorithms, tasks
 

@@ -57,7 +57,12 @@ def compare(
     algorithms: Annotated[
         str, typer.Option(help="Comma-separated, or all; the first is the reference of the tests.")
     ] = "fedzmg,fedavg,fedadam",
-    seeds: Annotated[int, typer.Option(min=1, help="Paired seeds for each algorithm.")] = 3,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Paired seeds for each [default: 3, or 2 for more than ten algorithms]."
+        ),
+    ] = None,
     rounds: Rounds = None,
     set_: Annotated[
         list[str] | None,
@@ -73,10 +78,11 @@ def compare(
     from fedzmg.api import algorithm_names
     from fedzmg.api import compare as compare_algorithms
     from fedzmg.experiment.store import write_json
-    from fedzmg.report import figures, tables
+    from fedzmg.report import comparison, figures, tables
     from fedzmg.report.live import Display
 
     names = algorithm_names(algorithms)
+    seeds = seeds or (3 if len(names) <= 10 else 2)
     settings = _settings_by_algorithm(set_ or [], names)
     chosen = tasks.get(task)
     wanted = {"algorithms": names, "seeds": seeds, "rounds": rounds, "settings": settings,
@@ -90,7 +96,7 @@ def compare(
         )  # fmt: skip
     data = result.as_dict()
     write_json(place / "comparison.json", data)
-    written = figures.save(figures.comparison(data), place / "curves")
+    written = figures.save(comparison.figure(data), place / "curves")
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return

@@ -11,7 +11,7 @@ import math
 import os
 import textwrap
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -33,9 +33,9 @@ MOST_DIRECT_LABELS = 7
 
 # Okabe and Ito's palette, which keeps apart under all common colour blindness, less its yellow,
 # which vanishes on white.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 # Five dash patterns against seven colours: the pairs repeat only after 35 curves.
-_DASHES: tuple[Any, ...] = (
+DASHES: tuple[Any, ...] = (
     "solid",
     (0, (5.0, 1.6)),
     (0, (6.0, 1.6, 1.2, 1.6)),
@@ -45,20 +45,20 @@ _DASHES: tuple[Any, ...] = (
 # Once the dash patterns repeat, markers keep curves apart in greyscale.
 _MARKERS = ("", "o", "s", "^", "D", "v", "P")
 _INK = "#222222"
-_QUIET_INK = "#6B6B6B"
-_GRID = "#E4E4E4"
+QUIET_INK = "#6B6B6B"
+GRID = "#E4E4E4"
 
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
     "mathtext.fontset": "dejavusans",
     "text.color": _INK,
     "text.usetex": False,
-    "axes.edgecolor": _QUIET_INK,
+    "axes.edgecolor": QUIET_INK,
     "axes.labelcolor": _INK,
     "axes.linewidth": 0.8,
-    "xtick.color": _QUIET_INK,
-    "ytick.color": _QUIET_INK,
+    "xtick.color": QUIET_INK,
+    "ytick.color": QUIET_INK,
     "xtick.labelcolor": _INK,
     "ytick.labelcolor": _INK,
     # A fixed salt: matplotlib otherwise names the parts of an SVG at random.
@@ -160,8 +160,8 @@ def curves(
         raise ValueError("series must hold at least one curve, got none")
     if threshold is not None and not math.isfinite(threshold):
         raise ValueError(f"threshold must be finite, got {threshold}")
-    summaries = [_summary(one) for one in series]
-    with matplotlib.rc_context(_STYLE):
+    summaries = [summarize(one) for one in series]
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=_FIGURE_INCHES, dpi=_SCREEN_DPI, facecolor="white")
         FigureCanvasAgg(figure)
         axes = figure.add_axes((0.1, 0.12, 0.7, 0.75))
@@ -179,20 +179,6 @@ def curves(
         else:
             _add_legend(figure, axes, entries)
     return figure
-
-
-def comparison(data: Mapping[str, Any]) -> Figure:
-    """Draw the curves of a ``comparison.json``: mean and spread of every algorithm."""
-    series = [
-        Series(label, np.array(curve["rounds"]), np.array(curve["runs"], dtype=float))
-        for label, curve in data["curves"].items()
-    ]
-    return curves(
-        series,
-        title=f"{data['task']}, {len(data['seeds'])} paired seeds",
-        ylabel=f"test {data['metric']}",
-        threshold=data["threshold"],
-    )
 
 
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
@@ -218,7 +204,7 @@ def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
 def _rendered(figure: Figure, file_format: str, metadata: dict[str, Any]) -> bytes:
     """Return the figure as the content of a file."""
     buffer = io.BytesIO()
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format=file_format, dpi=PNG_DPI, metadata=metadata)
     return buffer.getvalue()
 
@@ -233,7 +219,7 @@ def _replace(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _summary(series: Series) -> _Summary:
+def summarize(series: Series) -> _Summary:
     """Average the finite runs of a series and count the others in its label."""
     runs = np.asarray(series.runs, dtype=np.float64)
     finite = np.isfinite(runs)
@@ -268,8 +254,8 @@ def _caption(summaries: Sequence[_Summary]) -> str:
 
 def _draw_curve(axes: Axes, summary: _Summary, position: int, total: int) -> Line2D:
     """Draw the line and the band of one series."""
-    colour = _COLOURS[position % len(_COLOURS)]
-    repeats = position // len(_DASHES)
+    colour = COLOURS[position % len(COLOURS)]
+    repeats = position // len(DASHES)
     crowded = total > MOST_DIRECT_LABELS
     evaluations = len(summary.rounds)
     spacing = max(1, evaluations // 8)
@@ -277,7 +263,7 @@ def _draw_curve(axes: Axes, summary: _Summary, position: int, total: int) -> Lin
         summary.rounds,
         summary.mean,
         color=colour,
-        linestyle=_DASHES[position % len(_DASHES)],
+        linestyle=DASHES[position % len(DASHES)],
         linewidth=1.2 if crowded else 1.7,
         # A single evaluation has no line and would not show without a marker.
         marker=_MARKERS[repeats % len(_MARKERS)] if evaluations > 1 else "o",
@@ -316,7 +302,7 @@ def _draw_curve(axes: Axes, summary: _Summary, position: int, total: int) -> Lin
 def _draw_threshold(axes: Axes, threshold: float) -> Line2D:
     """Draw the dotted line of the threshold."""
     return axes.axhline(
-        threshold, color=_QUIET_INK, linestyle=(0, (1.0, 2.2)), linewidth=1.2, zorder=1.5
+        threshold, color=QUIET_INK, linestyle=(0, (1.0, 2.2)), linewidth=1.2, zorder=1.5
     )
 
 
@@ -342,11 +328,11 @@ def _dress(axes: Axes, title: str, caption: str, ylabel: str) -> None:
         xytext=(0.0, 8.0),
         textcoords="offset points",
         fontsize=8.0,
-        color=_QUIET_INK,
+        color=QUIET_INK,
     )
     axes.set_xlabel("communication round", labelpad=6.0)
     axes.set_ylabel(ylabel, labelpad=6.0)
-    axes.grid(visible=True, color=_GRID, linewidth=0.7)
+    axes.grid(visible=True, color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(length=3.0, width=0.8)
@@ -395,7 +381,7 @@ def _end_labels(
         _EndLabel(
             one.label,
             # Text is thinner than a line and needs a darker tone to read as the same colour.
-            _darker(_COLOURS[position % len(_COLOURS)]),
+            _darker(COLOURS[position % len(COLOURS)]),
             (float(one.rounds[-1]), float(one.mean[-1])) if len(one.rounds) else None,
         )
         for position, one in enumerate(summaries)
@@ -403,7 +389,7 @@ def _end_labels(
     if threshold is not None:
         right_edge = axes.get_xlim()[1]
         labels.append(
-            _EndLabel(_threshold_label(threshold), to_rgb(_QUIET_INK), (right_edge, threshold))
+            _EndLabel(_threshold_label(threshold), to_rgb(QUIET_INK), (right_edge, threshold))
         )
     return labels
 

@@ -39,7 +39,7 @@ def digits() -> Task:
         prepare=unit_pixels,
         init="keras",
         protocol=Protocol(
-            rounds=60, cohort=5, batch_size=10, epochs=2, eval_every=2, threshold=0.8
+            rounds=50, cohort=5, batch_size=10, epochs=2, eval_every=2, threshold=0.8
         ),
         options=OPTIONS,
     )

@@ -1,0 +1,29 @@
+"""The figure of a comparison, from its ``comparison.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedzmg.report.figures import Series, curves
+from fedzmg.report.panels import panels
+
+MOST_IN_ONE_PANEL = 10
+
+
+def figure(data: Mapping[str, Any]) -> Figure:
+    """Mean curve and spread of every algorithm; many of them get a panel per family."""
+    series = [
+        Series(label, np.array(curve["rounds"]), np.array(curve["runs"], dtype=float))
+        for label, curve in data["curves"].items()
+    ]
+    draw = curves if len(series) <= MOST_IN_ONE_PANEL else panels
+    return draw(
+        series,
+        title=f"{data['task']}, {len(data['seeds'])} paired seeds",
+        ylabel=f"test {data['metric']}",
+        threshold=data["threshold"],
+    )
