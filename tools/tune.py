@@ -3,7 +3,7 @@
     python tools/tune.py digits --algorithms fedzmg fedavg fedadam
 
 Every pair trains on seed 1000, which no reported run uses; the score is the mean metric of the
-last evaluations. Writes results/tuning/TASK.json, from which the presets' options are taken.
+last evaluations. Writes results/tuning/TASK.json; ``--adopt`` makes the best pairs the defaults.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fedzmg import algorithms, tasks
 from fedzmg.simulation import Trial, simulate
 
 SEED = 1000
+ADOPTED = Path(__file__).parents[1] / "src/fedzmg/tasks/tuned.json"
 RATES = [float(f"{10 ** (i / 2):.4g}") for i in range(-6, 3)]
 """The paper's grid: half decades from 1e-3 to 10."""
 ADAPTIVE_SERVERS = ("adam", "yogi", "adagrad", "adadb")
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--out", type=Path, default=Path("results/tuning"))
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--adopt", action="store_true", help="make the best the task's defaults")
     parser.add_argument("--last", type=int, default=5, help="evaluations that are averaged")
     arguments = parser.parse_args()
 
@@ -72,6 +74,10 @@ def main() -> None:
         print(name, kept[name]["best"], kept[name]["score"], flush=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(kept, indent=1) + "\n")
+    if arguments.adopt:
+        adopted = json.loads(ADOPTED.read_text())
+        adopted[task.name] = {name: found["best"] for name, found in kept.items()}
+        ADOPTED.write_text(json.dumps(adopted, indent=1) + "\n")
 
 
 if __name__ == "__main__":

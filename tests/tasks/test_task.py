@@ -156,12 +156,14 @@ def test_digits_are_as_heterogeneous_as_they_say() -> None:
     assert task.tune.size == task.test.size == 1000
 
 
-def test_recommended_options_are_the_recorded_ones() -> None:
+@pytest.mark.parametrize("task", list(tasks.TASKS))
+def test_recommended_options_are_the_recorded_ones(task: str) -> None:
     import json
     from pathlib import Path
 
-    recorded = json.loads((Path(__file__).parents[2] / "results/tuning/digits.json").read_text())
-    for name, options in tasks.get("digits").options.items():
+    recorded = json.loads((Path(__file__).parents[2] / f"results/tuning/{task}.json").read_text())
+    assert tasks.get(task).options
+    for name, options in tasks.get(task).options.items():
         assert recorded[name]["best"] == dict(options)
         best = max(score for *_, score in recorded[name]["grid"])
         assert recorded[name]["score"] == best

@@ -8,19 +8,11 @@ from fedzmg.data.partition import dirichlet
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.networks import digits_cnn
 from fedzmg.tasks.task import Protocol, Task, unit_pixels
+from fedzmg.tasks.tuned import tuned
 
 CLIENTS = 160
 ALPHA = 0.1
 PARTITION_SEED = 0
-
-OPTIONS = {
-    "fedzmg": {"client.lr": 0.1, "server.lr": 1.0},
-    "fedavg": {"client.lr": 0.1, "server.lr": 1.0},
-    "fedadam": {"client.lr": 0.1, "server.lr": 0.03162},
-    "fedadam:reddi": {"client.lr": 0.1, "server.lr": 0.01},
-    "fedzmg-adam": {"client.lr": 0.1, "server.lr": 0.01},
-}
-"""Best pairs of a grid on the tuning half, seed 1000: results/tuning/digits.json."""
 
 
 def digits() -> Task:
@@ -41,5 +33,5 @@ def digits() -> Task:
         protocol=Protocol(
             rounds=50, cohort=5, batch_size=10, epochs=2, eval_every=2, threshold=0.8
         ),
-        options=OPTIONS,
+        options=tuned("digits"),
     )

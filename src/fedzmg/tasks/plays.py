@@ -10,6 +10,7 @@ from fedzmg.data.federated import FederatedData, examples
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.networks import CharGRU
 from fedzmg.tasks.task import Protocol, Task
+from fedzmg.tasks.tuned import tuned
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 CHARACTERS = "".join(sorted("\n !$&',-.3:;?" + LETTERS))
@@ -55,5 +56,5 @@ def plays() -> Task:
         test=examples(tokens[half[1], :-1], tokens[half[1], 1:]),
         init="keras",
         protocol=Protocol(rounds=100, cohort=10, batch_size=8, eval_every=5, threshold=0.35),
-        options={},
+        options=tuned("plays"),
     )
