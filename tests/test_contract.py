@@ -201,6 +201,11 @@ def test_options_by_key() -> None:
         "client.lr": 0.1,
         "client.momentum": 0.9,
         "client.decay": 0.0005,
+        "client.form": "heavy_ball",
+        "client.decay_scope": "all",
+        "client.project": "all",
+        "client.embedding_axis": "vocab",
+        "client.biases": "free",
         "server.lr": 1.0,
     }
 
@@ -236,6 +241,11 @@ def test_an_option_of_a_wrapped_rule_is_named_as_the_wrappers_own() -> None:
         "client.lr",
         "client.momentum",
         "client.decay",
+        "client.form",
+        "client.decay_scope",
+        "client.project",
+        "client.embedding_axis",
+        "client.biases",
         "server.lr",
     }
     changed = algorithm.with_options({"client.lr": 0.7, "client.scale": 5})
@@ -256,7 +266,8 @@ def test_what_a_layout_adds_is_no_option() -> None:
         (
             {"client.lrr": 1},
             "unknown option of fedavg 'client.lrr': did you mean 'client.lr'? "
-            "(known: client.decay, client.lr, client.momentum, server.lr, weights)",
+            "(known: client.decay, client.decay_scope, client.form, client.lr, client.momentum, "
+            "server.lr, weights)",
         ),
         ({"client.lr": -1}, "fedavg, client.lr: lr = -1: expected a finite number > 0"),
         ({"client.lr": "fast"}, "fedavg, client.lr: lr = 'fast': expected a finite number > 0"),

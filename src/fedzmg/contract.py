@@ -16,7 +16,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -33,6 +34,9 @@ State: TypeAlias = Any
 Role = Literal["kernel", "recurrent_kernel", "embedding", "bias", "norm"]
 Looks = Literal["never", "start", "epochs"]
 Weights = Literal["examples", "uniform"]
+Acts = Literal["clip", "change", "project", "pull", "schedule"]
+"""What a wrapper does to the rule inside: bound its gradients, change them in some way, project
+them, pull the model somewhere, or change its numbers from round to round."""
 
 
 class ParamInfo(NamedTuple):
@@ -52,6 +56,7 @@ class Look(NamedTuple):
 
     loss: Tensor
     grad: Tree
+    """Empty for rules that watch epochs: they need the loss alone, which is a third of the work."""
 
 
 class Given(NamedTuple):
@@ -110,6 +115,9 @@ def _range_text(limits: Mapping[str, float]) -> str:
 class Rule:
     """What client and server rules share: checked numbers and a layout."""
 
+    partner: ClassVar[str] = ""
+    """Client and server rules that understand only each other carry the same name here."""
+
     def __post_init__(self) -> None:
         """Refuse a number outside its range, naming field, value and range."""
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -134,11 +142,17 @@ class Rule:
 class ClientRule(Rule, ABC):
     """What a client does with its gradients. Only :meth:`step` is abstract."""
 
+    acts: ClassVar[Acts] = "change"
+    """What it does to the rule inside, if it is a wrapper; decides where a wrapper may stand."""
+    refuses: ClassVar[Mapping[Acts, str]] = MappingProxyType({})
+    """Wrappers that must not be put around it, by what they do, each with the reason."""
+
     @property
     def looks(self) -> Looks:
         """Which full passes over its own data the client needs.
 
-        ``start``: one at the global model. ``epochs``: that one, and one after every epoch.
+        ``start``: loss and gradient at the global model. ``epochs``: the loss there, and after
+        every epoch.
         """
         return "never"
 
@@ -202,9 +216,14 @@ class Algorithm:
     weights: Weights = "examples"
 
     def __post_init__(self) -> None:
-        """Refuse an unknown weighting."""
+        """Refuse an unknown weighting, and rules that make no sense together."""
         if self.weights not in ("examples", "uniform"):
             raise unknown("weights", str(self.weights), ["examples", "uniform"])
+        try:
+            _check_partners(self.client, self.server)
+            _check_wrappers(self.client)
+        except InputError as error:
+            raise InputError(f"{self.name}: {error}") from None
 
     def for_layout(self, layout: Layout) -> Algorithm:
         """Both rules, knowing a model's layout."""
@@ -216,7 +235,7 @@ class Algorithm:
         """Every settable field by key, e.g. ``{"client.lr": 0.1, "weights": "examples"}``."""
         found: dict[str, Any] = {"weights": self.weights}
         for side in ("client", "server"):
-            for rule in _chain(getattr(self, side)):
+            for rule in chain(getattr(self, side)):
                 for field in dataclasses.fields(rule):
                     value = getattr(rule, field.name)
                     if not isinstance(value, Rule) and not field.metadata.get("derived"):
@@ -241,7 +260,7 @@ class Algorithm:
                 if not side:
                     changed = dataclasses.replace(changed, weights=value)
                 else:
-                    rule = _replace_in_chain(getattr(changed, side), field, value)
+                    rule = replace_in_chain(getattr(changed, side), field, value)
                     changed = dataclasses.replace(changed, **{side: rule})
             except InputError as error:
                 raise InputError(f"{self.name}, {name}: {error}") from None
@@ -258,20 +277,52 @@ def inner_rules(rule: Rule) -> dict[str, Rule]:
     return {name: value for name, value in values.items() if isinstance(value, Rule)}
 
 
-def _chain(rule: Rule) -> list[Any]:
-    chain = [rule]
+def chain(rule: Rule) -> list[Any]:
+    """A rule and the rules inside it, outermost first."""
+    found = [rule]
     for inner in inner_rules(rule).values():
-        chain += _chain(inner)
-    return chain
+        found += chain(inner)
+    return found
 
 
-def _replace_in_chain(rule: Any, field: str, value: Any) -> Any:
+def replace_in_chain(rule: Any, field: str, value: Any) -> Any:
+    """A copy with a field changed: the rule's own, or that of the outermost rule that has it."""
     if field in {f.name for f in dataclasses.fields(rule)}:
         return dataclasses.replace(rule, **{field: value})
     for name, inner in inner_rules(rule).items():
-        if any(field in {f.name for f in dataclasses.fields(r)} for r in _chain(inner)):
-            return dataclasses.replace(rule, **{name: _replace_in_chain(inner, field, value)})
+        if any(field in {f.name for f in dataclasses.fields(r)} for r in chain(inner)):
+            return dataclasses.replace(rule, **{name: replace_in_chain(inner, field, value)})
     raise AttributeError(field)
+
+
+def _check_partners(client: ClientRule, server: ServerRule) -> None:
+    asked, offered = ({r.partner for r in chain(side)} - {""} for side in (client, server))
+    if asked != offered:
+        names = " and ".join(sorted(asked | offered))
+        raise InputError(
+            f"{type(chain(client)[-1]).__name__} clients do not work with the server rule "
+            f"{type(chain(server)[-1]).__name__}: what clients and server of {names} exchange has "
+            "a meaning only between the two; use both or neither"
+        )
+
+
+_ORDER: Mapping[Acts, int] = {"clip": 0, "change": 1, "project": 1, "pull": 2}
+"""Whose turn it is on the way from the loss to the step; a schedule may stand anywhere."""
+
+
+def _check_wrappers(client: ClientRule) -> None:
+    rules = chain(client)
+    for i, outer in enumerate(rules):
+        for inner in rules[i + 1 :]:
+            around = f"{type(outer).__name__} around {type(inner).__name__}"
+            if outer.acts in inner.refuses:
+                raise InputError(f"{around}: {inner.refuses[outer.acts]}")
+            wraps = bool(inner_rules(inner)) and {outer.acts, inner.acts} <= _ORDER.keys()
+            if wraps and _ORDER[outer.acts] > _ORDER[inner.acts]:
+                raise InputError(
+                    f"{around}: the outermost acts first, and gradients are clipped, then "
+                    "projected, then the model is pulled; exchange the two"
+                )
 
 
 def numbers(rule: Rule) -> dict[str, float]:

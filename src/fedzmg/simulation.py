@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedzmg import algorithms
+from fedzmg.algorithms.options import configure
 from fedzmg.contract import Algorithm, State, bind, numbers, structure
 from fedzmg.data.plan import Entry, local_stream, sample_cohort
 from fedzmg.engine.aggregate import Merger, Sums
@@ -56,12 +57,9 @@ class Trial:
             task: take the hyper-parameters that this task recommends for the algorithm.
             **options: changed fields, with ``_`` after the side: ``client_lr=0.03``.
         """
-        algorithm = algorithms.get(name)
-        if task is not None:
-            algorithm = algorithm.with_options(task.options.get(name, {}))
-        return cls(
-            algorithm.with_options({k.replace("_", ".", 1): v for k, v in options.items()}), seed
-        )
+        wanted = {} if task is None else dict(task.options.get(name, {}))
+        wanted |= {k.replace("_", ".", 1): v for k, v in options.items()}
+        return cls(configure(algorithms.get(name), wanted), seed)
 
 
 class Record(NamedTuple):

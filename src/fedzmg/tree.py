@@ -147,6 +147,7 @@ _REFLECTED: dict[str, Callable[[Any, Any], Any]] = {
     "__mul__": operator.mul,
     "__rmul__": lambda a, b: b * a,
     "__truediv__": operator.truediv,
+    "__rdiv__": lambda a, b: b / a,
     "true_divide": operator.truediv,
 }
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
-from fedzmg.experiment.spec import RunSpec, parse_setting
+from fedzmg.experiment.spec import RunSpec, Value, parse_setting
 
 DIGITS = tasks.get("digits")
 
@@ -32,12 +32,71 @@ def test_toml_round_trip(tmp_path_factory: pytest.TempPathFactory, table: dict) 
 
 def test_resolved_writes_every_default_out_and_is_stable() -> None:
     spec = RunSpec(task="digits", algorithm="fedzmg", client={"lr": 0.5}).resolved(DIGITS)
-    assert spec.client == {"lr": 0.5, "momentum": 0.9, "decay": 5e-4}
+    words = {"form": "heavy_ball", "decay_scope": "all", "project": "all"}
+    words |= {"embedding_axis": "vocab", "biases": "free"}
+    assert spec.client == {"lr": 0.5, "momentum": 0.9, "decay": 5e-4, **words}
     assert spec.server.keys() == {"lr"}
     assert spec.weights == "examples"
     assert spec.protocol["cohort"] == DIGITS.protocol.cohort
     assert spec.resolved(DIGITS) == spec
     assert spec.build_algorithm(DIGITS).client == spec.trial(DIGITS).algorithm.client
+
+
+WRAPPED = [
+    {"client.clip_norm": 1.0},
+    {"client.clip_value": 0.1, "client.clip_norm": 2},
+    {"client.schedule": "cosine", "client.horizon": 100, "client.floor": 0.01},
+    {"client.schedule": "exponential", "client.gamma": 0.99, "server.schedule": "constant"},
+    {"server.schedule": "step", "server.every": 10, "server.gamma": 0.5, "client.clip_norm": 3.0},
+]
+
+
+@pytest.mark.parametrize("settings", WRAPPED, ids=lambda settings: " ".join(settings))
+@pytest.mark.parametrize("name", ["fedzmg", "fedavg", "fedadam:reddi"])
+def test_resolved_file_builds_the_equal_algorithm(
+    tmp_path: Path, name: str, settings: dict[str, Value]
+) -> None:
+    """Wrappers that were added by key are there again when a run directory is read."""
+    spec = RunSpec(task="digits", algorithm=name).with_settings(settings)
+    resolved = spec.resolved(DIGITS)
+    path = tmp_path / "spec.toml"
+    path.write_text(resolved.to_toml(), encoding="utf-8")
+    back = RunSpec.read(path)
+    assert back == resolved == back.resolved(DIGITS)
+    assert back.build_algorithm(DIGITS) == spec.build_algorithm(DIGITS)
+    assert back.build_algorithm(DIGITS) != RunSpec(task="digits", algorithm=name).build_algorithm(
+        DIGITS
+    )
+    for key, value in settings.items():
+        side, _, field = key.partition(".")
+        assert getattr(back, side)[field] == value
+
+
+def test_wrappers_are_written_on_the_command_line() -> None:
+    texts = ["client.clip_norm=1.0", "client.schedule=cosine", "client.horizon=50", "server.lr=0.5"]
+    spec = RunSpec(task="digits", algorithm="fedavg").with_settings(dict(map(parse_setting, texts)))
+    built = spec.build_algorithm(DIGITS)
+    assert built.options()["client.clip_norm"] == 1.0
+    assert built.options()["client.schedule"] == "cosine"
+    assert built.options()["client.horizon"] == 50
+    assert built.options()["server.lr"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("client", "message"),
+    [
+        ({"clip_nrom": 1.0}, r"unknown option of fedzmg .*did you mean 'client\.clip_norm'\?"),
+        ({"shedule": "step"}, r"unknown option of fedzmg .*did you mean 'client\.schedule'\?"),
+        ({"schedule": "step"}, r"fedzmg, client\.schedule: schedule 'step' needs every and gamma"),
+        ({"every": 3}, r"fedzmg, client\.every = 3: belongs to a schedule"),
+        ({"clip_norm": 0.0}, r"fedzmg, client\.clip_norm: clip_norm = 0\.0: expected a finite"),
+        ({"clip_value": "x"}, r"fedzmg, client\.clip_value: clip_value = 'x': expected a finite"),
+    ],
+)
+def test_wrong_wrappers_are_refused_in_one_line(client: dict[str, Value], message: str) -> None:
+    with pytest.raises(InputError, match=f"^{message}") as caught:
+        RunSpec(task="digits", client=client).build_algorithm(DIGITS)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +135,14 @@ def test_settings_reach_their_tables() -> None:
 
 @pytest.mark.parametrize(
     ("key", "hint"),
-    [("cohort", "protocol.cohort"), ("clien.lr", "client.lr"), ("sead", "seed"), ("lr", ".lr")],
+    [
+        ("cohort", "protocol.cohort"),
+        ("clien.lr", "client.lr"),
+        ("sead", "seed"),
+        ("lr", ".lr"),
+        ("clip_norm", "client.clip_norm"),
+        ("schedule", "client.schedule"),
+    ],
 )
 def test_unknown_settings_suggest_the_nearest(key: str, hint: str) -> None:
     with pytest.raises(InputError, match=f"unknown key .*did you mean '.*{hint}'"):

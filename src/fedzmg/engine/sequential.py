@@ -66,7 +66,9 @@ class Sequential:
         loss = next(iter(params.values())).new_zeros(())
         if program.rule.looks == "epochs":
             with torch.no_grad():
-                return Look(sum((program.objective.look(params, b) for b in batches), loss), Tree({}))
+                return Look(
+                    sum((program.objective.look(params, b) for b in batches), loss), Tree({})
+                )
         grad = params.zeros()
         for batch in batches:
             part, slope = local.eager_gradient(program.objective.look, params, batch)

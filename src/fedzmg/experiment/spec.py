@@ -12,6 +12,7 @@ import pydantic
 import torch
 
 from fedzmg import algorithms
+from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, unknown
 from fedzmg.simulation import Trial
@@ -36,9 +37,9 @@ class RunSpec(pydantic.BaseModel):
     protocol: dict[str, Value] = {}
     """Fields of the task's protocol: rounds, cohort, batch_size, epochs, ..."""
     client: dict[str, Value] = {}
-    """Fields of the client rule: lr, momentum, decay, ..."""
+    """Fields of the client rule: lr, momentum, decay, ...; clip_norm, clip_value, schedule, ..."""
     server: dict[str, Value] = {}
-    """Fields of the server rule: lr, ..."""
+    """Fields of the server rule: lr, ...; schedule, ..."""
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> RunSpec:
@@ -95,7 +96,7 @@ class RunSpec(pydantic.BaseModel):
     def _known_keys(self) -> list[str]:
         own = [k for k in RunSpec.model_fields if k not in ("client", "server", "protocol")]
         protocol = [f"protocol.{name}" for name in Protocol.__dataclass_fields__]
-        return own + protocol + sorted(algorithms.get(self.algorithm).options())
+        return own + protocol + known_options(algorithms.get(self.algorithm))
 
     def build_algorithm(self, task: Task) -> Algorithm:
         """The algorithm with this task's recommended hyper-parameters, then the user's own."""
@@ -104,7 +105,7 @@ class RunSpec(pydantic.BaseModel):
         options |= {f"server.{k}": v for k, v in self.server.items()}
         if self.weights is not None:
             options["weights"] = self.weights
-        return algorithms.get(self.algorithm).with_options(options)
+        return configure(algorithms.get(self.algorithm), options)
 
     def build_protocol(self, task: Task) -> Protocol:
         """The task's protocol with the user's changes."""

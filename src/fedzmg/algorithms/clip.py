@@ -1,0 +1,97 @@
+"""Bounded gradients: clipping around any client rule.
+
+::
+
+    ClipNorm:   g <- g min(1, clip_norm / |g|)            |g|: over all parameters together
+    ClipValue:  g <- min(max(g, -clip_value), clip_value)   each entry for itself
+
+The gradient of the loss is clipped before anything else happens to it, so these wrappers are
+outermost: clipping and projection do not commute. The gradient of a full pass is clipped as well,
+because it is the same loss.
+
+What is not finite stays as it is: a client whose gradient overflowed is dropped and counted, and
+not quietly continued with zeros or with the bound. A gradient so large that its squares overflow is
+finite, and is clipped like any other.
+
+Differences from torch: ``clip_grad_norm_`` divides by ``|g| + 1e-6`` and so stays a little below
+its bound, and clears a gradient whose norm overflows; ``clip_grad_value_`` replaces infinities.
+Degenerate cases: below the bound nothing changes, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.wrapper import Wrapper
+from fedzmg.contract import Given, Look, Number, State, number
+from fedzmg.tree import Tree
+
+
+def clip_norm(grad: Tree, bound: Number) -> Tree:
+    """Shorten a gradient to a Euclidean norm of at most ``bound``, keeping its direction.
+
+    >>> clip_norm(Tree({"a": torch.tensor([3.0]), "b": torch.tensor([-4.0])}), 1.0)["b"]
+    tensor([-0.8000])
+    """
+    leaves = list(grad.values())
+    if not leaves:  # of a full pass that only its loss was wanted of
+        return grad
+    peak = torch.stack([torch.linalg.vector_norm(leaf, math.inf) for leaf in leaves]).amax()
+    # In units of its largest entry, so that squares neither overflow nor vanish.
+    unit = torch.where(peak > 0, peak, torch.ones_like(peak))
+    length = torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(leaf / unit) for leaf in leaves])
+    )
+    # NaN compares false, so a gradient that is not finite is multiplied by one.
+    factor = torch.where(length > bound / unit, bound / length / unit, torch.ones_like(length))
+    return grad * factor
+
+
+def clip_value(grad: Tensor, bound: Number) -> Tensor:
+    """Bring every finite entry into ``[-bound, bound]``."""
+    high = torch.as_tensor(bound, dtype=grad.dtype, device=grad.device)
+    return torch.where(grad.isfinite(), grad.clamp(-high, high), grad)
+
+
+@final
+@dataclass(frozen=True)
+class ClipNorm(Wrapper):
+    """Any client rule, on gradients of bounded Euclidean norm."""
+
+    clip_norm: Number = number(1.0, above=0, doc="largest norm of a gradient, over all parameters")
+
+    acts = "clip"
+
+    def begin(self, given: Given, look: Look | tuple[()]) -> State:
+        if isinstance(look, Look):
+            look = look._replace(grad=clip_norm(look.grad, self.clip_norm))
+        return self.inner.begin(given, look)
+
+    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
+        return self.inner.step(given, params, scratch, clip_norm(grad, self.clip_norm))
+
+
+@final
+@dataclass(frozen=True)
+class ClipValue(Wrapper):
+    """Any client rule, on gradients whose every entry is bounded."""
+
+    clip_value: Number = number(1.0, above=0, doc="largest size of a gradient's entries")
+
+    acts = "clip"
+
+    def begin(self, given: Given, look: Look | tuple[()]) -> State:
+        if isinstance(look, Look):
+            look = look._replace(grad=self._clipped(look.grad))
+        return self.inner.begin(given, look)
+
+    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
+        return self.inner.step(given, params, scratch, self._clipped(grad))
+
+    def _clipped(self, grad: Tree) -> Tree:
+        return grad.map(lambda leaf: clip_value(leaf, self.clip_value))

@@ -1,0 +1,60 @@
+"""What adaptive servers share: running moments of the pseudo-gradient and steps made of them.
+
+``g`` is the averaged ``w_global - w_local`` of a round, ``t`` the number of server steps done.
+Rounds that lost every upload are no steps, so they neither age nor correct anything.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedzmg.contract import Number
+from fedzmg.tree import Tree
+
+
+class Moments(NamedTuple):
+    """Server state: first and second moment of the pseudo-gradient, number of steps done."""
+
+    first: Tree
+    second: Tree
+    steps: Tensor
+
+
+def no_moments(params: Tree, second: Number = 0.0) -> Moments:
+    """State before the first step; the second moment starts at ``second``."""
+    # The count has the parameters' dtype: it is an exponent of hyper-parameters that have it too.
+    steps = next(iter(params.values())).new_zeros(())
+    return Moments(params.zeros(), params.zeros() + second, steps)
+
+
+def averaged(moment: Tree, value: Tree, beta: Number) -> Tree:
+    """One step of an exponential average: ``beta moment + (1 - beta) value``."""
+    return beta * moment + (1 - beta) * value
+
+
+def adam_moments(moments: Moments, grad: Tree, beta1: Number, beta2: Number) -> Moments:
+    """Both moments as exponential averages: ``v <- beta2 v + (1 - beta2) g^2``."""
+    return Moments(
+        averaged(moments.first, grad, beta1),
+        averaged(moments.second, grad * grad, beta2),
+        moments.steps + 1,
+    )
+
+
+def ratio(first: Tensor, root: Tensor) -> Tensor:
+    """``first / root``, zero where the root is: a coordinate without history must stay put."""
+    return torch.where(root == 0, torch.zeros_like(first), first / root)
+
+
+def direction(moments: Moments, added: Number) -> Tree:
+    """``m / (sqrt(v) + added)``: the addend is outside of the root."""
+    return moments.first.map(ratio, moments.second.sqrt() + added)
+
+
+def correction(beta1: Number, beta2: Number, steps: Tensor) -> Tensor:
+    """What a rate is multiplied by because moments start at zero, near 1 after many steps."""
+    factor: Tensor = (1 - beta2**steps) ** 0.5 / (1 - beta1**steps)
+    return factor

@@ -1,0 +1,86 @@
+"""Options by key: the fields of an algorithm's rules, and the wrappers every algorithm can get.
+
+``client.clip_norm=1.0`` puts a wrapper around the client rule, ``client.schedule=cosine`` another;
+once it is there, its fields are options like all others, so what ``Algorithm.options()`` lists can
+be given back here and builds the same algorithm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from fedzmg.algorithms.clip import ClipNorm, ClipValue
+from fedzmg.algorithms.schedule import ClientSchedule, Schedule, ServerSchedule
+from fedzmg.contract import Algorithm
+from fedzmg.errors import InputError, unknown
+
+SCHEDULE = tuple(field.name for field in dataclasses.fields(Schedule))
+CLIPS = {"clip_norm": ClipNorm, "clip_value": ClipValue}
+"""Innermost first: where both are asked for, single entries are bounded before the norm."""
+
+WRAPPER_KEYS = (
+    *(f"client.{name}" for name in CLIPS),
+    *(f"{side}.{name}" for side in ("client", "server") for name in SCHEDULE),
+)
+
+
+def known_options(algorithm: Algorithm) -> list[str]:
+    """Every key that :func:`configure` takes for this algorithm."""
+    return sorted({*algorithm.options(), *WRAPPER_KEYS})
+
+
+def configure(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
+    """A copy with fields changed and wrappers added; ``None`` for a wrapper's key means without.
+
+    Clipping comes outermost, since the loss gradient is clipped before anything else.
+
+    Raises:
+        InputError: for an unknown key (the nearest is suggested), a value out of range or a
+            wrapper that makes no sense here.
+    """
+    own = algorithm.options()
+    added: dict[str, Any] = {}
+    for key, value in options.items():
+        if key not in own and key not in WRAPPER_KEYS:
+            raise unknown(f"option of {algorithm.name}", key, known_options(algorithm))
+        if key not in own and value is not None:
+            added[key] = value
+    changed = algorithm.with_options({k: v for k, v in options.items() if k in own})
+    for side, kind in (("client", ClientSchedule), ("server", ServerSchedule)):
+        fields = {n: added[f"{side}.{n}"] for n in SCHEDULE if f"{side}.{n}" in added}
+        if fields:
+            _check_schedule(changed, side, fields)
+            changed = _wrapped(changed, side, f"{side}.schedule", kind, fields)
+    for name, clip in CLIPS.items():
+        key = f"client.{name}"
+        if key in added:
+            changed = _wrapped(changed, "client", key, clip, {name: added[key]})
+    return changed
+
+
+def _check_schedule(algorithm: Algorithm, side: str, fields: Mapping[str, Any]) -> None:
+    """Refuse numbers without a schedule, and a schedule whose keys mean something else already."""
+    if "schedule" not in fields:
+        name, value = next(iter(fields.items()))
+        raise InputError(
+            f"{algorithm.name}, {side}.{name} = {value!r}: belongs to a schedule; say which, for "
+            f"example {side}.schedule=cosine"
+        )
+    taken = [f"{side}.{name}" for name in SCHEDULE if f"{side}.{name}" in algorithm.options()]
+    if taken:
+        raise InputError(
+            f"{algorithm.name}, {side}.schedule: {', '.join(taken)} is an option of the rule "
+            "itself; put the schedule around the rule in Python"
+        )
+
+
+def _wrapped(
+    algorithm: Algorithm, side: str, key: str, kind: Any, fields: Mapping[str, Any]
+) -> Algorithm:
+    try:
+        rule = kind(getattr(algorithm, side), **fields)
+    except InputError as error:
+        raise InputError(f"{algorithm.name}, {key}: {error}") from None
+    return dataclasses.replace(algorithm, **{side: rule})

@@ -1,0 +1,175 @@
+"""Learning rates that change from round to round, around any rule that has an ``lr``.
+
+With ``t = round - 1``, so that the first round has the rate as it was given::
+
+    constant     lr
+    step         lr gamma^floor(t / every)
+    exponential  lr gamma^t
+    cosine       lr (floor + (1 - floor) (1 + cos(pi t / horizon)) / 2)    for t <= horizon
+
+``floor`` is a fraction of ``lr`` below which no schedule falls; absent, it is zero. Per round these
+are StepLR, ExponentialLR and CosineAnnealingLR (with ``eta_min = floor lr``) of
+``torch.optim.lr_scheduler``.
+
+Differences from torch: after its horizon a cosine stays where it is and does not rise again. Some
+rules divide by their rate, so train longer than the horizon only with a floor.
+Degenerate cases: ``constant`` is the rule inside bit for bit, and so is every first round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self, TypeVar, final, get_args
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.wrapper import Wrapper
+from fedzmg.contract import (
+    ClientRule,
+    Cohort,
+    Given,
+    Layout,
+    Look,
+    Number,
+    Rule,
+    ServerRule,
+    State,
+    Upload,
+    chain,
+    inner_rules,
+    number,
+    replace_in_chain,
+)
+from fedzmg.errors import InputError, unknown
+from fedzmg.tree import Tree
+
+R = TypeVar("R", bound=Rule)
+Shape = Literal["constant", "step", "cosine", "exponential"]
+
+NEEDS: dict[str, tuple[str, ...]] = {
+    "constant": (),
+    "step": ("every", "gamma"),
+    "cosine": ("horizon",),
+    "exponential": ("gamma",),
+}
+"""The numbers each shape cannot do without; all but the constant one take a floor, too."""
+
+
+@dataclass(frozen=True)
+class Schedule(Rule):
+    """The factor of the rate in a round: the fields that client and server schedules share."""
+
+    schedule: Shape = field(metadata={"doc": "how the rate changes from round to round"})
+    every: Number | None = number(None, low=1, doc="step: rounds between two changes")
+    gamma: Number | None = number(None, above=0, doc="step, exponential: factor of a change")
+    horizon: Number | None = number(None, low=1, doc="cosine: rounds until the floor is reached")
+    floor: Number | None = number(None, low=0, high=1, doc="least factor of the rate; absent: 0")
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown shape, numbers it lacks or ignores, and a rule without a rate."""
+        super().__post_init__()
+        if self.schedule not in get_args(Shape):
+            raise unknown("schedule", str(self.schedule), get_args(Shape))
+        needs = NEEDS[self.schedule]
+        takes = (*needs, "floor") if needs else ()
+        for name in ("every", "gamma", "horizon", "floor"):
+            value = getattr(self, name)
+            if value is None and name in needs:
+                raise InputError(f"schedule {self.schedule!r} needs {' and '.join(needs)}")
+            if value is not None and name not in takes:
+                raise InputError(
+                    f"{name} = {value!r}: schedule {self.schedule!r} takes "
+                    f"{', '.join(takes) or 'no numbers'}; leave it out"
+                )
+        if isinstance(self.every, float) and not self.every.is_integer():
+            raise InputError(f"every = {self.every!r}: expected a whole number of rounds")
+        for inner in inner_rules(self).values():
+            if _rate(inner) is None:
+                raise InputError(
+                    f"schedule {self.schedule!r} scales lr, which "
+                    f"{type(chain(inner)[-1]).__name__} does not have"
+                )
+
+    def factor(self, round_: Tensor, dtype: torch.dtype) -> Tensor:
+        """What the rate is multiplied by in a round, counted from 1."""
+        done = (round_ - 1).to(dtype)
+        floor = 0.0 if self.floor is None else self.floor
+        if self.horizon is not None:
+            part = (done / self.horizon).clamp(max=1)
+            # One minus the fall, so that the first round's factor is one exactly.
+            return 1 - (1 - floor) * (1 - torch.cos(math.pi * part)) / 2
+        if self.gamma is None:
+            return torch.ones_like(done)
+        # Half a round more keeps an inexact quotient off the whole numbers.
+        changes = done if self.every is None else ((done + 0.5) / self.every).floor()
+        factor: Tensor = self.gamma**changes
+        # A rising rate begins at one, above every floor.
+        return factor if self.floor is None else torch.maximum(factor, factor * 0 + floor)
+
+    def at(self, rule: R, round_: Tensor, params: Tree) -> R:
+        """The rule inside with the rate of a round."""
+        rate = _rate(rule)
+        if self.schedule == "constant" or rate is None:
+            return rule
+        dtype = next(iter(params.values())).dtype
+        scaled: R = replace_in_chain(rule, "lr", rate * self.factor(round_, dtype))
+        return scaled
+
+
+def _rate(rule: Rule) -> Number | None:
+    """The rate that is scaled: that of the outermost rule which has one."""
+    rates = [r.lr for r in chain(rule) if any(f.name == "lr" for f in dataclasses.fields(r))]
+    return rates[0] if rates else None
+
+
+@final
+@dataclass(frozen=True)
+class ClientSchedule(Schedule, Wrapper):
+    """Any client rule with an ``lr``, scaled by a factor of the round."""
+
+    acts = "schedule"
+
+    def begin(self, given: Given, look: Look | tuple[()]) -> State:
+        return self._now(given).begin(given, look)
+
+    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
+        return self._now(given).step(given, params, scratch, grad)
+
+    def finish(
+        self, given: Given, params: Tree, scratch: State, steps: Tensor
+    ) -> tuple[Upload, State]:
+        return self._now(given).finish(given, params, scratch, steps)
+
+    def _now(self, given: Given) -> ClientRule:
+        return self.at(self.inner, given.round, given.params)
+
+
+@dataclass(frozen=True)
+class ServerWrapper(ServerRule):
+    """A server rule around another; hands everything on."""
+
+    inner: ServerRule
+
+    def for_layout(self, layout: Layout) -> Self:
+        return replace(self, inner=self.inner.for_layout(layout))
+
+    def init(self, params: Tree) -> State:
+        return self.inner.init(params)
+
+    def share(self, state: State) -> State:
+        return self.inner.share(state)
+
+    def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
+        return self.inner.update(params, state, cohort)
+
+
+@final
+@dataclass(frozen=True)
+class ServerSchedule(Schedule, ServerWrapper):
+    """Any server rule with an ``lr``, scaled by a factor of the round."""
+
+    def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
+        return self.at(self.inner, cohort.round, params).update(params, state, cohort)

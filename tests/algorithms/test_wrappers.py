@@ -1,0 +1,673 @@
+"""Clipping and schedules: torch's own answers, properties, order, both engines, keys."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume
+from hypothesis import given as hypotheses
+from hypothesis import strategies as st
+from torch import nn
+
+from fedzmg import Task, Trial, algorithms, simulate
+from fedzmg.algorithms import SGD, Adam, Average, ZeroMean
+from fedzmg.algorithms.clip import ClipNorm, ClipValue, clip_norm, clip_value
+from fedzmg.algorithms.options import WRAPPER_KEYS, configure, known_options
+from fedzmg.algorithms.schedule import ClientSchedule, Schedule, ServerSchedule
+from fedzmg.contract import Algorithm, ClientRule, Cohort, Given, Look, Number, ParamInfo, number
+from fedzmg.data.federated import Examples
+from fedzmg.engine.vectorized import Vectorized
+from fedzmg.errors import InputError
+from fedzmg.simulation import Simulation
+from fedzmg.tree import Tree
+from golden_problems import given
+
+ENGINES = ["sequential", "vectorized"]
+
+
+def tree(*values: list[float], dtype: torch.dtype = torch.float64) -> Tree:
+    return Tree({f"w{i}": torch.tensor(v, dtype=dtype) for i, v in enumerate(values)})
+
+
+def norm(grad: Tree) -> float:
+    """Written out with Python's own hypotenuse, which does not overflow."""
+    return math.hypot(*(float(v) for leaf in grad.values() for v in leaf.flatten()))
+
+
+def step(rule: ClientRule, grad: Tree, round_: int = 1) -> Tree:
+    """The step from the origin, so that its negative over the rate is what the rule saw."""
+    told = given(grad.zeros())._replace(round=torch.tensor(round_))
+    return rule.step(told, told.params, rule.begin(told, ()), grad)[0]
+
+
+entries = st.floats(-1e6, 1e6).map(lambda v: 0.0 if abs(v) < 1e-9 else v)
+gradients = st.tuples(
+    st.lists(entries, min_size=1, max_size=5), st.lists(entries, min_size=1, max_size=3)
+).map(lambda pair: tree(*pair))
+bounds = st.floats(1e-3, 1e3)
+
+
+# Clipping.
+
+
+@hypotheses(gradients, bounds)
+def test_clipped_norm_is_bounded_and_keeps_its_direction(grad: Tree, bound: float) -> None:
+    clipped = clip_norm(grad, bound)
+    assert norm(clipped) <= bound * (1 + 1e-12)
+    long = norm(grad)
+    if long > bound:
+        assert norm(clipped) == pytest.approx(bound, rel=1e-12)
+        for name, leaf in clipped.items():
+            torch.testing.assert_close(leaf, grad[name] * (bound / long), rtol=1e-12, atol=0)
+
+
+@hypotheses(gradients, st.floats(1.0001, 10))
+def test_below_the_bound_nothing_changes(grad: Tree, slack: float) -> None:
+    assume(norm(grad) > 0)
+    by_norm = clip_norm(grad, norm(grad) * slack)
+    peak = max(float(leaf.abs().max()) for leaf in grad.values())
+    for name, leaf in grad.items():
+        assert torch.equal(by_norm[name], leaf)
+        assert torch.equal(clip_value(leaf, peak * slack), leaf)
+
+
+@hypotheses(gradients, bounds)
+def test_norm_against_torch(grad: Tree, bound: float) -> None:
+    """``clip_grad_norm_`` divides by the norm and 1e-6, which is taken back here."""
+    weights = [nn.Parameter(torch.zeros_like(leaf)) for leaf in grad.values()]
+    for weight, leaf in zip(weights, grad.values(), strict=True):
+        weight.grad = leaf.clone()
+    long = float(nn.utils.clip_grad_norm_(weights, bound))
+    assert long == pytest.approx(norm(grad), rel=1e-12)
+    torchs = bound / (long + 1e-6)
+    ours = min(1.0, bound / long) if long > 0 else 1.0
+    for weight, leaf in zip(weights, clip_norm(grad, bound).values(), strict=True):
+        assert weight.grad is not None
+        expected = weight.grad * (ours / min(1.0, torchs))
+        torch.testing.assert_close(leaf, expected, rtol=1e-9, atol=0)
+
+
+@hypotheses(gradients, bounds)
+def test_values_against_torch(grad: Tree, bound: float) -> None:
+    weights = [nn.Parameter(torch.zeros_like(leaf)) for leaf in grad.values()]
+    for weight, leaf in zip(weights, grad.values(), strict=True):
+        weight.grad = leaf.clone()
+    nn.utils.clip_grad_value_(weights, bound)
+    for weight, leaf in zip(weights, grad.values(), strict=True):
+        assert weight.grad is not None
+        assert torch.equal(clip_value(leaf, bound), weight.grad)
+        assert torch.equal(clip_value(leaf, torch.tensor(bound, dtype=leaf.dtype)), weight.grad)
+
+
+def test_norm_by_hand() -> None:
+    clipped = clip_norm(tree([3.0], [0.0, -4.0]), 1.0)
+    assert clipped["w0"].tolist() == pytest.approx([0.6])
+    assert clipped["w1"].tolist() == pytest.approx([0.0, -0.8])
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 3e37])
+def test_squares_neither_overflow_nor_vanish(scale: float) -> None:
+    """In single precision 1e20 squared is infinite and 1e-30 squared is zero."""
+    grad = tree([3 * scale], [-4 * scale], dtype=torch.float32)
+    clipped = clip_norm(grad, 0.5 * scale)
+    assert clipped["w0"].item() == pytest.approx(0.3 * scale, rel=1e-5)
+    assert clipped["w1"].item() == pytest.approx(-0.4 * scale, rel=1e-5)
+
+
+def test_no_gradient_stays_none() -> None:
+    assert len(clip_norm(Tree({}), 1.0)) == 0
+    clipped = clip_norm(tree([0.0, 0.0], [0.0]), 1.0)
+    assert [leaf.tolist() for leaf in clipped.values()] == [[0.0, 0.0], [0.0]]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("wrap", [ClipNorm, ClipValue])
+def test_what_is_not_finite_stays_so(wrap: Any, bad: float) -> None:
+    after = step(wrap(SGD(1.0)), tree([5.0, bad], [1.0]))
+    assert not after["w0"][1].isfinite()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ClipNorm(SGD(), 0.0), "clip_norm = 0.0: expected a finite number > 0"),
+        (lambda: ClipNorm(SGD(), math.nan), "clip_norm = nan: expected a finite number > 0"),
+        (lambda: ClipValue(SGD(), -1), "clip_value = -1: expected a finite number > 0"),
+    ],
+)
+def test_bounds_are_positive(make: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make()
+    assert str(caught.value) == message
+
+
+def test_gradient_is_clipped_before_it_is_projected() -> None:
+    """(3, 4) has norm 5: clipped to 1 and centred it is (-0.1, 0.1); centred first, (-0.5, 0.5)."""
+    layout = {"w0": ParamInfo("kernel", (0,))}
+    rule = ClipNorm(ZeroMean(SGD(1.0)), 1.0).for_layout(layout)
+    assert (-step(rule, tree([3.0, 4.0]))["w0"]).tolist() == pytest.approx([-0.1, 0.1])
+    wrong = ZeroMean(ClipNorm(SGD(1.0), 1.0)).for_layout(layout)
+    assert (-step(wrong, tree([3.0, 4.0]))["w0"]).tolist() == pytest.approx([-0.5, 0.5])
+    with pytest.raises(InputError, match="ZeroMean around ClipNorm: the outermost acts first"):
+        Algorithm("wrong", wrong, Average())
+
+
+def test_momentum_collects_clipped_gradients() -> None:
+    rule = ClipNorm(SGD(1.0, momentum=0.5), 2.0)
+    told = given(tree([0.0]))
+    params, scratch = told.params, rule.begin(told, ())
+    for _ in range(2):
+        params, scratch = rule.step(told, params, scratch, tree([100.0]))
+    # v = 2, then 0.5 * 2 + 2 = 3.
+    assert params["w0"].tolist() == pytest.approx([-5.0])
+
+
+@pytest.mark.parametrize(
+    ("wrap", "expected"), [(ClipNorm, [0.6, 0.8]), (ClipValue, [1.0, 1.0])], ids=["norm", "value"]
+)
+def test_gradient_of_a_full_pass_is_clipped_too(wrap: Any, expected: list[float]) -> None:
+    @dataclass(frozen=True)
+    class Keeps(ClientRule):
+        def begin(self, given: Given, look: Any) -> Any:
+            return look.grad
+
+        def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+            return params, scratch
+
+    seen = wrap(Keeps(), 1.0).begin(
+        given(tree([0.0, 0.0])), Look(torch.tensor(9.0), tree([3.0, 4.0]))
+    )
+    assert seen["w0"].tolist() == pytest.approx(expected)
+
+
+# Schedules against torch.
+
+
+def torchs(make: Any, rounds: int, lr: float = 0.3) -> list[float]:
+    """The rates of a scheduler of torch, one step per round, over the first of them."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr)
+    scheduler = make(optimizer)
+    found = []
+    for _ in range(rounds):
+        found.append(optimizer.param_groups[0]["lr"] / lr)
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+def factors(schedule: Schedule, rounds: int, dtype: torch.dtype = torch.float64) -> list[float]:
+    return [schedule.factor(torch.tensor(r), dtype).item() for r in range(1, rounds + 1)]
+
+
+gammas = st.floats(0.1, 1.2)
+ROUNDS = 25
+
+
+@hypotheses(gammas, st.integers(1, 9))
+def test_step_against_torch(gamma: float, every: int) -> None:
+    expected = torchs(lambda o: torch.optim.lr_scheduler.StepLR(o, every, gamma), ROUNDS)
+    found = factors(Schedule("step", every=every, gamma=gamma), ROUNDS)
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert found[0] == 1.0
+
+
+@hypotheses(gammas)
+def test_exponential_against_torch(gamma: float) -> None:
+    expected = torchs(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, gamma), ROUNDS)
+    found = factors(Schedule("exponential", gamma=gamma), ROUNDS)
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert found[0] == 1.0
+
+
+@hypotheses(st.integers(ROUNDS - 1, 60), st.one_of(st.none(), st.floats(0, 1)))
+def test_cosine_against_torch(horizon: int, floor: float | None) -> None:
+    lr = 0.3
+    expected = torchs(
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, horizon, lr * (floor or 0.0)),
+        ROUNDS,
+        lr,
+    )
+    found = factors(Schedule("cosine", horizon=horizon, floor=floor), ROUNDS)
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert found[0] == 1.0
+
+
+def test_cosine_stays_at_its_floor() -> None:
+    found = factors(Schedule("cosine", horizon=4, floor=0.25), 9)
+    assert found[2] == pytest.approx(0.625)
+    assert found[4:] == pytest.approx([0.25] * 5)
+    assert factors(Schedule("cosine", horizon=4), 6)[4:] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("schedule", [
+    Schedule("step", every=1, gamma=0.5, floor=0.2),
+    Schedule("exponential", gamma=0.5, floor=0.2),
+])  # fmt: skip
+def test_no_schedule_falls_below_its_floor(schedule: Schedule) -> None:
+    assert factors(schedule, 5) == pytest.approx([1, 0.5, 0.25, 0.2, 0.2])
+
+
+def test_constant_is_one() -> None:
+    assert factors(Schedule("constant"), 3) == [1.0, 1.0, 1.0]
+
+
+def test_steps_fall_on_whole_rounds_in_single_precision() -> None:
+    """A quotient such as 3 / 3 must not come out below one."""
+    for every in range(1, 40):
+        found = factors(Schedule("step", every=every, gamma=0.5), 120, torch.float32)
+        assert found == [0.5 ** (t // every) for t in range(120)]
+
+
+# Schedules around rules.
+
+
+@dataclass(frozen=True)
+class Rateless(ClientRule):
+    pace: Number = number(0.1, above=0, doc="not called lr")
+
+    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+        return params - self.pace * grad, scratch
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: ClientSchedule(Rateless(), "constant"),
+            "schedule 'constant' scales lr, which Rateless does not have",
+        ),
+        (
+            lambda: ClientSchedule(ZeroMean(Rateless()), "exponential", gamma=0.5),
+            "schedule 'exponential' scales lr, which Rateless does not have",
+        ),
+        (
+            lambda: ServerSchedule(Average(), "cosin", horizon=3),  # type: ignore[arg-type]
+            "unknown schedule 'cosin': did you mean 'cosine'? "
+            "(known: constant, cosine, exponential, step)",
+        ),
+        (lambda: ClientSchedule(SGD(), "step", gamma=0.5), "schedule 'step' needs every and gamma"),
+        (lambda: ClientSchedule(SGD(), "cosine"), "schedule 'cosine' needs horizon"),
+        (
+            lambda: ClientSchedule(SGD(), "cosine", gamma=0.5, horizon=9),
+            "gamma = 0.5: schedule 'cosine' takes horizon, floor; leave it out",
+        ),
+        (
+            lambda: ClientSchedule(SGD(), "constant", floor=0.5),
+            "floor = 0.5: schedule 'constant' takes no numbers; leave it out",
+        ),
+        (
+            lambda: ClientSchedule(SGD(), "step", every=2.5, gamma=0.5),
+            "every = 2.5: expected a whole number of rounds",
+        ),
+        (
+            lambda: ClientSchedule(SGD(), "step", every=0, gamma=0.5),
+            "every = 0: expected a finite number >= 1",
+        ),
+        (
+            lambda: ClientSchedule(SGD(), "cosine", horizon=9, floor=1.5),
+            "floor = 1.5: expected a finite number >= 0 and <= 1",
+        ),
+    ],
+)
+def test_schedules_that_cannot_be_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make()
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("round_", [1, 2, 5])
+def test_a_scheduled_client_is_a_client_with_another_rate(round_: int) -> None:
+    """Decay, too, is measured in units of the rate; wrappers on either side make no difference."""
+    layout = {"w0": ParamInfo("kernel", (0,))}
+    lr = 0.4 * 0.5 ** (round_ - 1)
+    told = given(tree([1.0, 2.0]))._replace(round=torch.tensor(round_))
+    grad = tree([3.0, -1.0])
+
+    def after(rule: ClientRule) -> list[float]:
+        rule = rule.for_layout(layout)
+        params, _ = rule.step(told, told.params, rule.begin(told, ()), grad)
+        found: list[float] = params["w0"].tolist()
+        return found
+
+    expected = after(ZeroMean(SGD(lr, 0.9, 0.1)))
+    inside = ZeroMean(ClientSchedule(SGD(0.4, 0.9, 0.1), "exponential", gamma=0.5))
+    outside = ClientSchedule(ZeroMean(SGD(0.4, 0.9, 0.1)), "exponential", gamma=0.5)
+    assert after(inside) == pytest.approx(expected)
+    assert after(outside) == pytest.approx(expected)
+
+
+def test_a_scheduled_client_uses_its_rate_from_begin_to_finish() -> None:
+    @dataclass(frozen=True)
+    class Tells(ClientRule):
+        lr: Number = number(1.0, above=0, doc="client learning rate")
+
+        def begin(self, given: Given, look: Any) -> Any:
+            return self.lr * torch.ones(())
+
+        def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+            return params, scratch
+
+        def finish(self, given: Given, params: Tree, scratch: Any, steps: Any) -> Any:
+            return self.lr, ()
+
+    rule = ClientSchedule(Tells(), "step", every=2, gamma=0.5)
+    told = given(tree([0.0]))._replace(round=torch.tensor(5))
+    assert rule.begin(told, ()).item() == 0.25
+    sent: Any = rule.finish(told, told.params, (), torch.tensor(1))[0]
+    assert sent.item() == 0.25
+
+
+def test_a_scheduled_server_is_a_server_with_another_rate() -> None:
+    params, delta = tree([4.0]), tree([2.0])
+    zero = torch.tensor(0)
+    for round_ in (1, 2, 3, 4):
+        cohort = Cohort(delta, (), (), zero, zero, torch.tensor(round_))
+        rule = ServerSchedule(Adam(0.5), "step", every=2, gamma=0.1)
+        expected = Adam(0.5 * (0.1 if round_ > 2 else 1.0))
+        found, state = rule.update(params, rule.init(params), cohort)
+        wanted, other = expected.update(params, expected.init(params), cohort)
+        torch.testing.assert_close(found["w0"], wanted["w0"], rtol=1e-12, atol=0)
+        assert torch.equal(state.second["w0"], other.second["w0"])
+    assert rule.share(state) == ()
+    assert rule.for_layout({}) == rule
+
+
+# Whole federations.
+
+
+@cache
+def task() -> Task:
+    rng = np.random.default_rng(5)
+    sizes = [3, 9, 5, 14, 6]
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    x, y = rng.normal(size=(len(owner), 6)) + 0.5, rng.integers(0, 4, len(owner))
+    return Task.from_arrays(
+        nn.Linear(6, 4), x, y, owner, test=(x, y), batch_size=4, epochs=2, cohort=3, rounds=4
+    )
+
+
+def run(trials: list[Trial], engine: Any, **kwargs: Any) -> list[Tree]:
+    histories = simulate(task(), trials, engine=engine, dtype=torch.float64, **kwargs)
+    return [h.params for h in histories]
+
+
+def distance(a: Tree, b: Tree) -> float:
+    return max(float((a[n] - b[n]).abs().max()) for n in a)
+
+
+WRAPPED = {
+    "norm": {"client.clip_norm": 0.3},
+    "value": {"client.clip_value": 0.05},
+    "both": {"client.clip_norm": 0.3, "client.clip_value": 0.1},
+    "client": {"client.schedule": "step", "client.every": 2, "client.gamma": 0.25},
+    "server": {"server.schedule": "cosine", "server.horizon": 5, "server.floor": 0.1},
+    "all": {
+        "client.clip_norm": 0.3,
+        "client.schedule": "cosine",
+        "client.horizon": 6,
+        "server.schedule": "exponential",
+        "server.gamma": 0.7,
+    },
+}
+
+
+def packed(options: dict[str, Any]) -> list[Trial]:
+    """Trials that differ in every number there is."""
+    return [
+        Trial(
+            configure(
+                algorithms.get("fedzmg-adam"),
+                {k: v / (1 + i) if isinstance(v, float) else v for k, v in options.items()}
+                | {"client.lr": 0.1 / (1 + i)},
+            ),
+            seed=i,
+        )
+        for i in range(2)
+    ]
+
+
+@pytest.mark.parametrize("options", WRAPPED.values(), ids=WRAPPED)
+def test_loop_equals_map_and_alone_equals_packed(options: dict[str, Any]) -> None:
+    trials = packed(options)
+    loop, mapped = run(trials, "sequential"), run(trials, "vectorized")
+    for one, other in zip(loop, mapped, strict=True):
+        assert distance(one, other) < 1e-9
+    for engine, together in (("sequential", loop), ("vectorized", mapped)):
+        for trial, among in zip(trials, together, strict=True):
+            [alone] = run([trial], engine)
+            assert all(torch.equal(alone[n], among[n]) for n in alone)
+    plain = [
+        replace(t, algorithm=algorithms.get("fedzmg-adam").with_options({"client.lr": lr}))
+        for t, lr in zip(trials, (0.1, 0.05), strict=True)
+    ]
+    for wrapped, bare in zip(loop, run(plain, "sequential"), strict=True):
+        assert distance(wrapped, bare) > 1e-6, "the wrapper does nothing"
+
+
+@pytest.mark.parametrize(
+    "options", [WRAPPED["both"] | WRAPPED["client"], WRAPPED["all"]], ids=["step", "cosine"]
+)
+def test_wrapped_step_traces_as_one_graph(options: dict[str, Any]) -> None:
+    def simulation() -> Simulation:
+        return Simulation(
+            task(),
+            packed(options),
+            rounds=3,
+            device=torch.device("cpu"),
+            dtype=torch.float64,
+            engine="vectorized",
+        )
+
+    sim, other = simulation(), simulation()
+    sim._engine = Vectorized(sim._program, compiled=True, backend="eager")
+    for _ in range(3):
+        sim.run_round()
+        other.run_round()
+    assert distance(sim.snapshot.params, other.snapshot.params) < 1e-9
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_scheduled_rounds_equal_rounds_with_the_rate_set_by_hand(engine: str, side: str) -> None:
+    """Every round goes on from the checkpoint of the last, with the rate of its round."""
+    gamma, rate = 0.5, {"client": 0.2, "server": 1.0}[side]
+    scheduled = configure(
+        algorithms.get("fedavg"),
+        {f"{side}.lr": rate, f"{side}.schedule": "exponential", f"{side}.gamma": gamma},
+    )
+
+    def simulation(algorithm: Algorithm, **kwargs: Any) -> Simulation:
+        return Simulation(
+            task(),
+            [Trial(algorithm)],
+            rounds=4,
+            device=torch.device("cpu"),
+            dtype=torch.float64,
+            engine=engine,  # type: ignore[arg-type]
+            **kwargs,
+        )
+
+    whole, kept = simulation(scheduled), None
+    for round_ in range(4):
+        whole.run_round()
+        plain = algorithms.get("fedavg").with_options({f"{side}.lr": rate * gamma**round_})
+        part = simulation(plain, restored=kept)
+        part.run_round()
+        kept = [part.checkpoint(0)]
+        assert distance(whole.snapshot.params, part.snapshot.params) < 1e-12
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("key", ["client.clip_norm", "client.clip_value"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_clipping_hides_no_client_that_is_not_finite(engine: Any, key: str, bad: float) -> None:
+    x = task().train.examples.x.clone()
+    first, last = task().train.offsets[3:5]
+    x[first:last] = bad
+    train = replace(task().train, examples=Examples(x, task().train.examples.y))
+    protocol = replace(task().protocol, cohort=5)
+    problem = replace(task(), train=train, protocol=protocol)
+    trial = Trial(configure(algorithms.get("fedavg"), {key: 0.1}))
+    [history] = simulate(problem, [trial], engine=engine, rounds=2)
+    assert [(r.clients, r.dropped) for r in history.records] == [(4, 1)] * 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", sorted(algorithms.ALGORITHMS))
+def test_bounds_that_are_never_reached_change_nothing(name: str, engine: str) -> None:
+    """For every algorithm of the table that can be clipped at all."""
+    plain = algorithms.get(name)
+    wide = {"client.clip_norm": 1e6, "client.clip_value": 1e6}
+    if any("clip" in rule.refuses for rule in rules(plain)):
+        with pytest.raises(InputError, match="around"):
+            configure(plain, wide)
+        return
+    [bare] = run([Trial(plain)], engine, rounds=2)
+    [clipped] = run([Trial(configure(plain, wide))], engine, rounds=2)
+    assert all(torch.equal(bare[n], clipped[n]) for n in bare)
+
+
+def rules(algorithm: Algorithm) -> list[Any]:
+    found: list[Any] = [algorithm.client]
+    while hasattr(found[-1], "inner"):
+        found.append(found[-1].inner)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(algorithms.ALGORITHMS))
+def test_every_client_with_a_rate_can_be_scheduled(name: str) -> None:
+    """Client schedules of every algorithm, two rounds: halving equals half the rate from then."""
+    plain = algorithms.get(name)
+    lr = plain.options()["client.lr"]
+    rule = ClientSchedule(plain.client, "exponential", gamma=0.5)
+    scheduled = replace(plain, client=rule)
+    loop, mapped = (run([Trial(scheduled)], engine, rounds=2)[0] for engine in ENGINES)
+    assert distance(loop, mapped) < 1e-9
+    first = Simulation(
+        task(),
+        [Trial(plain)],
+        rounds=2,
+        device=torch.device("cpu"),
+        dtype=torch.float64,
+        engine="sequential",
+    )
+    first.run_round()
+    second = Simulation(
+        task(),
+        [Trial(plain.with_options({"client.lr": lr / 2}))],
+        rounds=2,
+        device=torch.device("cpu"),
+        dtype=torch.float64,
+        engine="sequential",
+        restored=[first.checkpoint(0)],
+    )
+    second.run_round()
+    assert distance(loop, second.checkpoint(0).params()) < 1e-12
+
+
+# Keys.
+
+
+def test_keys_wrap_in_the_right_order() -> None:
+    found = configure(
+        algorithms.get("fedzmg"),
+        {
+            "client.lr": 0.5,
+            "client.schedule": "cosine",
+            "client.clip_norm": 2.0,
+            "client.horizon": 10,
+            "client.clip_value": 0.5,
+            "server.schedule": "step",
+            "server.every": 3,
+            "server.gamma": 0.1,
+            "weights": "uniform",
+        },
+    )
+    client = ClientSchedule(ZeroMean(SGD(0.5, 0.9, 5e-4)), "cosine", horizon=10)
+    server = ServerSchedule(Average(), "step", every=3, gamma=0.1)
+    assert found == Algorithm(
+        "fedzmg", ClipValue(ClipNorm(client, 2.0), 0.5), server, weights="uniform"
+    )
+    assert configure(algorithms.get("fedzmg"), found.options()) == found
+    assert configure(found, {}) == found
+    assert configure(found, {"client.clip_norm": 3.0}).options()["client.clip_norm"] == 3.0
+
+
+@pytest.mark.parametrize("options", WRAPPED.values(), ids=WRAPPED)
+@pytest.mark.parametrize("name", ["fedavg", "fedzmg", "fedadam"])
+def test_options_build_the_same_algorithm_again(name: str, options: dict[str, Any]) -> None:
+    found = configure(algorithms.get(name), options)
+    assert configure(algorithms.get(name), found.options()) == found
+    assert {k: found.options()[k] for k in options} == options
+
+
+def test_nothing_means_without() -> None:
+    bare = algorithms.get("fedavg")
+    assert configure(bare, dict.fromkeys(WRAPPER_KEYS)) == bare
+
+
+def test_trials_take_the_keys() -> None:
+    trial = Trial.of("fedavg", client_lr=0.2, client_clip_norm=1.0, server_schedule="constant")
+    assert trial.algorithm.client == ClipNorm(SGD(0.2), 1.0)
+    assert trial.algorithm.server == ServerSchedule(Average(), "constant")
+    advised = replace(task(), options={"fedavg": {"client.lr": 0.3, "client.clip_norm": 9.0}})
+    assert Trial.of("fedavg", task=advised).algorithm.client == ClipNorm(SGD(0.3), 9.0)
+    mine = Trial.of("fedavg", task=advised, client_clip_norm=1.0)
+    assert mine.algorithm.client == ClipNorm(SGD(0.3), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"client.clipnorm": 1.0}, "unknown option of fedavg 'client.clipnorm': did you mean "
+         "'client.clip_norm'?"),
+        ({"server.shedule": "step"}, "unknown option of fedavg 'server.shedule': did you mean "
+         "'server.schedule'?"),
+        ({"client.lrr": 1.0}, "unknown option of fedavg 'client.lrr': did you mean 'client.lr'?"),
+        ({"server.clip_norm": 1.0}, "unknown option of fedavg 'server.clip_norm': "),
+        ({"client.clip_norm": -1}, "fedavg, client.clip_norm: clip_norm = -1: expected a finite "
+         "number > 0"),
+        ({"client.clip_value": "small"}, "fedavg, client.clip_value: clip_value = 'small': "
+         "expected a finite number > 0"),
+        ({"client.horizon": 9}, "fedavg, client.horizon = 9: belongs to a schedule; say which, "
+         "for example client.schedule=cosine"),
+        ({"server.schedule": "cos"}, "fedavg, server.schedule: unknown schedule 'cos': did you "
+         "mean 'cosine'?"),
+        ({"server.schedule": 3}, "fedavg, server.schedule: unknown schedule '3': "),
+        ({"client.schedule": "exponential"}, "fedavg, client.schedule: schedule 'exponential' "
+         "needs gamma"),
+    ],
+)  # fmt: skip
+def test_wrong_keys_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        configure(algorithms.get("fedavg"), options)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Geared(ClientRule):
+    lr: Number = number(0.1, above=0, doc="client learning rate")
+    gamma: Number = number(0.5, low=0, below=1, doc="a number that a schedule has, too")
+
+    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+        return params - self.lr * self.gamma * grad, scratch
+
+
+def test_a_key_never_means_two_things() -> None:
+    geared = Algorithm("geared", Geared(), Average())
+    assert configure(geared, {"client.gamma": 0.2}).client == Geared(gamma=0.2)
+    with pytest.raises(InputError, match=r"^geared, client.schedule: client.gamma is an option of"):
+        configure(geared, {"client.schedule": "cosine", "client.horizon": 9})
+
+
+def test_known_options_name_the_wrappers() -> None:
+    known = known_options(algorithms.get("fedavg"))
+    assert set(WRAPPER_KEYS) < set(known)
+    assert known == sorted(set(known))
