@@ -1,0 +1,94 @@
+"""FedDyn (Acar et al. 2021): dynamic regularisation of the clients' objectives.
+
+With ``S`` the cohort and ``N`` all clients; every ``h_k`` and ``s`` are zero at first::
+
+    client:  x   <- x - lr (g - h_k + alpha (x - w))              from x = w, to x_k
+             h_k <- h_k + alpha (w - x_k)
+    server:  s   <- s + 1/N sum over S of (w - x_k)
+             w   <- mean over S of x_k - s
+
+Travels down: the model. Travels up: the model difference. Client state: h_k. Server state: s.
+Weights are uniform.
+
+Differences from the paper: the server there keeps ``h = alpha s`` and subtracts ``h / alpha``. The
+equations are the same, and alpha is needed on the clients only: it lives in one place, and a
+division by a small number goes away. Local problems are approached by the local steps, not solved.
+Degenerate cases: for ``alpha -> 0`` clients are FedAvg's, and with everybody in the cohort the
+server moves by the update of the round and by all updates so far. With everybody in every cohort
+``alpha s`` is the mean of all ``h_k`` after every round; where the iteration settles, each ``h_k``
+is its client's gradient and their mean is zero: the optimum of the uniform objective.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from fedzmg.algorithms.entry import Entry
+from fedzmg.contract import (
+    Algorithm,
+    ClientRule,
+    Cohort,
+    Given,
+    Number,
+    ServerRule,
+    State,
+    Upload,
+    number,
+)
+from fedzmg.tree import Tree
+
+
+@final
+@dataclass(frozen=True)
+class FedDyn(ClientRule):
+    """SGD on the client's objective, tilted by its own past and pulled to the global model."""
+
+    partner = "feddyn"
+
+    lr: Number = number(0.1, above=0, doc="client learning rate")
+    alpha: Number = number(0.01, above=0, doc="strength of the regularisation")
+
+    def remember(self, params: Tree) -> Tree:
+        return params.zeros()
+
+    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
+        pull = self.alpha * (params - given.params)
+        return params - self.lr * (grad - given.memory + pull), scratch
+
+    def finish(
+        self, given: Given, params: Tree, scratch: State, steps: Tensor
+    ) -> tuple[Upload, State]:
+        del scratch, steps
+        delta = given.params - params
+        return Upload(delta), given.memory + self.alpha * delta
+
+
+@final
+@dataclass(frozen=True)
+class FedDynServer(ServerRule):
+    """The mean of the clients' models, moved on by what all rounds so far add up to."""
+
+    partner = "feddyn"
+
+    def init(self, params: Tree) -> Tree:
+        return params.zeros()
+
+    def update(self, params: Tree, state: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
+        # Weights are uniform, so the sum over the cohort is its mean times its size.
+        state = state + cohort.delta * cohort.size / cohort.population
+        return params - cohort.delta - state, state
+
+
+ENTRIES = (
+    Entry(
+        Algorithm("feddyn", FedDyn(), FedDynServer(), weights="uniform"),
+        summary="clients regularised by their own past; server corrects by all of it",
+        source="Acar et al. 2021",
+        about=__doc__,
+        client_keeps=1,
+        server_keeps=1,
+    ),
+)

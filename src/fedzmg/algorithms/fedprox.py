@@ -1,0 +1,168 @@
+"""FedProx (Li et al. 2020): clients are pulled back to the model they received.
+
+::
+
+    client:  g   <- g + mu (w_k - w)                then the rule inside, here w_k <- w_k - lr g
+    server:  w   <- w - server_lr sum_k p_k (w - w_k)
+
+``fedprox:adaptive`` lets the server choose ``mu`` from the cohort's loss ``f`` at the model that
+was sent, as the paper's appendix proposes::
+
+    mu <- mu + change    if f rose
+    mu <- mu - change    if f fell in each of the last `patience` comparisons
+    mu stays in [0, 1] and begins at `start`: 1 where clients differ, 0 where they are alike
+
+Travels down: the model; adaptive also mu. Travels up: the model difference; adaptive also the loss,
+for which a client makes one more pass over its data. Server state: none; adaptive keeps mu, the
+last loss and the number of improvements in a row, all scalars.
+
+Differences from the paper: the local problem is approached by the local steps, not to a given
+accuracy. The pull enters the momentum buffer if the rule inside has one, because it is a part of
+the gradient. Adaptive: under partial participation losses of different cohorts are compared; a
+loss that is not lower ends the row of improvements, and lowering mu does not: while the loss goes
+on falling, mu falls every round.
+Degenerate cases: ``mu = 0`` is FedAvg bit for bit, and so is one local step for every mu;
+``change = 0`` makes the adaptive form FedProx with ``mu = start``. Inside ``ZeroMean`` the pull is
+not projected, so that it acts on column sums too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.fedavg import Average
+from fedzmg.algorithms.sgd import SGD
+from fedzmg.algorithms.wrapper import Wrapper
+from fedzmg.contract import (
+    Algorithm,
+    Cohort,
+    Given,
+    Look,
+    Looks,
+    Number,
+    ServerRule,
+    State,
+    Upload,
+    number,
+)
+from fedzmg.tree import Tree
+
+
+def _pulled(grad: Tree, mu: Number, params: Tree, centre: Tree) -> Tree:
+    return grad + mu * (params - centre)
+
+
+@final
+@dataclass(frozen=True)
+class Prox(Wrapper):
+    """Any client rule, pulled to the global model with a fixed strength."""
+
+    acts = "pull"
+
+    mu: Number = number(0.01, low=0, doc="strength of the pull to the global model")
+
+    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
+        pulled = _pulled(grad, self.mu, params, given.params)
+        return self.inner.step(given, params, scratch, pulled)
+
+
+@final
+@dataclass(frozen=True)
+class SentProx(Wrapper):
+    """Any client rule, pulled as strongly as the server says; reports its loss before training."""
+
+    acts = "pull"
+    partner = "fedprox:adaptive"
+
+    @property
+    def looks(self) -> Looks:
+        return "epochs" if self.inner.looks == "epochs" else "start"
+
+    def begin(self, given: Given, look: Look | tuple[()]) -> State:
+        assert isinstance(look, Look)
+        wanted = () if self.inner.looks == "never" else look
+        return look.loss, self.inner.begin(_inside(given), wanted)
+
+    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
+        (mu, _), (loss, inside) = given.shared, scratch
+        pulled = _pulled(grad, mu, params, given.params)
+        params, inside = self.inner.step(_inside(given), params, inside, pulled)
+        return params, (loss, inside)
+
+    def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
+        before, inside = scratch
+        inside, go_on = self.inner.end_epoch(inside, loss)
+        return (before, inside), go_on
+
+    def finish(
+        self, given: Given, params: Tree, scratch: State, steps: Tensor
+    ) -> tuple[Upload, State]:
+        loss, inside = scratch
+        upload, memory = self.inner.finish(_inside(given), params, inside, steps)
+        return upload._replace(average=(loss, upload.average)), memory
+
+
+def _inside(given: Given) -> Given:
+    """What the rule inside is given: the message without mu."""
+    return given._replace(shared=given.shared[1])
+
+
+class Pull(NamedTuple):
+    """Server state: the strength to send, and what the next choice depends on."""
+
+    mu: Tensor
+    loss: Tensor
+    """Infinite before the first round: neither a rise nor an improvement can follow it."""
+    improvements: Tensor
+    inner: Any
+
+
+@final
+@dataclass(frozen=True)
+class AdaptiveMu(ServerRule):
+    """Any server rule that also raises and lowers the strength of its clients' pull."""
+
+    partner = "fedprox:adaptive"
+
+    inner: ServerRule = Average()
+    start: Number = number(1.0, low=0, high=1, doc="strength of the pull in the first round")
+    change: Number = number(0.1, low=0, high=1, doc="by how much the strength moves")
+    patience: Number = number(5.0, low=1, doc="improvements in a row that lower the strength")
+
+    def init(self, params: Tree) -> Pull:
+        zero = next(iter(params.values())).new_zeros(())
+        return Pull(zero + self.start, zero + torch.inf, zero, self.inner.init(params))
+
+    def share(self, state: Pull) -> State:
+        return state.mu, self.inner.share(state.inner)
+
+    def update(self, params: Tree, state: Pull, cohort: Cohort) -> tuple[Tree, Pull]:
+        loss, average = cohort.average
+        params, inner = self.inner.update(params, state.inner, cohort._replace(average=average))
+        improved = (loss < state.loss) & state.loss.isfinite()
+        improvements = torch.where(improved, state.improvements + 1, 0 * state.improvements)
+        rises = (loss > state.loss).to(state.mu.dtype)
+        falls = (improvements >= self.patience).to(state.mu.dtype)
+        mu = (state.mu + self.change * (rises - falls)).clamp(0, 1)
+        return params, Pull(mu, loss, improvements, inner)
+
+
+ENTRIES = (
+    Entry(
+        Algorithm("fedprox", Prox(SGD(lr=0.1)), Average()),
+        summary="local SGD pulled to the global model; server average",
+        source="Li et al. 2020",
+        about=__doc__,
+    ),
+    Entry(
+        Algorithm("fedprox:adaptive", SentProx(SGD(lr=0.1)), AdaptiveMu()),
+        summary="FedProx whose pull follows the cohort's loss",
+        source="Li et al. 2020, appendix",
+        about=__doc__,
+    ),
+)

@@ -1,0 +1,105 @@
+"""MimeLite (Karimireddy et al. 2021), momentum form: clients apply the server's momentum.
+
+With ``m`` the server's momentum, zero at first and frozen during local training, averaging form::
+
+    client:  x <- x - lr (beta m + (1 - beta) g)                from x = w, to x_k
+    server:  w <- w - server_lr mean over the cohort of (w - x_k)
+             m <- beta m + (1 - beta) mean over the cohort of the gradient of F_k at w
+
+The gradient that enters ``m`` is over all of a client's data, at the model that was sent.
+
+Travels down: the model and m; beta as a scalar, so that it is set in one place, on the server.
+Travels up: the model difference and the full gradient. Client state: none. Server state: m. Weights
+are uniform.
+
+Differences from the paper: Mime proper also corrects the local gradients in the manner of SVRG; the
+Lite form, here, does not. Other statistics than momentum are left out.
+Degenerate cases: ``beta = 0`` is FedAvg with uniform weights. The first round is FedAvg's with
+``(1 - beta) lr`` for the rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from fedzmg.algorithms.entry import Entry
+from fedzmg.contract import (
+    Algorithm,
+    ClientRule,
+    Cohort,
+    Given,
+    Look,
+    Looks,
+    Number,
+    ServerRule,
+    State,
+    Upload,
+    number,
+)
+from fedzmg.tree import Tree
+
+
+@final
+@dataclass(frozen=True)
+class MimeLite(ClientRule):
+    """SGD that mixes the received momentum into each gradient, and reports its full gradient."""
+
+    partner = "mimelite"
+
+    lr: Number = number(0.1, above=0, doc="client learning rate")
+
+    @property
+    def looks(self) -> Looks:
+        return "start"
+
+    def begin(self, given: Given, look: Look | tuple[()]) -> Tree:
+        del given
+        assert isinstance(look, Look)
+        return look.grad
+
+    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
+        momentum, beta = given.shared
+        return params - self.lr * (beta * momentum + (1 - beta) * grad), scratch
+
+    def finish(
+        self, given: Given, params: Tree, scratch: State, steps: Tensor
+    ) -> tuple[Upload, State]:
+        del steps
+        return Upload(given.params - params, average=scratch), given.memory
+
+
+@final
+@dataclass(frozen=True)
+class MimeLiteServer(ServerRule):
+    """Average the models, and let the momentum follow the mean full gradient."""
+
+    partner = "mimelite"
+
+    lr: Number = number(1.0, above=0, doc="server learning rate")
+    beta: Number = number(0.9, low=0, below=1, doc="decay of the momentum, averaging form")
+
+    def init(self, params: Tree) -> Tree:
+        return params.zeros()
+
+    def share(self, state: Tree) -> State:
+        return state, self.beta
+
+    def update(self, params: Tree, state: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
+        momentum = self.beta * state + (1 - self.beta) * cohort.average
+        return params - self.lr * cohort.delta, momentum
+
+
+ENTRIES = (
+    Entry(
+        Algorithm("mimelite", MimeLite(), MimeLiteServer(), weights="uniform"),
+        summary="local SGD with the server's momentum, frozen during the round",
+        source="Karimireddy et al. 2021",
+        about=__doc__,
+        down=2,
+        up=2,
+        server_keeps=1,
+    ),
+)

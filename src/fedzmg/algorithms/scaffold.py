@@ -1,0 +1,136 @@
+"""SCAFFOLD (Karimireddy et al. 2020): control variates against client drift.
+
+With ``c`` the server's and ``c_i`` the client's variate, all zero at first, ``K`` the steps that
+client did, ``S`` the cohort and ``N`` all clients::
+
+    client:  y   <- y - lr (g - c_i + c)                                 K times from y = w
+             c_i <- c_i - c + (w - y) / (K lr)       scaffold            (option II)
+             c_i <- gradient of F_i at w             scaffold:option-1   (option I)
+    server:  w   <- w - server_lr mean over S of (w - y_i)
+             c   <- c + 1/N sum over S of the changes of c_i
+
+Travels down: the model and c. Travels up: the model difference and the change of c_i. Option I
+needs one more pass over the client's data. Client state: c_i. Server state: c. Weights are uniform.
+
+The mean of all ``c_i`` is ``c`` after every round, whatever the participation, as long as nobody
+is drawn twice in a round; clients that never took part count with ``c_i = 0``.
+
+Differences from the paper: none in the equations; clients may do different numbers of steps. The
+rate, momentum-free, is a part of the rule because option II divides by it: ``(w - y) / (K lr)`` is
+a mean of gradients for plain SGD only.
+Degenerate cases: the first round is FedAvg's with uniform weights; with ``N = 1`` every round is,
+since ``c = c_i``; with one full-batch step a round the two options agree. Inside ``ZeroMean`` it is
+SCAFFOLD with projected variates, and column sums are kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final, get_args
+
+from torch import Tensor
+
+from fedzmg.algorithms.entry import Entry
+from fedzmg.contract import (
+    Algorithm,
+    ClientRule,
+    Cohort,
+    Given,
+    Look,
+    Looks,
+    Number,
+    ServerRule,
+    State,
+    Upload,
+    number,
+)
+from fedzmg.errors import unknown
+from fedzmg.tree import Tree
+
+Variate = Literal["path", "start"]
+"""Where a client's new variate is from: the mean gradient of its steps, or that of all its data
+at the received model."""
+
+
+@final
+@dataclass(frozen=True)
+class Scaffold(ClientRule):
+    """SGD along ``g - c_i + c``; the received ``c`` and the own ``c_i`` stay fixed in a round."""
+
+    partner = "scaffold"
+
+    lr: Number = number(0.1, above=0, doc="client learning rate")
+    variate: Variate = "path"
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown variate."""
+        super().__post_init__()
+        if self.variate not in get_args(Variate):
+            raise unknown("variate", str(self.variate), get_args(Variate))
+
+    @property
+    def looks(self) -> Looks:
+        return "start" if self.variate == "start" else "never"
+
+    def remember(self, params: Tree) -> Tree:
+        return params.zeros()
+
+    def begin(self, given: Given, look: Look | tuple[()]) -> State:
+        del given
+        return look.grad if isinstance(look, Look) and self.variate == "start" else ()
+
+    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
+        return params - self.lr * (grad - given.memory + given.shared), scratch
+
+    def finish(
+        self, given: Given, params: Tree, scratch: State, steps: Tensor
+    ) -> tuple[Upload, State]:
+        delta = given.params - params
+        if self.variate == "start":
+            new = scratch
+        else:
+            new = given.memory - given.shared + delta / self.lr / steps.clamp(min=1)
+        return Upload(delta, total=new - given.memory), new
+
+
+@final
+@dataclass(frozen=True)
+class Control(ServerRule):
+    """Average the models, and keep the mean of all clients' variates."""
+
+    partner = "scaffold"
+
+    lr: Number = number(1.0, above=0, doc="server learning rate")
+
+    def init(self, params: Tree) -> Tree:
+        return params.zeros()
+
+    def share(self, state: Tree) -> Tree:
+        return state
+
+    def update(self, params: Tree, state: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
+        return params - self.lr * cohort.delta, state + cohort.total / cohort.population
+
+
+ENTRIES = (
+    Entry(
+        Algorithm("scaffold", Scaffold(), Control(), weights="uniform"),
+        summary="SGD corrected by control variates from the steps done (option II)",
+        source="Karimireddy et al. 2020",
+        about=__doc__,
+        down=2,
+        up=2,
+        client_keeps=1,
+        server_keeps=1,
+    ),
+    Entry(
+        Algorithm("scaffold:option-1", Scaffold(variate="start"), Control(), weights="uniform"),
+        summary="SGD corrected by control variates from full gradients (option I)",
+        source="Karimireddy et al. 2020",
+        about=__doc__,
+        down=2,
+        up=2,
+        client_keeps=1,
+        server_keeps=1,
+    ),
+)

@@ -1,0 +1,579 @@
+"""FedProx and the algorithms whose clients or servers remember: known answers and invariants.
+
+Numbers in ``golden/client_state.json`` are traces on the two-client problem of ``golden_problems``,
+worked out apart from the library, some with clients that skip rounds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedzmg
+from fedzmg import algorithms
+from fedzmg.algorithms import SGD, Average, ZeroMean, zero_mean
+from fedzmg.algorithms.adabest import AdaBest, Bias
+from fedzmg.algorithms.feddyn import FedDyn
+from fedzmg.algorithms.fedprox import AdaptiveMu, Prox, SentProx
+from fedzmg.algorithms.scaffold import Control, Scaffold
+from fedzmg.contract import Algorithm, Cohort, Given, Look
+from fedzmg.data.federated import Examples, FederatedData
+from fedzmg.simulation import Simulation
+from fedzmg.tree import Tree, leaves, row
+from golden_problems import P2, P3, TOLERANCE, given, models, quadratic_task
+
+STORED: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "golden" / "client_state.json").read_text()
+)
+ENGINES = ["sequential", "vectorized"]
+DTYPES = [torch.float64, torch.float32]
+CLIENTS = ["A", "B"]
+VARIATES = ["path", "start"]
+
+
+def named(name: str, **options: Any) -> Algorithm:
+    changed = {key.replace("_", ".", 1): value for key, value in options.items()}
+    return algorithms.get(name).with_options({"client.lr": 0.1} | changed)
+
+
+GOLDEN_ENTRIES: dict[str, Algorithm] = {
+    "fedprox": named("fedprox", client_mu=0.5),
+    "scaffold_option2": named("scaffold"),
+    "scaffold_option1": named("scaffold:option-1"),
+    "scaffold_option2_partial": named("scaffold"),
+    "feddyn": named("feddyn", client_alpha=0.1),
+    "feddyn_partial": named("feddyn", client_alpha=0.1),
+    "mimelite_momentum": named("mimelite", server_beta=0.9),
+    "adabest": named("adabest", client_mu=0.1, server_beta=0.8),
+    "adabest_partial": named("adabest", client_mu=0.1, server_beta=0.8),
+}
+
+MANY: dict[str, Any] = {
+    "H": {"A": [1.0, 2.0], "B": [3.0, 1.0], "C": [2.0, 2.5], "D": [0.5, 4.0], "E": [1.5, 1.0]},
+    "c": {"A": [1.0, 3.0], "B": [-1.0, 2.0], "C": [0.0, -2.0], "D": [4.0, 1.0], "E": [2.0, 2.0]},
+    "n": {"A": 10, "B": 30, "C": 40, "D": 70, "E": 5},
+    "w0": [1.0, -1.0],
+    "local_steps": 2,
+}
+"""Five clients; with batches of 30 they do 2, 2, 4, 6 and 2 steps a round."""
+
+
+def simulation(
+    task: fedzmg.Task,
+    algorithm: Algorithm,
+    *,
+    engine: Any = "sequential",
+    dtype: torch.dtype = torch.float64,
+    who: list[list[str]] | None = None,
+    cohort: int | None = None,
+) -> Simulation:
+    """``who`` names the participants of each round; the rest of the cohort is sent home."""
+    protocol = replace(task.protocol, cohort=cohort or task.protocol.cohort, eval_every=1000)
+    task = replace(task, protocol=protocol)
+    sim = Simulation(
+        task,
+        [fedzmg.Trial(algorithm)],
+        rounds=1000,
+        device=torch.device("cpu"),
+        dtype=dtype,
+        engine=engine,
+    )
+    if who is not None:
+        entries = sim._entries
+        sim._entries = lambda round_: [  # type: ignore[method-assign]
+            e for e in entries(round_) if CLIENTS[e.client] in who[round_ - 1]
+        ]
+    return sim
+
+
+def rounds(sim: Simulation, count: int) -> Iterator[int]:
+    for round_ in range(1, count + 1):
+        sim.run_round()
+        yield round_
+
+
+def weight(sim: Simulation) -> Tensor:
+    return sim.snapshot.params["weight"][0, 0]
+
+
+def memory(sim: Simulation, client: int) -> Any:
+    return row(sim.memory.read([(0, client)]), 0)
+
+
+def close(got: Any, expected: Any, atol: float = 1e-9) -> None:
+    got = torch.as_tensor(got).double()
+    wanted = torch.as_tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(got.reshape(wanted.shape), wanted, rtol=0, atol=atol)
+
+
+def tensors(values: dict[str, list[float]]) -> Tensor:
+    """A golden problem's curvatures or centres, a row per client."""
+    return torch.tensor(list(values.values()), dtype=torch.float64)
+
+
+def after_training(problem: dict[str, Any], w: Tensor, steps: int, lr: float = 0.1) -> Tensor:
+    """Where plain gradient descent takes each client of a quadratic problem, in closed form."""
+    curvature, centre = tensors(problem["H"]), tensors(problem["c"])
+    return centre + (1 - lr * curvature) ** steps * (w - centre)
+
+
+def optimum(problem: dict[str, Any]) -> Tensor:
+    """Where the mean of the clients' gradients is zero."""
+    curvature, centre = tensors(problem["H"]), tensors(problem["c"])
+    return (curvature * centre).sum(0) / curvature.sum(0)
+
+
+def check_state(name: str, expected: dict[str, Any], state: Any, memories: dict[str, Any]) -> None:
+    """Everything that a stored round says about server and clients."""
+    if name.startswith("scaffold"):
+        close(state["weight"], expected["c"])
+        for client, value in expected["c_i"].items():
+            close(memories[client]["weight"], value)
+    elif name.startswith("feddyn"):
+        close(0.1 * state["weight"], expected["h"])
+        for client, value in expected["h_k"].items():
+            close(memories[client]["weight"], value)
+    elif name.startswith("mimelite"):
+        close(state["weight"], expected["m"])
+    elif name.startswith("adabest"):
+        close(state["weight"], expected["w_bar"])
+        w = torch.tensor(expected["w"], dtype=torch.float64)
+        close(state["weight"].flatten() - w, expected["h_server"])
+        for client, value in expected["h_i"].items():
+            close(memories[client].estimate["weight"], value)
+    else:
+        assert name == "fedprox"
+        assert leaves((state, list(memories.values()))) == []
+
+
+def test_every_stored_trace_is_used() -> None:
+    assert set(STORED) == set(GOLDEN_ENTRIES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", GOLDEN_ENTRIES)
+def test_model_and_state_after_every_round(name: str, engine: str, dtype: torch.dtype) -> None:
+    stored = STORED[name]["rounds"]
+    who = [r.get("participants", CLIENTS) for r in stored]
+    sim = simulation(quadratic_task(P2), GOLDEN_ENTRIES[name], engine=engine, dtype=dtype, who=who)
+    last = dict.fromkeys(CLIENTS, 0)
+    for round_ in rounds(sim, len(stored)):
+        expected = stored[round_ - 1]
+        assert weight(sim).dtype == dtype
+        close(weight(sim), expected["w"], TOLERANCE[dtype])
+        last |= dict.fromkeys(who[round_ - 1], round_)
+        if dtype == torch.float64:
+            memories = {c: memory(sim, i) for i, c in enumerate(CLIENTS)}
+            check_state(name, expected, row(sim.snapshot.state, 0), memories)
+            if name.startswith("adabest"):
+                assert {c: int(m.round) for c, m in memories.items()} == last
+
+
+def combined(factors: list[float], parts: list[Any]) -> Any:
+    """Trees times factors, added up; nothing of nothings."""
+    if parts[0] == ():
+        return ()
+    return sum((f * part for f, part in zip(factors, parts, strict=True)), parts[0].zeros())
+
+
+@pytest.mark.parametrize("name", GOLDEN_ENTRIES)
+def test_rules_by_hand(name: str) -> None:
+    """No engine: the rules' own methods give the stored local iterates, models and state."""
+    algorithm = GOLDEN_ENTRIES[name]
+    client, server = algorithm.client, algorithm.server
+    params = Tree({"weight": torch.tensor([P2["w0"]], dtype=torch.float64)})
+    state, memories = server.init(params), {c: client.remember(params) for c in CLIENTS}
+    for expected in STORED[name]["rounds"]:
+        stamp, uploads, weights = torch.tensor(expected["round"]), [], []
+        for owner, iterates in expected["local_iterates"].items():
+            count = torch.tensor(P2["n"][owner])
+            told = Given(params, server.share(state), memories[owner], stamp, count)
+            curvature, centre = (
+                torch.tensor([P2[k][owner]], dtype=torch.float64) for k in ("H", "c")
+            )
+
+            def slope(w: Tree, h: Tensor = curvature, c: Tensor = centre) -> Tree:
+                return w.map(lambda leaf: h * (leaf - c))
+
+            wanted = client.looks != "never"
+            look = Look(torch.zeros((), dtype=torch.float64), slope(params)) if wanted else ()
+            local, scratch = params, client.begin(told, look)
+            for iterate in iterates:
+                local, scratch = client.step(told, local, scratch, slope(local))
+                close(local["weight"], iterate)
+            upload, memories[owner] = client.finish(
+                told, local, scratch, torch.tensor(len(iterates))
+            )
+            uploads.append(upload)
+            weights.append(float(count) if algorithm.weights == "examples" else 1.0)
+        shares = [w / sum(weights) for w in weights]
+        total = combined([1.0] * len(uploads), [u.total for u in uploads])
+        average = combined(shares, [u.average for u in uploads])
+        delta = combined(shares, [u.delta for u in uploads])
+        size, everybody = torch.tensor(len(uploads)), torch.tensor(2)
+        cohort = Cohort(delta, average, total, size, everybody, stamp)
+        params, state = server.update(params, state, cohort)
+        close(params["weight"], expected["w"])
+        check_state(name, expected, state, memories)
+
+
+# FedProx
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_prox_without_strength_is_fedavg_bit_for_bit(engine: str) -> None:
+    prox = models(quadratic_task(P2), named("fedprox", client_mu=0.0), engine=engine)
+    plain = models(quadratic_task(P2), named("fedavg"), engine=engine)
+    assert all(torch.equal(a["weight"], b["weight"]) for a, b in zip(prox, plain, strict=True))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_prox_with_one_step_is_fedavg_for_every_strength(engine: str) -> None:
+    task = quadratic_task(P2, epochs=1)
+    prox = models(task, named("fedprox", client_mu=7.0), engine=engine)
+    plain = models(task, named("fedavg"), engine=engine)
+    assert all(torch.equal(a["weight"], b["weight"]) for a, b in zip(prox, plain, strict=True))
+
+
+def test_prox_term_is_inside_the_momentum_buffer() -> None:
+    rule = Prox(SGD(lr=0.1, momentum=0.9), mu=0.5)
+    sent = Tree({"weight": torch.tensor([1.0, -1.0], dtype=torch.float64)})
+    grad = Tree({"weight": torch.tensor([2.0, 3.0], dtype=torch.float64)})
+    params, scratch = sent, rule.begin(given(sent), ())
+    w, v = sent["weight"], torch.zeros(2, dtype=torch.float64)
+    for _ in range(4):
+        params, scratch = rule.step(given(sent), params, scratch, grad)
+        v = 0.9 * v + grad["weight"] + 0.5 * (w - sent["weight"])
+        w = w - 0.1 * v
+        close(params["weight"], w, 1e-14)
+        close(scratch["weight"], v, 1e-14)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_projected_prox_pulls_column_sums_back(engine: str) -> None:
+    """Decay shrinks the sum of a projected column; only a pull that is not projected resists."""
+    algorithm = Algorithm("pulled", ZeroMean(Prox(SGD(0.1, decay=0.5), mu=2.0)), Average())
+    total = sum(P3["w0"])
+    for model in models(quadratic_task(P3), algorithm, engine=engine):
+        centre = total
+        for _ in range(P3["local_steps"]):
+            total = total * (1 - 0.5 * 0.1) - 0.1 * 2.0 * (total - centre)
+        close(model["weight"].sum(), total, 1e-12)
+    with pytest.raises(ValueError, match=r"Prox around ZeroMean: .*exchange the two"):
+        Algorithm("projected", Prox(ZeroMean(SGD(0.1)), mu=2.0), Average())
+
+
+@pytest.mark.parametrize("name", ["fedprox:adaptive", "scaffold", "feddyn", "mimelite", "adabest"])
+def test_clients_and_servers_that_need_each_other_are_not_parted(name: str) -> None:
+    ours, plain = algorithms.get(name), algorithms.get("fedavg")
+    for client, server in ((ours.client, plain.server), (plain.client, ours.server)):
+        with pytest.raises(ValueError, match=f"{name} exchange"):
+            Algorithm("parted", client, server)
+
+
+def pulls(losses: list[float], **fields: Any) -> list[float]:
+    """The strengths that a server sends after each of these losses."""
+    rule = AdaptiveMu(**fields)
+    params = Tree({"weight": torch.zeros(2, dtype=torch.float64)})
+    state, found = rule.init(params), []
+    for i, loss in enumerate(losses):
+        average = (torch.tensor(loss, dtype=torch.float64), ())
+        one = torch.tensor(1)
+        cohort = Cohort(params, average, (), one, one, torch.tensor(i + 1))
+        _, state = rule.update(params, state, cohort)
+        found.append(float(rule.share(state)[0]))
+    return found
+
+
+def test_adaptive_strength_follows_the_loss() -> None:
+    # The first loss has nothing to be compared with; the second improvement in a row lowers.
+    assert pulls([5, 4, 3, 2], patience=2.0) == pytest.approx([1.0, 1.0, 0.9, 0.8])
+    # A rise raises and begins the count anew; a tie only begins it anew.
+    assert pulls([5, 4, 6, 5, 4, 4, 3, 2], start=0.5, patience=2.0) == pytest.approx(
+        [0.5, 0.5, 0.6, 0.6, 0.5, 0.5, 0.5, 0.4]
+    )
+    assert pulls([1, 2, 3, 4], start=0.85) == pytest.approx([0.85, 0.95, 1.0, 1.0])
+    assert pulls([4, 3, 2, 1], start=0.15, patience=1.0) == pytest.approx([0.15, 0.05, 0.0, 0.0])
+    assert pulls([9, 8, 7, 6, 5, 4, 3]) == pytest.approx([1.0] * 5 + [0.9, 0.8])
+    assert pulls([1, 1e9], start=0.0) == pytest.approx([0.0, 0.1])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_adaptive_without_change_is_fedprox(engine: str) -> None:
+    task = quadratic_task(P2)
+    still = named("fedprox:adaptive", server_start=0.5, server_change=0.0)
+    fixed = models(task, named("fedprox", client_mu=0.5), engine=engine, rounds=4)
+    for a, b in zip(models(task, still, engine=engine, rounds=4), fixed, strict=True):
+        close(a["weight"], b["weight"], 1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_adaptive_end_to_end(engine: str) -> None:
+    """The loss is the weighted objective at the model that was sent; the pull then follows it."""
+    sim = simulation(quadratic_task(P2), named("fedprox:adaptive"), engine=engine)
+    curvature, centre = tensors(P2["H"]), tensors(P2["c"])
+    share = torch.tensor([[0.25], [0.75]], dtype=torch.float64)
+    mu, w, losses = 1.0, torch.tensor(P2["w0"], dtype=torch.float64), []
+    for _ in rounds(sim, 8):
+        losses.append(float((share * 0.5 * curvature * (w - centre) ** 2).sum()))
+        local = w.expand(2, 2)
+        for _ in range(2):
+            local = local - 0.1 * (curvature * (local - centre) + mu * (local - w))
+        w = (share * local).sum(0)
+        close(weight(sim), w)
+        assert float(sim.snapshot.state.loss) == pytest.approx(losses[-1], abs=1e-9)
+        mu = pulls(losses)[-1]
+        assert float(sim.snapshot.state.mu) == pytest.approx(mu, abs=1e-12)
+    assert mu == pytest.approx(0.7)
+
+
+def test_adaptive_hands_everything_else_on() -> None:
+    """What the rule inside shares, uploads and remembers passes through untouched."""
+    task, nested = quadratic_task(P2), named("scaffold:option-1")
+    client, server = SentProx(nested.client), AdaptiveMu(nested.server, start=0.0, change=0.0)
+    assert client.looks == "start"
+    both = Algorithm("both", client, server, weights="uniform")
+    ours, theirs = simulation(task, both), simulation(task, nested)
+    for _ in range(3):
+        ours.run_round()
+        theirs.run_round()
+        close(weight(ours), weight(theirs), 1e-12)
+        close(ours.snapshot.state.inner["weight"], theirs.snapshot.state["weight"], 1e-12)
+        close(memory(ours, 1)["weight"], memory(theirs, 1)["weight"], 1e-12)
+
+
+# SCAFFOLD
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("variate", VARIATES)
+def test_mean_of_the_variates_is_the_servers(variate: Any, engine: str) -> None:
+    """Two of five clients a round, with different numbers of steps; the rest count with zero."""
+    algorithm = Algorithm("scaffold", Scaffold(0.05, variate), Control(), weights="uniform")
+    sim = simulation(quadratic_task(MANY), algorithm, engine=engine)
+    seen: set[int] = set()
+    for round_ in rounds(sim, 6):
+        seen |= {e.client for e in sim._entries(round_)}
+        own = torch.stack([memory(sim, k)["weight"] for k in range(5)])
+        close(own.mean(0), sim.snapshot.state["weight"][0], 1e-12)
+        assert {k for k in range(5) if bool(own[k].any())} == seen
+        assert set(sim.memory.of_trial(0)) == seen
+        if round_ == 1:
+            assert seen != set(range(5))
+    assert sim.snapshot.state["weight"].abs().max() > 0.1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_variate_from_the_path_counts_the_steps_that_were_done(engine: str) -> None:
+    """In the first round it is the mean of the gradients along the client's own path."""
+    sim = simulation(quadratic_task(MANY), named("scaffold"), engine=engine, cohort=5)
+    sim.run_round()
+    start = torch.tensor(MANY["w0"], dtype=torch.float64)
+    for k, steps in enumerate([2, 2, 4, 6, 2]):
+        w = start
+        slopes = []
+        for _ in range(steps):
+            slopes.append(tensors(MANY["H"])[k] * (w - tensors(MANY["c"])[k]))
+            w = w - 0.1 * slopes[-1]
+        close(memory(sim, k)["weight"], torch.stack(slopes).mean(0))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["scaffold", "scaffold:option-1"])
+def test_scaffold_of_one_client_is_fedavg_on_it(name: str, engine: str) -> None:
+    both = quadratic_task(P2)
+    examples, count = both.train.examples, P2["n"]["A"]
+    only = Examples(examples.x[:count], examples.y[:count])
+    alone = FederatedData(only, both.train.offsets[:2], ("A",))
+    task = replace(both, train=alone, protocol=replace(both.protocol, cohort=1))
+    corrected = simulation(task, named(name), engine=engine)
+    plain = simulation(task, named("fedavg"), engine=engine)
+    for _ in rounds(corrected, 4):
+        plain.run_round()
+        close(weight(corrected), weight(plain), 1e-12)
+        assert torch.equal(memory(corrected, 0)["weight"], corrected.snapshot.state["weight"][0])
+    close(weight(corrected), after_training(P2, torch.tensor(P2["w0"]), 8)[0], 1e-12)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "scaffold:option-1"])
+def test_first_round_of_scaffold_is_uniform_fedavg(name: str) -> None:
+    corrected = models(quadratic_task(MANY), named(name), rounds=1)
+    plain = models(quadratic_task(MANY), named("fedavg", weights="uniform"), rounds=1)
+    close(corrected[0]["weight"], plain[0]["weight"], 1e-14)
+
+
+def test_options_agree_with_one_full_batch_step() -> None:
+    task = quadratic_task(P2, epochs=1)
+    two, one = (models(task, named(n), rounds=4) for n in ("scaffold", "scaffold:option-1"))
+    for a, b in zip(two, one, strict=True):
+        close(a["weight"], b["weight"], 1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_quadratics(engine: str) -> None:
+    """Clients of different curvature: FedAvg settles beside the optimum, where it must."""
+    task, best = quadratic_task(P2), optimum(P2)
+    # A client closes this share of its distance to its own optimum in a round's two steps.
+    closed = 1 - (1 - 0.2 * tensors(P2["H"])) ** 2
+    biased = (closed * tensors(P2["c"])).sum(0) / closed.sum(0)
+    assert (biased - best).abs().min() > 0.02
+    for limit, algorithm in (
+        (biased, named("fedavg", weights="uniform", client_lr=0.2)),
+        (best, named("scaffold", client_lr=0.2)),
+        (best, named("scaffold:option-1", client_lr=0.2)),
+        (best, named("feddyn", client_lr=0.2, client_alpha=2.0)),
+    ):
+        sim = simulation(task, algorithm, engine=engine)
+        for _ in rounds(sim, 50):
+            pass
+        close(weight(sim), limit)
+
+
+def projected_scaffold(variate: str, who: list[list[str]]) -> Iterator[tuple[Tensor, Any, Any]]:
+    """SCAFFOLD on P3 that projects the corrected gradient and keeps variates as they are."""
+    w = torch.tensor(P3["w0"], dtype=torch.float64)
+    own = {k: torch.zeros(3, dtype=torch.float64) for k in CLIENTS}
+    common = torch.zeros(3, dtype=torch.float64)
+    for present in who:
+        ends, change = [], torch.zeros(3, dtype=torch.float64)
+        for k in present:
+            curvature, centre = (torch.tensor(P3[f][k], dtype=torch.float64) for f in ("H", "c"))
+            y, slopes = w, []
+            for _ in range(P3["local_steps"]):
+                slopes.append(curvature * (y - centre))
+                y = y - 0.1 * zero_mean(slopes[-1] - own[k] + common, (0,))
+            new = slopes[0] if variate == "start" else torch.stack(slopes).mean(0)
+            change = change + (new - own[k])
+            own[k] = new
+            ends.append(y)
+        w, common = torch.stack(ends).mean(0), common + change / 2
+        yield w, common, dict(own)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("variate", VARIATES)
+def test_zero_mean_scaffold_projects_the_variates(variate: Any, engine: str) -> None:
+    who = [["A"], ["B"], ["A", "B"], ["B"]]
+    client = ZeroMean(Scaffold(0.1, variate))
+    algorithm = Algorithm("zmg-scaffold", client, Control(), weights="uniform")
+    sim = simulation(quadratic_task(P3), algorithm, engine=engine, who=who)
+    reference = projected_scaffold(variate, who)
+    for _ in rounds(sim, len(who)):
+        w, common, own = next(reference)
+        close(weight(sim), w)
+        close(weight(sim).sum(), sum(P3["w0"]), 1e-12)
+        close(sim.snapshot.state["weight"], zero_mean(common, (0,)))
+        for i, k in enumerate(CLIENTS):
+            close(memory(sim, i)["weight"], zero_mean(own[k], (0,)))
+
+
+def test_unknown_variate_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown variate 'end'"):
+        Scaffold(variate="end")  # type: ignore[arg-type]
+
+
+# FedDyn
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_feddyn_server_keeps_the_mean_of_the_clients(engine: str) -> None:
+    sim = simulation(quadratic_task(MANY), named("feddyn", client_lr=0.05), engine=engine, cohort=5)
+    for _ in rounds(sim, 5):
+        own = torch.stack([memory(sim, k)["weight"] for k in range(5)])
+        close(own.mean(0), 0.01 * sim.snapshot.state["weight"][0], 1e-12)
+
+
+def test_feddyn_of_vanishing_strength_adds_up_fedavg_updates() -> None:
+    sim = simulation(quadratic_task(P2), named("feddyn", client_alpha=1e-12))
+    w, total = torch.tensor(P2["w0"], dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    for _ in rounds(sim, 4):
+        mean = after_training(P2, w, 2).mean(0)
+        total = total + (w - mean)
+        w = mean - total
+        close(weight(sim), w)
+
+
+def test_feddyn_settles_with_the_clients_gradients() -> None:
+    sim = simulation(quadratic_task(P2), named("feddyn", client_lr=0.2, client_alpha=2.0))
+    for _ in rounds(sim, 50):
+        pass
+    slopes = tensors(P2["H"]) * (optimum(P2) - tensors(P2["c"]))
+    close(slopes.sum(0), torch.zeros(2), 1e-12)
+    for k in range(2):
+        close(memory(sim, k)["weight"], slopes[k])
+
+
+def test_feddyn_strength_is_set_in_one_place() -> None:
+    options = algorithms.get("feddyn").options()
+    assert [key for key in options if "alpha" in key] == ["client.alpha"]
+    assert isinstance(algorithms.get("feddyn").client, FedDyn)
+
+
+# MimeLite
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_mimelite_without_momentum_is_uniform_fedavg(engine: str) -> None:
+    mime = models(quadratic_task(MANY), named("mimelite", server_beta=0.0), engine=engine, rounds=3)
+    plain = models(quadratic_task(MANY), named("fedavg", weights="uniform"), rounds=3)
+    for a, b in zip(mime, plain, strict=True):
+        close(a["weight"], b["weight"], 1e-12)
+
+
+def test_first_round_of_mimelite_is_fedavg_at_a_smaller_rate() -> None:
+    mime = models(quadratic_task(MANY), named("mimelite", server_beta=0.75), rounds=1)
+    slow = named("fedavg", weights="uniform", client_lr=0.025)
+    close(mime[0]["weight"], models(quadratic_task(MANY), slow, rounds=1)[0]["weight"], 1e-12)
+
+
+# AdaBest
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_adabest_without_corrections_is_uniform_fedavg(engine: str) -> None:
+    plain = models(quadratic_task(MANY), named("fedavg", weights="uniform"), rounds=4)
+    none = named("adabest", client_mu=0.0, server_beta=0.0)
+    for a, b in zip(
+        models(quadratic_task(MANY), none, engine=engine, rounds=4), plain, strict=True
+    ):
+        close(a["weight"], b["weight"], 1e-12)
+
+
+@pytest.mark.parametrize("gap", [1, 2, 5])
+def test_adabest_estimate_is_divided_by_the_gap(gap: int) -> None:
+    """A client that comes back and does not move keeps that fraction of its estimate."""
+    sent = Tree({"weight": torch.tensor([1.0, -1.0], dtype=torch.float64)})
+    old = Bias(Tree({"weight": torch.tensor([3.0, 6.0], dtype=torch.float64)}), torch.tensor(4))
+    told = Given(sent, (), old, torch.tensor(4 + gap), torch.tensor(10))
+    _, new = AdaBest().finish(told, sent, (), torch.tensor(1))
+    close(new.estimate["weight"], [3 / gap, 6 / gap], 1e-15)
+    assert int(new.round) == 4 + gap
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "adabest"])
+def test_clients_that_never_took_part_remember_nothing(name: str) -> None:
+    sim = simulation(quadratic_task(P2), named(name), who=[["B"]] * 3)
+    for _ in rounds(sim, 3):
+        assert not any(bool(leaf.any()) for leaf in leaves(memory(sim, 0)))
+        assert any(bool(leaf.any()) for leaf in leaves(memory(sim, 1)))
+
+
+def test_adabest_evaluates_the_cloud_model() -> None:
+    task = quadratic_task(P2)
+    [history] = fedzmg.simulate(
+        task, [fedzmg.Trial(named("adabest"))], rounds=1, engine="sequential", dtype=torch.float64
+    )
+    w = torch.tensor(STORED["adabest"]["rounds"][0]["w"], dtype=torch.float64)
+    losses = 0.5 * (tensors(P2["H"]) * (w - tensors(P2["c"])) ** 2).sum(1)
+    assert history.records[0].loss == pytest.approx(
+        float(losses @ torch.tensor([0.25, 0.75]).double())
+    )
+    close(history.params["weight"], w)
