@@ -1,0 +1,94 @@
+"""FedAdap (Kundroo and Kim 2023), inferred: clients adapt their rate and stop when they stall.
+
+::
+
+    client:  lr_k <- lr ;  bad <- 0 ;  best <- loss of the global model on the client's data
+             after every epoch of SGD with lr_k, with l the client's loss at its model:
+                 if l < best - min_delta:  best <- l ;  bad <- 0
+                 else:                     lr_k <- factor lr_k ;  bad <- bad + 1
+                 stop if bad >= patience
+    server:  w <- w - server_lr sum_k p_k (w - w_k)
+
+Travels down: the model. Travels up: the model difference. State: none; rate, best loss and patience
+start anew every round. Losses are full passes over the client's data, dropout off, and cost one
+forward pass before training and one after every epoch. The epochs that were saved show in the
+steps of each round's record.
+
+Inferred: only a description by others could be read: the rate falls when the training loss does not
+fall below a threshold, training ends early after some epochs without improvement, only the model is
+sent. What the loss is compared with, that it is taken after the epoch, the restart in every round
+and all defaults are our choice. Clients that stop early pull less on an average weighted by
+examples, as they do in FedAvg with unequal steps.
+Degenerate cases: ``factor = 1`` with a patience above the number of epochs is FedAvg, bit for bit,
+as is a single local epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.fedavg import Average
+from fedzmg.contract import Algorithm, ClientRule, Given, Look, Looks, Number, State, number
+from fedzmg.tree import Tree
+
+
+class Progress(NamedTuple):
+    """The rate in use, the lowest loss so far, and the epochs since it was reached."""
+
+    lr: Tensor
+    best: Tensor
+    bad: Tensor
+
+
+@final
+@dataclass(frozen=True)
+class AdaptiveSGD(ClientRule):
+    """SGD whose rate falls after every epoch without progress, and that stops after some."""
+
+    lr: Number = number(0.1, above=0, doc="client learning rate at the start of a round")
+    factor: Number = number(0.5, above=0, high=1, doc="multiplies the rate after a bad epoch")
+    patience: Number = number(2.0, low=1, doc="bad epochs in a row that end local training")
+    min_delta: Number = number(1e-3, low=0, doc="fall of the loss that counts as progress")
+
+    @property
+    def looks(self) -> Looks:
+        return "epochs"
+
+    @property
+    def watches_epochs(self) -> bool:
+        return True
+
+    def begin(self, given: Given, look: Look | tuple[()]) -> Progress:
+        del given
+        assert isinstance(look, Look), "the engine looks before training"
+        none = torch.zeros_like(look.loss)
+        return Progress(none + self.lr, look.loss, none)
+
+    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
+        del given
+        return params - scratch.lr * grad, scratch
+
+    def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
+        better = loss < scratch.best - self.min_delta
+        after = Progress(
+            torch.where(better, scratch.lr, self.factor * scratch.lr),
+            torch.where(better, loss, scratch.best),
+            torch.where(better, torch.zeros_like(scratch.bad), scratch.bad + 1),
+        )
+        return after, after.bad < self.patience
+
+
+ENTRIES = (
+    Entry(
+        Algorithm("fedadap", AdaptiveSGD(), Average()),
+        summary="SGD that lowers its rate and stops when its loss stalls; server average",
+        source="Kundroo and Kim 2023",
+        about=__doc__,
+        inferred="what the loss is compared with, the restart in every round and all defaults",
+    ),
+)

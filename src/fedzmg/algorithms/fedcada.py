@@ -1,0 +1,135 @@
+"""FedCAda (Zhou et al. 2024), inferred: Adam on the clients, its moments averaged by the server.
+
+With ``s`` the local steps done since the first round and ``r`` the round::
+
+    client:  a <- m ;  b <- v ;  s_k <- s                          at the start of the round
+             s_k <- s_k + 1
+             a   <- beta1 a + (1 - beta1) g ;   b <- beta2 b + (1 - beta2) g^2
+             A   <- a / (1 - beta1^s_k + psi(r)) ;   B <- b / (1 - beta2^s_k + psi(r))
+             w_k <- w_k - lr A / (sqrt(B) + eps)
+    server:  w, m, v, s <- weighted means of w_k, a, b, s_k        m = v = s = 0 at first
+
+    psi(r):  none 0 ;   inverse_round 1 / r ;   exp e^-r
+
+Travels down: the model, m, v and the scalar s. Travels up: the model difference, a, b and the
+scalar s_k. Server state: m, v and s.
+
+Inferred: only the abstract could be read. It says that clients run Adam, that the server averages
+the model and both moments and sends them back, and that the denominators of the bias correction get
+a term that holds the moments down in early rounds and then fades. Which term, which step count and
+every default are our choice; averaging v (not its root) is too. Clients of unequal length leave a
+mean ``s`` that need not be whole.
+Degenerate cases: one client alone with ``psi = none`` is one uninterrupted Adam.
+``beta1 = beta2 = 0`` with ``psi = none`` steps by ``lr`` along the sign of the gradient, up to
+``eps``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final, get_args
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.moments import Moments, adam_moments, no_moments
+from fedzmg.contract import (
+    Algorithm,
+    ClientRule,
+    Cohort,
+    Given,
+    Look,
+    Number,
+    ServerRule,
+    State,
+    Upload,
+    number,
+)
+from fedzmg.errors import unknown
+from fedzmg.tree import Tree
+
+Psi = Literal["none", "inverse_round", "exp"]
+
+
+@final
+@dataclass(frozen=True)
+class SharedAdam(ClientRule):
+    """Adam that goes on with the server's moments, its bias correction damped by ``psi``."""
+
+    partner = "fedcada"
+
+    lr: Number = number(1e-3, above=0, doc="client learning rate")
+    beta1: Number = number(0.9, low=0, below=1, doc="decay of the first moment")
+    beta2: Number = number(0.99, low=0, below=1, doc="decay of the second moment")
+    eps: Number = number(1e-8, above=0, doc="added to the root of the second moment")
+    psi: Psi = "inverse_round"
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown damping."""
+        super().__post_init__()
+        if self.psi not in get_args(Psi):
+            raise unknown("psi", str(self.psi), get_args(Psi))
+
+    def begin(self, given: Given, look: Look | tuple[()]) -> Moments:
+        del look
+        shared: Moments = given.shared
+        return shared
+
+    def step(
+        self, given: Given, params: Tree, scratch: Moments, grad: Tree
+    ) -> tuple[Tree, Moments]:
+        after = adam_moments(scratch, grad, self.beta1, self.beta2)
+        damping = self._damping(given.round.to(after.steps.dtype))
+        # Factors, not divisors: a compiled step cannot divide a tree by a scalar tensor.
+        mean = after.first * (1 / (1 - self.beta1**after.steps + damping))
+        square = after.second * (1 / (1 - self.beta2**after.steps + damping))
+        return params - self.lr * (mean / (square.sqrt() + self.eps)), after
+
+    def _damping(self, round_: Tensor) -> Tensor | float:
+        if self.psi == "none":
+            return 0.0
+        return 1 / round_ if self.psi == "inverse_round" else torch.exp(-round_)
+
+    def finish(
+        self, given: Given, params: Tree, scratch: Moments, steps: Tensor
+    ) -> tuple[Upload, State]:
+        del steps
+        return Upload(given.params - params, average=scratch), given.memory
+
+
+@final
+@dataclass(frozen=True)
+class AverageMoments(ServerRule):
+    """The cohort's mean model, moments and step count."""
+
+    partner = "fedcada"
+
+    def init(self, params: Tree) -> Moments:
+        return no_moments(params)
+
+    def share(self, state: Moments) -> Moments:
+        return state
+
+    def update(self, params: Tree, state: Moments, cohort: Cohort) -> tuple[Tree, Moments]:
+        del state
+        return params - cohort.delta, cohort.average
+
+
+def _entry(name: str, psi: Psi, summary: str) -> Entry:
+    return Entry(
+        Algorithm(name, SharedAdam(psi=psi), AverageMoments()),
+        summary=summary,
+        source="Zhou et al. 2024",
+        about=__doc__,
+        down=3,
+        up=3,
+        server_keeps=2,
+        inferred="the damping of the bias correction, its step count and all defaults",
+    )
+
+
+ENTRIES = (
+    _entry("fedcada", "inverse_round", "client Adam with averaged moments, damped in early rounds"),
+    _entry("fedcada:none", "none", "client Adam with averaged moments, ordinary bias correction"),
+)

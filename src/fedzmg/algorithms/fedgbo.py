@@ -1,0 +1,149 @@
+"""FedGBO (Mills et al. 2022): global statistics of an optimiser, frozen while clients train.
+
+With ``m`` the first moment, ``v`` the second and ``s = sqrt(v) + eps``, all of them the server's::
+
+    client:  w_k <- w_k - lr (beta1 m + (1 - beta1) g)          fedgbo          m = 0 at first
+             w_k <- w_k - lr g / s                              fedgbo:rmsprop  v = 1 at first
+             w_k <- w_k - lr (beta1 m + (1 - beta1) g) / s      fedgbo:adam     no bias correction
+    server:  u <- mean_k (w - w_k) / mean_k (lr K_k)            the mean step; K_k steps by client k
+             G <- (s u - beta1 m) / (1 - beta1)                 the step undone: a gradient
+             w <- w - mean_k (w - w_k)
+             m <- beta1 m + (1 - beta1) G ;   v <- beta2 v + (1 - beta2) G^2
+
+A step is affine in its gradient and the statistics stand still, so ``G`` is exactly the mean
+gradient of the round. Every client weighs the same, so with unequal ``K_k`` it is the mean over all
+steps of all clients. Whatever else a client added to its step, such as decay, would be taken for
+gradient by the server, so these clients have no such options; what a wrapper does to gradients
+before the step is undone by nobody, and ``G`` is then the mean of the changed gradients.
+
+Travels down: the model; ``m`` and the scalar ``beta1`` where there is a first moment; ``s`` (in
+place of ``v``, so that ``eps`` stays with the server) where there is a second. Travels up: the
+model difference and the scalar ``lr K_k``. Server state: m, v or both.
+Differences from the paper: it gives every client the same number of steps; dividing by the mean of
+``lr K_k`` is our extension and changes nothing then.
+Degenerate cases: ``beta1 = 0`` without a second moment is FedAvg with equal weights;
+``beta2 = 0`` remembers only the last round's gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.entry import Entry
+from fedzmg.contract import (
+    Algorithm,
+    ClientRule,
+    Cohort,
+    Given,
+    Number,
+    ServerRule,
+    State,
+    Upload,
+    number,
+)
+from fedzmg.tree import Tree
+
+
+class Frozen(NamedTuple):
+    """What the server shares: how a gradient becomes a step, and how a step becomes a gradient."""
+
+    first: Tree | tuple[()]
+    beta1: Number | tuple[()]
+    scale: Tree | tuple[()]
+
+    def direction(self, grad: Tree) -> Tree:
+        """The step of a gradient, before the learning rate."""
+        if isinstance(self.first, Tree) and not isinstance(self.beta1, tuple):
+            grad = self.beta1 * self.first + (1 - self.beta1) * grad
+        return grad / self.scale if isinstance(self.scale, Tree) else grad
+
+    def gradient(self, direction: Tree) -> Tree:
+        """The inverse of :meth:`direction`."""
+        grad = direction * self.scale if isinstance(self.scale, Tree) else direction
+        if isinstance(self.first, Tree) and not isinstance(self.beta1, tuple):
+            grad = (grad - self.beta1 * self.first) / (1 - self.beta1)
+        return grad
+
+
+class Moments(NamedTuple):
+    """Server state; a moment that is not used is ``()``."""
+
+    first: Tree | tuple[()]
+    second: Tree | tuple[()]
+
+
+@final
+@dataclass(frozen=True)
+class FrozenSteps(ClientRule):
+    """Steps along the gradient as the server's frozen statistics transform it."""
+
+    partner = "fedgbo"
+
+    lr: Number = number(0.1, above=0, doc="client learning rate")
+
+    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
+        frozen: Frozen = given.shared
+        return params - self.lr * frozen.direction(grad), scratch
+
+    def finish(
+        self, given: Given, params: Tree, scratch: State, steps: Tensor
+    ) -> tuple[Upload, State]:
+        del scratch
+        length = self.lr * steps.to(next(iter(params.values())).dtype)
+        return Upload(given.params - params, average=length), given.memory
+
+
+@final
+@dataclass(frozen=True)
+class Inverting(ServerRule):
+    """The mean model, and moments of the mean gradient that is read off the mean step."""
+
+    partner = "fedgbo"
+
+    beta1: Number | None = number(None, low=0, below=1, doc="averaging momentum; absent: none")
+    beta2: Number | None = number(None, low=0, below=1, doc="decay of second moment; absent: none")
+    eps: Number = number(1e-3, low=0, doc="added to the root of the second moment, if any")
+
+    def init(self, params: Tree) -> Moments:
+        return Moments(
+            () if self.beta1 is None else params.zeros(),
+            () if self.beta2 is None else params.map(torch.ones_like),
+        )
+
+    def share(self, state: Moments) -> Frozen:
+        return Frozen(
+            state.first,
+            () if self.beta1 is None else self.beta1,
+            state.second.sqrt() + self.eps if isinstance(state.second, Tree) else (),
+        )
+
+    def update(self, params: Tree, state: Moments, cohort: Cohort) -> tuple[Tree, Moments]:
+        grad = self.share(state).gradient(cohort.delta / cohort.average)
+        first, second = state
+        if isinstance(first, Tree) and self.beta1 is not None:
+            first = self.beta1 * first + (1 - self.beta1) * grad
+        if isinstance(second, Tree) and self.beta2 is not None:
+            second = self.beta2 * second + (1 - self.beta2) * (grad * grad)
+        return params - cohort.delta, Moments(first, second)
+
+
+def _entry(name: str, lr: float, server: Inverting, statistics: str, kept: int) -> Entry:
+    return Entry(
+        Algorithm(name, FrozenSteps(lr), server, weights="uniform"),
+        summary=f"clients step with the server's frozen {statistics}; server inverts the mean step",
+        source="Mills et al. 2022",
+        about=__doc__,
+        down=1 + kept,
+        server_keeps=kept,
+    )
+
+
+ENTRIES = (
+    _entry("fedgbo", 0.1, Inverting(beta1=0.9), "momentum", 1),
+    _entry("fedgbo:rmsprop", 0.01, Inverting(beta2=0.99), "RMSProp scale", 1),
+    _entry("fedgbo:adam", 0.01, Inverting(beta1=0.9, beta2=0.99), "Adam moments", 2),
+)

@@ -1,0 +1,123 @@
+"""FedLion (Tang and Chang 2024): sign steps on the clients, counted in whole ticks.
+
+::
+
+    client:  b_k <- m ;  t_k <- 0                               at the start of the round
+             u   <- sign(beta1 b_k + (1 - beta1) g)             with the buffer as it was
+             b_k <- beta2 b_k + (1 - beta2) g
+             w_k <- w_k - lr u ;   t_k <- t_k + u               the sign of zero is zero
+    server:  w <- w - lr mean_k t_k ;   m <- mean_k b_k         m = 0 before the first round
+
+Travels down: the model and the momentum. Travels up: the momentum, the scalar ``lr`` and, in place
+of the model difference ``lr t_k``, the ticks ``t_k``: integers between -K and K after K steps, so
+they need ``log2(2 K + 1)`` bits. They are sent in the narrowest of int8, int16 and int32 that holds
+the longest local training of the round; 127 steps fit into int8, a quarter of a model. Server
+state: the momentum. Every client weighs the same; unequal numbers of steps need nothing special.
+
+Differences from the paper: none known in the equations. Its scripts set ``beta1 = beta2 = 0.9``;
+the defaults here are those of its optimiser class, which are Lion's. Weight decay, which the
+scripts leave at zero, is not offered: with it ``w - w_k`` is no whole multiple of ``lr`` and ticks
+no longer say where a client ended.
+Degenerate cases: one local step with ``beta1 = beta2 = 0`` is sign SGD whose votes are averaged. A
+projection before the sign does not make the step zero-mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.entry import Entry
+from fedzmg.contract import (
+    Acts,
+    Algorithm,
+    ClientRule,
+    Cohort,
+    Given,
+    Look,
+    Number,
+    ServerRule,
+    State,
+    Upload,
+    number,
+)
+from fedzmg.tree import Tree
+
+
+class Ticking(NamedTuple):
+    """A client's momentum, and its sign steps added up."""
+
+    momentum: Tree
+    ticks: Tree
+
+
+@final
+@dataclass(frozen=True)
+class LionTicks(ClientRule):
+    """Lion from the server's momentum; sends whole ticks of ``lr`` instead of a difference."""
+
+    partner = "fedlion"
+    refuses: ClassVar[Mapping[Acts, str]] = {
+        "project": "its step takes the sign of what was projected, which does not sum to zero"
+    }
+
+    lr: Number = number(1e-3, above=0, doc="length of every step in every coordinate")
+    beta1: Number = number(0.9, low=0, below=1, doc="weight of the momentum under the sign")
+    beta2: Number = number(0.99, low=0, below=1, doc="decay of the momentum")
+
+    def begin(self, given: Given, look: Look | tuple[()]) -> Ticking:
+        del look
+        none = given.params.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.int32))
+        return Ticking(given.shared, none)
+
+    def step(
+        self, given: Given, params: Tree, scratch: Ticking, grad: Tree
+    ) -> tuple[Tree, Ticking]:
+        del given
+        sign = (self.beta1 * scratch.momentum + (1 - self.beta1) * grad).sign()
+        momentum = self.beta2 * scratch.momentum + (1 - self.beta2) * grad
+        ticks = scratch.ticks + sign.map(lambda leaf: leaf.to(torch.int32))
+        return params - self.lr * sign, Ticking(momentum, ticks)
+
+    def finish(
+        self, given: Given, params: Tree, scratch: Ticking, steps: Tensor
+    ) -> tuple[Upload, State]:
+        del steps
+        lr = next(iter(params.values())).new_ones(()) * self.lr
+        return Upload(scratch.ticks, average=(scratch.momentum, lr)), given.memory
+
+
+@final
+@dataclass(frozen=True)
+class CountTicks(ServerRule):
+    """Moves by the mean number of ticks; keeps the mean momentum."""
+
+    partner = "fedlion"
+
+    def init(self, params: Tree) -> State:
+        return params.zeros()
+
+    def share(self, state: State) -> State:
+        return state
+
+    def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
+        del state
+        momentum, lr = cohort.average
+        return params - lr * cohort.delta, momentum
+
+
+ENTRIES = (
+    Entry(
+        Algorithm("fedlion", LionTicks(), CountTicks(), weights="uniform"),
+        summary="Lion's sign steps from the server's momentum; ticks and momentum averaged",
+        source="Tang and Chang 2024",
+        about=__doc__,
+        down=2,
+        up=1.25,
+        server_keeps=1,
+    ),
+)
