@@ -413,7 +413,7 @@ def test_only_named_axes_are_projected() -> None:
     grad = Tree(
         {"w": torch.tensor([[1.0, 3.0]]), "b": torch.tensor([5.0]), "n": torch.tensor([7.0])}
     )
-    after = rule.project(grad)
+    after = rule.centred(grad)
     assert after["w"].tolist() == [[-1.0, 1.0]]
     assert after["b"].tolist() == [5.0]
     assert after["n"].tolist() == [7.0]

@@ -5,11 +5,38 @@ Adding an algorithm is one file and one row here; the conformance tests then cov
 
 from __future__ import annotations
 
-from fedzmg.algorithms import fedadam, fedavg, fedzmg
+from fedzmg.algorithms import (
+    adabest,
+    fedadadb,
+    fedadagrad,
+    fedadam,
+    fedadap,
+    fedavg,
+    fedavgm,
+    fedcada,
+    feddyn,
+    fedgbo,
+    fedlion,
+    fedprox,
+    fedyogi,
+    fedzmg,
+    gradient_centralization,
+    hybrids,
+    mfl,
+    mimelite,
+    scaffold,
+)
 from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.fedadadb import AdaDB
+from fedzmg.algorithms.fedadagrad import Adagrad, ReddiAdagrad
 from fedzmg.algorithms.fedadam import Adam, ReddiAdam
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.algorithms.fedzmg import ZeroMean, zero_mean
+from fedzmg.algorithms.fedavgm import Momentum
+from fedzmg.algorithms.fedyogi import ReddiYogi, Yogi
+from fedzmg.algorithms.fedzmg import ZeroMean
+from fedzmg.algorithms.gradient_centralization import Coupled
+from fedzmg.algorithms.projected import Projected
+from fedzmg.algorithms.projection import zero_mean
 from fedzmg.algorithms.sgd import SGD
 from fedzmg.contract import Algorithm
 from fedzmg.errors import unknown
@@ -17,10 +44,18 @@ from fedzmg.errors import unknown
 __all__ = [
     "ALGORITHMS",
     "SGD",
+    "AdaDB",
+    "Adagrad",
     "Adam",
     "Average",
+    "Coupled",
     "Entry",
+    "Momentum",
+    "Projected",
+    "ReddiAdagrad",
     "ReddiAdam",
+    "ReddiYogi",
+    "Yogi",
     "ZeroMean",
     "get",
     "zero_mean",
@@ -32,6 +67,22 @@ ALGORITHMS: dict[str, Entry] = {
         *fedzmg.ENTRIES,
         *fedavg.ENTRIES,
         *fedadam.ENTRIES,
+        *fedavgm.ENTRIES,
+        *fedyogi.ENTRIES,
+        *fedadagrad.ENTRIES,
+        *fedadadb.ENTRIES,
+        *hybrids.ENTRIES,
+        *gradient_centralization.ENTRIES,
+        *mfl.ENTRIES,
+        *fedgbo.ENTRIES,
+        *fedlion.ENTRIES,
+        *fedcada.ENTRIES,
+        *fedadap.ENTRIES,
+        *fedprox.ENTRIES,
+        *scaffold.ENTRIES,
+        *feddyn.ENTRIES,
+        *mimelite.ENTRIES,
+        *adabest.ENTRIES,
     )
 }
 

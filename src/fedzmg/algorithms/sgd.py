@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self, final
 
-from fedzmg.contract import ClientRule, Given, Look, Number, State, number
+from fedzmg.contract import ClientRule, Given, Layout, Look, Number, State, number
+from fedzmg.errors import InputError, unknown
 from fedzmg.tree import Tree
 
 
@@ -17,14 +18,36 @@ class SGD(ClientRule):
     Per step::
 
         v <- momentum v + g              (accumulating form; v = 0 at the start of every round)
-        w <- w (1 - decay lr) - lr v     (decoupled: the decay never enters v)
+        w <- w (1 - decay lr) - lr v     (heavy_ball; decoupled: the decay never enters v)
+        w <- w (1 - decay lr) - lr (g + momentum v)                                  (nesterov)
 
-    Degenerate cases: ``momentum=0`` equals no momentum, ``decay=0`` equals no decay, bit for bit.
+    Both forms are those of ``torch.optim.SGD``; its weight decay, however, enters the gradient.
+    Degenerate cases: ``momentum=0`` equals no momentum, whatever the form, and ``decay=0`` equals
+    no decay, bit for bit.
     """
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     momentum: Number | None = number(None, low=0, below=1, doc="accumulating momentum")
     decay: Number | None = number(None, low=0, doc="decoupled weight decay, times lr per step")
+    decay_scope: Literal["all", "kernels"] = "all"
+    """What decays: every parameter, or every one but biases and those of normalisation layers."""
+    form: Literal["heavy_ball", "nesterov"] = "heavy_ball"
+    spared: tuple[str, ...] | None = field(default=None, repr=False, metadata={"derived": True})
+    """Names of the parameters that do not decay, once the model is known."""
+
+    def __post_init__(self) -> None:
+        """Refuse a scope or a form that is not known."""
+        super().__post_init__()
+        if self.decay_scope not in ("all", "kernels"):
+            raise unknown("decay_scope", str(self.decay_scope), ["all", "kernels"])
+        if self.form not in ("heavy_ball", "nesterov"):
+            raise unknown("form", str(self.form), ["heavy_ball", "nesterov"])
+
+    def for_layout(self, layout: Layout) -> Self:
+        if self.decay_scope == "all":
+            return self
+        spared = tuple(name for name, info in layout.items() if info.role in ("bias", "norm"))
+        return replace(self, spared=spared)
 
     def begin(self, given: Given, look: Look | tuple[()]) -> State:
         del look
@@ -33,7 +56,16 @@ class SGD(ClientRule):
     def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
         del given
         if self.momentum is not None:
-            grad = scratch = self.momentum * scratch + grad
+            scratch = self.momentum * scratch + grad
+            grad = grad + self.momentum * scratch if self.form == "nesterov" else scratch
         if self.decay is not None:
-            params = params * (1 - self.decay * self.lr)
+            params = self._decayed(params, 1 - self.decay * self.lr)
         return params - self.lr * grad, scratch
+
+    def _decayed(self, params: Tree, kept: Number) -> Tree:
+        if self.decay_scope == "all":
+            return params * kept
+        if self.spared is None:
+            raise InputError("SGD does not know the model yet: call for_layout(layout) first")
+        spared = self.spared
+        return Tree({n: w if n in spared else w * kept for n, w in params.items()})

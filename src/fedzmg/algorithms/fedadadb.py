@@ -1,0 +1,106 @@
+"""FedAdaDB (Zantalis 2025): server Adam whose rates are bounded by the data (AdaDB).
+
+AdaDB is by Yang and Cai 2021. With ``g`` the pseudo-gradient (averaged ``w_global - w_local``),
+``t`` the server steps done, everything per coordinate and ``max`` over one tensor, not the model::
+
+    m <- beta1 m + (1 - beta1) g ;   v <- beta2 v + (1 - beta2) g^2               m_0 = v_0 = 0
+    m^ = m / (1 - beta1^t) ;   v^ = v / (1 - beta2^t)
+    eta = clip(a / sqrt(v^), low = floor, high = floor + r) ;   w <- w - eta m^
+
+    fedadadb           a = lr sqrt(1 - beta2^t) / (1 - beta1^t)    r = |m^| / (gamma max|m^|)
+    fedadadb:original  a = lr                                      r = |m^| / (gamma t max|m^|)
+
+``fedadadb`` follows the code of FedAdaDB's author with the constants of its training script (0.9,
+0.999, gamma 1e-4, floor 1). It corrects the bias twice, in ``a`` and in ``m^, v^``; its gamma,
+named epsilon there, is the inverse width of the bound and no stabiliser. With floor 1 and a usual
+lr nearly every coordinate sits on the floor, where the method is FedAvg with averaged, corrected
+momentum. ``fedadadb:original`` has AdaDB's own bound, which tightens like 1/t, after another
+implementation with typical constants. ``server.bound`` and ``server.correction`` mix the two.
+
+Travels down: the model. Travels up: the model difference. Server state: m, v and t.
+Difference from the code: a tensor without any update has r = 0/0 there; here it stays put.
+Degenerate cases: the first round of ``fedadadb`` is FedAvg with server rate 1 where
+``lr sqrt(1 - beta2) / (1 - beta1) <= |g|``; a large gamma pins every rate to the floor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.moments import Moments, adam_moments, correction, no_moments
+from fedzmg.algorithms.sgd import SGD
+from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, number
+from fedzmg.errors import unknown
+from fedzmg.tree import Tree
+
+
+@final
+@dataclass(frozen=True)
+class AdaDB(ServerRule):
+    """Adam with rates between ``floor`` and ``floor + r``."""
+
+    lr: Number = number(0.1, above=0, doc="server learning rate")
+    beta1: Number = number(0.9, low=0, below=1, doc="decay of the first moment")
+    beta2: Number = number(0.999, low=0, below=1, doc="decay of the second moment")
+    gamma: Number = number(1e-4, above=0, doc="inverse width of the bound")
+    floor: Number = number(1.0, low=0, doc="lower bound of every rate (alpha*)")
+    bound: Literal["constant", "inverse_round"] = "constant"
+    correction: Literal["double", "single"] = "double"
+
+    def __post_init__(self) -> None:
+        """Refuse a bound or a correction that is not known."""
+        super().__post_init__()
+        if self.bound not in ("constant", "inverse_round"):
+            raise unknown("bound", str(self.bound), ["constant", "inverse_round"])
+        if self.correction not in ("double", "single"):
+            raise unknown("correction", str(self.correction), ["double", "single"])
+
+    def init(self, params: Tree) -> Moments:
+        return no_moments(params)
+
+    def update(self, params: Tree, state: Moments, cohort: Cohort) -> tuple[Tree, Moments]:
+        state = adam_moments(state, cohort.delta, self.beta1, self.beta2)
+        rate = torch.ones_like(state.steps) * self.lr
+        if self.correction == "double":
+            rate = rate * correction(self.beta1, self.beta2, state.steps)
+        gamma = self.gamma * state.steps if self.bound == "inverse_round" else self.gamma
+
+        def step(first: Tensor, second: Tensor) -> Tensor:
+            size = first.abs()
+            largest = size.amax()
+            # Divided before gamma is, so that a tiny tensor does not underflow; a tensor of zeros
+            # gets a width of zero, and its step is zero because its first moment is.
+            width = size / torch.where(largest > 0, largest, torch.ones_like(largest)) / gamma
+            low = torch.zeros_like(width) + self.floor
+            return torch.clamp(rate / second.sqrt(), low, low + width) * first
+
+        first = state.first / (1 - self.beta1**state.steps)
+        second = state.second / (1 - self.beta2**state.steps)
+        return params - first.map(step, second), state
+
+
+ENTRIES = (
+    Entry(
+        Algorithm("fedadadb", SGD(lr=0.1), AdaDB()),
+        summary="local SGD; server AdaDB as in its author's code",
+        source="Zantalis 2025",
+        about=__doc__,
+        server_keeps=2,
+    ),
+    Entry(
+        Algorithm(
+            "fedadadb:original",
+            SGD(lr=0.1),
+            AdaDB(lr=1e-3, gamma=1e-3, floor=0.1, bound="inverse_round", correction="single"),
+        ),
+        summary="local SGD; server AdaDB with the bound of the original optimiser",
+        source="Zantalis 2025; Yang and Cai 2021",
+        about=__doc__,
+        server_keeps=2,
+    ),
+)

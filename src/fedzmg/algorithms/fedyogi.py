@@ -1,0 +1,94 @@
+"""FedYogi (Reddi et al. 2020): FedAdam whose second moment moves by a bounded amount.
+
+With ``g`` the pseudo-gradient (averaged ``w_global - w_local``) and ``t`` the server steps done::
+
+    both:     m <- beta1 m + (1 - beta1) g ;   v <- v - (1 - beta2) g^2 sign(v - g^2)
+    fedyogi        w <- w - lr sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + eps)    v_0 = 1e-6
+    fedyogi:reddi  w <- w - lr m / (sqrt(v) + tau)                                      v_0 = tau^2
+
+``fedyogi`` is TensorFlow Federated's optimiser, ``fedyogi:reddi`` is Algorithm 2 of Reddi et al.
+(Flower's strategy is that one as well, with another tau). The code released with the paper starts v
+at 0; ``server.v0`` says so.
+
+Travels down: the model. Travels up: the model difference. Server state: m, v and t.
+Degenerate cases: where ``v`` equals ``g^2`` it stays; the first round from ``v0 = 0`` is FedAdam's;
+a coordinate that never moved stays put.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.moments import Moments, averaged, correction, direction, no_moments
+from fedzmg.algorithms.sgd import SGD
+from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, number
+from fedzmg.tree import Tree
+
+
+def yogi_moments(moments: Moments, grad: Tree, beta1: Number, beta2: Number) -> Moments:
+    """First moment as Adam's; the second moves towards ``g^2`` by ``(1 - beta2) g^2``."""
+    square = grad * grad
+    return Moments(
+        averaged(moments.first, grad, beta1),
+        moments.second - (1 - beta2) * (square * (moments.second - square).sign()),
+        moments.steps + 1,
+    )
+
+
+@final
+@dataclass(frozen=True)
+class Yogi(ServerRule):
+    """Yogi with Adam's bias correction, as in TFF."""
+
+    lr: Number = number(0.1, above=0, doc="server learning rate")
+    beta1: Number = number(0.9, low=0, below=1, doc="decay of the first moment")
+    beta2: Number = number(0.99, low=0, below=1, doc="inertia of the second moment")
+    eps: Number = number(1e-3, low=0, doc="added to the root of the second moment")
+    v0: Number = number(1e-6, low=0, doc="initial second moment")
+
+    def init(self, params: Tree) -> Moments:
+        return no_moments(params, self.v0)
+
+    def update(self, params: Tree, state: Moments, cohort: Cohort) -> tuple[Tree, Moments]:
+        state = yogi_moments(state, cohort.delta, self.beta1, self.beta2)
+        rate = self.lr * correction(self.beta1, self.beta2, state.steps)
+        return params - rate * direction(state, self.eps), state
+
+
+@final
+@dataclass(frozen=True)
+class ReddiYogi(ServerRule):
+    """Yogi as published by Reddi et al.: no bias correction, second moment starts at ``tau^2``."""
+
+    lr: Number = number(0.1, above=0, doc="server learning rate")
+    beta1: Number = number(0.9, low=0, below=1, doc="decay of the first moment")
+    beta2: Number = number(0.99, low=0, below=1, doc="inertia of the second moment")
+    tau: Number = number(1e-3, low=0, doc="degree of adaptivity, added to the root")
+    v0: Number | None = number(None, low=0, doc="initial second moment; tau^2 if absent")
+
+    def init(self, params: Tree) -> Moments:
+        return no_moments(params, self.tau * self.tau if self.v0 is None else self.v0)
+
+    def update(self, params: Tree, state: Moments, cohort: Cohort) -> tuple[Tree, Moments]:
+        state = yogi_moments(state, cohort.delta, self.beta1, self.beta2)
+        return params - self.lr * direction(state, self.tau), state
+
+
+ENTRIES = (
+    Entry(
+        Algorithm("fedyogi", SGD(lr=0.1), Yogi()),
+        summary="local SGD; bias-corrected server Yogi as in TFF",
+        source="Reddi et al. 2020, TensorFlow Federated",
+        about=__doc__,
+        server_keeps=2,
+    ),
+    Entry(
+        Algorithm("fedyogi:reddi", SGD(lr=0.1), ReddiYogi()),
+        summary="local SGD; server Yogi as published, without bias correction",
+        source="Reddi et al. 2020",
+        about=__doc__,
+        server_keeps=2,
+    ),
+)

@@ -1,0 +1,51 @@
+"""FedZMG's clients with an adaptive server; named as future work by Zantalis et al. 2026.
+
+::
+
+    client:  FedZMG's: zero-mean gradients, momentum, decoupled decay
+    server:  the step of FedAdam, FedYogi or FedAdagrad, in the form of TensorFlow Federated
+    :projected   that step, centred per output unit over the layer's inputs
+
+The formulas are ours, composed of published ones. Clients send zero-mean updates (if they do not
+decay), but a server that divides every coordinate by its own root makes a step of another mean;
+the projected versions centre it again and conserve the sum of every column.
+
+Travels down: the model. Travels up: the model difference. Server state: that of the server rule.
+Clients' decay enters the server's moments; a projected step also undoes what decay did to sums.
+Degenerate cases: ``client.project = "none"`` without momentum and decay is the server's own
+algorithm; with one input per output unit a projected weight never moves.
+"""
+
+from __future__ import annotations
+
+from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.fedadagrad import Adagrad
+from fedzmg.algorithms.fedadam import Adam
+from fedzmg.algorithms.fedyogi import Yogi
+from fedzmg.algorithms.fedzmg import CLIENT
+from fedzmg.algorithms.projected import Projected
+from fedzmg.contract import Algorithm, ServerRule
+
+
+def _entry(name: str, server: ServerRule, words: str, keeps: float) -> Entry:
+    return Entry(
+        Algorithm(name, CLIENT, server),
+        summary=f"FedZMG's clients with {words}",
+        source="named as future work by Zantalis et al. 2026",
+        about=__doc__,
+        server_keeps=keeps,
+    )
+
+
+ENTRIES = (
+    _entry("fedzmg-adam:projected", Projected(Adam()), "FedAdam's server, its step zero-mean", 2),
+    _entry("fedzmg-yogi", Yogi(), "FedYogi's server", 2),
+    _entry("fedzmg-yogi:projected", Projected(Yogi()), "FedYogi's server, its step zero-mean", 2),
+    _entry("fedzmg-adagrad", Adagrad(), "FedAdagrad's server", 1),
+    _entry(
+        "fedzmg-adagrad:projected",
+        Projected(Adagrad()),
+        "FedAdagrad's server, its step zero-mean",
+        1,
+    ),
+)

@@ -1,0 +1,99 @@
+"""The zero-mean projection: which parameters are centred, over which axes, and how.
+
+Clients project gradients with it (FedZMG, Gradient Centralization), servers project steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from fedzmg.contract import Layout
+from fedzmg.errors import unknown
+from fedzmg.tree import Tree
+
+Project = Literal[
+    "all", "no_embedding", "conv_only", "first_layer", "all_but_last", "whole", "none"
+]
+EmbeddingAxis = Literal["vocab", "dim"]
+Biases = Literal["free", "centred"]
+Axes: TypeAlias = Mapping[str, tuple[int, ...]]
+PROJECT, EMBEDDING_AXIS, BIASES = (get_args(known) for known in (Project, EmbeddingAxis, Biases))
+
+
+def zero_mean(grad: Tensor, input_axes: tuple[int, ...]) -> Tensor:
+    """Project a gradient onto the hyperplane of zero mean over ``input_axes``.
+
+    The mean of a half-precision gradient is taken in float32.
+
+    >>> zero_mean(torch.tensor([[1.0, 3.0, 5.0], [2.0, -4.0, 8.0]]), (1,))
+    tensor([[-2.,  0.,  2.],
+            [ 0., -6.,  6.]])
+    """
+    if not input_axes:
+        return grad
+    wide = _wide(grad)
+    return grad - grad.mean(dim=input_axes, keepdim=True, dtype=wide).to(grad.dtype)
+
+
+def zero_mean_vector(grad: Tree) -> Tree:
+    """Project a gradient onto zero mean over all of its entries, the model as one vector."""
+    if not grad:
+        return grad  # a look at the loss alone
+    total = torch.stack([leaf.sum(dtype=_wide(leaf)) for leaf in grad.values()]).sum()
+    mean = total / sum(leaf.numel() for leaf in grad.values())
+    return grad.map(lambda leaf: leaf - mean.to(leaf.dtype))
+
+
+def _wide(grad: Tensor) -> torch.dtype:
+    return torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
+
+
+def projected_axes(
+    layout: Layout,
+    project: Project = "all",
+    embedding_axis: EmbeddingAxis = "vocab",
+    biases: Biases = "free",
+) -> Axes:
+    """The axes over which each parameter is centred; ``()`` leaves it alone.
+
+    A layer is the module that owns a parameter, so a bias is centred only with its layer's weights.
+    """
+
+    def owner(name: str) -> str:
+        return name.rpartition(".")[0]
+
+    layers = [owner(name) for name, info in layout.items() if info.input_axes]
+    axes: dict[str, tuple[int, ...]] = {}
+    for name, info in layout.items():
+        chosen = {
+            "all": True,
+            "no_embedding": info.role != "embedding",
+            "conv_only": "Conv" in info.layer,
+            "first_layer": owner(name) in layers[:1],
+            "all_but_last": owner(name) not in layers[-1:],
+        }
+        over = info.input_axes
+        if info.role == "embedding" and embedding_axis == "dim":
+            over = (1,)
+        # The last axis is the only one of a bias. A parameter without a layer's type is one whose
+        # axes the user has named: "none" is then the user's word.
+        if info.role in ("bias", "norm") and info.layer and biases == "centred":
+            over = (-1,)
+        axes[name] = over if chosen.get(project) else ()
+    return axes
+
+
+def check_projection(
+    project: str = "all", embedding_axis: str = "vocab", biases: str = "free"
+) -> None:
+    """Refuse a value that :func:`projected_axes` does not know."""
+    if project not in PROJECT:
+        raise unknown("project", str(project), PROJECT)
+    if embedding_axis not in EMBEDDING_AXIS:
+        raise unknown("embedding_axis", str(embedding_axis), EMBEDDING_AXIS)
+    if biases not in BIASES:
+        raise unknown("biases", str(biases), BIASES)

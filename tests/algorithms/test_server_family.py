@@ -1,0 +1,895 @@
+"""Adaptive and projecting servers, Gradient Centralization: known answers and degenerate cases."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given as hypotheses
+from hypothesis import settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fedzmg
+from fedzmg import algorithms
+from fedzmg.algorithms import (
+    SGD,
+    AdaDB,
+    Adagrad,
+    Adam,
+    Average,
+    Coupled,
+    Momentum,
+    Projected,
+    ReddiAdagrad,
+    ReddiYogi,
+    Yogi,
+    ZeroMean,
+)
+from fedzmg.contract import Algorithm, Cohort, ServerRule, bind, numbers
+from fedzmg.errors import InputError
+from fedzmg.models import CharGRU
+from fedzmg.models.initial import initial_params
+from fedzmg.tree import Tree
+from golden_problems import (
+    GOLDEN,
+    P2,
+    P3,
+    TOLERANCE,
+    dense_task,
+    given,
+    models,
+    quadratic_task,
+)
+
+TRACES: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "golden" / "server_family.json").read_text()
+)
+ENGINES = ["sequential", "vectorized"]
+DTYPES = [torch.float64, torch.float32]
+GC_OFF = {"client.momentum": None, "client.l2": None}
+
+
+def named(name: str, **options: Any) -> Algorithm:
+    """An algorithm at client rate 0.1; ``server_lr`` stands for ``server.lr``."""
+    changed = {key.replace("_", ".", 1): value for key, value in options.items()}
+    return algorithms.get(name).with_options({"client.lr": 0.1} | changed)
+
+
+ENTRIES: dict[str, Algorithm] = {
+    "fedavgm": named("fedavgm"),
+    "fedadagrad_reddi": named("fedadagrad:reddi"),
+    "fedadam_flower": named("fedadam:flower"),
+    "fedyogi_reddi": named("fedyogi:reddi"),
+    "fedyogi_tff": named("fedyogi"),
+    "fedadagrad_tff": named("fedadagrad"),
+    "fedadadb_author_defaults": named("fedadadb"),
+    "fedadadb_author_active": named("fedadadb", server_lr=1.0, server_gamma=4.0, server_floor=0.05),
+    "fedadadb_original": named(
+        "fedadadb:original", server_lr=0.1, server_gamma=1.0, server_floor=0.05
+    ),
+    "local_gc": named("local-gc").with_options(GC_OFF),
+    "global_gc": named("global-gc").with_options(GC_OFF),
+}
+PROJECTED_ADAM = named("fedzmg-adam:projected", client_momentum=0.9, client_decay=None)
+CASES = [
+    *(pytest.param(P2, a, TRACES[name]["rounds"], id=name) for name, a in ENTRIES.items()),
+    pytest.param(
+        P3,
+        PROJECTED_ADAM,
+        GOLDEN["p3"]["algorithms"]["fedzmg_adam_tff_projected_server"]["rounds"],
+        id="p3-projected-adam",
+    ),
+]
+
+
+def close(got: Tensor, expected: Any, dtype: torch.dtype) -> None:
+    wanted = torch.tensor(expected, dtype=torch.float64).reshape(got.shape)
+    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=TOLERANCE[dtype])
+
+
+# Known answers.
+
+
+def test_every_stored_trace_is_used() -> None:
+    assert set(TRACES) == set(ENTRIES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("problem", "algorithm", "rounds"), CASES)
+def test_model_after_every_round(
+    problem: dict[str, Any],
+    algorithm: Algorithm,
+    rounds: list[dict[str, Any]],
+    engine: str,
+    dtype: torch.dtype,
+) -> None:
+    found = models(quadratic_task(problem), algorithm, engine=engine, dtype=dtype)
+    assert len(found) == len(rounds) == 2
+    for model, expected in zip(found, rounds, strict=True):
+        close(model["weight"], expected["w"], dtype)
+        if "sum_w" in expected:
+            close(model["weight"].sum(), expected["sum_w"], dtype)
+
+
+@pytest.mark.parametrize(("problem", "algorithm", "rounds"), CASES)
+def test_local_iterates(
+    problem: dict[str, Any], algorithm: Algorithm, rounds: list[dict[str, Any]]
+) -> None:
+    rule = algorithm.for_layout(quadratic_task(problem).model.layout).client
+    start = problem["w0"]
+    for expected in rounds:
+        sent = Tree({"weight": torch.tensor([start], dtype=torch.float64)})
+        for client, iterates in expected["local_iterates"].items():
+            curvature = torch.tensor([problem["H"][client]], dtype=torch.float64)
+            centre = torch.tensor([problem["c"][client]], dtype=torch.float64)
+            params, scratch = sent, rule.begin(given(sent), ())
+            for iterate in iterates:
+                grad = Tree({"weight": curvature * (params["weight"] - centre)})
+                params, scratch = rule.step(given(sent), params, scratch, grad)
+                close(params["weight"], iterate, torch.float64)
+        start = expected["w"]
+
+
+@pytest.mark.parametrize("name", [n for n, e in TRACES.items() if "delta" in e["rounds"][0]])
+def test_server_state(name: str) -> None:
+    """The server alone, on the stored updates: velocity, moments, sums of squares."""
+    rule = ENTRIES[name].server
+    params = Tree({"weight": torch.tensor([P2["w0"]], dtype=torch.float64)})
+    state = rule.init(params)
+    for expected in TRACES[name]["rounds"]:
+        delta = -torch.tensor([expected["delta"]], dtype=torch.float64)
+        params, state = rule.update(params, state, cohort(delta, expected["round"], "weight"))
+        close(params["weight"], expected["w"], torch.float64)
+        if name == "fedavgm":  # the file keeps the velocity of the update, the library of minus it
+            close(-state["weight"], expected["v"], torch.float64)
+            continue
+        second = state if isinstance(state, Tree) else state.second
+        close(second["weight"], expected["v"], torch.float64)
+        if "m" in expected and name != "fedadagrad_reddi":
+            sign = -1.0 if name.endswith("_reddi") else 1.0
+            close(sign * state.first["weight"], expected["m"], torch.float64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_decay_that_spares_biases(engine: str, dtype: torch.dtype) -> None:
+    found = models(
+        dense_task(), named("fedzmg", client_decay_scope="kernels"), engine=engine, dtype=dtype
+    )
+    rounds = GOLDEN["dense_layer"]["fedzmg_paper_settings_no_bias_decay"]
+    for model, expected in zip(found, rounds, strict=True):
+        close(model["weight"].T.contiguous(), expected["W"], dtype)
+        close(model["bias"], expected["b"], dtype)
+
+
+# Servers by hand.
+
+
+def cohort(delta: Tensor, round_: int, name: str = "w") -> Cohort:
+    tree = Tree({name: delta})
+    return Cohort(tree, (), (), torch.tensor(1), torch.tensor(1), torch.tensor(round_))
+
+
+def drive(
+    rule: ServerRule,
+    start: list[float],
+    deltas: list[list[float]],
+    *,
+    dtype: torch.dtype = torch.float64,
+    bound: bool = False,
+) -> list[list[float]]:
+    """The models of a server that receives some deltas; ``bound`` as inside an engine."""
+    if bound:
+        rule = bind(rule, {n: torch.tensor(v, dtype=dtype) for n, v in numbers(rule).items()})
+    params = Tree({"w": torch.tensor(start, dtype=dtype)})
+    state = rule.init(params)
+    found = []
+    for round_, delta in enumerate(deltas, 1):
+        params, state = rule.update(params, state, cohort(torch.tensor(delta, dtype=dtype), round_))
+        found.append(params["w"].tolist())
+    return found
+
+
+update = st.lists(
+    st.floats(-4, 4).map(lambda v: 0.0 if abs(v) < 1e-6 else v), min_size=3, max_size=3
+)
+updates = st.lists(update, min_size=1, max_size=5)
+
+
+def plain_adadb(start: list[float], deltas: list[list[float]], rule: AdaDB) -> list[list[float]]:
+    """AdaDB one coordinate at a time, in plain floats."""
+    lr, b1, b2, gamma, floor = (float(v) for v in numbers(rule).values())
+    w, m, v = list(start), [0.0] * len(start), [0.0] * len(start)
+    found = []
+    for t, delta in enumerate(deltas, 1):
+        for i, g in enumerate(delta):
+            m[i] = b1 * m[i] + (1 - b1) * g
+            v[i] = b2 * v[i] + (1 - b2) * g * g
+        a = lr
+        if rule.correction == "double":
+            a *= math.sqrt(1 - b2**t) / (1 - b1**t)
+        largest = max(abs(x) for x in m)
+        for i, first in enumerate(m):
+            if largest == 0:
+                continue
+            root = math.sqrt(v[i] / (1 - b2**t))
+            width = abs(first) / (gamma * (t if rule.bound == "inverse_round" else 1) * largest)
+            rate = min(max(a / root if root else math.inf, floor), floor + width)
+            w[i] -= rate * first / (1 - b1**t)
+        found.append(list(w))
+    return found
+
+
+@hypotheses(
+    updates,
+    st.floats(1e-3, 2),
+    st.floats(1e-2, 10),
+    st.floats(0, 1),
+    st.sampled_from(["constant", "inverse_round"]),
+    st.sampled_from(["double", "single"]),
+    st.booleans(),
+)
+@settings(max_examples=60)
+def test_adadb_against_plain_floats(
+    deltas: list[list[float]],
+    lr: float,
+    gamma: float,
+    floor: float,
+    bound: Any,
+    correction: Any,
+    as_tensors: bool,
+) -> None:
+    rule = AdaDB(lr, 0.9, 0.999, gamma, floor, bound, correction)
+    start = [1.0, -2.0, 0.25]
+    found = drive(rule, start, deltas, bound=as_tensors)
+    for left, right in zip(found, plain_adadb(start, deltas, rule), strict=True):
+        assert left == pytest.approx(right, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("bound", ["constant", "inverse_round"])
+@pytest.mark.parametrize("correction", ["double", "single"])
+def test_adadb_leaves_a_tensor_without_updates_alone(bound: Any, correction: Any) -> None:
+    """Whatever another tensor of the model does, and with the bound of that one tensor."""
+    rule = AdaDB(bound=bound, correction=correction, gamma=4.0, floor=0.05)
+    params = Tree({"still": torch.ones(2, 3), "moving": torch.ones(2)})
+    alone = drive(rule, [1.0, 1.0], [[0.5, -0.1]] * 2, dtype=torch.float32)
+    state = rule.init(params)
+    for round_ in range(2):
+        delta = Tree({"still": torch.zeros(2, 3), "moving": torch.tensor([0.5, -0.1])})
+        told = cohort(torch.zeros(1), round_ + 1)._replace(delta=delta)
+        params, state = rule.update(params, state, told)
+        assert torch.equal(params["still"], torch.ones(2, 3))
+        assert params["moving"].tolist() == alone[round_]
+
+
+def test_adadb_maps_over_trials() -> None:
+    """One trial's tensor of zeros does not disturb the others, which are bounded on their own."""
+    rule = AdaDB(lr=1.0, gamma=4.0, floor=0.05)
+    deltas = torch.tensor([[0.5, -0.1], [0.0, 0.0], [1e-30, 1e-31]])
+
+    def one(delta: Tensor) -> Tensor:
+        params = Tree({"w": torch.zeros_like(delta)})
+        return rule.update(params, rule.init(params), cohort(delta, 1))[0]["w"]
+
+    mapped = torch.vmap(one)(deltas)
+    assert torch.equal(mapped, torch.stack([one(delta) for delta in deltas]))
+    assert torch.equal(mapped[1], torch.zeros(2))
+    assert bool(mapped.isfinite().all())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_adadb_begins_as_fedavg(engine: str) -> None:
+    """Its rates sit on the floor of 1, whatever its own rate within reason."""
+    task = quadratic_task(P2)
+    [plain] = models(task, named("fedavg"), engine=engine, rounds=1)
+    for lr in (0.001, 0.1, 0.7):
+        [found] = models(task, named("fedadadb", server_lr=lr), engine=engine, rounds=1)
+        torch.testing.assert_close(found["weight"], plain["weight"], rtol=0, atol=1e-12)
+
+
+def test_a_large_gamma_pins_adadb_to_its_floor() -> None:
+    [found] = drive(AdaDB(lr=100.0, gamma=1e12, floor=0.25), [0.0, 0.0], [[2.0, -1.0]])
+    assert found == pytest.approx([-0.5, 0.25], abs=1e-9)
+
+
+@hypotheses(updates, st.floats(0.01, 2))
+@settings(max_examples=30)
+def test_server_momentum_of_zero_is_the_average(deltas: list[list[float]], lr: float) -> None:
+    start = [1.0, -2.0, 0.25]
+    assert drive(Momentum(lr, 0.0), start, deltas) == drive(Average(lr), start, deltas)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_fedavgm_without_momentum_is_fedavg(engine: str, dtype: torch.dtype) -> None:
+    task = image_task()
+    one = models(task, named("fedavgm", server_beta=0.0), engine=engine, dtype=dtype, rounds=3)
+    two = models(task, named("fedavg"), engine=engine, dtype=dtype, rounds=3)
+    assert same(one, two)
+
+
+def test_server_momentum_against_torch() -> None:
+    """The accumulating form is that of ``torch.optim.SGD``."""
+    deltas = [[0.5, -2.0], [0.25, 1.0], [-1.0, 0.0]]
+    weight = nn.Parameter(torch.tensor([1.0, -1.0], dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=0.3, momentum=0.9)
+    for delta, found in zip(deltas, drive(Momentum(0.3, 0.9), [1.0, -1.0], deltas), strict=True):
+        weight.grad = torch.tensor(delta, dtype=torch.float64)
+        optimizer.step()
+        assert found == pytest.approx(weight.tolist(), abs=1e-12)
+
+
+def test_server_momentum_reaches_its_speed() -> None:
+    found = drive(Momentum(0.1, 0.9), [0.0], [[2.0]] * 400)
+    assert found[-1][0] - found[-2][0] == pytest.approx(-0.1 / (1 - 0.9) * 2.0, abs=1e-9)
+
+
+SIGN_STEPS = {
+    "yogi": Yogi(lr=0.5, beta1=0.0, beta2=0.0, eps=0.0, v0=0.0),
+    "yogi-reddi": ReddiYogi(lr=0.5, beta1=0.0, beta2=0.0, tau=0.0),
+    "adagrad": Adagrad(lr=0.5, eps=0.0, v0=0.0),
+    "adagrad-reddi": ReddiAdagrad(lr=0.5, tau=0.0),
+    "adagrad-reddi-moment": ReddiAdagrad(lr=0.5, beta1=0.0, tau=0.0),
+    "adam-flower": Adam(lr=0.5, beta1=0.0, beta2=0.0, eps=0.0, exponent="next_step"),
+}
+
+
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize("name", SIGN_STEPS)
+def test_no_memory_and_nothing_added_is_a_sign_step(name: str, bound: bool) -> None:
+    """In the first round; a coordinate that never moved stays put and is no NaN."""
+    deltas = [[3.0, -0.001, 0.0], [0.0, 0.0, 0.0]]
+    found = drive(SIGN_STEPS[name], [0.0, 1.0, 4.0], deltas, bound=bound)
+    assert found[0] == pytest.approx([-0.5, 1.5, 4.0], abs=1e-12)
+    assert found[1] == pytest.approx([-0.5, 1.5, 4.0], abs=1e-12)
+
+
+def test_yogi_moves_its_second_moment_by_a_bounded_amount() -> None:
+    """Up and down by ``(1 - beta2) g^2``; not at all where it equals ``g^2``."""
+    rule = Yogi(beta2=0.75, v0=4.0)
+    params = Tree({"w": torch.zeros(3, dtype=torch.float64)})
+    delta = torch.tensor([2.0, 4.0, 1.0], dtype=torch.float64)
+    _, state = rule.update(params, rule.init(params), cohort(delta, 1))
+    assert state.second["w"].tolist() == [4.0, 8.0, 3.75]
+
+
+def test_the_first_round_of_yogi_from_zero_is_adams() -> None:
+    deltas = [[0.5, -2.0, 0.01]]
+    assert drive(Yogi(v0=0.0), [0.0] * 3, deltas)[0] == pytest.approx(
+        drive(Adam(), [0.0] * 3, deltas)[0], abs=1e-15
+    )
+
+
+def test_adagrad_variants_by_hand() -> None:
+    """Epsilon inside of the root in one, outside of it in the other."""
+    assert drive(Adagrad(1.0, eps=0.44, v0=1.0), [0.0], [[0.5]])[0][0] == pytest.approx(
+        -0.5 / math.sqrt(1.69)
+    )
+    assert drive(ReddiAdagrad(1.0, tau=0.5, v0=0.75), [0.0], [[0.5]])[0][0] == pytest.approx(
+        -0.5 / 1.5
+    )
+
+
+@hypotheses(updates)
+@settings(max_examples=20)
+def test_a_first_moment_without_memory_is_none(deltas: list[list[float]]) -> None:
+    start = [1.0, -2.0, 0.25]
+    assert drive(ReddiAdagrad(beta1=0.0), start, deltas) == drive(ReddiAdagrad(), start, deltas)
+
+
+def test_flowers_correction_is_one_step_ahead() -> None:
+    """The moments are those of Adam, the factor before them is the next step's."""
+    usual, ahead = Adam(1.0, 0.5, 0.75, 0.0), Adam(1.0, 0.5, 0.75, 0.0, "next_step")
+    factor = [math.sqrt(1 - 0.75**t) / (1 - 0.5**t) for t in (1, 2)]
+    steps = [drive(rule, [0.0], [[2.0]])[0][0] for rule in (usual, ahead)]
+    assert steps[1] / steps[0] == pytest.approx(factor[1] / factor[0], abs=1e-12)
+
+
+# Clients: forms of momentum, decay, what is projected.
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("l2", [None, 0.3])
+def test_forms_of_momentum_against_torch(nesterov: bool, l2: float | None) -> None:
+    weight = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    optimizer = torch.optim.SGD(
+        [weight], lr=0.1, momentum=0.8, nesterov=nesterov, weight_decay=l2 or 0.0
+    )
+    rule = Coupled(SGD(0.1, 0.8, form="nesterov" if nesterov else "heavy_ball"), l2)
+    params = Tree({"w": weight.detach().clone()})
+    scratch = rule.begin(given(params), ())
+    for _ in range(5):
+        grad = params.map(torch.sin)
+        weight.grad = grad["w"].clone()
+        optimizer.step()
+        params, scratch = rule.step(given(params), params, scratch, grad)
+        assert params["w"].tolist() == pytest.approx(weight.tolist(), abs=1e-12)
+
+
+@pytest.mark.parametrize("momentum", [None, 0.0])
+def test_without_momentum_its_form_does_not_matter(momentum: float | None) -> None:
+    options = {"client.momentum": momentum, "client.form": "nesterov"}
+    task = image_task()
+    one = models(task, named("fedavg").with_options(options), rounds=2)
+    assert same(one, models(task, named("fedavg"), rounds=2))
+
+
+class Mixed(nn.Module):
+    """Two convolutions, normalisation and two dense layers on 6x6 images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3, stride=2)
+        self.norm = nn.GroupNorm(1, 3)
+        self.up = nn.ConvTranspose2d(3, 2, 2)
+        self.hidden = nn.Linear(18, 5)
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.up(self.norm(self.conv(x))).flatten(1)
+        return self.out(torch.tanh(self.hidden(inner)))
+
+
+COUNTS = [9, 4, 6]
+
+
+def image_task(**more: Any) -> fedzmg.Task:
+    generator = torch.Generator().manual_seed(11)
+    x = torch.rand(sum(COUNTS), 1, 6, 6, generator=generator)
+    y = torch.randint(0, 3, (sum(COUNTS),), generator=generator)
+    owners = np.repeat(np.arange(len(COUNTS)), COUNTS)
+    fields = {"cohort": len(COUNTS), "batch_size": 4, "epochs": 2} | more
+    return fedzmg.Task.from_arrays(Mixed(), x, y, owners, test=(x[:5], y[:5]), **fields)
+
+
+def text_task() -> fedzmg.Task:
+    generator = torch.Generator().manual_seed(12)
+    tokens = torch.randint(0, 7, (sum(COUNTS), 6), generator=generator)
+    owners = np.repeat(np.arange(len(COUNTS)), COUNTS)
+    x, y = tokens[:, :-1], tokens[:, 1:]
+    return fedzmg.Task.from_arrays(
+        CharGRU(7, 3, 4),
+        x,
+        y,
+        owners,
+        test=(x[:4], y[:4]),
+        cohort=len(COUNTS),
+        batch_size=4,
+        epochs=2,
+    )
+
+
+TASKS = {"images": image_task, "text": text_task}
+
+
+def same(one: list[Tree], two: list[Tree]) -> bool:
+    pairs = zip(one, two, strict=True)
+    return all(torch.equal(a[name], b[name]) for a, b in pairs for name in a)
+
+
+def apart(one: list[Tree], two: list[Tree]) -> float:
+    pairs = zip(one, two, strict=True)
+    return max(float((a[name] - b[name]).abs().max()) for a, b in pairs for name in a)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("off", [None, 0.0])
+def test_fedzmg_that_projects_nothing_is_fedavg(
+    off: float | None, engine: str, dtype: torch.dtype
+) -> None:
+    bare = {"client_momentum": off, "client_decay": off, "client_project": "none"}
+    task = image_task()
+    one = models(task, named("fedzmg", **bare), engine=engine, dtype=dtype, rounds=3)
+    assert same(one, models(task, named("fedavg"), engine=engine, dtype=dtype, rounds=3))
+    hybrid = models(task, named("fedzmg-yogi", **bare), engine=engine, dtype=dtype, rounds=2)
+    assert same(hybrid, models(task, named("fedyogi"), engine=engine, dtype=dtype, rounds=2))
+
+
+IMAGE_WEIGHTS = {
+    "conv.weight": (1, 2, 3),
+    "up.weight": (0, 2, 3),
+    "hidden.weight": (1,),
+    "out.weight": (1,),
+}
+TEXT_WEIGHTS = {
+    "embedding.weight": (0,),
+    "gru.weight_ih_l0": (1,),
+    "gru.weight_hh_l0": (1,),
+    "dense.weight": (1,),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "project", "left_out"),
+    [
+        ("images", "all", []),
+        ("images", "no_embedding", []),
+        ("images", "conv_only", ["hidden.weight", "out.weight"]),
+        ("images", "first_layer", ["up.weight", "hidden.weight", "out.weight"]),
+        ("images", "all_but_last", ["out.weight"]),
+        ("images", "none", list(IMAGE_WEIGHTS)),
+        ("text", "all", []),
+        ("text", "no_embedding", ["embedding.weight"]),
+        ("text", "conv_only", list(TEXT_WEIGHTS)),
+        ("text", "first_layer", ["gru.weight_ih_l0", "gru.weight_hh_l0", "dense.weight"]),
+        ("text", "all_but_last", ["dense.weight"]),
+        ("text", "none", list(TEXT_WEIGHTS)),
+    ],
+)
+def test_what_is_projected(kind: str, project: Any, left_out: list[str]) -> None:
+    layout = TASKS[kind]().model.layout
+    rule = ZeroMean(SGD(), project=project).for_layout(layout)
+    assert rule.axes is not None
+    weights = {"images": IMAGE_WEIGHTS, "text": TEXT_WEIGHTS}[kind]
+    found = {name: axes for name, axes in rule.axes.items() if axes}
+    assert found == {name: axes for name, axes in weights.items() if name not in left_out}
+    assert list(rule.axes) == list(layout)
+
+
+def test_a_layer_of_two_kernels_is_one_layer() -> None:
+    """The GRU's two kernels and biases come first and last together."""
+    layout = {n: i for n, i in text_task().model.layout.items() if n.startswith("gru")}
+    first = ZeroMean(SGD(), project="first_layer", biases="centred").for_layout(layout).axes
+    assert first == {
+        "gru.weight_ih_l0": (1,),
+        "gru.weight_hh_l0": (1,),
+        "gru.bias_ih_l0": (-1,),
+        "gru.bias_hh_l0": (-1,),
+    }
+    last = ZeroMean(SGD(), project="all_but_last", biases="centred").for_layout(layout).axes
+    assert last == dict.fromkeys(layout, ())
+
+
+def test_embeddings_can_be_centred_per_token() -> None:
+    layout = text_task().model.layout
+    rule = ZeroMean(SGD(), embedding_axis="dim").for_layout(layout)
+    assert rule.axes is not None
+    assert {n: a for n, a in rule.axes.items() if a} == TEXT_WEIGHTS | {"embedding.weight": (1,)}
+    grad = Tree({n: torch.rand(p.shape) for n, p in text_task().model.params().items()})
+    after = rule.centred(grad)["embedding.weight"]
+    torch.testing.assert_close(after.sum(1), torch.zeros(7), rtol=0, atol=1e-6)
+    assert float(after.sum(0).abs().max()) > 1e-2
+
+
+def test_biases_can_be_centred() -> None:
+    task = image_task(axes={"norm.weight": ()})
+    rule = ZeroMean(SGD(), biases="centred").for_layout(task.model.layout)
+    grad = Tree({n: torch.rand(p.shape) for n, p in task.model.params().items()})
+    after = rule.centred(grad)
+    for name in ("conv.bias", "norm.bias", "hidden.bias", "out.bias"):
+        expected = grad[name] - grad[name].mean()
+        torch.testing.assert_close(after[name], expected, rtol=0, atol=1e-6)
+    assert torch.equal(after["norm.weight"], grad["norm.weight"]), "the user said: no axes"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_mean_over_the_whole_vector(engine: str) -> None:
+    """The sum of all parameters is conserved, those of columns are not."""
+    task = image_task()
+    algorithm = named("fedzmg", client_decay=None, client_project="whole")
+    rule = algorithm.for_layout(task.model.layout).client
+    assert isinstance(rule, ZeroMean)
+    grad = Tree({n: torch.rand(p.shape).double() for n, p in task.model.params().items()})
+    flat = torch.cat([leaf.flatten() for leaf in grad.values()])
+    after = torch.cat([leaf.flatten() for leaf in rule.centred(grad).values()])
+    torch.testing.assert_close(after, flat - flat.mean(), rtol=0, atol=1e-14)
+    half = rule.centred(grad.map(lambda leaf: leaf.to(torch.bfloat16)))
+    assert {leaf.dtype for leaf in half.values()} == {torch.bfloat16}
+    assert len(rule.centred(Tree({}))) == 0
+
+    start = initial_params(task.model, task.init, 0)
+    before = sum(float(leaf.double().sum()) for leaf in start.values())
+    last = models(task, algorithm, engine=engine, rounds=2)[-1]
+    assert sum(float(leaf.sum()) for leaf in last.values()) == pytest.approx(before, abs=1e-10)
+    columns = last["hidden.weight"].sum(1) - start["hidden.weight"].double().sum(1)
+    assert float(columns.abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("scope", ["all", "kernels"])
+def test_decay_scope_by_role(scope: Any) -> None:
+    """Zero gradients show the decay alone; embeddings and recurrent kernels are kernels."""
+    for task in (image_task(), text_task()):
+        rule = SGD(0.5, decay=0.2, decay_scope=scope).for_layout(task.model.layout)
+        params = task.model.params().map(torch.ones_like)
+        after, _ = rule.step(given(params), params, (), params.zeros())
+        for name, leaf in after.items():
+            spared = scope == "kernels" and task.model.layout[name].role in ("bias", "norm")
+            assert torch.equal(leaf, torch.full_like(leaf, 1.0 if spared else 0.9))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"client.project": "whole"},
+        {"client.project": "first_layer", "client.biases": "centred"},
+        {"client.decay_scope": "kernels", "client.form": "nesterov"},
+    ],
+    ids=str,
+)
+def test_named_alternatives_map_and_compile(options: dict[str, Any]) -> None:
+    task = image_task()
+    algorithm = named("fedzmg").with_options(options)
+    [loop], [mapped] = (models(task, algorithm, engine=e, rounds=1) for e in ENGINES)
+    assert apart([loop], [mapped]) < 1e-9
+    assert apart([loop], models(task, named("fedzmg"), rounds=1)) > 1e-6
+    params = task.model.params().map(lambda leaf: leaf.double())
+    rule = algorithm.for_layout(task.model.layout).client
+    scratch = rule.begin(given(params), ())
+
+    def step(values: dict[str, Tensor], grad: Tree) -> Tree:
+        return bind(rule, values).step(given(params), params, scratch, grad)[0]
+
+    values = {n: torch.tensor(v, dtype=torch.float64) for n, v in numbers(rule).items()}
+    compiled = torch.compile(step, fullgraph=True, backend="eager")
+    assert apart([compiled(values, params)], [step(values, params)]) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["fedadadb", "fedadadb:original", "fedzmg-yogi:projected"])
+def test_servers_compile(name: str) -> None:
+    task = image_task()
+    params = task.model.params().map(lambda leaf: leaf.double())
+    rule = algorithms.get(name).for_layout(task.model.layout).server
+    state = rule.init(params)
+
+    def update(delta: Tree) -> Tree:
+        told = cohort(torch.zeros(1), 1)._replace(delta=delta)
+        return rule.update(params, state, told)[0]
+
+    compiled = torch.compile(update, fullgraph=True, backend="eager")
+    assert apart([compiled(params.map(torch.cos))], [update(params.map(torch.cos))]) < 1e-12
+
+
+# Projected servers.
+
+
+def column_sums(task: fedzmg.Task, params: Tree, **options: Any) -> dict[str, Tensor]:
+    axes = ZeroMean(SGD(), **options).for_layout(task.model.layout).axes
+    assert axes is not None
+    return {name: params[name].double().sum(over) for name, over in axes.items() if over}
+
+
+SERVERS = ["fedzmg-adam:projected", "fedzmg-yogi:projected", "fedzmg-adagrad:projected"]
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", SERVERS)
+def test_projected_servers_conserve_column_sums(name: str, engine: str, kind: str) -> None:
+    """Even with decay on the clients; their unprojected twins do not."""
+    task = TASKS[kind]()
+    before = column_sums(task, initial_params(task.model, task.init, 0))
+    for after in models(task, named(name), engine=engine, rounds=2):
+        for weight, sums in column_sums(task, after).items():
+            torch.testing.assert_close(sums, before[weight], rtol=0, atol=1e-10)
+    [twin] = models(task, named(name.removesuffix(":projected")), engine=engine, rounds=1)
+    moved = column_sums(task, twin)
+    assert all(float((moved[w] - before[w]).abs().max()) > 1e-6 for w in before)
+
+
+def test_a_projected_step_is_the_inner_one_less_its_mean() -> None:
+    task = image_task()
+    layout = task.model.layout
+    params = task.model.params().map(lambda leaf: leaf.double())
+    delta = params.map(lambda leaf: leaf.cos() + 0.3)
+    told = cohort(torch.zeros(1), 1)._replace(delta=delta)
+    for inner in (Average(0.7), Momentum(0.7), Adam(), Yogi(), Adagrad(), AdaDB()):
+        rule = Projected(inner).for_layout(layout)
+        assert rule.share(rule.init(params)) == ()
+        plain, plain_state = inner.update(params, inner.init(params), told)
+        found, state = rule.update(params, rule.init(params), told)
+        assert type(state) is type(plain_state)
+        for name, leaf in plain.items():
+            if name in IMAGE_WEIGHTS:
+                step = leaf - params[name]
+                mean = step.mean(IMAGE_WEIGHTS[name], keepdim=True)
+                torch.testing.assert_close(found[name], params[name] + step - mean)
+            else:
+                assert torch.equal(found[name], leaf)
+
+
+def test_projection_fixes_a_layer_of_one_input() -> None:
+    rule = Projected(Adam(), axes={"w": (1,)})
+    params = Tree({"w": torch.tensor([[3.0], [-1.0]])})
+    after, _ = rule.update(params, rule.init(params), cohort(torch.ones(2, 1), 1))
+    assert torch.equal(after["w"], params["w"])
+
+
+# Gradient Centralization.
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_global_gc_after_local_gc_changes_nothing(engine: str, kind: str) -> None:
+    """Without decay every update is centred already."""
+    task = TASKS[kind]()
+    local = named("local-gc", client_l2=None)
+    both = dataclasses.replace(local, name="both", server=algorithms.get("global-gc").server)
+    one, two = (models(task, a, engine=engine, rounds=2) for a in (local, both))
+    assert apart(one, two) < 1e-12
+    decaying = local.with_options({"client.l2": 0.1})
+    assert apart(one, models(task, decaying, engine=engine, rounds=2)) > 1e-4
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_local_gc_is_fedzmg_but_for_biases_and_weights(engine: str) -> None:
+    task = image_task()
+    free = named("local-gc", client_l2=None, client_biases="free")
+    zmg = named("fedzmg", client_decay=None, weights="uniform")
+    one, two = (models(task, a, engine=engine, rounds=2) for a in (free, zmg))
+    assert apart(one, two) < 1e-12
+    centred = models(task, named("local-gc", client_l2=None), engine=engine, rounds=2)
+    assert apart(one, centred) > 1e-4
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_local_gc_that_projects_nothing_is_fedavg(engine: str) -> None:
+    task = image_task()
+    none = named("local-gc", client_project="none").with_options(GC_OFF)
+    plain = named("fedavg", weights="uniform")
+    assert same(*(models(task, a, engine=engine, rounds=2) for a in (none, plain)))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_gc_fed_of_one_layer_is_global_gc(engine: str) -> None:
+    found = [models(dense_task(), named(n), engine=engine) for n in ("gc-fed", "global-gc")]
+    assert same(*found)
+
+
+@pytest.mark.parametrize("name", ["global-gc", "gc-fed"])
+@pytest.mark.parametrize("kind", TASKS)
+def test_gc_servers_conserve_column_sums(name: str, kind: str) -> None:
+    """Per token for an embedding, and of every bias as one column."""
+    task = TASKS[kind]()
+    options = {"embedding_axis": "dim", "biases": "centred"}
+    before = column_sums(task, initial_params(task.model, task.init, 0), **options)
+    assert set(before) == set(task.model.layout)
+    [after] = models(task, named(name), rounds=1)
+    for weight, sums in column_sums(task, after, **options).items():
+        torch.testing.assert_close(sums, before[weight], rtol=0, atol=1e-10)
+
+
+def test_gc_fed_frees_the_last_layer_on_clients() -> None:
+    task = image_task()
+    rule = algorithms.get("gc-fed").for_layout(task.model.layout).client
+    assert isinstance(rule, ZeroMean)
+    assert rule.axes is not None
+    assert {n for n, axes in rule.axes.items() if not axes} == {"out.weight", "out.bias"}
+
+
+def test_coupled_decay_comes_after_centring_and_enters_the_momentum() -> None:
+    """Two steps by hand: the decay term is not centred."""
+    rule = ZeroMean(Coupled(SGD(0.1, 0.5), l2=0.2), axes={"w": (1,)})
+    params = Tree({"w": torch.tensor([[1.0, 3.0]], dtype=torch.float64)})
+    grad = Tree({"w": torch.tensor([[4.0, 2.0]], dtype=torch.float64)})
+    scratch = rule.begin(given(params), ())
+    params, scratch = rule.step(given(params), params, scratch, grad)
+    close(scratch["w"], [[1.2, -0.4]], torch.float64)
+    close(params["w"], [[0.88, 3.04]], torch.float64)
+    params, scratch = rule.step(given(params), params, scratch, grad)
+    close(scratch["w"], [[1.776, -0.592]], torch.float64)
+    close(params["w"], [[0.7024, 3.0992]], torch.float64)
+
+
+# Defaults and refusals.
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedavgm", {"server.lr": 1.0, "server.beta": 0.9}),
+        ("fedadam:flower", {"server.eps": 1e-9, "server.exponent": "next_step"}),
+        ("fedyogi", {"server.v0": 1e-6, "server.eps": 1e-3, "server.beta2": 0.99}),
+        ("fedyogi:reddi", {"server.v0": None, "server.tau": 1e-3}),
+        ("fedadagrad", {"server.v0": 0.1, "server.eps": 1e-7}),
+        ("fedadagrad:reddi", {"server.v0": None, "server.tau": 1e-3, "server.beta1": None}),
+        (
+            "fedadadb",
+            {
+                "server.beta1": 0.9,
+                "server.beta2": 0.999,
+                "server.gamma": 1e-4,
+                "server.floor": 1.0,
+                "server.bound": "constant",
+                "server.correction": "double",
+            },
+        ),
+        ("fedadadb:original", {"server.bound": "inverse_round", "server.correction": "single"}),
+        ("fedzmg-yogi:projected", {"server.v0": 1e-6, "client.decay": 5e-4}),
+        ("local-gc", {"weights": "uniform", "client.biases": "centred", "client.l2": 1e-5}),
+        ("global-gc", {"weights": "uniform", "server.lr": 1.0, "server.biases": "centred"}),
+        ("gc-fed", {"weights": "uniform", "client.project": "all_but_last"}),
+        ("fedzmg", {"client.project": "all", "client.embedding_axis": "vocab"}),
+    ],
+)
+def test_defaults(name: str, options: dict[str, Any]) -> None:
+    known = algorithms.get(name).options()
+    assert {key: known[key] for key in options} == options
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "message"),
+    [
+        (
+            "fedzmg",
+            "client.project",
+            "conv",
+            "unknown project 'conv': did you mean 'conv_only'? (known: all, all_but_last, "
+            "conv_only, first_layer, no_embedding, none, whole)",
+        ),
+        (
+            "fedzmg",
+            "client.embedding_axis",
+            0,
+            "unknown embedding_axis '0': (known: dim, vocab)",
+        ),
+        (
+            "local-gc",
+            "client.biases",
+            "center",
+            "unknown biases 'center': did you mean 'centred'? (known: centred, free)",
+        ),
+        (
+            "fedavg",
+            "client.decay_scope",
+            "kernel",
+            "unknown decay_scope 'kernel': did you mean 'kernels'? (known: all, kernels)",
+        ),
+        (
+            "fedavg",
+            "client.form",
+            "nestrov",
+            "unknown form 'nestrov': did you mean 'nesterov'? (known: heavy_ball, nesterov)",
+        ),
+        (
+            "fedadam",
+            "server.exponent",
+            "round",
+            "unknown exponent 'round': (known: next_step, step)",
+        ),
+        (
+            "fedadadb",
+            "server.bound",
+            "const",
+            "unknown bound 'const': did you mean 'constant'? (known: constant, inverse_round)",
+        ),
+        (
+            "fedadadb",
+            "server.correction",
+            "triple",
+            "unknown correction 'triple': did you mean 'single'? (known: double, single)",
+        ),
+        (
+            "global-gc",
+            "server.embedding_axis",
+            "vocabulary",
+            "unknown embedding_axis 'vocabulary': did you mean 'vocab'? (known: dim, vocab)",
+        ),
+        ("fedadadb", "server.gamma", 0, "gamma = 0: expected a finite number > 0"),
+        ("fedavgm", "server.beta", 1.0, "beta = 1.0: expected a finite number >= 0 and < 1"),
+        ("local-gc", "client.l2", -1, "l2 = -1: expected a finite number >= 0"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(
+    name: str, option: str, value: Any, message: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        algorithms.get(name).with_options({option: value})
+    assert str(caught.value) == f"{name}, {option}: {message}"
+
+
+def test_rules_that_need_a_model_say_so() -> None:
+    params = Tree({"w": torch.ones(2, 2)})
+    with pytest.raises(InputError, match="Projected does not know the model yet: call for_layout"):
+        Projected(Average()).update(params, (), cohort(torch.ones(2, 2), 1))
+    spared = SGD(decay=0.1, decay_scope="kernels")
+    with pytest.raises(InputError, match="SGD does not know the model yet: call for_layout"):
+        spared.step(given(params), params, (), params)
