@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fedzmg import tasks
 from fedzmg.algorithms import ALGORITHMS
-from fedzmg.errors import InputError
+from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.compare import Comparison, compare_specs
 from fedzmg.experiment.run import Progress
 from fedzmg.experiment.spec import RunSpec
@@ -23,7 +23,7 @@ def algorithm_names(text: str) -> list[str]:
 
 def compare(
     task: Task | str,
-    algorithms: Sequence[str] = ("fedzmg", "fedavg", "fedadam"),
+    algorithms: Sequence[str] | str = ("fedzmg", "fedavg", "fedadam"),
     *,
     seeds: int | Sequence[int] = 3,
     rounds: int | None = None,
@@ -50,11 +50,17 @@ def compare(
         InputError: for an unknown name or a value out of range.
     """
     chosen = tasks.get(task) if isinstance(task, str) else task
+    algorithms = algorithm_names(algorithms) if isinstance(algorithms, str) else algorithms
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not numbers or len(set(numbers)) != len(numbers):
         raise InputError(f"seeds = {seeds!r}: give at least one, each once")
     if not algorithms or len(set(algorithms)) != len(algorithms):
         raise InputError(f"algorithms = {list(algorithms)!r}: give at least one, each once")
+    for name, changed in (settings or {}).items():
+        if name not in algorithms:
+            raise unknown("algorithm in settings", name, algorithms)
+        for key in {"task", "algorithm", "seed", "engine", "device"} & changed.keys():
+            raise InputError(f"{key} cannot be set for one algorithm: it is an argument of its own")
     common: dict[str, Any] = {"task": chosen.name, "engine": engine, "device": device}
     if rounds is not None:
         common["protocol"] = {"rounds": rounds}

@@ -191,6 +191,9 @@ class ClientRule(Rule, ABC):
 class ServerRule(Rule, ABC):
     """What the server does with the merged uploads of a round."""
 
+    only_weights: ClassVar[Weights | None] = None
+    """The only weighting its equations are right for, if there is one."""
+
     def init(self, params: Tree) -> State:
         """Server state before the first round."""
         del params
@@ -219,6 +222,9 @@ class Algorithm:
         """Refuse an unknown weighting, and rules that make no sense together."""
         if self.weights not in ("examples", "uniform"):
             raise unknown("weights", str(self.weights), ["examples", "uniform"])
+        needed = self.server.only_weights
+        if needed is not None and self.weights != needed:
+            raise InputError(f"{self.name}: weights = {self.weights!r}: it needs {needed!r}")
         try:
             _check_partners(self.client, self.server)
             _check_wrappers(self.client)

@@ -82,7 +82,8 @@ def evaluate(
     with torch.no_grad(), MappedLayers():
         for first in range(0, examples.size, chunk):
             x, y = (column[first : first + chunk] for column in examples)
-            part = Statistic(*mapped(wide, prepare(x, dtype), y), len(x))
+            # A copy: a prepare function may work in place.
+            part = Statistic(*mapped(wide, prepare(x.clone(), dtype), y), len(x))
             total = part if total is None else total.merged(part)
     assert total is not None  # Examples are never empty.
     means = torch.stack([total.loss, total.metric])[:, :models] / total.examples

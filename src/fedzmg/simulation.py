@@ -222,6 +222,9 @@ class Simulation:
         self.round = 0
         if restored is not None:
             self._restore(restored)
+        else:
+            for i in range(len(self.trials)):
+                self.memory.rewind(i, 0)
         self.choice = (
             engine
             if isinstance(engine, EngineChoice)
@@ -342,17 +345,21 @@ class Simulation:
         sent = self._broadcast(round_)
         merger = Merger(entries, [self._weight(e) for e in entries], len(self.trials))
         uploads: Any = ()
+        remembered: list[tuple[list[tuple[int, int]], State, list[bool]]] = []
         for chunk in self._engine.train(entries, sent, self._read(entries)):
             accepted = merger.add(chunk)
             uploads = chunk.outcomes.upload
             if not self.memory.is_empty:
                 owners = [(entries[i].trial, entries[i].client) for i in chunk.entries]
-                memory = row(chunk.outcomes.memory, chunk.rows)
-                self.memory.write(owners, round_, memory, accepted)
+                kept = tree_map(torch.Tensor.cpu, row(chunk.outcomes.memory, chunk.rows))
+                remembered.append((owners, kept, accepted))
+        # Nothing of the round is kept before all of it has been computed.
+        for owners, kept, accepted in remembered:
+            self.memory.write(owners, round_, kept, accepted)
         self._update(merger, sent.round)
-        self.round = round_
         traffic = self._traffic(entries, sent, uploads, merger.sums)
         records = self._records(round_, merger.sums, traffic, began)
+        self.round = round_
         return RoundReport(round_, records, self)
 
     def _traffic(
@@ -415,6 +422,7 @@ class Simulation:
         counts, dropped = sums.clients.tolist(), sums.dropped.tolist()
         losses = (sums.loss / sums.clients.clamp(min=1)).tolist()
         seconds = (time.perf_counter() - began) / len(self.trials)
+        worst = 0.0 if self.task.metric.higher_is_better else float("inf")
         return [
             Record(
                 round=round_,
@@ -432,7 +440,7 @@ class Simulation:
                 total_bytes_up=totals[i][1],
                 seconds=seconds,
                 loss=None if score is None else score.loss,
-                metric=None if score is None else (score.metric if alive[i] else 0.0),
+                metric=None if score is None else (score.metric if alive[i] else worst),
                 diverged=not alive[i],
             )
             for i, score in enumerate(scores)
@@ -498,7 +506,7 @@ def _pack(task: Task, trials: list[Trial]) -> _Pack:
 
 def simulate(
     task: Task,
-    trials: Sequence[Trial],
+    trials: Sequence[Trial] | Trial,
     *,
     rounds: int | None = None,
     engine: EngineName = "auto",
@@ -523,6 +531,9 @@ def simulate(
     Raises:
         InputError: for trials of different structure or a task that does not fit together.
     """
+    trials = [trials] if isinstance(trials, Trial) else trials
+    if chunk is not None and chunk < 1:
+        raise InputError(f"chunk = {chunk!r}: expected a whole number of at least 1")
     total = task.protocol.rounds if rounds is None else rounds
     protocol = replace(task.protocol, rounds=total)
     simulation = Simulation(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedzmg import Task, compare
+from fedzmg import Metric, Task, compare
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment.export import export_model
 from fedzmg.experiment.run import Silent, run_pack
 from fedzmg.experiment.spec import RunSpec
 from fedzmg.experiment.store import RunDirectory
+from fedzmg.models import FunctionalModel
 from fedzmg.simulation import History, RoundReport
 
 
@@ -29,9 +33,9 @@ def task(seed: int = 0) -> Task:
     )  # fmt: skip
 
 
-def specs(**changes: Any) -> list[RunSpec]:
+def specs(algorithm: str = "fedzmg", **changes: Any) -> list[RunSpec]:
     return [
-        RunSpec(task="toy", algorithm="fedzmg", seed=seed, engine="vectorized", **changes)
+        RunSpec(task="toy", algorithm=algorithm, seed=seed, engine="vectorized", **changes)
         for seed in (0, 1)
     ]
 
@@ -73,6 +77,104 @@ def test_interrupted_run_goes_on_bit_for_bit(
     assert same(whole, resumed)
     read_again = run_pack(task(), specs(), places(tmp_path))
     assert same(whole, read_again)
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", "adabest", "feddyn"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_client_memory_goes_on_bit_for_bit(
+    tmp_path: Path, algorithm: str, error: type[BaseException], seconds: float
+) -> None:
+    whole = run_pack(task(), specs(algorithm))
+    with pytest.raises((Interrupted, MemoryError)):
+        run_pack(task(), specs(algorithm), places(tmp_path), progress=Stop(4, error),
+                 checkpoint_seconds=seconds)  # fmt: skip
+    resumed = run_pack(task(), specs(algorithm), places(tmp_path))
+    assert same(whole, resumed)
+    assert (tmp_path / "seed-0" / "memory.rows").exists()
+
+
+def test_lost_memory_is_said(tmp_path: Path) -> None:
+    with pytest.raises(MemoryError):
+        run_pack(task(), specs("scaffold"), places(tmp_path), progress=Stop(4, MemoryError),
+                 checkpoint_seconds=0)  # fmt: skip
+    (tmp_path / "seed-1" / "memory.stamps").unlink()
+    with pytest.raises(InputError, match=r"memory\.stamps is missing"):
+        run_pack(task(), specs("scaffold"), places(tmp_path))
+
+
+def test_ctrl_c_waits_for_the_round_and_keeps_it(tmp_path: Path) -> None:
+    class Press(Silent):
+        said = ""
+
+        def advance(self, report: RoundReport) -> None:
+            if report.round == 3:
+                signal.raise_signal(signal.SIGINT)
+
+        def say(self, text: str) -> None:
+            self.said = text
+
+    progress = Press()
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Interrupted) as caught:
+        run_pack(task(), specs("scaffold"), places(tmp_path), progress=progress)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "stopping after this round" in progress.said
+    # Pressed after round 3 was shown: nothing was running, so it stops right there.
+    assert caught.value.done in (3, 4)
+    assert same(
+        run_pack(task(), specs("scaffold")), run_pack(task(), specs("scaffold"), places(tmp_path))
+    )
+
+
+def test_full_disk_is_one_line_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run_pack(task(), specs())
+
+    def full(self: RunDirectory, checkpoint: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "save", full)
+        with pytest.raises(InputError, match=r"cannot write to .*: No space left on device"):
+            run_pack(task(), specs(), places(tmp_path), checkpoint_seconds=0)
+    assert same(whole, run_pack(task(), specs(), places(tmp_path)))
+
+
+def test_log_that_lost_rounds_is_refused(tmp_path: Path) -> None:
+    run_pack(task(), specs(), places(tmp_path))
+    (tmp_path / "seed-0" / "metrics.jsonl").write_text("")
+    with pytest.raises(InputError, match="lacks rounds that the checkpoint has"):
+        run_pack(task(), specs(), places(tmp_path))
+
+
+def test_another_model_in_the_same_place_is_refused(tmp_path: Path) -> None:
+    run_pack(task(), specs(), places(tmp_path))
+    other = task()
+    net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    swapped = dataclasses.replace(other, model=FunctionalModel(net))
+    with pytest.raises(InputError, match="was made for another model, test set or metric"):
+        run_pack(swapped, specs(), places(tmp_path))
+
+
+def test_diverged_run_of_a_metric_to_minimise_never_arrives() -> None:
+    def squared(outputs: Any, targets: Any) -> Any:
+        return (outputs.squeeze(-1) - targets) ** 2
+
+    x = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
+    regression = Task.from_arrays(
+        nn.Linear(3, 1), x, x[:, 0].copy(), np.arange(30) % 5, test=(x, x[:, 0].copy()),
+        loss=squared, metric=Metric("mse", squared, higher_is_better=False),
+        cohort=3, rounds=6, threshold=0.5,
+    )  # fmt: skip
+    result = compare(
+        regression, ["fedavg", "fedzmg"], seeds=2, settings={"fedzmg": {"client.lr": 1e20}}
+    )
+    good, bad = result.rows()
+    assert math.isinf(bad.mean)
+    assert (bad.rounds_to_threshold, bad.test, bad.sd, bad.diverged) == (None, None, None, 2)
+    assert math.isfinite(good.mean)
 
 
 def test_runs_of_a_pack_at_different_rounds_go_on(tmp_path: Path) -> None:
@@ -169,6 +271,10 @@ def test_diverging_run_is_reported_and_does_not_stop_the_others() -> None:
         ),
         ({"settings": {"fedzmg": {"client.lr": float("nan")}}}, "lr = nan"),
         ({"settings": {"fedzmg": {"client.lr": True}}}, "lr = True"),
+        ({"settings": {"fedzgm": {}}}, "unknown algorithm in settings 'fedzgm'"),
+        ({"settings": {"fedzmg": {"seed": 4}}}, "seed cannot be set for one algorithm"),
+        ({"settings": {"fedzmg": {"protocol.replacement": "False"}}}, "expected true or false"),
+        ({"settings": {"fedzmg": {"protocol.threshold": "high"}}}, "threshold = 'high'"),
         ({"settings": {"fedzmg": {"protocol.cohort": 7}}}, "cohort = 7 but there are 6 clients"),
         ({"settings": {"fedzmg": {"protocol.chort": 7}}}, "did you mean 'cohort'"),
     ],

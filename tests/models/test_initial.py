@@ -107,15 +107,6 @@ def test_torch_scheme_for_bilinear() -> None:
     fills(start(module, "torch")["weight"], -0.25, 0.25)
 
 
-@pytest.mark.parametrize("scheme", ["torch", "keras"])
-def test_the_padding_row_of_an_embedding_starts_at_zero(scheme: str) -> None:
-    module = nn.Embedding(9, 4, padding_idx=2)
-    table = start(module, scheme)["weight"]
-    assert float(module.weight.detach()[2].abs().max()) == 0
-    assert float(table[2].abs().max()) == 0
-    assert float(table[3].abs().max()) > 0
-
-
 def test_prelu_starts_where_it_was_told() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.PReLU(3, init=0.1), nn.PReLU())
     found = start(module, "torch")

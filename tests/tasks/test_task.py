@@ -65,6 +65,8 @@ class WithBuffer(nn.Module):
         ({"model": WithBuffer()}, "has the buffer 'mean'"),
         ({"model": nn.Sequential(nn.Flatten())}, "has no trainable parameter"),
         ({"model": nn.Sequential(nn.LSTM(4, 3))}, "is a fused LSTM"),
+        ({"model": nn.Sequential(nn.Embedding(9, 3, padding_idx=0))}, "padding_idx or max_norm"),
+        ({"y": Y[:, None]}, r"labels of shape \(30, 1\) for outputs of shape"),
         (
             {"loss": nn.functional.cross_entropy},
             r"the loss gave \(\) for 2 examples.*reduction='none'",
@@ -124,12 +126,11 @@ def test_pretrained_start_is_where_every_seed_begins() -> None:
 @pytest.mark.parametrize("name", list(tasks.TASKS))
 def test_presets_learn_something(name: str) -> None:
     task = tasks.get(name)
-    [history] = simulate(
-        task, [Trial.of("fedzmg", task=task, client_lr=0.1)], rounds=8, engine="vectorized"
-    )
+    rounds, level = {"digits": (8, 0.2), "plays": (3, 0.15)}[name]
+    [history] = simulate(task, [Trial.of("fedzmg", task=task)], rounds=rounds, engine="vectorized")
     losses = [r.loss for r in history.records if r.loss is not None]
     assert losses[-1] < losses[0]
-    assert history.metrics[-1] > {"digits": 0.12, "plays": 0.13}[name]
+    assert history.metrics[-1] > level
 
 
 @pytest.mark.parametrize("name", list(tasks.TASKS))

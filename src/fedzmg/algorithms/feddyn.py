@@ -72,6 +72,7 @@ class FedDynServer(ServerRule):
     """The mean of the clients' models, moved on by what all rounds so far add up to."""
 
     partner = "feddyn"
+    only_weights = "uniform"
 
     def init(self, params: Tree) -> Tree:
         return params.zeros()

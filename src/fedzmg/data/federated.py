@@ -34,6 +34,8 @@ def examples(x: Any, y: Any, *, what: str = "data") -> Examples:
         InputError: for different lengths, no example, or values that are not finite.
     """
     tensors = Examples(_tensor(x, f"{what} inputs"), _tensor(y, f"{what} targets"))
+    if not tensors.y.is_floating_point():
+        tensors = tensors._replace(y=tensors.y.long())  # labels index outputs
     if len(tensors.x) != len(tensors.y):
         raise InputError(
             f"{what} has inputs of shape {tuple(tensors.x.shape)} and targets of shape "

@@ -10,6 +10,7 @@ cohort's share is ever on the device.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.contract import State
+from fedzmg.errors import InputError
 from fedzmg.tree import Flat, flatten_rows, leaves, row, tree_map, unflatten_rows
 
 IN_MEMORY = 1 << 30
@@ -68,23 +70,36 @@ class FileRows:
     """Rows in a sparse file; plain reads and writes keep the process small, a map would not."""
 
     def __init__(self, path: Path, width: int, dtype: npt.DTypeLike) -> None:
+        self._path = path
         self._dtype = np.dtype(dtype)
         self._bytes = width * self._dtype.itemsize
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._opened: int | None = None
+
+    @property
+    def _file(self) -> int:
+        # Opened at the first use: a run directory must be whole before anything is put into it.
+        if self._opened is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._opened = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        return self._opened
 
     def read(self, index: int) -> npt.NDArray[Any]:
         data = os.pread(self._file, self._bytes, index * self._bytes)
+        if len(data) != self._bytes:
+            raise InputError(f"{self._path} is shorter than it was: restore it or start afresh")
         return np.frombuffer(data, dtype=self._dtype).copy()
 
     def write(self, index: int, values: npt.NDArray[Any]) -> None:
         data = np.ascontiguousarray(values, dtype=self._dtype).tobytes()
-        os.pwrite(self._file, data, index * self._bytes)
+        if os.pwrite(self._file, data, index * self._bytes) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def flush(self) -> None:
         os.fsync(self._file)
 
     def __del__(self) -> None:
-        os.close(self._file)
+        if self._opened is not None:
+            os.close(self._opened)
 
 
 class Slots:
@@ -101,14 +116,12 @@ class Slots:
         self._kept_stamps: FileRows | None = None
         self.committed = 0
         if stamps is not None:
-            known = (
-                np.fromfile(stamps, dtype=np.int64) if stamps.exists() else np.empty(0, np.int64)
-            )
-            if known.size == self._stamps.size:
-                self._stamps = known.reshape(clients, 2)
-            else:
-                self._stamps.tofile(stamps)
             self._kept_stamps = FileRows(stamps, 2, np.int64)
+            if stamps.exists():
+                known = np.fromfile(stamps, dtype=np.int64)
+                if known.size != self._stamps.size:
+                    raise InputError(f"{stamps} is damaged: restore it or start afresh")
+                self._stamps = known.reshape(clients, 2)
 
     def visited(self) -> list[int]:
         """Clients that remember something."""
@@ -133,7 +146,9 @@ class Slots:
 
     def _stamp(self, client: int, slot: int, round_: int) -> None:
         self._stamps[client, slot] = round_
-        if self._kept_stamps is not None:
+        if self._kept_stamps is not None and self._path is not None:
+            if not self._path.exists():
+                self._keep_all_stamps(self._kept_stamps)
             self._kept_stamps.write(client, self._stamps[client])
 
     def commit(self, round_: int) -> None:
@@ -144,15 +159,23 @@ class Slots:
         """Make everything written so far survive a power loss."""
         self._rows.flush()
         if self._kept_stamps is not None:
+            self._keep_all_stamps(self._kept_stamps)
             self._kept_stamps.flush()
+
+    def _keep_all_stamps(self, place: FileRows) -> None:
+        for client, stamps in enumerate(self._stamps):
+            place.write(client, stamps)
 
     def rewind(self, round_: int) -> None:
         """Forget everything younger than a checkpoint."""
         self._stamps[self._stamps > round_] = NEVER
         self.committed = round_
-        if self._path is not None and self._kept_stamps is not None:
-            for client, stamps in enumerate(self._stamps):
-                self._kept_stamps.write(client, stamps)
+        if self._path is None or self._kept_stamps is None:
+            return
+        if self._path.exists():
+            self._keep_all_stamps(self._kept_stamps)
+        elif round_:
+            raise InputError(f"{self._path} is missing: restore it or start afresh")
 
 
 class MemoryStore:
@@ -189,7 +212,6 @@ class MemoryStore:
             if places is None:
                 self._trials.append(Slots(MemoryRows(), clients))
             else:
-                places[i].mkdir(parents=True, exist_ok=True)
                 rows = FileRows(places[i] / "memory.rows", width, dtype)
                 self._trials.append(Slots(rows, clients, places[i] / "memory.stamps"))
 

@@ -149,8 +149,9 @@ class Vectorized:
 
     def _look(self, entries: Sequence[Entry], params: Tree) -> Look:
         program = self.program
-        # No wider than the largest client: padding costs as much as examples do.
-        size = min(program.look_size, max(e.examples for e in entries))
+        # No wider than the largest client: padding costs as much as examples do. The largest of
+        # all, not of these, because another width would move the last bits.
+        size = min(program.look_size, int(program.data.counts.max()))
         streams = [
             full_pass(size, int(program.data.offsets[e.client]), e.examples) for e in entries
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -65,13 +66,14 @@ class Comparison:
         out = []
         for name, runs in self.histories.items():
             values = finals[name]
-            paired = values is not reference and len(values) > 1
+            spread = len(values) > 1 and all(map(math.isfinite, values))
+            paired = values is not reference and spread and all(map(math.isfinite, reference))
             out.append(
                 Row(
                     algorithm=name,
                     final=values,
                     mean=statistics.fmean(values),
-                    sd=statistics.stdev(values) if len(values) > 1 else None,
+                    sd=statistics.stdev(values) if spread else None,
                     rounds_to_threshold=self._arrival(runs),
                     test=paired_t(reference, values) if paired else None,
                     bytes_down=sum(r.bytes_down for r in runs[0].records),

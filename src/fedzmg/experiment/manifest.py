@@ -41,6 +41,7 @@ def describe(simulation: Simulation) -> dict[str, Any]:
         "clients": len(simulation.task.train),
         "examples": simulation.task.train.examples.size,
         "data_sha256": simulation.task.train.fingerprint(),
+        "task_sha256": simulation.task.fingerprint(),
     }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError, Interrupted
@@ -63,6 +66,7 @@ class _Job(NamedTuple):
     checkpoint: Checkpoint | None
     records: list[Record]
     engine: EngineName | EngineChoice
+    existed: bool = False
 
 
 def run_pack(
@@ -138,10 +142,21 @@ def _open(task: Task, spec: RunSpec, directory: RunDirectory | None) -> _Job:
             f"{directory.path} was trained on other data than {task.name!r} holds now: choose "
             "another place with --out"
         )
+    if facts.get("task_sha256", task.fingerprint()) != task.fingerprint():
+        raise InputError(
+            f"{directory.path} was made for another model, test set or metric than {task.name!r} "
+            "has now: choose another place with --out"
+        )
     checkpoint = directory.checkpoint()
     done = 0 if checkpoint is None else checkpoint.round
+    records = directory.records(until=done)
+    if [r.round for r in records] != list(range(1, done + 1)):
+        raise InputError(
+            f"{directory.path}/metrics.jsonl lacks rounds that the checkpoint has: restore it, or "
+            "choose another place with --out"
+        )
     choice = EngineChoice(facts["engine"], "as before", facts["onednn"])
-    return _Job(spec, directory, checkpoint, directory.records(until=done), choice)
+    return _Job(spec, directory, checkpoint, records, choice, existed=True)
 
 
 def _difference(kept: RunSpec, asked: RunSpec) -> str:
@@ -180,30 +195,72 @@ def _train(
     )
     for job in jobs:
         if job.directory is not None:
-            if job.directory.exists:
+            if job.existed:
                 _warn_if_moved(job.directory, simulation, progress)
             else:
                 job.directory.create(job.spec, manifest.describe(simulation))
     records = [list(job.records) for job in jobs]
     saved = time.monotonic()
     try:
-        while simulation.round < simulation.rounds:
-            report = simulation.run_round()
-            for job, kept, record in zip(jobs, records, report.records, strict=True):
-                kept.append(record)
-                if job.directory is not None:
-                    job.directory.append(record)
-            progress.advance(report)
-            if time.monotonic() - saved > checkpoint_seconds:
-                _save(jobs, simulation)
-                saved = time.monotonic()
+        with _HeldInterrupt(progress) as interrupt:
+            while simulation.round < simulation.rounds:
+                report = simulation.run_round()
+                with _named_write_errors(jobs):
+                    for job, kept, record in zip(jobs, records, report.records, strict=True):
+                        kept.append(record)
+                        if job.directory is not None:
+                            job.directory.append(record)
+                    last = interrupt.asked or simulation.round == simulation.rounds
+                    if last or time.monotonic() - saved > checkpoint_seconds:
+                        _save(jobs, simulation)
+                        saved = time.monotonic()
+                progress.advance(report)
+                if interrupt.asked and simulation.round < simulation.rounds:
+                    raise KeyboardInterrupt
     except KeyboardInterrupt:
-        # A round is a pure step from one snapshot to the next: between them nothing is half done.
-        if simulation.round:
-            _save(jobs, simulation)
         raise Interrupted(simulation.round, simulation.rounds) from None
-    _save(jobs, simulation)
     return simulation.histories(records)
+
+
+class _HeldInterrupt:
+    """Holds Ctrl-C back until the round is over, so that nothing is ever kept by halves.
+
+    A second Ctrl-C stops at once; the run then goes on from its last checkpoint.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.asked = False
+        self._progress = progress
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        # Only the main thread gets signals; elsewhere there is nothing to hold.
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def _ask(self, number: int, frame: Any) -> None:
+        del number, frame
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self._progress.say("stopping after this round; press Ctrl-C again to stop at once")
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+
+@contextlib.contextmanager
+def _named_write_errors(jobs: list[_Job]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        place = next((str(j.directory.path) for j in jobs if j.directory is not None), "")
+        raise InputError(
+            f"cannot write to {place}: {error.strerror}; what was kept is whole, run the same "
+            "command again once there is room"
+        ) from None
 
 
 def _save(jobs: list[_Job], simulation: Simulation) -> None:

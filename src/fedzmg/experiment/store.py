@@ -45,10 +45,21 @@ def write_atomic(path: Path, content: bytes) -> None:
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
+        _sync_directory(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _sync_directory(path: Path) -> None:
+    """Make a rename survive a power loss, where the system lets directories be synced."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
@@ -120,7 +131,8 @@ class RunDirectory:
     def append(self, record: Record) -> None:
         """Add a round to the log; a line broken off by a crash is left behind it."""
         path = self.path / "metrics.jsonl"
-        line = _json(record._asdict()) + b"\n"
+        values = {k: _word(v) if isinstance(v, float) else v for k, v in record._asdict().items()}
+        line = _json(values) + b"\n"
         with path.open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -142,7 +154,8 @@ class RunDirectory:
         for number, line in enumerate(lines, 1):
             try:
                 values = json.loads(line)
-                record = Record(**{**values, "train_loss": _number(values["train_loss"])})
+                floats = {k: float(v) for k, v in values.items() if isinstance(v, str)}
+                record = Record(**{**values, **floats})
             except (ValueError, TypeError, KeyError):
                 # A crash can break off a line, which is then superseded; anything else is damage.
                 if number == len(lines) or not line.endswith(b"}"):
@@ -180,8 +193,9 @@ class RunDirectory:
             ) from None
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+def _word(value: float) -> float | str:
+    """Strict JSON has no word for what is not finite, so it is written as a string."""
+    return value if math.isfinite(value) else str(value)
 
 
 def _json(values: dict[str, Any], indent: int | None = None) -> bytes:

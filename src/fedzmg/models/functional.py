@@ -133,6 +133,12 @@ def _refuse_fused(module: nn.Module) -> None:
                 f"layer {prefix or 'model'!r} is a MultiheadAttention with dropout, whose masks "
                 "have no address: use dropout=0 and an nn.Dropout of its own"
             )
+        table = child if isinstance(child, nn.Embedding | nn.EmbeddingBag) else None
+        if table is not None and (table.padding_idx is not None or table.max_norm is not None):
+            raise InputError(
+                f"layer {prefix or 'model'!r} is an {type(child).__name__} with padding_idx or "
+                "max_norm, which do not map over clients: leave them out"
+            )
         if isinstance(child, nn.RNNBase):
             remedy = "fedzmg.models.GRU" if isinstance(child, nn.GRU) else "cells (nn.LSTMCell)"
             raise InputError(

@@ -42,8 +42,6 @@ def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tr
             generator = torch_stream(seed, "init", prefix)
             with torch.no_grad():
                 _start(child, prefix, scheme, generator)
-                if isinstance(child, _TABLES) and child.padding_idx is not None:
-                    child.weight[child.padding_idx] = 0
     named = dict(module.named_parameters())
     return Tree({name: named[name].detach().clone() for name in model.layout})
 

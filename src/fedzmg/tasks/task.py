@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -58,7 +59,11 @@ class Protocol:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} = {value!r}: expected a whole number of at least 1")
-        if not math.isfinite(self.threshold):
+        for name in ("replacement", "straddle", "keep_partial"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} = {getattr(self, name)!r}: expected true or false")
+        number = isinstance(self.threshold, int | float) and not isinstance(self.threshold, bool)
+        if not number or not math.isfinite(self.threshold):
             raise InputError(f"threshold = {self.threshold!r}: expected a finite number")
 
     @property
@@ -99,6 +104,18 @@ class Task:
     def __post_init__(self) -> None:
         """Run the model once, so that a misfit is said here and not in the middle of a round."""
         check(self)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of everything a run depends on; of functions, the names count."""
+        digest = hashlib.sha256(self.train.fingerprint().encode())
+        given = self.model.params().values() if self.init == "given" else ()
+        for column in (*self.test, *given):
+            digest.update(f"{column.dtype}{tuple(column.shape)}".encode())
+            digest.update(column.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        names = [getattr(f, "__qualname__", repr(f)) for f in (self.loss, self.prepare, self.init)]
+        names += [self.metric.name, repr(self.model.module), repr(dict(self.model.layout))]
+        digest.update("\x1f".join(names).encode())
+        return digest.hexdigest()
 
     @property
     def model_bytes(self) -> int:
@@ -175,7 +192,8 @@ def check(task: Task) -> None:
     params = task.model.params()
     dtype = next(iter(params.values())).dtype
     for what, data in {"training data": task.train.examples, "test data": task.test}.items():
-        x, y = data.x[:2], data.y[:2]
+        # A copy, so that a prepare function that works in place spoils nothing.
+        x, y = data.x[:2].clone(), data.y[:2]
         try:
             with torch.no_grad():
                 outputs = task.model.evaluate(params, task.prepare(x, dtype))
@@ -186,14 +204,20 @@ def check(task: Task) -> None:
                 f"{str(x.dtype).removeprefix('torch.')}: {reason}"
             ) from None
         if task.loss is cross_entropy:
-            _check_labels(data.y, outputs.shape[-1], what)
+            _check_labels(data.y, outputs, what)
         _check_per_example("loss", task.loss, outputs, y)
         _check_per_example(f"metric {task.metric.name}", task.metric.function, outputs, y)
 
 
-def _check_labels(y: Tensor, outputs: int, what: str) -> None:
+def _check_labels(y: Tensor, logits: Tensor, what: str) -> None:
+    outputs = logits.shape[-1]
     if y.is_floating_point():
         raise InputError(f"{what} has {y.dtype} labels: class labels must be whole numbers")
+    if y.ndim != logits.ndim - 1:
+        raise InputError(
+            f"{what} has labels of shape {tuple(y.shape)} for outputs of shape "
+            f"{tuple(logits.shape)}: give one whole number per prediction"
+        )
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= outputs:
         wrong = low if low < 0 else high
