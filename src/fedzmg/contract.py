@@ -222,14 +222,14 @@ class Algorithm:
         """Refuse an unknown weighting, and rules that make no sense together."""
         if self.weights not in ("examples", "uniform"):
             raise unknown("weights", str(self.weights), ["examples", "uniform"])
-        needed = self.server.only_weights
-        if needed is not None and self.weights != needed:
-            raise InputError(f"{self.name}: weights = {self.weights!r}: it needs {needed!r}")
         try:
             _check_partners(self.client, self.server)
             _check_wrappers(self.client)
         except InputError as error:
             raise InputError(f"{self.name}: {error}") from None
+        needed = self.server.only_weights
+        if needed is not None and self.weights != needed:
+            raise InputError(f"{self.name}: weights = {self.weights!r}: it needs {needed!r}")
 
     def for_layout(self, layout: Layout) -> Algorithm:
         """Both rules, knowing a model's layout."""

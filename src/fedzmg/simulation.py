@@ -167,6 +167,11 @@ class RoundReport(NamedTuple):
 Observer = Callable[[RoundReport], None]
 
 
+def has_gpu() -> bool:
+    """Whether this machine has a CUDA device."""
+    return torch.cuda.is_available()
+
+
 def resolve_device(device: str) -> torch.device:
     """The device that ``auto`` stands for, or the named one.
 
@@ -175,10 +180,10 @@ def resolve_device(device: str) -> torch.device:
     """
     if device not in ("auto", "cpu", "cuda"):
         raise unknown("device", device, ["auto", "cpu", "cuda"])
-    if device == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and not has_gpu():
         raise InputError("device 'cuda': no CUDA device is available here; use --device cpu")
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if has_gpu() else "cpu"
     return torch.device(device)
 
 
