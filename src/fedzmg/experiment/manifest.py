@@ -65,4 +65,7 @@ def _commit() -> dict[str, Any]:
     # A checkout that merely contains the environment says nothing about this package.
     if git("ls-files", "--error-unmatch", __file__) is None:
         return {"commit": None, "dirty": None}
-    return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    return {
+        "commit": git("rev-parse", "HEAD"),
+        "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
+    }

@@ -20,7 +20,9 @@ def card(data: Mapping[str, Any], task: str | None = None) -> RenderableType:
     ]
     if data["inferred"]:
         parts.append(Text(f"inferred: {data['inferred']}", style="yellow"))
-    parts += [Text(), Text(data["about"]), Text(), _options(data), Text(), _costs(data, task)]
+    more = "also: " + ", ".join(data["wrapper_options"])
+    parts += [Text(), Text(data["about"]), Text(), _options(data), Text(more, style="dim")]
+    parts += [Text(), _costs(data, task)]
     return Group(*parts)
 
 
