@@ -1,0 +1,95 @@
+"""What a file holds: named columns with one row per example, and whose row is whose.
+
+Readers (``fedzmg.data.formats``) make columns, the column store keeps them, partitions and presets
+turn them into :class:`~fedzmg.data.federated.FederatedData`. Names that everybody agrees on:
+``x`` (images, as stored), ``y`` (labels, int64), ``coarse`` (coarse labels), ``text`` (strings).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedzmg.errors import InputError
+
+Array: TypeAlias = npt.NDArray[Any]
+Allocate: TypeAlias = Callable[[str, tuple[int, ...], npt.DTypeLike], Array]
+"""(column, shape, dtype) -> an array to fill; lets a reader write straight into a file."""
+
+
+def in_memory(name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    """Allocate a column in memory."""
+    del name
+    return np.empty(shape, dtype)
+
+
+class Strings(NamedTuple):
+    """Strings end to end as UTF-8; row ``i`` is ``text[offsets[i] : offsets[i + 1]]``."""
+
+    text: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int64]
+
+    @property
+    def rows(self) -> int:
+        """Number of strings."""
+        return len(self.offsets) - 1
+
+
+Column: TypeAlias = Array | Strings
+
+
+class Owners(NamedTuple):
+    """Rows sorted by client: client ``i`` is called ``names[i]``, owns ``offsets[i : i + 2]``."""
+
+    names: tuple[str, ...]
+    offsets: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of equally many rows; ``owners`` where the file says to whom a row belongs."""
+
+    columns: Mapping[str, Column]
+    owners: Owners | None = None
+    notes: tuple[str, ...] = ()
+    """What differs from what was expected, to be said to the user."""
+
+    def __post_init__(self) -> None:
+        """Refuse columns of different length and owners that do not fit."""
+        lengths = {name: _rows(column) for name, column in self.columns.items()}
+        if len(set(lengths.values())) != 1:
+            raise InputError(f"columns differ in length: {lengths}")
+        if self.owners is not None:
+            names, offsets = self.owners
+            if len(set(names)) != len(names):
+                twice = next(n for i, n in enumerate(names) if n in names[:i])
+                raise InputError(f"client {twice!r} occurs twice: give each client one name")
+            if len(offsets) != len(names) + 1 or offsets[0] != 0 or offsets[-1] != self.rows:
+                raise InputError(
+                    f"{len(names)} clients do not cover the {self.rows} rows from first to last"
+                )
+
+    @property
+    def rows(self) -> int:
+        """Number of examples."""
+        return _rows(next(iter(self.columns.values())))
+
+    def array(self, name: str) -> Array:
+        """A column of numbers."""
+        column = self.columns[name]
+        assert not isinstance(column, Strings)
+        return column
+
+    def strings(self, name: str) -> Strings:
+        """A column of strings."""
+        column = self.columns[name]
+        assert isinstance(column, Strings)
+        return column
+
+
+def _rows(column: Column) -> int:
+    return column.rows if isinstance(column, Strings) else len(column)
