@@ -1,23 +1,30 @@
-"""Split pooled examples into clients; every partition is a function of its seed."""
+"""Split pooled examples into clients; every partition is a function of its seed.
+
+A partition says for every example which client owns it; ``UNUSED`` marks examples that nobody gets.
+:func:`make` takes a name and options, and keeps with the owners everything needed to make them
+again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedzmg.errors import InputError
+from fedzmg.errors import InputError, unknown
 from fedzmg.seeds import stream
 
 Owners = npt.NDArray[np.int64]
 
+UNUSED = -1
 
-def _check(labels: npt.NDArray[np.int64], clients: int) -> None:
-    if clients < 1 or clients > len(labels):
-        raise InputError(
-            f"clients = {clients}: expected 1 to {len(labels)}, the number of examples"
-        )
+# Beyond these a Dirichlet is a single label, or uniform, to every digit of a double.
+_LEAST_LOG, _LARGEST_SHAPE = -1e300, 1e300
 
 
 def iid(labels: npt.NDArray[np.int64], clients: int, *, seed: int = 0) -> Owners:
@@ -36,9 +43,9 @@ def dirichlet(
     a time to clients in turn, each taking a label from its distribution among those left. Small
     ``alpha`` means strong skew. Equal sizes keep label skew apart from quantity skew.
     """
+    labels = _one_each(labels)
     _check(labels, clients)
-    if not 0 < alpha < np.inf:
-        raise InputError(f"alpha = {alpha!r}: expected a number > 0")
+    _check_positive("alpha", alpha)
     rng = stream(seed, "partition", "dirichlet")
     classes = np.unique(labels)
     piles = [rng.permutation(np.flatnonzero(labels == c)).tolist() for c in classes]
@@ -56,4 +63,348 @@ def dirichlet(
     return owners
 
 
-PARTITIONS: dict[str, Callable[..., Owners]] = {"iid": iid, "dirichlet": dirichlet}
+def shards(
+    labels: npt.NDArray[np.int64], clients: int, *, per_client: int = 2, seed: int = 0
+) -> Owners:
+    """Owner of every example when each client gets a few shards of the examples sorted by label.
+
+    The split of the FedAvg paper: a client sees few labels, about ``per_client`` where a label
+    fills whole shards. Shards differ by at most one example in size; which examples of a label
+    fall into which of its shards is random, and so is who gets which shards.
+    """
+    labels = _one_each(labels)
+    _check(labels, clients)
+    _check_whole("per_client", per_client)
+    pieces = clients * per_client
+    if pieces > len(labels):
+        raise InputError(
+            f"{clients} clients of {per_client} shards need {pieces} examples, there are "
+            f"{len(labels)}: take fewer clients or a smaller per_client"
+        )
+    rng = stream(seed, "partition", "shards")
+    mixed = rng.permutation(len(labels))
+    by_label = mixed[np.argsort(labels[mixed], kind="stable")]
+    shard = np.arange(len(labels)) * pieces // len(labels)
+    owners = np.empty(len(labels), dtype=np.int64)
+    owners[by_label] = rng.permutation(np.arange(pieces) % clients)[shard]
+    return owners
+
+
+def quantity(
+    labels: npt.NDArray[np.int64],
+    clients: int,
+    *,
+    alpha: float,
+    minimum: int = 1,
+    seed: int = 0,
+) -> Owners:
+    """Owner of every example when clients differ in size and in nothing else.
+
+    Every client gets ``minimum`` examples; the rest is divided by shares drawn from
+    Dirichlet(alpha) over the clients, to the nearest example. Small ``alpha`` means few large
+    clients, large ``alpha`` equal sizes. Labels are dealt at random.
+    """
+    _check(labels, clients)
+    _check_positive("alpha", alpha)
+    _check_whole("minimum", minimum)
+    rest = len(labels) - clients * minimum
+    if rest < 0:
+        raise InputError(
+            f"{clients} clients of at least {minimum} examples need {clients * minimum}, there "
+            f"are {len(labels)}: take fewer clients or a smaller minimum"
+        )
+    rng = stream(seed, "partition", "quantity")
+    borders = np.rint(rest * np.cumsum(_softmax(_log_gamma(rng, alpha, clients))))
+    borders[-1] = rest
+    sizes = minimum + np.diff(borders, prepend=0.0).astype(np.int64)
+    return rng.permutation(np.repeat(np.arange(clients, dtype=np.int64), sizes))
+
+
+def natural(ids: npt.ArrayLike, clients: int | None = None) -> Owners:
+    """Owner of every example from what the data say: a writer, a role, any sortable id.
+
+    Client ``i`` is the ``i``-th of the sorted ids, as in
+    :meth:`fedzmg.data.federated.FederatedData.from_arrays`.
+
+    Args:
+        ids: one id per example.
+        clients: how many different ids are expected, if that is known.
+    """
+    try:
+        each = _one_each(ids, "client ids")
+        present, owners = np.unique(each, return_inverse=True)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError("client ids cannot be sorted: give numbers or strings") from None
+    if each.dtype.kind in "fc" and np.isnan(each).any():
+        place = int(np.flatnonzero(np.isnan(each))[0])
+        raise InputError(f"client id of example {place} is not a number: give every example an id")
+    if clients is not None and clients != len(present):
+        raise InputError(
+            f"clients = {clients}: the ids name {len(present)} clients, which cannot be chosen"
+        )
+    return owners.astype(np.int64)
+
+
+def pachinko(
+    fine: npt.NDArray[np.int64],
+    coarse: npt.NDArray[np.int64],
+    clients: int,
+    *,
+    per_client: int = 100,
+    root: float = 0.1,
+    leaf: float = 10.0,
+    seed: int = 0,
+) -> Owners:
+    """Owner of every example by two-level Pachinko allocation, as for federated CIFAR-100.
+
+    A client draws its taste for coarse labels from Dirichlet(root) and, below each of them, for
+    its fine labels from Dirichlet(leaf), among those that still have examples. Then it takes
+    ``per_client`` random examples, one coarse label and one fine label at a time; a label that
+    runs out is deleted and its level renormalised. Clients come in order, so later ones find
+    fewer labels and are more skewed. What is left over is ``UNUSED``.
+
+    Args:
+        fine: label of every example.
+        coarse: coarse label of every example; each fine label lies below one coarse label.
+        clients: number of clients.
+        per_client: examples of each client.
+        root: concentration over the coarse labels; small means strong skew.
+        leaf: concentration over the fine labels of a coarse label.
+        seed: fixes every draw.
+
+    Raises:
+        InputError: for too few examples, labels that form no tree, or impossible options.
+    """
+    fine = _one_each(fine)
+    _check(fine, clients)
+    _check_whole("per_client", per_client)
+    _check_positive("root", root)
+    _check_positive("leaf", leaf)
+    if clients * per_client > len(fine):
+        raise InputError(
+            f"{clients} clients of {per_client} examples need {clients * per_client}, there are "
+            f"{len(fine)}: take fewer clients or a smaller per_client"
+        )
+    label, above = _tree(fine, _one_each(coarse, "coarse labels"))
+    rng = stream(seed, "partition", "pachinko")
+    mixed = rng.permutation(len(label))
+    piles = mixed[np.argsort(label[mixed], kind="stable")]
+    sizes = np.bincount(label)
+
+    left = sizes.copy()
+    taken = [_fill(rng, left, above, per_client, root, leaf) for _ in range(clients)]
+
+    # The draws of a label, in order, take its pile from the top.
+    drawn = np.concatenate(taken)
+    by_label = np.argsort(drawn, kind="stable")
+    top = np.cumsum(sizes) - sizes
+    used = sizes - left
+    rank = np.arange(len(drawn)) - np.repeat(np.cumsum(used) - used, used)
+    owners = np.full(len(label), UNUSED, dtype=np.int64)
+    owners[piles[top[drawn[by_label]] + rank]] = by_label // per_client
+    return owners
+
+
+def _tree(
+    fine: npt.NDArray[Any], coarse: npt.NDArray[Any]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Number the labels: the fine label of every example, the coarse label of every fine one."""
+    if len(coarse) != len(fine):
+        raise InputError(
+            f"{len(coarse)} coarse labels for {len(fine)} examples: give one per example"
+        )
+    names, first, label = np.unique(fine, return_index=True, return_inverse=True)
+    wrong = np.flatnonzero(coarse != coarse[first][label])
+    if len(wrong):
+        place = int(wrong[0])
+        raise InputError(
+            f"label {names[label[place]]} lies below coarse label {coarse[first[label[place]]]} "
+            f"and, in example {place}, below {coarse[place]}: give it one coarse label"
+        )
+    return label, np.unique(coarse[first], return_inverse=True)[1]
+
+
+def _fill(
+    rng: np.random.Generator,
+    left: npt.NDArray[np.int64],
+    above: npt.NDArray[np.int64],
+    wanted: int,
+    root: float,
+    leaf: float,
+) -> npt.NDArray[np.int64]:
+    """The labels of one client in the order they are taken; they are removed from ``left``.
+
+    Draws are independent until a label runs out, so they are made all at once, kept up to the one
+    that takes the last example of a label, and repeated from there.
+    """
+    groups = int(above.max()) + 1
+    # A draw over all labels, without those that are exhausted, is Dirichlet over the others.
+    taste_above = _log_gamma(rng, root, groups)
+    taste = _log_gamma(rng, leaf, len(left))
+    kept: list[npt.NDArray[np.int64]] = []
+    while wanted:
+        labels = np.flatnonzero(left)
+        parents, parent = np.unique(above[labels], return_inverse=True)
+        weights = _softmax(taste_above[parents])[parent] * _softmax(taste[labels], parent)
+        borders = np.cumsum(weights)
+        place = np.searchsorted(borders, rng.random(wanted) * borders[-1], side="right")
+        # A number that rounds up to the last border belongs to the last label.
+        draws = labels[np.minimum(place, len(labels) - 1)]
+        counts = np.bincount(draws, minlength=len(left))
+        spent = np.flatnonzero((counts >= left) & (left > 0))
+        if len(spent):
+            last = min(int(np.flatnonzero(draws == y)[left[y] - 1]) for y in spent)
+            draws = draws[: last + 1]
+            counts = np.bincount(draws, minlength=len(left))
+        left -= counts
+        kept.append(draws)
+        wanted -= len(draws)
+    return np.concatenate(kept)
+
+
+def _log_gamma(rng: np.random.Generator, shape: float, size: int) -> npt.NDArray[np.float64]:
+    """Logarithms of gamma variates, which normalised are Dirichlet.
+
+    As logarithms they keep their order where the variates themselves would underflow to zero, so
+    that some mass always remains on whatever is available.
+    """
+    shape = min(shape, _LARGEST_SHAPE)
+    with np.errstate(over="ignore"):
+        # Gamma(a) is Gamma(a + 1) U^(1 / a), and -log U is exponential.
+        logs = np.log(rng.standard_gamma(shape + 1.0, size))
+        logs -= rng.standard_exponential(size) / shape
+    return np.maximum(logs, _LEAST_LOG)
+
+
+def _softmax(
+    logs: npt.NDArray[np.float64], group: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.float64]:
+    """Weights from logarithms; with ``group``, weights that sum to one in every group."""
+    if group is None:
+        group = np.zeros(len(logs), dtype=np.int64)
+    largest = np.full(int(group.max()) + 1, -np.inf)
+    np.maximum.at(largest, group, logs)
+    weights: npt.NDArray[np.float64] = np.exp(logs - largest[group])
+    weights /= np.bincount(group, weights)[group]
+    return weights
+
+
+def _one_each(values: npt.ArrayLike, what: str = "labels") -> npt.NDArray[Any]:
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise InputError(f"{what} have shape {array.shape}: give one per example")
+    if len(array) == 0:
+        raise InputError(f"{what} are empty: there is nothing to divide")
+    return array
+
+
+def _check(labels: npt.NDArray[np.int64], clients: int) -> None:
+    if len(labels) == 0:
+        raise InputError("labels are empty: there is nothing to divide")
+    if not _is_whole(clients) or not 1 <= clients <= len(labels):
+        raise InputError(
+            f"clients = {clients}: expected 1 to {len(labels)}, the number of examples"
+        )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _check_whole(name: str, value: int) -> None:
+    if not _is_whole(value) or value < 1:
+        raise InputError(f"{name} = {value!r}: expected a whole number >= 1")
+
+
+def _check_positive(name: str, value: float) -> None:
+    number = isinstance(value, int | float | np.integer | np.floating)
+    if not number or isinstance(value, bool) or not 0 < value < np.inf:
+        raise InputError(f"{name} = {value!r}: expected a number > 0")
+
+
+PARTITIONS: dict[str, Callable[..., Owners]] = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "shards": shards,
+    "quantity": quantity,
+    "natural": natural,
+    "pachinko": pachinko,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Owners, and how they were made.
+
+    Attributes:
+        name: a name of ``PARTITIONS``.
+        options: every option of that partition, defaults written out.
+        seed: the seed.
+        owners: the client of every example, read-only; ``UNUSED`` for examples nobody owns.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    seed: int
+    owners: Owners
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the owners: equal splits have equal fingerprints, however they were made."""
+        return hashlib.sha256(np.ascontiguousarray(self.owners, dtype="<i8").tobytes()).hexdigest()
+
+    def as_dict(self) -> dict[str, Any]:
+        """What to record of a partition, ready for JSON; it is made again from this."""
+        return {
+            "name": self.name,
+            "options": dict(self.options),
+            "seed": self.seed,
+            "fingerprint": self.fingerprint(),
+        }
+
+
+def make(
+    name: str,
+    labels: npt.ArrayLike,
+    clients: int | None = None,
+    *,
+    coarse: npt.ArrayLike | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Partition:
+    """Make a partition by name.
+
+    Args:
+        name: a name of ``PARTITIONS``.
+        labels: label of every example; for ``natural``, its client id.
+        clients: number of clients; ``natural`` finds it by itself.
+        coarse: coarse label of every example, which only ``pachinko`` looks at.
+        seed: fixes every random choice.
+        options: the partition's own options, e.g. ``alpha``.
+
+    Raises:
+        InputError: for an unknown name or option, one that is missing, or an impossible value.
+    """
+    if name not in PARTITIONS:
+        raise unknown("partition", name, PARTITIONS)
+    parameters = inspect.signature(PARTITIONS[name]).parameters
+    known = [key for key, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
+    known = [key for key in known if key != "seed"]
+    for key in options:
+        if not known:
+            raise InputError(f"partition {name!r} has no options: leave out {key}")
+        if key not in known:
+            raise unknown(f"option of partition {name!r}", key, known)
+    if not _is_whole(seed):
+        raise InputError(f"seed = {seed!r}: expected a whole number")
+    given = {"clients": clients, "coarse": coarse, "seed": seed, **options}
+    given = {key: value for key, value in given.items() if value is not None}
+    data, *others = parameters.values()
+    arguments = {one.name: given.get(one.name, one.default) for one in others}
+    for key, value in arguments.items():
+        if value is inspect.Parameter.empty:
+            raise InputError(f"partition {name!r} needs {key}: give {key}")
+    owners = PARTITIONS[name](**{data.name: np.asarray(labels)}, **arguments)
+    owners.flags.writeable = False
+    return Partition(name, {key: arguments[key] for key in known}, int(seed), owners)

@@ -1,0 +1,369 @@
+"""How much clients differ: volume, labels, entropy, class imbalance, distance from the whole.
+
+All measures start from counts ``[clients, classes]``: how often each class occurs at each client.
+For images a class is a label and the volume counts examples; for text a class is a character of
+the vocabulary and the volume counts characters. Logarithms are natural, deviations over clients
+divide by ``n - 1``.
+
+``PAPER`` holds what the FedZMG paper printed about ten clients of each of its datasets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fedzmg.errors import InputError, unknown
+from fedzmg.seeds import stream
+
+Counts: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Unit = Literal["examples", "characters"]
+EntropyBase = Literal["classes", "present"]
+Reference = Literal["pooled", "global"]
+
+
+def label_counts(
+    labels: npt.ArrayLike, owners: npt.ArrayLike, *, classes: int, clients: int | None = None
+) -> Counts:
+    """How often each class occurs at each client, ``[clients, classes]``.
+
+    Args:
+        labels: class of every example, or vocabulary id of every character.
+        owners: client of every example as a partition gives it; a negative one is left out.
+        classes: number of classes.
+        clients: number of clients, where the last ones may own nothing.
+
+    Raises:
+        InputError: for different lengths or numbers out of range.
+    """
+    label, owner = np.asarray(labels), np.asarray(owners)
+    if label.ndim != 1 or label.shape != owner.shape:
+        raise InputError(
+            f"labels have shape {label.shape} and owners {owner.shape}: give one of each per "
+            "example"
+        )
+    for what, array in (("labels", label), ("owners", owner)):
+        if array.size and array.dtype.kind not in "iu":
+            raise InputError(f"{what} have type {array.dtype}: give whole numbers")
+    owned = owner >= 0
+    outside = np.flatnonzero(owned & ((label < 0) | (label >= classes)))
+    if len(outside):
+        place = int(outside[0])
+        raise InputError(
+            f"label {label[place]} of example {place} is outside 0 to {classes - 1}: "
+            "correct it or the number of classes"
+        )
+    found = int(owner.max(initial=-1)) + 1
+    total = found if clients is None else clients
+    if found > total:
+        raise InputError(f"client {found - 1} owns examples, but clients = {total}")
+    cells = owner[owned].astype(np.int64) * classes + label[owned].astype(np.int64)
+    return np.bincount(cells, minlength=total * classes).reshape(total, classes).astype(np.int64)
+
+
+def owners_of(offsets: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Owner of every row where rows are sorted by client, as in ``FederatedData.offsets``.
+
+    >>> owners_of([0, 2, 2, 5]).tolist()
+    [0, 0, 2, 2, 2]
+    """
+    sizes = np.diff(np.asarray(offsets))
+    return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
+
+
+def distinct(counts: Counts) -> Counts:
+    """Number of classes that occur at each client."""
+    present: Counts = np.count_nonzero(counts, axis=-1)
+    return present
+
+
+def entropy(counts: Counts, base: EntropyBase = "classes") -> Floats:
+    """Entropy of each client's classes over its largest possible value, 0 to 1.
+
+    ``classes`` divides by the logarithm of the number of all classes, ``present`` by that of the
+    classes that occur at the client. Where only one class is possible, 0 / 0 counts as 0.
+    """
+    share = _shares(counts)
+    nats = -np.sum(share * np.log(share, out=np.zeros_like(share), where=share > 0), axis=-1)
+    possible = distinct(counts) if base == "present" else np.full(nats.shape, counts.shape[-1])
+    most = np.log(np.maximum(possible, 1))
+    normal: Floats = np.divide(nats, most, out=np.zeros_like(nats), where=most > 0)
+    # Rounding may step over the ends, and -0 would be printed with its sign.
+    return normal.clip(0.0, 1.0) + 0.0
+
+
+def gini(counts: Counts) -> Floats:
+    """Gini coefficient of each client's counts over all classes, absent ones included.
+
+    0 if all classes are equally frequent, ``1 - 1 / C`` if only one of C classes occurs.
+    """
+    classes = counts.shape[-1]
+    # Whole numbers until the division: equal counts give exactly 0.
+    weights = 2 * np.arange(1, classes + 1) - classes - 1
+    unequal = np.sum(np.sort(counts, axis=-1) * weights, axis=-1)
+    coefficient: Floats = unequal / (classes * counts.sum(axis=-1))
+    return coefficient
+
+
+def kl(counts: Counts, reference: npt.ArrayLike) -> Floats:
+    """Kullback-Leibler divergence of each client's classes from a reference, in nats.
+
+    Args:
+        counts: the clients.
+        reference: counts of all classes; if it lacks a class that a client has, the divergence
+            is infinite. A pool that contains the clients lacks none.
+    """
+    share, whole = _shares(counts), _shares(np.asarray(reference))
+    with np.errstate(divide="ignore"):
+        ratio = np.divide(share, whole, out=np.ones_like(share), where=share > 0)
+    divergence: Floats = np.sum(share * np.log(ratio), axis=-1)
+    return np.maximum(divergence, 0.0)
+
+
+def dominant(counts: Counts) -> tuple[Counts, Floats]:
+    """The most frequent class of each client, the first of equals, and its share."""
+    return counts.argmax(axis=-1), counts.max(axis=-1) / counts.sum(axis=-1)
+
+
+def _shares(counts: npt.NDArray[Any]) -> Floats:
+    shares: Floats = counts / counts.sum(axis=-1, keepdims=True)
+    return shares
+
+
+class Row(NamedTuple):
+    """One client."""
+
+    client: str
+    volume: int
+    distinct: int
+    entropy: float
+    gini: float
+    kl: float
+    dominant_class: str
+    dominant_share: float
+
+
+MEASURES = ("volume", "distinct", "entropy", "gini", "kl", "dominant_share")
+"""What is averaged over clients."""
+
+
+class Spread(NamedTuple):
+    """Mean and standard deviation over clients; one client has no deviation."""
+
+    mean: float
+    sd: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """Heterogeneity of the clients of a dataset.
+
+    Attributes:
+        name: the dataset, for titles.
+        unit: what the volume counts.
+        entropy: what the entropy is divided by.
+        reference: what the divergence compares with.
+        total: how many clients there are; ``clients`` holds those that were described.
+        sample: how many were asked for, None for all.
+        seed: chose the sample.
+        labels: name of every class.
+        counts: class counts of the described clients.
+        clients: a row for each of them.
+        summary: mean and deviation of each of ``MEASURES``.
+    """
+
+    name: str
+    unit: Unit
+    entropy: EntropyBase
+    reference: Reference
+    total: int
+    sample: int | None
+    seed: int
+    labels: tuple[str, ...]
+    counts: Counts
+    clients: tuple[Row, ...]
+    summary: dict[str, Spread]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat record per client, as for CSV."""
+        return [row._asdict() for row in self.clients]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "entropy": self.entropy,
+            "reference": self.reference,
+            "total": self.total,
+            "sample": self.sample,
+            "seed": self.seed,
+            "labels": list(self.labels),
+            "summary": {name: spread._asdict() for name, spread in self.summary.items()},
+            "clients": self.rows(),
+            "counts": self.counts.tolist(),
+        }
+
+
+def describe(
+    counts: npt.ArrayLike,
+    names: Sequence[str],
+    *,
+    unit: Unit = "examples",
+    entropy: EntropyBase = "classes",
+    reference: Reference = "global",
+    sample: int | None = None,
+    seed: int = 0,
+    labels: Sequence[str] | None = None,
+    name: str = "",
+) -> Report:
+    """Measure clients and average over them.
+
+    Args:
+        counts: class counts of all clients, ``[clients, classes]``.
+        names: name of every client.
+        unit: what the counts add up to.
+        entropy: divide by the logarithm of all ``classes`` or of those ``present`` at the client.
+        reference: the divergence is from the ``pooled`` clients that are described, as in the
+            paper, or from the ``global`` distribution of all clients.
+        sample: describe so many clients, chosen at random; None describes all.
+        seed: chooses the sample.
+        labels: name of every class; their numbers if not given.
+        name: the dataset, for titles.
+
+    Raises:
+        InputError: for counts that are none, a client without data, or an impossible option.
+    """
+    table = _checked(counts, names)
+    for what, value, known in (
+        ("unit", unit, Unit),
+        ("entropy", entropy, EntropyBase),
+        ("reference", reference, Reference),
+    ):
+        if value not in get_args(known):
+            raise unknown(what, str(value), get_args(known))
+    if labels is not None and len(labels) != table.shape[1]:
+        raise InputError(f"{len(labels)} class names for {table.shape[1]} classes: give one each")
+    classes = tuple(labels) if labels is not None else tuple(map(str, range(table.shape[1])))
+    chosen = np.arange(len(table))
+    if sample is not None:
+        if not 1 <= sample <= len(table):
+            raise InputError(
+                f"sample = {sample}: expected 1 to {len(table)}, the number of clients"
+            )
+        draw = stream(seed, "probe", "heterogeneity").choice(len(table), sample, replace=False)
+        chosen = np.sort(draw)
+    part = table[chosen]
+    largest, share = dominant(part)
+    measured: dict[str, npt.NDArray[Any]] = {
+        "volume": part.sum(axis=1),
+        "distinct": distinct(part),
+        "entropy": _entropy(part, entropy),
+        "gini": gini(part),
+        "kl": kl(part, (part if reference == "pooled" else table).sum(axis=0)),
+        "dominant_class": np.array(classes, dtype=object)[largest],
+        "dominant_share": share,
+    }
+    columns = [measured[field].tolist() for field in Row._fields[1:]]
+    return Report(
+        name=name,
+        unit=unit,
+        entropy=entropy,
+        reference=reference,
+        total=len(table),
+        sample=sample,
+        seed=seed,
+        labels=classes,
+        counts=part,
+        clients=tuple(map(Row, [names[int(i)] for i in chosen], *columns)),
+        summary={measure: _spread(measured[measure]) for measure in MEASURES},
+    )
+
+
+_entropy = entropy  # describe() has an option of that name
+
+
+def _checked(counts: npt.ArrayLike, names: Sequence[str]) -> Counts:
+    table = np.asarray(counts)
+    if table.ndim != 2 or 0 in table.shape:
+        raise InputError(f"counts have shape {table.shape}: expected clients by classes")
+    if table.dtype.kind not in "iu" or (table < 0).any():
+        raise InputError("counts must be whole numbers >= 0: count the examples of each class")
+    if len(names) != len(table):
+        raise InputError(f"{len(names)} names for {len(table)} clients: give one each")
+    empty = np.flatnonzero(table.sum(axis=1) == 0)
+    if len(empty):
+        raise InputError(f"client {names[empty[0]]!r} holds no data: leave it out")
+    return table.astype(np.int64)
+
+
+def _spread(values: npt.NDArray[Any]) -> Spread:
+    sd = float(values.std(ddof=1)) if len(values) > 1 else None
+    return Spread(float(values.mean()), sd)
+
+
+def _named(*values: str | float | None) -> dict[str, Any]:
+    fields = ("client", "volume", "distinct", "entropy", "kl", "dominant_share")
+    return dict(zip(fields, values, strict=True))
+
+
+PAPER: dict[str, dict[str, Any]] = {
+    "emnist62": {
+        "unit": "examples",
+        "entropy": "classes",
+        "reference": "pooled",
+        "sample": 10,
+        "summary": {
+            "volume": (236, 92),
+            "distinct": (55, 4),
+            "entropy": (0.84, 0.03),
+            "gini": (0.58, 0.03),
+            "kl": (0.24, 0.09),
+        },
+        "clients": [
+            _named("f0698_45", 374, 60, 0.87, 0.13, 0.102),
+            _named("f0952_49", 328, 58, 0.88, 0.31, 0.067),
+            _named("f2295_67", 131, 49, 0.82, 0.30, 0.099),
+        ],
+    },
+    "cifar100": {
+        "unit": "examples",
+        "entropy": "classes",
+        "reference": "pooled",
+        "sample": 10,
+        "summary": {
+            "volume": (100, 0),
+            "distinct": (21, 5),
+            "entropy": (0.56, 0.07),
+            "gini": (0.89, 0.04),
+            "kl": (1.57, 0.28),
+        },
+        "clients": [
+            _named("54", 100, 29, 0.68, 0.98, 0.100),
+            _named("423", 100, 18, 0.56, 1.28, 0.150),
+            _named("435", 100, 18, 0.43, 1.73, 0.480),
+        ],
+    },
+    "shakespeare": {
+        "unit": "characters",
+        "entropy": "present",
+        "reference": "pooled",
+        "sample": 10,
+        "summary": {"volume": (3267, 4030), "distinct": (49, 12), "entropy": (0.80, 0.04)},
+        "clients": [
+            _named("K_LEAR...", 11993, 63, 0.76, None, 0.178),
+            _named("K_HENRY...", 5965, 63, 0.76, None, 0.200),
+            _named("ALL_S...", 245, 38, 0.78, None, 0.322),
+        ],
+    },
+}
+"""What the paper printed: (mean, deviation) over ten clients, and clients that it names.
+
+``entropy`` and ``reference`` are the definitions that its numbers fit; it does not state them.
+What it does not give is missing or None.
+"""

@@ -1,0 +1,404 @@
+"""Heterogeneity of clients for people: a figure, tables and files.
+
+Everything starts from the dictionary of a :class:`fedzmg.data.heterogeneity.Report`, as kept in
+JSON; ``paper`` is an entry of :data:`fedzmg.data.heterogeneity.PAPER` to stand beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedzmg.errors import InputError
+from fedzmg.report.figures import COLOURS, GRID, QUIET_INK, STYLE
+
+MOST_ROWS = 500
+"""More clients than this are averaged in groups of neighbours in the heat-map."""
+SHOWN_CLIENTS = 10
+
+_NAMED_ROWS = 30
+_NAMED_CHARACTERS = 80
+_FIGURE_INCHES = (10.5, 5.6)
+_WIDE_RANGE = 50
+_FEWEST_BINS, _MOST_BINS = 5, 30
+_SHADES = 1000.0
+# Without its lightest tones, which look like white.
+_COLOURS = ListedColormap(matplotlib.colormaps["YlGnBu"](np.linspace(0.13, 1.0, 256)))
+_PAPER_COLOUR = COLOURS[1]
+_VISIBLE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "": "∅"}
+
+
+def figure(report: Mapping[str, Any], paper: Mapping[str, Any] | None = None) -> Figure:
+    """Draw who holds which classes, how much they hold, and how far they are from the whole.
+
+    Args:
+        report: dictionary of a report.
+        paper: what the paper printed, marked beside the clients.
+
+    Returns:
+        A figure that belongs to no window.
+    """
+    with matplotlib.rc_context(STYLE):
+        layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06)
+        canvas = Figure(figsize=_FIGURE_INCHES, dpi=100.0, facecolor="white", layout=layout)
+        FigureCanvasAgg(canvas)
+        title = f"Heterogeneity of {_plain(report['name'])}" if report["name"] else "Heterogeneity"
+        canvas.suptitle(
+            f"{title}: {_who(report)}", x=0.012, ha="left", fontsize=11.0, fontweight="bold"
+        )
+        grid = canvas.add_gridspec(2, 2, width_ratios=(1.75, 1.0))
+        _draw_classes(canvas, canvas.add_subplot(grid[:, 0]), report)
+        _draw_volume(canvas.add_subplot(grid[0, 1]), report)
+        _draw_distance(canvas.add_subplot(grid[1, 1]), report, paper)
+        # Lay out once; otherwise every file that is saved does it again, twice.
+        layout.execute(canvas)
+        canvas.set_layout_engine("none")
+    return canvas
+
+
+def table(report: Mapping[str, Any], paper: Mapping[str, Any] | None = None) -> RenderableType:
+    """The summary, beside the paper's if given, and the first clients."""
+    return Group(_summary(report, paper), _notes(report, paper), Text(), _clients(report, paper))
+
+
+def write_csv(report: Mapping[str, Any], path: Path) -> None:
+    """Write one line per client.
+
+    Raises:
+        InputError: if the file cannot be written.
+    """
+    text = io.StringIO()
+    rows = report["clients"]
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    _write(path, text.getvalue())
+
+
+def write_json(report: Mapping[str, Any], path: Path) -> None:
+    """Write the whole report.
+
+    Raises:
+        InputError: if the file cannot be written.
+    """
+    _write(path, json.dumps(report, allow_nan=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file in one step, so that a reader never meets half of it."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8", newline="")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; choose another place") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _who(report: Mapping[str, Any]) -> str:
+    described, total = len(report["clients"]), report["total"]
+    if described == total:
+        return f"{total:,} clients" if total > 1 else "1 client"
+    return f"{described:,} of {total:,} clients (seed {report['seed']})"
+
+
+def _divisor(report: Mapping[str, Any]) -> str:
+    return "ln(classes present)" if report["entropy"] == "present" else "ln(all classes)"
+
+
+def _origin(report: Mapping[str, Any]) -> str:
+    if report["reference"] == "global":
+        return "all clients"
+    return "the pooled sample" if report["sample"] else "the pooled clients"
+
+
+def _visible(label: str) -> str:
+    """A class name of which something can be seen."""
+    return _VISIBLE.get(label, label if label.isprintable() else ascii(label)[1:-1])
+
+
+def _plain(text: str) -> str:
+    """A text in which no dollar starts a formula."""
+    return text.replace("$", r"\$")
+
+
+def _column(report: Mapping[str, Any], measure: str) -> NDArray[np.float64]:
+    return np.array([row[measure] for row in report["clients"]], dtype=np.float64)
+
+
+def _draw_classes(canvas: Figure, axes: Axes, report: Mapping[str, Any]) -> None:
+    """Share of every class at every client; clients with the same dominant class are neighbours."""
+    counts = np.array(report["counts"], dtype=np.float64)
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    order = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1)))
+    merged = -(-len(order) // MOST_ROWS)
+    starts = range(0, len(order), merged)
+    image = np.array([shares[order[start : start + merged]].mean(axis=0) for start in starts])
+    lowest, highest = float(image[image > 0].min()), float(image.max())
+    faintest = max(lowest, highest / _SHADES)
+    drawn = axes.imshow(
+        np.ma.masked_equal(image, 0.0),
+        aspect="auto",
+        interpolation="nearest",
+        cmap=_COLOURS,
+        # Even shares would leave a logarithmic scale without any extent.
+        norm=LogNorm(min(faintest, 0.5 * highest), highest),
+        extent=(-0.5, image.shape[1] - 0.5, len(order), 0.0),
+    )
+    bar = canvas.colorbar(
+        drawn, ax=axes, pad=0.015, fraction=0.04, aspect=40,
+        extend="min" if lowest < faintest else "neither", extendfrac=0.02,
+    )  # fmt: skip
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
+    bar.ax.yaxis.set_minor_formatter(NullFormatter())
+    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+    bar.ax.tick_params(labelsize=7, length=2)
+    bar.outline.set_visible(False)
+    _name_classes(axes, [_visible(label) for label in report["labels"]])
+    if len(order) <= _NAMED_ROWS:
+        names = [_plain(_short(report["clients"][i]["client"])) for i in order]
+        axes.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=7)
+        axes.set_ylabel("client, by dominant class")
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        more = f"; each row is the mean of {merged}" if merged > 1 else ""
+        axes.set_ylabel(f"clients, by dominant class{more}")
+    what = "characters" if report["unit"] == "characters" else "labels"
+    _head(axes, f"Share of {what} at each client", "white: absent; logarithmic scale")
+    axes.tick_params(length=2)
+    axes.spines[:].set_visible(False)
+
+
+def _name_classes(axes: Axes, labels: list[str]) -> None:
+    if sum(map(len, labels)) <= _NAMED_CHARACTERS:
+        size = 8.0 if len(labels) <= 30 else 6.0
+        axes.set_xticks(range(len(labels)), [_plain(label) for label in labels], fontsize=size)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+    axes.set_xlabel("class")
+
+
+def _short(name: str) -> str:
+    """A name that fits beside the axes; roles of a play differ at the end."""
+    return name if len(name) <= 18 else f"{name[:7]}…{name[-10:]}"
+
+
+def _draw_volume(axes: Axes, report: Mapping[str, Any]) -> None:
+    """How many clients hold how much."""
+    volume = _column(report, "volume")
+    low, high = float(volume.min()), float(volume.max())
+    wanted = int(np.clip(2 * np.sqrt(len(volume)), _FEWEST_BINS, _MOST_BINS))
+    if low == high:
+        bins = np.array([0.95 * low, 1.05 * low])
+        axes.set_xlim(0.5 * low, 1.5 * low)
+        note = f"every client holds {low:,.0f}"
+    else:
+        note = f"mean ± sd: {_spread_text('volume', report['summary']['volume'])}"
+        if high >= _WIDE_RANGE * low:
+            bins = np.geomspace(low, high * 1.0001, wanted + 1)
+            axes.set_xscale("log")
+        else:
+            # Whole numbers per bin: otherwise some bins hold more of them than their neighbours.
+            width = np.ceil((high - low + 1) / wanted)
+            bins = np.arange(low - 0.5, high + width, width)
+    axes.hist(volume, bins=bins.tolist(), color=COLOURS[0], edgecolor="white", linewidth=0.4)
+    axes.set_xlabel(f"volume in {report['unit']}")
+    axes.set_ylabel("clients")
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
+    _head(axes, "Volume", note)
+    _dress(axes)
+
+
+def _draw_distance(axes: Axes, report: Mapping[str, Any], paper: Mapping[str, Any] | None) -> None:
+    """Entropy of every client against its distance from the whole."""
+    entropy, kl = _column(report, "entropy"), _column(report, "kl")
+    many = len(entropy) > 100
+    axes.scatter(
+        entropy, kl, s=7 if many else 18, color=COLOURS[0], alpha=0.35 if many else 0.7,
+        linewidths=0, label="client", zorder=2, rasterized=len(entropy) > 1000,
+    )  # fmt: skip
+    axes.set_xlabel(f"entropy / {_divisor(report)}")
+    axes.set_ylabel(f"KL from {_origin(report)} (nats)")
+    note = ""
+    if paper is not None:
+        _mark_paper(axes, paper)
+        if "kl" in paper["summary"]:
+            note = f"paper: KL from its {paper['sample']} clients"
+        # Below the axes: clients may lie anywhere inside.
+        axes.legend(
+            loc="upper center", bbox_to_anchor=(0.45, -0.24), ncols=3, fontsize=7, frameon=False,
+            borderpad=0, borderaxespad=0, handletextpad=0.4, columnspacing=1.4,
+        )  # fmt: skip
+    _head(axes, "Entropy and KL", note)
+    _dress(axes)
+
+
+def _mark_paper(axes: Axes, paper: Mapping[str, Any]) -> None:
+    """Mark the clients that the paper names, and its mean and deviation."""
+    mean, sd = paper["summary"]["entropy"]
+    if "kl" not in paper["summary"]:
+        axes.axvspan(mean - sd, mean + sd, color=_PAPER_COLOUR, alpha=0.12, linewidth=0, zorder=1)
+        axes.axvline(
+            mean, color=_PAPER_COLOUR, linewidth=1.2, zorder=1, label="paper's entropy, mean ± sd"
+        )
+    else:
+        height, height_sd = paper["summary"]["kl"]
+        axes.errorbar(
+            mean, height, xerr=sd, yerr=height_sd, color=_PAPER_COLOUR, linewidth=1.3, capsize=2.5,
+            zorder=3, label="paper, mean ± sd",
+        )  # fmt: skip
+    known = sorted((one["entropy"], one["kl"], one["client"]) for one in paper["clients"]
+                   if one["kl"] is not None)  # fmt: skip
+    if not known:
+        return
+    axes.scatter(
+        [x for x, _, _ in known], [y for _, y, _ in known], marker="D", s=26, facecolor="white",
+        edgecolor=_PAPER_COLOUR, linewidths=1.3, zorder=4, label="named in the paper",
+    )  # fmt: skip
+    start, end = axes.get_xlim()
+    for rank, (x, y, name) in enumerate(known):
+        place = (x - start) / (end - start)
+        # The leftmost goes to the left if there is room, so that neighbours do not collide.
+        left = place > (0.25 if rank == 0 else 0.8)
+        axes.annotate(
+            name, (x, y), xytext=(-6 if left else 6, 3), textcoords="offset points",
+            ha="right" if left else "left", fontsize=7, color=_PAPER_COLOUR, zorder=5,
+            path_effects=[withStroke(linewidth=2.0, foreground="white")],
+        )  # fmt: skip
+
+
+def _head(axes: Axes, title: str, note: str) -> None:
+    axes.set_title(title, loc="left", fontsize=9.0, fontweight="bold", pad=4)
+    axes.set_title(note, loc="right", fontsize=8.0, color=QUIET_INK, pad=4)
+
+
+def _dress(axes: Axes) -> None:
+    axes.grid(color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8, length=3)
+
+
+_MEASURES = {
+    "volume": "volume",
+    "distinct": "distinct classes",
+    "entropy": "entropy",
+    "gini": "Gini",
+    "kl": "KL",
+    "dominant_share": "dominant share",
+}
+
+
+def _number(measure: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if measure == "volume":
+        return f"{value:,.0f}"
+    if measure == "distinct":
+        return f"{value:.1f}" if isinstance(value, float) else str(value)
+    if measure == "dominant_share":
+        return f"{100 * value:.1f} %"
+    return f"{value:.3f}"
+
+
+def _spread_text(measure: str, spread: Mapping[str, Any]) -> str:
+    mean = _number(measure, spread["mean"])
+    if spread["sd"] is None:
+        return mean
+    return f"{mean.removesuffix(' %')} ± {_number(measure, spread['sd'])}"
+
+
+def _printed(paper: Mapping[str, Any], measure: str) -> str:
+    """The paper's mean and deviation with the digits that it prints."""
+    if measure not in paper["summary"]:
+        return "not given"
+    mean, sd = paper["summary"][measure]
+    if isinstance(mean, int):
+        return f"{mean:,} ± {sd:,}"
+    return f"{mean:.2f} ± {sd:.2f}"
+
+
+def _summary(report: Mapping[str, Any], paper: Mapping[str, Any] | None) -> Table:
+    summary = Table(
+        title=Text(f"{report['name'] or 'data'}: {_who(report)}", style="italic"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    summary.add_column("mean ± sd", no_wrap=True)
+    summary.add_column("here", justify="right", no_wrap=True)
+    if paper is not None:
+        summary.add_column("paper", justify="right", no_wrap=True)
+    for measure, head in _MEASURES.items():
+        cells = [head, _spread_text(measure, report["summary"][measure])]
+        summary.add_row(*cells, *([_printed(paper, measure)] if paper is not None else []))
+    return summary
+
+
+def _notes(report: Mapping[str, Any], paper: Mapping[str, Any] | None) -> Text:
+    notes = (
+        f"volume in {report['unit']}; entropy / {_divisor(report)}; Gini over all "
+        f"{len(report['labels'])} classes; KL from {_origin(report)}, in nats"
+    )
+    if paper is not None:
+        notes += (
+            f"\npaper: {paper['sample']} clients; volume in {paper['unit']}; its numbers fit "
+            f"entropy / {_divisor(paper)} and KL from {_origin(paper)}"
+        )
+    return Text(notes, style="dim")
+
+
+def _clients(report: Mapping[str, Any], paper: Mapping[str, Any] | None) -> Table:
+    rows = report["clients"]
+    shown = rows[:SHOWN_CLIENTS]
+    part = f"first {len(shown)} of {len(rows):,} " if len(rows) > len(shown) else ""
+    table = Table(
+        title=f"{part}clients",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("client", overflow="fold")
+    for head in (report["unit"], "classes", "entropy", "Gini", "KL", "dominant"):
+        table.add_column(head, justify="right", no_wrap=True)
+    measures = ("volume", "distinct", "entropy", "gini", "kl")
+    for row in shown:
+        share = _number("dominant_share", row["dominant_share"])
+        table.add_row(
+            Text(row["client"]),
+            *(_number(measure, row[measure]) for measure in measures),
+            Text(f"{share} {_visible(row['dominant_class'])}"),
+        )
+    if paper is not None:
+        table.add_section()
+        for row in paper["clients"]:
+            cells = [_number(m, row[m]) for m in ("volume", "distinct")]
+            cells += ["-" if row.get(m) is None else f"{row[m]:.2f}" for m in measures[2:]]
+            share = _number("dominant_share", row["dominant_share"])
+            table.add_row(Text(f"paper: {row['client']}"), *cells, share)
+    return table

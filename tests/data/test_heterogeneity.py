@@ -1,0 +1,377 @@
+"""Measures of heterogeneity against golden numbers, other libraries and their definitions."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+from fedzmg.data.heterogeneity import (
+    MEASURES,
+    PAPER,
+    describe,
+    distinct,
+    dominant,
+    entropy,
+    gini,
+    kl,
+    label_counts,
+    owners_of,
+)
+from fedzmg.errors import InputError
+
+# Worked out by hand for two clients with four classes.
+CLIENT, OTHER = [5, 0, 3, 2], [1, 4, 0, 5]
+PAIR = np.array([CLIENT, OTHER])
+
+tables = st.tuples(st.integers(1, 5), st.integers(1, 8)).flatmap(
+    lambda shape: arrays(np.int64, shape, elements=st.integers(0, 30))
+)
+
+
+def filled(table: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The same clients, none of them empty."""
+    table = table.copy()
+    table[table.sum(axis=1) == 0, 0] = 1
+    return table
+
+
+def test_golden_client() -> None:
+    assert distinct(PAIR)[0] == 3
+    assert entropy(PAIR)[0] == pytest.approx(0.7427376486136673, abs=1e-9)
+    assert entropy(PAIR)[0] * np.log(4) == pytest.approx(1.0296530140645737, abs=1e-9)
+    assert entropy(PAIR, "present")[0] == pytest.approx(0.9372305632161295, abs=1e-9)
+    assert gini(PAIR)[0] == pytest.approx(0.4, abs=1e-9)
+    assert gini(np.array([[5, 3, 2]]))[0] == pytest.approx(0.2, abs=1e-9)
+    assert kl(PAIR, np.ones(4))[0] == pytest.approx(0.3566413470553171, abs=1e-9)
+    assert kl(PAIR, PAIR.sum(0))[0] == pytest.approx(0.3514338084638945, abs=1e-9)
+    which, share = dominant(PAIR)
+    assert (which[0], share[0]) == (0, 0.5)
+
+
+def test_golden_report() -> None:
+    report = describe(PAIR, ["a", "b"], reference="pooled")
+    first = report.rows()[0]
+    assert first == {
+        "client": "a",
+        "volume": 10,
+        "distinct": 3,
+        "entropy": pytest.approx(0.7427376486136673, abs=1e-9),
+        "gini": pytest.approx(0.4, abs=1e-9),
+        "kl": pytest.approx(0.3514338084638945, abs=1e-9),
+        "dominant_class": "0",
+        "dominant_share": 0.5,
+    }
+
+
+@given(table=tables.map(filled))
+@settings(max_examples=40)
+def test_entropy_and_divergence_agree_with_scipy(table: npt.NDArray[np.int64]) -> None:
+    pooled = table.sum(axis=0)
+    for row, found, present, away in zip(
+        table, entropy(table), entropy(table, "present"), kl(table, pooled), strict=True
+    ):
+        nats = stats.entropy(row)
+        classes, used = len(row), np.count_nonzero(row)
+        assert found == pytest.approx(nats / np.log(classes) if classes > 1 else 0.0, abs=1e-9)
+        assert present == pytest.approx(nats / np.log(used) if used > 1 else 0.0, abs=1e-9)
+        assert away == pytest.approx(stats.entropy(row, pooled), abs=1e-9)
+
+
+@given(table=tables.map(filled))
+@settings(max_examples=40)
+def test_gini_is_the_mean_difference_of_all_pairs(table: npt.NDArray[np.int64]) -> None:
+    for row, found in zip(table, gini(table), strict=True):
+        pairs = sum(abs(int(a) - int(b)) for a in row for b in row)
+        assert found == pytest.approx(pairs / (2 * len(row) * row.sum()), abs=1e-12)
+
+
+@given(table=tables.map(filled))
+@settings(max_examples=40)
+def test_bounds(table: npt.NDArray[np.int64]) -> None:
+    clients, classes = table.shape
+    names = [str(i) for i in range(clients)]
+    report = describe(table, names, reference="global")
+    for row in report.clients:
+        assert 1 <= row.distinct <= min(classes, row.volume)
+        assert 0.0 <= row.entropy <= 1.0
+        assert 0.0 <= row.gini <= 1 - 1 / classes + 1e-12
+        assert 0.0 <= row.kl <= np.log(table.sum() / row.volume) + 1e-9
+        assert 1 / row.distinct - 1e-12 <= row.dominant_share <= 1.0
+    np.testing.assert_array_less(entropy(table) - 1e-12, entropy(table, "present") + 1e-12)
+    json.dumps(report.as_dict(), allow_nan=False)
+
+
+@given(table=tables.map(filled), seed=st.integers(0, 9))
+@settings(max_examples=40)
+def test_names_of_classes_and_order_of_clients_do_not_matter(
+    table: npt.NDArray[np.int64], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    mixed = table[:, rng.permutation(table.shape[1])][rng.permutation(len(table))]
+    names = [str(i) for i in range(len(table))]
+    one, two = describe(table, names), describe(mixed, names)
+    for measure in MEASURES:
+        assert one.summary[measure] == pytest.approx(two.summary[measure], abs=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 66, 100])
+def test_known_ends(classes: int) -> None:
+    even = np.full((1, classes), 7)
+    assert gini(even)[0] == 0.0
+    assert entropy(even)[0] == entropy(even, "present")[0] == pytest.approx(1.0)
+    assert kl(even, np.ones(classes))[0] == pytest.approx(0.0, abs=1e-12)
+    single = np.zeros((1, classes), dtype=int)
+    single[0, 1] = 7
+    assert gini(single)[0] == pytest.approx((classes - 1) / classes)
+    assert kl(single, np.ones(classes))[0] == pytest.approx(np.log(classes))
+    for base in ("classes", "present"):
+        found = float(entropy(single, base)[0])
+        assert found == 0.0
+        assert not np.signbit(found)
+
+
+def test_one_class_in_all_has_no_entropy() -> None:
+    assert entropy(np.array([[4]])).tolist() == [0.0]
+    assert gini(np.array([[4]])).tolist() == [0.0]
+
+
+def test_divergence_from_what_lacks_a_class_is_infinite() -> None:
+    assert kl(np.array([[1, 1]]), [1, 0]).tolist() == [np.inf]
+    assert kl(np.array([[1, 0]]), [1, 1]) == pytest.approx(np.log(2))
+
+
+# The paper's numbers decide between definitions
+
+
+def most_even(volume: int, labels: int, share: float, classes: int) -> npt.NDArray[np.int64]:
+    """The counts of largest entropy with so many labels and such a dominant share."""
+    top = round(share * volume)
+    rest, more = divmod(volume - top, labels - 1)
+    counts = np.zeros(classes, dtype=np.int64)
+    counts[:labels] = [top, *[rest + 1] * more, *[rest] * (labels - 1 - more)]
+    return counts[None]
+
+
+def least_even(volume: int, labels: int, share: float, classes: int) -> npt.NDArray[np.int64]:
+    """The counts of smallest entropy: few large labels, the others occur once."""
+    top, left = round(share * volume), volume - round(share * volume) - (labels - 1)
+    counts = np.zeros(classes, dtype=np.int64)
+    counts[:labels] = 1
+    counts[0] = top
+    for label in range(1, labels):
+        more = min(left, top - 1)
+        counts[label] += more
+        left -= more
+    return counts[None]
+
+
+@pytest.mark.parametrize("row", PAPER["cifar100"]["clients"], ids=lambda row: row["client"])
+def test_cifar100_fits_only_the_logarithm_of_all_classes(row: dict[str, Any]) -> None:
+    facts = row["volume"], row["distinct"], row["dominant_share"], 100
+    low, high = least_even(*facts), most_even(*facts)
+    assert entropy(low)[0] - 0.005 <= row["entropy"] <= entropy(high)[0] + 0.005
+    assert row["entropy"] < entropy(low, "present")[0] - 0.005
+    if row["client"] == "435":
+        ends = [float(entropy(c, base)[0]) for base in ("present", "classes") for c in (low, high)]
+        assert ends == pytest.approx([0.504, 0.749, 0.316, 0.470], abs=0.001)
+
+
+def test_shakespeare_fits_only_the_logarithm_of_the_characters_present() -> None:
+    row = PAPER["shakespeare"]["clients"][2]
+    high = most_even(row["volume"], row["distinct"], row["dominant_share"], 66)
+    assert entropy(high)[0] == pytest.approx(0.733, abs=0.001)
+    assert entropy(high)[0] < row["entropy"] < entropy(high, "present")[0]
+
+
+def test_the_papers_table_is_complete() -> None:
+    assert list(PAPER) == ["emnist62", "cifar100", "shakespeare"]
+    for printed in PAPER.values():
+        assert set(printed["summary"]) <= set(MEASURES)
+        assert len(printed["clients"]) == 3
+    assert PAPER["emnist62"]["summary"] == {"volume": (236, 92), "distinct": (55, 4),
+        "entropy": (0.84, 0.03), "gini": (0.58, 0.03), "kl": (0.24, 0.09)}  # fmt: skip
+    assert PAPER["shakespeare"]["unit"] == "characters"
+
+
+# Counting
+
+
+def test_labels_are_counted_by_owner() -> None:
+    counts = label_counts([0, 2, 2, 1, 0], [1, 0, 0, -1, 1], classes=3, clients=3)
+    assert counts.tolist() == [[0, 0, 2], [2, 0, 0], [0, 0, 0]]
+    assert counts.dtype == np.int64
+
+
+@given(
+    pairs=st.lists(st.tuples(st.integers(-1, 4), st.integers(0, 3)), max_size=30),
+)
+def test_counts_add_up(pairs: list[tuple[int, int]]) -> None:
+    owners, labels = ([pair[i] for pair in pairs] for i in (0, 1))
+    counts = label_counts(labels, owners, classes=4, clients=5)
+    for client in range(5):
+        for label in range(4):
+            assert counts[client, label] == pairs.count((client, label))
+
+
+def test_characters_of_roles_are_counted_from_offsets() -> None:
+    """Text is a column of vocabulary ids; a client's volume counts characters."""
+    roles = ["to be", "or not"]
+    vocabulary = sorted(set("".join(roles)))
+    ids = [vocabulary.index(character) for character in "".join(roles)]
+    counts = label_counts(ids, owners_of([0, 5, 11]), classes=len(vocabulary))
+    report = describe(counts, ["a", "b"], unit="characters", labels=vocabulary, entropy="present")
+    assert [row.volume for row in report.clients] == [5, 6]
+    assert [row.distinct for row in report.clients] == [5, 5]
+    assert report.clients[1].dominant_class == "o"
+    assert report.clients[0].entropy == pytest.approx(1.0)
+    assert report.as_dict()["unit"] == "characters"
+
+
+@pytest.mark.parametrize(
+    ("labels", "owners", "line"),
+    [
+        (
+            [0, 1],
+            [0],
+            "labels have shape (2,) and owners (1,): give one of each per example",
+        ),
+        (
+            [0, 3],
+            [0, 0],
+            "label 3 of example 1 is outside 0 to 2: correct it or the number of classes",
+        ),
+        (
+            [0, -1],
+            [0, 0],
+            "label -1 of example 1 is outside 0 to 2: correct it or the number of classes",
+        ),
+        ([0, 1], [0, 7], "client 7 owns examples, but clients = 2"),
+        ([0.0, 1.0], [0, 0], "labels have type float64: give whole numbers"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(labels: Any, owners: Any, line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        label_counts(labels, owners, classes=3, clients=2)
+    assert str(caught.value) == line
+
+
+# Reports
+
+
+def test_summary_has_sample_deviations() -> None:
+    report = describe(np.array([[4, 0], [2, 2], [1, 7]]), ["a", "b", "c"])
+    assert report.summary["volume"] == pytest.approx((16 / 3, np.std([4, 4, 8], ddof=1)))
+    assert report.summary["distinct"] == pytest.approx((5 / 3, np.std([1, 2, 2], ddof=1)))
+
+
+def test_one_client_has_no_deviation() -> None:
+    report = describe(np.array([[4, 1]]), ["a"])
+    assert report.summary["entropy"].sd is None
+    assert json.loads(json.dumps(report.as_dict()))["summary"]["volume"] == {
+        "mean": 5.0,
+        "sd": None,
+    }
+
+
+def test_the_reference_is_the_sample_or_everybody() -> None:
+    table = np.random.default_rng(0).integers(0, 20, (30, 6))
+    names = [f"c{i}" for i in range(30)]
+    for reference in ("pooled", "global"):
+        report = describe(table, names, sample=5, reference=reference, seed=1)
+        chosen = [names.index(row.client) for row in report.clients]
+        whole = table[chosen].sum(0) if reference == "pooled" else table.sum(0)
+        expected = [stats.entropy(table[i], whole) for i in chosen]
+        assert [row.kl for row in report.clients] == pytest.approx(expected)
+        np.testing.assert_array_equal(report.counts, table[chosen])
+
+
+def test_a_sample_is_random_without_repeats_and_fixed_by_its_seed() -> None:
+    table = np.ones((100, 3), dtype=int)
+    names = [f"c{i:02}" for i in range(100)]
+    drawn = [
+        tuple(row.client for row in describe(table, names, sample=10, seed=seed).clients)
+        for seed in range(200)
+    ]
+    assert all(len(set(sample)) == 10 and list(sample) == sorted(sample) for sample in drawn)
+    assert drawn[3] == tuple(
+        row.client for row in describe(table, names, sample=10, seed=3).clients
+    )
+    often = np.array([sum(name in sample for sample in drawn) for name in names])
+    assert often.mean() == 20
+    assert abs(often - 20).max() < 5 * np.sqrt(200 * 0.1 * 0.9)
+    assert [row.client for row in describe(table, names, sample=100).clients] == names
+    assert describe(table, names, sample=10).total == 100
+
+
+def test_a_report_survives_json_and_lists_rows_for_csv() -> None:
+    report = describe(PAIR, ["a", "b"], name="two", labels=["w", "x", "y", "z"], sample=2, seed=4)
+    kept = json.loads(json.dumps(report.as_dict()))
+    assert kept["name"] == "two"
+    assert kept["counts"] == PAIR.tolist()
+    assert kept["clients"] == report.rows()
+    assert kept["clients"][1]["dominant_class"] == "z"
+    assert (kept["sample"], kept["seed"], kept["total"]) == (2, 4, 2)
+    assert set(kept["summary"]) == set(MEASURES)
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(3400, 62), (715, 66)])
+def test_whole_datasets_are_described_at_once(clients: int, classes: int) -> None:
+    table = np.random.default_rng(0).integers(0, 9, (clients, classes))
+    start = time.perf_counter()
+    report = describe(table, [str(i) for i in range(clients)])
+    assert time.perf_counter() - start < 1.0
+    assert len(report.clients) == clients
+
+
+@pytest.mark.parametrize(
+    ("counts", "options", "line"),
+    [
+        ([1, 2], {}, "counts have shape (2,): expected clients by classes"),
+        (np.zeros((0, 3), int), {}, "counts have shape (0, 3): expected clients by classes"),
+        (
+            [[0.5, 1.0], [1.0, 1.0]],
+            {},
+            "counts must be whole numbers >= 0: count the examples of each class",
+        ),
+        (
+            [[1, -1], [1, 1]],
+            {},
+            "counts must be whole numbers >= 0: count the examples of each class",
+        ),
+        ([[1, 1]], {}, "2 names for 1 clients: give one each"),
+        ([[1, 1], [0, 0]], {}, "client 'b' holds no data: leave it out"),
+        ([[1, 1], [1, 0]], {"sample": 3}, "sample = 3: expected 1 to 2, the number of clients"),
+        ([[1, 1], [1, 0]], {"sample": 0}, "sample = 0: expected 1 to 2, the number of clients"),
+        ([[1, 1], [1, 0]], {"labels": ["x"]}, "1 class names for 2 classes: give one each"),
+        (
+            [[1, 1], [1, 0]],
+            {"entropy": "presents"},
+            "unknown entropy 'presents': did you mean 'present'? (known: classes, present)",
+        ),
+        (
+            [[1, 1], [1, 0]],
+            {"reference": "pool"},
+            "unknown reference 'pool': did you mean 'pooled'? (known: global, pooled)",
+        ),
+        (
+            [[1, 1], [1, 0]],
+            {"unit": "example"},
+            "unknown unit 'example': did you mean 'examples'? (known: characters, examples)",
+        ),
+    ],
+)
+def test_what_cannot_be_described_is_refused(
+    counts: Any, options: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        describe(counts, ["a", "b"], **options)
+    assert str(caught.value) == line

@@ -1,0 +1,253 @@
+"""The heterogeneity report as a figure, tables and files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from fedzmg.data.heterogeneity import PAPER, describe
+from fedzmg.errors import InputError
+from fedzmg.report import figures
+from fedzmg.report import heterogeneity as report
+from fedzmg.report.heterogeneity import MOST_ROWS, figure, table, write_csv, write_json
+
+
+def made_up(clients: int, classes: int, volume: int = 100, **options: Any) -> dict[str, Any]:
+    """A report on random clients, as read back from JSON."""
+    rng = np.random.default_rng(clients)
+    shares = rng.dirichlet(np.full(classes, 0.3), clients)
+    counts = np.array([rng.multinomial(volume, share) for share in shares])
+    names = [f"client {i}" for i in range(clients)]
+    return dict(json.loads(json.dumps(describe(counts, names, **options).as_dict())))
+
+
+def printed(renderable: Any) -> str:
+    console = Console(width=110, record=True, file=io.StringIO())
+    console.print(renderable)
+    return console.export_text()
+
+
+def parts(drawn: Figure) -> tuple[Axes, Axes, Axes]:
+    """Heat-map, histogram and scatter; the colour bar comes last."""
+    heat, volume, distance, *_ = (axes for axes in drawn.axes if axes.get_label() != "<colorbar>")
+    return heat, volume, distance
+
+
+@pytest.fixture(scope="module")
+def pachinko_like() -> Figure:
+    data = made_up(120, 100, name="cifar100")
+    drawn = figure(data, PAPER["cifar100"])
+    drawn.draw_without_rendering()
+    return drawn
+
+
+def test_heat_map_shows_the_share_of_every_class_sorted_by_dominant_class() -> None:
+    counts = np.array([[0, 1, 3], [8, 2, 0], [0, 0, 5], [0, 9, 1]])
+    data = describe(counts, ["a", "b", "c", "d"]).as_dict()
+    heat, _, _ = parts(figure(data))
+    shown = heat.images[0].get_array()
+    # Dominant classes 0, 1, 2, 2; of the last two the purer one first.
+    np.testing.assert_allclose(
+        np.ma.filled(shown, 0.0), [[0.8, 0.2, 0], [0, 0.9, 0.1], [0, 0, 1], [0, 0.25, 0.75]]
+    )
+    assert np.ma.getmaskarray(shown)[0].tolist() == [False, False, True]
+    assert [text.get_text() for text in heat.get_yticklabels()] == ["b", "d", "c", "a"]
+    assert [text.get_text() for text in heat.get_xticklabels()] == ["0", "1", "2"]
+
+
+def test_many_clients_are_averaged_and_the_axis_says_so() -> None:
+    data = made_up(3 * MOST_ROWS - 1, 4, volume=20)
+    heat, _, distance = parts(figure(data))
+    shown = np.ma.filled(heat.images[0].get_array(), 0.0)
+    assert shown.shape == (MOST_ROWS, 4)
+    np.testing.assert_allclose(shown.sum(axis=1), 1.0)
+    assert "each row is the mean of 3" in heat.get_ylabel()
+    assert heat.get_ylim() == (3 * MOST_ROWS - 1, 0)
+    # Whoever is averaged in one panel is a point in the other.
+    assert len(distance.collections[0].get_offsets()) == 3 * MOST_ROWS - 1
+
+
+def test_as_many_clients_as_rows_are_not_averaged(pachinko_like: Figure) -> None:
+    heat, _, _ = parts(pachinko_like)
+    assert heat.images[0].get_array().shape == (120, 100)
+    assert "mean" not in heat.get_ylabel()
+
+
+def test_histogram_counts_every_client_once() -> None:
+    rng = np.random.default_rng(0)
+    for volumes in (rng.integers(20, 300, 200), rng.integers(1, 10_000, 200)):
+        counts = np.stack([volumes, np.zeros_like(volumes)], axis=1)
+        data = describe(counts, [str(i) for i in range(len(volumes))]).as_dict()
+        _, axes, _ = parts(figure(data))
+        bars = axes.containers[0]
+        assert sum(bar.get_height() for bar in bars) == len(volumes)
+        assert axes.get_xlabel() == "volume in examples"
+    assert axes.get_xscale() == "log"
+
+
+def test_scatter_holds_clients_and_what_the_paper_printed(pachinko_like: Figure) -> None:
+    data = made_up(120, 100, name="cifar100")
+    _, _, axes = parts(pachinko_like)
+    clients, named = (axes.collections[i] for i in (0, -1))
+    expected = [(row["entropy"], row["kl"]) for row in data["clients"]]
+    np.testing.assert_allclose(clients.get_offsets(), expected)
+    np.testing.assert_allclose(named.get_offsets(), [(0.43, 1.73), (0.56, 1.28), (0.68, 0.98)])
+    assert {text.get_text() for text in axes.texts} == {"54", "423", "435"}
+    assert axes.get_xlabel() == "entropy / ln(all classes)"
+    assert axes.get_ylabel() == "KL from all clients (nats)"
+
+
+def test_what_the_paper_does_not_give_is_not_marked() -> None:
+    data = made_up(5, 66, unit="characters", entropy="present", sample=3, reference="pooled")
+    _, volume, distance = parts(figure(data, PAPER["shakespeare"]))
+    assert not distance.texts
+    assert distance.get_xlabel() == "entropy / ln(classes present)"
+    assert distance.get_ylabel() == "KL from the pooled sample (nats)"
+    assert volume.get_xlabel() == "volume in characters"
+
+
+def test_texts_stay_inside_and_do_not_overlap(pachinko_like: Figure) -> None:
+    edge = pachinko_like.bbox
+    for axes in parts(pachinko_like):
+        heads = [axes.title, axes._left_title, axes._right_title]  # type: ignore[attr-defined]
+        boxes = [head.get_window_extent() for head in heads if head.get_text()]
+        for one, two in itertools.pairwise(boxes):
+            assert not one.overlaps(two)
+        for text in (*heads, axes.xaxis.label, axes.yaxis.label):
+            box = text.get_window_extent()
+            if text.get_text():
+                assert box.x0 >= edge.x0
+                assert box.x1 <= edge.x1
+                assert box.y0 >= edge.y0
+                assert box.y1 <= edge.y1
+    names = [text.get_window_extent() for text in parts(pachinko_like)[2].texts]
+    assert not any(a.overlaps(b) for i, a in enumerate(names) for b in names[:i])
+
+
+@pytest.mark.parametrize(
+    "counts", [[[3]], [[2, 2], [3, 3]], [[5, 5, 5]] * 40, [[1, 0, 0], [0, 0, 10**6]]]
+)
+def test_poor_data_can_be_drawn(counts: list[list[int]]) -> None:
+    data = describe(counts, [f"${i}$" for i in range(len(counts))], name="a $ and $\\x$").as_dict()
+    figure(data, PAPER["emnist62"]).draw_without_rendering()
+
+
+def test_odd_characters_are_shown() -> None:
+    """A whole vocabulary has room on the axis, and one sees its white space."""
+    letters = [chr(code) for code in range(ord("A"), ord("A") + 60)]
+    labels = [" ", "\n", "\t", "$", "[", "\x00", "é", *letters]
+    data = describe(np.ones((2, 67), int), ["a", "b"], unit="characters", labels=labels).as_dict()
+    drawn = figure(data)
+    drawn.draw_without_rendering()
+    shown = [text.get_text() for text in parts(drawn)[0].get_xticklabels()]
+    assert shown == ["␣", "↵", "⇥", r"\$", "[", r"\x00", "é", *letters]
+
+
+def test_the_same_report_gives_the_same_picture(tmp_path: Path) -> None:
+    data = made_up(6, 5)
+    pixels = []
+    for _ in range(2):
+        drawn = figure(data)
+        drawn.savefig(buffer := io.BytesIO(), format="rgba")
+        pixels.append(buffer.getvalue())
+    assert pixels[0] == pixels[1]
+    png, svg = figures.save(drawn, tmp_path / "picture")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert b"<image" in svg.read_bytes()
+
+
+# Tables
+
+
+def test_summary_stands_beside_the_papers() -> None:
+    data = made_up(40, 100, name="cifar100", sample=12, reference="pooled", seed=5)
+    text = printed(table(data, PAPER["cifar100"]))
+    assert "cifar100: 12 of 40 clients (seed 5)" in text
+    for line in ("100 ± 0", "21 ± 5", "0.56 ± 0.07", "0.89 ± 0.04", "1.57 ± 0.28"):
+        assert line in text
+    entropy = data["summary"]["entropy"]
+    assert f"{entropy['mean']:.3f} ± {entropy['sd']:.3f}" in text
+    assert "first 10 of 12 clients" in text
+    assert text.count("client ") == 1 + 10
+    assert "paper: 435" in text
+    assert "its numbers fit entropy / ln(all classes) and KL from the pooled sample" in " ".join(
+        text.split()
+    )
+
+
+def test_the_papers_gaps_are_said() -> None:
+    data = made_up(3, 66, unit="characters", entropy="present", name="shakespeare")
+    text = printed(table(data, PAPER["shakespeare"]))
+    assert "3,267 ± 4,030" in text
+    assert text.count("not given") == 3
+    assert "volume in characters; entropy / ln(classes present)" in text
+
+
+def test_a_table_without_the_paper_or_deviations() -> None:
+    data = describe(np.array([[3, 1]]), ["[bold]me[/bold]"], name="[red]mine").as_dict()
+    text = printed(table(data))
+    assert "paper" not in text
+    assert "±" not in text.partition("volume")[2]
+    assert "[bold]me[/bold]" in text
+    assert "[red]mine: 1 client" in text
+    assert "75.0 % 0" in text
+
+
+# Files
+
+
+def test_csv_and_json_hold_everything(tmp_path: Path) -> None:
+    labels = [" ", "\n", ","]
+    data = describe(
+        np.array([[3, 1, 0], [0, 4, 0], [0, 0, 2]]), ["a,b", 'c "d"', "é"], labels=labels
+    ).as_dict()
+    write_csv(data, tmp_path / "new" / "clients.csv")
+    with (tmp_path / "new" / "clients.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["client"] for row in rows] == ["a,b", 'c "d"', "é"]
+    assert [row["dominant_class"] for row in rows] == labels
+    assert [float(row["kl"]) for row in rows] == [row["kl"] for row in data["clients"]]
+    write_json(data, tmp_path / "report.json")
+    assert json.loads((tmp_path / "report.json").read_text()) == data
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
+        "clients.csv",
+        "report.json",
+    ]
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    data = made_up(3, 4)
+    (tmp_path / "file").write_text("in the way")
+    for write in (write_csv, write_json):
+        with pytest.raises(InputError, match=r"^cannot write .*: .*; choose another place$"):
+            write(data, tmp_path / "file" / "report")
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        with pytest.raises(InputError, match="choose another place"):
+            write(data, tmp_path / "folder")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_a_broken_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("old")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report.os, "replace", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        write_json(made_up(3, 4), path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
