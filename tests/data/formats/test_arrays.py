@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fuzzing import damaged, read_or_refuse
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedzmg.data.columns import Columns
+from fedzmg.data.formats import arrays, rows
+from fedzmg.errors import InputError
+
+
+def rows_of(columns: Columns) -> dict[str, list[Any]]:
+    """Each client's rows of y, read off the offsets."""
+    assert columns.owners is not None
+    names, offsets = columns.owners
+    y = columns.array("y")
+    return {name: y[a:b].tolist() for name, (a, b) in zip(names, pairwise(offsets), strict=True)}
+
+
+def texts(columns: Columns) -> list[str]:
+    text, offsets = columns.strings("text")
+    whole = text.tobytes()
+    return [whole[a:b].decode() for a, b in pairwise(offsets)]
+
+
+def refuse_to_allocate(name: str, shape: Any, dtype: Any) -> Any:
+    raise AssertionError(f"{name} {shape} was allocated")
+
+
+def test_rows_are_sorted_by_client_and_keep_their_order_inside() -> None:
+    x = np.arange(10, dtype=np.uint8).reshape(5, 2)
+    columns = arrays.from_arrays(x, [0, 1, 2, 3, 4], [10, 9, 10, 9, 10])
+    assert rows_of(columns) == {"9": [1, 3], "10": [0, 2, 4]}
+    assert columns.array("x").tolist() == [[2, 3], [6, 7], [0, 1], [4, 5], [8, 9]]
+    assert columns.array("x").dtype == np.uint8
+    assert columns.array("y").dtype == np.int64
+
+
+@given(st.lists(st.sampled_from(["b", "a", "10", "9", "é"]), min_size=1, max_size=30))
+def test_every_client_gets_its_own_rows(clients: list[str]) -> None:
+    columns = arrays.from_arrays(np.zeros((len(clients), 1)), range(len(clients)), clients)
+    expected = {name: [i for i, c in enumerate(clients) if c == name] for name in set(clients)}
+    assert rows_of(columns) == expected
+
+
+def test_client_numbers_in_strings_are_ordered_as_numbers() -> None:
+    numbers = arrays.from_arrays([0.0, 0.0, 0.0], [0, 1, 2], ["10", "9", "100"])
+    padded = arrays.from_arrays([0.0, 0.0, 0.0], [0, 1, 2], ["10", "09", "x"])
+    assert numbers.owners is not None
+    assert padded.owners is not None
+    assert numbers.owners.names == ("9", "10", "100")
+    assert padded.owners.names == ("09", "10", "x")
+
+
+def test_strings_become_text_and_names_become_classes() -> None:
+    columns = arrays.from_arrays(["Hé", "", "you"], ["dog", "cat", "dog"], ["b", "b", "a"])
+    assert texts(columns) == ["you", "Hé", ""]
+    assert columns.array("y").tolist() == [1, 1, 0]
+    assert columns.notes == ("classes: cat, dog",)
+
+
+def test_class_names_with_commas_stay_one_line_and_apart() -> None:
+    assert rows.classes_note(["tench, big", "a\nb", 'say "x"']) == (
+        'classes: "tench, big", "a\\nb", "say \\"x\\""'
+    )
+
+
+def test_arrays_of_objects_count_as_what_they_hold() -> None:
+    x = np.array(["p", "q"], dtype=object)
+    columns = arrays.from_arrays(x, np.array([3, 1], object), np.array([7, 5], object))
+    assert rows_of(columns) == {"5": [1], "7": [3]}
+    assert texts(columns) == ["q", "p"]
+    assert columns.strings("text").text.flags.writeable
+
+
+def test_without_clients_rows_belong_to_nobody() -> None:
+    columns = arrays.from_arrays(np.zeros((3, 2)), [0, 1, 2])
+    assert columns.owners is None
+    assert columns.rows == 3
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "clients", "said"),
+    [
+        ([], [], [], "no row"),
+        ([1.0, np.nan], [0, 1], [0, 1], "row 1 holds NaN"),
+        ([1.0, 2.0], [0], [0, 1], r"x 2, y 1"),
+        ([1.0, 2.0], [0, 1], [0], "1 client ids for 2 rows"),
+        ([1.0, 2.0], [0, -1], [0, 1], "label -1 in row 1"),
+        ([1.0, 2.0], [0, 0.5], [0, 1], "hold 0.5 in row 1"),
+        ([1.0, 2.0], [0, None], [0, 1], "hold nothing in row 1"),
+        ([1.0, 2.0], [[0], [1]], [0, 1], r"shape \(2, 1\)"),
+        ([1.0, 2.0], [0, 2**64], [0, 1], "beyond 64 bits"),
+        ([1.0, 2.0], np.array([0, 2**63], np.uint64), [0, 1], r"at most 2\*\*63"),
+        ([1.0, 2.0], [0, 1], ["a", ""], "client id in row 1 is empty"),
+        ([1.0, 2.0], [0, 1], ["a", 1], "hold a int in row 1"),
+        ([1.0, 2.0], [0, 1], ["a", "\ud800"], "not UTF-8 in row 1"),
+        ([1.0, 2.0], [0, 1], [0, np.inf], "hold inf in row 1"),
+        ([[1.0], [2.0, 3.0]], [0, 1], [0, 1], "rows of equal shape"),
+        ([1j, 2j], [0, 1], [0, 1], "complex128"),
+        (["a", None], [0, 1], [0, 1], "hold nothing in row 1"),
+        ("text", [0], [0], "a single string"),
+        (np.array(5), [0], [0], "unsized"),
+        (np.array(["2020-01-01"], "M8[D]"), [0], [0], "datetime64"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(x: Any, y: Any, clients: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        arrays.from_arrays(x, y, clients)
+    assert "\n" not in str(caught.value)
+
+
+def test_labels_must_be_among_the_classes() -> None:
+    ids, notes = rows.labels(["b", "a"], "f", ("b", "a", "c"))
+    assert (ids.tolist(), notes) == ([0, 1], ("classes: b, a, c",))
+    with pytest.raises(InputError, match="row 1: unknown class 'dgo': did you mean 'dog'"):
+        rows.labels(["dog", "dgo"], "f", ("dog",))
+    with pytest.raises(InputError, match="label 2 in row 0: expected 0 to 1"):
+        rows.labels([2], "f", ("a", "b"))
+    with pytest.raises(InputError, match="name each class once"):
+        rows.labels(["a"], "f", ("a", "a"))
+
+
+X = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
+Y = np.array([3, 1, 2, 0])
+CLIENTS = np.array(["b", "a", "b", "c"])
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize(
+    "x",
+    [
+        X,
+        np.asfortranarray(X),
+        X.astype(">f4"),
+        X.astype(np.uint8),
+        X > 3,
+        np.array(["p", "qq", "", "ré"]),
+    ],
+    ids=["float", "fortran", "big-endian", "bytes", "bool", "text"],
+)
+def test_npz_holds_what_numpy_wrote(tmp_path: Path, save: Callable[..., None], x: Any) -> None:
+    save(tmp_path / "a.npz", x=x, y=Y.astype(np.uint8), client=CLIENTS, more=Y)
+    made: dict[str, Any] = {}
+
+    def allocate(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        made[name] = np.empty(shape, dtype)
+        return made[name]
+
+    columns = arrays.read([tmp_path / "a.npz"], allocate)
+    order = [1, 0, 2, 3]
+    if x.dtype.kind == "U":
+        assert texts(columns) == x[order].tolist()
+    else:
+        assert columns.array("x") is made["x"]
+        assert made["x"].dtype.isnative
+        np.testing.assert_array_equal(made["x"], x[order])
+    assert rows_of(columns) == {"a": [1], "b": [3, 2], "c": [0]}
+    assert columns.notes == ("arrays not used: 'more'",)
+
+
+def test_many_blocks_land_in_their_rows(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(rows, "_BLOCK", 64)
+    rng = np.random.default_rng(0)
+    x, clients = rng.normal(size=(101, 3)), rng.integers(0, 7, 101)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(101), clients=clients)
+    columns = arrays.read([tmp_path / "a.npz"])
+    np.testing.assert_array_equal(columns.array("x"), x[columns.array("y")])
+
+
+def test_three_npy_files_in_any_order(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("clients_train.npy", "y_train.npy", "X_train.npy")]
+    for path, values in zip(paths, (CLIENTS, Y, X), strict=True):
+        np.save(path, values)
+    assert rows_of(arrays.read(paths)) == {"a": [1], "b": [3, 2], "c": [0]}
+    assert arrays.read(paths[1:]).owners is None
+    with pytest.raises(InputError, match=r"no array 'x' \(it has clients, y\)"):
+        arrays.read(paths[:2])
+    np.save(tmp_path / "images.npy", X)
+    with pytest.raises(InputError, match="does not say which array"):
+        arrays.read([tmp_path / "images.npy"])
+
+
+def npz(**members: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(f"{name}.npy", data)
+    return file.getvalue()
+
+
+def npy(array: Any, *, pickled: bool = False) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=pickled)
+    return file.getvalue()
+
+
+def header(shape: tuple[int, ...], descr: str = "|u1") -> bytes:
+    file = io.BytesIO()
+    said = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, said)  # type: ignore[no-untyped-call]
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"x": npy(X)}, r"no array 'y' \(it has x\): write them with numpy.savez"),
+        ({"x": npy(X), "y": npy(Y[:3])}, "x 4, y 3"),
+        ({"x": npy(X[:0]), "y": npy(Y[:0])}, "no example"),
+        ({"x": npy(X * np.nan), "y": npy(Y)}, "array 'x': row 0 holds NaN"),
+        ({"x": npy(X)[:-3], "y": npy(Y)}, "needs 96 bytes, but there are 93"),
+        ({"x": npy(X), "y": npy(Y), "client": npy(Y), "clients": npy(Y)}, "occurs twice"),
+        ({"x": header((10**12,)), "y": npy(Y)}, "needs 1,000,000,000,000 bytes"),
+        ({"x": header((2**62, 2**62)), "y": npy(Y)}, "but there are 0"),
+        ({"x": header((10**12, 0)), "y": npy(Y)}, "no example"),
+        ({"x": header((-1,)) + b"1", "y": npy(Y)}, "no example"),
+        ({"x": header((4,), "|V3") + bytes(12), "y": npy(Y)}, "expected numbers"),
+        ({"x": b"garbage", "y": npy(Y)}, "cannot be read"),
+    ],
+)
+def test_npz_that_does_not_fit_is_refused(
+    tmp_path: Path, members: dict[str, bytes], said: str
+) -> None:
+    path = tmp_path / "a.npz"
+    path.write_bytes(npz(**members))
+    with pytest.raises(InputError, match=said) as caught:
+        arrays.read([path])
+    assert str(path) in str(caught.value)
+
+
+def test_zeros_that_unpack_to_a_thousand_times_their_size_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "_ALWAYS_FINE", 2**20)  # a small bomb packs faster
+    path = tmp_path / "a.npz"
+    count = 2**21
+    path.write_bytes(npz(x=header((count,)) + bytes(count), y=npy(Y)))
+    with pytest.raises(InputError, match="archive bomb"):
+        arrays.read([path], refuse_to_allocate)
+
+
+class _Touch:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+def test_pickles_are_not_loaded(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    bait = np.array([_Touch(str(trap))] * 4, dtype=object)
+    path = tmp_path / "a.npz"
+    path.write_bytes(npz(x=npy(bait, pickled=True), y=npy(Y)))
+    with pytest.raises(InputError, match="Python objects, which are not loaded"):
+        arrays.read([path])
+    (tmp_path / "x.npy").write_bytes(pickle.dumps(_Touch(str(trap))))
+    (tmp_path / "y.npy").write_bytes(npy(Y))
+    with pytest.raises(InputError):
+        arrays.read([tmp_path / "x.npy", tmp_path / "y.npy"])
+    assert not trap.exists()
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        arrays.read([tmp_path / "none.npz"])
+    with pytest.raises(InputError, match="no plain file"):
+        arrays.read([tmp_path])
+    with pytest.raises(InputError, match="no file is given"):
+        arrays.read([])
+    (tmp_path / "a.npz").write_bytes(npy(X))
+    with pytest.raises(InputError, match=r"is no \.npz file"):
+        arrays.read([tmp_path / "a.npz"])
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="no plain file"):
+        arrays.read([tmp_path / "pipe"])
+
+
+VALID = [
+    npz(x=npy(X), y=npy(Y), clients=npy(CLIENTS)),
+    npz(x=npy(np.asfortranarray(X)), y=npy(np.array(["a", "b", "b", "a"]))),
+]
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=damaged(*VALID))
+def test_damaged_files_raise_only_the_documented_error(tmp_path: Path, data: bytes) -> None:
+    read_or_refuse(arrays.read, tmp_path / "a.npz", data)
+
+
+@pytest.mark.slow
+@settings(max_examples=3000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=damaged(*VALID))
+def test_damaged_files_for_longer(tmp_path: Path, data: bytes) -> None:
+    read_or_refuse(arrays.read, tmp_path / "a.npz", data)

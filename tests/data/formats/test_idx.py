@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import gzip
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fuzzing import damaged, read_or_refuse
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_arrays import refuse_to_allocate, rows_of
+
+from fedzmg.data.formats import idx, rows
+from fedzmg.errors import InputError
+
+# Two images of 2 x 3, byte by byte as the format says.
+IMAGES = bytes.fromhex("00000803 00000002 00000002 00000003 010203040506 0708090a0b0c")
+LABELS = bytes.fromhex("00000801 00000002 07 03")
+
+
+def write(folder: Path, **files: bytes) -> list[Path]:
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return [folder / name for name in files]
+
+
+def images_of(shape: tuple[int, int, int], data: bytes) -> bytes:
+    return struct.pack(">HBBIII", 0, 8, 3, *shape) + data
+
+
+def labels_of(data: bytes) -> bytes:
+    return struct.pack(">HBBI", 0, 8, 1, len(data)) + data
+
+
+@pytest.mark.parametrize("pack_images", [bytes, gzip.compress])
+@pytest.mark.parametrize("pack_labels", [bytes, gzip.compress])
+@pytest.mark.parametrize("swap", [False, True])
+def test_known_bytes(tmp_path: Path, pack_images: Any, pack_labels: Any, swap: bool) -> None:
+    paths = write(tmp_path, a=pack_images(IMAGES), b=pack_labels(LABELS))
+    columns = idx.read(paths[::-1] if swap else paths)
+    assert columns.array("x").tolist() == [[[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [10, 11, 12]]]
+    assert columns.array("x").dtype == np.uint8
+    assert columns.array("y").tolist() == [7, 3]
+    assert columns.array("y").dtype == np.int64
+    assert columns.owners is None
+
+
+def test_transposed_images_are_turned_upright(tmp_path: Path) -> None:
+    columns = idx.read(write(tmp_path, a=IMAGES, b=LABELS), transposed=True)
+    assert columns.array("x").tolist() == [[[1, 4], [2, 5], [3, 6]], [[7, 10], [8, 11], [9, 12]]]
+
+
+WRITERS = {
+    "bytes": struct.pack(">HBBI", 0, 8, 1, 4) + bytes([17, 2, 17, 2]),
+    "words": struct.pack(">HBBI4i", 0, 0x0C, 1, 4, 17, 2, 17, 2),
+    "lines": b"17\n2\r\n17\n2\n",
+    "packed": gzip.compress(b"0017\n2\n17\n 02"),
+}
+
+
+@pytest.mark.parametrize("writers", WRITERS.values(), ids=WRITERS)
+def test_rows_are_sorted_by_writer(tmp_path: Path, writers: bytes, monkeypatch: Any) -> None:
+    monkeypatch.setattr(rows, "_BLOCK", 3)
+    files = write(
+        tmp_path, i=images_of((4, 1, 2), bytes(range(8))), l=labels_of(bytes(range(4))), w=writers
+    )
+    columns = idx.read(files[:2], writers=files[2])
+    assert rows_of(columns) == {"w0002": [1, 3], "w0017": [0, 2]}
+    assert columns.array("x")[:, 0].tolist() == [[2, 3], [6, 7], [0, 1], [4, 5]]
+
+
+def test_writers_may_have_names_or_large_numbers(tmp_path: Path) -> None:
+    files = write(tmp_path, i=IMAGES, l=LABELS, w="Ünal\nBo".encode(), n=b"1234567\n8")
+    assert rows_of(idx.read(files[:2], writers=files[2])) == {"Bo": [3], "Ünal": [7]}
+    assert rows_of(idx.read(files[:2], writers=files[3])) == {"w0000008": [3], "w1234567": [7]}
+
+
+@pytest.mark.parametrize(
+    ("writers", "said"),
+    [
+        (b"a\n", "has 1 lines for 2 images"),
+        (b"a\n\nb", "has 3 lines for 2 images"),
+        (b"\na", "client id in row 0 is empty"),
+        (b"a\n\xff", "not UTF-8 in row 1"),
+        (b"a" * 5000, "too long for 2 lines"),
+        (gzip.compress(bytes([65]) * 2**22), "too long for 2 lines"),
+        (labels_of(b"abc"), "expected one writer for 2 images"),
+        (struct.pack(">HBBIbb", 0, 9, 1, 2, 1, -4), "writer -4 in row 1"),
+    ],
+)
+def test_writers_that_do_not_fit_are_refused(tmp_path: Path, writers: bytes, said: str) -> None:
+    files = write(tmp_path, i=IMAGES, l=LABELS, w=writers)
+    with pytest.raises(InputError, match=said) as caught:
+        idx.read(files[:2], writers=files[2])
+    assert str(files[2]) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "said"),
+    [
+        (IMAGES, IMAGES, "a file of images .* and a file of labels"),
+        (LABELS, LABELS, "give one of each"),
+        (IMAGES, labels_of(b"123"), "3 labels but .* holds 2 images"),
+        (IMAGES[:-1], LABELS, "needs 12 bytes, but there are only 11"),
+        (IMAGES + b"!", LABELS, "but there are more"),
+        (gzip.compress(IMAGES + b"!"), LABELS, "but there are more"),
+        (gzip.compress(IMAGES)[:-9], LABELS, "cannot be read"),
+        (gzip.compress(IMAGES)[:-6] + b"\0\0\0\0\0\0", LABELS, "CRC"),
+        (gzip.compress(IMAGES) + b"garbage", LABELS, "cannot be read"),
+        (IMAGES[:10], LABELS, "cannot be read"),
+        (b"", LABELS, "begins with nothing"),
+        (b"\x89PNG\r\n", LABELS, "begins with 89504e47"),
+        (b"PK\x03\x04", LABELS, "plain or packed with gzip"),
+        (images_of((0, 28, 28), b""), labels_of(b""), "holds nothing"),
+        (struct.pack(">HBBIIIf", 0, 0x0D, 3, 1, 1, 1, 1), LABELS, "no idx file"),
+        (struct.pack(">HBBIIIi", 0, 0x0C, 3, 1, 1, 1, 1), LABELS, "give one of each"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(
+    tmp_path: Path, images: bytes, labels: bytes, said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        idx.read(write(tmp_path, a=images, b=labels), refuse_to_allocate)
+
+
+def test_one_of_each_is_needed(tmp_path: Path) -> None:
+    files = write(tmp_path, i=IMAGES, l=LABELS)
+    for paths in ([], files[:1], files[1:], [*files, files[0]]):
+        with pytest.raises(InputError, match="give one of each"):
+            idx.read(paths)
+    with pytest.raises(InputError, match="no such file"):
+        idx.read([files[0], tmp_path / "none"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "zeros", "said"),
+    [
+        ((2, 2, 3), 2**26, "needs 12 bytes, but there are more"),
+        ((2**32 - 1, 2**32 - 1, 28), 2**20, "archive bomb"),
+        ((2**16, 64, 64), 2**20, "archive bomb"),
+        ((2**13, 64, 64), 2**20, "needs 33,554,432 bytes, but there are only 1,048,576"),
+    ],
+    ids=["small header", "absurd header", "large header", "header beyond the data"],
+)
+def test_archive_bombs_are_refused_without_memory(
+    tmp_path: Path, shape: tuple[int, int, int], zeros: int, said: str
+) -> None:
+    path = tmp_path / "images"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(images_of(shape, b""))
+        for _ in range(zeros // 2**20):
+            file.write(bytes(2**20))
+    paths = [path, *write(tmp_path, labels=LABELS)]
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=said):
+            idx.read(paths, refuse_to_allocate)
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def attack(folder: Path, which: str, data: bytes) -> None:
+    files = {"i": IMAGES, "l": LABELS, "w": b"a\nb"}
+    write(folder, **files)
+
+    def read(paths: list[Path], allocate: Any) -> Any:
+        return idx.read([folder / "i", folder / "l"], allocate, writers=folder / "w")
+
+    read_or_refuse(read, folder / which, data)
+
+
+DAMAGED = st.one_of(
+    st.tuples(st.just("i"), damaged(IMAGES, gzip.compress(IMAGES))),
+    st.tuples(st.just("l"), damaged(LABELS, gzip.compress(LABELS))),
+    st.tuples(st.just("w"), damaged(b"a\nb", labels_of(b"12"))),
+)
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(file=DAMAGED)
+def test_damaged_files_raise_only_the_documented_error(
+    tmp_path: Path, file: tuple[str, bytes]
+) -> None:
+    attack(tmp_path, *file)
+
+
+@pytest.mark.slow
+@settings(max_examples=3000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(file=DAMAGED)
+def test_damaged_files_for_longer(tmp_path: Path, file: tuple[str, bytes]) -> None:
+    attack(tmp_path, *file)

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import io
+import struct
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fuzzing import damaged
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from test_arrays import refuse_to_allocate, rows_of
+
+from fedzmg.data.formats import image_folder, rows
+from fedzmg.errors import InputError
+
+
+def picture(seed: int = 0, mode: str = "L", height: int = 4, width: int = 6) -> Image.Image:
+    channels = {"L": 1, "RGB": 3, "RGBA": 4}[mode]
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
+    return Image.fromarray(pixels[..., 0] if channels == 1 else pixels)
+
+
+def packed(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def put(path: Path, image: Image.Image | bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(image if isinstance(image, bytes) else packed(image))
+
+
+def test_client_and_label_folders(tmp_path: Path) -> None:
+    for seed, name in enumerate(["zoe/cat/b.png", "zoe/cat/a.PNG", "al/dog/x.bmp", "al/cat/y.png"]):
+        put(tmp_path / name, picture(seed))
+    columns = image_folder.read([tmp_path])
+    assert rows_of(columns) == {"al": [0, 1], "zoe": [0, 0]}
+    assert columns.notes == ("classes: cat, dog",)
+    expected = [np.asarray(picture(seed)) for seed in (3, 2, 1, 0)]  # by client, label and name
+    np.testing.assert_array_equal(columns.array("x"), expected)
+    assert columns.array("x").dtype == np.uint8
+
+
+def test_colours_come_first(tmp_path: Path) -> None:
+    put(tmp_path / "a" / "0" / "i.png", picture(5, "RGB"))
+    x = image_folder.read([tmp_path]).array("x")
+    assert x.shape == (1, 3, 4, 6)
+    np.testing.assert_array_equal(x[0].transpose(1, 2, 0), np.asarray(picture(5, "RGB")))
+
+
+@pytest.mark.parametrize("table", ["one", "each"])
+def test_labels_in_tables(tmp_path: Path, table: str) -> None:
+    for seed, name in enumerate(["a/1.png", "a/2.png", "b/1.png"]):
+        put(tmp_path / name, picture(seed))
+    if table == "one":
+        (tmp_path / "labels.csv").write_text(
+            "file,label\nb/1.png,10\n./a/2.png,9\n\na/1.png,2\n", encoding="utf-8-sig"
+        )
+    else:
+        (tmp_path / "a/labels.csv").write_text("file,label\r\n1.png,2\r\n2.png,9\r\n")
+        (tmp_path / "b/labels.csv").write_text('file,label\n"1.png","10"\n')
+    columns = image_folder.read([tmp_path])
+    assert columns.notes == ("classes: 2, 9, 10",)  # numbers in order of size
+    assert rows_of(columns) == {"a": [0, 1], "b": [2]}
+
+
+def test_classes_fix_the_ids(tmp_path: Path) -> None:
+    put(tmp_path / "a" / "cat" / "i.png", picture())
+    columns = image_folder.read([tmp_path], classes=["dog", "cat"])
+    assert columns.array("y").tolist() == [1]
+    assert columns.notes == ("classes: dog, cat",)
+    with pytest.raises(InputError, match="unknown class 'cat': did you mean 'cap'"):
+        image_folder.read([tmp_path], classes=["dog", "cap"])
+
+
+def test_images_are_made_alike_on_demand(tmp_path: Path) -> None:
+    grey = Image.new("L", (6, 4), 100)
+    put(tmp_path / "a/0/1.png", grey)
+    put(tmp_path / "a/0/2.png", Image.new("RGB", (3, 9), (100, 100, 100)))
+    with pytest.raises(InputError, match=r"2.png: is 9 x 3 in colour but .*1.png is 4 x 6 in grey"):
+        image_folder.read([tmp_path])
+    x = image_folder.read([tmp_path], size=(5, 7), grey=True).array("x")
+    assert x.shape == (2, 5, 7)
+    assert (x == 100).all()
+    x = image_folder.read([tmp_path], size=(5, 7), grey=False).array("x")
+    assert x.shape == (2, 3, 5, 7)
+    assert (x == 100).all()
+    with pytest.raises(InputError, match=r"size = \(0, 7\)"):
+        image_folder.read([tmp_path], size=(0, 7))
+
+
+def test_palettes_are_colours_and_see_through_needs_a_decision(tmp_path: Path) -> None:
+    paletted = picture(1, "RGB").quantize(16)
+    paletted.info["transparency"] = bytes(16)
+    put(tmp_path / "p/a/0/i.png", paletted)
+    x = image_folder.read([tmp_path / "p"]).array("x")
+    colours = paletted.convert("RGBA").convert("RGB")
+    np.testing.assert_array_equal(x[0].transpose(1, 2, 0), np.asarray(colours))
+    put(tmp_path / "t/a/0/i.png", picture(1, "RGBA"))
+    with pytest.raises(InputError, match="stored as RGBA: say grey=True or grey=False"):
+        image_folder.read([tmp_path / "t"])
+    assert image_folder.read([tmp_path / "t"], grey=False).array("x").shape == (1, 3, 4, 6)
+
+
+def test_hidden_files_are_skipped_and_others_are_said(tmp_path: Path) -> None:
+    put(tmp_path / "a/0/i.png", picture())
+    for name in (".git/x/i.png", "a/.hidden.png", "a/0/._i.png", "a/0/Thumbs.db", "README.txt"):
+        put(tmp_path / name, b"no image")
+    columns = image_folder.read([tmp_path])
+    assert columns.rows == 1
+    assert columns.notes == (
+        f"2 files that are no images left out, as {tmp_path / 'README.txt'}",
+        "classes: 0",
+    )
+
+
+def test_links_may_not_leave_the_folder(tmp_path: Path) -> None:
+    put(tmp_path / "outside/0/i.png", picture())
+    root = tmp_path / "root"
+    put(root / "a/0/i.png", picture())
+    (root / "a/0/j.png").symlink_to("i.png")
+    assert image_folder.read([root]).rows == 2
+    for link, target in {
+        "a/0/k.png": tmp_path / "outside/0/i.png",
+        "b": tmp_path / "outside",
+        "a/1": Path("../../outside/0"),
+    }.items():
+        (root / link).symlink_to(target)
+        with pytest.raises(InputError, match=f"{link}: is a link that leaves the folder"):
+            image_folder.read([root])
+        (root / link).unlink()
+    (root / "a/0/loop.png").symlink_to("loop.png")
+    with pytest.raises(InputError):
+        image_folder.read([root])
+
+
+def labelled(table: bytes, **more: Any) -> dict[str, Any]:
+    return {"a/i.png": picture(), "a/labels.csv": table, **more}
+
+
+TWO = packed(picture(), "GIF", save_all=True, append_images=[picture(1)])
+MIXED = {"a/0/i.png": picture(), "a/j.png": picture(), "labels.csv": b"file,label\na/j.png,0"}
+TWICE = labelled(b"file,label\ni.png,0") | {"labels.csv": b"file,label\na/i.png,1"}
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "holds no image: expected CLIENT/LABEL/IMAGE"),
+        ({"i.png": picture()}, "put them in one folder for each client"),
+        ({"a/i.png": picture()}, "a/i.png: has no label"),
+        ({"a/0/i.png": picture(), "b/notes.txt": b""}, "client 'b' has no image"),
+        ({"a/0/1/i.png": picture()}, "is too deep"),
+        (MIXED, "use one of the two"),
+        (TWICE, "two labels.csv label a/i.png"),
+        (labelled(b"name,class\ni.png,0"), "must be file,label"),
+        (labelled(b"file,label\ni.png"), "line 2: expected a file and a label"),
+        (labelled(b"file,label\ni.png,0\ni.png,1"), "line 3: i.png occurs twice"),
+        (labelled(b"file,label\ni.png,0\nj.png,1"), "names a/j.png, which is not there"),
+        (labelled(b"file,label\n../i.png,0"), "has no label"),
+        (labelled(b"file,label\ni.png,\xff"), "labels.csv: cannot be read"),
+        (labelled(b'file,label\ni.png,"0'), "labels.csv: cannot be read"),
+        ({"a/0/i.png": b"text"}, "i.png: cannot be read .*: replace or remove it"),
+        ({"a/0/i.png": packed(picture())[:-30]}, "i.png: cannot be read"),
+        ({"a/0/i.png": Image.new("I;16", (3, 3))}, "more than 8 bits"),
+        ({"a/0/i.gif": TWO}, "several pictures"),
+        ({"a/0/i.png": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"}, "cannot be read"),
+    ],
+)
+def test_other_folders_are_refused(tmp_path: Path, files: dict[str, Any], said: str) -> None:
+    for name, image in files.items():
+        put(tmp_path / name, image)
+    with pytest.raises(InputError, match=said) as caught:
+        image_folder.read([tmp_path])
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such folder"):
+        image_folder.read([tmp_path / "none"])
+    with pytest.raises(InputError, match="expected one folder"):
+        image_folder.read([tmp_path, tmp_path])
+    put(tmp_path / "a\nb/0/i.png", picture())
+    with pytest.raises(InputError, match=r"a\\nb.*: its name is not plain text"):
+        image_folder.read([tmp_path])
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+@pytest.mark.parametrize("side", [30_000, 10_000, 2**31 - 1])
+def test_images_that_unpack_to_gigabytes_are_refused(tmp_path: Path, side: int) -> None:
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    body = chunk(b"IDAT", zlib.compress(bytes(10**6))) + chunk(b"IEND", b"")
+    put(tmp_path / "a/0/bomb.png", b"\x89PNG\r\n\x1a\n" + header + body)
+    with pytest.raises(InputError, match=r"bomb.png: cannot be read .*(limit|exceeds|large|range)"):
+        image_folder.read([tmp_path], refuse_to_allocate)
+
+
+def test_many_flat_images_are_refused_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "_ALWAYS_FINE", 2**20)
+    for name in range(4):
+        put(tmp_path / f"a/0/{name}.png", Image.new("L", (1000, 1000)))
+    with pytest.raises(InputError, match=r"0\.png and 3 more images: claims 4,000,000 bytes"):
+        image_folder.read([tmp_path], refuse_to_allocate)
+
+
+def test_without_pillow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "a/0/i.png", picture())
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(InputError, match=r"pip install 'fedzmg\[images\]'"):
+        image_folder.read([tmp_path])
+
+
+FORMS = ("PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "PPM")
+IMAGES = st.one_of(*(damaged(packed(picture(0, "RGB"), form)) for form in FORMS))
+TABLES = damaged(b"file,label\ni.png,dog\n", b'file,label\n"i.png","a ""b"""\n')
+
+
+def attack(root: Path) -> None:
+    try:
+        image_folder.read([root])
+    except InputError as error:
+        message = str(error)
+        assert str(root) in message
+        assert "\n" not in message
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=IMAGES)
+def test_damaged_images_raise_only_the_documented_error(tmp_path: Path, data: bytes) -> None:
+    put(tmp_path / "a/0/i.png", data)
+    attack(tmp_path)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=TABLES)
+def test_damaged_tables_raise_only_the_documented_error(tmp_path: Path, data: bytes) -> None:
+    put(tmp_path / "a/i.png", picture())
+    put(tmp_path / "a/labels.csv", data)
+    attack(tmp_path)
+
+
+@pytest.mark.slow
+@settings(max_examples=3000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=IMAGES)
+def test_damaged_images_for_longer(tmp_path: Path, data: bytes) -> None:
+    put(tmp_path / "a/0/i.png", data)
+    attack(tmp_path)

@@ -1,0 +1,485 @@
+from __future__ import annotations
+
+import io
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from apart import Apart
+from fuzzing import damaged
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import fedzmg
+from fedzmg.data.columns import Columns, Strings
+from fedzmg.data.formats import tff_h5
+from fedzmg.data.formats.pixels import as_bytes
+from fedzmg.errors import InputError
+
+REAL = os.environ.get("FEDZMG_REAL_DATA")
+real = pytest.mark.skipif(REAL is None, reason="FEDZMG_REAL_DATA names no folder of real data")
+
+Clients = Mapping[str, Mapping[str, Any]]
+TEXT = h5py.string_dtype()
+
+
+def write(target: Any, clients: Clients, libver: str | None = None, **storage: Any) -> Any:
+    with h5py.File(target, "w", libver=libver) as file:
+        file.create_group("examples")
+        for client, datasets in clients.items():
+            group = file.create_group(f"examples/{client}")
+            for name, values in datasets.items():
+                dtype = TEXT if name == "snippets" else None
+                group.create_dataset(name, data=values, dtype=dtype, **storage)
+    return target
+
+
+def digits(*labels: int, pixel: float = 1.0) -> dict[str, Any]:
+    pixels = np.full((len(labels), 28, 28), pixel, np.float32)
+    return {"pixels": pixels, "label": np.array(labels, np.int32)}
+
+
+def photos(*labels: int, seed: int = 0) -> dict[str, Any]:
+    image = np.random.default_rng(seed).integers(0, 256, (len(labels), 32, 32, 3), np.uint8)
+    return {"image": image, "label": np.array(labels), "coarse_label": np.array(labels) // 5}
+
+
+def strings(column: Strings) -> list[str]:
+    whole = column.text.tobytes()
+    return [whole[a:b].decode() for a, b in pairwise(column.offsets.tolist())]
+
+
+def offsets(columns: Columns) -> list[int]:
+    assert columns.owners is not None
+    return columns.owners.offsets.tolist()
+
+
+def test_images_of_writers_come_back_as_the_bytes_they_were(tmp_path: Path) -> None:
+    level = np.arange(256, dtype=np.uint8).repeat(49).reshape(16, 28, 28)
+    # Ten writers: names sort before numbers do, so f10 comes second.
+    clients = {f"f{i}": {"pixels": (1 - level[i : i + 1] / 255).astype("f4")} for i in (2, 10, 1)}
+    for name, datasets in clients.items():
+        datasets["label"] = np.array([int(name[1:])], np.int32)
+    columns = tff_h5.read([write(tmp_path / "a.h5", clients)])
+    assert columns.owners is not None
+    assert columns.owners.names == ("f1", "f10", "f2")
+    assert offsets(columns) == [0, 1, 2, 3]
+    assert columns.array("x").dtype == np.uint8
+    np.testing.assert_array_equal(columns.array("x"), 255 - level[[1, 10, 2]])
+    assert columns.array("y").tolist() == [1, 10, 2]
+    assert columns.array("y").dtype == np.int64
+    assert columns.notes == ()
+
+
+@settings(max_examples=15)
+@given(
+    hnp.arrays(np.uint8, st.tuples(st.integers(1, 3), st.just(28), st.just(28))),
+    st.sampled_from(["<f4", ">f4", "<f8"]),
+    st.sampled_from([{}, {"compression": "gzip", "shuffle": True}, {"compression": "lzf"}]),
+)
+def test_any_bytes_survive(level: Any, dtype: str, storage: dict[str, Any]) -> None:
+    path = Path(os.environ["PYTEST_TMP"]) / "any.h5"
+    half = {"pixels": (level / 255).astype(dtype), "label": np.arange(len(level), dtype="u1")}
+    columns = tff_h5.read([write(path, {"a": half, "b": half}, **storage)])
+    np.testing.assert_array_equal(columns.array("x"), np.concatenate([level, level]))
+    assert columns.array("y").tolist() == [*range(len(level))] * 2
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_TMP", str(tmp_path_factory.mktemp("h5")))
+        yield
+
+
+def test_other_floats_are_kept_and_said(tmp_path: Path) -> None:
+    asked = []
+
+    def allocate(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        asked.append((name, shape, np.dtype(dtype).name))
+        return np.empty(shape, dtype)
+
+    clients = {"a": digits(1, pixel=0.2), "b": digits(2, pixel=0.3001)}
+    columns = tff_h5.read([write(tmp_path / "a.h5", clients)], allocate)
+    assert columns.array("x").dtype == np.float32
+    np.testing.assert_array_equal(columns.array("x")[:, 5, 7], np.array([0.2, 0.3001], np.float32))
+    [note] = columns.notes
+    assert "client 'b'" in note
+    assert "kept as float32" in note
+    shape = (2, 28, 28)
+    assert asked == [("x", shape, "uint8"), ("x", shape, "float32"), ("y", (2,), "int64")]
+
+
+def test_photographs_come_channels_first(tmp_path: Path) -> None:
+    clients = {"0": photos(7, 99), "1": photos(50, seed=1)}
+    columns = tff_h5.read([write(tmp_path / "a.h5", clients)])
+    x = columns.array("x")
+    assert x.shape == (3, 3, 32, 32)
+    assert x.dtype == np.uint8
+    for i, j, k in ((0, 0, 0), (31, 2, 1), (4, 30, 2)):
+        assert x[1, k, i, j] == clients["0"]["image"][1, i, j, k]
+        assert x[2, k, i, j] == clients["1"]["image"][0, i, j, k]
+    assert columns.array("y").tolist() == [7, 99, 50]
+    assert columns.array("coarse").tolist() == [1, 19, 10]
+
+
+def test_snippets_come_as_text(tmp_path: Path) -> None:
+    said = {"ROMEO": ["What light?", "", "Ægle … 🙂"], "JULIET": ["Ay me!\nline"]}
+    clients = {name: {"snippets": lines} for name, lines in said.items()}
+    columns = tff_h5.read([write(tmp_path / "a.h5", clients)])
+    assert strings(columns.strings("text")) == said["JULIET"] + said["ROMEO"]
+    assert offsets(columns) == [0, 1, 4]
+
+
+def test_snippets_of_fixed_length_are_text_too(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("examples/A/snippets", data=np.array([b"to be", b"or"], "S8"))
+    columns = tff_h5.read([tmp_path / "a.h5"])
+    assert strings(columns.strings("text")) == ["to be", "or"]
+
+
+def test_large_clients_are_read_in_parts(tmp_path: Path, monkeypatch: Any) -> None:
+    rng = np.random.default_rng(0)
+    pixels = (rng.integers(0, 256, (23, 28, 28)) / 255).astype("f4")
+    clients = {
+        c: {"pixels": pixels[::d], "label": np.arange(23)[::d]} for c, d in (("a", 1), ("b", -1))
+    }
+    path = write(tmp_path / "a.h5", clients, compression="gzip")
+    lines = {"A": {"snippets": [f"line {i}" for i in range(10)]}}
+    plays = write(tmp_path / "b.h5", lines)
+    whole, text = tff_h5.read([path]), tff_h5.read([plays])
+    monkeypatch.setattr(tff_h5, "_BLOCK", 5 * 784 * 4)
+    monkeypatch.setattr(tff_h5, "_BLOCK_STRINGS", 3)
+    np.testing.assert_array_equal(tff_h5.read([path]).array("x"), whole.array("x"))
+    np.testing.assert_array_equal(tff_h5.read([path]).array("y"), [*range(23), *range(22, -1, -1)])
+    assert strings(tff_h5.read([plays]).strings("text")) == strings(text.strings("text"))
+
+
+def test_files_follow_each_other(tmp_path: Path) -> None:
+    first = write(tmp_path / "1.h5", {"b": digits(1, 2)})
+    second = write(tmp_path / "2.h5", {"a": digits(3), "c": digits(4)})
+    columns = tff_h5.read([first, second])
+    assert columns.owners is not None
+    assert columns.owners.names == ("b", "a", "c")
+    assert columns.array("y").tolist() == [1, 2, 3, 4]
+
+
+def test_clients_without_examples_are_kept_and_counted(tmp_path: Path) -> None:
+    empty = digits()
+    clients = {"a": empty, "b": digits(5), "c": empty}
+    columns = tff_h5.read([write(tmp_path / "a.h5", clients)])
+    assert offsets(columns) == [0, 0, 1, 1]
+    assert columns.notes == ("clients without any example: 2, the first is 'a'",)
+
+
+def test_columns_lie_where_they_were_allocated(tmp_path: Path) -> None:
+    made = {}
+
+    def allocate(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        made[name] = np.empty(shape, dtype)
+        return made[name]
+
+    columns = tff_h5.read([write(tmp_path / "a.h5", {"0": photos(3)})], allocate)
+    assert all(columns.columns[name] is array for name, array in made.items())
+    assert set(made) == {"x", "y", "coarse"}
+    text = tff_h5.read([write(tmp_path / "b.h5", {"A": {"snippets": ["hi"]}})], allocate)
+    assert text.strings("text").text is made["text.text"]
+    assert text.strings("text").offsets is made["text.offsets"]
+
+
+def _pixel(value: float) -> Clients:
+    broken = digits(1, 2)
+    broken["pixels"][1, 3, 4] = value
+    return {"a": digits(0), "b": broken}
+
+
+REFUSED: dict[str, tuple[Clients, str]] = {
+    "NaN": (
+        _pixel(np.nan),
+        "client 'b': example 1 has a pixel of NaN: expected values from 0 to 1",
+    ),
+    "infinity": (_pixel(-np.inf), "client 'b': example 1 has a pixel of infinity"),
+    "too bright": (_pixel(1.5), "client 'b': example 1 has a pixel of 1.5"),
+    "too dark": (_pixel(-0.25), "client 'b': example 1 has a pixel of -0.25"),
+    "negative label": ({"a": digits(0, -1)}, "client 'a': example 1 has label -1"),
+    "label too large": ({"a": digits(0, 62)}, "example 1 has label 62: expected 0 to 61"),
+    "negative coarse label": (
+        {"a": {**photos(5), "coarse_label": np.array([-2])}},
+        "client 'a': example 0 has coarse_label -2",
+    ),
+    "shape": (
+        {"a": digits(1), "b": {**digits(1), "pixels": np.ones((1, 28, 27), "f4")}},
+        r"client 'b': 'pixels' has shape \(1, 28, 27\): expected \[n, 28, 28\]",
+    ),
+    "scalar": ({"a": {**digits(1), "label": 3}}, r"'label' has shape \(\): expected \[n\]"),
+    "nothing": ({"a": {**digits(1), "label": h5py.Empty("i4")}}, "'label' has shape None"),
+    "kind of pixels": (
+        {"a": {**digits(1), "pixels": np.ones((1, 28, 28), "i4")}},
+        "client 'a': 'pixels' has type int32: expected floats",
+    ),
+    "kind of image": (
+        {"a": {**photos(1), "image": np.ones((1, 32, 32, 3), "f4")}},
+        "client 'a': 'image' has type float32: expected bytes",
+    ),
+    "kind of label": (
+        {"a": {**digits(1), "label": np.ones(1, "f4")}},
+        "'label' has type float32: expected whole numbers",
+    ),
+    "lengths": (
+        {"a": {**digits(1, 2), "label": np.ones(3, "i4")}},
+        "client 'a': holds 2 of 'pixels', 3 of 'label': expected equally many",
+    ),
+    "missing dataset": (
+        {"a": digits(1), "b": {"pixels": digits(1)["pixels"]}},
+        r"client 'b': has no dataset 'label' \(it has 'pixels'\)",
+    ),
+    "other layout": ({"a": digits(1), "b": photos(1)}, "client 'b': has no dataset 'pixels'"),
+    "no layout": (
+        {"a": {"tokens": np.ones(1)}},
+        "client 'a': has 'tokens', which is none of the layouts",
+    ),
+    "empty group": ({"a": {}}, "client 'a': has nothing, which is none of the layouts"),
+    "no client": ({}, "group 'examples' holds no client"),
+    "no example": ({"a": digits(), "b": digits()}, "no client has an example"),
+    "not UTF-8": (
+        {"A": {"snippets": ["fine"]}, "B": {"snippets": np.array([b"ok", b"\xff\xfe"], object)}},
+        "client 'B': snippet 1 is not UTF-8",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_content_is_refused_by_name(tmp_path: Path, case: str) -> None:
+    clients, message = REFUSED[case]
+    path = write(tmp_path / "bad.h5", clients)
+    with pytest.raises(InputError, match=message) as caught:
+        tff_h5.read([path], classes=62)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_paths_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.h5").touch()
+    (tmp_path / "text.h5").write_text("no HDF5 at all")
+    for path in (tmp_path, tmp_path / "missing.h5", tmp_path / "empty.h5", tmp_path / "text.h5"):
+        with pytest.raises(InputError, match=str(path)):
+            tff_h5.read([path])
+    with pytest.raises(InputError, match="no HDF5 file"):
+        tff_h5.read([])
+
+
+@pytest.mark.parametrize("part", [0.02, 0.3, 0.7, 0.999])
+def test_a_truncated_file_is_refused(tmp_path: Path, part: float) -> None:
+    path = write(tmp_path / "a.h5", {f"c{i}": digits(1, 2) for i in range(4)})
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * part)])
+    with pytest.raises(InputError, match=r"a\.h5: cannot be read .*: is it complete\?"):
+        tff_h5.read([path])
+
+
+def test_a_client_in_two_files_is_refused(tmp_path: Path) -> None:
+    first = write(tmp_path / "1.h5", {"a": digits(1), "b": digits(1)})
+    second = write(tmp_path / "2.h5", {"b": digits(1)})
+    with pytest.raises(InputError, match=r"client 'b' occurs in .*1\.h5 and in .*2\.h5"):
+        tff_h5.read([first, second])
+
+
+def _soft_link(file: h5py.File) -> None:
+    file["examples/b"] = h5py.SoftLink("/examples/a")
+
+
+def _external_link(file: h5py.File) -> None:
+    file["examples/a/label"] = h5py.ExternalLink("other.h5", "/label")
+
+
+def _external_storage(file: h5py.File) -> None:
+    secret = Path(file.filename).with_name("secret")
+    secret.write_bytes(bytes(8))
+    file.create_dataset("examples/a/label", (2,), "i4", external=[(str(secret), 0, 8)])
+
+
+def _virtual(file: h5py.File) -> None:
+    layout = h5py.VirtualLayout((2,), "i4")
+    layout[:] = h5py.VirtualSource("other.h5", "label", (2,))
+    file.create_virtual_dataset("examples/a/label", layout)
+
+
+def _unwritten(file: h5py.File) -> None:
+    file.create_dataset("examples/a/label", (2,), "i4")
+
+
+def _half_written(file: h5py.File) -> None:
+    file.create_dataset("examples/a/label", (2,), "i4", chunks=(1,))[0] = 1
+
+
+def _packed(file: h5py.File) -> None:
+    file.create_dataset("examples/a/label", data=np.ones(2, "i4"), fletcher32=True)
+
+
+def _dataset(file: h5py.File) -> None:
+    file["examples/b"] = np.ones(3)
+
+
+def _name(file: h5py.File) -> None:
+    h5py.h5g.create(file["examples"].id, b"\xff")
+
+
+STORAGE: dict[str, tuple[Callable[[h5py.File], None], str]] = {
+    "soft link": (_soft_link, "'b' is only a link"),
+    "external link": (_external_link, "client 'a': 'label' is only a link"),
+    "external storage": (_external_storage, "'label' lies in another file"),
+    "virtual": (_virtual, "'label' lies in another file"),
+    "unwritten": (_unwritten, "'label' was not written to its end"),
+    "half written": (_half_written, "'label' was not written to its end"),
+    "filter": (_packed, "'label' is packed in an unusual way: store it plain, or with gzip"),
+    "dataset for a client": (_dataset, "'b' is no group"),
+    "name": (_name, "has a name that is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", STORAGE)
+def test_unusual_storage_is_refused(tmp_path: Path, case: str) -> None:
+    spoil, message = STORAGE[case]
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["examples/a/pixels"] = digits(1, 2)["pixels"]
+        if spoil in (_soft_link, _dataset, _name):
+            file["examples/a/label"] = np.ones(2, "i4")
+        spoil(file)
+    with pytest.raises(InputError, match=message):
+        tff_h5.read([path])
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        blank = {"dtype": "f4", "chunks": (22000, 28, 28), "compression": "gzip"}
+        pixels = file.create_dataset("examples/a/pixels", (22000, 28, 28), **blank)
+        pixels[:1] = 0
+        file["examples/a/label"] = np.zeros(22000, "i4")
+
+    def allocate(*args: Any) -> Any:
+        raise AssertionError("nothing may be allocated")
+
+    with pytest.raises(InputError, match="archive bomb"):
+        tff_h5.read([tmp_path / "a.h5"], allocate)
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[Apart]:
+    pytest.importorskip("resource", reason="the memory of a process cannot be bounded here")
+    child = Apart(Path(fedzmg.__path__[0]), "tff_h5")
+    yield child
+    child.close()
+
+
+def test_a_damaged_heap_of_strings_is_refused(apart: Apart, tmp_path: Path) -> None:
+    """The HDF5 library runs in circles on the first two of these."""
+    path = write(tmp_path / "a.h5", {"A": {"snippets": ["", "one", ""]}})
+    data = path.read_bytes()
+    heap = data.index(b"GCOL")
+    empty = next(i for i in range(heap + 16, len(data), 8) if data[i + 8 : i + 16] == bytes(8))
+    length = data.index(b"one") - 8
+    assert struct.unpack_from("<Q", data, length) == (3,)
+    for place, other in ((empty, bytes(2)), (length, b"\xff" * 8), (heap + 8, b"\x30" + bytes(7))):
+        path.write_bytes(data[:place] + other + data[place + len(other) :])
+        assert apart.read(path).startswith(f"refused: {path}")
+
+
+def _small_files() -> list[bytes]:
+    rng = np.random.default_rng(0)
+    pixels = (rng.integers(0, 256, (1, 28, 28)) / 255).astype("f4")
+    contents: list[tuple[Clients, str | None, dict[str, Any]]] = [
+        (
+            {c: {"pixels": 0 * pixels, "label": np.ones(1, "i4")} for c in "ab"},
+            None,
+            {"chunks": True},
+        ),
+        ({c: digits(3) for c in "abc"}, "latest", {"compression": "gzip"}),
+        ({c: photos(7) for c in "ab"}, None, {"compression": "gzip"}),
+        ({c: {"snippets": ["ay", "", "wörd"]} for c in "ab"}, None, {}),
+        ({c: {"snippets": ["ay", "", "wörd"]} for c in "ab"}, "latest", {}),
+    ]
+    return [
+        write(io.BytesIO(), clients, libver, **storage).getvalue()
+        for clients, libver, storage in contents
+    ]
+
+
+SMALL = _small_files()
+
+
+@given(st.one_of([damaged(file) for file in SMALL]))
+@settings(max_examples=60)
+def test_damaged_files_are_read_or_refused(apart: Apart, data: bytes) -> None:
+    path = Path(os.environ["PYTEST_TMP"]) / "damaged.h5"
+    path.write_bytes(data)
+    answer = apart.read(path)
+    assert answer == "ok" or answer.startswith(f"refused: {path}"), answer
+
+
+@pytest.mark.slow
+@given(st.one_of([damaged(file) for file in SMALL]))
+@settings(max_examples=4000)
+def test_many_damaged_files_are_read_or_refused(apart: Apart, data: bytes) -> None:
+    test_damaged_files_are_read_or_refused.hypothesis.inner_test(apart, data)
+
+
+def test_undamaged_small_files_are_read(apart: Apart) -> None:
+    path = Path(os.environ["PYTEST_TMP"]) / "whole.h5"
+    for data in SMALL:
+        path.write_bytes(data)
+        assert apart.read(path) == "ok"
+
+
+@real
+@pytest.mark.parametrize(
+    ("name", "clients", "train", "test", "classes"),
+    [("mnist_by_writer", 834, 62988, 6995, 10), ("chars74k_by_writer", 55, 3080, 330, 62)],
+)
+def test_real_images(name: str, clients: int, train: int, test: int, classes: int) -> None:
+    for split, count in (("train", train), ("test", test)):
+        path = Path(str(REAL)) / f"{name}_{split}.h5"
+        columns = tff_h5.read([path], classes=classes)
+        assert columns.notes == ()
+        assert columns.owners is not None
+        assert (columns.rows, len(columns.owners.names)) == (count, clients)
+        assert set(np.unique(columns.array("y"))) == set(range(classes))
+        with h5py.File(path) as file:
+            for i in (0, clients // 2, clients - 1):
+                group = file["examples"][columns.owners.names[i]]
+                own = slice(*columns.owners.offsets[i : i + 2])
+                x, y = columns.array("x")[own], columns.array("y")[own]
+                np.testing.assert_allclose(x / 255, group["pixels"][:], atol=1e-6)
+                np.testing.assert_array_equal(y, group["label"][:])
+
+
+@real
+def test_real_plays() -> None:
+    for split, count in (("train", 25504), ("test", 3795)):
+        path = Path(str(REAL)) / f"shakespeare_by_role_{split}.h5"
+        columns = tff_h5.read([path])
+        assert columns.owners is not None
+        assert (columns.rows, len(columns.owners.names)) == (count, 715)
+        lines = strings(columns.strings("text"))
+        with h5py.File(path) as file:
+            for i in (0, 300, 714):
+                group = file["examples"][columns.owners.names[i]]
+                own = slice(*columns.owners.offsets[i : i + 2])
+                assert lines[own] == [line.decode() for line in group["snippets"][:]]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_bytes_are_recognised_to_within_a_thousandth(dtype: Any) -> None:
+    near, far = (np.array([(100 + off) / 255, 1.0], dtype) for off in (9e-4, 1.1e-3))
+    found = as_bytes(near)
+    assert found is not None
+    assert found.tolist() == [100, 255]
+    assert as_bytes(far) is None
+    assert as_bytes(far[:0]) is not None
