@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import stat
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedzmg.data import archive
+from fedzmg.errors import InputError
+
+MEMBERS = {"set/train.bin": b"a" * 5000, "set/deep/test.bin": b"b" * 700, "set/notes.txt": b"hi"}
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "": lambda data: data,
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "lzma": lambda data: lzma.compress(data, lzma.FORMAT_ALONE),
+}
+
+
+def tar_bytes(members: dict[str, bytes], kind: str = "") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as box:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            box.addfile(info, io.BytesIO(data))
+    return COMPRESSORS[kind](out.getvalue())
+
+
+def zip_bytes(members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as box:
+        for name, data in members.items():
+            box.writestr(zipfile.ZipInfo(name), data, method)
+    return out.getvalue()
+
+
+def unpack(tmp_path: Path, data: bytes, name: str = "a", **options: object) -> dict[str, bytes]:
+    path = tmp_path / name
+    path.write_bytes(data)
+    into = tmp_path / "out"
+    files = archive.extract(path, into, **{"max_bytes": 10**6, **options})  # type: ignore[arg-type]
+    return {file.relative_to(into).as_posix(): file.read_bytes() for file in files}
+
+
+def refused(tmp_path: Path, data: bytes, **options: object) -> str:
+    with pytest.raises(InputError) as caught:
+        unpack(tmp_path, data, **options)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a"], "something was left behind"
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path / "a") in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["zip", *(f"tar.{c}" for c in COMPRESSORS)])
+def test_members_come_out_whatever_the_archive_is_called(tmp_path: Path, kind: str) -> None:
+    data = zip_bytes(MEMBERS) if kind == "zip" else tar_bytes(MEMBERS, kind[4:])
+    assert unpack(tmp_path, data) == MEMBERS
+    assert archive.is_archive(tmp_path / "a")
+    (tmp_path / "out").rename(tmp_path / "first")
+    wanted = unpack(tmp_path, data, wanted=["t*.BIN"])
+    assert sorted(wanted) == ["set/deep/test.bin", "set/train.bin"]
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "lzma"])
+def test_a_single_file_is_called_what_it_was_before(tmp_path: Path, kind: str) -> None:
+    data = COMPRESSORS[kind](b"snippets" * 1000)
+    assert unpack(tmp_path, data, f"plays.h5.{kind}") == {"plays.h5": b"snippets" * 1000}
+    assert not archive.is_archive(tmp_path / f"plays.h5.{kind}")
+
+
+def test_progress_goes_to_the_size_of_the_archive(tmp_path: Path) -> None:
+    class Recorder:
+        def begin(self, what: str, total: int | None) -> None:
+            self.total, self.done = total, [0]
+
+        def advance(self, done: int) -> None:
+            self.done.append(done)
+
+        def say(self, text: str) -> None:
+            raise AssertionError
+
+    for data in (zip_bytes(MEMBERS, zipfile.ZIP_STORED), tar_bytes(MEMBERS, "bz2")):
+        told = Recorder()
+        with tempfile.TemporaryDirectory() as folder:
+            unpack(Path(folder), data, progress=told)
+        assert told.total == len(data)
+        assert told.done == sorted(told.done)
+        assert told.done[-1] <= len(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("../evil", "climbs out of the folder"),
+        ("set/../../evil", "climbs out of the folder"),
+        ("..\\evil", "climbs out of the folder"),
+        ("/etc/evil", "is an absolute path"),
+        ("\\evil", "is an absolute path"),
+        ("C:/evil", "is an absolute path"),
+        ("c:evil", "is an absolute path"),
+    ],
+)
+@pytest.mark.parametrize("make", [tar_bytes, zip_bytes])
+def test_members_that_would_land_elsewhere_are_refused_by_name(
+    tmp_path: Path, make: Callable[[dict[str, bytes]], bytes], name: str, why: str
+) -> None:
+    (tmp_path / "inner").mkdir()
+    data = make({"fine": b"1", name: b"2"})
+    for wanted in (None, ["fine"]):
+        path = tmp_path / "inner" / "a"
+        path.write_bytes(data)
+        with pytest.raises(InputError, match=why) as caught:
+            archive.extract(path, tmp_path / "inner" / "out", wanted=wanted, max_bytes=100)
+        assert repr(name) in str(caught.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["inner"]
+    assert [p.name for p in (tmp_path / "inner").iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE]
+)
+def test_links_and_devices_in_a_tar_are_refused(tmp_path: Path, kind: bytes) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as box:
+        info = tarfile.TarInfo("set/thing")
+        info.type, info.linkname = kind, "/etc/passwd"
+        box.addfile(info)
+    message = refused(tmp_path, out.getvalue())
+    assert "member 'set/thing' is a link or a device" in message
+
+
+def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as box:
+        info = zipfile.ZipInfo("set/link")
+        info.external_attr = (stat.S_IFLNK | 0o777) << 16
+        box.writestr(info, "/etc/passwd")
+    assert "member 'set/link' is a link or a device" in refused(tmp_path, out.getvalue())
+
+
+@pytest.mark.parametrize("make", [tar_bytes, zip_bytes])
+def test_a_member_cannot_replace_another(
+    tmp_path: Path, make: Callable[[dict[str, bytes]], bytes]
+) -> None:
+    assert "'set//train' occurs twice" in refused(
+        tmp_path, make({"set/train": b"1", "set//train": b"2"})
+    )
+    assert "'set/train/x' occurs twice" in refused(
+        tmp_path, make({"set/train": b"1", "set/train/x": b"2"})
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        tar_bytes({"zeros": bytes(3 * 10**6)}, "xz"),
+        tar_bytes({f"{i}": bytes(10**5) for i in range(30)}, "gz"),
+        zip_bytes({"zeros": bytes(3 * 10**6)}),
+        zip_bytes({f"{i}": bytes(10**5) for i in range(30)}),
+        gzip.compress(bytes(3 * 10**6)),
+    ],
+    ids=["tar-one", "tar-many", "zip-one", "zip-many", "gz"],
+)
+def test_a_bomb_is_not_unpacked(tmp_path: Path, data: bytes) -> None:
+    assert len(data) < 20_000
+    assert "unpacks to more than 0 MiB" in refused(tmp_path, data)
+
+
+def test_a_zip_that_lies_about_its_size_is_not_unpacked(tmp_path: Path) -> None:
+    data = bytearray(zip_bytes({"zeros": bytes(3 * 10**6)}))
+    place = data.index(b"PK\x01\x02")
+    data[place + 24 : place + 28] = (100).to_bytes(4, "little")
+    unpacked = refused(tmp_path, bytes(data))
+    assert "cut off or damaged" in unpacked or "unpacks to more" in unpacked
+
+
+def test_headers_without_end_are_not_read_into_memory(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    info = tarfile.TarInfo("long")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 50 * 2**20
+    out.write(info.tobuf(tarfile.GNU_FORMAT))
+    out.write(bytes(50 * 2**20))
+    assert "unpacks to more than" in refused(tmp_path, gzip.compress(out.getvalue()))
+
+
+def test_a_bomb_of_members_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MOST_MEMBERS", 2)
+    for make in (tar_bytes, zip_bytes):
+        assert "more than 2 members" in refused(tmp_path, make(MEMBERS))
+
+
+def test_what_is_skipped_counts_in_a_tar(tmp_path: Path) -> None:
+    data = tar_bytes({"zeros": bytes(3 * 10**6), "train.bin": b"x"}, "gz")
+    assert "unpacks to more than" in refused(tmp_path, data, wanted=["train.bin"])
+
+
+@pytest.mark.parametrize("kind", ["zip", *(f"tar.{c}" for c in COMPRESSORS), "gz", "bz2", "xz"])
+def test_an_archive_that_is_cut_off_is_said_to_be(tmp_path: Path, kind: str) -> None:
+    noise = bytes(range(256)) * 40
+    members = {"train.bin": noise[::-1] * 3, "test.bin": noise}
+    data = zip_bytes(members) if kind == "zip" else (
+        COMPRESSORS[kind](noise) if kind in COMPRESSORS else tar_bytes(members, kind[4:])
+    )  # fmt: skip
+    for end in (len(data) // 3, len(data) // 2):
+        assert "is cut off or damaged" in refused(tmp_path, data[:end])
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar.gz", "tar.bz2", "tar.xz", "gz"])
+def test_a_changed_byte_is_noticed(tmp_path: Path, kind: str) -> None:
+    noise = bytes(hash((i, 7)) % 256 for i in range(5000))
+    made = zip_bytes({"train.bin": noise}, zipfile.ZIP_STORED) if kind == "zip" else (
+        gzip.compress(noise) if kind == "gz" else tar_bytes({"train.bin": noise}, kind[4:])
+    )  # fmt: skip
+    data = bytearray(made)
+    data[len(data) // 2] ^= 0xFF
+    assert "is cut off or damaged" in refused(tmp_path, bytes(data))
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    assert "is no zip, tar" in refused(tmp_path, b"just text")
+    assert "is no zip, tar" in refused(tmp_path, b"")
+    assert not archive.is_archive(tmp_path / "a")
+    with pytest.raises(InputError, match="there is no such file"):
+        archive.extract(tmp_path / "none", tmp_path / "out", max_bytes=1)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match="is there already"):
+        archive.extract(tmp_path / "a", tmp_path / "out", max_bytes=1)
+
+
+def test_an_encrypted_zip_is_refused(tmp_path: Path) -> None:
+    data = bytearray(zip_bytes({"train.bin": b"secret"}))
+    for magic, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.index(magic) + offset] |= 1
+    assert "encrypted" in refused(tmp_path, bytes(data))
+
+
+def test_leftovers_of_other_systems_are_not_what_was_wanted(tmp_path: Path) -> None:
+    data = zip_bytes({"__MACOSX/._train.bin": b"junk", "train.bin": b"real"})
+    assert unpack(tmp_path, data, wanted=["*train.bin"]) == {"train.bin": b"real"}
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "open", lambda self, mode="r", **_: _Full(self, mode))
+    (tmp_path / "a").write_bytes(tar_bytes(MEMBERS))
+    with pytest.raises(InputError, match="disk is full while writing"):
+        archive.extract(tmp_path / "a", tmp_path / "out", max_bytes=10**6)
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+class _Full(io.FileIO):
+    def write(self, data: object) -> int:
+        if str(self.name).endswith("/a"):
+            return super().write(data)  # type: ignore[arg-type]
+        raise OSError(28, "No space left on device")
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_nothing_but_the_documented_error_escapes(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(["zip", "tar.", "tar.gz", "tar.bz2", "tar.xz", "gz", "lzma"]))
+    members = {"set/train.bin": b"abc" * 300, "x": b""}
+    made = zip_bytes(members) if kind == "zip" else (
+        COMPRESSORS[kind](b"x" * 900) if kind in COMPRESSORS else tar_bytes(members, kind[4:])
+    )  # fmt: skip
+    mutated = bytearray(made)
+    for _ in range(data.draw(st.integers(1, 6))):
+        mutated[data.draw(st.integers(0, len(mutated) - 1))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del mutated[data.draw(st.integers(0, len(mutated))) :]
+    with tempfile.TemporaryDirectory() as folder:
+        path, into = Path(folder) / "a", Path(folder) / "deep" / "out"
+        path.write_bytes(mutated)
+        archive.is_archive(path)
+        said = ""
+        try:
+            archive.extract(path, into, max_bytes=10**5)
+        except InputError as error:
+            said = str(error)
+        assert "\n" not in said
+        assert not said or not list(into.parent.iterdir())
+        assert sorted(p.name for p in Path(folder).iterdir()) in (["a"], ["a", "deep"])

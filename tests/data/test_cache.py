@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import errno
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import filelock
+import pytest
+
+from fedzmg.data import cache
+from fedzmg.errors import InputError
+
+
+def test_the_folder_is_the_one_given_else_the_variable_else_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FEDZMG_DATA", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache.root() == tmp_path / "home" / ".cache" / "fedzmg"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache.root() == tmp_path / "home" / ".cache" / "fedzmg"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache.root() == tmp_path / "xdg" / "fedzmg"
+    monkeypatch.setenv("FEDZMG_DATA", "")
+    assert cache.root() == tmp_path / "xdg" / "fedzmg"
+    monkeypatch.setenv("FEDZMG_DATA", "~/data")
+    assert cache.root() == tmp_path / "home" / "data"
+    monkeypatch.chdir(tmp_path)
+    assert cache.root(Path("here")) == tmp_path / "here"
+
+
+def test_on_windows_it_is_the_local_application_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.delenv("FEDZMG_DATA", raising=False)
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
+    assert cache.root() == tmp_path / "fedzmg"
+
+
+def test_without_a_home_the_variable_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("FEDZMG_DATA", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("LOCALAPPDATA", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(InputError, match="set FEDZMG_DATA to a folder"):
+        cache.root()
+
+
+def test_a_lock_is_waited_for_and_freed_when_its_process_ends(tmp_path: Path) -> None:
+    path = tmp_path / "locks" / "a.lock"
+    path.parent.mkdir()
+    script = (
+        "import filelock, sys, time; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); "
+        "print('held', flush=True); sys.stdin.read(1); import os; os._exit(1)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    waited = []
+
+    def waiting() -> None:
+        waited.append(holder.poll())
+        holder.stdin.write("x")  # type: ignore[union-attr]
+        holder.stdin.close()  # type: ignore[union-attr]
+
+    with cache.lock(path, waiting):
+        assert holder.wait(10) == 1
+    assert waited == [None]
+    holder.stdout.close()
+    with cache.lock(path, lambda: waited.append(0)):
+        pass
+    assert waited == [None]
+
+
+def test_a_lock_serves_one_at_a_time(tmp_path: Path) -> None:
+    inside, most = [], []
+
+    def work() -> None:
+        for _ in range(5):
+            with cache.lock(tmp_path / "a.lock"):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 15
+
+
+def test_a_lock_that_cannot_be_made_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(InputError, match=r"cannot write .*set FEDZMG_DATA"),
+        cache.lock(tmp_path / "file" / "a.lock"),
+    ):
+        pass
+
+    def unsupported(self: object, **_: object) -> None:
+        raise NotImplementedError("FileSystem does not appear to support flock")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", unsupported)
+    with (
+        pytest.raises(InputError, match="cannot hold locks: set FEDZMG_DATA"),
+        cache.lock(tmp_path / "a.lock"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("code", "free", "message"),
+    [
+        (errno.ENOSPC, 3 * 2**20, "disk is full while writing {}: free 7 MiB or set FEDZMG_DATA"),
+        (errno.EDQUOT, 2**40, "disk is full while writing {}: free 10 MiB or set FEDZMG_DATA"),
+        (errno.EACCES, 0, "cannot write {}: no; set FEDZMG_DATA to a folder that can be written"),
+    ],
+)
+def test_what_the_system_says_becomes_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, free: int, message: str
+) -> None:
+    monkeypatch.setattr(
+        shutil,
+        "disk_usage",
+        lambda _: shutil._ntuple_diskusage(free, 0, free),  # type: ignore[attr-defined]
+    )
+    path = tmp_path / "new" / "x.npy"
+    with pytest.raises(InputError) as caught, cache.writing(path, 10 * 2**20):
+        raise OSError(code, "no")
+    assert str(caught.value).startswith(message.format(path))
+
+
+def test_size_of_counts_files_below(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "c").write_bytes(b"12345")
+    (tmp_path / "d").write_bytes(b"12")
+    assert [cache.size_of(tmp_path / n) for n in ("", "a", "d", "none")] == [7, 5, 2, 0]

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import fedzmg
+from fedzmg.data import column_store
+from fedzmg.data.columns import Allocate, Array, Columns, Owners, Strings
+from fedzmg.errors import InputError
+
+ALONE = f"""
+import sys, types
+for name in ("fedzmg", "fedzmg.data"):  # without the packages' own imports, which take long
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__path__ = [{str(Path(fedzmg.__file__).parent)!r} + name[6:].replace(".", "/")]
+"""
+
+
+def images(allocate: Allocate, rows: int = 6) -> Columns:
+    x = allocate("x", (rows, 4, 4), np.uint8)
+    x[:] = np.arange(rows * 16).reshape(rows, 4, 4) % 251
+    y = allocate("y", (rows,), np.int64)
+    y[:] = np.arange(rows) % 3
+    return Columns(
+        {"x": x, "y": y},
+        Owners(("ann", "b/ö"), np.array([0, 2, rows])),
+        ("one note",),
+    )
+
+
+def strings(texts: list[str]) -> Strings:
+    parts = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, parts)]).astype(np.int64)
+    return Strings(np.frombuffer(b"".join(parts), np.uint8).copy(), offsets)
+
+
+def text_of(column: Strings) -> list[str]:
+    return [
+        column.text[a:b].tobytes().decode()
+        for a, b in zip(column.offsets, column.offsets[1:], strict=False)
+    ]
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    column_store.save(tmp_path / "s", images, meta={"files": ["a.h5"]})
+    loaded = column_store.load(tmp_path / "s")
+    np.testing.assert_array_equal(loaded.array("x").ravel(), np.arange(96))
+    np.testing.assert_array_equal(loaded.array("y"), [0, 1, 2, 0, 1, 2])
+    assert loaded.array("x").dtype == np.uint8
+    assert loaded.owners is not None
+    assert loaded.owners.names == ("ann", "b/ö")
+    np.testing.assert_array_equal(loaded.owners.offsets, [0, 2, 6])
+    assert loaded.notes == ("one note",)
+    said = column_store.describe(tmp_path / "s")
+    assert said["meta"] == {"files": ["a.h5"]}
+    assert said["rows"] == 6
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["s"]
+    assert sorted(p.name for p in (tmp_path / "s").iterdir()) == [
+        "clients.npy", "column.x.npy", "column.y.npy", "meta.json",
+    ]  # fmt: skip
+
+
+def test_torch_takes_mapped_columns_without_a_word_and_the_files_stay(tmp_path: Path) -> None:
+    column_store.save(tmp_path / "s", images, meta={})
+    before = (tmp_path / "s" / "column.x.npy").read_bytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tensor = torch.from_numpy(column_store.load(tmp_path / "s").array("x"))
+        tensor += 1
+    assert int(tensor[0, 0, 0]) == 1
+    assert (tmp_path / "s" / "column.x.npy").read_bytes() == before
+
+
+def test_arrays_that_were_not_allocated_are_copied(tmp_path: Path) -> None:
+    other = np.asfortranarray(np.arange(24.0).reshape(4, 6))
+
+    def fill(allocate: Allocate) -> Columns:
+        more = allocate("y", (9,), np.int64)
+        more[:] = np.arange(9)
+        allocate("unused", (100,), np.uint8)
+        return Columns({"x": other, "y": more[3:7], "z": more[3:7], "text": strings(list("abcd"))})
+
+    column_store.save(tmp_path / "s", fill, meta={})
+    loaded = column_store.load(tmp_path / "s")
+    np.testing.assert_array_equal(loaded.array("x"), other)
+    np.testing.assert_array_equal(loaded.array("y"), [3, 4, 5, 6])
+    np.testing.assert_array_equal(loaded.array("z"), [3, 4, 5, 6])
+    assert text_of(loaded.strings("text")) == ["a", "b", "c", "d"]
+    assert not list((tmp_path / "s").glob("part*"))
+
+
+@settings(max_examples=20)
+@given(
+    st.lists(st.text(max_size=8), max_size=6),
+    hnp.arrays(
+        st.sampled_from(["u1", "<i8", "<f4", ">i4", "?", "S3", "<U2"]),
+        hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4),
+    ),
+)
+def test_any_columns_come_back_with_the_same_fingerprint(
+    texts: list[str], values: npt.NDArray[np.generic]
+) -> None:
+    made = [
+        Columns({"text": strings([t.encode(errors="ignore").decode() for t in texts])}),
+        Columns({"v": values}, Owners(("only",), np.array([0, len(values)]))),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        for number, columns in enumerate(made):
+            place = Path(folder) / str(number)
+            column_store.save(place, lambda _, columns=columns: columns, meta={})
+            loaded = column_store.load(place)
+            assert column_store.fingerprint(loaded) == column_store.fingerprint(columns)
+            for name, column in columns.columns.items():
+                if not isinstance(column, Strings):
+                    assert loaded.array(name).dtype == column.dtype
+                    assert loaded.array(name).tobytes() == column.tobytes()
+
+
+def test_the_fingerprint_sees_values_types_names_borders_and_clients() -> None:
+    def one(x: Array, name: str = "x", clients: tuple[str, ...] = ("a", "b"), at: int = 1) -> str:
+        owners = Owners(clients, np.array([0, at, len(x)]))
+        return column_store.fingerprint(Columns({name: x}, owners))
+
+    x = np.arange(4)
+    different = [
+        one(x), one(x + 1), one(x.astype(np.int32)), one(x.reshape(4, 1)), one(x, "y"),
+        one(x, clients=("a", "c")), one(x, at=2), column_store.fingerprint(Columns({"x": x})),
+    ]  # fmt: skip
+    assert len(set(different)) == len(different)
+    assert one(x) == one(np.arange(8)[::2] // 2)
+
+
+def test_saving_again_replaces_the_whole(tmp_path: Path) -> None:
+    column_store.save(tmp_path / "s", images, meta={})
+    old = column_store.load(tmp_path / "s")
+    column_store.save(tmp_path / "s", lambda _: Columns({"z": np.arange(3)}), meta={})
+    assert list(column_store.load(tmp_path / "s").columns) == ["z"]
+    np.testing.assert_array_equal(old.array("x").ravel(), np.arange(96))  # what is mapped stays
+    assert [p.name for p in tmp_path.iterdir()] == ["s"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, InputError])
+def test_a_failure_leaves_nothing_and_keeps_what_was_there(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    column_store.save(tmp_path / "s", images, meta={})
+
+    def fill(allocate: Allocate) -> Columns:
+        allocate("x", (1000, 1000), np.uint8)[:] = 1
+        raise error
+
+    for name in ("s", "new"):
+        with pytest.raises(error):
+            column_store.save(tmp_path / name, fill, meta={})
+    assert [p.name for p in tmp_path.iterdir()] == ["s"]
+    assert column_store.load(tmp_path / "s").rows == 6
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files the POSIX way")
+def test_a_file_that_the_system_does_not_let_grow_is_one_line(tmp_path: Path) -> None:
+    script = (
+        ALONE
+        + f"""
+import resource
+from pathlib import Path
+import numpy as np
+from fedzmg.data import column_store
+from fedzmg.data.columns import Columns
+from fedzmg.errors import InputError
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+
+def fill(allocate):
+    small = allocate("y", (10,), np.int64)
+    x = allocate("x", (10, 2**20), np.uint8)
+    x[:] = 1
+    return Columns({{"x": x, "y": small}})
+
+def copied(allocate):
+    return Columns({{"x": np.ones((10, 2**20), np.uint8)}})
+
+for how in (fill, copied):
+    try:
+        column_store.save(Path({str(tmp_path)!r}) / "s", how, meta={{}})
+    except InputError as error:
+        print(error)
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith(f"disk is full while writing {tmp_path / 's'}: ")
+        assert "free 10 MiB or set FEDZMG_DATA" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_preallocation_zeros_claim_the_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    column_store.save(tmp_path / "s", images, meta={})
+    assert column_store.load(tmp_path / "s").rows == 6
+
+    def full(handle: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(InputError, match=r"disk is full while writing .*: free 1 MiB"):
+        column_store.save(tmp_path / "t", images, meta={})
+    assert [p.name for p in tmp_path.iterdir()] == ["s"]
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot write .*: Not a directory; set FEDZMG_DATA"):
+        column_store.save(tmp_path / "file" / "s", images, meta={})
+
+
+def edit(directory: Path, **values: object) -> None:
+    path = directory / "meta.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_a_damaged_store_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    def save(name: str) -> Path:
+        def fill(allocate: Allocate) -> Columns:
+            made = images(allocate)
+            return Columns({**made.columns, "t": strings(list("abcdef"))}, made.owners)
+
+        column_store.save(tmp_path / name, fill, meta={})
+        return tmp_path / name
+
+    def cut(path: Path) -> None:
+        path.write_bytes(path.read_bytes()[:-1])
+
+    cut(save("cut") / "column.x.npy")
+    cut(save("meta") / "meta.json")
+    (save("gone") / "column.y.npy").unlink()
+    (save("none") / "meta.json").unlink()
+    edit(save("newer"), format=2)
+    edit(save("rows"), rows=7)
+    edit(save("fewer"), clients=["ann"])
+    edit(save("twice"), clients=["ann", "ann"])
+    edit(save("shape"), shapes={**json.loads((tmp_path / "shape/meta.json").read_text())["shapes"],
+                                "column.x": [6, 16]})  # fmt: skip
+    (save("list") / "meta.json").write_text("[]")
+    np.save(save("pickle") / "column.y.npy", np.array([{}] * 6), allow_pickle=True)
+    np.save(save("order") / "clients.npy", np.array([0, 9, 6]))
+    np.save(save("letters") / "column.t.offsets.npy", np.array([0, 1, 2, 99, 4, 5, 6]))
+    (save("noise") / "column.x.npy").write_bytes(b"\x00" * 300)
+    for place in sorted(tmp_path.iterdir()):
+        with pytest.raises(InputError) as caught:
+            column_store.load(place)
+        message = str(caught.value)
+        assert message.startswith(f"stored data {place} is damaged ("), place
+        assert message.endswith("run 'fedzmg data import' or 'fedzmg data get' again")
+        assert "\n" not in message
+
+
+def test_names_and_types_that_cannot_be_stored_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"column '\.\./x' cannot be stored"):
+        column_store.save(tmp_path / "s", lambda _: Columns({"../x": np.arange(2)}), meta={})
+    with pytest.raises(InputError, match="holds Python objects"):
+        column_store.save(tmp_path / "s", lambda _: Columns({"x": np.array([{}, {}])}), meta={})
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,401 @@
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedzmg.data import fetch
+from fedzmg.errors import InputError
+from fedzmg.version import __version__
+
+CONTENT = np.random.default_rng(0).bytes(700_001)
+OTHER = np.random.default_rng(1).bytes(700_001)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+Answer = Callable[["Handler"], None]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server  # type: ignore[assignment]
+
+    def do_GET(self) -> None:
+        self.server.seen.append(dict(self.headers) | {"path": self.path})
+        answers = self.server.answers
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        answer(self)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def reply(self, status: int, body: bytes = b"", length: int | None = None, **more: str) -> None:
+        self.send_response(status)
+        for name, value in more.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
+
+    @property
+    def start(self) -> int:
+        return int(self.headers.get("Range", "bytes=0-")[6:-1])
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    answers: list[Answer]
+    seen: list[dict[str, str]]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/files/data.bin"
+
+    def handle_error(self, *_: Any) -> None:
+        pass  # a client that leaves early is part of these tests
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(fetch, "PAUSE", 0.01)
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.delenv("FEDZMG_MIRROR", raising=False)
+    with Server(("127.0.0.1", 0), Handler) as running:
+        running.answers, running.seen = [whole], []
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def whole(handler: Handler) -> None:
+    """The file, or the part of it that is asked for."""
+    serve(CONTENT, handler)
+
+
+def serve(content: bytes, handler: Handler) -> None:
+    start = handler.start
+    if start >= len(content):
+        handler.reply(416)
+    elif start:
+        described = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        handler.reply(206, content[start:], Content_Range=described)
+    else:
+        handler.reply(200, content)
+
+
+def cut(handler: Handler, content: bytes = CONTENT, at: int = 300_000) -> None:
+    """Break off in the middle of the body."""
+    handler.reply(200, content[:at], length=len(content))
+    handler.close_connection = True
+
+
+def stall(handler: Handler) -> None:
+    """Send some bytes, then nothing."""
+    handler.reply(200, CONTENT[:1000], length=len(CONTENT))
+    threading.Event().wait(1.0)
+    handler.close_connection = True
+
+
+def ignore_range(handler: Handler) -> None:
+    handler.reply(200, CONTENT)
+
+
+def status(code: int) -> Answer:
+    return lambda handler: handler.reply(code, b"no")
+
+
+def redirect(to: str) -> Answer:
+    return lambda handler: handler.reply(302, Location=to)
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, int | None]] = []
+        self.done: list[int] = []
+        self.said: list[str] = []
+
+    def begin(self, what: str, total: int | None) -> None:
+        self.begun.append((what, total))
+
+    def advance(self, done: int) -> None:
+        self.done.append(done)
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def get(server: Server, to: Path, **options: Any) -> Path:
+    return fetch.download(
+        server.url, to / "data.bin", **{"sha256": SHA256, "size": len(CONTENT), **options}
+    )
+
+
+def only(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_a_file_is_fetched_once_and_progress_is_told(server: Server, tmp_path: Path) -> None:
+    progress = Recorder()
+    path = get(server, tmp_path / "new", progress=progress)
+    assert path.read_bytes() == CONTENT
+    assert progress.begun == [("data.bin", len(CONTENT))]
+    assert progress.done[0] == 0
+    assert progress.done[-1] == len(CONTENT)
+    assert progress.done == sorted(progress.done)
+    assert server.seen[0]["User-Agent"] == f"fedzmg/{__version__}"
+    assert set(server.seen[0]) == {"path", "Host", "User-Agent", "Accept-Encoding", "Connection"}
+    get(server, tmp_path / "new")
+    assert len(server.seen) == 1
+    assert only(tmp_path / "new") == ["data.bin"]
+
+
+def test_a_file_that_is_there_but_wrong_is_fetched_again(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "data.bin").write_bytes(OTHER)
+    assert get(server, tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("size", [len(CONTENT), None])
+def test_a_body_that_breaks_off_is_continued(
+    server: Server, tmp_path: Path, size: int | None
+) -> None:
+    server.answers = [cut, cut_part, whole]
+    progress = Recorder()
+    assert get(server, tmp_path, size=size, progress=progress).read_bytes() == CONTENT
+    assert [r.get("Range") for r in server.seen] == [None, "bytes=300000-", "bytes=500000-"]
+    assert "broke off after 300000 of 700001 bytes; trying again" in progress.said[0]
+
+
+def cut_part(handler: Handler) -> None:
+    described = f"bytes {handler.start}-{len(CONTENT) - 1}/{len(CONTENT)}"
+    rest = len(CONTENT) - handler.start
+    handler.reply(206, CONTENT[handler.start : 500_000], rest, Content_Range=described)
+    handler.close_connection = True
+
+
+def test_another_run_continues_where_the_first_one_gave_up(server: Server, tmp_path: Path) -> None:
+    server.answers = [cut, status(503)]
+    with pytest.raises(InputError, match=r"503 .*given up after 2 attempts: run the same command"):
+        get(server, tmp_path, retries=1)
+    assert (tmp_path / "data.bin.part").stat().st_size == 300_000
+    server.answers = [whole]
+    assert get(server, tmp_path).read_bytes() == CONTENT
+    assert server.seen[-1]["Range"] == "bytes=300000-"
+    assert only(tmp_path) == ["data.bin"]
+
+
+def test_a_server_that_ignores_range_sends_the_whole_again(server: Server, tmp_path: Path) -> None:
+    server.answers = [cut, ignore_range]
+    assert get(server, tmp_path).read_bytes() == CONTENT
+
+
+def test_a_server_that_sends_another_part_is_asked_for_the_whole(
+    server: Server, tmp_path: Path
+) -> None:
+    def shifted(handler: Handler) -> None:
+        handler.reply(206, CONTENT[5:], Content_Range=f"bytes 5-700000/{len(CONTENT)}")
+
+    server.answers = [cut, shifted, whole]
+    assert get(server, tmp_path).read_bytes() == CONTENT
+    assert "Range" not in server.seen[-1]
+
+
+@pytest.mark.parametrize("size", [len(CONTENT), None])
+def test_a_file_that_changed_meanwhile_is_fetched_from_the_start(
+    server: Server, tmp_path: Path, size: int | None
+) -> None:
+    server.answers = [lambda handler: cut(handler, OTHER), whole]
+    progress = Recorder()
+    assert get(server, tmp_path, size=size, progress=progress).read_bytes() == CONTENT
+    assert "starting again" in progress.said[-1]
+
+
+@pytest.mark.parametrize("kept", [CONTENT, OTHER, CONTENT + b"more"])
+def test_a_complete_part_is_checked_and_not_trusted(
+    server: Server, tmp_path: Path, kept: bytes
+) -> None:
+    for size in (len(CONTENT), None):
+        (tmp_path / "data.bin.part").write_bytes(kept)
+        assert get(server, tmp_path, size=size).read_bytes() == CONTENT
+        (tmp_path / "data.bin").unlink()
+
+
+def test_a_server_that_stalls_is_left_and_asked_again(server: Server, tmp_path: Path) -> None:
+    server.answers = [stall, whole]
+    progress = Recorder()
+    assert get(server, tmp_path, timeout=0.2, progress=progress).read_bytes() == CONTENT
+    assert progress.said == ["data.bin: sent nothing for 0.2 s; trying again in 0.01 s"]
+    assert server.seen[-1]["Range"] == "bytes=1000-"
+
+
+def test_a_server_that_fails_for_a_moment_is_asked_again(server: Server, tmp_path: Path) -> None:
+    server.answers = [status(500), status(429), whole]
+    assert get(server, tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("size", [len(CONTENT), None])
+def test_wrong_bytes_are_never_used(server: Server, tmp_path: Path, size: int | None) -> None:
+    server.answers = [lambda handler: serve(OTHER, handler)]
+    found = hashlib.sha256(OTHER).hexdigest()
+    with pytest.raises(InputError, match=f"data.bin: SHA-256 is {found}, expected {SHA256}"):
+        get(server, tmp_path, size=size)
+    assert only(tmp_path) == []
+
+
+@pytest.mark.parametrize("code", [404, 403, 410])
+def test_what_is_not_there_is_said_at_once(server: Server, tmp_path: Path, code: int) -> None:
+    server.answers = [status(code)]
+    with pytest.raises(InputError, match=rf"data.bin: the server answers {code} .*data import"):
+        get(server, tmp_path)
+    assert len(server.seen) == 1
+    assert only(tmp_path) == []
+
+
+def test_redirects_are_followed(server: Server, tmp_path: Path) -> None:
+    server.answers = [redirect("/elsewhere"), cut, redirect("/elsewhere"), whole]
+    assert get(server, tmp_path).read_bytes() == CONTENT
+    assert [r["path"] for r in server.seen] == ["/files/data.bin", "/elsewhere"] * 2
+    assert server.seen[-1]["Range"] == "bytes=300000-"
+
+
+@pytest.mark.parametrize(
+    ("to", "message"),
+    [
+        ("/files/data.bin", "redirects in a circle"),
+        ("file:///etc/passwd", "is not allowed"),
+        ("ftp://127.0.0.1/data.bin", "which is not followed"),
+    ],
+)
+def test_redirects_to_nowhere_good_are_refused(
+    server: Server, tmp_path: Path, to: str, message: str
+) -> None:
+    server.answers = [redirect(to)]
+    with pytest.raises(InputError, match=message) as caught:
+        get(server, tmp_path)
+    assert "\n" not in str(caught.value)
+    assert only(tmp_path) == []
+
+
+def test_https_never_becomes_http() -> None:
+    import urllib.request
+
+    class Body:
+        def close(self) -> None:
+            pass
+
+    handler = fetch._Redirects()
+    secure = urllib.request.Request("https://example.org/a")
+    with pytest.raises(InputError, match=r"https://example.org/a redirects to http://x/a"):
+        handler.redirect_request(secure, Body(), 302, "", {}, "http://x/a")
+    assert handler.redirect_request(secure, Body(), 302, "", {}, "https://x/a") is not None
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_an_endless_file_does_not_fill_the_disk(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: bool
+) -> None:
+    monkeypatch.setattr(fetch, "MARGIN", 1000)
+    sent = []
+
+    def endless(handler: Handler) -> None:
+        handler.send_response(200)
+        if announced:
+            handler.send_header("Content-Length", str(10**12))
+        handler.send_header("Connection", "close")
+        handler.end_headers()
+        for _ in range(10_000):
+            handler.wfile.write(bytes(100_000))
+            sent.append(100_000)
+
+    server.answers = [endless]
+    with pytest.raises(InputError, match="expected at most 701001; nothing was kept"):
+        get(server, tmp_path)
+    assert only(tmp_path) == []
+    assert sum(sent) < 50_000_000
+
+
+def test_a_file_of_unknown_size_has_a_bound_too(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "UNDECLARED", 1000)
+    with pytest.raises(InputError, match="expected at most 1000"):
+        get(server, tmp_path, size=None)
+    assert only(tmp_path) == []
+
+
+class Failing:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        raise self.error
+
+
+def test_a_host_that_cannot_be_reached_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "PAUSE", 0.0)
+    monkeypatch.setenv("NO_PROXY", "*")
+    with pytest.raises(InputError, match=r"cannot be reached \(.*\), given up after 2 attempts"):
+        fetch.download("http://127.0.0.1:1/a", tmp_path / "a", sha256=SHA256, retries=1)
+    unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    monkeypatch.setattr(socket, "getaddrinfo", Failing(unknown))
+    with pytest.raises(InputError, match=r"the host is not known \(Name or service not known\)"):
+        fetch.download("http://unknown.example/a", tmp_path / "a", sha256=SHA256)
+    with pytest.raises(InputError, match="not an address that can be used"):
+        fetch.download("http://127.0.0.1:port/a", tmp_path / "a", sha256=SHA256)
+
+
+def test_a_mirror_takes_the_place_of_the_host(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    official = "https://official.example/deep/data.bin"
+    base = server.url.rpartition("/files/")[0] + "/copy/"
+    fetch.download(official, tmp_path / "a", sha256=SHA256, mirror=base)
+    assert server.seen[-1]["path"] == "/copy/data.bin"
+    monkeypatch.setenv("FEDZMG_MIRROR", base)
+    fetch.download(official, tmp_path / "b", sha256=SHA256)
+    assert server.seen[-1]["path"] == "/copy/data.bin"
+    assert (tmp_path / "b").read_bytes() == CONTENT
+
+
+def test_a_mirror_may_be_a_folder(tmp_path: Path) -> None:
+    official = "https://official.example/deep/data.bin"
+    folder = tmp_path / "a mirror"
+    folder.mkdir()
+    (folder / "data.bin").write_bytes(CONTENT)
+    for number, mirror in enumerate([str(folder), folder.as_uri()]):
+        to = tmp_path / str(number)
+        (tmp_path / f"{number}.part").write_bytes(b"the beginning of something else")
+        fetch.download(official, to, sha256=SHA256, size=len(CONTENT), mirror=mirror)
+        assert to.read_bytes() == CONTENT
+    (folder / "data.bin").write_bytes(OTHER)
+    with pytest.raises(InputError, match="SHA-256 is"):
+        fetch.download(official, tmp_path / "c", sha256=SHA256, mirror=str(folder))
+    (folder / "data.bin").unlink()
+    with pytest.raises(InputError, match=r"cannot read .*a mirror/data.bin: No such file"):
+        fetch.download(official, tmp_path / "c", sha256=SHA256, mirror=str(folder))
+    with pytest.raises(InputError, match="expected http, https, file or a folder"):
+        fetch.download(official, tmp_path / "c", sha256=SHA256, mirror="ftp://x/y")
+    with pytest.raises(InputError, match="holds a user name") as caught:
+        fetch.download(official, tmp_path / "c", sha256=SHA256, mirror="https://me:secret@x/y")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_full_disk_is_one_line(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(write: object, chunk: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fetch, "_write_all", full)
+    with pytest.raises(InputError, match=r"disk is full while writing .*data.bin.part: free"):
+        get(server, tmp_path)
