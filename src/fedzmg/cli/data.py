@@ -1,0 +1,362 @@
+"""``fedzmg data``: which data sets there are, and how they come here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedzmg.errors import InputError
+
+if TYPE_CHECKING:
+    from fedzmg.data.catalog import Dataset
+    from fedzmg.data.population import Population
+    from fedzmg.report.downloads import Downloads
+
+app = typer.Typer(help="Show, get and import data sets.", no_args_is_help=True)
+
+INTERRUPTED = 130
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+Name = Annotated[str, typer.Argument(help="A data set of 'fedzmg data list'.")]
+Cache = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Data folder [default: $FEDZMG_DATA or the user's cache]."),
+]
+
+
+@app.command(name="list")
+def list_(cache: Cache = None, as_json: Json = False) -> None:
+    """Show the data sets there are and which of them are here."""
+    from fedzmg.data.sources import SOURCES
+    from fedzmg.report import downloads
+
+    found = {name: _summary(name, cache) for name in SOURCES}
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    console = Console()
+    console.print(downloads.sets(found))
+    for name, one in found.items():
+        for note in one["notes"]:
+            _print(console, f"note: {name}: {note}")
+
+
+@app.command()
+def get(
+    name: Name,
+    cache: Cache = None,
+    mirror: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Address or folder to take the files from [default: $FEDZMG_MIRROR].",
+        ),
+    ] = None,
+) -> None:
+    """Download a data set from its official address and check it."""
+    from fedzmg.data import catalog
+
+    with _progress() as progress:
+        made = catalog.get(name, cache, mirror, progress)
+    _report(made, cache)
+
+
+@app.command(name="import")
+def import_(
+    name: Name,
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="The files, an archive or a folder of them."),
+    ],
+    cache: Cache = None,
+) -> None:
+    """Take a data set from files you have."""
+    from fedzmg.data import catalog
+
+    with _progress() as progress:
+        made = catalog.import_files(name, files, cache, progress)
+    _report(made, cache)
+
+
+@app.command()
+def remove(name: Name, cache: Cache = None) -> None:
+    """Delete a data set and what was downloaded for it."""
+    from fedzmg.data import catalog
+    from fedzmg.report import tables
+
+    freed = catalog.remove(name, cache)
+    typer.echo(f"removed {name}: {tables.bytes_text(freed)}")
+
+
+@app.command()
+def path(
+    name: Annotated[str | None, typer.Argument(help="A data set that is here.")] = None,
+    cache: Cache = None,
+) -> None:
+    """Print the data folder, or the folder of one data set."""
+    from fedzmg.data import catalog
+    from fedzmg.data.cache import root
+
+    if name is None:
+        typer.echo(str(root(cache)))
+        return
+    catalog.load(name, cache)  # or say how to get it
+    found = catalog.stored(name, cache)
+    assert found is not None
+    typer.echo(str(found.path))
+
+
+Split = Annotated[str, typer.Option(help="train or test.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for files [default: runs/data-NAME].", metavar="DIR")
+]
+PartitionName = Annotated[
+    str | None,
+    typer.Option(help="Deal examples out: iid, dirichlet, shards, quantity, pachinko."),
+]
+Clients = Annotated[int | None, typer.Option(min=1, help="Number of clients to deal out to.")]
+Seed = Annotated[int, typer.Option(help="Of the partition and of the sample.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Of the partition, e.g. alpha=0.1."),
+]
+
+
+@app.command()
+def describe(
+    name: Annotated[str, typer.Argument(help="A data set of 'fedzmg data list', digits or plays.")],
+    split: Split = "train",
+    sample: Annotated[
+        int | None, typer.Option(min=2, help="Measure this many clients [default: all].")
+    ] = None,
+    entropy: Annotated[
+        str | None,
+        typer.Option(help="Divide by the logarithm of all 'classes' or of those 'present'."),
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="KL from 'global' or from the 'pooled' sample.")
+    ] = None,
+    as_paper: Annotated[
+        bool, typer.Option("--as-paper", help="Ten clients, pooled, measured as in the paper.")
+    ] = False,
+    partition: PartitionName = None,
+    clients: Clients = None,
+    seed: Seed = 0,
+    set_: Settings = None,
+    cache: Cache = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how much clients differ: table, figure, CSV and JSON, beside the paper's table."""
+    from fedzmg.data import heterogeneity
+    from fedzmg.report import figures
+    from fedzmg.report import heterogeneity as report
+
+    people = _population(name, split, partition, clients, seed, set_, cache)
+    twin = PAPERS.get(name)
+    if as_paper:
+        sample = sample or 10
+        reference = reference or "pooled"
+        entropy = entropy or ("present" if people.unit == "characters" else "classes")
+    found = heterogeneity.describe(
+        people.counts, people.names, unit=people.unit, labels=people.labels, name=name,
+        entropy=entropy or "classes", reference=reference or "global",  # type: ignore[arg-type]
+        sample=sample, seed=seed,
+    )  # fmt: skip
+    data = {**found.as_dict(), "split": split, "partition": people.partition}
+    paper = None if twin is None else heterogeneity.PAPER[twin]
+    place = out or Path("runs") / f"data-{name}"
+    report.write_json(data, place / "heterogeneity.json")
+    report.write_csv(data, place / "heterogeneity.csv")
+    written = figures.save(report.figure(data, paper), place / "heterogeneity")
+    if as_json:
+        typer.echo(json.dumps({**data, "directory": str(place)}))
+        return
+    console = Console()
+    console.print(report.table(data, paper))
+    if twin is not None and twin != name:
+        _print(console, f"The paper's column is about its own {twin}, not about {name}.")
+    for note in people.notes:
+        _print(console, f"note: {note}")
+    _print(console, f"figure  {written[0]}")
+    _print(console, f"files   {place}")
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A data set of 'fedzmg data list', digits or plays.")],
+    split: Split = "train",
+    rows: Annotated[int, typer.Option(min=1, max=40, help="Clients to show.")] = 6,
+    columns: Annotated[int, typer.Option(min=1, max=40, help="Examples of each.")] = 10,
+    partition: PartitionName = None,
+    clients: Clients = None,
+    seed: Seed = 0,
+    set_: Settings = None,
+    cache: Cache = None,
+    out: Out = None,
+) -> None:
+    """Show some clients' examples: a picture of images, the beginnings of texts."""
+    from fedzmg.report import examples, figures
+
+    people = _population(name, split, partition, clients, seed, set_, cache)
+    owners = people.columns.owners
+    assert owners is not None
+    places = [owners.names.index(client) for client in people.names[:rows]]
+    console = Console()
+    if people.unit == "characters":
+        text = people.columns.strings("text")
+        for i in places:
+            first, last = owners.offsets[i : i + 2]
+            _print(console, f"{owners.names[i]}: {last - first:,} snippets")
+            for row in range(first, min(last, first + min(columns, 3))):
+                start, end = text.offsets[row : row + 2]
+                words = bytes(text.text[start : min(end, start + 200)]).decode(errors="replace")
+                _print(console, "    " + words.replace("\n", "\n    "))
+        return
+    x, y = people.columns.array("x"), people.columns.array("y")
+    if x.ndim not in (3, 4):
+        raise InputError(f"{name!r} holds no images but arrays of shape {x.shape[1:]}")
+    spans = [range(o, min(o + columns, e)) for o, e in
+             ((owners.offsets[i], owners.offsets[i + 1]) for i in places)]  # fmt: skip
+    picture = examples.figure(
+        f"{name}, {split}: {len(places)} of {len(people.names):,} clients",
+        [owners.names[i] for i in places],
+        [x[span.start : span.stop] for span in spans],
+        [[str(label) for label in y[span.start : span.stop]] for span in spans],
+    )
+    written = figures.save(picture, (out or Path("runs") / f"data-{name}") / "examples")
+    _print(console, f"figure  {written[0]}")
+
+
+PAPERS = {
+    "emnist62": "emnist62",
+    "emnist10": "emnist62",
+    "mnist-by-writer": "emnist62",
+    "chars74k": "emnist62",
+    "cifar100": "cifar100",
+    "cifar100-tff": "cifar100",
+    "shakespeare": "shakespeare",
+    "shakespeare-by-role": "shakespeare",
+    "plays": "shakespeare",
+}
+"""Whose column of the paper's table stands beside a data set's own."""
+
+
+def _population(
+    name: str,
+    split: str,
+    partition: str | None,
+    clients: int | None,
+    seed: int,
+    settings: list[str] | None,
+    cache: Path | None,
+) -> Population:
+    from fedzmg.data import catalog
+    from fedzmg.data.population import (
+        DEFAULT_PARTITIONS,
+        EMBEDDED,
+        embedded_columns,
+        population,
+    )
+    from fedzmg.data.sources import SOURCES, source
+    from fedzmg.errors import unknown
+    from fedzmg.experiment.spec import parse_setting
+
+    if name not in EMBEDDED and name not in SOURCES:
+        raise unknown("data set", name, [*SOURCES, *EMBEDDED])
+    classes: int | None = 10
+    if name in EMBEDDED:
+        columns = embedded_columns(name, split)
+    else:
+        splits = catalog.load(name, cache).splits
+        if split not in splits:
+            raise unknown("split", split, splits)
+        columns, classes = splits[split], source(name).classes
+    options: dict[str, Any] | None = None
+    if partition is not None:
+        options = {"name": partition, "clients": clients}
+        options |= dict(parse_setting(text) for text in settings or [])
+    elif settings or clients:
+        raise InputError("--set and --clients belong to a partition: add --partition NAME")
+    elif columns.owners is None and (name, split) in DEFAULT_PARTITIONS:
+        options = dict(DEFAULT_PARTITIONS[name, split])
+    if options is not None:
+        options["seed"] = seed
+    return population(columns, classes=classes, partition=options)
+
+
+def _summary(name: str, cache: Path | None) -> dict[str, Any]:
+    """What is known of a set and whether it is here, as plain values."""
+    from fedzmg.data import catalog
+    from fedzmg.data.cache import root, size_of
+    from fedzmg.data.sources import SOURCES
+
+    known = SOURCES[name]
+    state, notes = ("no: get" if known.remotes else "no: import"), []
+    found = None
+    try:
+        found = catalog.stored(name, cache)
+    except InputError as error:
+        state, notes = "damaged", [str(error)]
+    if found is not None:
+        state, notes = "here", list(found.notes)
+    counts = known.counts if found is None else found.counts
+    folders = [root(cache) / part / name for part in ("sets", "downloads")]
+    return {
+        "title": known.title,
+        "citation": known.citation,
+        "terms": known.terms,
+        "state": state,
+        "counts": {
+            split: {"clients": clients, "examples": examples}
+            for split, (clients, examples) in counts.items()
+        },
+        "classes": known.classes,
+        "bytes": sum(size_of(folder) for folder in folders),
+        "fingerprint": None if found is None else found.fingerprint,
+        "path": None if found is None else str(found.path),
+        "notes": notes,
+        "addresses": [remote.url for remote in known.remotes],
+        "files": [form.files for form in known.forms],
+    }
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Downloads]:
+    """Show work in progress; Ctrl-C leaves nothing half done and says how to go on."""
+    from fedzmg.report.downloads import Downloads
+
+    try:
+        with Downloads(Console(stderr=True)) as progress:
+            yield progress
+    except KeyboardInterrupt:
+        typer.echo(
+            "\nfedzmg: interrupted; nothing half done is left, run the same command again to go on",
+            err=True,
+        )
+        sys.exit(INTERRUPTED)
+
+
+def _report(made: Dataset, cache: Path | None) -> None:
+    from fedzmg.data import catalog
+
+    console = Console()
+    for split, columns in made.splits.items():
+        clients = "" if columns.owners is None else f"{len(columns.owners.names):,} clients, "
+        _print(console, f"{made.name} {split}: {clients}{columns.rows:,} examples")
+    for note in made.notes:
+        _print(console, f"note: {note}")
+    found = catalog.stored(made.name, cache)
+    if found is not None:
+        _print(console, f"kept in {found.path}")
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,125 @@
+"""Who holds what of a data set: counts of classes or characters at each client, and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedzmg.data import embedded
+from fedzmg.data.columns import Array, Columns, Owners, Strings
+from fedzmg.data.heterogeneity import Counts, Unit, label_counts, owners_of
+from fedzmg.data.partition import Partition, make
+from fedzmg.data.text import CHARACTERS, VOCABULARY, encode
+from fedzmg.errors import InputError
+
+UNKNOWN = "other"
+
+
+class Population(NamedTuple):
+    """The clients of one split."""
+
+    names: tuple[str, ...]
+    counts: Counts
+    """``[clients, classes]``; a class of text is a character."""
+    unit: Unit
+    labels: tuple[str, ...]
+    columns: Columns
+    """Rows sorted by client."""
+    partition: Mapping[str, Any] | None
+    """How rows were dealt out; None where the files say whose they are."""
+    notes: tuple[str, ...]
+
+
+EMBEDDED = ("digits", "plays")
+DEFAULT_PARTITIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("digits", "train"): {"name": "dirichlet", "clients": 160, "alpha": 0.1},
+    ("cifar100", "train"): {"name": "pachinko", "clients": 500},
+    ("cifar100", "test"): {"name": "pachinko", "clients": 100},
+}
+"""How the presets deal out sets that name no clients."""
+
+
+def embedded_columns(name: str, split: str) -> Columns:
+    """A data set that ships with the package, as the catalog would give it.
+
+    Raises:
+        InputError: for a split that it does not have.
+    """
+    if name == "digits" and split in ("train", "test"):
+        digits = embedded.load_digits()
+        x, y = (getattr(digits, f"{split}_{column}") for column in "xy")
+        return Columns({"x": x, "y": y})
+    if name == "plays" and split == "train":
+        plays = embedded.load_plays()
+        text = Strings(plays.text, plays.offsets)
+        return Columns({"text": text}, Owners(plays.roles, np.arange(len(plays.roles) + 1)))
+    raise InputError(f"{name!r} has no split {split!r}: use --split train")
+
+
+def population(
+    columns: Columns, *, classes: int | None, partition: Mapping[str, Any] | None
+) -> Population:
+    """Sort a split by client and count what each holds.
+
+    Args:
+        columns: images with labels, or text.
+        classes: number of labels; None to take the largest there is.
+        partition: name, clients, seed and options, where the files name no clients.
+
+    Raises:
+        InputError: if nobody knows whose examples are whose, or a partition cannot be made.
+    """
+    made: Partition | None = None
+    if partition is not None:
+        columns, made = _dealt(columns, dict(partition))
+    if columns.owners is None:
+        raise InputError(
+            "this data set names no clients: say how to deal its examples out, for example "
+            "--partition dirichlet --clients 100 --set alpha=0.1"
+        )
+    unit: Unit = "characters" if "text" in columns.columns else "examples"
+    if unit == "characters":
+        counts, labels = _characters(columns), (*CHARACTERS, UNKNOWN)
+    else:
+        y = columns.array("y")
+        number = classes or int(y.max(initial=0)) + 1
+        counts = label_counts(
+            y, owners_of(columns.owners.offsets), classes=number, clients=len(columns.owners.names)
+        )
+        labels = tuple(str(label) for label in range(number))
+    held = counts.sum(1) > 0
+    empty = int((~held).sum())
+    notes = (f"{empty} clients hold nothing and are left out",) if empty else ()
+    names = tuple(name for name, some in zip(columns.owners.names, held, strict=True) if some)
+    said = None if made is None else made.as_dict()
+    return Population(names, counts[held], unit, labels, columns, said, notes)
+
+
+def _dealt(columns: Columns, options: dict[str, Any]) -> tuple[Columns, Partition]:
+    """Rows of an image set sorted by the client that a partition gives them to."""
+    if "y" not in columns.columns:
+        raise InputError("text cannot be dealt out by label: its files name its clients")
+    coarse = columns.array("coarse") if "coarse" in columns.columns else None
+    made = make(options.pop("name"), columns.array("y"), coarse=coarse, **options)
+    clients = int(made.owners.max()) + 1
+    order = np.argsort(made.owners, kind="stable")
+    order = order[made.owners[order] >= 0]
+    offsets = np.searchsorted(made.owners[order], np.arange(clients + 1))
+    rows = {name: _rows(columns.array(name), order) for name in columns.columns}
+    owners = Owners(tuple(str(i) for i in range(clients)), offsets.astype(np.int64))
+    return Columns(rows, owners, columns.notes), made
+
+
+def _rows(column: Array, order: Array) -> Array:
+    return column[order]
+
+
+def _characters(columns: Columns) -> Counts:
+    assert columns.owners is not None
+    text = columns.strings("text")
+    ids, offsets = encode(text.text, text.offsets[columns.owners.offsets])
+    clients = len(columns.owners.names)
+    flat = owners_of(offsets) * VOCABULARY + ids
+    return np.bincount(flat, minlength=clients * VOCABULARY).reshape(clients, VOCABULARY)

@@ -1,0 +1,111 @@
+"""Characters to ids, and a client's text to sequences of equal length.
+
+Everything works on all clients at once: texts lie end to end, and offsets say where each client
+begins.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedzmg.errors import InputError
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+CHARACTERS = "".join(sorted("\n !$&',-.3:;?" + LETTERS))
+"""The 65 characters that the paper's model knows, in the order of their ids."""
+VOCABULARY = len(CHARACTERS) + 1
+"""The known characters, and one id for every other."""
+NO_TARGET = -1
+"""Stands where a padded sequence has no next character."""
+
+Unknown: TypeAlias = Literal["last", "author"]
+"""``last``: a character that is not known has an id of its own, the last one. ``author``: it is
+taken for the first known character, the end of a line, as the authors' table does; the last id is
+then never used."""
+Remainder: TypeAlias = Literal["drop", "pad"]
+"""What happens to the end of a client's text that does not fill a sequence."""
+
+
+class Encoded(NamedTuple):
+    """Ids of all clients end to end; client ``i`` owns ``ids[offsets[i] : offsets[i + 1]]``."""
+
+    ids: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int64]
+
+
+def encode(
+    text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], oov: Unknown = "last"
+) -> Encoded:
+    """One id per character of UTF-8 text, however many bytes the character has.
+
+    >>> encode(np.frombuffer("\u00c6b!".encode(), np.uint8), np.array([0, 4])).ids.tolist()
+    [65, 40, 2]
+    """
+    table = np.full(256, VOCABULARY - 1 if oov == "last" else 0, dtype=np.uint8)
+    table[np.frombuffer(CHARACTERS.encode(), dtype=np.uint8)] = np.arange(len(CHARACTERS))
+    # All bytes of a character but its first have 10 as their highest bits.
+    follows = (text & 0xC0) == 0x80
+    if not follows.any():
+        return Encoded(table[text], offsets)
+    first = ~follows
+    before = np.concatenate([[0], np.cumsum(first)])
+    return Encoded(table[text[first]], before[offsets])
+
+
+class Sequences(NamedTuple):
+    """Windows of ``length + 1`` characters, client after client.
+
+    The model reads all but the last character of a window and is to say all but the first.
+    """
+
+    windows: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int64]
+    """Client ``i`` owns the windows ``offsets[i] : offsets[i + 1]``; a client may own none."""
+    characters: npt.NDArray[np.int64]
+    """How many characters of a window are real; the rest is padding."""
+
+    @property
+    def inputs(self) -> npt.NDArray[np.uint8]:
+        """What the model reads."""
+        return self.windows[:, :-1]
+
+    @property
+    def targets(self) -> npt.NDArray[np.int64]:
+        """The character after each one read; :data:`NO_TARGET` where there is none."""
+        real = np.arange(1, self.windows.shape[1]) < self.characters[:, None]
+        return np.where(real, self.windows[:, 1:], np.int64(NO_TARGET))
+
+
+def sequences(
+    ids: npt.NDArray[np.uint8],
+    offsets: npt.NDArray[np.int64],
+    length: int,
+    remainder: Remainder = "drop",
+) -> Sequences:
+    """Cut every client's text into windows of ``length + 1`` characters that do not overlap.
+
+    A remainder of one character holds nothing to predict and is always dropped.
+
+    >>> cut = sequences(np.arange(5, dtype=np.uint8), np.array([0, 5]), 2, "pad")
+    >>> cut.inputs.tolist(), cut.targets.tolist()
+    ([[0, 1], [3, 4]], [[1, 2], [4, -1]])
+
+    Raises:
+        InputError: for a length below 1.
+    """
+    if length < 1:
+        raise InputError(f"length = {length!r}: expected a whole number of at least 1")
+    size = length + 1
+    full, rest = np.divmod(np.diff(offsets), size)
+    counts = full + (rest > 1) if remainder == "pad" else full
+    borders = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    starts = offsets[owner] + (np.arange(borders[-1]) - borders[owner]) * size
+    real = np.minimum(offsets[owner + 1] - starts, size)
+    place = np.arange(size)
+    # Padding repeats the last real character, so every index stays inside of the client's text.
+    windows = ids[starts[:, None] + np.minimum(place, real[:, None] - 1)]
+    return Sequences(windows, borders, real)
