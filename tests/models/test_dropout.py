@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedzmg.models import FunctionalModel
-from fedzmg.models.dropout import KeyedDropout, hash32, keep_mask
+from fedzmg.models.dropout import KeyedDropout
+from fedzmg.models.keyed import RANGE, hash32, random_bits
 from fedzmg.seeds import step_keys
 
-CPU = torch.device("cpu")
 KEYS = [int(k) for k in step_keys(0, "dropout", 1, 2, 0, steps=40)]
 
 
 def mask(key: int, shape: tuple[int, ...], *, layer: int = 0, p: float = 0.5) -> Tensor:
-    return keep_mask(torch.tensor(key), layer, torch.Size(shape), p, CPU)
+    return layer_with(key, p, layer)(torch.ones(shape)) != 0
 
 
 def correlation(left: Tensor, right: Tensor) -> float:
@@ -42,8 +42,9 @@ def test_keep_rate(p: float) -> None:
 
 
 def test_keep_rate_of_every_element_and_every_row() -> None:
-    keys = step_keys(3, "dropout", 0, steps=4000)
-    kept = torch.stack([mask(int(key), (4, 8), p=0.3) for key in keys]).double()
+    keys = torch.from_numpy(step_keys(3, "dropout", 0, steps=4000))
+    bits = torch.vmap(lambda key: random_bits(key, 0, torch.Size((4, 8)), key.device))(keys)
+    kept = (bits >= int(0.3 * RANGE)).double()
     limit = 5.5 * math.sqrt(0.21 / 4000)
     assert float((kept.mean(0) - 0.7).abs().max()) < limit
     # The number kept in a mask is binomial: its variance shows dependence between elements.
@@ -100,6 +101,26 @@ def test_padding_a_batch_does_not_move_masks(
     assert torch.equal(mask(key, (rows + more, width, 2), layer=layer)[:rows], short)
 
 
+def test_a_layer_called_twice_in_one_pass_draws_twice() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([self.drop(x), self.drop(x), self.drop(x)], 1)
+
+    model = FunctionalModel(Twice())
+    x = torch.ones(100, 64)
+    for key in KEYS[:3]:
+        kept = model.train(model.params(), x, torch.tensor(key)) != 0
+        assert torch.equal(kept, model.train(model.params(), x, torch.tensor(key)) != 0)
+        assert torch.equal(kept[:, 0], mask(key, (100, 64)))
+        for i, j in ((0, 1), (0, 2), (1, 2)):
+            assert abs(correlation(kept[:, i], kept[:, j])) < 5 / math.sqrt(x.numel())
+
+
 def test_same_under_vmap_as_alone() -> None:
     x = torch.ones(len(KEYS), 6, 10)
     model = FunctionalModel(nn.Sequential(nn.Linear(10, 10, bias=False), nn.Dropout(0.4)))
@@ -113,13 +134,12 @@ def test_same_under_vmap_as_alone() -> None:
 
 
 def test_same_in_every_precision() -> None:
-    module = layer_with(KEYS[0])
     x = torch.ones(7, 9)
-    wide, half = module(x.double()), module(x.to(torch.bfloat16))
+    wide, half = (layer_with(KEYS[0])(x.to(dtype)) for dtype in (torch.float64, torch.bfloat16))
     assert wide.dtype == torch.float64
     assert half.dtype == torch.bfloat16
-    assert torch.equal(wide != 0, module(x) != 0)
-    assert torch.equal(half != 0, module(x) != 0)
+    assert torch.equal(wide != 0, mask(KEYS[0], (7, 9)))
+    assert torch.equal(half != 0, mask(KEYS[0], (7, 9)))
 
 
 def test_kept_elements_are_rescaled_so_that_the_mean_is_kept() -> None:
@@ -165,6 +185,7 @@ def test_hash_is_one_to_one_and_mixes() -> None:
     assert int(scrambled.min()) >= 0
     assert int(scrambled.max()) < 2**32
     assert len(scrambled.unique()) == len(values)
+    assert [hash32(int(value)) for value in values[::9999]] == scrambled[::9999].tolist()
     # Flipping one bit of the input flips each bit of the output about half of the time.
     probe = hash32(torch.arange(1, 4097) * 1_048_573 % 2**32)
     for bit in range(32):

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
+import random
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
@@ -107,7 +113,7 @@ def test_dropout_is_on_in_training_and_off_in_evaluation() -> None:
 def test_every_dropout_of_a_deep_model_is_exchanged() -> None:
     block = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1))
     model = FunctionalModel(nn.Sequential(block, nn.Dropout(0.2), nn.Sequential(nn.Dropout(0.3))))
-    assert sorted(model.dropout_keys) == ["0.1.key", "1.key", "2.0.key"]
+    assert sorted(model.layer_keys) == ["0.1.key", "1.key", "2.0.key"]
     found = {n: m for n, m in model.module.named_modules() if isinstance(m, KeyedDropout)}
     assert {n: m.p for n, m in found.items()} == {"0.1": 0.1, "1": 0.2, "2.0": 0.3}
     assert len({m.layer for m in found.values()}) == 3
@@ -125,7 +131,7 @@ def test_a_dropout_module_used_in_two_places_is_exchanged_in_both() -> None:
 def test_models_without_dropout_need_no_key() -> None:
     model = FunctionalModel(nn.Linear(3, 2))
     assert not model.has_dropout
-    assert model.dropout_keys == ()
+    assert model.layer_keys == ()
     model.train(model.params(), inputs(1, 3))
 
 
@@ -227,16 +233,174 @@ def test_buffers_are_refused() -> None:
         FunctionalModel(nn.Sequential(Shifted()))
     assert str(caught.value) == (
         "layer '0' (Shifted) has the buffer 'mean'; buffers are not trained or averaged: "
-        "make it a constant or a parameter"
+        "leave the layer out, or make it a plain attribute if it never changes"
     )
 
 
 def test_random_numbers_inside_attention_are_refused() -> None:
     """Attention drops weights inside of itself, out of reach of addressed masks."""
-    with pytest.raises(InputError, match=r"MultiheadAttention"):
-        FunctionalModel(nn.MultiheadAttention(4, 2, dropout=0.5))
+    with pytest.raises(InputError) as caught:
+        FunctionalModel(nn.Sequential(nn.MultiheadAttention(4, 2, dropout=0.5)))
+    assert str(caught.value) == (
+        "layer '0' is a MultiheadAttention with dropout inside, whose masks have no address: "
+        "set its dropout to 0; nn.Dropout layers around it are fine"
+    )
     assert not FunctionalModel(nn.MultiheadAttention(4, 2)).has_dropout
 
 
 def test_addressed_gru_is_accepted() -> None:
     assert len(FunctionalModel(GRU(3, 2)).params()) == 4
+
+
+class Scaled(nn.Module):
+    """A constant as a plain attribute, which nn.Module.to() does not move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.scale = torch.diag(torch.tensor([1.0, 2.0, 4.0]))
+        self.order = torch.tensor([2, 0, 1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer((x @ self.scale)[:, self.order])
+        return out
+
+
+def test_plain_tensors_move_with_the_model() -> None:
+    module = Scaled()
+    model = FunctionalModel(module)
+    wide = model.to(torch.device("cpu"), torch.float64)
+    assert wide.module.scale.dtype == torch.float64
+    assert wide.module.order.dtype == torch.int64
+    assert module.scale.dtype == model.module.scale.dtype == torch.float32  # type: ignore[union-attr]
+    x = inputs(4, 3)
+    out = wide.evaluate(wide.params(), x.double())
+    torch.testing.assert_close(out, module(x).detach().double(), rtol=0, atol=1e-5)
+    meta = model.to(torch.device("meta"), torch.float32)
+    assert meta.module.scale.device.type == meta.module.order.device.type == "meta"  # type: ignore[union-attr]
+
+
+class Function(nn.Module):
+    """A dense layer and whatever a test does with what goes in and comes out."""
+
+    def __init__(self, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+RANDOM: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "functional-dropout": lambda m, x: F.dropout(m.layer(x), 0.5, m.training),
+    "dropout-always-on": lambda m, x: F.dropout(m.layer(x)),
+    "torch-noise": lambda m, x: m.layer(x + torch.randn_like(x)),
+    "numpy": lambda m, x: m.layer(x) * float(np.random.rand()),  # noqa: NPY002
+    "python": lambda m, x: m.layer(x) * (random.random() if m.training else 1),
+    "rrelu": lambda m, x: F.rrelu(m.layer(x), training=m.training),
+    "gumbel": lambda m, x: F.gumbel_softmax(m.layer(x)),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_randomness_without_an_address_is_refused(name: str) -> None:
+    model = FunctionalModel(Function(RANDOM[name]))
+    with pytest.raises(InputError) as caught:
+        model.try_out(model.params(), inputs(2, 3))
+    assert str(caught.value) == (
+        "the model draws random numbers by itself, which have no address and cannot be repeated: "
+        "use layers (nn.Dropout, fedzmg.models.RandomFlip) instead of F.dropout and the like"
+    )
+
+
+MIXING: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "batch-mean": lambda m, x: m.layer(x - x.mean(0)),
+    "only-in-training": lambda m, x: m.layer(x - x.mean(0) if m.training else x),
+    "squeeze": lambda m, x: m.layer(x).squeeze(),
+    "softmax-over-the-batch": lambda m, x: m.layer(x).softmax(0),
+    "two-outputs": lambda m, x: (m.layer(x), x - x.mean(0)),  # type: ignore[dict-item,return-value]
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_examples_must_not_see_each_other(name: str) -> None:
+    """Batches are padded and split: what an example gives may not depend on its neighbours."""
+    model = FunctionalModel(Function(MIXING[name]))
+    with pytest.raises(InputError) as caught:
+        model.try_out(model.params(), inputs(2, 3))
+    assert str(caught.value) == (
+        "the model's outputs for an example depend on the other examples of its batch: "
+        "treat each by itself (attention with batch_first=True, nn.GroupNorm, no squeeze)"
+    )
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)),
+        Function(lambda m, x: m.layer(x)),
+        Function(lambda m, x: (m.layer(x), x)),  # type: ignore[arg-type,return-value]
+        Function(lambda m, x: (m.layer(x), x.sum(), None)),  # type: ignore[arg-type,return-value]
+        Function(lambda m, x: m.layer(x) * math.inf),
+        Function(lambda m, x: m.layer(x) * 1e30),
+    ],
+    ids=["dropout", "plain", "two-outputs", "a-sum-besides", "infinite", "huge"],
+)
+def test_trying_out_gives_the_outputs_of_what_is_fine(module: nn.Module) -> None:
+    model = FunctionalModel(module)
+    for rows in (1, 2, 3):
+        x = inputs(rows, 3)
+        out, expected = model.try_out(model.params(), x), model.evaluate(model.params(), x)
+        torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
+
+
+UNMAPPED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
+    "branch": (
+        lambda m, x: m.layer(x) if x.sum() > 0 else -m.layer(x),
+        "the model decides by the value of a tensor (if, float(), .item()), which cannot be "
+        "mapped over clients: use torch.where, or engine='sequential'",
+    ),
+    "item": (
+        lambda m, x: m.layer(x) * m.layer(x).mean().item(),
+        "the model decides by the value of a tensor (if, float(), .item()), which cannot be "
+        "mapped over clients: use torch.where, or engine='sequential'",
+    ),
+    "dropout": (
+        RANDOM["functional-dropout"],
+        "the model draws random numbers by itself, which have no address and cannot be repeated: "
+        "use layers (nn.Dropout, fedzmg.models.RandomFlip) instead of F.dropout and the like",
+    ),
+    "dynamic": (
+        lambda m, x: m.layer(x) * len(x.nonzero()),
+        "the model cannot be mapped over clients (We do not support batching operators that can "
+        "output dynamic shape): use other operations, or engine='sequential'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNMAPPED)
+def test_what_cannot_be_mapped_is_said_in_one_line(name: str) -> None:
+    function, message = UNMAPPED[name]
+    model = FunctionalModel(Function(function))
+    many = model.params().map(lambda leaf: torch.stack([leaf, leaf]))
+    with pytest.raises(InputError) as caught:
+        torch.vmap(model.train)(many, inputs(2, 5, 3))
+    assert str(caught.value) == message
+    # The private module is whole again: a plain call works as before.
+    assert model.train(model.params(), inputs(5, 3)).shape == (5, 4)
+
+
+def test_other_errors_of_a_model_pass_unchanged() -> None:
+    model = FunctionalModel(nn.Linear(3, 2))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model.evaluate(model.params(), inputs(2, 4))
+
+
+def test_a_module_that_cannot_be_copied_is_refused() -> None:
+    module = nn.Linear(3, 2)
+    module.cache = module.weight * 2  # type: ignore[assignment]
+    with pytest.raises(
+        InputError, match=r"^the model cannot be copied \(.*\): keep only parameters"
+    ):
+        FunctionalModel(module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -151,7 +152,10 @@ def test_keras_scheme_for_a_whole_character_model() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["torch", "keras"])
-@pytest.mark.parametrize("norm", [nn.LayerNorm(4), nn.RMSNorm(4), nn.GroupNorm(2, 4)])
+@pytest.mark.parametrize(
+    "norm",
+    [nn.LayerNorm(4), nn.RMSNorm(4), nn.GroupNorm(2, 4), nn.InstanceNorm1d(4, affine=True)],
+)
 def test_norms_start_as_the_identity(scheme: str, norm: nn.Module) -> None:
     with torch.no_grad():
         for parameter in norm.parameters():
@@ -171,11 +175,6 @@ def test_given_keeps_the_modules_weights_for_every_seed() -> None:
 
 
 def test_given_starts_any_module() -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(torch.tensor([3.0]))
-
     assert start(Own(), "given", axes={"w": ()})["w"].tolist() == [3.0]
 
 
@@ -213,11 +212,36 @@ def test_unknown_scheme_is_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("scheme", ["torch", "keras"])
-def test_a_layer_a_scheme_cannot_start_is_refused(scheme: str) -> None:
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([3.0]))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "module"),
+    [("keras", nn.MultiheadAttention(4, 2)), ("torch", Own()), ("keras", Own())],
+)
+def test_a_layer_a_scheme_cannot_start_is_refused(scheme: str, module: nn.Module) -> None:
+    axes = {"0.w": ()} if isinstance(module, Own) else None
     with pytest.raises(InputError) as caught:
-        start(nn.Sequential(nn.MultiheadAttention(4, 2)), scheme)
+        start(nn.Sequential(module), scheme, axes=axes)
     assert str(caught.value) == (
-        f"layer '0' is a MultiheadAttention, which initializer {scheme!r} cannot start: "
+        f"layer '0' is a {type(module).__name__}, which initializer {scheme!r} cannot start: "
         "pass init='given' or a function (module, generator)"
     )
+
+
+@pytest.mark.parametrize("more", [{}, {"kdim": 24, "vdim": 40, "add_bias_kv": True}])
+def test_torch_scheme_for_attention_is_as_torch_starts_it(more: dict[str, Any]) -> None:
+    module = nn.MultiheadAttention(32, 4, **more)
+    first, other = start(module, "torch", 0), start(module, "torch", 1)
+    for name, theirs in module.named_parameters():
+        ours, reference = first[name], theirs.detach()
+        if float(reference.abs().max()) == 0:
+            assert float(ours.abs().max()) == 0
+            continue
+        assert not torch.equal(ours, other[name])
+        assert float(ours.std()) == pytest.approx(float(reference.std()), rel=0.5)
+        if "bias" not in name:
+            assert float(ours.abs().max()) == pytest.approx(float(reference.abs().max()), rel=0.05)

@@ -72,6 +72,8 @@ TABLE: list[tuple[nn.Module, dict[str, ParamInfo]]] = [
     (nn.LayerNorm((4, 5)), {"weight": NORM, "bias": NORM}),
     (nn.RMSNorm(4), {"weight": NORM}),
     (nn.GroupNorm(2, 4), {"weight": NORM, "bias": NORM}),
+    (nn.InstanceNorm2d(4, affine=True), {"weight": NORM, "bias": NORM}),
+    (nn.InstanceNorm1d(4), {}),
     (nn.PReLU(3), {"weight": NORM}),
     (
         nn.MultiheadAttention(4, 2),
@@ -190,6 +192,15 @@ def test_grouped_transposed_convolution_is_refused() -> None:
         layout_of(nn.ConvTranspose2d(4, 4, 3, groups=2))
     free = layout_of(nn.ConvTranspose2d(4, 4, 3, groups=2), {"weight": ()})
     assert free["weight"].input_axes == ()
+
+
+def test_a_strange_parameter_of_a_known_layer_is_refused() -> None:
+    """Old weight norm puts lengths ``(out, 1)`` there; centred over one input they never move."""
+    for layer in (nn.Linear(3, 2), nn.Conv2d(1, 2, 3), nn.ConvTranspose2d(1, 2, 3)):
+        layer.weight_g = nn.Parameter(torch.ones(2, 1))  # type: ignore[assignment]
+        with pytest.raises(InputError, match=r"parameter 'weight_g' belongs to a"):
+            layout_of(layer)
+        assert layout_of(layer, {"weight_g": ()})["weight_g"].input_axes == ()
 
 
 def test_named_axes() -> None:

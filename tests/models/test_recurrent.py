@@ -113,3 +113,28 @@ def test_character_model_gives_logits_for_every_position() -> None:
     assert out.shape == (2, 3, 9)
     states = module.gru(module.embedding.weight[tokens])
     torch.testing.assert_close(out, module.dense(states).detach())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("batch", "time", "units"), [(8, 20, 64), (3, 100, 256)])
+def test_character_model_on_a_gpu_equals_the_fused_layer(batch: int, time: int, units: int) -> None:
+    """Forward and backward against cuDNN's GRU, both in full float32."""
+    torch.manual_seed(0)
+    ours = CharGRU(66, 32, units).cuda()
+    fused = nn.GRU(32, units, batch_first=True).cuda()
+    fused.load_state_dict(ours.gru.state_dict())
+    tokens = torch.randint(0, 66, (batch, time + 1)).cuda()
+
+    def loss(logits: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        got = ours(tokens[:, :-1])
+        mine = torch.autograd.grad(loss(got), list(ours.parameters()))
+        expected = ours.dense(fused(ours.embedding(tokens[:, :-1]))[0])
+        weights = [ours.embedding.weight, *fused.parameters(), *ours.dense.parameters()]
+        yours = torch.autograd.grad(loss(expected), weights)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+    for left, right in zip(mine, yours, strict=True):
+        torch.testing.assert_close(left, right, rtol=0, atol=1e-5)

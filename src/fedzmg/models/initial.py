@@ -23,8 +23,10 @@ Initializer: TypeAlias = (
 recurrent kernels. ``given``: the weights the module came with, for a pretrained start. Or a
 function ``(module, generator)`` that fills one module's own parameters in place."""
 
-_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
+_ATTENTION_OUTPUT = nn.modules.linear.NonDynamicallyQuantizableLinear
+"""The last layer inside ``nn.MultiheadAttention``, whose bias starts at zero."""
 
 
 def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tree:
@@ -68,6 +70,9 @@ def _torch(module: nn.Module, generator: torch.Generator) -> bool:
     if isinstance(module, _TABLES):
         nn.init.normal_(module.weight, generator=generator)
         return True
+    if isinstance(module, nn.MultiheadAttention):
+        _torch_attention(module, generator)
+        return True
     if isinstance(module, nn.RNNBase | nn.RNNCellBase | GRU):
         bound = 1 / math.sqrt(module.hidden_size)
     elif isinstance(module, nn.Bilinear):
@@ -77,10 +82,24 @@ def _torch(module: nn.Module, generator: torch.Generator) -> bool:
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
     else:
         return False
-    for parameter in module.parameters(recurse=False):
+    for name, parameter in module.named_parameters(recurse=False):
         if parameter.requires_grad:
             nn.init.uniform_(parameter, -bound, bound, generator=generator)
+            if name == "bias" and isinstance(module, _ATTENTION_OUTPUT):
+                nn.init.zeros_(parameter)
     return True
+
+
+def _torch_attention(module: nn.MultiheadAttention, generator: torch.Generator) -> None:
+    for name, parameter in module.named_parameters(recurse=False):
+        if not parameter.requires_grad:
+            continue
+        if name == "in_proj_bias":
+            nn.init.zeros_(parameter)
+        elif name in ("bias_k", "bias_v"):
+            nn.init.xavier_normal_(parameter, generator=generator)
+        else:
+            nn.init.xavier_uniform_(parameter, generator=generator)
 
 
 def _keras(module: nn.Module, generator: torch.Generator) -> bool:

@@ -25,16 +25,17 @@ _NORM = ParamInfo("norm", ())
 
 def _all_but_first(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
     del module
-    if name.startswith("bias"):
+    if name == "bias":
         return _BIAS
-    return ParamInfo("kernel", tuple(range(1, rank)))
+    # Another name is none of the layer's own, e.g. the lengths that weight norm puts there.
+    return ParamInfo("kernel", tuple(range(1, rank))) if name == "weight" else None
 
 
 def _transposed(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
     if name == "bias":
         return _BIAS
     # With groups the inputs of one output unit are a block of axis 0, which no axis tuple can say.
-    if getattr(module, "groups", 1) != 1:
+    if getattr(module, "groups", 1) != 1 or name != "weight":
         return None
     return ParamInfo("kernel", (0, *range(2, rank)))
 
@@ -52,11 +53,11 @@ def _embedding(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
 
 
 def _attention(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
-    del module
+    del module, rank
     if name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
         return ParamInfo("kernel", (1,))
     # bias_k and bias_v are rank 3 yet biases.
-    return _BIAS if "bias" in name else _all_but_first(nn.Module(), name, rank)
+    return _BIAS if name in ("in_proj_bias", "bias_k", "bias_v") else None
 
 
 def _norm(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
@@ -82,6 +83,7 @@ INPUT_AXES: dict[type[nn.Module], AxisRule] = {
     nn.LayerNorm: _norm,
     nn.RMSNorm: _norm,
     nn.GroupNorm: _norm,
+    nn.modules.instancenorm._InstanceNorm: _norm,
     nn.PReLU: _norm,
 }
 """Module type (subclasses included) to the rule for its own parameters."""

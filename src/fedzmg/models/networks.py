@@ -1,10 +1,15 @@
-"""The networks of the embedded tasks: small enough for a laptop's processor."""
+"""Small networks: those of the embedded tasks, and what a first experiment needs."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 from fedzmg.models.recurrent import GRU
+
+
+def logistic_regression(inputs: int, outputs: int) -> nn.Sequential:
+    """One dense layer on flattened inputs."""
+    return mlp(inputs, outputs=outputs)
 
 
 def mlp(inputs: int, *hidden: int, outputs: int) -> nn.Sequential:

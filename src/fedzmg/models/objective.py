@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
@@ -39,12 +40,33 @@ class Objective:
 
     model: FunctionalModel
     loss: LossFunction
+    layers_in: torch.dtype | None = None
+    """Compute layers in this precision on a GPU; parameters and losses keep theirs."""
 
     def train(self, params: Tree, batch: Batch) -> Tensor:
         """Weighted loss of a batch, dropout on."""
-        outputs = self.model.train(params, batch.x, batch.key)
-        return (self.loss(outputs, batch.y) * batch.weights).sum()
+        with self._layers():
+            outputs = self.model.train(params, batch.x, batch.key)
+        return self._weighted(outputs, batch)
 
     def look(self, params: Tree, batch: Batch) -> Tensor:
         """Weighted loss of a batch, dropout off."""
-        return (self.loss(self.model.evaluate(params, batch.x), batch.y) * batch.weights).sum()
+        with self._layers():
+            outputs = self.model.evaluate(params, batch.x)
+        return self._weighted(outputs, batch)
+
+    def outputs(self, params: Tree, x: Tensor) -> Tensor:
+        """What the model predicts, dropout off."""
+        with self._layers():
+            out = self.model.evaluate(params, x)
+        return out if self.layers_in is None else out.float()
+
+    def _weighted(self, outputs: Tensor, batch: Batch) -> Tensor:
+        if self.layers_in is not None:
+            outputs = outputs.float()
+        return (self.loss(outputs, batch.y) * batch.weights).sum()
+
+    def _layers(self) -> contextlib.AbstractContextManager[None]:
+        if self.layers_in is None:
+            return contextlib.nullcontext()
+        return torch.autocast("cuda", dtype=self.layers_in)

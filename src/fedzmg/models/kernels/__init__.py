@@ -1,0 +1,8 @@
+"""Which kernels compute a layer: choices that change speed and the last bits, never the result."""
+
+from __future__ import annotations
+
+from fedzmg.models.kernels.layers import ONEDNN_BY_DEFAULT, MappedLayers, onednn
+from fedzmg.models.kernels.precision import PRECISIONS, rounding
+
+__all__ = ["ONEDNN_BY_DEFAULT", "PRECISIONS", "MappedLayers", "onednn", "rounding"]

@@ -1,0 +1,215 @@
+"""Convolution of one client as an operator that knows how to be mapped over clients.
+
+Mapped over clients whose weights differ, torch turns a convolution into a grouped one, for which
+cuDNN has fast kernels for some shapes and very slow ones for others. Our own kernels are the
+alternative; which one a layer takes is measured once per shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.library import custom_op
+
+from fedzmg.models.kernels.precision import HAS_TRITON
+
+MAX_CHANNELS = 128
+"""More channels than this do not fit in the tiles of our kernels."""
+
+_chosen: dict[tuple[Any, ...], bool] = {}
+"""Whether our kernels won, by shape and precision."""
+
+
+def available(x: Tensor, w: Tensor) -> bool:
+    """Whether our kernels can compute this convolution."""
+    return (
+        x.is_cuda
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and max(w.shape[-4], w.shape[-3]) <= MAX_CHANNELS
+        and HAS_TRITON
+    )
+
+
+@custom_op("fedzmg::conv2d", mutates_args=())
+def conv2d(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:
+    """One client's convolution with stride one, ``rows`` and ``columns`` of padding."""
+    del rounding
+    return F.conv2d(x, w, padding=(rows, columns))
+
+
+@conv2d.register_fake
+def _(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:
+    del rounding
+    return x.new_empty(*_shape(x, w, rows, columns))
+
+
+def _shape(x: Tensor, w: Tensor, rows: int, columns: int) -> tuple[int, ...]:
+    high = x.shape[-2] + 2 * rows - w.shape[-2] + 1
+    wide = x.shape[-1] + 2 * columns - w.shape[-1] + 1
+    return (*x.shape[:-3], w.shape[-4], high, wide)
+
+
+def _over_clients(
+    info: Any, in_dims: Any, x: Tensor, w: Tensor, rows: int, columns: int, rounding: str
+) -> tuple[Tensor, int]:
+    if in_dims[1] is None:  # one set of weights: clients are more examples
+        many = x.movedim(in_dims[0], 0)
+        out = F.conv2d(many.flatten(0, 1), w, padding=(rows, columns))
+        return out.reshape(*many.shape[:2], *out.shape[1:]), 0
+    w = w.movedim(in_dims[1], 0)
+    x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
+    return _of_clients(x, w, rows, columns, rounding), 0
+
+
+conv2d.register_vmap(_over_clients)
+
+
+def _of_clients(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:
+    key = (tuple(x.shape), tuple(w.shape), rows, columns, x.dtype, rounding)
+    if key not in _chosen and _concrete(x):
+        _chosen[key] = _ours_is_faster(x, w, rows, columns, rounding)
+    if _chosen.get(key, True):
+        ours: Tensor = clients_conv2d(x, w, rows, columns, rounding)
+        return ours
+    return grouped_conv2d(x, w, rows, columns)
+
+
+def _concrete(x: Tensor) -> bool:
+    """Whether kernels can be timed on this: not while a graph is traced or captured."""
+    return type(x) is Tensor and not torch.cuda.is_current_stream_capturing()
+
+
+def _ours_is_faster(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> bool:
+    """Time the products of a training step both ways, on tensors like these."""
+    x, w = x.detach(), w.detach()
+    clients, batch = x.shape[:2]
+    taps = list(w.shape[-2:])
+    signal = torch.ones(_shape(x, w, rows, columns), dtype=x.dtype, device=x.device)
+    wide = x.transpose(0, 1).reshape(batch, -1, *x.shape[3:])
+    back = signal.transpose(0, 1).reshape(batch, -1, *signal.shape[3:])
+    # The first layer of a network has no inputs that need a gradient.
+    first = x.shape[2] <= 4
+
+    def ours() -> None:
+        clients_conv2d(x, w, rows, columns, rounding)
+        clients_conv2d_weight(x, signal, taps, rows, columns, rounding)
+        if not first:
+            clients_conv2d_input(signal, w, rows, columns, rounding)
+
+    def grouped() -> None:
+        flat, pad = w.flatten(0, 1), [rows, columns]
+        F.conv2d(wide, flat, padding=pad, groups=clients)
+        torch.ops.aten.convolution_backward(
+            back, wide, flat, None, [1, 1], pad, [1, 1], False, [0, 0], clients,
+            [not first, True, False],
+        )  # fmt: skip
+
+    return _seconds(ours) < _seconds(grouped)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _seconds(function: Callable[[], None]) -> float:
+    for _ in range(2):
+        function()
+    begin, end = (_event() for _ in range(2))
+    begin.record()
+    for _ in range(3):
+        function()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
+
+
+def grouped_conv2d(x: Tensor, w: Tensor, rows: int, columns: int) -> Tensor:
+    """Torch's way: clients as groups of one wide convolution."""
+    clients, batch = x.shape[:2]
+    wide = x.transpose(0, 1).reshape(batch, -1, *x.shape[3:])
+    out = F.conv2d(wide, w.flatten(0, 1), padding=(rows, columns), groups=clients)
+    return out.reshape(batch, clients, -1, *out.shape[2:]).transpose(0, 1)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.permute(0, 1, 3, 4, 2).contiguous()
+
+
+@custom_op("fedzmg::clients_conv2d", mutates_args=())
+def clients_conv2d(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:
+    """Convolutions of clients ``[clients, batch, ...]`` with weights of their own."""
+    from fedzmg.models.kernels import triton_convolution
+
+    out = triton_convolution.convolve(_channels_last(x), w, (rows, columns), rounding)
+    return out.permute(0, 1, 4, 2, 3)
+
+
+@clients_conv2d.register_fake
+def _(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:
+    del rounding
+    clients, batch, outputs, high, wide = _shape(x, w, rows, columns)
+    return x.new_empty(clients, batch, high, wide, outputs).permute(0, 1, 4, 2, 3)
+
+
+@custom_op("fedzmg::clients_conv2d_input", mutates_args=())
+def clients_conv2d_input(
+    signal: Tensor, w: Tensor, rows: int, columns: int, rounding: str
+) -> Tensor:
+    """Gradient of the inputs."""
+    from fedzmg.models.kernels import triton_convolution
+
+    out = triton_convolution.convolve(
+        _channels_last(signal), w, (rows, columns), rounding, turned=True
+    )
+    return out.permute(0, 1, 4, 2, 3)
+
+
+@clients_conv2d_input.register_fake
+def _(signal: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:
+    del rounding
+    clients, batch, _, high, wide = signal.shape
+    high, wide = high - 2 * rows + w.shape[3] - 1, wide - 2 * columns + w.shape[4] - 1
+    return signal.new_empty(clients, batch, high, wide, w.shape[2]).permute(0, 1, 4, 2, 3)
+
+
+@custom_op("fedzmg::clients_conv2d_weight", mutates_args=())
+def clients_conv2d_weight(
+    x: Tensor, signal: Tensor, taps: list[int], rows: int, columns: int, rounding: str
+) -> Tensor:
+    """Gradient of the weights."""
+    from fedzmg.models.kernels import triton_convolution
+
+    out = triton_convolution.weight_gradient(
+        _channels_last(x), _channels_last(signal), (taps[0], taps[1]), (rows, columns), rounding
+    )
+    return out.to(x.dtype).contiguous()
+
+
+@clients_conv2d_weight.register_fake
+def _(x: Tensor, signal: Tensor, taps: list[int], rows: int, columns: int, rounding: str) -> Tensor:
+    del rows, columns, rounding
+    return x.new_empty(x.shape[0], signal.shape[2], x.shape[2], *taps)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    x, w, *ctx.rest = inputs
+    ctx.save_for_backward(x, w)
+
+
+def _backward(ctx: Any, signal: Tensor) -> tuple[Tensor | None, ...]:
+    x, w = ctx.saved_tensors
+    for_x = clients_conv2d_input(signal, w, *ctx.rest) if ctx.needs_input_grad[0] else None
+    for_w = (
+        clients_conv2d_weight(x, signal, list(w.shape[-2:]), *ctx.rest)
+        if ctx.needs_input_grad[1]
+        else None
+    )
+    return for_x, for_w, None, None, None
+
+
+clients_conv2d.register_autograd(_backward, setup_context=_keep)

@@ -1,0 +1,140 @@
+"""The recurrence of a GRU as an operator that knows how to be mapped over clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from fedzmg.models.kernels.precision import HAS_TRITON, precision
+
+MAX_BATCH = 64
+"""Larger batches do not fit in one tile of our kernels."""
+
+
+def available(from_input: Tensor, weights: Tensor) -> bool:
+    """Whether our kernels can compute this recurrence."""
+    return (
+        from_input.is_cuda
+        and from_input.dtype in (torch.float32, torch.bfloat16)
+        and weights.dtype == torch.float32
+        and from_input.shape[-3] <= MAX_BATCH
+        and HAS_TRITON
+    )
+
+
+def states(from_input: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+    """All hidden states of one client's sequences, or of clients that this is mapped over."""
+    if torch.is_autocast_enabled("cuda"):
+        weights = weights.to(torch.get_autocast_dtype("cuda"))
+    from_input, rounding = from_input.float(), precision()
+    mapped = torch.compiler.is_compiling() or any(
+        torch._C._functorch.is_batchedtensor(t) for t in (from_input, weights, bias)
+    )
+    out: Tensor
+    if mapped:
+        out = gru(from_input, weights, bias, rounding)
+    else:
+        alone, _ = clients_gru(from_input[None], weights[None], bias[None], rounding)
+        out = alone[0, 1:].transpose(0, 1)
+    return out
+
+
+@custom_op("fedzmg::gru", mutates_args=())
+def gru(from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str) -> Tensor:
+    """One client's hidden states ``[batch, steps, units]`` from ``[batch, steps, 3 units]``."""
+    from fedzmg.models.kernels import triton_recurrence
+
+    states, _ = triton_recurrence.forward(
+        from_input[None].contiguous(), weights[None].contiguous(), bias[None].contiguous(), rounding
+    )
+    return states[0, 1:].transpose(0, 1).contiguous()
+
+
+@gru.register_fake
+def _(from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str) -> Tensor:
+    del bias, rounding
+    return from_input.new_empty(*from_input.shape[:-1], weights.shape[-1])
+
+
+def _over_clients(
+    info: Any, in_dims: Any, from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str
+) -> tuple[Tensor, int]:
+    every = [
+        t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+        for t, d in zip((from_input, weights, bias), in_dims, strict=False)
+    ]
+    states, _ = clients_gru(*every, rounding)
+    return states[:, 1:].transpose(1, 2), 0
+
+
+gru.register_vmap(_over_clients)
+
+
+@custom_op("fedzmg::clients_gru", mutates_args=())
+def clients_gru(
+    from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str
+) -> tuple[Tensor, Tensor]:
+    """States ``[clients, steps + 1, batch, units]`` and what the way back needs."""
+    from fedzmg.models.kernels import triton_recurrence
+
+    return triton_recurrence.forward(
+        from_input.contiguous(), weights.contiguous(), bias.contiguous(), rounding
+    )
+
+
+@clients_gru.register_fake
+def _(from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str) -> tuple[Tensor, Tensor]:
+    del bias, rounding
+    clients, batch, steps, _ = from_input.shape
+    units = weights.shape[-1]
+    return (
+        from_input.new_empty(clients, steps + 1, batch, units),
+        from_input.new_empty(clients, steps, batch, 4, units),
+    )
+
+
+@custom_op("fedzmg::clients_gru_back", mutates_args=())
+def clients_gru_back(
+    signal: Tensor, states: Tensor, gates: Tensor, weights: Tensor, rounding: str
+) -> tuple[Tensor, Tensor]:
+    """Gradients of ``from_input`` and of the products with the weights."""
+    from fedzmg.models.kernels import triton_recurrence
+
+    return triton_recurrence.backward(
+        signal.contiguous(), states, gates, weights.contiguous(), rounding
+    )
+
+
+@clients_gru_back.register_fake
+def _(
+    signal: Tensor, states: Tensor, gates: Tensor, weights: Tensor, rounding: str
+) -> tuple[Tensor, Tensor]:
+    del states, gates, weights, rounding
+    clients, batch, steps, units = signal.shape
+    return (
+        signal.new_empty(clients, batch, steps, 3 * units),
+        signal.new_empty(clients, steps, batch, 3 * units),
+    )
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, weights, _, ctx.rounding = inputs
+    ctx.save_for_backward(weights, *output)
+
+
+def _backward(ctx: Any, of_states: Tensor, of_gates: Tensor) -> tuple[Tensor | None, ...]:
+    del of_gates
+    weights, states, gates = ctx.saved_tensors
+    signal = of_states[:, 1:].transpose(1, 2)
+    to_input, to_hidden = clients_gru_back(signal, states, gates, weights, ctx.rounding)
+    flat = to_hidden.flatten(1, 2)
+    before = states[:, :-1].flatten(1, 2)
+    kind = weights.dtype
+    for_weights = torch.bmm(flat.mT.to(kind), before.to(kind))
+    return to_input, for_weights, flat.sum(1), None
+
+
+clients_gru.register_autograd(_backward, setup_context=_keep)

@@ -1,0 +1,126 @@
+"""Modules that no engine can train: found when a model is made, said with the remedy."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedzmg.errors import InputError
+from fedzmg.models.call import HIDDEN_RANDOMNESS
+from fedzmg.models.keyed import KeyedLayer
+from fedzmg.tree import leaves
+
+
+def refuse_misfits(module: nn.Module) -> None:
+    """Refuse layers that keep a state of their own, or that cannot be mapped over clients.
+
+    Raises:
+        InputError: naming the layer and the remedy.
+    """
+    for prefix, child in module.named_modules():
+        layer, kind = f"layer {prefix or 'model'!r}", type(child).__name__
+        _refuse_buffers(child, layer, kind)
+        if isinstance(child, nn.MultiheadAttention) and child.dropout:
+            raise InputError(
+                f"{layer} is a {kind} with dropout inside, whose masks have no address: set its "
+                "dropout to 0; nn.Dropout layers around it are fine"
+            )
+        table = child if isinstance(child, nn.Embedding | nn.EmbeddingBag) else None
+        if table is not None and (table.padding_idx is not None or table.max_norm is not None):
+            raise InputError(
+                f"{layer} is an {kind} with padding_idx or max_norm, which do not map over "
+                "clients: leave them out"
+            )
+        if isinstance(child, nn.RNNBase):
+            remedy = "fedzmg.models.GRU" if isinstance(child, nn.GRU) else "cells (nn.LSTMCell)"
+            raise InputError(
+                f"{layer} is a fused {kind}, which cannot be mapped over clients: "
+                f"use {remedy} instead"
+            )
+
+
+def _refuse_buffers(child: nn.Module, layer: str, kind: str) -> None:
+    if isinstance(child, nn.modules.batchnorm._BatchNorm):
+        raise InputError(
+            f"{layer} is a {kind}, whose running statistics average badly over clients: "
+            "use nn.GroupNorm instead"
+        )
+    own = [name for name, _ in child.named_buffers(recurse=False)]
+    if not own or isinstance(child, KeyedLayer):
+        return
+    remedy = "leave the layer out, or make it a plain attribute if it never changes"
+    if isinstance(child, nn.modules.batchnorm._NormBase):
+        remedy = "use track_running_stats=False"
+    raise InputError(
+        f"{layer} ({kind}) has the buffer {own[0]!r}; buffers are not trained or averaged: {remedy}"
+    )
+
+
+def private_copy(module: nn.Module) -> nn.Module:
+    """A copy that shares nothing with the module.
+
+    Raises:
+        InputError: for a module that cannot be copied.
+    """
+    try:
+        return copy.deepcopy(module)
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"the model cannot be copied ({reason}): keep only parameters and plain values in "
+            "its modules; for weight norm, use torch.nn.utils.parametrizations"
+        ) from None
+
+
+def refuse_mixing(batch: Any, alone: Any, examples: int) -> None:
+    """Refuse outputs that change with the other examples of a batch.
+
+    Engines pad batches and split them; such a model would learn from the padding.
+
+    Args:
+        batch: outputs for ``examples`` examples.
+        alone: outputs for the first of them by itself.
+        examples: their number.
+
+    Raises:
+        InputError: when they differ.
+    """
+    for among, lone in zip(leaves(batch), leaves(alone), strict=True):
+        if not isinstance(among, Tensor) or among.shape[:1] != (examples,):
+            continue  # not one output per example, which the loss will say better
+        scale = float(among.abs().nan_to_num().max()) if among.numel() else 0.0
+        same = among[:1].shape == lone.shape and torch.allclose(
+            among[:1].double(), lone.double(), rtol=0, atol=1e-3 * scale + 1e-12, equal_nan=True
+        )
+        if not same:
+            raise InputError(
+                "the model's outputs for an example depend on the other examples of its batch: "
+                "treat each by itself (attention with batch_first=True, nn.GroupNorm, no squeeze)"
+            )
+
+
+class NoHiddenRandomness:
+    """A ``with`` block in which nobody may draw from a global generator.
+
+    Raises:
+        InputError: at its end, when Python's, NumPy's or torch's generator has moved.
+    """
+
+    def __enter__(self) -> None:
+        self._before = _global_generators()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and _global_generators() != self._before:
+            raise InputError(HIDDEN_RANDOMNESS)
+
+
+def _global_generators() -> tuple[object, ...]:
+    # NumPy's old generator is read because models draw from it; nothing is drawn here.
+    numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    words, place = numpy["state"]["key"].tobytes(), numpy["state"]["pos"]
+    return random.getstate(), words, place, torch.get_rng_state().numpy().tobytes()

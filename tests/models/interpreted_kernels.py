@@ -1,0 +1,102 @@
+"""Our GPU kernels under Triton's interpreter, against autograd; prints the largest differences.
+
+Run by ``test_kernels.py`` in a process of its own: the interpreter is switched on for a whole
+process, before Triton is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedzmg.models.kernels import triton_convolution, triton_recurrence
+
+CONVOLUTIONS = {
+    # clients, batch, channels, filters, height, width, taps, padding
+    "one tap slice": (2, 2, 32, 32, 6, 6, 3, 1),
+    "few channels": (2, 2, 3, 5, 6, 7, 3, 1),
+    "one channel": (3, 1, 1, 6, 9, 9, 5, 2),
+    "odd sizes": (3, 2, 4, 17, 5, 5, 5, 2),
+    "no padding": (2, 1, 20, 8, 8, 8, 3, 0),
+    "more padding than needed": (1, 2, 2, 3, 4, 4, 3, 3),
+    "one client, one pixel": (1, 1, 2, 2, 1, 1, 1, 0),
+}
+RECURRENCES = {
+    # clients, batch, steps, units
+    "small": (2, 3, 4, 5),
+    "more units than a tile": (1, 8, 3, 70),
+    "more rows than a tile": (2, 17, 2, 6),
+    "one step": (1, 1, 1, 1),
+}
+
+
+def last(x: Tensor) -> Tensor:
+    return x.permute(0, 1, 3, 4, 2).contiguous()
+
+
+def difference(*pairs: tuple[Tensor, Tensor]) -> float:
+    return max(float((a - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in pairs)
+
+
+def convolution(
+    clients: int,
+    batch: int,
+    channels: int,
+    filters: int,
+    height: int,
+    width: int,
+    taps: int,
+    pad: int,
+) -> float:
+    x = torch.randn(clients, batch, channels, height, width, requires_grad=True)
+    w = torch.randn(clients, filters, channels, taps, taps, requires_grad=True)
+    expected = torch.stack([F.conv2d(a, b, padding=pad) for a, b in zip(x, w, strict=True)])
+    signal = torch.randn_like(expected)
+    for_x, for_w = torch.autograd.grad(expected, [x, w], signal)
+    kernels = triton_convolution
+    with torch.no_grad():
+        out = kernels.convolve(last(x), w, (pad, pad), "ieee")
+        back = kernels.convolve(last(signal), w, (pad, pad), "ieee", turned=True)
+        slope = kernels.weight_gradient(last(x), last(signal), (taps, taps), (pad, pad), "ieee")
+        return difference((out, last(expected)), (back, last(for_x)), (slope, for_w))
+
+
+def recurrence(clients: int, batch: int, steps: int, units: int) -> float:
+    from_input = torch.randn(clients, batch, steps, 3 * units, requires_grad=True)
+    w = torch.randn(clients, 3 * units, units, requires_grad=True)
+    b = torch.randn(clients, 3 * units, requires_grad=True)
+    hidden, states = torch.zeros(clients, batch, units), []
+    for t in range(steps):
+        reset, update, new = from_input[:, :, t].chunk(3, -1)
+        own = torch.baddbmm(b[:, None], hidden, w.mT).chunk(3, -1)
+        reset, update = torch.sigmoid(reset + own[0]), torch.sigmoid(update + own[1])
+        hidden = (1 - update) * torch.tanh(new + reset * own[2]) + update * hidden
+        states.append(hidden)
+    expected = torch.stack(states, 2)
+    signal = torch.randn_like(expected)
+    slopes = torch.autograd.grad(expected, [from_input, w, b], signal)
+    with torch.no_grad():
+        got, gates = triton_recurrence.forward(from_input, w, b, "ieee")
+        to_input, to_hidden = triton_recurrence.backward(signal, got, gates, w, "ieee")
+        for_w = torch.einsum("ktbj,ktbu->kju", to_hidden, got[:, :-1])
+        return difference(
+            (got[:, 1:].transpose(1, 2), expected),
+            (to_input, slopes[0]),
+            (for_w, slopes[1]),
+            (to_hidden.sum((1, 2)), slopes[2]),
+        )
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    found = {f"convolution, {name}": convolution(*case) for name, case in CONVOLUTIONS.items()}
+    found |= {f"recurrence, {name}": recurrence(*case) for name, case in RECURRENCES.items()}
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Kernels for layers whose weights differ between clients, against torch's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedzmg.models import GRU
+from fedzmg.models.kernels import MappedLayers, convolution, rounding
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs triton (Linux) for its interpreter"
+)
+def test_gpu_kernels_under_the_interpreter() -> None:
+    script = Path(__file__).with_name("interpreted_kernels.py")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    assert len(found) == 11
+    assert {name: value for name, value in found.items() if not value < 1e-5} == {}
+
+
+def clients(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda", requires_grad=True)
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("choice", [True, False], ids=["ours", "grouped"])
+@pytest.mark.parametrize(
+    ("channels", "filters", "size", "taps"),
+    [
+        (3, 32, 32, 3),
+        (32, 32, 32, 3),
+        (32, 64, 16, 3),
+        (64, 64, 16, 3),
+        (1, 32, 28, 5),
+        (32, 64, 14, 5),
+    ],
+)
+def test_convolutions_of_the_papers_models(
+    channels: int, filters: int, size: int, taps: int, choice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(convolution, "_ours_is_faster", lambda *_: choice)
+    monkeypatch.setattr(convolution, "_chosen", {})
+    pad = taps // 2
+    x, w, b = clients(3, 4, channels, size, size), clients(3, filters, channels, taps, taps), None
+    b = clients(3, filters)
+
+    def one(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.conv2d(x, w, b, padding=pad)
+
+    with rounding("float32"):
+        with MappedLayers():
+            got = torch.vmap(one)(x, w, b)
+        expected = torch.stack([one(*each) for each in zip(x, w, b, strict=True)])
+        signal = torch.randn_like(expected)
+        mine = torch.autograd.grad(got, [x, w, b], signal)
+        theirs = torch.autograd.grad(expected, [x, w, b], signal)
+    for a, e in zip((got, *mine), (expected, *theirs), strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4 * float(e.abs().max()))
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("mapped", [True, False])
+def test_recurrence_against_the_fused_layer(mapped: bool) -> None:
+    torch.manual_seed(0)
+    ours, theirs = GRU(16, 96).cuda(), nn.GRU(16, 96, batch_first=True).cuda()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 8, 12, 16, device="cuda")
+    signal = torch.randn(2, 8, 12, 96, device="cuda")
+    with rounding("float32"):
+        expected = torch.stack([theirs(part)[0] for part in x])
+        slopes = torch.autograd.grad(expected, list(theirs.parameters()), signal)
+        if mapped:
+            params = {
+                n: torch.stack([p.detach()] * 2).requires_grad_()
+                for n, p in ours.named_parameters()
+            }
+            call = torch.vmap(lambda p, part: torch.func.functional_call(ours, p, (part,)))
+            got = call(params, x)
+            each = torch.autograd.grad(
+                got, [params[n] for n, _ in theirs.named_parameters()], signal
+            )
+            mine = [slope.sum(0) for slope in each]
+        else:
+            got = torch.stack([ours(part) for part in x])
+            named = dict(ours.named_parameters())
+            mine = torch.autograd.grad(
+                got, [named[n] for n, _ in theirs.named_parameters()], signal
+            )
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+    for a, e in zip(mine, slopes, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4 * float(e.abs().max()))
