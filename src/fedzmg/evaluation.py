@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.data.federated import Examples
+from fedzmg.errors import InputError
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.objective import Objective, PrepareFunction
 from fedzmg.tree import Tree, row
@@ -62,8 +63,8 @@ def evaluate(
     prepare: PrepareFunction,
     *,
     chunk: int = 500,
-) -> list[Evaluation]:
-    """Evaluate stacked models (first axis models) on pooled examples.
+) -> Tensor:
+    """Mean loss and mean metric of stacked models (first axis models) on pooled examples.
 
     A lone model is evaluated beside a copy of itself: a map of width one takes other kernels and
     would move the last bits.
@@ -73,18 +74,25 @@ def evaluate(
     wide: Tree = row(params, [0, 0]) if models == 1 else params
 
     def one(weights: Tree, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = objective.model.evaluate(weights, x)
+        outputs = objective.outputs(weights, x)
         loss, score = objective.loss(outputs, y), metric.function(outputs, y)
         return loss.sum(dtype=torch.float64), score.sum(dtype=torch.float64)
 
     mapped = torch.vmap(one, in_dims=(0, None, None))
+
+    def each(weights: Tree, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        try:
+            return mapped(weights, x, y)
+        except InputError:  # a model that does not map, which the loop over clients can train
+            alone = [one(row(weights, i), x, y) for i in range(len(next(iter(weights.values()))))]
+            return torch.stack([a for a, _ in alone]), torch.stack([b for _, b in alone])
+
     total: Statistic | None = None
     with torch.no_grad(), MappedLayers():
         for first in range(0, examples.size, chunk):
             x, y = (column[first : first + chunk] for column in examples)
             # A copy: a prepare function may work in place.
-            part = Statistic(*mapped(wide, prepare(x.clone(), dtype), y), len(x))
+            part = Statistic(*each(wide, prepare(x.clone(), dtype), y), len(x))
             total = part if total is None else total.merged(part)
     assert total is not None  # Examples are never empty.
-    means = torch.stack([total.loss, total.metric])[:, :models] / total.examples
-    return [Evaluation(*pair) for pair in means.T.tolist()]
+    return torch.stack([total.loss, total.metric], 1)[:models] / total.examples

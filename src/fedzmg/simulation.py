@@ -10,6 +10,7 @@ import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,18 +24,25 @@ from fedzmg.contract import Algorithm, State, bind, numbers, structure
 from fedzmg.data.plan import Entry, local_stream, sample_cohort
 from fedzmg.engine.aggregate import Merger, Sums
 from fedzmg.engine.choose import EngineChoice, choose
+from fedzmg.engine.fit import clients_that_fit, even
 from fedzmg.engine.ledger import EXAMPLE_COUNT, Message, weigh
 from fedzmg.engine.memory import MemoryStore
 from fedzmg.engine.round import Broadcast, Engine, Program
+from fedzmg.engine.spread import Spread
+from fedzmg.engine.vectorized import MIN_WIDTH
 from fedzmg.errors import InputError, unknown
 from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.models.initial import initial_params
-from fedzmg.models.kernels import onednn
+from fedzmg.models.kernels import onednn, rounding
+from fedzmg.models.kernels.precision import Precision
 from fedzmg.tasks.task import Task, check
 from fedzmg.tree import Tree, named_leaves, refill, row, stack, tree_map
 
 Device = Literal["auto", "cpu", "cuda"]
-EngineName = Literal["auto", "sequential", "vectorized", "compiled"]
+EngineName = Literal["auto", "sequential", "vectorized", "captured", "compiled"]
+
+_planner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plan")
+"""Plans rounds ahead while a GPU is at work."""
 
 DIVERGED_AFTER = 3
 """Rounds in a row that lose every upload before a trial counts as diverged."""
@@ -172,6 +180,14 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def other_devices(device: torch.device) -> list[torch.device]:
+    """The other GPUs that work is spread over; CUDA_VISIBLE_DEVICES limits them."""
+    if device.type != "cuda":
+        return []
+    first = device.index or 0
+    return [torch.device("cuda", i) for i in range(torch.cuda.device_count()) if i != first]
+
+
 def resolve_device(device: str) -> torch.device:
     """The device that ``auto`` stands for, or the named one.
 
@@ -199,19 +215,21 @@ class Simulation:
         device: torch.device,
         dtype: torch.dtype,
         engine: EngineName | EngineChoice,
+        precision: Precision = "float32",
         chunk: int | None = None,
         restored: Sequence[Checkpoint] | None = None,
         memory_places: Sequence[Path] | None = None,
     ) -> None:
         check(task)
         self.task, self.trials, self.rounds = task, list(trials), rounds
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.precision = device, dtype, precision
         self._memory_places = memory_places
         packed = _pack(task, self.trials)
         self.client, self.server = packed.client, packed.server
         self.weights = packed.weights
         model = task.model.to(device, dtype)
-        self._objective = replace(task.objective, model=model)
+        half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
+        self._objective = replace(task.objective, model=model, layers_in=half)
         self._program = Program(
             rule=self.client,
             objective=self._objective,
@@ -219,23 +237,50 @@ class Simulation:
             prepare=task.prepare,
             dtype=dtype,
             device=device,
+            longest=task.protocol.batching.steps(int(task.train.counts.max())),
         )
+        self._elsewhere = [
+            replace(
+                self._program,
+                objective=replace(self._objective, model=task.model.to(other, dtype)),
+                data=task.train.to(other),
+                device=other,
+            )
+            for other in other_devices(device)
+        ]
         self._test = type(task.test)(*(column.to(device) for column in task.test))
         self._client_numbers = self._tensors([numbers(t.client) for t in packed.each])
         self._server_numbers = self._tensors([numbers(t.server) for t in packed.each])
         self.snapshot, self.memory = self._begin()
         self.round = 0
+        self._ahead: tuple[int, Future[list[Entry]]] | None = None
+        self._computed, self._useful = 0, 0
         if restored is not None:
             self._restore(restored)
         else:
             for i in range(len(self.trials)):
                 self.memory.rewind(i, 0)
-        self.choice = (
-            engine
-            if isinstance(engine, EngineChoice)
-            else choose(engine, self._program, rounds - self.round, self._probe)
-        )
-        self._engine: Engine = self.choice.build(self._program, chunk)
+        with rounding(precision):
+            self.choice = (
+                engine
+                if isinstance(engine, EngineChoice)
+                else choose(engine, self._program, rounds - self.round, self._probe)
+            )
+            if chunk is None and self.choice.path != "sequential":
+                limit = clients_that_fit(self._program, *self._probe())
+                share = -(-len(self.trials) * task.protocol.cohort // (1 + len(self._elsewhere)))
+                chunk = even(share, limit)
+        self.chunk = chunk
+        """At most this many clients train at once; None: all of a round."""
+        self._engine = self._build()
+
+    def _build(self) -> Engine:
+        """The chosen engine, on every device there is."""
+        engines = [
+            (program.device, self.choice.build(program, self.chunk))
+            for program in (self._program, *self._elsewhere)
+        ]
+        return Spread(tuple(engines)) if self._elsewhere else engines[0][1]
 
     def _tensors(self, values: list[dict[str, float]]) -> dict[str, Tensor]:
         """Hyper-parameters as tensors, one row per trial."""
@@ -299,27 +344,34 @@ class Simulation:
     def _map_server(self, function: Callable[..., Any], *args: Any) -> Any:
         return _map_rows(self.server, self._server_numbers, function, *args)
 
+    def _planned(self, round_: int) -> list[Entry]:
+        if self._ahead is not None and self._ahead[0] == round_:
+            return self._ahead[1].result()
+        return self._entries(round_)
+
     def _entries(self, round_: int) -> list[Entry]:
         """Cohort and batch plan of every trial, trials one after another."""
+        planned = {seed: self._plan(seed, round_) for seed in {t.seed for t in self.trials}}
+        return [
+            entry._replace(trial=i)
+            for i, trial in enumerate(self.trials)
+            for entry in planned[trial.seed]
+        ]
+
+    def _plan(self, seed: int, round_: int) -> list[Entry]:
+        """Cohort and batches under one seed, which all of its trials share."""
         protocol, data = self.task.protocol, self.task.train
+        cohort = sample_cohort(
+            seed, round_, len(data), protocol.cohort, replacement=protocol.replacement
+        ).tolist()
+        drawn: Counter[int] = Counter()
         entries = []
-        for i, trial in enumerate(self.trials):
-            drawn: Counter[int] = Counter()
-            for client in sample_cohort(
-                trial.seed, round_, len(data), protocol.cohort, replacement=protocol.replacement
-            ).tolist():
-                first, last = (int(o) for o in data.offsets[client : client + 2])
-                plan = local_stream(
-                    protocol.batching,
-                    trial.seed,
-                    round_,
-                    client,
-                    drawn[client],
-                    first,
-                    last - first,
-                )
-                drawn[client] += 1
-                entries.append(Entry(i, client, last - first, plan))
+        for client in cohort:
+            first, last = (int(o) for o in data.offsets[client : client + 2])
+            place = (seed, round_, client, drawn[client])
+            stream = local_stream(protocol.batching, *place, first, last - first)
+            entries.append(Entry(0, client, last - first, stream))
+            drawn[client] += 1
         return entries
 
     def _probe(self) -> tuple[list[Entry], Broadcast, State]:
@@ -340,49 +392,79 @@ class Simulation:
 
     def run_round(self) -> RoundReport:
         """Train, merge, update and, when due, evaluate; then move to the next round."""
-        with onednn(self.choice.onednn):
-            return self._run_round()
+        with onednn(self.choice.onednn), rounding(self.precision):
+            while True:
+                try:
+                    return self._run_round()
+                except torch.OutOfMemoryError:
+                    self._halve()
+
+    def _halve(self) -> None:
+        """Train fewer clients at once; nothing of the round that did not fit has been kept."""
+        now = self.chunk or len(self.trials) * self.task.protocol.cohort
+        if now <= MIN_WIDTH:
+            raise InputError(
+                f"{self.device} has too little memory for {MIN_WIDTH} clients of this task: use a "
+                "smaller batch_size or --device cpu"
+            ) from None
+        self.chunk = max(MIN_WIDTH, -(-now // 2))
+        del self._engine  # and with it the buffers that took the room
+        torch.cuda.empty_cache()
+        self._engine = self._build()
 
     def _run_round(self) -> RoundReport:
         began = time.perf_counter()
         round_ = self.round + 1
-        entries = self._entries(round_)
+        entries = self._planned(round_)
         sent = self._broadcast(round_)
         merger = Merger(entries, [self._weight(e) for e in entries], len(self.trials))
         uploads: Any = ()
-        remembered: list[tuple[list[tuple[int, int]], State, list[bool]]] = []
+        remembered: list[tuple[list[tuple[int, int]], State, Tensor]] = []
         for chunk in self._engine.train(entries, sent, self._read(entries)):
             accepted = merger.add(chunk)
+            self._computed += chunk.computed
             uploads = chunk.outcomes.upload
             if not self.memory.is_empty:
                 owners = [(entries[i].trial, entries[i].client) for i in chunk.entries]
                 kept = tree_map(torch.Tensor.cpu, row(chunk.outcomes.memory, chunk.rows))
                 remembered.append((owners, kept, accepted))
+        if self.device.type == "cuda":
+            # The device is at work on this round: plan the next one meanwhile.
+            self._ahead = round_ + 1, _planner.submit(self._entries, round_ + 1)
+        self._useful += sum(len(entry.stream) for entry in entries)
         # Nothing of the round is kept before all of it has been computed.
         for owners, kept, accepted in remembered:
-            self.memory.write(owners, round_, kept, accepted)
+            self.memory.write(owners, round_, kept, accepted.tolist())
         self._update(merger, sent.round)
-        traffic = self._traffic(entries, sent, uploads, merger.sums)
-        records = self._records(round_, merger.sums, traffic, began)
+        due = (round_ - 1) % self.task.protocol.eval_every == 0 or round_ == self.rounds
+        scores = self._score() if due else None
+        records = self._records(round_, merger.sums, scores, self._sizes(entries, sent, uploads))
+        seconds = (time.perf_counter() - began) / len(self.trials)
         self.round = round_
-        return RoundReport(round_, records, self)
+        return RoundReport(round_, [r._replace(seconds=seconds) for r in records], self)
 
-    def _traffic(
-        self, entries: list[Entry], sent: Broadcast, uploads: Any, sums: Sums
+    def _sizes(
+        self, entries: list[Entry], sent: Broadcast, uploads: Any
     ) -> list[tuple[Message, Message]]:
-        """What every trial sent to and received from its clients in this round."""
-        traffic = []
-        answered = (sums.clients + sums.dropped).tolist()
-        for i in range(len(self.trials)):
-            longest = max((len(e.stream) for e in entries if e.trial == i), default=0)
-            down = weigh((sent.params, sent.shared), longest).times(self.task.protocol.cohort)
-            up = weigh(uploads, longest)
-            count = EXAMPLE_COUNT if self.weights == "examples" else 0
-            traffic.append((down, up._replace(scalars=up.scalars + count).times(answered[i])))
-        moved = [[d.arrays + d.scalars, u.arrays + u.scalars] for d, u in traffic]
-        total = self.snapshot.traffic + torch.tensor(moved, device=self.device)
-        self.snapshot = self.snapshot._replace(traffic=total)
-        return traffic
+        """Size of every trial's messages: down to the cohort, and up from one client."""
+        longest = [0] * len(self.trials)
+        for entry in entries:
+            longest[entry.trial] = max(longest[entry.trial], len(entry.stream))
+        cohort = self.task.protocol.cohort
+        count = EXAMPLE_COUNT if self.weights == "examples" else 0
+        found: dict[int, tuple[Message, Message]] = {}
+        for steps in set(longest):
+            up = weigh(uploads, steps)
+            down = weigh((sent.params, sent.shared), steps).times(cohort)
+            found[steps] = down, up._replace(scalars=up.scalars + count)
+        return [found[steps] for steps in longest]
+
+    def _score(self) -> Tensor:
+        """Loss and metric of every trial; a loss that is not finite ends the trial."""
+        scores = self._evaluate()
+        alive = self.snapshot.alive & scores[:, 0].isfinite()
+        self.snapshot = self.snapshot._replace(alive=alive)
+        return scores
 
     def _weight(self, entry: Entry) -> float:
         if not len(entry.stream):
@@ -412,47 +494,51 @@ class Simulation:
         )
 
     def _records(
-        self, round_: int, sums: Sums, traffic: list[tuple[Message, Message]], began: float
+        self,
+        round_: int,
+        sums: Sums,
+        scores: Tensor | None,
+        sizes: list[tuple[Message, Message]],
     ) -> list[Record]:
-        protocol = self.task.protocol
-        due = (round_ - 1) % protocol.eval_every == 0 or round_ == self.rounds
-        scores: list[Evaluation | None] = [None] * len(self.trials)
-        if due:
-            scores = list(self.evaluate())
-            finite = torch.tensor([s is not None and _finite(s.loss) for s in scores])
-            self.snapshot = self.snapshot._replace(
-                alive=self.snapshot.alive & finite.to(self.device)
-            )
-        alive, totals = self.snapshot.alive.tolist(), self.snapshot.traffic.tolist()
-        counts, dropped = sums.clients.tolist(), sums.dropped.tolist()
-        losses = (sums.loss / sums.clients.clamp(min=1)).tolist()
-        seconds = (time.perf_counter() - began) / len(self.trials)
+        # One transfer for everything: each would wait for the device anew.
+        columns = [self.snapshot.alive, sums.clients, sums.dropped, sums.steps, sums.loss]
+        columns += [*self.snapshot.traffic.T, *([] if scores is None else scores.T)]
+        read = torch.stack([column.double() for column in columns], 1).tolist()
         worst = 0.0 if self.task.metric.higher_is_better else float("inf")
-        return [
-            Record(
-                round=round_,
-                clients=counts[i],
-                dropped=dropped[i],
-                steps=int(sums.steps[i]),
-                train_loss=losses[i] if counts[i] else float("nan"),
-                bytes_down=traffic[i][0].arrays,
-                bytes_up=traffic[i][1].arrays,
-                bytes_up_bound=traffic[i][1].bound,
-                scalar_bytes_down=traffic[i][0].scalars,
-                scalar_bytes_up=traffic[i][1].scalars,
-                bytes_kept=self.memory.kept_bytes,
-                total_bytes_down=totals[i][0],
-                total_bytes_up=totals[i][1],
-                seconds=seconds,
-                loss=None if score is None else score.loss,
-                metric=None if score is None else (score.metric if alive[i] else worst),
-                diverged=not alive[i],
+        records, totals = [], []
+        for (down, one_up), values in zip(sizes, read, strict=True):
+            alive, loss, score = bool(values[0]), values[4], values[7:]
+            clients, dropped, steps, before_down, before_up = (
+                int(values[i]) for i in (1, 2, 3, 5, 6)
             )
-            for i, score in enumerate(scores)
-        ]
+            up = one_up.times(clients + dropped)
+            total = before_down + down.arrays + down.scalars, before_up + up.arrays + up.scalars
+            totals.append(total)
+            records.append(
+                Record(
+                    round=round_,
+                    clients=clients,
+                    dropped=dropped,
+                    steps=steps,
+                    train_loss=loss / clients if clients else float("nan"),
+                    bytes_down=down.arrays,
+                    bytes_up=up.arrays,
+                    bytes_up_bound=up.bound,
+                    scalar_bytes_down=down.scalars,
+                    scalar_bytes_up=up.scalars,
+                    bytes_kept=self.memory.kept_bytes,
+                    total_bytes_down=total[0],
+                    total_bytes_up=total[1],
+                    seconds=0.0,
+                    loss=score[0] if score else None,
+                    metric=(score[1] if alive else worst) if score else None,
+                    diverged=not alive,
+                )
+            )
+        self.snapshot = self.snapshot._replace(traffic=torch.tensor(totals).to(self.device))
+        return records
 
-    def evaluate(self) -> list[Evaluation]:
-        """Loss and metric of every trial's model on the test examples."""
+    def _evaluate(self) -> Tensor:
         return evaluate(
             self.snapshot.params,
             self._test,
@@ -460,6 +546,15 @@ class Simulation:
             self.task.metric,
             self.task.prepare,
         )
+
+    def padding(self) -> float:
+        """Client steps computed so far over those that clients had: 1.0 wastes nothing."""
+        return self._computed / max(self._useful, 1)
+
+    def evaluate(self) -> list[Evaluation]:
+        """Loss and metric of every trial's model on the test examples."""
+        with rounding(self.precision):
+            return [Evaluation(*pair) for pair in self._evaluate().tolist()]
 
 
 def _map_rows(
@@ -481,10 +576,6 @@ def _filled(template: Any, tensors: Mapping[str, Tensor], prefix: str) -> Any:
                 "shape): it was made with other settings; choose another directory"
             )
     return refill(template, found)
-
-
-def _finite(value: float) -> bool:
-    return value == value and abs(value) != float("inf")
 
 
 class _Pack(NamedTuple):
@@ -517,6 +608,7 @@ def simulate(
     engine: EngineName = "auto",
     device: Device = "auto",
     dtype: torch.dtype = torch.float32,
+    precision: Precision = "float32",
     chunk: int | None = None,
     observer: Observer | None = None,
 ) -> list[History]:
@@ -529,7 +621,8 @@ def simulate(
         engine: ``auto`` measures and picks; ``sequential`` is the reference loop, ``vectorized``
             maps over clients, ``compiled`` also compiles the step.
         device: ``auto``, ``cpu`` or ``cuda``.
-        dtype: precision of parameters and updates.
+        dtype: type of parameters and updates.
+        precision: how layers are computed on a GPU: ``float32``, ``tf32`` or ``bf16``.
         chunk: train at most this many clients at once, to save memory.
         observer: called after every round.
 
@@ -548,6 +641,7 @@ def simulate(
         device=resolve_device(device),
         dtype=dtype,
         engine=engine,
+        precision=precision,
         chunk=chunk,
     )
     records: list[list[Record]] = [[] for _ in trials]

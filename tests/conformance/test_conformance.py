@@ -77,6 +77,7 @@ def test_loop_equals_map_equals_chunks(name: str) -> None:
     reference = run(name, "sequential")
     assert distance(reference, run(name, "vectorized")) < 1e-9
     assert distance(reference, run(name, "vectorized", chunk=3)) < 1e-9
+    assert distance(reference, run(name, "captured")) < 1e-9
     moved = simulate(task(), trials(name), rounds=1, engine="sequential", dtype=torch.float64)
     assert distance(reference, [h.params for h in moved]) > 1e-6, "the algorithm does nothing"
 

@@ -265,3 +265,8 @@ def test_sizes_that_cannot_be_batched_are_refused(fields: dict[str, Any], messag
     with pytest.raises(InputError) as caught:
         Batching(**fields)
     assert str(caught.value) == message
+
+
+@given(batchings, st.integers(0, 40))
+def test_number_of_steps_is_known_beforehand(batching: Batching, count: int) -> None:
+    assert batching.steps(count) == len(plan(batching, count))

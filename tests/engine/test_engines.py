@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fedzmg import InputError, Task, Trial, simulate
+from fedzmg.bench.workloads import WORKLOADS
+from fedzmg.data.plan import Entry
 from fedzmg.engine import choose as choosing
 from fedzmg.engine.choose import can_compile
+from fedzmg.engine.fit import even
+from fedzmg.engine.round import Broadcast, Chunk
 from fedzmg.engine.vectorized import Vectorized
+from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import MappedLayers, onednn
 from fedzmg.simulation import Simulation
 
@@ -153,3 +162,148 @@ def test_gpu_agrees_with_cpu(engine: str, name: str) -> None:
     for a, b in zip(here, there, strict=True):
         for key, leaf in a.params.items():
             torch.testing.assert_close(leaf, b.params[key].cpu(), rtol=0, atol=1e-9)
+
+
+def test_chunks_are_even_and_few() -> None:
+    assert even(100, None) is None
+    assert even(100, 100) is None
+    assert even(100, 99) == 50
+    assert even(810, 400) == 270
+    assert even(7, 3) == 3
+
+
+class Tight:
+    """An engine whose device is full above some number of clients."""
+
+    def __init__(self, engine: Vectorized, room: int) -> None:
+        self.engine, self.room = engine, room
+
+    def train(self, entries: list[Entry], sent: Broadcast, memory: object) -> Iterator[Chunk]:
+        for chunk in self.engine.train(entries, sent, memory):
+            if len(chunk.entries) > self.room:
+                raise torch.OutOfMemoryError("no room")
+            yield chunk
+
+
+def test_running_out_of_memory_halves_the_chunk_and_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    roomy = simulation("vectorized", trials=2)
+    expected = [roomy.run_round().records for _ in range(2)]
+    tight = simulation("vectorized", trials=2)
+    build = choosing.EngineChoice.build
+    monkeypatch.setattr(
+        choosing.EngineChoice, "build", lambda self, *args: Tight(build(self, *args), room=3)
+    )
+    tight._engine = Tight(tight._engine, room=3)  # type: ignore[arg-type, assignment]
+    got = [tight.run_round().records for _ in range(2)]
+    assert tight.chunk == 2, "8 clients do not fit, 4 do not, 2 do"
+    for a, b in zip(chain(*got), chain(*expected), strict=True):
+        assert a._replace(seconds=0) == b._replace(seconds=0)
+    for name, leaf in roomy.snapshot.params.items():
+        torch.testing.assert_close(tight.snapshot.params[name], leaf, rtol=0, atol=0)
+
+
+def test_a_device_without_room_for_two_clients_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    tight = simulation("vectorized")
+    monkeypatch.setattr(
+        choosing.EngineChoice, "build", lambda *args: Tight(Vectorized(tight._program), room=0)
+    )
+    tight._engine = Tight(tight._engine, room=0)  # type: ignore[arg-type, assignment]
+    with pytest.raises(InputError, match="too little memory for 2 clients"):
+        tight.run_round()
+
+
+@COMPILER_WARNS
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+@pytest.mark.parametrize("engine", ["captured", "compiled"])
+@pytest.mark.parametrize("name", ["cifar100", "shakespeare"])
+def test_a_round_of_the_papers_models_on_a_gpu(name: str, engine: str, precision: str) -> None:
+    """Against the loop over clients; differences are measured in lengths of the round's step."""
+    built = WORKLOADS[name].build(clients=10)
+    few = replace(built, protocol=replace(built.protocol, epochs=1, cohort=4))
+    start = initial_params(few.model, few.init, 0)
+
+    def moved(engine: str, precision: str) -> torch.Tensor:
+        [history] = simulate(
+            few, Trial.of("fedzmg", client_lr=0.01), rounds=1, engine=engine, device="cuda",
+            precision=precision,
+        )  # fmt: skip
+        return torch.cat([(history.params[n].cpu() - p).flatten() for n, p in start.items()])
+
+    reference = moved("sequential", "float32")
+    difference = (moved(engine, precision) - reference).norm() / reference.norm()
+    assert difference < {"float32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}[precision]
+
+
+@COMPILER_WARNS
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_packed_equals_alone_on_a_gpu() -> None:
+    built = WORKLOADS["cifar100"].build(clients=10)
+    few = replace(built, protocol=replace(built.protocol, epochs=1, cohort=4))
+    trials = [Trial.of("fedzmg", seed, client_lr=0.01) for seed in range(3)]
+    packed = simulate(few, trials, rounds=1, engine="captured", device="cuda")
+    for trial, together in zip(trials, packed, strict=True):
+        [alone] = simulate(few, trial, rounds=1, engine="captured", device="cuda")
+        for name, leaf in alone.params.items():
+            torch.testing.assert_close(leaf, together.params[name], rtol=0, atol=1e-4)
+
+
+@COMPILER_WARNS
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_auto_on_a_gpu_replays_graphs_and_falls_back_to_the_loop() -> None:
+    built = Simulation(
+        task(), [Trial.of("fedzmg")], rounds=2, device=torch.device("cuda"),
+        dtype=torch.float32, engine="auto",
+    )  # fmt: skip
+    assert built.choice.path == "captured"
+    assert built.chunk is None
+
+    class Deciding(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) if float(x.sum()) > -1e9 else x
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(12, 3)), rng.integers(0, 3, 12)
+    odd = Task.from_arrays(
+        Deciding(3, 3), x, y, np.arange(12) % 3, test=(x, y), cohort=3, batch_size=2
+    )
+    looped = Simulation(
+        odd, [Trial.of("fedavg")], rounds=1, device=torch.device("cuda"), dtype=torch.float32,
+        engine="auto",
+    )  # fmt: skip
+    assert looped.choice.path == "sequential"
+    assert "cannot be mapped" in looped.choice.reason
+
+
+class Doubting(nn.Module):
+    """Decides by a hidden value, which no map over clients can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        return self.second(hidden if bool(hidden.sum() > 0) else hidden.relu())
+
+
+def test_a_model_that_does_not_map_is_trained_by_the_loop() -> None:
+    plain = task()
+    odd = Task.from_arrays(
+        Doubting(), *plain.train.examples, np.repeat(np.arange(4), [5, 12, 8, 3]),
+        test=tuple(plain.test), cohort=4, batch_size=4,
+    )  # fmt: skip
+    with pytest.raises(InputError, match="engine='sequential'"):
+        simulate(odd, Trial.of("fedzmg"), rounds=1, engine="vectorized")
+    looped = Simulation(
+        odd, [Trial.of("fedzmg"), Trial.of("fedzmg", 1)], rounds=1, device=CPU,
+        dtype=torch.float32, engine="auto",
+    )  # fmt: skip
+    assert looped.choice.path == "sequential"
+    assert "decides by the value of a tensor" in looped.choice.reason
+    assert len(looped.run_round().records) == 2

@@ -35,6 +35,11 @@ class Batching:
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"batch {name} = {value!r}: expected a whole number of at least 1")
 
+    def steps(self, count: int) -> int:
+        """Local steps of a client with that many examples."""
+        runs, length = (1, count * self.epochs) if self.straddle else (self.epochs, count)
+        return runs * (-(-length // self.size) if self.keep_partial else length // self.size)
+
 
 @dataclass(frozen=True)
 class Stream:

@@ -56,11 +56,11 @@ class Merger:
         self._sums: Sums | None = None
         self._forms: tuple[Flat, Flat] | None = None
 
-    def add(self, chunk: Chunk) -> list[bool]:
-        """Merge a chunk; which of its entries were accepted.
+    def add(self, chunk: Chunk) -> Tensor:
+        """Merge a chunk; which of its entries were accepted, as a tensor.
 
         An upload with a value that is not finite is dropped and counted. An entry of weight zero
-        (a client that held no batch) sent nothing.
+        (a client that held no batch) sent nothing. Nothing here waits for the device.
         """
         upload = chunk.outcomes.upload
         averaged, form = flatten_rows((upload.delta, upload.average))
@@ -69,21 +69,20 @@ class Merger:
             self._sums = Sums.empty(averaged, total, self._trials)
             self._forms = form, total_form
         finite = averaged.isfinite().all(1) & total.isfinite().all(1)
-        flags = finite[chunk.rows].tolist()
-        accepted = [ok and self._weights[i] > 0 for ok, i in zip(flags, chunk.entries, strict=True)]
-        for wave in self._waves(chunk, accepted):
-            self._add_wave(self._sums, averaged, total, chunk, wave)
-        for i, ok in zip(chunk.entries, flags, strict=True):
-            if not ok and self._weights[i] > 0:
-                self._sums.dropped[self._entries[i].trial] += 1
-        return accepted
+        # Zero times a value that is not finite is not zero, so such a row is blanked first.
+        averaged = torch.where(finite[:, None], averaged, 0)
+        total = torch.where(finite[:, None], total, 0)
+        for wave in self._waves(chunk):
+            self._add_wave(self._sums, averaged, total, finite, chunk, wave)
+        sent = torch.tensor([self._weights[i] > 0 for i in chunk.entries])
+        return finite[self._index(chunk.rows, finite)] & sent.to(finite.device)
 
-    def _waves(self, chunk: Chunk, accepted: list[bool]) -> list[list[int]]:
+    def _waves(self, chunk: Chunk) -> list[list[int]]:
         """Positions in the chunk in the order of the cohort, at most one per trial in a wave."""
         waves: list[list[int]] = []
         turns: dict[int, int] = {}
         for place in sorted(range(len(chunk.entries)), key=chunk.entries.__getitem__):
-            if accepted[place]:
+            if self._weights[chunk.entries[place]] > 0:
                 trial = self._entries[chunk.entries[place]].trial
                 turn = turns[trial] = turns.get(trial, -1) + 1
                 if turn == len(waves):
@@ -91,24 +90,35 @@ class Merger:
                 waves[turn].append(place)
         return waves
 
+    @staticmethod
+    def _index(values: list[int], like: Tensor) -> Tensor:
+        return torch.tensor(values).to(like.device, non_blocking=True)
+
     def _add_wave(
-        self, sums: Sums, averaged: Tensor, total: Tensor, chunk: Chunk, wave: list[int]
+        self,
+        sums: Sums,
+        averaged: Tensor,
+        total: Tensor,
+        finite: Tensor,
+        chunk: Chunk,
+        wave: list[int],
     ) -> None:
-        device = averaged.device
         owners = [chunk.entries[place] for place in wave]
-        rows = torch.tensor([chunk.rows[place] for place in wave], device=device)
-        trial = torch.tensor([self._entries[i].trial for i in owners], device=device)
-        weight = torch.tensor(
-            [self._weights[i] for i in owners], dtype=torch.float64, device=device
-        )
+        rows = self._index([chunk.rows[place] for place in wave], averaged)
+        trial = self._index([self._entries[i].trial for i in owners], averaged)
+        given = torch.tensor([self._weights[i] for i in owners], dtype=torch.float64)
+        fine = finite[rows]
+        weight = torch.where(fine, given.to(averaged.device, non_blocking=True), 0.0)
         factor = weight.to(averaged.dtype)[:, None]
         sums.averaged.index_add_(0, trial, averaged[rows] * factor)
         if total.shape[1]:
             sums.total.index_add_(0, trial, total[rows])
         sums.weight.index_add_(0, trial, weight)
-        sums.clients.index_add_(0, trial, torch.ones_like(trial))
-        sums.steps.index_add_(0, trial, chunk.outcomes.steps[rows])
-        sums.loss.index_add_(0, trial, chunk.outcomes.loss[rows].double())
+        sums.clients.index_add_(0, trial, fine.long())
+        sums.dropped.index_add_(0, trial, (~fine).long())
+        sums.steps.index_add_(0, trial, torch.where(fine, chunk.outcomes.steps[rows], 0))
+        loss = torch.where(fine, chunk.outcomes.loss[rows].double(), 0.0)
+        sums.loss.index_add_(0, trial, loss)
 
     @property
     def sums(self) -> Sums:

@@ -18,10 +18,11 @@ from fedzmg.data.plan import Entry
 from fedzmg.engine.round import Broadcast, Engine, Program
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
-from fedzmg.errors import unknown
+from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn
+from fedzmg.models.kernels.precision import HAS_TRITON
 
-Path = Literal["sequential", "vectorized", "compiled"]
+Path = Literal["sequential", "vectorized", "captured", "compiled"]
 
 COMPILE_SECONDS = 30.0
 """What compiling a step costs on a small machine; seen: 10 s for a small CNN, 23 s for an MLP."""
@@ -45,7 +46,13 @@ class EngineChoice:
         """The engine that follows this path."""
         if self.path == "sequential":
             return Sequential(program)
-        return Vectorized(program, chunk=chunk, compiled=self.path == "compiled")
+        on_card = program.device.type == "cuda"
+        return Vectorized(
+            program,
+            chunk=chunk,
+            compiled=self.path == "compiled",
+            captured=self.path == "captured" or (self.path == "compiled" and on_card),
+        )
 
 
 def choose(name: str, program: Program, rounds_left: int, probe: Probe) -> EngineChoice:
@@ -58,6 +65,8 @@ def choose(name: str, program: Program, rounds_left: int, probe: Probe) -> Engin
         return EngineChoice(name, "asked for")  # type: ignore[arg-type]
     if name != "auto":
         raise unknown("engine", name, ["auto", *get_args(Path)])
+    if program.device.type == "cuda":
+        return _on_card(program, rounds_left, probe)
     entries, sent, memory = probe()
     short = [e._replace(stream=e.stream[:PROBE_STEPS]) for e in entries]
     found: dict[tuple[Path, bool], float] = {}
@@ -67,8 +76,13 @@ def choose(name: str, program: Program, rounds_left: int, probe: Probe) -> Engin
     }
     for path, engine in engines.items():
         for flag in (True, False) if program.device.type == "cpu" else (True,):
-            with onednn(flag):
-                found[path, flag] = _seconds(engine, short, sent, memory)
+            try:
+                with onednn(flag):
+                    found[path, flag] = _seconds(engine, short, sent, memory)
+            except InputError as error:
+                if path == "sequential":
+                    raise
+                return EngineChoice("sequential", str(error))
     path, flag = min(found, key=found.__getitem__)
     figures = ", ".join(
         f"{p}{'' if f else ' without oneDNN'} {1e3 * t:.1f} ms" for (p, f), t in found.items()
@@ -83,10 +97,37 @@ def choose(name: str, program: Program, rounds_left: int, probe: Probe) -> Engin
     return EngineChoice(path, figures, flag)
 
 
+def _on_card(program: Program, rounds_left: int, probe: Probe) -> EngineChoice:
+    """On a GPU: graphs, compiled where the training is long enough; whatever works, otherwise."""
+    entries, sent, memory = probe()
+    short = [e._replace(stream=e.stream[:PROBE_STEPS]) for e in entries]
+    try:
+        mapped = _seconds(Vectorized(program), short, sent, memory)
+    except (InputError, RuntimeError) as error:
+        reason = f"the model cannot be mapped over clients ({_first_line(error)})"
+        return EngineChoice("sequential", reason)
+    try:
+        replayed = _seconds(Vectorized(program, captured=True), short, sent, memory)
+    except RuntimeError as error:
+        reason = f"the step cannot be captured as a graph ({_first_line(error)})"
+        return EngineChoice("vectorized", reason)
+    figures = f"{PROBE_STEPS} steps of a cohort: mapped {1e3 * mapped:.1f} ms, as a graph "
+    figures += f"{1e3 * replayed:.1f} ms"
+    steps = max((len(e.stream) for e in entries), default=0)
+    left = replayed / PROBE_STEPS * steps * rounds_left
+    if left > 2 * COMPILE_SECONDS and can_compile(program.device):
+        return EngineChoice("compiled", f"{figures}; {left:.0f} s to go per trial")
+    return EngineChoice("captured", figures)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def can_compile(device: torch.device) -> bool:
     """Whether ``torch.compile`` has what it needs here."""
     if device.type == "cuda":
-        return torch.utils._triton.has_triton()
+        return HAS_TRITON
     return any(shutil.which(name) for name in ("c++", "g++", "clang++", "cl"))
 
 

@@ -31,6 +31,8 @@ class Program:
     dtype: torch.dtype
     device: torch.device
     look_size: int = 256
+    longest: int = 0
+    """Steps of the longest stream that any client can have."""
 
     def batch_inputs(self, indices: Tensor) -> Examples:
         """Gather examples by position and turn stored inputs into what the model reads."""
@@ -53,6 +55,8 @@ class Chunk(NamedTuple):
     entries: list[int]
     rows: list[int]
     outcomes: Outcome
+    computed: int
+    """Client steps computed for it, those of clients that were done already included."""
 
 
 class Engine(Protocol):

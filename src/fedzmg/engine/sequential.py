@@ -27,7 +27,8 @@ class Sequential:
         """One chunk per client."""
         for i, entry in enumerate(entries):
             outcome = self._train_one(entry, row(sent, entry.trial), row(memory, i))
-            yield Chunk([i], [0], tree_map(lambda leaf: leaf[None], outcome))
+            alone = tree_map(lambda leaf: leaf[None], outcome)
+            yield Chunk([i], [0], alone, computed=len(entry.stream))
 
     def _train_one(self, entry: Entry, sent: Broadcast, memory: State) -> Outcome:
         program, stream = self.program, entry.stream

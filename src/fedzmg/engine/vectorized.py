@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedzmg.contract import Given, Look, State, bind
 from fedzmg.data.plan import Entry, Padded, full_pass, pad
 from fedzmg.engine import local
+from fedzmg.engine.captured import Captured
+from fedzmg.engine.captured import State as Captures
 from fedzmg.engine.local import Outcome, Work
 from fedzmg.engine.round import Broadcast, Chunk, Program
 from fedzmg.models.kernels import MappedLayers
@@ -41,15 +44,18 @@ class Vectorized:
         program: what to train.
         chunk: at most this many clients at once (None: all of the round).
         compiled: compile the step with ``torch.compile``; widths then follow a short ladder.
+        captured: replay the step from buffers that keep their place; on a GPU as a CUDA graph.
         backend: compiler backend.
     """
 
     program: Program
     chunk: int | None = None
     compiled: bool = False
+    captured: bool = False
     backend: str = "inductor"
     _steps: dict[bool, MappedStep] = field(default_factory=dict, repr=False, compare=False)
     """The mapped step, with and without a mask for clients that are done."""
+    _captured: list[Captured] = field(default_factory=list, repr=False, compare=False)
 
     def train(self, entries: list[Entry], sent: Broadcast, memory: State) -> Iterator[Chunk]:
         """One chunk of at most ``chunk`` clients at a time."""
@@ -59,8 +65,10 @@ class Vectorized:
             # Longest stream first; the sort is stable, so equal streams keep the cohort's order.
             order = sorted(part, key=lambda i: -len(entries[i].stream))
             rows = order if len(order) >= MIN_WIDTH else order * MIN_WIDTH
-            outcomes = self._train_sorted([entries[i] for i in rows], sent, row(memory, rows))
-            yield Chunk(order, list(range(len(order))), outcomes)
+            chosen = [entries[i] for i in rows]
+            outcomes = self._train_sorted(chosen, sent, row(memory, rows))
+            computed = sum(self._widths([len(e.stream) for e in chosen]))
+            yield Chunk(order, list(range(len(order))), outcomes, computed)
 
     def _train_sorted(self, entries: list[Entry], sent: Broadcast, memory: State) -> Outcome:
         program = self.program
@@ -73,7 +81,8 @@ class Vectorized:
         if program.rule.looks != "never":
             look = self._look(entries, given.params)
         work = self._map(lambda rule, g, seen: local.start(rule, g, seen), numbers, given, look)
-        work = self._run(entries, numbers, given, work)
+        run = self._replay if self.captured else self._run
+        work = run(entries, numbers, given, work)
         out: Outcome = self._map(local.finish, numbers, given, work)
         return out
 
@@ -108,9 +117,40 @@ class Vectorized:
         # Rows left in ascending order of width, so the pieces line up when read backwards.
         return tree_map(lambda *parts: torch.cat(parts), work, *reversed(done)) if done else work
 
+    def _replay(
+        self, entries: list[Entry], numbers: dict[str, Tensor], given: Given, work: Work
+    ) -> Work:
+        """The same steps from buffers that keep their place."""
+        padded = pad([e.stream for e in entries])
+        total = len(entries)
+        if not self._captured:
+            self._captured.append(Captured(self.program, compiled=self.compiled))
+        captured = self._captured[0]
+        widths = self._widths([len(e.stream) for e in entries])
+        state = captured.load(padded, Captures(numbers, given, work), sorted(set(widths)))
+        for t, width in enumerate(widths):
+            captured.replay(total, width)
+            if self.program.rule.watches_epochs and padded.closes[:width, t].any():
+                now = row(state.work, slice(width))
+                ends = torch.from_numpy(padded.closes[:width, t] & (padded.lengths[:width] > t))
+                closed = self._close(
+                    entries[:width],
+                    row(state.numbers, slice(width)),
+                    now,
+                    ends.to(self.program.device),
+                )
+                tree_map(lambda old, new: old.copy_(new), now, closed)
+        return state.work
+
+    def _widths(self, lengths: list[int]) -> list[int]:
+        """How many rows each step computes."""
+        steps = np.arange(max(lengths, default=0))
+        alive = (np.array(lengths)[:, None] > steps).sum(0)
+        return [self._width(int(count), len(lengths)) for count in alive]
+
     def _width(self, alive: int, total: int) -> int:
         """How many rows to keep; compiled steps round up to a ladder of few widths."""
-        if not self.compiled:
+        if not self.compiled and not self.captured:
             return max(alive, MIN_WIDTH)
         ladder = {max(MIN_WIDTH, -(-total >> k)) for k in range(MAX_COMPILED_WIDTHS)}
         return min(w for w in ladder if w >= alive)

@@ -1,0 +1,197 @@
+"""Local steps as CUDA graphs: one replay per step, and no word from the host in between.
+
+Everything a step reads and writes lies in buffers that keep their place: the plan of the round, the
+clients' work, and the number of the step itself. Gathering the batch, gradient, update and tallies
+are one graph, captured once per width; a narrower width is a graph over the first rows of the same
+buffers, so clients that are done are left where they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedzmg.contract import Given, bind
+from fedzmg.data.plan import Padded
+from fedzmg.engine import local
+from fedzmg.engine.local import Work
+from fedzmg.engine.round import Program
+from fedzmg.models.kernels import MappedLayers
+from fedzmg.models.objective import Batch
+from fedzmg.tree import Tree, leaves, row, tree_map
+
+WARM_UPS = 2
+"""Runs before a capture: libraries set themselves up, the compiler compiles."""
+
+
+class Plan(NamedTuple):
+    """The round's batches on the card: ``[client, step, ...]``."""
+
+    indices: Tensor
+    weights: Tensor
+    keys: Tensor
+    lengths: Tensor
+
+
+class State(NamedTuple):
+    """What a step works on, one row per client."""
+
+    numbers: dict[str, Tensor]
+    given: Given
+    work: Work
+
+
+class _Code(NamedTuple):
+    """The two halves of a step, which the compiler takes one at a time."""
+
+    loss: Callable[..., Tensor]
+    advance: Callable[..., None]
+
+
+@dataclass
+class _Held:
+    """Buffers for one number of clients, and the graphs over them."""
+
+    state: State
+    plan: Plan
+    time: Tensor
+    steps: dict[int, Callable[[], None]] = field(default_factory=dict)
+    """By width: what does one step."""
+
+
+class Captured:
+    """Runs the steps of a round by replaying graphs.
+
+    Args:
+        program: what to train.
+        compiled: let the compiler fuse what is captured.
+    """
+
+    def __init__(self, program: Program, *, compiled: bool) -> None:
+        self._program, self._compiled = program, compiled
+        self._held: dict[int, _Held] = {}
+        self._pool: Any = None
+
+    def load(self, padded: Padded, state: State, widths: Iterable[int]) -> State:
+        """Put a round into the buffers, capturing what is missing first; the buffers' own state."""
+        clients = len(padded.lengths)
+        held = self._held.get(clients)
+        if held is None or padded.indices.shape[1] > held.plan.indices.shape[1]:
+            held = self._held[clients] = self._hold(padded, state)
+        for width in widths:
+            if width not in held.steps:
+                held.steps[width] = self._capture(held, width)
+        torch._foreach_copy_(leaves(held.state), leaves(state))
+        steps = padded.indices.shape[1]
+        for kept, new in zip(
+            held.plan[:3], (padded.indices, padded.weights, padded.keys), strict=True
+        ):
+            kept[:, :steps].copy_(torch.from_numpy(new), non_blocking=True)
+        held.plan.lengths.copy_(torch.from_numpy(padded.lengths), non_blocking=True)
+        held.time.zero_()
+        return held.state
+
+    def replay(self, clients: int, width: int) -> None:
+        """One step of the first ``width`` clients."""
+        self._held[clients].steps[width]()
+
+    def _hold(self, padded: Padded, state: State) -> _Held:
+        program = self._program
+        clients, steps, batch = padded.indices.shape
+        steps = max(steps, program.longest)
+        lengths = torch.zeros(clients, dtype=torch.int64, device=program.device)
+        plan = Plan(
+            lengths.new_zeros(clients, steps, batch),
+            lengths.new_zeros(clients, steps, batch, dtype=program.dtype),
+            lengths.new_zeros(clients, steps),
+            lengths,
+        )
+        own: State = tree_map(
+            lambda leaf: torch.empty_like(leaf, memory_format=torch.contiguous_format).copy_(leaf),
+            state,
+        )
+        return _Held(own, plan, lengths.new_zeros(()))
+
+    def _capture(self, held: _Held, width: int) -> Callable[[], None]:
+        state, plan = row(held.state, slice(width)), row(held.plan, slice(width))
+        plain = _Code(_loss_function(self._program), _advance_function(self._program))
+        if self._program.device.type != "cuda":  # the same step, called instead of replayed
+            code = self._compile(plain) if self._compiled else plain
+            return lambda: _step(self._program, code, state, plan, held.time)
+        stream = torch.cuda.Stream(self._program.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            # Once without the compiler: layers measure which kernels suit them.
+            _step(self._program, plain, state, plan, held.time)
+            code = self._compile(plain) if self._compiled else plain
+            for _ in range(WARM_UPS):
+                _step(self._program, code, state, plan, held.time)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            _step(self._program, code, state, plan, held.time)
+        self._pool = self._pool or graph.pool()
+        return graph.replay
+
+    def _compile(self, code: _Code) -> _Code:
+        compiled: list[Any] = [torch.compile(f, fullgraph=True, dynamic=False) for f in code]
+        return _Code(*compiled)
+
+
+def _step(program: Program, code: _Code, state: State, plan: Plan, time: Tensor) -> None:
+    """One step on buffers, in place."""
+    params = state.work.params
+    tracked = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
+    losses = code.loss(tracked, plan, time, *program.data.examples)
+    slopes = torch.autograd.grad(losses.sum(), list(tracked.values()), allow_unused=True)
+    grad = Tree(
+        {
+            name: torch.zeros_like(leaf) if slope is None else slope
+            for (name, leaf), slope in zip(params.items(), slopes, strict=True)
+        }
+    )
+    with torch.no_grad():
+        code.advance(
+            state.numbers, state.given, state.work, grad, losses.detach(), plan.lengths, time
+        )
+        time.add_(1)
+
+
+def _loss_function(program: Program) -> Callable[..., Tensor]:
+    """Losses of the clients on the batches of step ``time``."""
+    keyed = program.objective.model.has_dropout
+
+    def losses(params: dict[str, Tensor], plan: Plan, time: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        at = time.reshape(1)
+        indices = plan.indices.index_select(1, at).squeeze(1)
+        weights = plan.weights.index_select(1, at).squeeze(1)
+        key = plan.keys.index_select(1, at).squeeze(1) if keyed else ()
+        batch = Batch(program.prepare(x[indices], program.dtype), y[indices], weights, key)
+        # Under the compiler, layers exchange themselves: it cannot trace all that the mode sees.
+        quick = contextlib.nullcontext() if torch.compiler.is_compiling() else MappedLayers()
+        with quick:
+            return torch.vmap(program.objective.train)(Tree(params), batch)
+
+    return losses
+
+
+def _advance_function(program: Program) -> Callable[..., None]:
+    """The rule's step and the tallies, written where they are kept."""
+
+    def one(numbers: Any, given: Given, params: Tree, scratch: Any, grad: Tree, active: Any) -> Any:
+        return local.step(bind(program.rule, numbers), given, params, scratch, grad, active)
+
+    def advance(
+        numbers: Any, given: Given, work: Work, grad: Tree, loss: Tensor, lengths: Tensor, time: Any
+    ) -> None:
+        active = (lengths > time) & work.active
+        params, scratch = torch.vmap(one)(numbers, given, work.params, work.scratch, grad, active)
+        after = local.count(work, loss, params, scratch, active)
+        tree_map(lambda old, new: old.copy_(new), work, after)
+
+    return advance
