@@ -1,0 +1,1 @@
+"""How fast a federation trains here, and how far that is from what the machine could do."""

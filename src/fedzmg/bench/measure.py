@@ -1,0 +1,189 @@
+"""Time rounds of a workload and set them against what the machine could do."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, get_args
+
+import torch
+
+from fedzmg.bench.counting import step_cost
+from fedzmg.bench.machine import Machine, measure, wait
+from fedzmg.bench.workloads import WORKLOADS
+from fedzmg.errors import InputError, unknown
+from fedzmg.models.kernels import PRECISIONS
+from fedzmg.models.kernels.precision import Precision
+from fedzmg.simulation import EngineName, Simulation, Trial
+from fedzmg.tasks.task import Task
+from fedzmg.version import __version__
+
+NEVER = 10**9
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One line of the table; times are medians, evaluation excluded."""
+
+    workload: str
+    algorithm: str
+    engine: str
+    """The path that was taken."""
+    precision: str
+    trials: int
+    clients: int
+    """Clients in a round, all trials together."""
+    steps: int
+    """Local steps in a round, all clients together."""
+    cold_seconds: float
+    """From nothing to the end of the first round: set-up, compiling, capturing."""
+    round_ms: float
+    trial_round_ms: float
+    steps_per_second: float
+    flops: float
+    """Operations of a round, counted."""
+    bytes: float
+    matmul_share: float
+    """Of the rate of the machine's matrix products."""
+    bandwidth_share: float
+    floor_ms: float
+    """The longer of: all operations at the machine's rate, all bytes at its bandwidth."""
+    over_floor: float
+    peak_mib: float
+    padded_over_useful: float
+    """Steps computed for clients, also those that were done, over steps they had."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def time_rounds(
+    task: Task,
+    machine: Machine,
+    *,
+    algorithm: str = "fedzmg",
+    engine: EngineName = "auto",
+    precision: Precision = "float32",
+    trials: int = 1,
+    rounds: int = 5,
+    device: torch.device,
+) -> Timing:
+    """Train a few rounds and measure them."""
+    task = replace(task, protocol=replace(task.protocol, eval_every=NEVER))
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    began = time.perf_counter()
+    packed = [Trial.of(algorithm, seed=0, client_lr=0.01 * (1 + i / 1000)) for i in range(trials)]
+    simulation = Simulation(
+        task, packed, rounds=NEVER, device=device, dtype=torch.float32, engine=engine,
+        precision=precision,
+    )  # fmt: skip
+    simulation.run_round()
+    wait(device)
+    cold = time.perf_counter() - began
+    simulation.run_round()  # what the first round leaves for later
+    seconds, steps = [], []
+    for _ in range(rounds):
+        wait(device)
+        began = time.perf_counter()
+        report = simulation.run_round()
+        wait(device)
+        seconds.append(time.perf_counter() - began)
+        steps.append(sum(record.steps for record in report.records))
+    cost = step_cost(task, packed[0].algorithm)
+    median, done = statistics.median(seconds), statistics.mean(steps)
+    flops, moved = cost.flops * done, cost.bytes * done
+    floor = max(flops / machine.flops, moved / machine.bandwidth)
+    return Timing(
+        workload=task.name,
+        algorithm=algorithm,
+        engine=simulation.choice.path,
+        precision=precision,
+        trials=trials,
+        clients=trials * task.protocol.cohort,
+        steps=round(done),
+        cold_seconds=cold,
+        round_ms=1e3 * median,
+        trial_round_ms=1e3 * median / trials,
+        steps_per_second=done / median,
+        flops=flops,
+        bytes=moved,
+        matmul_share=flops / median / machine.flops,
+        bandwidth_share=moved / median / machine.bandwidth,
+        floor_ms=1e3 * floor,
+        over_floor=median / floor,
+        peak_mib=_peak_mib(device),
+        padded_over_useful=simulation.padding(),
+    )
+
+
+def measure_all(
+    workloads: Sequence[str],
+    engines: Sequence[str],
+    precisions: Sequence[str],
+    trials: Sequence[int | str],
+    *,
+    rounds: int,
+    algorithm: str,
+    device: torch.device,
+) -> Iterator[Timing]:
+    """Every combination, one after another.
+
+    Raises:
+        InputError: for an unknown name or a number of trials that is none, before anything runs.
+    """
+    for kind, names, known in (
+        ("workload", workloads, list(WORKLOADS)),
+        ("engine", engines, get_args(EngineName)),
+        ("precision", precisions, PRECISIONS),
+    ):
+        for name in names:
+            if name not in known:
+                raise unknown(kind, name, known)
+    counts = []
+    for count in trials:
+        if not isinstance(count, int) or count < 1:
+            raise InputError(f"trials = {count!r}: expected whole numbers of at least 1")
+        counts.append(count)
+    for precision in precisions:
+        machine = measure(device, precision)  # type: ignore[arg-type]
+        for name in workloads:
+            task = WORKLOADS[name].build()
+            for engine in engines:
+                for count in counts:
+                    yield time_rounds(
+                        task, machine, algorithm=algorithm, engine=engine,  # type: ignore[arg-type]
+                        precision=precision, trials=count, rounds=rounds,  # type: ignore[arg-type]
+                        device=device,
+                    )  # fmt: skip
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Machine and versions, to be kept with the figures."""
+    machine = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    )
+    return {
+        "machine": machine,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "fedzmg": __version__,
+        "command": " ".join(["fedzmg", *sys.argv[1:]]),
+    }
+
+
+def _peak_mib(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    # Linux counts in KiB, macOS in bytes.
+    unit = 2**20 if platform.system() == "Darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit

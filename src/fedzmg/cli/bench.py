@@ -1,0 +1,62 @@
+"""``fedzmg bench``: how fast workloads train here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def bench(
+    workloads: Annotated[
+        list[str] | None, typer.Argument(help="mlp, cifar100, emnist62, shakespeare, ragged-text.")
+    ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(help="Comma-separated: auto, sequential, vectorized, captured, compiled."),
+    ] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="Comma-separated: float32; on a GPU also tf32, bf16.")
+    ] = "float32",
+    trials: Annotated[str, typer.Option(help="Comma-separated: trials packed together.")] = "1",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to time.")] = 5,
+    algorithm: Annotated[str, typer.Option(help="An algorithm of 'fedzmg list'.")] = "fedzmg",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Keep the figures in this JSON file.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON for a program to read.")
+    ] = False,
+) -> None:
+    """Time rounds on random data of a task's shape: speed, memory, distance to the floor."""
+    from fedzmg import algorithms
+    from fedzmg.bench.measure import Timing, environment, measure_all
+    from fedzmg.experiment.store import write_json
+    from fedzmg.report import bench as report
+    from fedzmg.simulation import resolve_device
+
+    algorithms.get(algorithm)
+    place = resolve_device(device)
+    console = Console(stderr=as_json)
+    found: list[Timing] = []
+    for timing in measure_all(
+        workloads or (["mlp"] if place.type == "cpu" else ["cifar100", "emnist62", "shakespeare"]),
+        engine.split(","),
+        precision.split(","),
+        [int(count) if count.isdigit() else count for count in trials.split(",")],
+        rounds=rounds,
+        algorithm=algorithm,
+        device=place,
+    ):
+        found.append(timing)
+        console.print(report.line(timing.as_dict()), highlight=False, soft_wrap=True)
+    data = {"environment": environment(place), "timings": [t.as_dict() for t in found]}
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(out, data)
+    if as_json:
+        typer.echo(json.dumps(data))
+    else:
+        Console(width=max(console.width, report.WIDTH)).print(report.table(data))

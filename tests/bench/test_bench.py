@@ -1,0 +1,100 @@
+"""Timings: counts by hand, and a run of the command."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from fedzmg import InputError, Task, algorithms
+from fedzmg.bench.counting import step_cost
+from fedzmg.bench.machine import Machine
+from fedzmg.bench.measure import measure_all, time_rounds
+from fedzmg.bench.workloads import WORKLOADS
+from fedzmg.cli import app
+
+CPU = torch.device("cpu")
+
+
+def dense(inputs: int, outputs: int, batch: int, sizes: tuple[int, ...] = (8, 8, 8)) -> Task:
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    x, y = rng.normal(size=(len(owner), inputs)), rng.integers(0, outputs, len(owner))
+    return Task.from_arrays(
+        nn.Linear(inputs, outputs), x, y, owner, test=(x, y), cohort=2, batch_size=batch
+    )
+
+
+def test_operations_of_a_dense_layer() -> None:
+    """Forward and the gradient of the weights; the inputs need none."""
+    cost = step_cost(dense(10, 4, batch=8), algorithms.get("fedavg"))
+    assert cost.flops == 2 * (2 * 8 * 10 * 4)
+
+
+def test_bytes_grow_with_what_a_rule_keeps() -> None:
+    task = dense(10, 4, batch=8)
+    model = 4 * (10 * 4 + 4)
+    plain = step_cost(task, algorithms.get("fedavg")).bytes
+    momentum = step_cost(task, algorithms.get("fedzmg")).bytes
+    assert momentum - plain == 2 * model
+    assert plain >= 6 * model
+
+
+def test_the_papers_models_have_the_operations_of_their_layers() -> None:
+    task = WORKLOADS["cifar100"].build(clients=10)
+    forward = 2 * 16 * (
+        32 * 32 * 27 * 32 + 32 * 32 * 288 * 32 + 16 * 16 * 288 * 64 + 16 * 16 * 576 * 64
+        + 4096 * 512 + 512 * 100
+    )  # fmt: skip
+    first = 2 * 16 * 32 * 32 * 27 * 32
+    assert step_cost(task, algorithms.get("fedavg")).flops == 3 * forward - first
+
+
+def test_times_are_set_against_the_machine() -> None:
+    machine = Machine("known", flops=1e9, bandwidth=1e9)
+    got = time_rounds(dense(10, 4, batch=4), machine, engine="vectorized", rounds=2, device=CPU)
+    assert (got.engine, got.clients, got.trials, got.steps) == ("vectorized", 2, 1, 4)
+    assert got.padded_over_useful == 1.0
+    assert got.floor_ms == pytest.approx(1e3 * max(got.flops, got.bytes) / 1e9)
+    assert got.over_floor == pytest.approx(got.round_ms / got.floor_ms)
+    assert got.matmul_share == pytest.approx(got.flops / 1e9 / (got.round_ms / 1e3))
+
+
+def test_padding_of_ragged_clients_is_counted() -> None:
+    machine = Machine("known", 1e9, 1e9)
+    task = dense(3, 2, batch=1, sizes=(9, 1))
+    # Both clients in every round: one of nine steps, one of one; a lone client runs beside a copy.
+    got = time_rounds(task, machine, engine="vectorized", rounds=1, device=CPU)
+    assert got.padded_over_useful == pytest.approx((2 + 8 * 2) / 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((["nope"], ["auto"], ["float32"], [1]), "unknown workload 'nope'"),
+        ((["mlp"], ["fast"], ["float32"], [1]), "unknown engine 'fast'"),
+        ((["mlp"], ["auto"], ["fp8"], [1]), "unknown precision 'fp8'"),
+        ((["mlp"], ["auto"], ["float32"], ["x"]), "trials = 'x'"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(
+    arguments: tuple[list[str], ...], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        list(measure_all(*arguments, rounds=1, algorithm="fedzmg", device=CPU))  # type: ignore[call-arg, arg-type]
+
+
+def test_command_prints_a_table_and_keeps_json(tmp_path: object) -> None:
+    kept = f"{tmp_path}/bench.json"
+    arguments = ["bench", "mlp", "--engine", "vectorized", "--rounds", "1", "--out", kept]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "over floor" in result.output
+    with open(kept) as file:
+        data = json.load(file)
+    assert data["timings"][0]["workload"] == "mlp"
+    assert data["environment"]["torch"] == torch.__version__
