@@ -95,6 +95,7 @@ def test_definition_card_shows_equations_options_and_costs(tmp_path: Path) -> No
         (["run", "digits", "--set", "client.lr"], "expected KEY=VALUE"),
         (["run", "digits", "--set", "cohort=3"], "did you mean 'protocol.cohort'?"),
         (["run", "digits", "--set", "protocol.cohort=161"], "there are 160 clients"),
+        (["run", "cifar100", "--set", "preset.centring=imag"], "expected none or image"),
         (["run", "digits", "--roundz", "3"], "No such option"),
         (["run", "digits", "--rounds", "x"], "'x' is not a valid int"),
         (["run", "digits", "--device", "tpu"], "device = 'tpu'"),

@@ -14,6 +14,9 @@ from fedzmg.experiment.run import Progress
 from fedzmg.experiment.spec import RunSpec
 from fedzmg.tasks.task import Task
 
+SHARED = ("task", "preset", "algorithm", "seed", "engine", "device")
+"""What the algorithms of a comparison have in common."""
+
 
 def algorithm_names(text: str) -> list[str]:
     """The algorithms that a comma-separated text names; ``all`` stands for the whole table."""
@@ -27,6 +30,7 @@ def compare(
     *,
     seeds: int | Sequence[int] = 3,
     rounds: int | None = None,
+    preset: Mapping[str, Any] | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     engine: Literal["auto", "sequential", "vectorized", "compiled"] = "auto",
     device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -40,6 +44,7 @@ def compare(
         algorithms: names; the first is the reference of the paired tests.
         seeds: how many seeds (0, 1, ...), or which.
         rounds: instead of the task's own number.
+        preset: fields of the named preset, e.g. ``{"centring": "image"}``, for all algorithms.
         settings: hyper-parameters by algorithm, e.g. ``{"fedavg": {"client.lr": 0.03}}``.
         engine: ``auto`` measures and picks.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -49,7 +54,12 @@ def compare(
     Raises:
         InputError: for an unknown name or a value out of range.
     """
-    chosen = tasks.get(task) if isinstance(task, str) else task
+    if isinstance(task, str):
+        chosen = tasks.get(task, preset)
+    elif preset:
+        raise InputError("preset goes with the name of a task: this one is built already")
+    else:
+        chosen = task
     algorithms = algorithm_names(algorithms) if isinstance(algorithms, str) else algorithms
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not numbers or len(set(numbers)) != len(numbers):
@@ -59,8 +69,11 @@ def compare(
     for name, changed in (settings or {}).items():
         if name not in algorithms:
             raise unknown("algorithm in settings", name, algorithms)
-        for key in {"task", "algorithm", "seed", "engine", "device"} & changed.keys():
-            raise InputError(f"{key} cannot be set for one algorithm: it is an argument of its own")
+        for key in changed:
+            if key.partition(".")[0] in SHARED:
+                raise InputError(
+                    f"{key} cannot be set for one algorithm ({name}): it is the same for all"
+                )
     common: dict[str, Any] = {"task": chosen.name, "engine": engine, "device": device}
     if rounds is not None:
         common["protocol"] = {"rounds": rounds}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,39 @@ def test_resolved_writes_every_default_out_and_is_stable() -> None:
     assert spec.protocol["cohort"] == DIGITS.protocol.cohort
     assert spec.resolved(DIGITS) == spec
     assert spec.build_algorithm(DIGITS).client == spec.trial(DIGITS).algorithm.client
+
+
+def test_preset_fields_are_written_out_and_read_back(tmp_path: Path) -> None:
+    """The task says what it was built with, so a run directory stands for itself."""
+    built = replace(DIGITS, name="cifar100", preset={"centring": "image", "partition_seed": 0})
+    spec = RunSpec(task="cifar100").with_settings({"preset.centring": "image"})
+    assert spec.preset == {"centring": "image"}
+    resolved = spec.resolved(built)
+    assert resolved.preset == {"centring": "image", "partition_seed": 0}
+    path = tmp_path / "spec.toml"
+    path.write_text(resolved.to_toml(), encoding="utf-8")
+    assert '[preset]\ncentring = "image"\npartition_seed = 0\n' in path.read_text()
+    assert RunSpec.read(path) == resolved
+    assert "[preset]" not in RunSpec(task="digits").resolved(DIGITS).to_toml()
+
+
+def test_preset_fields_reach_the_task() -> None:
+    with pytest.raises(InputError, match=r"preset\.centring = 'imag': expected none or image"):
+        RunSpec(task="cifar100", preset={"centring": "imag"}).build_task()
+    assert RunSpec(task="digits").build_task().fingerprint() == DIGITS.fingerprint()
+
+
+def test_options_do_not_follow_to_another_algorithm() -> None:
+    spec = RunSpec(task="digits", algorithm="fedadam", seed=3).resolved(DIGITS)
+    other, left_out = spec.for_algorithm("fedavg")
+    assert (other.client, other.server, other.weights) == ({}, {}, None)
+    assert (other.algorithm, other.seed, other.protocol) == ("fedavg", 3, spec.protocol)
+    assert {"client.lr", "server.lr", "server.beta2", "weights"} <= set(left_out)
+    plain = RunSpec(task="digits", algorithm="fedavg", seed=3).resolved(DIGITS)
+    assert other.resolved(DIGITS) == plain
+    assert spec.for_algorithm("fedadam") == (spec, [])
+    with pytest.raises(InputError, match="unknown algorithm 'fedavgg': did you mean 'fedavg'"):
+        spec.for_algorithm("fedavgg")
 
 
 WRAPPED = [
@@ -147,6 +181,13 @@ def test_settings_reach_their_tables() -> None:
 def test_unknown_settings_suggest_the_nearest(key: str, hint: str) -> None:
     with pytest.raises(InputError, match=f"unknown key .*did you mean '.*{hint}'"):
         RunSpec(task="digits").with_settings({key: 1})
+
+
+def test_settings_of_a_preset_are_among_the_nearest() -> None:
+    with pytest.raises(
+        InputError, match=r"unknown key 'centring': did you mean 'preset\.centring'"
+    ):
+        RunSpec(task="cifar100").with_settings({"centring": "image"})
 
 
 @pytest.mark.parametrize("text", ["client.lr", "=3", "a=[1]", " =1"])

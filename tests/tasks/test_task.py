@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedzmg import InputError, Metric, Task, Trial, simulate, tasks
-from fedzmg.tasks.task import cross_entropy
+from fedzmg import InputError, Metric, Protocol, Task, Trial, simulate, tasks
+from fedzmg.data.federated import FederatedData, examples
+from fedzmg.data.plan import sample_cohort
+from fedzmg.models.functional import FunctionalModel
+from fedzmg.models.initial import initial_params
+from fedzmg.simulation import RoundReport
+from fedzmg.tasks.task import cross_entropy, masked_cross_entropy
+from fedzmg.tasks.text import masked_accuracy
+from fedzmg.tree import row
 
 RNG = np.random.default_rng(0)
 X, Y, WHO = RNG.normal(size=(30, 4)), RNG.integers(0, 3, 30), np.arange(30) % 5
@@ -100,6 +108,91 @@ def test_cross_entropy_equals_torch() -> None:
     )
 
 
+def test_masked_loss_and_accuracy_see_only_real_positions() -> None:
+    logits = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    targets = torch.arange(24).reshape(4, 6) % 5
+    lengths = [6, 1, 3, 5]
+    for i, length in enumerate(lengths):
+        targets[i, length:] = -1
+    loss, score = masked_cross_entropy(logits, targets), masked_accuracy(logits, targets)
+    for i, n in enumerate(lengths):
+        own, wanted = logits[i, :n], targets[i, :n]
+        torch.testing.assert_close(loss[i], nn.functional.cross_entropy(own, wanted))
+        assert score[i] == (own.argmax(-1) == wanted).double().mean()
+    full = targets.clamp(min=0)
+    torch.testing.assert_close(masked_cross_entropy(logits, full), cross_entropy(logits, full))
+
+
+def test_padding_has_no_gradient() -> None:
+    logits = torch.randn(2, 3, 4, requires_grad=True)
+    masked_cross_entropy(logits, torch.tensor([[1, 2, -1], [0, -1, -1]])).sum().backward()
+    assert logits.grad is not None
+    assert (logits.grad.abs().sum(-1) > 0).tolist() == [[True, True, False], [True, False, False]]
+
+
+def test_labels_of_padded_targets_are_checked() -> None:
+    model = nn.Embedding(3, 3)
+    tokens, targets = np.zeros((6, 4), np.int64), np.full((6, 4), -1)
+    targets[:, 0] = 2
+    parts = {"model": model, "x": tokens, "clients": np.arange(6) % 2, "loss": masked_cross_entropy}
+    parts |= {"metric": Metric("accuracy", masked_accuracy)}
+    make(**parts, y=targets, test=(tokens, targets))
+    with pytest.raises(InputError, match="label 3 but the model has 3 outputs"):
+        make(**parts, y=targets + (targets == 2), test=(tokens, targets))
+
+
+def sparse(counts: list[int], **protocol: Any) -> Task:
+    """A task on which some clients have no example."""
+    rows = sum(counts)
+    rng = np.random.default_rng(1)
+    data = examples(rng.normal(size=(rows, 4)), rng.integers(0, 3, rows))
+    names = tuple(f"c{i}" for i in range(len(counts)))
+    return Task(
+        name="sparse",
+        model=FunctionalModel(nn.Linear(4, 3)),
+        train=FederatedData(data, np.cumsum([0, *counts]), names),
+        test=data,
+        protocol=Protocol(cohort=2, batch_size=4, eval_every=2).with_options(protocol),
+    )
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("name", ["fedzmg", "fedadam", "scaffold", "scaffold:option-1", "fedadap"])
+@pytest.mark.parametrize("straddle", [True, False])
+def test_clients_without_examples_contribute_nothing(
+    engine: Any, name: str, straddle: bool
+) -> None:
+    """A cohort of them leaves the model as it is, server momentum or not."""
+    task = sparse([0, 9, 0, 0], epochs=2, straddle=straddle, rounds=8)
+    cohorts = [set(sample_cohort(0, r, 4, 2, replacement=False).tolist()) for r in range(1, 9)]
+    models = [initial_params(task.model, task.init, 0)]
+
+    def keep(report: RoundReport) -> None:
+        models.append(row(report.simulation.snapshot.params, 0))
+        [record] = report.records
+        assert record.clients == int(1 in cohorts[report.round - 1])
+        assert (record.dropped, record.diverged) == (0, False)
+
+    simulate(task, [Trial.of(name)], engine=engine, device="cpu", observer=keep)
+    moved = [
+        any(not torch.equal(before[key], after[key]) for key in before)
+        for before, after in itertools.pairwise(models)
+    ]
+    assert moved == [1 in cohort for cohort in cohorts]
+    assert {True, False} == set(moved)
+
+
+def test_engines_agree_where_some_clients_have_nothing() -> None:
+    task = sparse([0, 9, 0, 5, 1, 0], cohort=4, epochs=3, keep_partial=False)
+    loop, mapped = (
+        simulate(task, [Trial.of("fedzmg")], rounds=4, engine=engine, device="cpu")[0]  # type: ignore[arg-type]
+        for engine in ("sequential", "vectorized")
+    )
+    for key, leaf in loop.params.items():
+        torch.testing.assert_close(leaf, mapped.params[key], rtol=0, atol=1e-6)
+    assert [r.clients for r in loop.records] == [r.clients for r in mapped.records]
+
+
 def test_frozen_parameters_stay_and_do_not_travel() -> None:
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     net[0].requires_grad_(False)
@@ -123,7 +216,10 @@ def test_pretrained_start_is_where_every_seed_begins() -> None:
         torch.testing.assert_close(history.params["weight"], net.weight.detach())
 
 
-@pytest.mark.parametrize("name", list(tasks.TASKS))
+EMBEDDED = [name for name, entry in tasks.TASKS.items() if entry.data is None]
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
 def test_presets_learn_something(name: str) -> None:
     task = tasks.get(name)
     rounds, level = {"digits": (8, 0.2), "plays": (3, 0.15)}[name]
@@ -133,7 +229,7 @@ def test_presets_learn_something(name: str) -> None:
     assert history.metrics[-1] > level
 
 
-@pytest.mark.parametrize("name", list(tasks.TASKS))
+@pytest.mark.parametrize("name", EMBEDDED)
 def test_engines_agree_on_the_presets(name: str) -> None:
     task = tasks.get(name)
     loop, mapped = (
@@ -157,7 +253,7 @@ def test_digits_are_as_heterogeneous_as_they_say() -> None:
     assert task.tune.size == task.test.size == 1000
 
 
-@pytest.mark.parametrize("task", list(tasks.TASKS))
+@pytest.mark.parametrize("task", EMBEDDED)
 def test_recommended_options_are_the_recorded_ones(task: str) -> None:
     import json
     from pathlib import Path

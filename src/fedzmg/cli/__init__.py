@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedzmg.errors import InputError, Interrupted
+from fedzmg.cli import data
+from fedzmg.cli.bench import bench
+from fedzmg.errors import InputError, Interrupted, unknown
 from fedzmg.version import __version__
 
 app = typer.Typer(
@@ -22,15 +24,20 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(data.app, name="data")
+app.command()(bench)
+
 INTERRUPTED = 130
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Engine = Annotated[str, typer.Option(help="auto (measured), sequential, vectorized or compiled.")]
+Engine = Annotated[
+    str, typer.Option(help="auto (measured), sequential, vectorized, captured or compiled.")
+]
 Rounds = Annotated[int | None, typer.Option(help="Instead of the task's own number of rounds.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="e.g. client.lr=0.03 or protocol.cohort=5."),
+    typer.Option("--set", metavar="KEY=VALUE", help="e.g. client.lr=0.03, protocol.cohort=5."),
 ]
 Out = Annotated[Path | None, typer.Option(help="Directory for results [default: under runs/].")]
 
@@ -66,7 +73,11 @@ def compare(
     rounds: Rounds = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="ALGORITHM.KEY=VALUE", help="e.g. fedavg.client.lr=0.03."),
+        typer.Option(
+            "--set",
+            metavar="ALGORITHM.KEY=VALUE",
+            help="e.g. fedavg.client.lr=0.03, or preset.centring=image for all.",
+        ),
     ] = None,
     engine: Engine = "auto",
     device: Device = "auto",
@@ -83,12 +94,13 @@ def compare(
 
     names = algorithm_names(algorithms)
     seeds = seeds or (3 if len(names) <= 10 else 2)
-    settings = _settings_by_algorithm(set_ or [], names)
-    chosen = tasks.get(task)
+    settings, preset = _settings_by_algorithm(set_ or [], names)
+    chosen = tasks.get(task, preset)
     wanted = {"algorithms": names, "seeds": seeds, "rounds": rounds, "settings": settings,
-              "engine": engine, "device": device}  # fmt: skip
+              "engine": engine, "device": device, "preset": preset}  # fmt: skip
     place = out or Path("runs") / f"compare-{task}-{_digest(wanted)}"
     console = Console(stderr=as_json)
+    _show_notes(chosen.notes)
     with Display(console, chosen.metric.name) as progress:
         result = compare_algorithms(
             chosen, names, seeds=seeds, rounds=rounds, settings=settings,
@@ -117,14 +129,14 @@ def run(
     rounds: Rounds = None,
     set_: Settings = None,
     engine: Annotated[
-        str | None, typer.Option(help="auto (measured), sequential, vectorized or compiled.")
+        str | None,
+        typer.Option(help="auto (measured), sequential, vectorized, captured or compiled."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Train one algorithm on one task, or what a spec file says."""
-    from fedzmg import tasks
     from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.spec import RunSpec, parse_setting
     from fedzmg.report.live import Display
@@ -132,13 +144,23 @@ def run(
     spec = RunSpec.read(Path(task)) if task.endswith(".toml") else RunSpec(task=task)
     given: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "protocol.rounds": rounds,
                              "engine": engine, "device": device}  # fmt: skip
+    settings = dict(parse_setting(text) for text in set_ or [])
+    given |= {"algorithm": settings.pop("algorithm", algorithm)}
+    spec, left_out = spec.for_algorithm(str(given["algorithm"] or spec.algorithm))
+    if left_out:
+        typer.echo(
+            f"fedzmg: {', '.join(left_out)} of {task} left out: they were not chosen for "
+            f"{spec.algorithm}",
+            err=True,
+        )
     spec = spec.with_settings({k: v for k, v in given.items() if v is not None})
-    spec = spec.with_settings(dict(parse_setting(text) for text in set_ or []))
-    chosen = tasks.get(spec.task)
+    spec = spec.with_settings(settings)
+    chosen = spec.build_task()
     spec = spec.resolved(chosen)
     name = f"{spec.task}-{spec.algorithm.replace(':', '-')}-seed-{spec.seed}"
     place = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
     console = Console(stderr=as_json)
+    _show_notes(chosen.notes)
     with Display(console, chosen.metric.name) as progress:
         [history] = run_pack(chosen, [spec], [place], progress=progress)
     last = history.records[-1]
@@ -162,19 +184,24 @@ def run(
 @app.command(name="list")
 def list_(
     name: Annotated[
-        str | None, typer.Argument(help="An algorithm: show its definition card.")
+        str | None, typer.Argument(help="An algorithm or a task: show its card.")
     ] = None,
     task: Annotated[str | None, typer.Option(help="Give a card's costs in bytes for it.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the algorithms and tasks there are, or one algorithm's definition card."""
+    """Show the algorithms and tasks there are, or the card of one of them."""
     from fedzmg import algorithms, tasks
     from fedzmg.algorithms.card import card
     from fedzmg.report import cards, tables
+    from fedzmg.tasks.card import card as task_card
 
-    size = None if task is None else tasks.get(task).model_bytes
+    size = None if task is None else task_card(tasks.entry(task))["model"]["bytes"]
+    if name in tasks.TASKS:
+        _show_task(name, as_json=as_json)
+        return
     if name is not None:
-        algorithms.get(name)
+        if name not in algorithms.ALGORITHMS:
+            raise unknown("algorithm or task", name, [*algorithms.ALGORITHMS, *tasks.TASKS])
         shown = card(algorithms.ALGORITHMS[name], size)
         if as_json:
             typer.echo(json.dumps(shown))
@@ -183,7 +210,10 @@ def list_(
         return
     if as_json:
         found = {n: card(e, size) for n, e in algorithms.ALGORITHMS.items()}
-        presets = {n: {"summary": e.summary} for n, e in tasks.TASKS.items()}
+        presets = {
+            n: {"summary": e.summary, "data": e.data, "missing": e.missing}
+            for n, e in tasks.TASKS.items()
+        }
         typer.echo(json.dumps({"algorithms": found, "tasks": presets}))
         return
     console = Console()
@@ -192,8 +222,38 @@ def list_(
         for n, e in algorithms.ALGORITHMS.items()
     ]
     console.print(tables.listing("Algorithms", ["name", "what it is", "source"], rows))
-    rest = [(n, e.summary) for n, e in tasks.TASKS.items()]
-    console.print(tables.listing("Tasks", ["name", "what it is"], rest))
+    rest = [(n, e.summary, e.missing) for n, e in tasks.TASKS.items()]
+    console.print(tables.listing("Tasks", ["name", "what it is", "data to get first"], rest))
+
+
+def _show_task(name: str, *, as_json: bool) -> None:
+    """A task's card: data, clients, model, protocol and the fields of its preset."""
+    from fedzmg import tasks
+    from fedzmg.report import tables
+    from fedzmg.tasks.card import card
+
+    shown = card(tasks.entry(name))
+    if as_json:
+        typer.echo(json.dumps(shown))
+        return
+    model = shown["model"]
+    place = f"not here yet: {shown['missing']}" if shown["missing"] else "here"
+    facts = {
+        "data": "ships with fedzmg" if shown["data"] is None else f"{shown['data']} ({place})",
+        "clients": f"{shown['clients']:,}",
+        "model": f"{model['parameters']:,} parameters, {tables.bytes_text(model['bytes'])}",
+        "protocol": ", ".join(f"{k} {v}" for k, v in shown["protocol"].items()),
+    }
+    console = Console()
+    console.print(f"{name}: {shown['summary']}\n", style="bold", highlight=False, markup=False)
+    console.print(shown["about"] + "\n", highlight=False, markup=False)
+    for what, text in facts.items():
+        console.print(f"{what:<9} {text}", highlight=False, markup=False)
+    if shown["fields"]:
+        rows = [(f["key"], str(f["default"]), f["range"], f["doc"]) for f in shown["fields"]]
+        heads = ["key", "default", "allowed", "what it is"]
+        console.print()
+        console.print(tables.listing("Choices (--set KEY=VALUE)", heads, rows))
 
 
 @app.command()
@@ -210,22 +270,42 @@ def export(
     typer.echo(str(path))
 
 
-def _settings_by_algorithm(texts: list[str], names: list[str]) -> dict[str, dict[str, Any]]:
-    """``fedavg.client.lr=0.1`` for one algorithm, ``client.lr=0.1`` for all of them."""
+def _show_notes(notes: tuple[str, ...]) -> None:
+    for note in notes:
+        typer.echo(f"fedzmg: {note}", err=True)
+
+
+def _settings_by_algorithm(
+    texts: list[str], names: list[str]
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """``fedavg.client.lr=0.1`` for one algorithm, ``client.lr=0.1`` for all of them.
+
+    ``preset.centring=image`` is apart: it changes the task that all of them train on.
+    """
     from fedzmg.experiment.spec import parse_setting
 
     settings: dict[str, dict[str, Any]] = {name: {} for name in names}
+    preset: dict[str, Any] = {}
     for text in texts:
         key, value = parse_setting(text)
         owner, _, rest = key.partition(".")
+        if owner == "preset" and rest:
+            preset[rest] = value
+            continue
         for name in [owner] if owner in settings and rest else names:
             settings[name][rest if owner in settings and rest else key] = value
-    return settings
+    return settings, preset
 
 
 def _digest(values: dict[str, Any]) -> str:
-    """A short name for settings, so that the same command finds its own directory again."""
-    text = json.dumps(values, sort_keys=True, default=str)
+    """A short name for settings, so that the same command finds its own directory again.
+
+    What was added to settings later counts only where it is used, so that older directories are
+    found again.
+    """
+    usual = {"preset": {}, "precision": "float32"}
+    named = {k: v for k, v in values.items() if k not in usual or v != usual[k]}
+    text = json.dumps(named, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

@@ -190,6 +190,7 @@ def _train(
         device=resolve_device(first.spec.device),
         dtype=DTYPES[first.spec.dtype],
         engine=engine,
+        precision=first.spec.precision,
         restored=resumed or None,
         memory_places=None if first.directory is None else [j.directory.path for j in jobs],  # type: ignore[union-attr]
     )
@@ -204,7 +205,14 @@ def _train(
     try:
         with _HeldInterrupt(progress) as interrupt:
             while simulation.round < simulation.rounds:
+                chunk = simulation.chunk
                 report = simulation.run_round()
+                if simulation.chunk != chunk:
+                    progress.say(
+                        f"round {report.round}: out of memory; from here on "
+                        f"{simulation.chunk} clients train at once"
+                    )
+                    _note_chunk(jobs, report.round, simulation.chunk)
                 with _named_write_errors(jobs):
                     for job, kept, record in zip(jobs, records, report.records, strict=True):
                         kept.append(record)
@@ -270,6 +278,15 @@ def _save(jobs: list[_Job], simulation: Simulation) -> None:
             job.directory.save(simulation.checkpoint(i))
     # Only now may the slots that the checkpoints before relied on be written again.
     simulation.memory.commit(simulation.round)
+
+
+def _note_chunk(jobs: list[_Job], round_: int, chunk: int | None) -> None:
+    """Record in the manifests that widths, and so the last bits, changed from a round on."""
+    for job in jobs:
+        if job.directory is not None:
+            facts = job.directory.manifest()
+            changes = [*facts.get("chunk_changes", []), {"round": round_, "chunk": chunk}]
+            job.directory.note({**facts, "chunk_changes": changes})
 
 
 def _warn_if_moved(directory: RunDirectory, simulation: Simulation, progress: Progress) -> None:

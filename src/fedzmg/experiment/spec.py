@@ -11,15 +11,17 @@ from typing import Any, Literal
 import pydantic
 import torch
 
-from fedzmg import algorithms
+from fedzmg import algorithms, tasks
 from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, unknown
+from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation import Trial
 from fedzmg.tasks.task import Protocol, Task
 
 Value = bool | int | float | str
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+TABLES = ("preset", "protocol", "client", "server")
 
 
 class RunSpec(pydantic.BaseModel):
@@ -30,10 +32,14 @@ class RunSpec(pydantic.BaseModel):
     task: str
     algorithm: str = "fedzmg"
     seed: int = 0
-    engine: Literal["auto", "sequential", "vectorized", "compiled"] = "auto"
+    engine: Literal["auto", "sequential", "vectorized", "captured", "compiled"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["float32", "float64"] = "float32"
+    precision: Precision = "float32"
+    """How layers are computed on a GPU; weights and updates keep ``dtype``."""
     weights: Literal["examples", "uniform"] | None = None
+    preset: dict[str, Value] = {}
+    """Fields of the task's preset: centring, selection, ...; ``fedzmg list TASK`` shows them."""
     protocol: dict[str, Value] = {}
     """Fields of the task's protocol: rounds, cohort, batch_size, epochs, ..."""
     client: dict[str, Value] = {}
@@ -85,7 +91,7 @@ class RunSpec(pydantic.BaseModel):
         values = self.model_dump()
         for key, value in settings.items():
             table, _, name = key.rpartition(".")
-            if table in ("client", "server", "protocol"):
+            if table in TABLES:
                 values[table][name] = value
             elif table or name not in RunSpec.model_fields:
                 raise unknown("key", key, self._known_keys())
@@ -94,9 +100,34 @@ class RunSpec(pydantic.BaseModel):
         return RunSpec.parse(values)
 
     def _known_keys(self) -> list[str]:
-        own = [k for k in RunSpec.model_fields if k not in ("client", "server", "protocol")]
+        own = [k for k in RunSpec.model_fields if k not in TABLES]
         protocol = [f"protocol.{name}" for name in Protocol.__dataclass_fields__]
-        return own + protocol + known_options(algorithms.get(self.algorithm))
+        entry = tasks.TASKS.get(self.task)
+        preset = [] if entry is None else [f"preset.{name}" for name in entry.preset.options()]
+        own += preset + protocol + known_options(algorithms.get(self.algorithm))
+        return list(dict.fromkeys(own))
+
+    def for_algorithm(self, name: str) -> tuple[RunSpec, list[str]]:
+        """A copy for another algorithm, and the keys that are left out.
+
+        Rates and other options belong to the algorithm they were chosen for; the task, its
+        protocol and how it is executed stay.
+
+        Raises:
+            InputError: if there is no such algorithm.
+        """
+        algorithms.get(name)
+        if name == self.algorithm:
+            return self, []
+        left_out = [f"{side}.{key}" for side in ("client", "server") for key in getattr(self, side)]
+        if self.weights is not None:
+            left_out.append("weights")
+        blank: dict[str, Any] = {"client": {}, "server": {}, "weights": None}
+        return self.model_copy(update={**blank, "algorithm": name}), left_out
+
+    def build_task(self) -> Task:
+        """The preset of that name with the user's changes."""
+        return tasks.get(self.task, self.preset)
 
     def build_algorithm(self, task: Task) -> Algorithm:
         """The algorithm with this task's recommended hyper-parameters, then the user's own."""
@@ -121,7 +152,12 @@ class RunSpec(pydantic.BaseModel):
                 sides[side][name] = value
         protocol = vars(self.build_protocol(task))
         return self.model_copy(
-            update={**sides, "weights": algorithm.weights, "protocol": dict(protocol)}
+            update={
+                **sides,
+                "weights": algorithm.weights,
+                "preset": dict(task.preset),
+                "protocol": dict(protocol),
+            }
         )
 
     def trial(self, task: Task) -> Trial:

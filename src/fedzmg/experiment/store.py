@@ -108,6 +108,10 @@ class RunDirectory:
             )
         return RunSpec.read(self.path / "spec.toml")
 
+    def note(self, manifest: dict[str, Any]) -> None:
+        """Replace the manifest, with something that came to light later."""
+        write_json(self.path / "manifest.json", manifest)
+
     def manifest(self) -> dict[str, Any]:
         """Versions, device and data of the run.
 

@@ -54,6 +54,11 @@ class FunctionalModel:
         named = dict(self.module.named_parameters())
         return Tree({name: named[name].detach().clone() for name in self.layout})
 
+    def frozen(self) -> list[Tensor]:
+        """Parameters that are not trained and stay as they came."""
+        named = self.module.named_parameters()
+        return [p.detach() for name, p in named if name not in self.layout]
+
     def train(self, params: Tree, x: Tensor, key: Tensor | tuple[()] = ()) -> Tensor:
         """Outputs with dropout on; ``key`` is the step's key."""
         inputs: dict[str, Tensor] = dict(params.items())

@@ -28,6 +28,14 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
 
+def masked_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy per sequence: the mean over the positions whose target is not negative."""
+    valid = targets >= 0
+    wanted = outputs.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
+    losses = torch.where(valid, outputs.logsumexp(-1) - wanted, 0.0)
+    return losses.flatten(1).sum(1) / valid.flatten(1).sum(1).clamp(min=1)
+
+
 def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Inputs of the model's precision; token ids stay integers."""
     return x.to(dtype) if x.is_floating_point() else x
@@ -100,6 +108,10 @@ class Task:
     """Examples for choosing hyper-parameters; results are reported on ``test``, never on these."""
     options: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Hyper-parameters found for this task, by algorithm name."""
+    preset: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    """Every field of the preset it was built from; empty for a user's own task."""
+    notes: tuple[str, ...] = ()
+    """What a user should know about the data, such as counts that differ from the official."""
 
     def __post_init__(self) -> None:
         """Run the model once, so that a misfit is said here and not in the middle of a round."""
@@ -109,9 +121,9 @@ class Task:
         """SHA-256 of everything a run depends on; of functions, the names count."""
         digest = hashlib.sha256(self.train.fingerprint().encode())
         given = self.model.params().values() if self.init == "given" else ()
-        for column in (*self.test, *given):
+        for column in (*self.test, *given, *self.model.frozen()):
             digest.update(f"{column.dtype}{tuple(column.shape)}".encode())
-            digest.update(column.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(column.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         names = [getattr(f, "__qualname__", repr(f)) for f in (self.loss, self.prepare, self.init)]
         names += [self.metric.name, repr(self.model.module), repr(dict(self.model.layout))]
         digest.update("\x1f".join(names).encode())
@@ -196,7 +208,7 @@ def check(task: Task) -> None:
         x, y = data.x[:2].clone(), data.y[:2]
         try:
             with torch.no_grad():
-                outputs = task.model.evaluate(params, task.prepare(x, dtype))
+                outputs = task.model.try_out(params, task.prepare(x, dtype))
         except (RuntimeError, TypeError, IndexError) as error:
             reason = str(error).splitlines()[0]
             raise InputError(
@@ -205,6 +217,8 @@ def check(task: Task) -> None:
             ) from None
         if task.loss is cross_entropy:
             _check_labels(data.y, outputs, what)
+        elif task.loss is masked_cross_entropy:
+            _check_labels(data.y.clamp(min=0), outputs, what)
         _check_per_example("loss", task.loss, outputs, y)
         _check_per_example(f"metric {task.metric.name}", task.metric.function, outputs, y)
 

@@ -1,0 +1,134 @@
+"""Presets on the command line and in Python: recorded, part of a run's name, the same for all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import fedzmg
+from fedzmg import InputError
+from fedzmg.cli import app
+from fedzmg.experiment.spec import RunSpec
+
+QUICK = ["--rounds", "1", "--engine", "sequential", "--device", "cpu", "--json"]
+NARROW = ["--set", "protocol.cohort=1", "--set", "protocol.epochs=1"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def say(*arguments: str) -> Any:
+    """What a command prints as JSON."""
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    return json.loads(done.stdout)
+
+
+def shown(*arguments: str) -> str:
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments, catch_exceptions=False)
+    return done.stdout
+
+
+def test_run_records_every_field_of_the_preset(here: Path) -> None:
+    plain = say("run", "chars74k", *NARROW, *QUICK)
+    centred = say("run", "chars74k", *NARROW, *QUICK, "--set", "preset.centring=image")
+    assert plain["directory"] != centred["directory"]
+    assert plain["loss"] != centred["loss"]
+    spec = RunSpec.read(Path(centred["directory"]) / "spec.toml")
+    assert spec.preset == {
+        "outputs": 62,
+        "polarity": "background-one",
+        "centring": "image",
+        "selection": "half",
+        "initializer": "keras",
+    }
+    again = say("run", f"{centred['directory']}/spec.toml", "--json")
+    assert again == centred
+
+
+def test_another_algorithm_leaves_the_files_options_behind(here: Path) -> None:
+    say("run", "digits", "--algorithm", "fedadam", *NARROW, *QUICK, "--out", "first")
+    other = CliRunner().invoke(
+        app, ["run", "first/spec.toml", "--algorithm", "fedavg", "--json"], catch_exceptions=False
+    )
+    line = other.stderr.splitlines()[0]
+    assert "server.beta2" in line
+    assert "first/spec.toml left out: they were not chosen for fedavg" in line
+    plain = say("run", "digits", "--set", "algorithm=fedavg", *NARROW, *QUICK)
+    assert json.loads(other.stdout) == plain
+
+
+def test_compare_changes_the_task_of_all(here: Path) -> None:
+    common = ["compare", "chars74k", "--algorithms", "fedzmg,fedavg", "--seeds", "1", *QUICK]
+    for setting in ("protocol.cohort=1", "protocol.epochs=1", "preset.polarity=ink-one"):
+        common += ["--set", setting]
+    place = Path(say(*common)["directory"])
+    for name in ("fedzmg", "fedavg"):
+        assert RunSpec.read(place / name / "seed-0/spec.toml").preset["polarity"] == "ink-one"
+    with pytest.raises(InputError, match=r"preset\.polarity cannot be set for one algorithm"):
+        say(*common, "--set", "fedavg.preset.polarity=ink-one")
+
+
+def test_compare_in_python(here: Path) -> None:
+    options: dict[str, Any] = {"seeds": 1, "rounds": 1, "engine": "sequential", "device": "cpu"}
+    narrow = {"fedavg": {"protocol.cohort": 1, "protocol.epochs": 1}}
+    result = fedzmg.compare(
+        "chars74k", "fedavg", preset={"centring": "image"}, settings=narrow, **options
+    )
+    assert result.task.preset["centring"] == "image"
+    with pytest.raises(InputError, match="preset goes with the name of a task"):
+        fedzmg.compare(result.task, "fedavg", preset={"centring": "none"}, **options)
+    with pytest.raises(InputError, match="preset cannot be set for one algorithm"):
+        fedzmg.compare(result.task, "fedavg", settings={"fedavg": {"preset": {}}}, **options)
+
+
+def test_counts_that_differ_are_said_before_a_run(here: Path) -> None:
+    done = CliRunner().invoke(
+        app, ["run", "chars74k", *NARROW, *QUICK, "--seed", "5"], catch_exceptions=False
+    )
+    assert "12 clients instead of 55" in done.stderr
+
+
+def test_list_marks_tasks_without_data(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all(entry["missing"] == "" for entry in say("list", "--json")["tasks"].values())
+    monkeypatch.setenv("FEDZMG_DATA", str(tmp_path / "nothing"))
+    entries = say("list", "--json")["tasks"]
+    assert entries["emnist10-head62"]["missing"] == "fedzmg data get emnist10"
+    assert entries["digits"] == {
+        "summary": entries["digits"]["summary"],
+        "data": None,
+        "missing": "",
+    }
+    assert "fedzmg data import chars74k FILE..." in shown("list")
+
+
+def test_card_of_a_task(here: Path) -> None:
+    text = shown("list", "cifar100")
+    for part in ("2,214,532 parameters", "cifar100 (here)", "rounds 1000", "preset.augment",
+                 "none, flip, shift or flip-shift", "25 steps a client"):  # fmt: skip
+        assert part in text
+    data = say("list", "shakespeare", "--json")
+    fields = {field["key"]: field for field in data["fields"]}
+    assert fields["preset.oov"]["range"] == "last or author"
+    assert fields["preset.length"]["default"] == 100
+    assert (data["clients"], data["model"]["parameters"]) == (715, 4_022_850)
+    assert "ships with fedzmg" in shown("list", "digits")
+
+
+def test_costs_of_a_card_need_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDZMG_DATA", str(tmp_path))
+    costs = say("list", "fedavg", "--task", "cifar100", "--json")["costs"]
+    assert costs["down_bytes"] == 4 * 2_214_532
+    with pytest.raises(InputError, match="unknown task 'cifar10': did you mean 'cifar100'"):
+        say("list", "fedavg", "--task", "cifar10")
+    with pytest.raises(InputError, match="unknown algorithm or task 'shakespear'"):
+        say("list", "shakespear")

@@ -1,0 +1,326 @@
+"""The presets: the paper's decisions as fields, on small data sets in the real layouts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_sets import COUNTS, ROLES, WRITERS, characters, lines, photographs
+
+from fedzmg import InputError, Task, tasks
+from fedzmg.data import catalog
+from fedzmg.data.plan import local_stream
+from fedzmg.data.text import CHARACTERS
+from fedzmg.models.initial import initial_params
+from fedzmg.tasks.card import card
+from fedzmg.tasks.images import Cifar100
+from fedzmg.tasks.preset import Decision
+
+IMAGES = ("emnist62", "emnist10", "emnist10-head62", "mnist-by-writer", "chars74k")
+TEXTS = ("shakespeare", "shakespeare-by-role")
+PAPER = {
+    # data set, clients, parameters, batch size, first threshold of the paper's text
+    "emnist62": ("emnist62", 3400, 1_690_046, 16, 0.75),
+    "emnist10": ("emnist10", 3383, 1_663_370, 16, 0.75),
+    "emnist10-head62": ("emnist10", 3383, 1_690_046, 16, 0.75),
+    "mnist-by-writer": ("mnist-by-writer", 834, 1_690_046, 16, 0.75),
+    "chars74k": ("chars74k", 55, 1_690_046, 16, 0.75),
+    "cifar100": ("cifar100", 500, 2_214_532, 16, 0.20),
+    "shakespeare": ("shakespeare", 715, 4_022_850, 8, 0.35),
+    "shakespeare-by-role": ("shakespeare-by-role", 715, 4_022_850, 8, 0.35),
+}
+
+
+def steps(task: Task, client: int) -> list[int]:
+    """Batch sizes of a client's local steps."""
+    first, last = task.train.offsets[client : client + 2]
+    plan = local_stream(task.protocol.batching, 0, 1, client, 0, int(first), int(last - first))
+    return [int(count) for count in plan.counts]
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_cards_show_the_papers_numbers(name: str) -> None:
+    shown = card(tasks.entry(name))
+    protocol = shown["protocol"]
+    found = (shown["data"], shown["clients"], shown["model"]["parameters"])
+    assert (*found, protocol["batch_size"], protocol["threshold"]) == PAPER[name]
+    common = {"rounds": 1000, "cohort": 10, "epochs": 4, "eval_every": 5, "replacement": False}
+    text = name in TEXTS
+    assert protocol.items() >= {**common, "straddle": not text, "keep_partial": not text}.items()
+    assert shown["model"]["bytes"] == 4 * shown["model"]["parameters"]
+
+
+def test_every_task_is_in_the_papers_table_or_embedded() -> None:
+    assert [*PAPER, "digits", "plays"] == sorted(tasks.TASKS, key=[*PAPER, "digits", "plays"].index)
+    for name in ("digits", "plays"):
+        task, shown = tasks.get(name), card(tasks.entry(name))
+        assert (len(task.train), task.name) == (shown["clients"], name)
+        assert shown["protocol"] == vars(task.protocol)
+        assert task.model_bytes == shown["model"]["bytes"]
+
+
+def test_embedded_data_stays_what_it_was() -> None:
+    """Runs that were made before there were fields can go on."""
+    found = {}
+    for name in ("digits", "plays"):
+        task = tasks.get(name)
+        digest = hashlib.sha256()
+        for column in (*task.tune, *task.test):  # type: ignore[misc]
+            digest.update(column.numpy().tobytes())
+        found[name] = task.train.fingerprint()[:16], digest.hexdigest()[:16]
+        assert not task.preset
+    assert found == {
+        "digits": ("94393f732ee0be7b", "ceeb47552b12efe4"),
+        "plays": ("6678c973e5507bc9", "881c46349893f82a"),
+    }
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_characters_are_the_files_images_by_writer(name: str, cache: Path) -> None:
+    task = tasks.get(name)
+    classes = 62 if tasks.entry(name).data in ("emnist62", "chars74k") else 10
+    written = characters(0, classes)
+    assert task.train.names == WRITERS
+    assert tuple(task.train.counts) == COUNTS
+    assert task.train.examples.x.dtype == torch.uint8
+    pixels = np.concatenate([written[writer]["pixels"] for writer in WRITERS])
+    labels = np.concatenate([written[writer]["label"] for writer in WRITERS])
+    read = task.prepare(task.train.examples.x, torch.float32).numpy()
+    np.testing.assert_allclose(read, pixels, atol=1e-6)
+    assert task.train.examples.y.tolist() == labels.tolist()
+    assert task.model.evaluate(task.model.params(), torch.zeros(1, 28, 28)).shape == (
+        1, 10 if name == "emnist10" else 62,
+    )  # fmt: skip
+    # Four epochs of 17 images without borders: 68 = 4 x 16 + 4.
+    assert steps(task, COUNTS.index(17)) == [16, 16, 16, 16, 4]
+    assert steps(task, COUNTS.index(1)) == [4]
+
+
+def test_columns_are_shared_with_the_files(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a gigabyte of images is mapped, not copied."""
+    data = catalog.load("emnist62")
+    monkeypatch.setattr(catalog, "load", lambda name: data)
+    task = tasks.get("emnist62")
+    for split, held in {"train": task.train.examples, "test": task.tune}.items():
+        assert held is not None
+        for name, column in zip("xy", held, strict=True):
+            stored = data.splits[split].array(name)
+            assert column.data_ptr() == stored.__array_interface__["data"][0]
+    same = task.train.to(torch.device("cpu")).examples.x
+    assert same.data_ptr() == task.train.examples.x.data_ptr()
+
+
+@pytest.mark.parametrize("name", ["chars74k", "cifar100", "shakespeare"])
+def test_half_of_the_test_examples_report_or_all_do(name: str, cache: Path) -> None:
+    short = {"length": 9} if name == "shakespeare" else {}
+    half, whole = (tasks.get(name, {**short, "selection": way}) for way in ("half", "test"))
+    assert half.tune is not None
+    assert whole.tune is not None
+    assert whole.tune.x is whole.test.x
+    assert half.tune.size + half.test.size == whole.test.size
+    assert torch.equal(whole.test.x[0::2], half.tune.x)
+    assert torch.equal(whole.test.y[1::2], half.test.y)
+    assert half.fingerprint() != whole.fingerprint()
+
+
+def test_cifar_clients_take_exactly_25_steps(cache: Path) -> None:
+    """1,050 images are enough for ten clients; the rest is left over."""
+    task = tasks.get("cifar100")
+    assert task.train.names == tuple(str(i) for i in range(10))
+    assert set(task.train.counts) == {100}
+    assert all(steps(task, client) == [16] * 25 for client in range(10))
+    assert (task.tune.size, task.test.size) == (16, 15)  # type: ignore[union-attr]
+    used = {row.numpy().tobytes() for row in task.train.examples.x}
+    stored = {row.tobytes() for row in catalog.load("cifar100").splits["train"].array("x")}
+    assert len(used) == 1000
+    assert used < stored
+    other = tasks.get("cifar100", {"partition_seed": 1})
+    assert other.train.fingerprint() != task.train.fingerprint()
+    assert tasks.get("cifar100").train.fingerprint() == task.train.fingerprint()
+
+
+def test_cifar_labels_stay_with_their_images(cache: Path) -> None:
+    task, stored = tasks.get("cifar100"), catalog.load("cifar100").splits["train"]
+    label = {x.tobytes(): y for x, y in zip(stored.array("x"), stored.array("y"), strict=True)}
+    for x, y in zip(*task.train.examples, strict=True):
+        assert label[x.numpy().tobytes()] == y
+
+
+def test_cifar_as_in_tffs_files(cache: Path) -> None:
+    task = tasks.get("cifar100", {"split": "tff"})
+    written = photographs(0, 11, 6)
+    assert task.train.names == tuple(sorted(written))
+    assert set(task.train.counts) == {6}
+    ours = task.train.examples.x[:6].permute(0, 2, 3, 1).numpy()
+    assert (ours == written["0"]["image"]).all()
+    assert (task.tune.size, task.test.size) == (6, 6)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("augment", ["none", "flip", "shift", "flip-shift"])
+def test_augmentation_leaves_weights_and_evaluation_alone(augment: str) -> None:
+    from fedzmg.models.functional import FunctionalModel
+
+    plain, changed = (
+        FunctionalModel(Cifar100("cifar100").with_options({"augment": choice}).network())
+        for choice in ("none", augment)
+    )
+    params = initial_params(plain, "keras", 3)
+    again = initial_params(changed, "keras", 3)
+    assert all(torch.equal(params[name], again[name]) for name in params)
+    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(plain.evaluate(params, x), changed.evaluate(params, x))
+    names = [type(layer).__name__ for layer in changed.module.children()]
+    assert ("RandomFlip" in names, "RandomShift" in names) == (
+        "flip" in augment,
+        "shift" in augment,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "oov"), [("shakespeare", "last"), ("shakespeare-by-role", "author")]
+)
+def test_text_is_joined_end_to_end(name: str, oov: str, cache: Path) -> None:
+    task = tasks.get(name, {"oov": oov})
+    assert task.train.names == tuple(sorted(ROLES))
+    assert task.train.examples.x.dtype == torch.uint8
+    written = lines(0)
+    for i, role in enumerate(sorted(ROLES)):
+        text = "".join(written[role]["snippets"])
+        unknown = 65 if oov == "last" else 0
+        ids = [CHARACTERS.index(c) if c in CHARACTERS else unknown for c in text]
+        windows = [ids[k : k + 101] for k in range(0, len(ids) - 100, 101)]
+        mine = slice(*task.train.offsets[i : i + 2].tolist())
+        assert task.train.examples.x[mine].tolist() == [w[:-1] for w in windows]
+        assert task.train.examples.y[mine].tolist() == [w[1:] for w in windows]
+        # The paper's count of steps: a role of 808 characters makes four, one of 807 none.
+        assert steps(task, i) == [8] * (4 * (len(text) // 101 // 8))
+    assert steps(task, 0) == [8] * 4
+    assert steps(task, 1) == []
+    assert task.train.counts[2] == 0
+    tokens = task.prepare(task.train.examples.x[:2], torch.float32)
+    assert tokens.dtype == torch.int64
+
+
+def test_ends_of_texts_can_be_kept(cache: Path) -> None:
+    task = tasks.get("shakespeare", {"length": 20, "partial_sequences": "pad"})
+    whole = tasks.get("shakespeare", {"length": 20})
+    sizes = np.array([sum(ROLES[role]) for role in sorted(ROLES)])
+    kept = sizes // 21 + (sizes % 21 > 1)
+    assert task.train.counts.tolist() == kept.tolist()
+    assert int((task.train.examples.y == -1).sum()) == int(
+        sum(21 - rest for rest in sizes % 21 if rest > 1)
+    )
+    assert (whole.train.examples.y >= 0).all()
+    assert task.fingerprint() != whole.fingerprint()
+    outputs = task.model.evaluate(task.model.params(), task.prepare(task.test.x[:3], torch.float32))
+    assert task.loss(outputs, task.test.y[:3]).isfinite().all()
+
+
+def test_length_is_a_decision(cache: Path) -> None:
+    task = tasks.get("shakespeare", {"length": 20})
+    assert task.train.examples.x.shape[1] == 20
+    assert task.train.counts[0] == 808 // 21
+
+
+DECISIONS: dict[str, list[Mapping[str, Any]]] = {
+    "chars74k": [
+        {}, {"outputs": 70}, {"polarity": "ink-one"}, {"centring": "image"},
+        {"selection": "test"}, {"initializer": "torch"},
+    ],
+    "cifar100": [
+        {}, {"augment": "flip"}, {"centring": "image"}, {"partition_seed": 3}, {"split": "tff"},
+    ],
+    "shakespeare": [  # short sequences, to be quick
+        {"length": 10}, {"length": 9}, {"length": 10, "oov": "author"},
+        {"length": 10, "partial_sequences": "pad"},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_every_decision_is_recorded_and_moves_the_fingerprint(name: str, cache: Path) -> None:
+    seen: set[str] = set()
+    for options in DECISIONS[name]:
+        task = tasks.get(name, options)
+        assert task.preset == {**tasks.entry(name).preset.options(), **options}
+        assert task.fingerprint() not in seen
+        seen.add(task.fingerprint())
+    assert task.fingerprint() == tasks.get(name, DECISIONS[name][-1]).fingerprint()
+
+
+def test_other_data_has_another_fingerprint(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = catalog.load("emnist62")
+    before = tasks.get("emnist62").train.fingerprint()
+    moved = replace(
+        data.splits["train"],
+        owners=data.splits["train"].owners._replace(names=tuple("abcdefghijkl")),
+    )  # type: ignore[union-attr]
+    for other in (
+        replace(data, fingerprint="another"),
+        replace(data, splits={**data.splits, "train": moved}),
+    ):
+        monkeypatch.setattr(catalog, "load", lambda name, found=other: found)
+        assert tasks.get("emnist62").train.fingerprint() != before
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("cifar100", {"centrng": "image"}, "cifar100 'centrng': did you mean 'centring'"),
+        ("cifar100", {"centring": "imag"}, "preset.centring = 'imag': expected none or image"),
+        ("cifar100", {"augment": 3}, "augment = 3: expected none, flip, shift or flip-shift"),
+        ("cifar100", {"outputs": 0}, "preset.outputs = 0: expected a whole number of at least 1"),
+        ("cifar100", {"outputs": True}, "preset.outputs = True: expected a whole number"),
+        ("shakespeare", {"length": 99.5}, "preset.length = 99.5: expected a whole number"),
+        ("plays", {"centring": "image"}, "centring: the task 'plays' has nothing to choose"),
+        ("digits", {"alpha": 0.0}, "preset.alpha = 0.0: expected a number above 0"),
+        ("digits", {"alpha": True}, "preset.alpha = True: expected a number above 0"),
+        ("digits", {"partition_seed": 1.5}, "partition_seed = 1.5: expected a whole number"),
+        ("emnist62", {"name": "x"}, "unknown preset field of emnist62 'name'"),
+        ("emnist6", {}, "unknown task 'emnist6': did you mean 'emnist62'"),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_refused_in_one_line(
+    name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        tasks.get(name, options)
+    assert "\n" not in str(caught.value)
+
+
+def test_outputs_must_hold_every_label(cache: Path) -> None:
+    with pytest.raises(InputError, match=r"holds the label \d+ but the model has 10 outputs"):
+        tasks.get("emnist62", {"outputs": 10})
+
+
+def test_absent_data_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDZMG_DATA", str(tmp_path))
+    with pytest.raises(InputError, match="'emnist10' is not here: run 'fedzmg data get emnist10'"):
+        tasks.get("emnist10-head62")
+    assert tasks.entry("emnist10-head62").missing == "fedzmg data get emnist10"
+    assert tasks.entry("chars74k").missing == "fedzmg data import chars74k FILE..."
+    assert tasks.entry("digits").missing == ""
+
+
+def test_counts_that_differ_are_said(cache: Path) -> None:
+    assert any("12 clients instead of 3,400" in note for note in tasks.get("emnist62").notes)
+    assert tasks.entry("emnist62").missing == ""
+
+
+def test_data_without_clients_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = catalog.load("emnist62")
+    bare = {name: replace(columns, owners=None) for name, columns in data.splits.items()}
+    monkeypatch.setattr(catalog, "load", lambda name: replace(data, splits=bare))
+    with pytest.raises(InputError, match="'emnist62' does not say to whom its examples belong"):
+        tasks.get("emnist62")
+
+
+def test_range_of_a_decision_reads_well() -> None:
+    assert Decision("a", "b", ("b",), 0, "").range == "b"
+    assert Decision("a", "b", ("b", "c", "d"), 0, "").range == "b, c or d"
