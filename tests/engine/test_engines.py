@@ -221,7 +221,10 @@ def test_a_device_without_room_for_two_clients_is_said(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("engine", ["captured", "compiled"])
 @pytest.mark.parametrize("name", ["cifar100", "shakespeare"])
 def test_a_round_of_the_papers_models_on_a_gpu(name: str, engine: str, precision: str) -> None:
-    """Against the loop over clients; differences are measured in lengths of the round's step."""
+    """Against the loop over clients; differences are measured in lengths of the round's step.
+
+    Rounding is amplified by momentum and by units that switch: a wrong kernel is off by about one.
+    """
     built = WORKLOADS[name].build(clients=10)
     few = replace(built, protocol=replace(built.protocol, epochs=1, cohort=4))
     start = initial_params(few.model, few.init, 0)
@@ -235,7 +238,7 @@ def test_a_round_of_the_papers_models_on_a_gpu(name: str, engine: str, precision
 
     reference = moved("sequential", "float32")
     difference = (moved(engine, precision) - reference).norm() / reference.norm()
-    assert difference < {"float32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}[precision]
+    assert difference < {"float32": 5e-3, "tf32": 8e-2, "bf16": 2e-1}[precision]
 
 
 @COMPILER_WARNS
