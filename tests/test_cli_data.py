@@ -221,7 +221,7 @@ def test_ctrl_c_leaves_nothing_half_done(files: list[str], tmp_path: Path) -> No
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert said.splitlines()[-1] == (
-        "fedzmg: interrupted; nothing half done is left, run the same command again to go on"
+        "fedzmg: interrupted; nothing half done is used, run the same command again to go on"
     )
     left = [p for p in (tmp_path / "data").rglob("*") if p.is_file() and p.suffix != ".lock"]
     assert left == []

@@ -10,7 +10,8 @@ import torch
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.spec import RunSpec
-from fedzmg.experiment.store import FORMAT, RunDirectory, write_atomic, write_json
+from fedzmg.experiment.store import FORMAT, RunDirectory, write_json
+from fedzmg.files import write_atomic
 from fedzmg.simulation import Checkpoint, Record
 
 

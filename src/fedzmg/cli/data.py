@@ -330,7 +330,7 @@ def _summary(name: str, cache: Path | None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Downloads]:
-    """Show work in progress; Ctrl-C leaves nothing half done and says how to go on."""
+    """Show work in progress; after Ctrl-C, say how to go on."""
     from fedzmg.report.downloads import Downloads
 
     try:
@@ -338,7 +338,7 @@ def _progress() -> Iterator[Downloads]:
             yield progress
     except KeyboardInterrupt:
         typer.echo(
-            "\nfedzmg: interrupted; nothing half done is left, run the same command again to go on",
+            "\nfedzmg: interrupted; nothing half done is used, run the same command again to go on",
             err=True,
         )
         sys.exit(INTERRUPTED)

@@ -100,16 +100,6 @@ def _missing(path: Path, size: int) -> int:
     return max(1, -(-lacking // 2**20))
 
 
-def sync_directory(path: Path) -> None:
-    """Make a rename survive a power loss, where the system lets directories be synced."""
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def size_of(path: Path) -> int:
     """Bytes of a file or of all files below a folder; nothing is 0."""
     if path.is_file():

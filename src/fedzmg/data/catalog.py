@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
 import uuid
@@ -27,12 +26,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedzmg.data import column_store, sorting
-from fedzmg.data.cache import lock, root, size_of, sync_directory, writing
+from fedzmg.data.cache import lock, root, size_of, writing
 from fedzmg.data.columns import Allocate, Columns
 from fedzmg.data.fetch import SILENT, Progress, download, file_hash
 from fedzmg.data.sorting import Choice
 from fedzmg.data.sources import SOURCES, Source, source
 from fedzmg.errors import InputError
+from fedzmg.files import sync_directory, write_atomic
 
 FORMAT = 1
 
@@ -304,7 +304,7 @@ def _make(
         }
         with writing(home):
             sync_directory(target)
-            _replace(home / "set.json", json.dumps(record, indent=1).encode())
+            write_atomic(home / "set.json", json.dumps(record, indent=1).encode())
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -332,16 +332,6 @@ def _store(
 
 def _counts(said: Mapping[str, Any]) -> tuple[int | None, int]:
     return None if said["clients"] is None else len(said["clients"]), said["rows"]
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_directory(path.parent)
 
 
 def _joint(splits: Mapping[str, Mapping[str, Any]]) -> str:

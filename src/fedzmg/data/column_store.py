@@ -27,9 +27,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedzmg.data.cache import sync_directory, writing
+from fedzmg.data.cache import writing
 from fedzmg.data.columns import Allocate, Array, Columns, Owners, Strings
 from fedzmg.errors import InputError
+from fedzmg.files import sync_directory
 
 FORMAT = 1
 

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from fedzmg.data.cache import sync_directory, writing
+from fedzmg.data.cache import writing
 from fedzmg.errors import InputError
+from fedzmg.files import sync_directory
 from fedzmg.version import __version__
 
 ENVIRONMENT = "FEDZMG_MIRROR"

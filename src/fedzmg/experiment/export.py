@@ -7,7 +7,8 @@ from pathlib import Path
 import safetensors.torch
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.store import RunDirectory, write_atomic
+from fedzmg.experiment.store import RunDirectory
+from fedzmg.files import write_atomic
 
 
 def export_model(run: Path, to: Path | None = None) -> Path:

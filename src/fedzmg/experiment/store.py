@@ -13,11 +13,9 @@ No pickle is ever written or read.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,39 +25,10 @@ import safetensors.torch
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.spec import RunSpec
+from fedzmg.files import write_atomic
 from fedzmg.simulation import Checkpoint, Record
 
 FORMAT = 1
-
-
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, also after a power loss."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes private files; a run directory is as readable as any other file.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-        _sync_directory(path.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-def _sync_directory(path: Path) -> None:
-    """Make a rename survive a power loss, where the system lets directories be synced."""
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import textwrap
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
+
+from fedzmg.files import write_atomic
 
 PNG_DPI = 150
 MOST_DIRECT_LABELS = 7
@@ -196,8 +196,8 @@ def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     # Not with_suffix: a name such as lr0.1 holds a dot that is no suffix.
     png, svg = (stem.with_name(f"{stem.name}.{suffix}") for suffix in ("png", "svg"))
-    _replace(png, _rendered(figure, "png", {"Software": None}))
-    _replace(svg, _rendered(figure, "svg", {"Date": None, "Creator": None}))
+    write_atomic(png, _rendered(figure, "png", {"Software": None}))
+    write_atomic(svg, _rendered(figure, "svg", {"Date": None, "Creator": None}))
     return png, svg
 
 
@@ -207,16 +207,6 @@ def _rendered(figure: Figure, file_format: str, metadata: dict[str, Any]) -> byt
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format=file_format, dpi=PNG_DPI, metadata=metadata)
     return buffer.getvalue()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file in one step, so that a reader never meets half of it."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def summarize(series: Series) -> _Summary:

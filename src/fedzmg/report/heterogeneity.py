@@ -6,12 +6,9 @@ JSON; ``paper`` is an entry of :data:`fedzmg.data.heterogeneity.PAPER` to stand 
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
-import os
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedzmg.errors import InputError
+from fedzmg.files import write_atomic
 from fedzmg.report.figures import COLOURS, GRID, QUIET_INK, STYLE
 
 MOST_ROWS = 500
@@ -108,16 +106,11 @@ def write_json(report: Mapping[str, Any], path: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     """Write a file in one step, so that a reader never meets half of it."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8", newline="")
-        os.replace(temporary, path)
+        write_atomic(path, text.encode())
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; choose another place") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def _who(report: Mapping[str, Any]) -> str:
