@@ -246,7 +246,7 @@ def test_a_broken_write_leaves_the_old_file(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(report.os, "replace", full)
+    monkeypatch.setattr("os.replace", full)
     with pytest.raises(InputError, match="No space left on device"):
         write_json(made_up(3, 4), path)
     assert path.read_text() == "old"
