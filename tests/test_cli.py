@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fedzmg.cli import main
+
 ENVIRONMENT = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 QUICK = ["--rounds", "3", "--engine", "vectorized"]
 
@@ -108,14 +110,29 @@ def test_definition_card_shows_equations_options_and_costs(tmp_path: Path) -> No
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    tmp_path: Path, arguments: list[str], message: str
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """In this process: a new one would take seconds to start, for each of these lines."""
     (tmp_path / "file").write_text("")
-    done = fedzmg(*arguments, cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedzmg", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main()
+    error = capsys.readouterr().err
+    assert left.value.code == 2, error
+    assert message in error
+    assert len(error.strip().splitlines()) == 1, error
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_exit_code_of_a_real_process(tmp_path: Path) -> None:
+    done = fedzmg("run", "digitz", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("fedzmg: error: unknown task 'digitz'")
 
 
 def test_half_written_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
