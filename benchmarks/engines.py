@@ -79,7 +79,7 @@ def paths(task: Task, compiled: bool) -> dict[str, Callable[[], object]]:
         sim.task.protocol.__dict__["eval_every"] = 10**9
         sim.round = 1
         found[engine] = sim.run_round
-        entries = sim._entries(2)
+        entries = sim._planner.entries(2)
     model = copy.deepcopy(task.model.source)
     return {"plain loop": lambda: plain_round(task, model, entries), **found}
 

@@ -15,4 +15,4 @@ torch.set_num_threads(1)
 def _without_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bits are promised on processors; only tests marked ``gpu`` see a GPU."""
     if request.node.get_closest_marker("gpu") is None:
-        monkeypatch.setattr("fedzmg.simulation.has_gpu", lambda: False)
+        monkeypatch.setattr("fedzmg.simulation.devices.has_gpu", lambda: False)

@@ -86,8 +86,8 @@ def simulation(
         engine=engine,
     )
     if who is not None:
-        entries = sim._entries
-        sim._entries = lambda round_: [  # type: ignore[method-assign]
+        entries = sim._planner.entries
+        sim._planner.entries = lambda round_: [  # type: ignore[method-assign]
             e for e in entries(round_) if CLIENTS[e.client] in who[round_ - 1]
         ]
     return sim
@@ -361,7 +361,7 @@ def test_mean_of_the_variates_is_the_servers(variate: Any, engine: str) -> None:
     sim = simulation(quadratic_task(MANY), algorithm, engine=engine)
     seen: set[int] = set()
     for round_ in rounds(sim, 6):
-        seen |= {e.client for e in sim._entries(round_)}
+        seen |= {e.client for e in sim._planner.entries(round_)}
         own = torch.stack([memory(sim, k)["weight"] for k in range(5)])
         close(own.mean(0), sim.snapshot.state["weight"][0], 1e-12)
         assert {k for k in range(5) if bool(own[k].any())} == seen

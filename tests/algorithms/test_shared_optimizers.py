@@ -581,7 +581,7 @@ def test_ticks_are_whole_and_no_more_than_steps(engine: Any) -> None:
         dtype=torch.float32,
         engine=engine,
     )
-    entries = sim._entries(1)
+    entries = sim._planner.entries(1)
     largest = 0
     for chunk in sim._engine.train(entries, sim._broadcast(1), sim._read(entries)):
         for place, i in zip(chunk.rows, chunk.entries, strict=True):

@@ -139,12 +139,12 @@ def test_resume_equals_no_interruption_bit_for_bit(name: str, engine: str) -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_client_order_does_not_matter(name: str) -> None:
     here, there = simulation(name), simulation(name)
-    entries = there._entries
+    entries = there._planner.entries
 
     def reversed_entries(round_: int):  # type: ignore[no-untyped-def]
         return entries(round_)[::-1]
 
-    there._entries = reversed_entries  # type: ignore[method-assign]
+    there._planner.entries = reversed_entries  # type: ignore[method-assign]
     for _ in range(3):
         here.run_round()
         there.run_round()
@@ -156,8 +156,8 @@ def test_client_order_does_not_matter(name: str) -> None:
 def test_client_without_a_batch_changes_nothing(name: str, engine: str) -> None:
     problem = replace(task(), protocol=replace(task().protocol, keep_partial=False, cohort=7))
     sim, other = simulation(name, engine, problem), simulation(name, engine, problem)
-    entries = other._entries
-    other._entries = lambda r: [e for e in entries(r) if len(e.stream)]  # type: ignore[method-assign]
+    entries = other._planner.entries
+    other._planner.entries = lambda r: [e for e in entries(r) if len(e.stream)]  # type: ignore[method-assign]
     for _ in range(2):
         records = sim.run_round().records
         other.run_round()
@@ -178,8 +178,8 @@ def poisoned(client: int) -> Task:
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_upload_that_is_not_finite_is_dropped_and_counted(name: str, engine: str) -> None:
     sim, other = simulation(name, engine, poisoned(3)), simulation(name, engine, task(cohort=7))
-    entries = other._entries
-    other._entries = lambda r: [e for e in entries(r) if e.client != 3]  # type: ignore[method-assign]
+    entries = other._planner.entries
+    other._planner.entries = lambda r: [e for e in entries(r) if e.client != 3]  # type: ignore[method-assign]
     for _ in range(2):
         records = sim.run_round().records
         other.run_round()

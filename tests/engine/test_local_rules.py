@@ -122,7 +122,7 @@ def test_memory_counts_the_rounds_each_client_took_part_in(engine: str) -> None:
     sim, _ = run(Remembering(), engine)
     taken = np.zeros((2, 4))
     for round_ in range(1, 7):
-        for entry in sim._entries(round_):
+        for entry in sim._planner.entries(round_):
             taken[entry.trial, entry.client] += 1
     for (trial, client), (_, rounds) in seen(sim).items():
         assert float(rounds) == taken[trial, client]
@@ -167,7 +167,7 @@ def test_client_drawn_twice_uploads_twice_from_the_same_memory() -> None:
     assert records[0][0].clients == 6
     for (trial, client), (_, rounds) in seen(sim).items():
         present = sum(
-            any((e.trial, e.client) == (trial, client) for e in sim._entries(r))
+            any((e.trial, e.client) == (trial, client) for e in sim._planner.entries(r))
             for r in range(1, 7)
         )
         # Twice in one round still counts once: both copies start from the same memory.

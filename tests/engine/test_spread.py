@@ -29,7 +29,7 @@ def test_two_devices_train_like_one(name: str, monkeypatch: pytest.MonkeyPatch) 
     task = tasks.get("digits")
     trials = [Trial.of(name, seed, task) for seed in range(2)]
     [one, two] = simulate(task, trials, rounds=2, engine="vectorized", device="cpu")
-    monkeypatch.setattr("fedzmg.simulation.other_devices", lambda device: [CPU])
+    monkeypatch.setattr("fedzmg.simulation.devices.other_devices", lambda device: [CPU])
     simulation = Simulation(
         task, trials, rounds=2, device=CPU, dtype=torch.float32, engine="vectorized"
     )

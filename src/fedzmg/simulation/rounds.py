@@ -1,103 +1,43 @@
-"""The round: sample -> plan -> train -> merge -> server -> evaluate -> record.
-
-:func:`simulate` trains a list of *trials* (algorithm, seed) of equal structure side by side on
-one client axis and returns one history each. A trial's history does not depend on its neighbours.
-"""
+"""The round: sample -> plan -> train -> merge -> server -> evaluate -> record."""
 
 from __future__ import annotations
 
-import copy
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedzmg import algorithms
-from fedzmg.algorithms.options import configure
-from fedzmg.contract import Algorithm, State, bind, numbers, structure
-from fedzmg.data.plan import Entry, local_stream, sample_cohort
-from fedzmg.engine.aggregate import Merger, Sums
+from fedzmg.contract import State, bind, numbers
+from fedzmg.data.plan import Entry
+from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.choose import EngineChoice, choose
 from fedzmg.engine.fit import clients_that_fit, even
-from fedzmg.engine.ledger import EXAMPLE_COUNT, Message, weigh
 from fedzmg.engine.memory import MemoryStore
 from fedzmg.engine.round import Broadcast, Engine, Program
 from fedzmg.engine.spread import Spread
 from fedzmg.engine.vectorized import MIN_WIDTH
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError
 from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import onednn, rounding
 from fedzmg.models.kernels.precision import Precision
+from fedzmg.simulation import devices
+from fedzmg.simulation.accounting import message_sizes, read_records
+from fedzmg.simulation.history import Checkpoint, History, Record
+from fedzmg.simulation.planning import Planner
+from fedzmg.simulation.trial import Trial, pack
 from fedzmg.tasks.task import Task, check
 from fedzmg.tree import Tree, named_leaves, refill, row, stack, tree_map
 
 Device = Literal["auto", "cpu", "cuda"]
 EngineName = Literal["auto", "sequential", "vectorized", "captured", "compiled"]
 
-_planner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plan")
-"""Plans rounds ahead while a GPU is at work."""
-
 DIVERGED_AFTER = 3
 """Rounds in a row that lose every upload before a trial counts as diverged."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One training to be simulated: an algorithm with its hyper-parameters, and a seed."""
-
-    algorithm: Algorithm
-    seed: int = 0
-
-    @classmethod
-    def of(cls, name: str, seed: int = 0, task: Task | None = None, **options: Any) -> Trial:
-        """A trial by algorithm name.
-
-        Args:
-            name: a key of ``fedzmg.algorithms.ALGORITHMS``.
-            seed: controls initial weights, cohorts, batch order and dropout.
-            task: take the hyper-parameters that this task recommends for the algorithm.
-            **options: changed fields, with ``_`` after the side: ``client_lr=0.03``.
-        """
-        wanted = {} if task is None else dict(task.options.get(name, {}))
-        wanted |= {k.replace("_", ".", 1): v for k, v in options.items()}
-        return cls(configure(algorithms.get(name), wanted), seed)
-
-
-class Record(NamedTuple):
-    """What one trial's round came to; ``round`` counts from 1."""
-
-    round: int
-    clients: int
-    dropped: int
-    """Uploads refused because they were not finite."""
-    steps: int
-    train_loss: float
-    bytes_down: int
-    """Arrays sent to the cohort in this round."""
-    bytes_up: int
-    """Arrays received from it."""
-    bytes_up_bound: int
-    """The same, if whole numbers used no more bits than they need."""
-    scalar_bytes_down: int
-    scalar_bytes_up: int
-    """Steps, rounds, losses, rates and example counts, apart from the arrays."""
-    bytes_kept: int
-    """What each client that took part keeps until it is sampled again."""
-    total_bytes_down: int
-    """Arrays and scalars of all rounds so far."""
-    total_bytes_up: int
-    seconds: float
-    loss: float | None = None
-    """Evaluation loss; None in rounds without evaluation."""
-    metric: float | None = None
-    diverged: bool = False
 
 
 class Snapshot(NamedTuple):
@@ -112,58 +52,6 @@ class Snapshot(NamedTuple):
     """Bytes down and up of all rounds so far."""
 
 
-@dataclass(frozen=True)
-class History:
-    """One trial's curve and its trained model."""
-
-    task: Task
-    trial: Trial
-    records: tuple[Record, ...]
-    params: Tree
-
-    @property
-    def diverged(self) -> int | None:
-        """The round in which the trial diverged, if it did."""
-        return next((r.round for r in self.records if r.diverged), None)
-
-    @property
-    def rounds(self) -> list[int]:
-        """Evaluated rounds, counted from 1."""
-        return [r.round for r in self.records if r.metric is not None]
-
-    @property
-    def metrics(self) -> list[float]:
-        """The metric after each evaluated round."""
-        return [r.metric for r in self.records if r.metric is not None]
-
-    def model(self) -> nn.Module:
-        """The trained model: a copy of the task's module with these parameters, in eval mode."""
-        module = copy.deepcopy(self.task.model.source)
-        named = dict(module.named_parameters())
-        with torch.no_grad():
-            for name, value in self.params.items():
-                named[name].copy_(value)
-        return module.eval()
-
-
-class Checkpoint(NamedTuple):
-    """One trial's position: everything a later round depends on, as named tensors."""
-
-    round: int
-    tensors: dict[str, Tensor]
-
-    def params(self) -> Tree:
-        """The global model at this position."""
-        prefix, suffix = "model.params['", "']"
-        return Tree(
-            {
-                name.removeprefix(prefix).removesuffix(suffix): tensor
-                for name, tensor in self.tensors.items()
-                if name.startswith(prefix)
-            }
-        )
-
-
 class RoundReport(NamedTuple):
     """What an observer is shown after every round."""
 
@@ -173,34 +61,6 @@ class RoundReport(NamedTuple):
 
 
 Observer = Callable[[RoundReport], None]
-
-
-def has_gpu() -> bool:
-    """Whether this machine has a CUDA device."""
-    return torch.cuda.is_available()
-
-
-def other_devices(device: torch.device) -> list[torch.device]:
-    """The other GPUs that work is spread over; CUDA_VISIBLE_DEVICES limits them."""
-    if device.type != "cuda":
-        return []
-    first = device.index or 0
-    return [torch.device("cuda", i) for i in range(torch.cuda.device_count()) if i != first]
-
-
-def resolve_device(device: str) -> torch.device:
-    """The device that ``auto`` stands for, or the named one.
-
-    Raises:
-        InputError: for an unknown name or a device this machine does not have.
-    """
-    if device not in ("auto", "cpu", "cuda"):
-        raise unknown("device", device, ["auto", "cpu", "cuda"])
-    if device == "cuda" and not has_gpu():
-        raise InputError("device 'cuda': no CUDA device is available here; use --device cpu")
-    if device == "auto":
-        device = "cuda" if has_gpu() else "cpu"
-    return torch.device(device)
 
 
 class Simulation:
@@ -224,7 +84,7 @@ class Simulation:
         self.task, self.trials, self.rounds = task, list(trials), rounds
         self.device, self.dtype, self.precision = device, dtype, precision
         self._memory_places = memory_places
-        packed = _pack(task, self.trials)
+        packed = pack(task, self.trials)
         self.client, self.server = packed.client, packed.server
         self.weights = packed.weights
         model = task.model.to(device, dtype)
@@ -246,14 +106,14 @@ class Simulation:
                 data=task.train.to(other),
                 device=other,
             )
-            for other in other_devices(device)
+            for other in devices.other_devices(device)
         ]
         self._test = type(task.test)(*(column.to(device) for column in task.test))
         self._client_numbers = self._tensors([numbers(t.client) for t in packed.each])
         self._server_numbers = self._tensors([numbers(t.server) for t in packed.each])
         self.snapshot, self.memory = self._begin()
         self.round = 0
-        self._ahead: tuple[int, Future[list[Entry]]] | None = None
+        self._planner = Planner(task, [trial.seed for trial in self.trials])
         self._computed, self._useful = 0, 0
         if restored is not None:
             self._restore(restored)
@@ -344,39 +204,9 @@ class Simulation:
     def _map_server(self, function: Callable[..., Any], *args: Any) -> Any:
         return _map_rows(self.server, self._server_numbers, function, *args)
 
-    def _planned(self, round_: int) -> list[Entry]:
-        if self._ahead is not None and self._ahead[0] == round_:
-            return self._ahead[1].result()
-        return self._entries(round_)
-
-    def _entries(self, round_: int) -> list[Entry]:
-        """Cohort and batch plan of every trial, trials one after another."""
-        planned = {seed: self._plan(seed, round_) for seed in {t.seed for t in self.trials}}
-        return [
-            entry._replace(trial=i)
-            for i, trial in enumerate(self.trials)
-            for entry in planned[trial.seed]
-        ]
-
-    def _plan(self, seed: int, round_: int) -> list[Entry]:
-        """Cohort and batches under one seed, which all of its trials share."""
-        protocol, data = self.task.protocol, self.task.train
-        cohort = sample_cohort(
-            seed, round_, len(data), protocol.cohort, replacement=protocol.replacement
-        ).tolist()
-        drawn: Counter[int] = Counter()
-        entries = []
-        for client in cohort:
-            first, last = (int(o) for o in data.offsets[client : client + 2])
-            place = (seed, round_, client, drawn[client])
-            stream = local_stream(protocol.batching, *place, first, last - first)
-            entries.append(Entry(0, client, last - first, stream))
-            drawn[client] += 1
-        return entries
-
     def _probe(self) -> tuple[list[Entry], Broadcast, State]:
         """One trial's first round: what engines are timed on, whatever the number of trials."""
-        entries = [e for e in self._entries(1) if e.trial == 0]
+        entries = [e for e in self._planner.entries(1) if e.trial == 0]
         return entries, self._broadcast(1), self._read(entries)
 
     def _broadcast(self, round_: int) -> Broadcast:
@@ -415,7 +245,7 @@ class Simulation:
     def _run_round(self) -> RoundReport:
         began = time.perf_counter()
         round_ = self.round + 1
-        entries = self._planned(round_)
+        entries = self._planner.entries(round_)
         sent = self._broadcast(round_)
         merger = Merger(entries, [self._weight(e) for e in entries], len(self.trials))
         uploads: Any = ()
@@ -430,7 +260,7 @@ class Simulation:
                 remembered.append((owners, kept, accepted))
         if self.device.type == "cuda":
             # The device is at work on this round: plan the next one meanwhile.
-            self._ahead = round_ + 1, _planner.submit(self._entries, round_ + 1)
+            self._planner.plan_ahead(round_ + 1)
         self._useful += sum(len(entry.stream) for entry in entries)
         # Nothing of the round is kept before all of it has been computed.
         for owners, kept, accepted in remembered:
@@ -438,26 +268,19 @@ class Simulation:
         self._update(merger, sent.round)
         due = (round_ - 1) % self.task.protocol.eval_every == 0 or round_ == self.rounds
         scores = self._score() if due else None
-        records = self._records(round_, merger.sums, scores, self._sizes(entries, sent, uploads))
+        sizes = message_sizes(
+            entries, sent, uploads,
+            cohort=self.task.protocol.cohort, counts=self.weights == "examples",
+        )  # fmt: skip
+        records, totals = read_records(
+            round_, self.snapshot.alive, self.snapshot.traffic, merger.sums, scores, sizes,
+            kept=self.memory.kept_bytes,
+            worst=0.0 if self.task.metric.higher_is_better else float("inf"),
+        )  # fmt: skip
+        self.snapshot = self.snapshot._replace(traffic=torch.tensor(totals).to(self.device))
         seconds = (time.perf_counter() - began) / len(self.trials)
         self.round = round_
         return RoundReport(round_, [r._replace(seconds=seconds) for r in records], self)
-
-    def _sizes(
-        self, entries: list[Entry], sent: Broadcast, uploads: Any
-    ) -> list[tuple[Message, Message]]:
-        """Size of every trial's messages: down to the cohort, and up from one client."""
-        longest = [0] * len(self.trials)
-        for entry in entries:
-            longest[entry.trial] = max(longest[entry.trial], len(entry.stream))
-        cohort = self.task.protocol.cohort
-        count = EXAMPLE_COUNT if self.weights == "examples" else 0
-        found: dict[int, tuple[Message, Message]] = {}
-        for steps in set(longest):
-            up = weigh(uploads, steps)
-            down = weigh((sent.params, sent.shared), steps).times(cohort)
-            found[steps] = down, up._replace(scalars=up.scalars + count)
-        return [found[steps] for steps in longest]
 
     def _score(self) -> Tensor:
         """Loss and metric of every trial; a loss that is not finite ends the trial."""
@@ -492,51 +315,6 @@ class Simulation:
             lost,
             old.traffic,
         )
-
-    def _records(
-        self,
-        round_: int,
-        sums: Sums,
-        scores: Tensor | None,
-        sizes: list[tuple[Message, Message]],
-    ) -> list[Record]:
-        # One transfer for everything: each would wait for the device anew.
-        columns = [self.snapshot.alive, sums.clients, sums.dropped, sums.steps, sums.loss]
-        columns += [*self.snapshot.traffic.T, *([] if scores is None else scores.T)]
-        read = torch.stack([column.double() for column in columns], 1).tolist()
-        worst = 0.0 if self.task.metric.higher_is_better else float("inf")
-        records, totals = [], []
-        for (down, one_up), values in zip(sizes, read, strict=True):
-            alive, loss, score = bool(values[0]), values[4], values[7:]
-            clients, dropped, steps, before_down, before_up = (
-                int(values[i]) for i in (1, 2, 3, 5, 6)
-            )
-            up = one_up.times(clients + dropped)
-            total = before_down + down.arrays + down.scalars, before_up + up.arrays + up.scalars
-            totals.append(total)
-            records.append(
-                Record(
-                    round=round_,
-                    clients=clients,
-                    dropped=dropped,
-                    steps=steps,
-                    train_loss=loss / clients if clients else float("nan"),
-                    bytes_down=down.arrays,
-                    bytes_up=up.arrays,
-                    bytes_up_bound=up.bound,
-                    scalar_bytes_down=down.scalars,
-                    scalar_bytes_up=up.scalars,
-                    bytes_kept=self.memory.kept_bytes,
-                    total_bytes_down=total[0],
-                    total_bytes_up=total[1],
-                    seconds=0.0,
-                    loss=score[0] if score else None,
-                    metric=(score[1] if alive else worst) if score else None,
-                    diverged=not alive,
-                )
-            )
-        self.snapshot = self.snapshot._replace(traffic=torch.tensor(totals).to(self.device))
-        return records
 
     def _evaluate(self) -> Tensor:
         return evaluate(
@@ -578,28 +356,6 @@ def _filled(template: Any, tensors: Mapping[str, Tensor], prefix: str) -> Any:
     return refill(template, found)
 
 
-class _Pack(NamedTuple):
-    each: list[Algorithm]
-    client: Any
-    server: Any
-    weights: str
-
-
-def _pack(task: Task, trials: list[Trial]) -> _Pack:
-    """Check that trials have equal structure, and give the rules that all of them share."""
-    if not trials:
-        raise InputError("no trial to simulate: give at least one")
-    fitted = [trial.algorithm.for_layout(task.model.layout) for trial in trials]
-    shapes = [(structure(a.client), structure(a.server), a.weights) for a in fitted]
-    for trial, shape in zip(trials, shapes, strict=True):
-        if shape != shapes[0]:
-            raise InputError(
-                f"trials of {trials[0].algorithm.name} and {trial.algorithm.name} differ in more "
-                "than numbers: simulate them in separate calls"
-            )
-    return _Pack(fitted, *shapes[0])
-
-
 def simulate(
     task: Task,
     trials: Sequence[Trial] | Trial,
@@ -638,7 +394,7 @@ def simulate(
         replace(task, protocol=protocol),
         trials,
         rounds=total,
-        device=resolve_device(device),
+        device=devices.resolve_device(device),
         dtype=dtype,
         engine=engine,
         precision=precision,

@@ -1,0 +1,35 @@
+"""Trials of a federation, side by side on one client axis.
+
+:func:`simulate` trains a list of *trials* (algorithm, seed) of equal structure and returns one
+history each. A trial's history does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from fedzmg.simulation.devices import resolve_device
+from fedzmg.simulation.history import Checkpoint, History, Record
+from fedzmg.simulation.rounds import (
+    Device,
+    EngineName,
+    Observer,
+    RoundReport,
+    Simulation,
+    Snapshot,
+    simulate,
+)
+from fedzmg.simulation.trial import Trial
+
+__all__ = [
+    "Checkpoint",
+    "Device",
+    "EngineName",
+    "History",
+    "Observer",
+    "Record",
+    "RoundReport",
+    "Simulation",
+    "Snapshot",
+    "Trial",
+    "resolve_device",
+    "simulate",
+]

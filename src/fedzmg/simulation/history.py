@@ -1,0 +1,96 @@
+"""What is known of a trial's past: a line per round, the model, and where to go on."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedzmg.simulation.trial import Trial
+from fedzmg.tasks.task import Task
+from fedzmg.tree import Tree
+
+
+class Record(NamedTuple):
+    """What one trial's round came to; ``round`` counts from 1."""
+
+    round: int
+    clients: int
+    dropped: int
+    """Uploads refused because they were not finite."""
+    steps: int
+    train_loss: float
+    bytes_down: int
+    """Arrays sent to the cohort in this round."""
+    bytes_up: int
+    """Arrays received from it."""
+    bytes_up_bound: int
+    """The same, if whole numbers used no more bits than they need."""
+    scalar_bytes_down: int
+    scalar_bytes_up: int
+    """Steps, rounds, losses, rates and example counts, apart from the arrays."""
+    bytes_kept: int
+    """What each client that took part keeps until it is sampled again."""
+    total_bytes_down: int
+    """Arrays and scalars of all rounds so far."""
+    total_bytes_up: int
+    seconds: float
+    loss: float | None = None
+    """Evaluation loss; None in rounds without evaluation."""
+    metric: float | None = None
+    diverged: bool = False
+
+
+@dataclass(frozen=True)
+class History:
+    """One trial's curve and its trained model."""
+
+    task: Task
+    trial: Trial
+    records: tuple[Record, ...]
+    params: Tree
+
+    @property
+    def diverged(self) -> int | None:
+        """The round in which the trial diverged, if it did."""
+        return next((r.round for r in self.records if r.diverged), None)
+
+    @property
+    def rounds(self) -> list[int]:
+        """Evaluated rounds, counted from 1."""
+        return [r.round for r in self.records if r.metric is not None]
+
+    @property
+    def metrics(self) -> list[float]:
+        """The metric after each evaluated round."""
+        return [r.metric for r in self.records if r.metric is not None]
+
+    def model(self) -> nn.Module:
+        """The trained model: a copy of the task's module with these parameters, in eval mode."""
+        module = copy.deepcopy(self.task.model.source)
+        named = dict(module.named_parameters())
+        with torch.no_grad():
+            for name, value in self.params.items():
+                named[name].copy_(value)
+        return module.eval()
+
+
+class Checkpoint(NamedTuple):
+    """One trial's position: everything a later round depends on, as named tensors."""
+
+    round: int
+    tensors: dict[str, Tensor]
+
+    def params(self) -> Tree:
+        """The global model at this position."""
+        prefix, suffix = "model.params['", "']"
+        return Tree(
+            {
+                name.removeprefix(prefix).removesuffix(suffix): tensor
+                for name, tensor in self.tensors.items()
+                if name.startswith(prefix)
+            }
+        )

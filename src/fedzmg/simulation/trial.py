@@ -1,0 +1,59 @@
+"""A trial, and what trials that train together have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fedzmg import algorithms
+from fedzmg.algorithms.options import configure
+from fedzmg.contract import Algorithm, structure
+from fedzmg.errors import InputError
+from fedzmg.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training to be simulated: an algorithm with its hyper-parameters, and a seed."""
+
+    algorithm: Algorithm
+    seed: int = 0
+
+    @classmethod
+    def of(cls, name: str, seed: int = 0, task: Task | None = None, **options: Any) -> Trial:
+        """A trial by algorithm name.
+
+        Args:
+            name: a key of ``fedzmg.algorithms.ALGORITHMS``.
+            seed: controls initial weights, cohorts, batch order and dropout.
+            task: take the hyper-parameters that this task recommends for the algorithm.
+            **options: changed fields, with ``_`` after the side: ``client_lr=0.03``.
+        """
+        wanted = {} if task is None else dict(task.options.get(name, {}))
+        wanted |= {k.replace("_", ".", 1): v for k, v in options.items()}
+        return cls(configure(algorithms.get(name), wanted), seed)
+
+
+class Pack(NamedTuple):
+    """Algorithms that differ in numbers only, and the rules that they share."""
+
+    each: list[Algorithm]
+    client: Any
+    server: Any
+    weights: str
+
+
+def pack(task: Task, trials: Sequence[Trial]) -> Pack:
+    """Check that trials have equal structure, and give the rules that all of them share."""
+    if not trials:
+        raise InputError("no trial to simulate: give at least one")
+    fitted = [trial.algorithm.for_layout(task.model.layout) for trial in trials]
+    shapes = [(structure(a.client), structure(a.server), a.weights) for a in fitted]
+    for trial, shape in zip(trials, shapes, strict=True):
+        if shape != shapes[0]:
+            raise InputError(
+                f"trials of {trials[0].algorithm.name} and {trial.algorithm.name} differ in more "
+                "than numbers: simulate them in separate calls"
+            )
+    return Pack(fitted, *shapes[0])
