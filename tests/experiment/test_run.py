@@ -132,7 +132,7 @@ def test_full_disk_is_one_line_and_the_run_goes_on(
 ) -> None:
     whole = run_pack(task(), specs())
 
-    def full(self: RunDirectory, checkpoint: object) -> None:
+    def full(self: RunDirectory, checkpoint: object, before: int) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
@@ -184,6 +184,141 @@ def test_runs_of_a_pack_at_different_rounds_go_on(tmp_path: Path) -> None:
                  checkpoint_seconds=0)  # fmt: skip
     (tmp_path / "seed-1" / "checkpoint.safetensors").unlink()
     assert same(whole, run_pack(task(), specs(), places(tmp_path)))
+
+
+class Said(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def stop(root: Path, algorithm: str, after: int, seconds: float = 0.0) -> None:
+    with pytest.raises(MemoryError):
+        run_pack(task(), specs(algorithm), places(root), progress=Stop(after, MemoryError),
+                 checkpoint_seconds=seconds)  # fmt: skip
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rounds"),
+    [("fedadam", (3,)), ("scaffold", (2,)), ("scaffold", (5,)), ("scaffold", (2, 4, 5))],
+)
+def test_previous_checkpoint_leads_to_the_same_bits(
+    tmp_path: Path, algorithm: str, rounds: tuple[int, ...]
+) -> None:
+    """Half of the clients take part in every round, so every slot is in use."""
+    whole = run_pack(task(), specs(algorithm))
+    for after in rounds:
+        stop(tmp_path, algorithm, after)
+        for place in places(tmp_path):
+            damage(place / "checkpoint.safetensors")
+    progress = Said()
+    assert same(whole, run_pack(task(), specs(algorithm), places(tmp_path), progress=progress))
+    assert len(progress.lines) == 2
+    for line, place in zip(progress.lines, places(tmp_path), strict=True):
+        assert f"{place}/checkpoint.safetensors is damaged (its bytes do not have" in line
+        assert f"the previous checkpoint is used, from round {rounds[-1] - 1}" in line
+    # Even the last checkpoint of a complete run may be lost.
+    damage(tmp_path / "seed-1" / "checkpoint.safetensors")
+    assert same(whole, run_pack(task(), specs(algorithm), places(tmp_path)))
+
+
+def test_previous_checkpoint_survives_going_on_from_the_newest(tmp_path: Path) -> None:
+    """What is put back after a crash must not take the place of what the previous one needs."""
+    whole = run_pack(task(), specs("scaffold"))
+    stop(tmp_path, "scaffold", 4)
+    stop(tmp_path, "scaffold", 5, seconds=1e9)
+    for place in places(tmp_path):
+        (place / "checkpoint.safetensors").write_bytes(b"")
+    progress = Said()
+    assert same(whole, run_pack(task(), specs("scaffold"), places(tmp_path), progress=progress))
+    assert "(0 bytes that are not a whole checkpoint)" in progress.lines[0]
+
+
+def test_no_checkpoint_left_names_the_remedy_which_works(tmp_path: Path) -> None:
+    stop(tmp_path, "scaffold", 4)
+    names = ("checkpoint.safetensors", "checkpoint.previous.safetensors")
+    for name in names:
+        damage(tmp_path / "seed-0" / name)
+    with pytest.raises(InputError, match=r"or remove .* to start this run again") as caught:
+        run_pack(task(), specs("scaffold"), places(tmp_path))
+    assert all(f"{name} is damaged" in str(caught.value) for name in names)
+    for name in names:
+        (tmp_path / "seed-0" / name).unlink()
+    (tmp_path / "seed-0" / "memory.stamps").write_bytes(b"cut")
+    whole = run_pack(task(), specs("scaffold"))
+    assert same(whole, run_pack(task(), specs("scaffold"), places(tmp_path)))
+
+
+def test_much_memory_is_copied_in_small_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedzmg.experiment.run.COPIED_BYTES", 1)
+    stop(tmp_path, "scaffold", 4, seconds=1e9)
+    kept = RunDirectory(tmp_path / "seed-0").position()
+    assert kept is not None
+    assert (kept.checkpoint.round, kept.before) == (4, 3)
+    copied = {n.split("|")[1] for n in kept.checkpoint.tensors if n.startswith("memory|")}
+    assert len(copied) == 3
+
+
+SAMPLE = Path(__file__).parent / "samples" / "format-1"
+
+
+def test_directory_of_the_first_format_goes_on(tmp_path: Path) -> None:
+    """Made before checkpoints had hashes, on another machine: bits are not compared."""
+    import shutil
+
+    from fedzmg import tasks
+
+    place = tmp_path / "run"
+    shutil.copytree(SAMPLE, place)
+    directory = RunDirectory(place)
+    spec = directory.spec()
+    kept = directory.position()
+    assert kept is not None
+    assert (kept.checkpoint.round, kept.before, kept.passed_over) == (2, 2, "")
+    digits = tasks.get("digits", {})
+    [history] = run_pack(digits, [spec], [place])
+    assert [r.round for r in history.records] == [1, 2, 3]
+    assert list(history.records[:2]) == RunDirectory(SAMPLE).records()
+    # A file without a hash is kept as the previous one, and can be gone back to.
+    damage(place / "checkpoint.safetensors")
+    again = run_pack(digits, [spec], [place])
+    assert same([history], again)
+
+
+def test_complete_run_is_read_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run_pack(task(), specs(), places(tmp_path))
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("a complete run is only read")
+
+    monkeypatch.setattr("fedzmg.experiment.lock.write_atomic", refuse)
+    assert same(whole, run_pack(task(), specs(), places(tmp_path)))
+
+
+def test_seconds_between_checkpoints_come_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDZMG_CHECKPOINT_SECONDS", "0")
+    with pytest.raises(MemoryError):
+        run_pack(task(), specs(), places(tmp_path), progress=Stop(3, MemoryError))
+    kept = RunDirectory(tmp_path / "seed-0").checkpoint()
+    assert kept is not None
+    assert kept.round == 3
+    monkeypatch.setenv("FEDZMG_CHECKPOINT_SECONDS", "-1")
+    with pytest.raises(InputError, match=r"FEDZMG_CHECKPOINT_SECONDS = '-1': expected a number"):
+        run_pack(task(), specs(), places(tmp_path))
 
 
 def test_directory_of_another_run_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -81,8 +83,116 @@ def test_numbers_that_are_not_finite_stay_strict_json(directory: RunDirectory) -
 
 def test_damaged_checkpoint_is_refused(directory: RunDirectory) -> None:
     (directory.path / "checkpoint.safetensors").write_bytes(b"\x80\x04not a tensor")
-    with pytest.raises(InputError, match="remove it to start this run again"):
+    with pytest.raises(InputError, match=r"is damaged \(14 bytes .* to start this run again"):
         directory.checkpoint()
+
+
+def saved(directory: RunDirectory, *rounds: int) -> None:
+    before = 0
+    for round_ in rounds:
+        directory.save(
+            Checkpoint(round_, {"model.params['a']": torch.tensor([float(round_)])}), before
+        )
+        before = round_
+
+
+def test_two_generations_are_kept(directory: RunDirectory) -> None:
+    saved(directory, 2, 5, 9)
+    kept = directory.position()
+    assert kept is not None
+    assert (kept.checkpoint.round, kept.before, kept.passed_over) == (9, 5, "")
+    (directory.path / "checkpoint.safetensors").unlink()
+    kept = directory.position()
+    assert kept is not None
+    assert (kept.checkpoint.round, kept.before) == (5, 2)
+    assert kept.passed_over.endswith("checkpoint.safetensors is missing")
+    reader = directory.checkpoint()
+    assert reader is not None
+    assert reader.round == 5
+
+
+def test_file_is_a_plain_safetensors_file(directory: RunDirectory) -> None:
+    import safetensors.torch
+
+    saved(directory, 2)
+    tensors = safetensors.torch.load_file(directory.path / "checkpoint.safetensors")
+    assert tensors["model.params['a']"].tolist() == [2.0]
+
+
+def test_flipped_bit_is_found_in_every_byte(directory: RunDirectory) -> None:
+    saved(directory, 2, 5)
+    newest = directory.path / "checkpoint.safetensors"
+    content = newest.read_bytes()
+    for place in range(len(content)):
+        broken = bytearray(content)
+        broken[place] ^= 1 << place % 8
+        newest.write_bytes(broken)
+        kept = directory.position()
+        assert kept is not None
+        assert (kept.checkpoint.round, place) == (2, place)
+
+
+def test_every_cut_is_found(directory: RunDirectory) -> None:
+    saved(directory, 2, 5)
+    newest = directory.path / "checkpoint.safetensors"
+    content = newest.read_bytes()
+    for length in range(len(content)):
+        newest.write_bytes(content[:length])
+        kept = directory.position()
+        assert kept is not None
+        assert (kept.checkpoint.round, length) == (2, length)
+    newest.write_bytes(content + b"\0")
+    kept = directory.position()
+    assert kept is not None
+    assert kept.checkpoint.round == 2
+    with pytest.raises(InputError, match="run the same command again, it goes on from round 2"):
+        directory.checkpoint()
+
+
+def test_checkpoint_ahead_of_the_log_is_not_used(directory: RunDirectory) -> None:
+    saved(directory, 2, 5)
+    kept = directory.position(logged=range(1, 5))
+    assert kept is not None
+    assert kept.checkpoint.round == 2
+    assert "lacks rounds that the checkpoint has" in kept.passed_over
+    with pytest.raises(InputError, match="lacks rounds that the checkpoint has"):
+        directory.position(logged=[2, 3])
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_crash_between_any_two_moves_keeps_a_whole_checkpoint(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, moves: int
+) -> None:
+    saved(directory, 2, 5)
+    done: list[str] = []
+    move = os.replace
+
+    def crash(source: str, target: str) -> None:
+        if len(done) == moves:
+            raise SystemExit
+        done.append(str(target))
+        move(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", crash)
+        patch.setattr("os.unlink", lambda path: None)  # a killed process cleans nothing up
+        with contextlib.suppress(SystemExit):
+            directory.save(Checkpoint(9, {"a": torch.ones(1)}), 5)
+    kept = directory.position()
+    assert kept is not None
+    assert kept.checkpoint.round == (9 if moves == 2 else 5)
+    directory.repair(kept)
+    assert directory.position() == kept._replace(passed_over="")
+    assert not [p for p in directory.path.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize("names", [["lock.json"], ["manifest.json", "lock.json", ".spec.toml.x1"]])
+def test_what_a_crash_leaves_of_a_beginning_is_no_run(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    assert not RunDirectory(tmp_path).exists
+    (tmp_path / "notes.txt").write_text("")
+    assert RunDirectory(tmp_path).exists
 
 
 def test_missing_and_foreign_parts_are_refused(directory: RunDirectory, tmp_path: Path) -> None:

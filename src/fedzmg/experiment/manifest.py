@@ -40,6 +40,8 @@ def describe(simulation: Simulation) -> dict[str, Any]:
         "engine_reason": simulation.choice.reason,
         "chunk": simulation.chunk,
         "pack": [f"{t.algorithm.name}/seed-{t.seed}" for t in simulation.trials],
+        "metric": simulation.task.metric.name,
+        "higher_is_better": simulation.task.metric.higher_is_better,
         "preset": dict(simulation.task.preset),
         "clients": len(simulation.task.train),
         "examples": simulation.task.train.examples.size,

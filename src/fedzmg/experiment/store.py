@@ -2,33 +2,57 @@
 
 ::
 
-    spec.toml               what was asked for, every default written out
-    manifest.json           versions, device, commit, data hash, execution path
-    metrics.jsonl           one line a round, append-only; a later line supersedes an earlier one
-    checkpoint.safetensors  where to go on
+    spec.toml                        what was asked for, every default written out
+    manifest.json                    versions, device, commit, data hash, execution path
+    metrics.jsonl                    one line a round, append-only; a later line supersedes another
+    checkpoint.safetensors           where to go on
+    checkpoint.previous.safetensors  the one before, for when the newest is damaged
+    lock.json                        the process at work, while there is one
 
 Whole files are written beside their place and moved there, so a reader never sees half of one.
-No pickle is ever written or read.
+A checkpoint carries the hash of all of its own bytes, so any damage shows, and the two files need
+nothing beside them to be judged. No pickle is ever written or read.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import math
 import os
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors
 import safetensors.torch
 
 from fedzmg.errors import InputError
+from fedzmg.experiment import lock
 from fedzmg.experiment.spec import RunSpec
-from fedzmg.files import write_atomic
+from fedzmg.files import is_leftover, remove_leftovers, sync_directory, write_atomic
 from fedzmg.simulation import Checkpoint, Record
 
 FORMAT = 1
+
+NEWEST = "checkpoint.safetensors"
+PREVIOUS = "checkpoint.previous.safetensors"
+
+_BLANK = b"0" * 64
+"""Stands where the hash of a checkpoint's bytes will be, while they are hashed."""
+
+
+class Position(NamedTuple):
+    """Where a run goes on."""
+
+    checkpoint: Checkpoint
+    before: int
+    """Round of the checkpoint before this one. What clients learnt to remember between the two is
+    copied into this one."""
+    passed_over: str = ""
+    """Why a newer checkpoint is not used."""
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
@@ -44,8 +68,15 @@ class RunDirectory:
 
     @property
     def exists(self) -> bool:
-        """Whether anything is there yet."""
-        return self.path.is_dir() and any(self.path.iterdir())
+        """Whether anything is there yet; what a crash leaves of a beginning does not count."""
+        if not self.path.is_dir():
+            return False
+        names = ("manifest.json", "spec.toml", lock.NAME)
+        return any(
+            found.name not in ("manifest.json", lock.NAME, lock.GUARD)
+            and not any(is_leftover(found, name) for name in names)
+            for found in self.path.iterdir()
+        )
 
     def create(self, spec: RunSpec, manifest: dict[str, Any]) -> None:
         """Start a new run directory.
@@ -140,30 +171,128 @@ class RunDirectory:
         rounds = sorted(r for r in by_round if until is None or r <= until)
         return [by_round[r] for r in rounds]
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Replace the checkpoint."""
-        metadata = {"round": str(checkpoint.round), "format": str(FORMAT)}
-        content = safetensors.torch.save(checkpoint.tensors, metadata)
-        write_atomic(self.path / "checkpoint.safetensors", content)
+    def save(self, checkpoint: Checkpoint, before: int = 0) -> None:
+        """Put a checkpoint in place; the one that was there becomes the previous one.
 
-    def checkpoint(self) -> Checkpoint | None:
-        """Where the run stopped, or None before the first checkpoint.
+        Args:
+            checkpoint: where the run is.
+            before: round of the checkpoint that was there.
+        """
+        write_atomic(self.path / NEWEST, _sealed(checkpoint, before), keep=self.path / PREVIOUS)
+
+    def position(self, logged: Container[int] | None = None) -> Position | None:
+        """Where to go on: the newest checkpoint that is whole, or None before the first one.
+
+        Args:
+            logged: rounds of the log; a checkpoint that needs others is not used.
 
         Raises:
-            InputError: if the file is damaged.
+            InputError: if there are checkpoints and none can be used.
         """
-        path = self.path / "checkpoint.safetensors"
-        if not path.exists():
+        reasons = []
+        for path in (self.path / NEWEST, self.path / PREVIOUS):
+            if not path.exists():
+                reasons.append(f"{path} is missing")
+                continue
+            try:
+                found = _unsealed(path)
+            except _Damaged as error:
+                reasons.append(f"{path} is damaged ({error})")
+                continue
+            round_ = found.checkpoint.round
+            if logged is not None and any(r not in logged for r in range(1, round_ + 1)):
+                reasons.append(
+                    f"{self.path / 'metrics.jsonl'} lacks rounds that the checkpoint has, of which "
+                    f"there are {round_} in {path.name}"
+                )
+                continue
+            return found._replace(passed_over="; ".join(reasons))
+        if all(reason.endswith(" is missing") for reason in reasons):
             return None
-        try:
-            with safetensors.safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return Checkpoint(int(metadata["round"]), tensors)
-        except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+        raise InputError(
+            f"{'; '.join(reasons)}: restore one of them, or remove {NEWEST} and {PREVIOUS} to "
+            "start this run again from round 1"
+        )
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The last checkpoint, or None before the first one; for readers, who repair nothing.
+
+        Raises:
+            InputError: if it is damaged.
+        """
+        found = self.position()
+        # Between two moves there is only the previous one, which is the last that is whole.
+        if found is not None and found.passed_over and (self.path / NEWEST).exists():
             raise InputError(
-                f"{path} is damaged ({error}): remove it to start this run again from round 1"
-            ) from None
+                f"{found.passed_over}: run the same command again, it goes on from round "
+                f"{found.checkpoint.round}"
+            )
+        return None if found is None else found.checkpoint
+
+    def repair(self, position: Position | None) -> None:
+        """Remove what a crash left and what is damaged, so that work can go on from a position."""
+        if not self.path.is_dir():
+            return
+        for name in ("manifest.json", "spec.toml", NEWEST):
+            remove_leftovers(self.path / name)
+        if position is None:
+            # Nothing relies on what clients remembered; a crash may have left half of it.
+            for name in ("memory.rows", "memory.stamps"):
+                with contextlib.suppress(FileNotFoundError):
+                    (self.path / name).unlink()
+        elif position.passed_over:
+            os.replace(self.path / PREVIOUS, self.path / NEWEST)
+            sync_directory(self.path)
+
+
+class _Damaged(Exception):
+    """A checkpoint that cannot be believed."""
+
+
+def _sealed(checkpoint: Checkpoint, before: int) -> bytes:
+    """A checkpoint as a safetensors file whose header holds the hash of the whole file."""
+    metadata = {
+        "round": str(checkpoint.round),
+        "before": str(before),
+        "format": str(FORMAT),
+        "sha256": _BLANK.decode(),
+    }
+    content = safetensors.torch.save(checkpoint.tensors, metadata)
+    at = content.index(_seal(_BLANK)) + len(_seal(b"")) - 1
+    digest = hashlib.sha256(content).hexdigest().encode()
+    return b"".join((memoryview(content)[:at], digest, memoryview(content)[at + len(digest) :]))
+
+
+def _seal(digest: bytes) -> bytes:
+    return b'"sha256":"' + digest + b'"'
+
+
+def _unsealed(path: Path) -> Position:
+    try:
+        content = path.read_bytes()
+        end = 8 + int.from_bytes(content[:8], "little")
+        metadata = json.loads(content[8:end])["__metadata__"]
+        if set(metadata) == {"round", "format"}:  # before there were hashes
+            round_ = before = int(metadata["round"])
+        else:
+            _verify(content, metadata["sha256"].encode())
+            round_, before = int(metadata["round"]), int(metadata["before"])
+        tensors = safetensors.torch.load(content)
+    except OSError as error:
+        raise _Damaged(error.strerror) from None
+    except (ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError):
+        raise _Damaged(f"{len(content)} bytes that are not a whole checkpoint") from None
+    return Position(Checkpoint(round_, tensors), before)
+
+
+def _verify(content: bytes, digest: bytes) -> None:
+    at = content.index(_seal(digest)) + len(_seal(b"")) - 1
+    rest = memoryview(content)
+    found = hashlib.sha256(rest[:at])
+    found.update(_BLANK)
+    found.update(rest[at + len(digest) :])
+    if found.hexdigest().encode() != digest:
+        raise _Damaged("its bytes do not have the hash they were written with")
 
 
 def _word(value: float) -> float | str:

@@ -1,0 +1,309 @@
+"""Crashes of real processes: kill -9, a full disk and power loss cost nothing but time."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedzmg import Task
+from fedzmg.errors import InputError
+from fedzmg.experiment.run import Silent, run_pack
+from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.store import NEWEST, PREVIOUS, RunDirectory
+from fedzmg.simulation import History, RoundReport
+
+KILLS = 20
+FEW = 5
+posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals and limits")
+
+
+def toy(rounds: int) -> Task:
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(6), [4, 9, 6, 3, 8, 5])
+    x, y = rng.normal(size=(len(owner), 5)), rng.integers(0, 3, len(owner))
+    return Task.from_arrays(
+        nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), x, y, owner,
+        test=(x, y), name="toy", rounds=rounds, cohort=3, batch_size=4, epochs=1, eval_every=5,
+    )  # fmt: skip
+
+
+def spec(algorithm: str) -> RunSpec:
+    return RunSpec(task="toy", algorithm=algorithm, engine="vectorized", device="cpu")
+
+
+def lines(place: Path) -> int:
+    log = place / "metrics.jsonl"
+    return log.read_bytes().count(b"\n") if log.exists() else 0
+
+
+def same(one: History, other: History) -> bool:
+    return [r._replace(seconds=0) for r in one.records] == [
+        r._replace(seconds=0) for r in other.records
+    ] and all(torch.equal(one.params[n], other.params[n]) for n in one.params)
+
+
+def killed_at_random(
+    start: Callable[[], int],
+    wait: Callable[[int], bool],
+    place: Path,
+    rng: random.Random,
+    kills: int,
+) -> int:
+    """Kill processes one after another at random moments; how many did not end by themselves.
+
+    Every third is killed at any moment of its start, the others after a few rounds. ``wait`` says
+    whether a process has ended.
+    """
+    killed = 0
+    for i in range(kills):
+        pid, before = start(), lines(place)
+        began, rounds = time.monotonic(), rng.randint(1, 4)
+        patience = 60.0 if i % 3 else rng.uniform(0, 0.3)
+        while not (ended := wait(pid)) and lines(place) < before + rounds:
+            if time.monotonic() - began > patience:
+                break
+            time.sleep(0.0005)
+        if not ended:
+            time.sleep(rng.uniform(0, 0.02))
+            os.kill(pid, signal.SIGKILL)
+            while not wait(pid):
+                time.sleep(0.0005)
+            killed += 1
+    return killed
+
+
+def forked(place: Path, algorithm: str, kills: int) -> int:
+    """Kill copies of this process; called in a process of its own."""
+    torch.set_num_threads(1)
+    task = toy(5 * kills)
+
+    def start() -> int:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                run_pack(task, [spec(algorithm)], [place], checkpoint_seconds=0.01)
+            finally:
+                os._exit(0)
+        return pid
+
+    def wait(pid: int) -> bool:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+
+    return killed_at_random(start, wait, place, random.Random(4), kills)
+
+
+@posix
+@pytest.mark.parametrize("kills", [FEW, pytest.param(4 * KILLS, marks=pytest.mark.slow)])
+def test_kills_do_not_move_a_bit(tmp_path: Path, kills: int) -> None:
+    """Server state is in the checkpoint; client memory is apart, so it is the harder case."""
+    code = (
+        "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import test_crash; "
+        "print(test_crash.forked(pathlib.Path(sys.argv[2]), 'scaffold', int(sys.argv[3])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path / "run"), str(kills)],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.stdout.strip() == str(kills), done.stderr
+    said: list[str] = []
+    progress = Silent()
+    progress.say = said.append  # type: ignore[method-assign]
+    task = toy(5 * kills)
+    [resumed] = run_pack(task, [spec("scaffold")], [tmp_path / "run"], progress=progress)
+    [whole] = run_pack(task, [spec("scaffold")])
+    assert same(whole, resumed)
+    assert any("taken over" in text for text in said)
+    assert not any("damaged" in text for text in said)
+    # Lines that were superseded are still there, and nothing else is left of the crashes.
+    assert lines(tmp_path / "run") > len(whole.records)
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {
+        "spec.toml", "manifest.json", "metrics.jsonl", NEWEST, PREVIOUS,
+        "memory.rows", "memory.stamps",
+    }  # fmt: skip
+
+
+def command(place: Path, algorithm: str, rounds: int, limit: int | None = None) -> list[str]:
+    code = "from fedzmg.cli import main; main()"
+    if limit is not None:
+        code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit},) * 2); {code}"
+    options = f"run digits --algorithm {algorithm} --rounds {rounds} --engine vectorized"
+    return [sys.executable, "-c", code, *options.split(), "--device", "cpu", "--out", str(place)]
+
+
+def environment(seconds: float) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "FEDZMG_CHECKPOINT_SECONDS": str(seconds)}
+
+
+@posix
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["fedzmg", "fedadam", "scaffold"])
+def test_twenty_kills_of_the_command_do_not_move_a_bit(tmp_path: Path, algorithm: str) -> None:
+    place, rounds = tmp_path / "killed", 60
+    processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start() -> int:
+        process = subprocess.Popen(
+            command(place, algorithm, rounds), env=environment(0.2),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        processes[process.pid] = process
+        return process.pid
+
+    killed = killed_at_random(
+        start, lambda pid: processes[pid].poll() is not None, place, random.Random(algorithm), KILLS
+    )
+    assert killed == KILLS
+    for out in (place, tmp_path / "whole"):
+        subprocess.run(command(out, algorithm, rounds), env=environment(10), check=True,
+                       capture_output=True)  # fmt: skip
+    whole, resumed = RunDirectory(tmp_path / "whole"), RunDirectory(place)
+    assert [r._replace(seconds=0) for r in resumed.records()] == [
+        r._replace(seconds=0) for r in whole.records()
+    ]
+    one, other = whole.checkpoint(), resumed.checkpoint()
+    assert one is not None
+    assert other is not None
+    assert one.round == other.round == rounds
+    assert one.tensors.keys() == other.tensors.keys()
+    assert all(torch.equal(one.tensors[n], other.tensors[n]) for n in one.tensors)
+
+
+@posix
+@pytest.mark.slow
+def test_file_limit_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
+    """The system itself refuses the second half of a checkpoint of 210 kB."""
+    place = tmp_path / "run"
+    done = subprocess.run(
+        command(place, "fedzmg", 2, limit=100_000), env=environment(0), capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()
+    assert len(last) == 1
+    assert f"fedzmg: error: cannot write to {place}: File too large; what was kept is" in last[0]
+    assert {p.name for p in place.iterdir()} == {"spec.toml", "manifest.json", "metrics.jsonl"}
+    assert lines(place) == 1
+
+
+class StopAfter(Silent):
+    def __init__(self, round_: int) -> None:
+        self.round = round_
+
+    def advance(self, report: RoundReport) -> None:
+        if report.round == self.round:
+            raise MemoryError
+
+
+def no_room(*arguments: Any) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class Room:
+    """A disk that is full after some calls."""
+
+    def __init__(self, function: Callable[..., Any], calls: int) -> None:
+        self.function, self.left = function, calls
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.left -= 1
+        return self.function(*arguments) if self.left >= 0 else no_room()
+
+
+CUTS: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "half": lambda content: content[: len(content) // 2],
+    "last byte": lambda content: content[:-1],
+    "zeros": lambda content: content[: len(content) // 2] + bytes(len(content) // 2),
+}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, History]:
+    place = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.raises(MemoryError):
+        run_pack(toy(8), [spec("scaffold")], [place], progress=StopAfter(5), checkpoint_seconds=0)
+    return place, run_pack(toy(8), [spec("scaffold")])[0]
+
+
+FULL = [("fsync", c) for c in (0, 3, 12, 27)] + [("replace", c) for c in (1, 2, 6, 9)]
+FULL += [("pwrite", c) for c in (0, 3, 40, 61)]
+SOME = [("fsync", 12), ("replace", 6), ("pwrite", 40)]
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [pytest.param(*case, marks=() if case in SOME else pytest.mark.slow) for case in FULL],
+)
+def test_full_disk_at_any_moment_is_one_line(
+    tmp_path: Path,
+    stopped: tuple[Path, History],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    calls: int,
+) -> None:
+    task = toy(8)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, Room(getattr(os, name), calls))
+        with pytest.raises(InputError, match="No space left on device") as caught:
+            run_pack(task, [spec("scaffold")], [tmp_path / "run"], checkpoint_seconds=0)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "lock.json").exists()
+    [resumed] = run_pack(task, [spec("scaffold")], [tmp_path / "run"], checkpoint_seconds=0)
+    assert same(stopped[1], resumed)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("log", [False, True])
+def test_power_loss_in_the_middle_of_the_newest_files(
+    tmp_path: Path, stopped: tuple[Path, History], cut: str, log: bool
+) -> None:
+    """The newest checkpoint is cut, or the last line of the log, which it needs."""
+    place, whole = tmp_path / "run", stopped[1]
+    shutil.copytree(stopped[0], place)
+    path = place / ("metrics.jsonl" if log else NEWEST)
+    content = path.read_bytes()
+    start = content.rstrip(b"\n").rindex(b"\n") + 1 if log else 0
+    path.write_bytes(content[:start] + CUTS[cut](content[start:]))
+    said: list[str] = []
+    progress = Silent()
+    progress.say = said.append  # type: ignore[method-assign]
+    [resumed] = run_pack(toy(8), [spec("scaffold")], [place], progress=progress)
+    assert same(whole, resumed)
+    if log and cut == "last byte":  # only the end of the line was lost
+        assert said == []
+    else:
+        assert len(said) == 1
+        assert str(path) in said[0]
+        assert "previous checkpoint is used, from round 4" in said[0]
+    records = [json.loads(text) for text in path.read_bytes().splitlines()[-3:]] if log else []
+    assert all(record["round"] in (6, 7, 8) for record in records)
+
+
+def test_rows_written_after_the_checkpoint_may_be_torn(
+    tmp_path: Path, stopped: tuple[Path, History], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a flush, new bytes of a row can be on the disk under its old stamp."""
+    place, whole = tmp_path / "run", stopped[1]
+    shutil.copytree(stopped[0], place)
+    old = (place / "memory.stamps").read_bytes()
+    with pytest.raises(MemoryError):
+        run_pack(toy(8), [spec("scaffold")], [place], progress=StopAfter(7), checkpoint_seconds=1e9)
+    (place / "memory.stamps").write_bytes(old)
+    [resumed] = run_pack(toy(8), [spec("scaffold")], [place])
+    assert same(whole, resumed)

@@ -1,0 +1,199 @@
+"""Locks: one process per directory, and no lock outlives its process for long."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedzmg.errors import InputError
+from fedzmg.experiment import lock
+from fedzmg.experiment.lock import Owner, hold, read_owner
+from fedzmg.files import write_atomic
+
+# Locks need nothing of the package but two small modules; loading all of it takes seconds.
+HOLDER = """
+import sys, types
+from pathlib import Path
+for name in ("fedzmg", "fedzmg.experiment"):
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__path__ = [str(Path(sys.argv[2], *name.split(".")[1:]))]
+from fedzmg.experiment.lock import hold
+try:
+    with hold([Path(sys.argv[1])], print):
+        print("held", flush=True)
+        sys.stdin.read()
+except BaseException as error:
+    print(type(error).__name__, error, flush=True)
+"""
+
+
+def start(path: Path) -> subprocess.Popen[str]:
+    """A process that holds a directory until its input ends."""
+    package = Path(lock.__file__).parents[1]
+    command = [sys.executable, "-c", HOLDER, str(path), str(package)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@contextlib.contextmanager
+def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
+    process = start(path)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def never(text: str) -> None:
+    pytest.fail(text)
+
+
+def write(path: Path, **changes: Any) -> Owner:
+    owner = replace(Owner.of_this_process(), **changes)
+    path.mkdir(exist_ok=True)
+    write_atomic(path / "lock.json", json.dumps(asdict(owner)).encode())
+    return owner
+
+
+def test_second_process_is_told_who_is_at_work(tmp_path: Path) -> None:
+    with holder(tmp_path / "run") as process:
+        with pytest.raises(InputError) as caught, hold([tmp_path / "run"], never):
+            pytest.fail("held twice")
+        message = str(caught.value)
+        assert f"{tmp_path / 'run'} is in use by process {process.pid} of " in message
+        assert f" on {os.uname().nodename} for " in message
+        assert "\n" not in message
+        # A failed attempt does not take the lock away.
+        assert (tmp_path / "run" / "lock.json").exists()
+
+
+def test_killed_process_loses_its_lock_at_once(tmp_path: Path) -> None:
+    with holder(tmp_path / "run") as process:
+        process.kill()
+        # Even while its parent has not asked for its end.
+        said: list[str] = []
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            with contextlib.suppress(InputError), hold([tmp_path / "run"], said.append):
+                break
+        [line] = said
+    assert f"was left locked by process {process.pid} of " in line
+    assert line.endswith("which is gone: taken over")
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_interrupted_process_leaves_nothing(tmp_path: Path) -> None:
+    with holder(tmp_path / "run") as process:
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("KeyboardInterrupt")
+        process.wait()
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_of_many_at_once_one_gets_it(tmp_path: Path, stale: bool) -> None:
+    if stale:
+        write(tmp_path / "run", pid=2**22 + 1)
+    processes = [start(tmp_path / "run") for _ in range(4)]
+    results = []
+    for process in processes:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        results.append(first + (process.stdout.readline() if "taken over" in first else ""))
+    for process in processes:
+        process.communicate()
+    assert sum("held" in text for text in results) == 1
+    assert sum("InputError" in text for text in results) == 3
+    assert sum("taken over" in text for text in results) == stale
+
+
+def test_nothing_is_left_after_an_error(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    paths = [tmp_path / "there", tmp_path / "made" / "run"]
+    with contextlib.suppress(MemoryError), hold(paths, never):
+        assert [p.name for p in paths[1].iterdir()] == ["lock.json"]
+        raise MemoryError
+    assert [p.name for p in tmp_path.iterdir()] == ["there"]
+    assert not list(paths[0].iterdir())
+
+
+def test_if_one_is_in_use_none_is_held(tmp_path: Path) -> None:
+    write(tmp_path / "b")
+    with pytest.raises(InputError), hold([tmp_path / "a", tmp_path / "b"], never):
+        pytest.fail("held")
+    assert not (tmp_path / "a").exists()
+    assert (tmp_path / "b" / "lock.json").exists()
+
+
+def test_number_given_to_another_process_is_not_its_owner(tmp_path: Path) -> None:
+    write(tmp_path / "run", process="long ago")
+    said: list[str] = []
+    with hold([tmp_path / "run"], said.append):
+        assert "taken over" in said[0]
+
+
+@pytest.mark.parametrize("changes", [{"host": "elsewhere"}, {"machine": "another start"}])
+def test_process_elsewhere_is_judged_by_its_heartbeat(
+    tmp_path: Path, changes: dict[str, str]
+) -> None:
+    now = time.time()
+    write(tmp_path / "run", pid=2**22 + 1, started=now - 7300, heartbeat=now - 60, **changes)
+    with pytest.raises(InputError, match=r"for 2\.0 h \(last sign of life 60 s ago\)"):
+        hold([tmp_path / "run"], never).__enter__()
+    write(tmp_path / "run", heartbeat=now - 600, **changes)
+    said: list[str] = []
+    with hold([tmp_path / "run"], said.append):
+        assert "last sign of life 10 min ago), which is gone: taken over" in said[0]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}'])
+def test_unreadable_lock_is_as_old_as_its_file(tmp_path: Path, content: str) -> None:
+    (tmp_path / "lock.json").write_text(content)
+    with pytest.raises(InputError, match="is in use by process 0 of unknown"):
+        hold([tmp_path], never).__enter__()
+    os.utime(tmp_path / "lock.json", (0, 0))
+    said: list[str] = []
+    with hold([tmp_path], said.append):
+        assert "taken over" in said[0]
+
+
+def test_heartbeat_is_refreshed_and_a_lost_lock_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.01)
+    with hold([tmp_path], never) as held:
+        first = read_owner(tmp_path)
+        assert first is not None
+        deadline = time.monotonic() + 10
+        while (found := read_owner(tmp_path)) is None or found.heartbeat <= first.heartbeat:
+            assert time.monotonic() < deadline
+        assert found.started == first.started
+        held.check()
+        other = write(tmp_path, host="elsewhere")
+        while held._lost is None and time.monotonic() < deadline:
+            # A beat that was under way may have written once more.
+            if read_owner(tmp_path) != other:
+                write(tmp_path, **asdict(other))
+        with pytest.raises(InputError, match=r"was taken over by process .* on elsewhere"):
+            held.check()
+    assert read_owner(tmp_path) == other
+
+
+def test_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot write the run directory .*; choose another"):
+        hold([tmp_path / "file" / "run"], never).__enter__()
