@@ -1,0 +1,96 @@
+"""What the FedZMG paper printed about accuracy, as data to stand beside other results.
+
+Percentages are fractions here. Rounds are the paper's: indices of evaluations, which count from 0.
+The paper's heterogeneity table is in :data:`fedzmg.data.heterogeneity.PAPER`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Line(NamedTuple):
+    """One algorithm's line in a table of the paper."""
+
+    to_low: int
+    """Index of the evaluation at which 20 % was reached."""
+    to_high: int
+    """The same for 33 %."""
+    late: float
+    """Mean accuracy after the slowest algorithm had reached 33 %."""
+
+
+class PrintedTest(NamedTuple):
+    """A paired t-test over five runs, FedZMG minus another algorithm."""
+
+    t: float
+    p: float
+
+
+class Dataset(NamedTuple):
+    """Everything printed about one data set."""
+
+    title: str
+    lines: dict[str, Line]
+    tests: dict[str, PrintedTest]
+    text_thresholds: tuple[float, float]
+    """The text names these targets; the tables have ``THRESHOLDS`` for all data sets."""
+
+
+class Counterpart(NamedTuple):
+    """The paper's data set for a task."""
+
+    dataset: Dataset
+    stands_in: bool
+    """Whether the task only stands in for it, with other data in the same layout."""
+
+
+THRESHOLDS = (0.20, 0.33)
+RULE = "rolling_mean"
+SEEDS = 5
+PROTOCOL = {"rounds": 1000, "cohort": 10, "epochs": 4}
+"""Settings of the paper that a study's protocol can be held against."""
+
+_EMNIST = Dataset(
+    "EMNIST",
+    {
+        "fedzmg": Line(15, 20, 0.9891),
+        "fedavg": Line(15, 20, 0.9843),
+        "fedadam": Line(35, 40, 0.9796),
+    },
+    {"fedadam": PrintedTest(2.043, 1.105e-1), "fedavg": PrintedTest(4.025, 1.579e-2)},
+    (0.75, 0.85),
+)
+_CIFAR100 = Dataset(
+    "CIFAR-100",
+    {
+        "fedzmg": Line(95, 250, 0.3950),
+        "fedavg": Line(155, 805, 0.3469),
+        "fedadam": Line(135, 420, 0.3768),
+    },
+    {"fedadam": PrintedTest(7.804, 1.455e-3), "fedavg": PrintedTest(20.716, 3.208e-5)},
+    (0.20, 0.33),
+)
+_SHAKESPEARE = Dataset(
+    "Shakespeare",
+    {
+        "fedzmg": Line(15, 15, 0.5579),
+        "fedavg": Line(15, 55, 0.5192),
+        "fedadam": Line(30, 45, 0.5662),
+    },
+    {"fedadam": PrintedTest(1.452, 2.201e-1), "fedavg": PrintedTest(3.854, 1.824e-2)},
+    (0.35, 0.45),
+)
+
+DATASETS = {"emnist": _EMNIST, "cifar100": _CIFAR100, "shakespeare": _SHAKESPEARE}
+
+COUNTERPARTS = {
+    "emnist62": Counterpart(_EMNIST, False),
+    "emnist10": Counterpart(_EMNIST, False),
+    "emnist10-head62": Counterpart(_EMNIST, False),
+    "cifar100": Counterpart(_CIFAR100, False),
+    "shakespeare": Counterpart(_SHAKESPEARE, False),
+    "mnist-by-writer": Counterpart(_EMNIST, True),
+    "chars74k": Counterpart(_EMNIST, True),
+    "shakespeare-by-role": Counterpart(_SHAKESPEARE, True),
+}

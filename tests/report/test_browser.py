@@ -1,0 +1,87 @@
+"""The page in a real browser: no error, every chart drawn, nothing too wide for a phone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fedzmg.report.page import render
+from fedzmg.report.reading import read
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed"),
+]
+
+# Measures in the page itself, after its own script; what it finds stands in the title.
+PROBE = """
+<script>
+window.addEventListener("load", () => {
+  const charts = Array.from(document.querySelectorAll("svg.chart"))
+    .filter((chart) => chart.getBoundingClientRect().width > 0);
+  const drawn = charts.filter((chart) => {
+    const box = chart.getBBox();
+    return box.width > 50 && box.height > 20;
+  });
+  const sorted = document.querySelector("table.sheet th button");
+  if (sorted) sorted.click();
+  const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+  document.title = `PROBE charts=${charts.length} drawn=${drawn.length} over=${wide} ` +
+    `lines=${document.querySelectorAll("path.line").length}`;
+});
+</script>
+"""
+
+
+def browse(page: Path, profile: Path, width: int) -> tuple[str, str]:
+    """The page after its scripts have run, and what the browser complained about."""
+    assert BROWSER is not None
+    done = subprocess.run(
+        [
+            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            "--disable-dev-shm-usage", f"--user-data-dir={profile}", "--enable-logging=stderr",
+            f"--window-size={width},900", "--virtual-time-budget=2000", "--dump-dom",
+            page.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=180, check=True,
+    )  # fmt: skip
+    return done.stdout, done.stderr
+
+
+# A headless window is at least 500 pixels wide, so the phone is a frame inside one.
+@pytest.mark.parametrize("width", [1280, 360])
+def test_page_in_a_browser(study: Path, tmp_path: Path, width: int) -> None:
+    text = render(read([study]))
+    page = tmp_path / "page.html"
+    page.write_text(text.replace("</body>", PROBE + "</body>"))
+    if width < 500:
+        frame = (
+            f'<!DOCTYPE html><title>x</title><iframe src="page.html" width="{width}" height="900" '
+            'style="border:0"></iframe><script>window.addEventListener("message", (event) => '
+            "{ document.title = event.data; });</script>"
+        )
+        (tmp_path / "frame.html").write_text(frame)
+        told = (
+            page.read_text()
+            .replace("document.title = `PROBE", "parent.postMessage(`PROBE")
+            .replace('("path.line").length}`;', '("path.line").length}`, "*");')
+        )
+        page.write_text(told)
+        page = tmp_path / "frame.html"
+    document, complaints = browse(page, tmp_path / "profile", width)
+    console = [line for line in complaints.splitlines() if "CONSOLE" in line]
+    assert console == []
+    found = re.search(r"PROBE charts=(\d+) drawn=(\d+) over=(-?\d+) lines=(\d+)", document)
+    assert found is not None
+    charts, drawn, over, lines = map(int, found.groups())
+    assert charts == drawn == 4
+    assert lines >= 4
+    assert over <= 0

@@ -1,0 +1,140 @@
+"""Tables and figures as files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedzmg.cli import app
+from fedzmg.errors import InputError
+from fedzmg.report import exports, plots, sheets
+from fedzmg.report.outcome import Outcome, judge
+from fedzmg.report.reading import Material, read
+
+
+@pytest.fixture
+def judged(study: Path) -> tuple[Material, list[Outcome]]:
+    material = read([study])
+    return material, [judge(one) for one in material.studies]
+
+
+def rows_of(markdown: str) -> list[list[str]]:
+    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def test_three_formats_of_one_table(judged: tuple[Material, list[Outcome]], tmp_path: Path) -> None:
+    written = exports.write_tables(*judged, tmp_path)
+    stems = {path.stem for path in written}
+    assert stems == {"scores", "finals", "traffic", "settings"}
+    assert {path.suffix for path in written} == {".md", ".tex", ".csv"}
+
+    head, ends, *rows = rows_of((tmp_path / "tables" / "scores.md").read_text())
+    assert head[:3] == ["algorithm", "final accuracy", "rounds to 50 %"]
+    assert len({len(head), len(rows[0]), len(rows[1])}) == 1
+    assert ends[0].startswith(":--")
+    assert rows[0][:2] == ["fedzmg", "**80.00 ± 20.00 %**"]
+
+    tex = (tmp_path / "tables" / "scores.tex").read_text()
+    assert r"fedavg & 60.00 $\pm$ 10.00 \%" in tex
+    columns = re.search(r"\\begin\{tabular\}\{(l+r+)\}", tex)
+    assert columns is not None
+    body = [line for line in tex.splitlines() if line.endswith(r"\\")]
+    assert {line.count(" & ") for line in body} == {len(columns[1]) - 1}
+    assert tex.count("{") == tex.count("}")
+
+    with (tmp_path / "tables" / "scores.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert float(found[0]["final_mean"]) == pytest.approx(0.8, abs=1e-15)
+    assert found[0]["p"] == ""
+    assert float(found[1]["t"]) == pytest.approx(12**0.5)
+    with (tmp_path / "tables" / "finals.csv").open(newline="") as file:
+        assert [row["seed"] for row in csv.DictReader(file)] == ["0", "1", "2"] * 2
+
+
+def test_cells_cannot_break_a_table() -> None:
+    bad = sheets.Sheet(
+        "k", "T", ("a_b", "c"), [[sheets.Cell("x|y & {z}"), sheets.Cell("1 %")]], "", []
+    )
+    assert r"| x\|y & {z} | 1 % |" in exports.markdown(bad)
+    assert r"x|y \& \{z\} & 1 \% \\" in exports.latex(bad)
+
+
+def test_command_writes_everything_beside_the_runs(study: Path) -> None:
+    before = {path: path.read_bytes() for path in study.rglob("*") if path.is_file()}
+    done = CliRunner().invoke(app, ["report", str(study)])
+    assert done.exit_code == 0, done.output
+    page = study / "report" / "report.html"
+    assert page.is_file()
+    assert (study / "report" / "tables" / "scores.md").is_file()
+    # Runs are read, never touched; and what was written is not taken for one.
+    assert all(path.read_bytes() == content for path, content in before.items())
+    text = page.read_bytes()
+    assert CliRunner().invoke(app, ["report", str(study), "--page-only"]).exit_code == 0
+    assert page.read_bytes() == text
+
+    figures = study / "report" / "figures"
+    assert {path.name for path in figures.iterdir()} == {
+        f"{stem}.{suffix}"
+        for stem in ("curves", "traffic", "seeds")
+        for suffix in ("png", "svg", "pdf")
+    }
+    starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+    [again] = [
+        figure
+        for name, figure in plots.study_figures(judge(read([study]).studies[0]))
+        if name == "seeds"
+    ]
+    for suffix, start in starts.items():
+        content = (figures / f"seeds.{suffix}").read_bytes()
+        assert content.startswith(start)
+        assert content == plots.rendered(again, suffix)
+
+
+def test_several_studies_do_not_overwrite_each_other(
+    study: Path, write_run: object, tmp_path: Path
+) -> None:
+    write_run("other/a", "fedavg", 0, [0.1, 0.2, 0.3], task="plays")  # type: ignore[operator]
+    material = read([study, tmp_path / "other"])
+    written = exports.write_tables(material, [judge(s) for s in material.studies], tmp_path)
+    assert len(written) == len(set(written)) == 24
+    assert (tmp_path / "tables" / "2-plays-scores.csv").is_file()
+
+
+def test_unwritable_place_is_one_line(
+    judged: tuple[Material, list[Outcome]], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="choose another place with --out"):
+        exports.write(*judged, tmp_path / "file")
+
+
+def test_wrong_directory_names_the_remedy(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert isinstance(done.exception, InputError)
+    assert "fedzmg run" in str(done.exception)
+
+
+def test_grid_becomes_a_heat_map_file(tmp_path: Path) -> None:
+    entry = {
+        "label": "fedavg", "algorithm": "fedavg", "axes": {"client.lr": [0.1, 1.0]},
+        "points": [
+            {"options": {"client.lr": 0.1}, "score": 0.2, "runs": [0.2], "diverged": 0},
+            {"options": {"client.lr": 1.0}, "score": 0.4, "runs": [0.4], "diverged": 0},
+        ],
+        "best": {"options": {"client.lr": 1.0}, "score": 0.4, "border": True,
+                 "border_axes": ["client.lr"], "neighbours": []},
+    }  # fmt: skip
+    data = {
+        "format": 1, "task": "digits", "label": "", "metric": "accuracy", "selection": "tune",
+        "higher_is_better": True, "rounds": 5, "last": 2, "complete": True, "seeds": [0],
+        "examples": 10, "precision": "float32", "algorithms": {"fedavg": entry},
+    }  # fmt: skip
+    (tmp_path / "grid.json").write_text(json.dumps(data))
+    written = exports.write_figures(read([tmp_path]), [], tmp_path / "out")
+    assert {path.name for path in written} == {f"grid-fedavg.{s}" for s in ("png", "svg", "pdf")}
