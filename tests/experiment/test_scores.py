@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedzmg.experiment import scores
 from fedzmg.experiment.scores import (
     ThresholdRule,
     final_score,
@@ -292,3 +293,22 @@ def test_late_stage_invalid() -> None:
         late_stage_mean([0], {}, {})
     with pytest.raises(ValueError, match=r"unmatched: \['b'\]"):
         late_stage_mean([0], {"a": [1.0]}, {"a": 0, "b": 0})
+
+
+def test_arrival_of_runs_counts_those_that_never_do() -> None:
+    runs = [[0.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]]
+    found = scores.arrival([0, 5, 10, 15], runs, 0.45, window=2)
+    # The mean curve is 0, 1/3, 1/3, 2/3: its last window has the mean 1/2.
+    assert found.averaged == 15
+    assert found.runs == [5, 15, None]
+    assert (found.mean, found.never) == (10.0, 1)
+    assert found.sd == pytest.approx(np.std([5, 15], ddof=1))
+    alone = scores.arrival([0, 5, 10, 15], runs[:1], 0.5, window=2, rule="rolling_min")
+    assert (alone.averaged, alone.runs, alone.sd) == (10, [10], None)
+    never = scores.arrival([0, 5, 10, 15], runs[2:], 0.5)
+    assert (never.averaged, never.mean, never.sd, never.never) == (None, None, None, 1)
+
+
+def test_arrival_of_a_metric_that_falls() -> None:
+    found = scores.arrival([0, 5], [[2.0, 1.0]], 1.0, window=1, higher_is_better=False)
+    assert found.runs == [5]

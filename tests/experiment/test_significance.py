@@ -13,6 +13,7 @@ from scipy import stats  # type: ignore[import-untyped, unused-ignore]
 
 from fedzmg.experiment.significance import (
     MOST_FLIPPED_PAIRS,
+    family,
     holm,
     paired_t,
     seeds_needed,
@@ -283,3 +284,34 @@ def test_seeds_needed_invalid_probabilities(bad: float) -> None:
         seeds_needed(0.5, power=bad)
     with pytest.raises(ValueError, match=f"level must lie strictly between 0 and 1, got {bad}"):
         seeds_needed(0.5, level=bad)
+
+
+def test_family_of_the_papers_six_tests() -> None:
+    """Scores with the published statistics give the published p-values and their correction."""
+    scores: dict[str, list[float]] = {}
+    pairs = []
+    for i, (t, _, _) in enumerate(PUBLISHED):
+        scores[f"a{i}"], scores[f"b{i}"] = with_statistic(t)
+        pairs.append((f"a{i}", f"b{i}"))
+    found = family(scores, pairs)
+    assert [(f.first, f.second) for f in found] == pairs
+    for one, (t, printed, _), adjusted in zip(found, PUBLISHED, PUBLISHED_HOLM, strict=True):
+        assert one.test.t == pytest.approx(t)
+        assert one.test.p == pytest.approx(printed, rel=1e-3)
+        assert one.p_holm == pytest.approx(adjusted, rel=0.02)
+        assert one.test.effect_size == pytest.approx(t / math.sqrt(5))
+        # With five pairs nothing below one in sixteen is possible.
+        assert one.smallest_sign_flip == 1 / 16
+        assert one.sign_flip is not None
+        assert one.sign_flip >= 1 / 16
+        assert one.seeds_needed == seeds_needed(t / math.sqrt(5))
+
+
+def test_family_leaves_out_what_cannot_be_tested() -> None:
+    scores = {"a": [1.0, 2.0], "b": [1.0, math.inf], "c": [1.0, 2.0], "d": [0.5, 0.25]}
+    found = family(scores, [("a", "b"), ("a", "c"), ("a", "d")])
+    assert [f.second for f in found] == ["c", "d"]
+    assert (found[0].test.p, found[0].seeds_needed) == (1.0, None)
+    assert family({"a": [1.0], "b": [2.0]}, [("a", "b")]) == []
+    many = {"a": [float(i) for i in range(21)], "b": [float(i % 3) for i in range(21)]}
+    assert family(many, [("a", "b")])[0].sign_flip is None

@@ -18,7 +18,6 @@ from rich.console import Console
 from fedzmg.data.heterogeneity import PAPER, describe
 from fedzmg.errors import InputError
 from fedzmg.report import figures
-from fedzmg.report import heterogeneity as report
 from fedzmg.report.heterogeneity import MOST_ROWS, figure, table, write_csv, write_json
 
 

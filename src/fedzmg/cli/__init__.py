@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedzmg.cli import data
+from fedzmg.cli import data, experiments
 from fedzmg.cli.bench import bench
+from fedzmg.cli.report import report
 from fedzmg.errors import InputError, Interrupted, unknown
 from fedzmg.version import __version__
 
@@ -26,6 +27,11 @@ app = typer.Typer(
 
 app.add_typer(data.app, name="data")
 app.command()(bench)
+app.command()(report)
+app.command()(experiments.grid)
+app.command()(experiments.study)
+app.command()(experiments.validate)
+app.command()(experiments.schema)
 
 INTERRUPTED = 130
 

@@ -117,7 +117,7 @@ def run_pack(
     progress = progress or Silent()
     fitted = replace(task, protocol=specs[0].build_protocol(task))
     rounds = fitted.protocol.rounds
-    seconds = _checkpoint_seconds() if checkpoint_seconds is None else checkpoint_seconds
+    seconds = checkpoint_interval() if checkpoint_seconds is None else checkpoint_seconds
     resolved = [spec.resolved(task) for spec in specs]
     directories = [None if places is None else RunDirectory(places[i]) for i in range(len(specs))]
     # Complete runs are only read, so they need no lock and may lie where nothing can be written.
@@ -130,7 +130,8 @@ def run_pack(
         return _run_jobs(fitted, jobs, specs[0].algorithm, progress, seconds, held)
 
 
-def _checkpoint_seconds() -> float:
+def checkpoint_interval() -> float:
+    """Seconds between checkpoints, unless the environment says otherwise."""
     text = os.environ.get(ENVIRONMENT)
     if not text:
         return CHECKPOINT_SECONDS
@@ -258,7 +259,7 @@ def _train(
     records = [list(job.records) for job in jobs]
     saved_round, saved = simulation.round, time.monotonic()
     try:
-        with _HeldInterrupt(progress) as interrupt:
+        with HeldInterrupt(progress) as interrupt:
             while simulation.round < simulation.rounds:
                 chunk = simulation.chunk
                 with _named_write_errors(jobs):
@@ -287,7 +288,7 @@ def _train(
     return simulation.histories(records)
 
 
-class _HeldInterrupt:
+class HeldInterrupt:
     """Holds Ctrl-C back until the round is over, so that nothing is ever kept by halves.
 
     A second Ctrl-C stops at once; the run then goes on from its last checkpoint.

@@ -7,7 +7,9 @@ after round ``r + 1``, so a run of 1000 rounds evaluated every five has the indi
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from typing import Literal, TypeAlias, get_args
@@ -74,6 +76,64 @@ def rounds_to_threshold(
     if not qualifies.any():
         return None
     return int(indices[int(np.argmax(qualifies)) + window - 1])
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """When the runs of an algorithm reach a threshold, as round indices; None is never.
+
+    Attributes:
+        averaged: Of the curve averaged over runs.
+        runs: Of every run by itself.
+        mean: Over the runs that arrived.
+        sd: Sample standard deviation over them; None for fewer than two.
+        never: How many runs never arrived.
+    """
+
+    averaged: int | None
+    runs: list[int | None]
+    mean: float | None
+    sd: float | None
+    never: int
+
+
+def arrival(
+    rounds: ArrayLike,
+    runs: ArrayLike,
+    threshold: float,
+    *,
+    window: int = 4,
+    rule: ThresholdRule = "rolling_mean",
+    higher_is_better: bool = True,
+) -> Arrival:
+    """Return when runs reach a threshold: on average, and each of them.
+
+    Args:
+        rounds: Strictly increasing round indices of the evaluations.
+        runs: One row of values per run.
+        threshold: The target.
+        window: Number of consecutive evaluations in a window.
+        rule: As for :func:`rounds_to_threshold`.
+        higher_is_better: False for a metric that falls.
+
+    Returns:
+        Round indices; runs that never arrive are counted and leave the mean alone.
+    """
+
+    def reached(values: ArrayLike) -> int | None:
+        return rounds_to_threshold(
+            rounds, values, threshold, window=window, rule=rule, higher_is_better=higher_is_better
+        )
+
+    each = [reached(values) for values in np.asarray(runs, dtype=np.float64)]
+    arrived = [index for index in each if index is not None]
+    return Arrival(
+        averaged=reached(mean_curve(runs)),
+        runs=each,
+        mean=statistics.fmean(arrived) if arrived else None,
+        sd=statistics.stdev(arrived) if len(arrived) > 1 else None,
+        never=len(each) - len(arrived),
+    )
 
 
 def final_score(

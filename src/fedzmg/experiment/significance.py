@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,6 +104,72 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest_so_far = max(largest_so_far, min(1.0, remaining * p_values[i]))
         adjusted[i] = largest_so_far
     return adjusted
+
+
+@dataclass(frozen=True)
+class FamilyTest:
+    """One comparison of a family of tests.
+
+    Attributes:
+        first: Name of the algorithm whose scores are the minuend.
+        second: Name of the other.
+        test: The paired t-test of first minus second.
+        p_holm: Its p-value, adjusted over the family.
+        sign_flip: The exact p-value of the sign-flip test; None for too many pairs.
+        smallest_sign_flip: The smallest that so many pairs can give.
+        seeds_needed: Seeds with which an effect of this size would be found with power 0.8 at the
+            level 0.05; None if there is none to find.
+    """
+
+    first: str
+    second: str
+    test: PairedTest
+    p_holm: float
+    sign_flip: float | None
+    smallest_sign_flip: float
+    seeds_needed: int | None
+
+
+def family(
+    scores: Mapping[str, Sequence[float]], compared: Sequence[tuple[str, str]]
+) -> list[FamilyTest]:
+    """Test pairs of algorithms as one family.
+
+    A pair without a finite score for every seed is left out: it cannot be tested.
+
+    Args:
+        scores: Scores by algorithm, one per seed, all with the same seeds in the same order.
+        compared: The pairs to test.
+
+    Returns:
+        A test for each pair that can be tested, in the given order; none for a single seed.
+    """
+    able = [
+        (first, second)
+        for first, second in compared
+        if len(scores[first]) > 1 and all(map(math.isfinite, [*scores[first], *scores[second]]))
+    ]
+    tests = [paired_t(scores[first], scores[second]) for first, second in able]
+    adjusted = holm([test.p for test in tests])
+    return [
+        FamilyTest(
+            first=first,
+            second=second,
+            test=test,
+            p_holm=p_holm,
+            sign_flip=(
+                sign_flip(scores[first], scores[second]) if test.n <= MOST_FLIPPED_PAIRS else None
+            ),
+            smallest_sign_flip=2.0 / 2.0**test.n,
+            seeds_needed=_seeds_for(test.effect_size),
+        )
+        for (first, second), test, p_holm in zip(able, tests, adjusted, strict=True)
+    ]
+
+
+def _seeds_for(effect_size: float) -> int | None:
+    """Seeds for an observed effect, if there is one."""
+    return None if effect_size == 0.0 else seeds_needed(effect_size)
 
 
 def sign_flip(a: Iterable[float], b: Iterable[float]) -> float:

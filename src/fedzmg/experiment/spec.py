@@ -1,33 +1,30 @@
 """What a user writes: the specification of a run, as TOML or as command-line options."""
 
+# ruff: noqa: RUF012 (pydantic copies mutable defaults)
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
-import pydantic
 import torch
 
 from fedzmg import algorithms, tasks
 from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import unknown
+from fedzmg.experiment.strict import Strict, Value, parse_setting
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation import Trial
 from fedzmg.tasks.task import Protocol, Task
 
-Value = bool | int | float | str
+__all__ = ["DTYPES", "TABLES", "RunSpec", "Value", "parse_setting"]
+
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 TABLES = ("preset", "protocol", "client", "server")
 
 
-class RunSpec(pydantic.BaseModel):
+class RunSpec(Strict):
     """One run: a task, an algorithm with its hyper-parameters, a seed and how it is executed."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
 
     task: str
     algorithm: str = "fedzmg"
@@ -46,45 +43,6 @@ class RunSpec(pydantic.BaseModel):
     """Fields of the client rule: lr, momentum, decay, ...; clip_norm, clip_value, schedule, ..."""
     server: dict[str, Value] = {}
     """Fields of the server rule: lr, ...; schedule, ..."""
-
-    @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> RunSpec:
-        """Validate a mapping; the first thing wrong becomes one line.
-
-        Raises:
-            InputError: for an unknown key (nearest suggested), a missing one or a wrong type.
-        """
-        try:
-            return cls.model_validate(dict(values))
-        except pydantic.ValidationError as error:
-            # A misspelt key is the reason why another one is missing, so it is named first.
-            found = error.errors()
-            first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
-            place = ".".join(str(part) for part in first["loc"][:2])
-            if first["type"] == "extra_forbidden":
-                raise unknown("key", place, cls.model_fields) from None
-            if first["type"] == "missing":
-                raise InputError(f"{place} is missing: say which") from None
-            given = first.get("input")
-            raise InputError(f"{place} = {given!r}: {first['msg'].lower()}") from None
-
-    @classmethod
-    def read(cls, path: Path) -> RunSpec:
-        """Read a TOML file.
-
-        Raises:
-            InputError: if it cannot be read or is not a valid specification.
-        """
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is not valid TOML: {error}") from None
-        try:
-            return cls.parse(values)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
 
     def with_settings(self, settings: Mapping[str, Value]) -> RunSpec:
         """A copy with ``key=value`` settings; keys as in the TOML file, ``client.lr`` in tables."""
@@ -163,36 +121,3 @@ class RunSpec(pydantic.BaseModel):
     def trial(self, task: Task) -> Trial:
         """The trial this specification describes."""
         return Trial(self.build_algorithm(task), self.seed)
-
-    def to_toml(self) -> str:
-        """As a TOML document that :meth:`read` reads back."""
-        values = self.model_dump(exclude_none=True)
-        tables = {k: v for k, v in values.items() if isinstance(v, dict)}
-        lines = [f"{k} = {_literal(v)}" for k, v in values.items() if k not in tables]
-        for name, table in tables.items():
-            if table:
-                lines += ["", f"[{name}]", *(f"{k} = {_literal(v)}" for k, v in table.items())]
-        return "\n".join(lines) + "\n"
-
-
-def _literal(value: Value) -> str:
-    # JSON's strings, booleans and numbers are TOML's too, but for two rare characters.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def parse_setting(text: str) -> tuple[str, Value]:
-    """``key=value`` from the command line; the value is read as TOML, else taken as a string.
-
-    >>> parse_setting("client.lr=0.03"), parse_setting("weights=uniform")
-    (('client.lr', 0.03), ('weights', 'uniform'))
-    """
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise InputError(f"--set {text!r}: expected KEY=VALUE, for example client.lr=0.03")
-    try:
-        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value.strip()
-    if not isinstance(parsed, bool | int | float | str):
-        raise InputError(f"--set {text!r}: expected a number, true, false or a word")
-    return key.strip(), parsed

@@ -1,0 +1,163 @@
+"""``fedzmg grid``, ``study``, ``validate`` and ``schema``: many runs from one file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+UNFINISHED = 75
+"""Exit code when the time was over: run the same command again."""
+
+File = Annotated[Path, typer.Argument(help="A TOML file; experiments/ has examples.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="e.g. rounds=20, seeds=[0,1], protocol.cohort=5, fedavg.client.lr=0.1.",
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option(help="Directory for results [default: runs/ and the file's name].")
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        help="End cleanly after so many minutes (exit code 75); the same command goes on."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+
+
+def grid(
+    file: File,
+    set_: Settings = None,
+    out: Out = None,
+    max_minutes: Minutes = None,
+    as_json: Json = False,
+) -> None:
+    """Choose learning rates, or any other numbers, by a grid; heat-maps and best points."""
+    from fedzmg.experiment.grid import run_grid, warnings
+    from fedzmg.report import figures, grids
+    from fedzmg.report.live import Display
+
+    spec = _read(file, "grid", set_)
+    place = out or Path("runs") / file.stem
+    console = Console(stderr=as_json)
+    spec.check()
+    task = spec.build_task()
+    _say(task.notes)
+    with _ending_in_time(), Display(console, task.metric.name) as progress:
+        data = run_grid(spec, place, task=task, progress=progress, max_minutes=max_minutes)
+    written = [figures.save(grids.figures(data), place / "heat-maps")[0]]
+    for name in data["algorithms"]:
+        figures.save(grids.figure(data, name), place / spec.folder(name) / "heat-map")
+    if as_json:
+        typer.echo(json.dumps({**data, "directory": str(place)}))
+        return
+    console.print(grids.table(data))
+    _say(warnings(data))
+    _places(console, {"figure": written[0], "grid": place})
+
+
+def study(
+    file: File,
+    set_: Settings = None,
+    out: Out = None,
+    max_minutes: Minutes = None,
+    as_json: Json = False,
+) -> None:
+    """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
+    from fedzmg.experiment.store import write_json
+    from fedzmg.experiment.study import run_study
+    from fedzmg.report import comparison, figures, studies
+    from fedzmg.report.live import Display
+
+    spec = _read(file, "study", set_)
+    place = out or Path("runs") / file.stem
+    console = Console(stderr=as_json)
+    spec.check()
+    task = spec.build_task()
+    _say(task.notes)
+    with _ending_in_time(), Display(console, task.metric.name) as progress:
+        data, compared = run_study(
+            spec, place, task=task, progress=progress, max_minutes=max_minutes
+        )
+    curves = compared.as_dict()
+    write_json(place / "comparison.json", curves)
+    written = figures.save(comparison.figure(curves), place / "curves")
+    if as_json:
+        typer.echo(json.dumps({**data, "directory": str(place)}))
+        return
+    console.print(studies.scores(data))
+    tests = studies.tests(data)
+    if tests is not None:
+        console.print(tests)
+    _places(console, {"figure": written[0], "study": place})
+
+
+def validate(
+    file: File,
+    set_: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Check a run, grid or study file and say what it will cost; nothing is written."""
+    from fedzmg.experiment.estimate import estimate
+    from fedzmg.report import studies
+
+    found = estimate(_read(file, None, set_)).as_dict()
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    console = Console()
+    for what, text in studies.estimate(found):
+        console.print(f"{what:<12} {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def schema(
+    kind: Annotated[str, typer.Argument(help="grid, study or run.")] = "study",
+) -> None:
+    """Print the JSON Schema of a file, for editors that complete and check TOML."""
+    from fedzmg.experiment.plans import schema as json_schema
+
+    typer.echo(json.dumps(json_schema(kind), indent=1))
+
+
+def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
+    from fedzmg.experiment import plans
+    from fedzmg.experiment.strict import parse_settings
+
+    spec = plans.read(file, kind)
+    return spec.with_settings(parse_settings(settings or []))  # type: ignore[arg-type]
+
+
+class _ending_in_time:
+    """Turns the end of the time that was allowed into a line and an exit code."""
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        from fedzmg.experiment.budget import TimeIsUp
+
+        if isinstance(error, TimeIsUp):
+            typer.echo(
+                f"fedzmg: time is up after round {error.done} of {error.rounds}; nothing is lost, "
+                "run the same command again to go on",
+                err=True,
+            )
+            raise SystemExit(UNFINISHED) from None
+
+
+def _say(lines: Any) -> None:
+    for line in lines:
+        typer.echo(f"fedzmg: {line}", err=True)
+
+
+def _places(console: Console, places: dict[str, Path]) -> None:
+    for what, path in places.items():
+        console.print(f"{what:<7} {path}", highlight=False, soft_wrap=True)

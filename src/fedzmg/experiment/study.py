@@ -1,0 +1,304 @@
+"""Compare algorithms over seeds: a directory of run directories, and every score of them.
+
+::
+
+    study.toml                  what was asked for
+    study.json                  scores and tests; rewritten after every algorithm
+    ALGORITHM/seed-SEED/        run directories
+
+Rounds count from 1. Scores speak of round indices, as the paper does: index ``r`` is the state
+after round ``r + 1``, so evaluations every five rounds have the indices 0, 5, 10, ...
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from fedzmg.errors import InputError, Interrupted, unknown
+from fedzmg.experiment import scores
+from fedzmg.experiment.budget import Budget, TimeIsUp
+from fedzmg.experiment.compare import Comparison
+from fedzmg.experiment.grid import FORMAT, claim, read_json
+from fedzmg.experiment.lock import hold
+from fedzmg.experiment.plans import StudySpec
+from fedzmg.experiment.run import Progress, Silent, checkpoint_interval, run_pack
+from fedzmg.experiment.scores import FinalRule, ThresholdRule
+from fedzmg.experiment.significance import family
+from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.store import write_json
+from fedzmg.experiment.strict import Value
+from fedzmg.simulation import History, RoundReport
+from fedzmg.tasks.task import Task
+from fedzmg.tree import Tree
+
+RULES: tuple[ThresholdRule, ...] = get_args(ThresholdRule)
+FINAL_RULES: tuple[FinalRule, ...] = get_args(FinalRule)
+
+
+def run_study(
+    spec: StudySpec,
+    out: Path,
+    *,
+    task: Task | None = None,
+    progress: Progress | None = None,
+    max_minutes: float | None = None,
+) -> tuple[dict[str, Any], Comparison]:
+    """Train every algorithm under every seed and score them; what is finished is read.
+
+    Args:
+        spec: the study.
+        out: its directory; one that holds this study is continued.
+        task: a user's own task; by default the preset that the study names.
+        progress: what shows how far the work is.
+        max_minutes: end cleanly after the first round past this time.
+
+    Returns:
+        What ``study.json`` holds, and the curves as a comparison.
+
+    Raises:
+        InputError: for a mistake in the study, or a directory that holds something else.
+        TimeIsUp: when ``max_minutes`` are over, with everything finished kept.
+        Interrupted: on Ctrl-C, likewise.
+    """
+    progress, budget = progress or Silent(), Budget(max_minutes)
+    spec.check(task)
+    rates = find_rates(spec)
+    task = task or spec.build_task()
+    if spec.rates != "tuned":
+        task = replace(task, options={})
+    runs = {name: study_runs(spec, name, rates.get(name, {})) for name in spec.algorithms}
+    for specs in runs.values():
+        # Every mistake is found before the first round is trained.
+        specs[0].resolved(task)
+    histories: dict[str, list[History]] = {}
+    data: dict[str, Any] = {}
+    with hold([out], progress.say):
+        claim(out, spec, "study.toml")
+        for name, specs in runs.items():
+            places = [out / spec.folder(name) / f"seed-{run.seed}" for run in specs]
+            due = None if max_minutes is None else _Due(checkpoint_interval())
+            if due is not None:
+                due.budget = budget
+            watched = _Watched(progress, name, due)
+            try:
+                found = run_pack(task, specs, places, progress=watched, checkpoint_seconds=due)
+            except Interrupted as stopped:
+                if due is not None and due.last:
+                    raise TimeIsUp(stopped.done, stopped.rounds) from None
+                raise
+            # Models are in the run directories; here they would fill the device.
+            histories[spec.shown(name)] = [replace(h, params=Tree({})) for h in found]
+            data = summary(spec, task, histories, runs)
+            write_json(out / "study.json", data)
+    return data, Comparison(task, histories)
+
+
+def study_runs(spec: StudySpec, name: str, rates: Mapping[str, Value]) -> list[RunSpec]:
+    """The runs of an algorithm, one per seed; its own options go before the rates found."""
+    options = {**rates, **spec.fixed(name)}
+    return [spec.run_spec(name, seed, options, eval_every=spec.eval_every) for seed in spec.seeds]
+
+
+def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
+    """The best points of the grid that a study names, by algorithm; empty if it names none.
+
+    Raises:
+        InputError: if the grid is of another task, not finished or lacks an algorithm.
+    """
+    if spec.rates in ("tuned", "given"):
+        return {}
+    place = Path(spec.rates)
+    if not (place / "grid.json").is_file():
+        raise InputError(
+            f"rates = {spec.rates!r}: expected tuned, given or the directory of a finished grid, "
+            f"and {place / 'grid.json'} is not there"
+        )
+    data = read_json(place / "grid.json")
+    if data["task"] != spec.task:
+        raise InputError(f"{place} chose rates for {data['task']!r}, not for {spec.task!r}")
+    found: dict[str, dict[str, Value]] = {}
+    for name in spec.algorithms:
+        # By the study's own name for it, else by the algorithm's.
+        entry = data["algorithms"].get(name) or data["algorithms"].get(spec.base(name))
+        if entry is None:
+            if not data["complete"]:
+                raise InputError(f"the grid {place} is not finished: run it first")
+            raise unknown(f"algorithm in the grid {place}", name, data["algorithms"])
+        if entry["algorithm"] != spec.base(name):
+            raise InputError(
+                f"{name!r} is {entry['algorithm']} in the grid {place} and {spec.base(name)} here"
+            )
+        if entry["best"] is None:
+            raise InputError(f"every point of {name} diverged in {place}: search smaller rates")
+        found[name] = {**entry["fixed"], **entry["best"]["options"]}
+    return found
+
+
+class _Watched:
+    """Shows an algorithm under its own name, and ends it once the time is over and all is kept."""
+
+    def __init__(self, inner: Progress, name: str, due: _Due | None) -> None:
+        self._inner, self._name, self._due = inner, name, due
+
+    def begin(self, label: str, rounds: int, done: int) -> None:
+        del label
+        self._inner.begin(self._name, rounds, done)
+
+    def advance(self, report: RoundReport) -> None:
+        self._inner.advance(report)
+        if self._due is not None and self._due.last and report.round < report.simulation.rounds:
+            raise KeyboardInterrupt
+
+    def say(self, text: str) -> None:
+        self._inner.say(text)
+
+
+class _Due(float):
+    """Seconds between checkpoints, which are over as soon as the time is.
+
+    So the round in which the time runs out ends with a checkpoint, and no round is lost.
+    """
+
+    budget: Budget
+    last = False
+
+    def __lt__(self, passed: float) -> bool:
+        self.last = self.last or self.budget.spent
+        return self.last or super().__lt__(passed)
+
+
+def summary(
+    spec: StudySpec,
+    task: Task,
+    histories: Mapping[str, Sequence[History]],
+    runs: Mapping[str, Sequence[RunSpec]],
+) -> dict[str, Any]:
+    """Every score and test of a study, ready for JSON."""
+    higher = task.metric.higher_is_better
+    curves = {
+        label: [_scheduled(h, spec.eval_every) for h in hs] for label, hs in histories.items()
+    }
+    indices = next(iter(curves.values()))[0][0]
+    values = {label: [curve[1] for curve in each] for label, each in curves.items()}
+    finals = {
+        label: {rule: [final(h, spec.eval_every, rule) for h in hs] for rule in FINAL_RULES}
+        for label, hs in histories.items()
+    }
+    labels = list(histories)
+    pairs = (
+        list(itertools.combinations(labels, 2))
+        if spec.tests == "pairs"
+        else [(labels[0], other) for other in labels[1:]]
+    )
+    tested = family({label: each["full"] for label, each in finals.items()}, pairs)
+    by_label = {spec.shown(name): name for name in spec.algorithms}
+    return {
+        "format": FORMAT,
+        "task": task.name,
+        "label": spec.label,
+        "metric": task.metric.name,
+        "higher_is_better": higher,
+        "selection": str(task.preset.get("selection", "half" if task.tune is not None else "test")),
+        "rates": spec.rates,
+        "seeds": spec.seeds,
+        "rounds": spec.rounds,
+        "eval_every": spec.eval_every,
+        "window": spec.window,
+        "precision": spec.precision,
+        "reference": labels[0],
+        "complete": len(histories) == len(spec.algorithms),
+        "algorithms": {
+            label: {
+                "algorithm": spec.base(by_label[label]),
+                "directory": spec.folder(by_label[label]),
+                "options": runs[by_label[label]][0].build_algorithm(task).options(),
+                "final": {rule: _spread(each) for rule, each in finals[label].items()},
+                "diverged": [h.diverged for h in hs],
+                "dropped": sum(r.dropped for h in hs for r in h.records),
+                "steps": sum(r.steps for r in hs[0].records),
+                "bytes_down": hs[0].records[-1].total_bytes_down,
+                "bytes_up": hs[0].records[-1].total_bytes_up,
+                "seconds": sum(r.seconds for h in hs for r in h.records),
+            }
+            for label, hs in histories.items()
+        },
+        "thresholds": [
+            {
+                "threshold": threshold,
+                "rules": {
+                    rule: _reached(indices, values, threshold, rule, spec.window, higher=higher)
+                    for rule in RULES
+                },
+            }
+            for threshold in (spec.thresholds or [task.protocol.threshold])
+        ],
+        "tests": {
+            "score": "final, full",
+            "family": spec.tests,
+            "pairs": [asdict(t) for t in tested],
+        },
+        "curves": {label: {"indices": indices, "runs": each} for label, each in values.items()},
+    }
+
+
+def _scheduled(history: History, every: int) -> tuple[list[int], list[float]]:
+    """Indices and metrics of the regular evaluations.
+
+    A run is evaluated once more after its last round; the scores of the paper do not know that.
+    """
+    kept = [
+        (round_ - 1, metric)
+        for round_, metric in zip(history.rounds, history.metrics, strict=True)
+        if (round_ - 1) % every == 0
+    ]
+    return [index for index, _ in kept], [metric for _, metric in kept]
+
+
+def final(history: History, every: int, rule: FinalRule = "full") -> float:
+    """Mean metric over the last tenth of a run; 0, the worst there is, if it diverged."""
+    if history.diverged is not None:
+        return 0.0 if history.task.metric.higher_is_better else math.inf
+    indices, metrics = _scheduled(history, every)
+    return scores.final_score(indices, metrics, total=history.records[-1].round, rule=rule)
+
+
+def _spread(values: list[float]) -> dict[str, Any]:
+    finite = all(map(math.isfinite, values))
+    return {
+        "runs": values,
+        "mean": statistics.fmean(values) if finite else None,
+        "sd": statistics.stdev(values) if finite and len(values) > 1 else None,
+    }
+
+
+def _reached(
+    indices: list[int],
+    curves: Mapping[str, list[list[float]]],
+    threshold: float,
+    rule: ThresholdRule,
+    window: int,
+    *,
+    higher: bool,
+) -> dict[str, Any]:
+    """When every algorithm reaches a threshold, and how it does after the slowest."""
+    arrivals = {
+        label: scores.arrival(
+            indices, runs, threshold, window=window, rule=rule, higher_is_better=higher
+        )
+        for label, runs in curves.items()
+    }
+    late = scores.late_stage_mean(
+        indices,
+        {label: scores.mean_curve(runs) for label, runs in curves.items()},
+        {label: found.averaged for label, found in arrivals.items()},
+    )
+    return {
+        "arrival": {label: asdict(found) for label, found in arrivals.items()},
+        "late_stage_mean": late,
+    }

@@ -1,0 +1,265 @@
+"""Grids: scored by the last rounds only, resumed bit for bit, and honest about borders."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from toys import Stop, toy
+
+from fedzmg import Task
+from fedzmg.errors import InputError, Interrupted
+from fedzmg.experiment.budget import TimeIsUp
+from fedzmg.experiment.grid import (
+    Log,
+    choose_best,
+    choosing,
+    neighbours,
+    run_grid,
+    warnings,
+)
+from fedzmg.experiment.lock import hold
+from fedzmg.experiment.plans import GridSpec
+from fedzmg.simulation import Trial, simulate
+
+AXES = {"client.lr": [0.03, 0.3], "server.lr": [0.5, 1.0]}
+
+
+def spec(*names: str, **changes: Any) -> GridSpec:
+    values: dict[str, Any] = {
+        "task": "toy", "algorithms": list(names or ["fedavg"]), "rounds": 4, "last": 2,
+        "engine": "vectorized", "axes": AXES,
+    }  # fmt: skip
+    return GridSpec.parse({**values, **changes})
+
+
+def lines(place: Path) -> dict[tuple[int, int], dict[str, Any]]:
+    """What counts of a log, but for the time that rounds took."""
+    kept = Log(place / "metrics.jsonl").read()
+    return {k: {n: v for n, v in row.items() if n != "seconds"} for k, row in kept.items()}
+
+
+def test_score_is_the_mean_after_each_of_the_last_rounds(tmp_path: Path) -> None:
+    """Against plain simulations that evaluate after every round."""
+    data = run_grid(spec("fedavg", "fedadam", seeds=[7, 8]), tmp_path, task=toy())
+    seen = choosing(toy(), spec())
+    for name in ("fedavg", "fedadam"):
+        points = data["algorithms"][name]["points"]
+        assert [p["options"] for p in points] == [
+            {"client.lr": c, "server.lr": s} for c in (0.03, 0.3) for s in (0.5, 1.0)
+        ]
+        for point in (points[0], points[3]):
+            expected = []
+            for seed in (7, 8):
+                options = {k.replace(".", "_"): v for k, v in point["options"].items()}
+                own = simulate(
+                    _every_round(seen), Trial.of(name, seed, **options), engine="vectorized"
+                )
+                expected.append(np.mean(own[0].metrics[-2:]))
+            assert point["runs"] == pytest.approx(expected, abs=1e-12)
+            assert point["score"] == pytest.approx(np.mean(expected), abs=1e-12)
+    kept = lines(tmp_path / "fedavg")
+    # Round 1 is evaluated by the way; of the others only those that count.
+    assert {round_ for _, round_ in kept} == {1, 3, 4}
+    assert data["complete"]
+
+
+def _every_round(task: Task) -> Task:
+    return replace(task, protocol=replace(task.protocol, eval_every=1))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "together", "seconds"),
+    [("fedadam", 0, 1e9), ("fedadam", 3, 0.0), ("scaffold", 0, 0.0), ("scaffold", 3, 1e9)],
+)
+def test_interrupted_grid_goes_on_bit_for_bit(
+    tmp_path: Path, algorithm: str, together: int, seconds: float
+) -> None:
+    plan = spec(algorithm, together=together)
+    whole = run_grid(plan, tmp_path / "whole", task=toy())
+    for after, pack in ((1, 1), (3, 2 if together else 1)):
+        with pytest.raises(MemoryError):
+            run_grid(plan, tmp_path / "broken", task=toy(), progress=Stop(after, pack),
+                     checkpoint_seconds=seconds)  # fmt: skip
+    resumed = run_grid(plan, tmp_path / "broken", task=toy(), checkpoint_seconds=seconds)
+    assert resumed == whole
+    assert lines(tmp_path / "broken" / algorithm) == lines(tmp_path / "whole" / algorithm)
+    left = {p.name for p in (tmp_path / "broken" / algorithm).iterdir()}
+    assert left == {"manifest.json", "metrics.jsonl", "scores.json"}
+
+
+def test_finished_algorithms_are_not_trained_again(tmp_path: Path) -> None:
+    with pytest.raises(MemoryError):
+        run_grid(spec("fedavg", "fedadam"), tmp_path, task=toy(), progress=Stop(3, pack=2))
+    before = (tmp_path / "fedavg" / "metrics.jsonl").read_bytes()
+    assert not json.loads((tmp_path / "grid.json").read_text())["complete"]
+    data = run_grid(spec("fedavg", "fedadam"), tmp_path, task=toy())
+    assert (tmp_path / "fedavg" / "metrics.jsonl").read_bytes() == before
+    assert list(data["algorithms"]) == ["fedavg", "fedadam"]
+
+
+def test_time_that_is_over_ends_cleanly_and_goes_on(tmp_path: Path) -> None:
+    whole = run_grid(spec(), tmp_path / "whole", task=toy())
+    done = []
+    while len(done) < 10:
+        try:
+            found = run_grid(spec(), tmp_path / "pieces", task=toy(), max_minutes=1e-9)
+            break
+        except TimeIsUp as stopped:
+            done.append(stopped.done)
+    assert found == whole
+    assert done == [1, 2, 3]  # one round each time: nothing is repeated
+    with pytest.raises(InputError, match="max-minutes = 0"):
+        run_grid(spec(), tmp_path / "x", task=toy(), max_minutes=0)
+
+
+def test_ctrl_c_is_an_interruption(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted) as caught:
+        run_grid(spec(), tmp_path, task=toy(), progress=Stop(2, error=KeyboardInterrupt))
+    assert not isinstance(caught.value, TimeIsUp)
+
+
+@pytest.mark.parametrize("damage", ["hash", "header", "log"])
+def test_damaged_checkpoint_is_said_and_results_stay_right(tmp_path: Path, damage: str) -> None:
+    plan = spec(rounds=5, last=3)
+    whole = run_grid(plan, tmp_path / "whole", task=toy())
+    with pytest.raises(MemoryError):
+        run_grid(plan, tmp_path / "g", task=toy(), progress=Stop(4), checkpoint_seconds=0)
+    path = tmp_path / "g" / "fedavg" / "checkpoint.safetensors"
+    content = bytearray(path.read_bytes())
+    if damage == "log":
+        log = tmp_path / "g" / "fedavg" / "metrics.jsonl"
+        log.write_text("\n".join(log.read_text().splitlines()[:5]) + "\n")
+    else:
+        content[-3 if damage == "hash" else 20] ^= 1
+        path.write_bytes(content)
+    progress = Stop(99)
+    assert run_grid(plan, tmp_path / "g", task=toy(), progress=progress) == whole
+    assert "cannot be used" in progress.said
+    assert "starts again from round 1" in progress.said
+
+
+def test_line_broken_off_by_a_crash_is_superseded(tmp_path: Path) -> None:
+    log = Log(tmp_path / "metrics.jsonl")
+    log.append([{"trial": 0, "round": 1, "metric": 0.1}])
+    with log.path.open("ab") as file:
+        file.write(b'{"trial": 0, "rou')
+    assert log.read().keys() == {(0, 1)}
+    log.append([{"trial": 0, "round": 1, "metric": math.inf}])
+    assert log.read()[0, 1]["metric"] == math.inf
+    log.path.write_bytes(b'{"round": 1}\n' + log.path.read_bytes())
+    with pytest.raises(InputError, match=r"metrics\.jsonl, line 1 is damaged"):
+        log.read()
+
+
+def test_diverged_points_score_zero_and_never_win(tmp_path: Path) -> None:
+    axes = {"client.lr": [0.1, 1e25], "server.lr": [1.0]}
+    data = run_grid(spec(axes=axes), tmp_path, task=toy())
+    good, bad = data["algorithms"]["fedavg"]["points"]
+    assert (bad["score"], bad["diverged"]) == (0.0, 1)
+    assert good["score"] > 0
+    assert data["algorithms"]["fedavg"]["best"]["options"]["client.lr"] == 0.1
+    nothing = run_grid(spec(axes={"client.lr": [1e24, 1e25]}), tmp_path / "all", task=toy())
+    assert nothing["algorithms"]["fedavg"]["best"] is None
+    assert warnings(nothing) == ["fedavg: every point diverged; search smaller rates"]
+
+
+def test_border_and_neighbours_are_told(tmp_path: Path) -> None:
+    data = run_grid(spec(axes={"client.lr": [1e-9, 0.2]}), tmp_path, task=toy(rounds=9))
+    best = data["algorithms"]["fedavg"]["best"]
+    assert best["border"]
+    assert best["border_axes"] == ["client.lr"]
+    assert len(best["neighbours"]) == 1
+    assert "on the border (client.lr = " in warnings(data)[0]
+
+
+def test_selection_says_which_examples_choose() -> None:
+    task = toy()
+    assert task.tune is not None
+    assert choosing(task, spec()).test is task.tune
+    both = choosing(task, spec(selection="test")).test
+    assert both.size == task.tune.size + task.test.size
+    assert torch.equal(both.x, torch.cat([task.tune.x, task.test.x]))
+    with pytest.raises(InputError, match="sets no examples aside for choosing"):
+        choosing(replace(task, tune=None), spec())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": 7}, "rounds is 4 there and 7 here"),
+        ({"axes": {"client.lr": [1.0]}}, r"axes\.client\.lr is \[0\.03, 0\.3\] there"),
+    ],
+)
+def test_directory_of_another_grid_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    run_grid(spec(), tmp_path / "g", task=toy())
+    with pytest.raises(InputError, match=message):
+        run_grid(spec(**changes), tmp_path / "g", task=toy())
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("dear")
+    with pytest.raises(InputError, match=r"is not empty and holds no grid\.toml"):
+        run_grid(spec(), tmp_path / "full", task=toy())
+
+
+def test_other_data_in_the_same_place_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MemoryError):
+        run_grid(spec(), tmp_path, task=toy(), progress=Stop(3))
+    with pytest.raises(InputError, match="was made with other data or another model"):
+        run_grid(spec(), tmp_path, task=toy(seed=1))
+
+
+def test_full_disk_is_one_line_and_the_grid_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Log, rows: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Log, "append", full)
+        with pytest.raises(InputError, match=r"cannot write to .*: No space left on device"):
+            run_grid(spec(), tmp_path / "g", task=toy())
+    whole = run_grid(spec(), tmp_path / "whole", task=toy())
+    assert run_grid(spec(), tmp_path / "g", task=toy()) == whole
+
+
+def test_two_processes_do_not_tread_on_each_other(tmp_path: Path) -> None:
+    with hold([tmp_path], print), pytest.raises(InputError, match="is in use by process"):
+        run_grid(spec(), tmp_path, task=toy())
+    assert list(tmp_path.iterdir()) == []
+
+
+shapes = st.lists(st.integers(1, 4), min_size=1, max_size=3)
+
+
+@given(shapes, st.data())
+def test_neighbours_are_one_step_away_along_one_axis(shape: list[int], data: st.DataObject) -> None:
+    size = math.prod(shape)
+    point = data.draw(st.integers(0, size - 1))
+    where = np.array(np.unravel_index(np.arange(size), shape)).T
+    expected = {i for i in range(size) if np.abs(where[i] - where[point]).sum() == 1}
+    assert set(neighbours(shape, point)) == expected
+
+
+@given(st.integers(1, 12), st.data())
+def test_best_is_never_beaten_nor_diverged(size: int, data: st.DataObject) -> None:
+    scores = data.draw(st.lists(st.floats(0, 1), min_size=size, max_size=size))
+    lost = data.draw(st.lists(st.integers(0, 1), min_size=size, max_size=size))
+    best = choose_best([size], scores, lost)
+    alive = [s for s, gone in zip(scores, lost, strict=True) if not gone]
+    if alive:
+        assert best is not None
+        assert not lost[best]
+        assert scores[best] == max(alive)
+        worst = choose_best([size], scores, lost, higher=False)
+        assert worst is not None
+        assert scores[worst] == min(alive)

@@ -1,0 +1,200 @@
+"""Grid and study files: strict, with the nearest name, and all of ours are valid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedzmg import tasks
+from fedzmg.errors import InputError
+from fedzmg.experiment import plans
+from fedzmg.experiment.estimate import estimate
+from fedzmg.experiment.plans import PAPER_RATES, GridSpec, StudySpec, schema
+from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.strict import parse_settings
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "experiments").glob("*.toml"))
+
+
+def grid(**changes: Any) -> GridSpec:
+    return GridSpec.parse({"task": "digits", "algorithms": ["fedzmg", "mfl"], **changes})
+
+
+def test_usual_grid_is_the_papers() -> None:
+    assert pytest.approx(np.logspace(-3, 1, 9)) == PAPER_RATES
+    plan = grid()
+    assert (plan.rounds, plan.last, plan.seeds, plan.selection) == (50, 10, [1000], "tune")
+    assert len(plan.points("fedzmg")) == 81
+    assert plan.points("fedzmg")[1] == {"client.lr": PAPER_RATES[0], "server.lr": PAPER_RATES[1]}
+    # An algorithm without a server rate has one axis less.
+    assert plan.points("mfl") == [{"client.lr": rate} for rate in PAPER_RATES]
+
+
+def test_usual_study_is_the_papers() -> None:
+    plan = StudySpec.parse({"task": "digits", "algorithms": ["fedzmg"]})
+    assert (plan.seeds, plan.rounds, plan.eval_every) == ([0, 1, 2, 3, 4], 1000, 5)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"roundz": 3}, "unknown key 'roundz': did you mean 'rounds'?"),
+        ({"algorithms": {"fedzmg": {"cleint": {}}}}, "did you mean 'algorithms.fedzmg.client'"),
+        ({"algorithms": []}, "algorithms: give at least one"),
+        ({"algorithms": ["fedzmg", "fedzmg"]}, "algorithms: expected names of algorithms, each"),
+        ({"algorithms": {"../up": {}}}, "is no name for a directory"),
+        ({"algorithms": {"a:b": {}, "a-b": {}}}, "would share the directory 'a-b'"),
+        ({"algorithms": {"a": {"label": "b"}, "b": {}}}, "two of them are called 'b'"),
+        ({"seeds": []}, r"seeds = \[\]: give at least one"),
+        ({"seeds": [True]}, "seeds.0 = True: input should be a valid integer"),
+        ({"rounds": "x"}, "rounds = 'x': input should be a valid integer"),
+        ({"rounds": 0, "last": 0}, "rounds = 0: expected a whole number"),
+        ({"last": 51}, "last = 51: expected 1 to 50"),
+        ({"together": -1}, "together = -1"),
+        ({"selection": "half"}, "selection = 'half': input should be 'tune' or 'test'"),
+        ({"preset": {"selection": "test"}}, "leaves no half to choose by"),
+        ({"protocol": {"rounds": 3}}, "protocol.rounds: belongs to the top of the file"),
+        ({"axes": {"client.lr": []}}, r"client.lr = \[\]: give at least one finite number"),
+        ({"axes": {"client": {"lr": ["x"]}}}, "axes.client.lr.* = 'x': input should be a valid"),
+    ],
+)
+def test_mistakes_in_a_file_are_one_line(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        grid(**values)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"task": "digit"}, "unknown task 'digit': did you mean 'digits'?"),
+        ({"algorithms": ["fedagv"]}, "unknown algorithm 'fedagv': did you mean 'fedavg'?"),
+        ({"axes": {"client.lrr": [1.0]}}, "unknown axis 'client.lrr': did you mean 'client.lr'?"),
+        ({"axes": {"server.lr": [1.0]}}, "mfl has none of the axes server.lr"),
+        ({"axes": {"client.lr": [-1.0]}}, "lr = -1.0: expected a finite number > 0"),
+        ({"algorithms": {"fedzmg": {"client": {"momentun": 1}}}}, "did you mean 'client.momentum'"),
+        ({"algorithms": {"fedzmg": {"client": {"lr": 1}}}}, "both fixed and an axis"),
+        ({"algorithms": {"fedavg": {"axes": {"client.b": [1]}}}}, "unknown axis of fedavg"),
+        ({"protocol": {"cohort": 161}}, "cohort = 161 but there are 160 clients"),
+        ({"preset": {"alfa": 1}}, "did you mean 'alpha'"),
+    ],
+)
+def test_mistakes_of_names_and_values_are_found_without_data(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        grid(**values).check()
+
+
+def test_settings_reach_every_part() -> None:
+    texts = [
+        "rounds=20", "seeds=[4,5]", "protocol.cohort=3", "preset.alpha=0.5",
+        "axes.client.lr=[1,0.1]", "fedzmg.client.momentum=0.5", "client.decay=0.001",
+        "fedzmg.axes.server.lr=[2]",
+    ]  # fmt: skip
+    plan = grid(algorithms=["fedzmg", "fedavg"]).with_settings(parse_settings(texts))
+    assert (plan.rounds, plan.seeds) == (20, [4, 5])
+    assert plan.protocol == {"cohort": 3}
+    assert plan.preset == {"alpha": 0.5}
+    assert plan.axes["client.lr"] == [0.1, 1.0]
+    assert plan.algorithms["fedzmg"].client == {"momentum": 0.5, "decay": 0.001}
+    assert plan.algorithms["fedavg"].client == {"decay": 0.001}
+    assert plan.axes_of("fedzmg") == {"server.lr": [2.0]}
+    for wrong, message in (
+        ("cohort=3", "did you mean 'protocol.cohort'"),
+        ("fedzmg.lable=x", "did you mean 'algorithms.fedzmg.label'"),
+        ("lr=1", "did you mean 'client.lr'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            plan.with_settings(parse_settings([wrong]))
+    with pytest.raises(InputError, match="a word or a list of them"):
+        parse_settings(["seeds=[[1]]"])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_experiment_is_valid_and_round_trips(path: Path, tmp_path: Path) -> None:
+    plan = plans.read(path)
+    assert isinstance(plan, GridSpec | StudySpec)
+    plan.check()
+    (tmp_path / "copy.toml").write_text(plan.to_toml(), encoding="utf-8")
+    assert plans.read(tmp_path / "copy.toml") == plan
+    if isinstance(plan, StudySpec) and plan.rates.startswith("runs/"):
+        # The grid that it takes rates from is a file of ours with the same algorithms.
+        other = plans.read(path.with_name(f"{Path(plan.rates).name}.toml"))
+        assert isinstance(other, GridSpec)
+        assert (other.task, other.preset) == (plan.task, plan.preset)
+        assert {n: other.base(n) for n in plan.algorithms} == {
+            n: plan.base(n) for n in plan.algorithms
+        }
+        assert all(other.fixed(n) == plan.fixed(n) for n in plan.algorithms)
+
+
+def test_searches_of_an_ablation_have_equal_budgets() -> None:
+    for path in FILES:
+        plan = plans.read(path)
+        if isinstance(plan, GridSpec):
+            assert len({len(plan.points(name)) for name in plan.algorithms}) == 1, path
+
+
+def test_both_pairs_of_thresholds_are_reported() -> None:
+    for name, text in (("emnist10-head62", {0.75, 0.85}), ("shakespeare", {0.35, 0.45})):
+        plan = plans.read(ROOT / "experiments" / f"{name}-study.toml")
+        assert isinstance(plan, StudySpec)
+        assert set(plan.thresholds) == {0.20, 0.33} | text
+
+
+def test_kind_decides_how_a_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('task = "digits"\n')
+    assert plans.read(path) == RunSpec(task="digits")
+    path.write_text('kind = "study"\ntask = "digits"\nalgorithms = "all"\n')
+    study = plans.read(path)
+    assert isinstance(study, StudySpec)
+    assert len(study.algorithms) > 20
+    with pytest.raises(InputError, match="is a study: use 'fedzmg study"):
+        plans.read(path, "grid")
+    path.write_text('kind = "gird"\n')
+    with pytest.raises(InputError, match="unknown kind 'gird': did you mean 'grid'"):
+        plans.read(path)
+    with pytest.raises(InputError, match="cannot read"):
+        plans.read(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("kind", ["run", "grid", "study"])
+def test_schema_names_what_there_is(kind: str) -> None:
+    found = schema(kind)
+    assert "digits" in found["properties"]["task"]["enum"]
+    assert not found["additionalProperties"]
+    assert "fedzmg-adam:projected" in json.dumps(found)
+    assert found["properties"]["precision"]["description"]
+    with pytest.raises(InputError, match="unknown kind 'x'"):
+        schema("x")
+
+
+def test_estimate_counts_what_the_paper_does() -> None:
+    """The numbers of CIFAR-100 by hand; no data is needed for them."""
+    plan = plans.read(ROOT / "experiments" / "cifar100-grid.toml")
+    found = estimate(plan, measure=False)
+    model = 4 * 2_214_532
+    assert (found.trials, found.rounds, found.evaluations) == (3 * 81, 50, 11)
+    assert found.bytes_down == found.bytes_up == 3 * 81 * 50 * 10 * model
+    # FedAdam's server keeps two more models; an old and a new checkpoint lie side by side.
+    assert found.disk_bytes - found.disk_bytes_after == 2 * 81 * 3 * model
+    study = estimate(plans.read(ROOT / "experiments" / "cifar100-study.toml"), measure=False)
+    assert (study.trials, study.rounds, study.evaluations) == (15, 1000, 200)
+
+
+def test_estimate_of_embedded_data_counts_steps_and_time() -> None:
+    found = estimate(RunSpec(task="digits", engine="vectorized", protocol={"rounds": 3}))
+    # 160 clients of 50 images each, batches of 10, two epochs: ten steps for each of five clients.
+    assert found.steps == 3 * 5 * 10
+    assert found.seconds is not None
+    assert 0 < found.seconds < 600
+    assert (found.device, found.engine, found.missing) == ("cpu", "vectorized", "")
+    task = tasks.get("digits")
+    assert found.bytes_down == 3 * 5 * task.model_bytes

@@ -1,0 +1,194 @@
+"""Studies: scores as the paper takes them, rates from a grid, and pieces that make a whole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toys import Stop, toy
+
+from fedzmg.errors import InputError
+from fedzmg.experiment.budget import TimeIsUp
+from fedzmg.experiment.grid import run_grid
+from fedzmg.experiment.plans import GridSpec, StudySpec
+from fedzmg.experiment.store import RunDirectory
+from fedzmg.experiment.study import final, find_rates, run_study, summary
+from fedzmg.simulation import History, Record, Trial
+from fedzmg.tree import Tree
+
+
+def spec(**changes: Any) -> StudySpec:
+    values: dict[str, Any] = {
+        "task": "toy", "algorithms": ["fedzmg", "fedavg"], "seeds": [3, 5], "rounds": 3,
+        "eval_every": 2, "rates": "given", "engine": "vectorized", "thresholds": [0.2],
+    }  # fmt: skip
+    return StudySpec.parse({**values, **changes})
+
+
+def history(curve: dict[int, float], rounds: int, seed: int = 0, diverged: int = 0) -> History:
+    """A run with given evaluations, by round index."""
+    records = tuple(
+        Record(
+            round=r, clients=1, dropped=0, steps=1, train_loss=1.0, bytes_down=1, bytes_up=1,
+            bytes_up_bound=1, scalar_bytes_down=0, scalar_bytes_up=0, bytes_kept=0,
+            total_bytes_down=r, total_bytes_up=r, seconds=0.0, metric=curve.get(r - 1),
+            diverged=bool(diverged) and r >= diverged,
+        )
+        for r in range(1, rounds + 1)
+    )  # fmt: skip
+    return History(toy(), Trial.of("fedavg", seed), records, Tree({}))
+
+
+def test_final_accuracy_takes_the_twenty_evaluations_900_to_995() -> None:
+    """And not the one after the last round, which every run has and the paper does not."""
+    curve = {i: float(i) for i in range(0, 1000, 5)} | {999: 1e6}
+    run = history(curve, 1000)
+    assert final(run, 5) == np.mean(range(900, 1000, 5))
+    assert final(run, 5, "author") == np.mean(range(905, 1000, 5))
+    assert final(history(curve, 1000, diverged=700), 5) == 0.0
+
+
+def test_summary_of_known_curves() -> None:
+    """Arrivals, late-stage means and tests that can be told by hand."""
+    plan = spec(
+        algorithms={"a": {"algorithm": "fedzmg"}, "b": {"algorithm": "fedavg"}},
+        rounds=50, eval_every=5, thresholds=[0.5, 0.95], seeds=[0, 1],
+    )  # fmt: skip
+    steps = list(range(0, 50, 5))
+    fast = {i: 0.0 if i < 10 else 0.9 for i in steps}
+    faster = {i: 0.0 if i < 5 else 0.9 for i in steps}
+    slow = {i: 0.0 if i < 25 else 0.6 for i in steps}
+    runs = {
+        "a": [history(fast, 50, 0), history(faster, 50, 1)],
+        "b": [history(slow, 50, 0), history({**slow, 45: 0.7}, 50, 1)],
+    }
+    made = {n: [plan.run_spec(n, s, {}, eval_every=5) for s in plan.seeds] for n in runs}
+    data = summary(plan, toy(), runs, made)
+    low, high = data["thresholds"]
+    mean, smallest = (low["rules"][rule]["arrival"] for rule in ("rolling_mean", "rolling_min"))
+    # a: the averaged curve is 0, .45, .9, ...: the window that ends at 15 has the mean .5625.
+    assert mean["a"]["averaged"] == 15
+    assert mean["a"]["runs"] == [20, 15]
+    assert (mean["a"]["mean"], mean["a"]["never"]) == (17.5, 0)
+    assert mean["a"]["sd"] == pytest.approx(np.std([20, 15], ddof=1))
+    assert smallest["a"]["averaged"] == 25
+    assert smallest["a"]["runs"] == [25, 20]
+    # b: 0, .6, .6, .6 has the mean .45, so only the window of four times .6 arrives, at 40.
+    assert mean["b"]["averaged"] == 40
+    late = low["rules"]["rolling_mean"]["late_stage_mean"]
+    assert late == {"a": pytest.approx(0.9), "b": pytest.approx(0.65)}
+    assert high["rules"]["stays_above"]["late_stage_mean"] is None
+    assert high["rules"]["stays_above"]["arrival"]["a"]["never"] == 2
+    finals = data["algorithms"]["b"]["final"]["full"]
+    assert finals["runs"] == [0.6, 0.7]
+    assert finals["sd"] == pytest.approx(np.std([0.6, 0.7], ddof=1))
+    [pair] = data["tests"]["pairs"]
+    assert (pair["first"], pair["second"]) == ("a", "b")
+    assert pair["test"]["mean_difference"] == pytest.approx(0.25)
+    assert pair["p_holm"] == pair["test"]["p"]
+    assert pair["smallest_sign_flip"] == 0.5
+
+
+def test_study_is_a_directory_of_paired_runs(tmp_path: Path) -> None:
+    data, compared = run_study(spec(), tmp_path, task=toy())
+    assert data["complete"]
+    assert json.loads((tmp_path / "study.json").read_text()) == json.loads(json.dumps(data))
+    for name in ("fedzmg", "fedavg"):
+        for seed in (3, 5):
+            run = RunDirectory(tmp_path / name / f"seed-{seed}")
+            assert run.spec().seed == seed
+            assert run.spec().protocol["eval_every"] == 2
+            assert len(run.records()) == 3
+    steps = [[r.steps for r in h.records] for h in compared.histories["fedzmg"]]
+    assert steps == [[r.steps for r in h.records] for h in compared.histories["fedavg"]]
+    assert data["curves"]["fedzmg"]["indices"] == [0, 2]
+    assert StudySpec.read(tmp_path / "study.toml") == spec()
+
+
+def test_study_in_pieces_is_the_same_study(tmp_path: Path) -> None:
+    whole, _ = run_study(spec(), tmp_path / "whole", task=toy())
+    with pytest.raises(MemoryError):
+        run_study(spec(), tmp_path / "s", task=toy(), progress=Stop(2, pack=1))
+    done = []
+    while len(done) < 20:
+        try:
+            found, _ = run_study(spec(), tmp_path / "s", task=toy(), max_minutes=1e-9)
+            break
+        except TimeIsUp as stopped:
+            done.append(stopped.done)
+    # A round each time, none of them twice; the last round of an algorithm begins the next one.
+    assert done == [1, 2, 1, 2]
+    for data in (whole, found):
+        for row in data["algorithms"].values():
+            del row["seconds"]
+    assert found == whole
+
+
+def test_variants_of_one_algorithm_stand_side_by_side(tmp_path: Path) -> None:
+    plan = spec(
+        algorithms={
+            "with": {"algorithm": "fedzmg", "label": "projected"},
+            "without": {"algorithm": "fedzmg", "client": {"project": "none"}},
+        },
+        tests="pairs",
+    )
+    data, compared = run_study(plan, tmp_path, task=toy())
+    assert list(data["algorithms"]) == ["projected", "without"] == list(compared.histories)
+    assert data["algorithms"]["without"]["options"]["client.project"] == "none"
+    assert data["algorithms"]["projected"]["options"]["client.project"] == "all"
+    assert (tmp_path / "without" / "seed-3" / "spec.toml").exists()
+    assert [r["algorithm"] for r in compared.as_dict()["algorithms"]] == ["projected", "without"]
+
+
+def test_rates_come_from_where_the_study_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = GridSpec.parse(
+        {
+            "task": "toy", "algorithms": {"fedzmg": {"client": {"momentum": 0.5}}, "fedavg": {}},
+            "rounds": 2, "last": 1, "engine": "vectorized", "axes": {"client.lr": [0.02, 0.2]},
+        }
+    )  # fmt: skip
+    chosen = run_grid(grid, tmp_path / "grid", task=toy())["algorithms"]
+    plan = spec(rates=str(tmp_path / "grid"), seeds=[0], rounds=1)
+    data, _ = run_study(plan, tmp_path / "a", task=toy())
+    for name in ("fedzmg", "fedavg"):
+        best = chosen[name]["best"]["options"]["client.lr"]
+        assert data["algorithms"][name]["options"]["client.lr"] == best
+    assert data["algorithms"]["fedzmg"]["options"]["client.momentum"] == 0.5
+    own = plan.with_settings({"fedavg.client.lr": 0.7})
+    options = run_study(own, tmp_path / "b", task=toy())[0]["algorithms"]["fedavg"]["options"]
+    assert options["client.lr"] == 0.7
+    recommended = replace(toy(), options={n: {"client.lr": 0.06} for n in ("fedzmg", "fedavg")})
+    for rates, rate in (("tuned", 0.06), ("given", 0.1)):
+        found = run_study(
+            spec(rates=rates, seeds=[0], rounds=1), tmp_path / rates, task=recommended
+        )
+        assert found[0]["algorithms"]["fedavg"]["options"]["client.lr"] == rate
+
+    def refused(message: str, **changes: Any) -> None:
+        with pytest.raises(InputError, match=message):
+            find_rates(spec(**{"rates": str(tmp_path / "grid"), **changes}))
+
+    refused("expected tuned, given or the directory", rates="nowhere")
+    refused("chose rates for 'toy', not for 'digits'", task="digits")
+    refused("unknown algorithm in the grid .* 'fedadam'", algorithms=["fedadam"])
+    refused("is fedavg in the grid .* and mfl here", algorithms={"fedavg": {"algorithm": "mfl"}})
+
+
+def test_untuned_task_asks_for_rates() -> None:
+    plan = StudySpec.parse({"task": "cifar100", "algorithms": ["fedzmg"]})
+    with pytest.raises(InputError, match="no rates were found before for fedzmg on cifar100"):
+        plan.check()
+    plan.with_settings({"rates": "given"}).check()
+    plan.with_settings({"fedzmg.client.lr": 0.1}).check()
+
+
+def test_directory_of_another_study_is_refused(tmp_path: Path) -> None:
+    run_study(spec(rounds=1, seeds=[0]), tmp_path, task=toy())
+    with pytest.raises(InputError, match=r"holds another study \(seeds is \[0\] there"):
+        run_study(spec(rounds=1, seeds=[1]), tmp_path, task=toy())

@@ -1,0 +1,43 @@
+"""A federation that trains in milliseconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from fedzmg import Task
+from fedzmg.data.federated import examples
+from fedzmg.experiment.run import Silent
+from fedzmg.simulation import RoundReport
+
+
+def toy(seed: int = 0, **protocol: Any) -> Task:
+    rng = np.random.default_rng(seed)
+    owner = np.repeat(np.arange(6), [4, 9, 6, 3, 8, 5])
+    x, y = rng.normal(size=(len(owner), 5)), rng.integers(0, 3, len(owner))
+    made = Task.from_arrays(
+        nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), x, y, owner,
+        test=(x[1::2], y[1::2]), name="toy", cohort=3, batch_size=4, epochs=2, **protocol,
+    )  # fmt: skip
+    return replace(made, tune=examples(x[0::2], y[0::2]))
+
+
+class Stop(Silent):
+    """Raises an error after some rounds of some pack: a crash, or Ctrl-C."""
+
+    def __init__(self, after: int, pack: int = 1, error: type[BaseException] = MemoryError) -> None:
+        self.after, self.pack, self.error = after, pack, error
+        self.packs, self.said = 0, ""
+
+    def begin(self, label: str, rounds: int, done: int) -> None:
+        self.packs += 1
+
+    def advance(self, report: RoundReport) -> None:
+        if self.packs == self.pack and report.round == self.after:
+            raise self.error
+
+    def say(self, text: str) -> None:
+        self.said += text

@@ -1,0 +1,106 @@
+"""Heat-maps and tables of grids, from the file that a grid writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.patches import Rectangle
+from rich.console import Console
+
+from fedzmg.report import grids, studies
+from fedzmg.report.figures import save
+
+
+def data(axes: dict[str, list[float]] | None = None, best: Any = "first") -> dict[str, Any]:
+    axes = axes or {"client.lr": [0.1, 1.0], "server.lr": [0.01, 0.1, 1.0]}
+    keys = list(axes)
+    grid = np.array(np.meshgrid(*axes.values(), indexing="ij")).reshape(len(axes), -1).T
+    points = [
+        {"options": dict(zip(keys, p, strict=True)), "score": 0.1 * i, "runs": [0.1 * i],
+         "diverged": int(i == 0)}
+        for i, p in enumerate(grid.tolist())
+    ]  # fmt: skip
+    top = {
+        "options": points[-1]["options"], "score": points[-1]["score"], "border": True,
+        "border_axes": keys, "neighbours": [{"options": points[-2]["options"], "score": 0.4}],
+    }  # fmt: skip
+    entry = {
+        "algorithm": "fedzmg", "label": "FedZMG", "fixed": {}, "axes": axes, "points": points,
+        "best": top if best == "first" else best,
+    }  # fmt: skip
+    return {
+        "task": "toy", "label": "reduced", "metric": "accuracy", "higher_is_better": True,
+        "selection": "tune", "examples": 10, "rounds": 50, "last": 10, "seeds": [1000],
+        "algorithms": {"fedzmg": entry},
+    }  # fmt: skip
+
+
+def text(shown: Any) -> str:
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(shown)
+    return console.export_text()
+
+
+def test_field_puts_client_rates_across_and_server_rates_up() -> None:
+    field = grids.field(data()["algorithms"]["fedzmg"])
+    assert (field.columns, field.rows) == ("client.lr", "server.lr")
+    # Points run over the server rate first.
+    assert field.scores.tolist() == [[0.0, 0.1 * 3], [0.1, 0.4], [0.2, 0.5]]
+    assert field.diverged.tolist() == [[True, False], [False, False], [False, False]]
+
+
+def test_more_axes_show_the_best_over_the_others() -> None:
+    axes = {"client.lr": [0.1, 1.0], "server.lr": [1.0], "client.momentum": [0.0, 0.9]}
+    field = grids.field(data(axes)["algorithms"]["fedzmg"])
+    assert field.others == ["client.momentum"]
+    np.testing.assert_allclose(field.scores, [[0.1, 0.3]])
+    assert not field.diverged.any()
+
+
+def test_heat_map_marks_the_best_and_what_diverged(tmp_path: Path) -> None:
+    figure = grids.figure(data(), "fedzmg")
+    axes = figure.axes[0]
+    [mark] = [p for p in axes.patches if isinstance(p, Rectangle)]
+    assert (mark.get_x() + 0.5, mark.get_y() + 0.5) == (1, 2)
+    [cross] = axes.lines
+    assert (cross.get_xdata()[0], cross.get_ydata()[0]) == (0, 0)  # type: ignore[index]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["$10^{-1}$", "$10^{0}$"]
+    numbers = {t.get_text() for t in axes.texts}
+    assert {"10.0", "20.0", "30.0", "40.0", "50.0"} <= numbers
+    assert "reduced" in figure.get_suptitle()
+    png, svg = save(figure, tmp_path / "map")
+    assert png.read_bytes()[:4] == b"\x89PNG"
+    assert b"<svg" in svg.read_bytes()
+
+
+def test_one_axis_and_grids_that_only_diverged_are_drawn() -> None:
+    grids.figures(data({"client.lr": [0.1, 0.3, 1.0]})).draw_without_rendering()
+    lost = data(best=None)
+    for point in lost["algorithms"]["fedzmg"]["points"]:
+        point["diverged"], point["score"] = 1, 0.0
+    grids.figures(lost).draw_without_rendering()
+    assert "all diverged" in text(grids.table(lost))
+
+
+def test_table_says_what_chose_and_where_the_best_lies() -> None:
+    shown = text(grids.table(data()))
+    for word in ("client.lr 1, server.lr 1", "50.00 %", "on the border", "1 of 6", "tuning half"):
+        assert word in shown
+    assert "whole test set" in text(grids.table({**data(), "selection": "test"}))
+
+
+def test_estimate_without_data_says_what_to_do() -> None:
+    known = {
+        "kind": "grid", "task": "cifar100", "algorithms": 3, "trials": 243, "rounds": 50,
+        "evaluations": 11, "steps": None, "bytes_down": 2**30, "bytes_up": 2**30,
+        "disk_bytes": 2**20, "disk_bytes_after": 2**10, "seconds": None, "device": "",
+        "engine": "", "missing": "fedzmg data get cifar100",
+    }  # fmt: skip
+    shown = dict(studies.estimate(known))
+    assert shown["rounds"] == "50 each, 12,150 in all"
+    assert "fedzmg data get cifar100" in shown["time"]
+    ready = dict(studies.estimate({**known, "missing": "", "seconds": 4000.0, "steps": 7}))
+    assert ready["time"].startswith("about 67 min here")
