@@ -549,7 +549,7 @@ FEW = np.array([0, 1, 1, 2])
             {"coarse": FEW, "per_client": 1, "leaf": -1.0},
             "leaf = -1.0: expected a number > 0",
         ),
-        ("dirichlet", 2, {}, "partition 'dirichlet' needs alpha: give alpha=NUMBER"),
+        ("dirichlet", 2, {}, "partition 'dirichlet' needs alpha: give alpha"),
         ("iid", None, {}, "partition 'iid' needs clients: give clients"),
         ("iid", 2.0, {}, "clients = 2.0: expected 1 to 4, the number of examples"),
         ("iid", 2, {"seed": 0.5}, "seed = 0.5: expected a whole number"),

@@ -33,7 +33,7 @@ def test_characters_are_counted_over_all_snippets_of_a_client() -> None:
     a, b, z = (CHARACTERS.index(c) for c in "abz")
     assert (one[a], one[b], one.sum()) == (2, 3, 5)
     assert (two[z], two[-1], two.sum()) == (1, 1, 2), "a character of two bytes is one, unknown"
-    assert found.labels[-1] == "other"
+    assert found.labels[-1] == "*"
 
 
 def test_labels_of_named_clients() -> None:

@@ -404,7 +404,7 @@ def make(
     arguments = {one.name: given.get(one.name, one.default) for one in others}
     for key, value in arguments.items():
         if value is inspect.Parameter.empty:
-            raise InputError(f"partition {name!r} needs {key}: give {key}=NUMBER")
+            raise InputError(f"partition {name!r} needs {key}: give {key}")
     owners = PARTITIONS[name](**{data.name: np.asarray(labels)}, **arguments)
     owners.flags.writeable = False
     return Partition(name, {key: arguments[key] for key in known}, int(seed), owners)

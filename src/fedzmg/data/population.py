@@ -14,7 +14,8 @@ from fedzmg.data.partition import Partition, make
 from fedzmg.data.text import CHARACTERS, VOCABULARY, encode
 from fedzmg.errors import InputError
 
-UNKNOWN = "other"
+UNKNOWN = "*"
+"""How tables and figures call every character that is not in the vocabulary."""
 
 
 class Population(NamedTuple):
