@@ -44,6 +44,12 @@ def test_bytes_grow_with_what_a_rule_keeps() -> None:
     assert plain >= 6 * model
 
 
+@pytest.mark.parametrize("name", list(algorithms.ALGORITHMS))
+def test_every_rule_can_be_counted(name: str) -> None:
+    cost = step_cost(dense(10, 4, batch=8), algorithms.get(name))
+    assert cost.flops == 2 * (2 * 8 * 10 * 4)
+
+
 def test_the_papers_models_have_the_operations_of_their_layers() -> None:
     task = WORKLOADS["cifar100"].build(clients=10)
     forward = 2 * 16 * (

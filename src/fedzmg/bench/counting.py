@@ -48,19 +48,13 @@ def step_cost(task: Task, algorithm: Algorithm) -> Cost:
             loss = task.objective.train(tracked, batch)
         torch.autograd.grad(loss, list(tracked.values()), allow_unused=True)
     model = num_bytes(params)
-    rule = algorithm.for_layout(task.model.layout).client
-    given = Given(params, (), rule.remember(params), torch.tensor(1), torch.tensor(size))
+    fitted = algorithm.for_layout(task.model.layout)
+    rule, server = fitted.client, fitted.server
+    shared = server.share(server.init(params))
+    given = Given(params, shared, rule.remember(params), torch.tensor(1), torch.tensor(size))
     look = Look(torch.zeros(()), params.zeros()) if rule.looks != "never" else ()
-    state = sum(t.numel() * t.element_size() for t in leaves(_scratch(rule, given, look)))
+    state = sum(t.numel() * t.element_size() for t in leaves(rule.begin(given, look)))
     # Weights: read forward, read backward, read and written by the update. Gradients: written,
     # read. State: read, written. Activations: written forward, read backward.
     moved = 4 * model + 2 * model + 2 * state + 2 * sum(kept.values())
     return Cost(int(counter.get_total_flops()), int(moved))
-
-
-def _scratch(rule: Any, given: Given, look: Any) -> Any:
-    """What the rule keeps between steps; nothing if it needs more than it is given here."""
-    try:
-        return rule.begin(given, look)
-    except (AttributeError, TypeError, ValueError, KeyError, IndexError):
-        return ()
