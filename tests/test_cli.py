@@ -15,6 +15,7 @@ import pytest
 from fedzmg.cli import main
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+STUDIES = Path(__file__).parents[1] / "experiments"
 QUICK = ["--rounds", "3", "--engine", "vectorized"]
 
 
@@ -102,6 +103,7 @@ def test_definition_card_shows_equations_options_and_costs(tmp_path: Path) -> No
         (["run", "digits", "--rounds", "x"], "'x' is not a valid int"),
         (["run", "digits", "--device", "tpu"], "device = 'tpu'"),
         (["run", "no.toml"], "cannot read no.toml"),
+        (["run", f"{STUDIES}/digits-study.toml"], "is a study: use 'fedzmg study"),
         (["comprae"], "No such command 'comprae'"),
         (["compare", "--algorithms", "fedzmg,fedadm"], "did you mean 'fedadam'?"),
         (["compare", "--seeds", "0"], "0 is not in the range"),

@@ -143,11 +143,13 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train one algorithm on one task, or what a spec file says."""
+    from fedzmg.experiment import plans
     from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.spec import RunSpec, parse_setting
     from fedzmg.report.live import Display
 
-    spec = RunSpec.read(Path(task)) if task.endswith(".toml") else RunSpec(task=task)
+    spec = plans.read(Path(task), "run") if task.endswith(".toml") else RunSpec(task=task)
+    assert isinstance(spec, RunSpec)
     given: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "protocol.rounds": rounds,
                              "engine": engine, "device": device}  # fmt: skip
     settings = dict(parse_setting(text) for text in set_ or [])
