@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -71,22 +73,14 @@ def evaluate(
     """
     models = len(next(iter(params.values())))
     dtype = next(iter(params.values())).dtype
-    wide: Tree = row(params, [0, 0]) if models == 1 else params
+    wide = params.map(lambda leaf: torch.cat([leaf, leaf])) if models == 1 else params
 
     def one(weights: Tree, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         outputs = objective.outputs(weights, x)
         loss, score = objective.loss(outputs, y), metric.function(outputs, y)
         return loss.sum(dtype=torch.float64), score.sum(dtype=torch.float64)
 
-    mapped = torch.vmap(one, in_dims=(0, None, None))
-
-    def each(weights: Tree, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        try:
-            return mapped(weights, x, y)
-        except InputError:  # a model that does not map, which the loop over clients can train
-            alone = [one(row(weights, i), x, y) for i in range(len(next(iter(weights.values()))))]
-            return torch.stack([a for a, _ in alone]), torch.stack([b for _, b in alone])
-
+    each = _for_each_model(one)
     total: Statistic | None = None
     with torch.no_grad(), MappedLayers():
         for first in range(0, examples.size, chunk):
@@ -96,3 +90,105 @@ def evaluate(
             total = part if total is None else total.merged(part)
     assert total is not None  # Examples are never empty.
     return torch.stack([total.loss, total.metric], 1)[:models] / total.examples
+
+
+def evaluate_by_owner(
+    params: Tree,
+    examples: Examples,
+    places: Tensor,
+    counts: Tensor,
+    objective: Objective,
+    metric: Metric,
+    prepare: PrepareFunction,
+    *,
+    chunk: int = 500,
+) -> Tensor:
+    """Mean loss and mean metric of stacked models on the examples of every owner, in one pass.
+
+    Args:
+        params: models, stacked on the first axis.
+        examples: pooled examples of everybody.
+        places: which of them to look at, owner after owner.
+        counts: how many of these each owner has, at least one.
+        objective: model and loss.
+        metric: what is reported.
+        prepare: makes inputs of what is stored.
+        chunk: examples at a time.
+
+    Returns:
+        Models x owners x (loss, metric), in double precision.
+    """
+    models = len(next(iter(params.values())))
+    dtype = next(iter(params.values())).dtype
+    wide = params.map(lambda leaf: torch.cat([leaf, leaf])) if models == 1 else params
+
+    def one(weights: Tree, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = objective.outputs(weights, x)
+        return objective.loss(outputs, y).double(), metric.function(outputs, y).double()
+
+    each = _for_each_model(one)
+    owners = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    sums = torch.zeros(models, len(counts), 2, dtype=torch.float64, device=counts.device)
+    with torch.no_grad(), MappedLayers():
+        for first in range(0, len(places), chunk):
+            part = slice(first, first + chunk)
+            x, y = (column[places[part]] for column in examples)
+            values = torch.stack(each(wide, prepare(x, dtype), y), -1)[:models]
+            sums.index_add_(1, owners[part], values)
+    return sums / counts[:, None]
+
+
+def _for_each_model(
+    one: Callable[[Tree, Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> Callable[[Tree, Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """A function of one model's weights and a batch, mapped over stacked models."""
+    mapped = torch.vmap(one, in_dims=(0, None, None))
+
+    def each(weights: Tree, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        try:
+            return mapped(weights, x, y)
+        except InputError:  # a model that does not map, which the loop over clients can train
+            alone = [one(row(weights, i), x, y) for i in range(len(next(iter(weights.values()))))]
+            return torch.stack([a for a, _ in alone]), torch.stack([b for _, b in alone])
+
+    return each
+
+
+class OverClients(NamedTuple):
+    """How a metric is spread over clients, each of which counts once."""
+
+    mean: float
+    sd: float
+    median: float
+    worst_tenth: float
+    """Mean of the tenth of the clients that do worst; of one client at least."""
+    best_tenth: float
+
+    @classmethod
+    def of(cls, values: npt.NDArray[np.float64], *, higher_is_better: bool = True) -> OverClients:
+        """Describe one value per client.
+
+        >>> OverClients.of(np.array([0.1, 0.5, 0.9])).worst_tenth
+        0.1
+        """
+        ranked = np.sort(values) if higher_is_better else np.sort(values)[::-1]
+        tenth = max(1, round(len(ranked) / 10))
+        return cls(
+            float(ranked.mean()),
+            float(ranked.std()),
+            float(np.median(ranked)),
+            float(ranked[:tenth].mean()),
+            float(ranked[-tenth:].mean()),
+        )
+
+
+def share_short_of(
+    values: npt.NDArray[np.float64], threshold: float, *, higher_is_better: bool = True
+) -> float:
+    """Share of the clients that do not reach a threshold.
+
+    >>> share_short_of(np.array([0.1, 0.5, 0.9, 0.9]), 0.5)
+    0.25
+    """
+    reached = values >= threshold if higher_is_better else values <= threshold
+    return float((~reached).mean())

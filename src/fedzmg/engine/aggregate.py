@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,6 +49,14 @@ class Sums(NamedTuple):
         )
 
 
+class _Turns(NamedTuple):
+    """Which row of a chunk each trial adds at each turn; weight zero: none."""
+
+    trials: slice
+    rows: Tensor
+    weights: Tensor
+
+
 class Merger:
     """Adds the uploads of one round, chunk by chunk."""
 
@@ -68,57 +77,51 @@ class Merger:
         if self._sums is None:
             self._sums = Sums.empty(averaged, total, self._trials)
             self._forms = form, total_form
-        finite = averaged.isfinite().all(1) & total.isfinite().all(1)
+        # The largest absolute value is not finite if any is not: one pass, and nothing written.
+        finite = _largest(averaged).isfinite() & _largest(total).isfinite()
         # Zero times a value that is not finite is not zero, so such a row is blanked first.
-        averaged = torch.where(finite[:, None], averaged, 0)
-        total = torch.where(finite[:, None], total, 0)
-        for wave in self._waves(chunk):
-            self._add_wave(self._sums, averaged, total, finite, chunk, wave)
-        sent = torch.tensor([self._weights[i] > 0 for i in chunk.entries])
-        return finite[self._index(chunk.rows, finite)] & sent.to(finite.device)
+        averaged.masked_fill_(~finite[:, None], 0)
+        total.masked_fill_(~finite[:, None], 0)
+        turns = self._turns(chunk)
+        rows = turns.rows.to(averaged.device, non_blocking=True)
+        weights = turns.weights.to(averaged.device, non_blocking=True)
+        sent = weights > 0
+        fine = sent & finite[rows]
+        weights = torch.where(fine, weights, 0.0)
+        factors = weights.to(averaged.dtype)[:, :, None]
+        here = Sums(*(part[turns.trials] for part in self._sums))
+        here.weight.add_(weights.sum(0))
+        here.clients.add_(fine.sum(0))
+        here.dropped.add_((sent & ~fine).sum(0))
+        here.steps.add_(torch.where(fine, chunk.outcomes.steps[rows], 0).sum(0))
+        losses = torch.where(fine, chunk.outcomes.loss[rows].double(), 0.0)
+        for turn, places in enumerate(rows):
+            here.averaged.add_(averaged[places] * factors[turn])
+            here.loss.add_(losses[turn])
+            if total.shape[1]:
+                here.total.add_(torch.where(fine[turn][:, None], total[places], 0))
+        order = torch.tensor(chunk.rows).to(finite.device, non_blocking=True)
+        known = torch.tensor([self._weights[i] > 0 for i in chunk.entries])
+        return finite[order] & known.to(finite.device, non_blocking=True)
 
-    def _waves(self, chunk: Chunk) -> list[list[int]]:
-        """Positions in the chunk in the order of the cohort, at most one per trial in a wave."""
-        waves: list[list[int]] = []
-        turns: dict[int, int] = {}
+    def _turns(self, chunk: Chunk) -> _Turns:
+        """The rows of a chunk in the order of the cohort, trials side by side."""
+        queues: dict[int, list[tuple[int, float]]] = {}
         for place in sorted(range(len(chunk.entries)), key=chunk.entries.__getitem__):
-            if self._weights[chunk.entries[place]] > 0:
-                trial = self._entries[chunk.entries[place]].trial
-                turn = turns[trial] = turns.get(trial, -1) + 1
-                if turn == len(waves):
-                    waves.append([])
-                waves[turn].append(place)
-        return waves
-
-    @staticmethod
-    def _index(values: list[int], like: Tensor) -> Tensor:
-        return torch.tensor(values).to(like.device, non_blocking=True)
-
-    def _add_wave(
-        self,
-        sums: Sums,
-        averaged: Tensor,
-        total: Tensor,
-        finite: Tensor,
-        chunk: Chunk,
-        wave: list[int],
-    ) -> None:
-        owners = [chunk.entries[place] for place in wave]
-        rows = self._index([chunk.rows[place] for place in wave], averaged)
-        trial = self._index([self._entries[i].trial for i in owners], averaged)
-        given = torch.tensor([self._weights[i] for i in owners], dtype=torch.float64)
-        fine = finite[rows]
-        weight = torch.where(fine, given.to(averaged.device, non_blocking=True), 0.0)
-        factor = weight.to(averaged.dtype)[:, None]
-        sums.averaged.index_add_(0, trial, averaged[rows] * factor)
-        if total.shape[1]:
-            sums.total.index_add_(0, trial, total[rows])
-        sums.weight.index_add_(0, trial, weight)
-        sums.clients.index_add_(0, trial, fine.long())
-        sums.dropped.index_add_(0, trial, (~fine).long())
-        sums.steps.index_add_(0, trial, torch.where(fine, chunk.outcomes.steps[rows], 0))
-        loss = torch.where(fine, chunk.outcomes.loss[rows].double(), 0.0)
-        sums.loss.index_add_(0, trial, loss)
+            entry, weight = chunk.entries[place], self._weights[chunk.entries[place]]
+            queue = queues.setdefault(self._entries[entry].trial, [])
+            if weight > 0:
+                queue.append((chunk.rows[place], weight))
+        # Entries lie trial after trial, so those of a chunk belong to neighbours.
+        trials = slice(min(queues), max(queues) + 1)
+        longest = max(len(queue) for queue in queues.values())
+        rows = np.zeros((longest, trials.stop - trials.start), dtype=np.int64)
+        weights = np.zeros(rows.shape)
+        for trial, queue in queues.items():
+            for turn, (row, weight) in enumerate(queue):
+                rows[turn, trial - trials.start] = row
+                weights[turn, trial - trials.start] = weight
+        return _Turns(trials, torch.from_numpy(rows), torch.from_numpy(weights))
 
     @property
     def sums(self) -> Sums:
@@ -135,3 +138,11 @@ class Merger:
         total = unflatten_rows(sums.total, self._forms[1])
         people = torch.full_like(sums.clients, population)
         return Cohort(delta, average, total, sums.clients, people, round_)
+
+
+def _largest(rows: Tensor) -> Tensor:
+    """The largest absolute value of every row; not a number if the row has such a value."""
+    if not rows.shape[1]:
+        return rows.new_zeros(len(rows))
+    largest: Tensor = torch.linalg.vector_norm(rows, float("inf"), dim=1)
+    return largest

@@ -9,10 +9,12 @@ buffers, so clients that are done are left where they are.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -76,6 +78,7 @@ class Captured:
         self._program, self._compiled = program, compiled
         self._held: dict[int, _Held] = {}
         self._pool: Any = None
+        self._spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=1024)
 
     def load(self, padded: Padded, state: State, widths: Iterable[int]) -> State:
         """Put a round into the buffers, capturing what is missing first; the buffers' own state."""
@@ -91,14 +94,35 @@ class Captured:
         for kept, new in zip(
             held.plan[:3], (padded.indices, padded.weights, padded.keys), strict=True
         ):
-            kept[:, :steps].copy_(torch.from_numpy(new), non_blocking=True)
-        held.plan.lengths.copy_(torch.from_numpy(padded.lengths), non_blocking=True)
+            _upload(new, kept[:, :steps])
+        _upload(padded.lengths, held.plan.lengths)
         held.time.zero_()
         return held.state
 
     def replay(self, clients: int, width: int) -> None:
         """One step of the first ``width`` clients."""
         self._held[clients].steps[width]()
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Mark the steps of a round on the device's own clock."""
+        if self._program.device.type != "cuda":
+            yield
+            return
+        span = _event(), _event()
+        span[0].record()
+        yield
+        span[1].record()
+        self._spans.append(span)
+
+    def seconds(self) -> float:
+        """What the device spent on steps since this was last asked; waits for it."""
+        total = 0.0
+        while self._spans:
+            begin, end = self._spans.popleft()
+            end.synchronize()
+            total += begin.elapsed_time(end) / 1e3
+        return total
 
     def _hold(self, padded: Padded, state: State) -> _Held:
         program = self._program
@@ -141,6 +165,16 @@ class Captured:
     def _compile(self, code: _Code) -> _Code:
         compiled: list[Any] = [torch.compile(f, fullgraph=True, dynamic=False) for f in code]
         return _Code(*compiled)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _upload(array: npt.NDArray[Any], place: Tensor) -> None:
+    """Copy to the device without waiting for it, which takes page-locked memory of that type."""
+    new = torch.from_numpy(array).to(place.dtype)
+    place.copy_(new.pin_memory() if place.is_cuda else new, non_blocking=True)
 
 
 def _step(program: Program, code: _Code, state: State, plan: Plan, time: Tensor) -> None:

@@ -72,8 +72,9 @@ class Vectorized:
 
     def _train_sorted(self, entries: list[Entry], sent: Broadcast, memory: State) -> Outcome:
         program = self.program
-        trial = torch.tensor([e.trial for e in entries], device=program.device)
-        counts = torch.tensor([e.examples for e in entries], device=program.device)
+        # One transfer that does not wait for what the device is still busy with.
+        facts = torch.tensor([[e.trial for e in entries], [e.examples for e in entries]])
+        trial, counts = facts.to(program.device, non_blocking=True)
         own: Broadcast = tree_map(lambda leaf: leaf[trial], sent)
         given = Given(own.params, own.shared, memory, own.round, counts)
         numbers = dict(own.numbers)
@@ -128,19 +129,26 @@ class Vectorized:
         captured = self._captured[0]
         widths = self._widths([len(e.stream) for e in entries])
         state = captured.load(padded, Captures(numbers, given, work), sorted(set(widths)))
-        for t, width in enumerate(widths):
-            captured.replay(total, width)
-            if self.program.rule.watches_epochs and padded.closes[:width, t].any():
-                now = row(state.work, slice(width))
-                ends = torch.from_numpy(padded.closes[:width, t] & (padded.lengths[:width] > t))
-                closed = self._close(
-                    entries[:width],
-                    row(state.numbers, slice(width)),
-                    now,
-                    ends.to(self.program.device),
-                )
-                tree_map(lambda old, new: old.copy_(new), now, closed)
+        with captured.timed():
+            for t, width in enumerate(widths):
+                captured.replay(total, width)
+                if self.program.rule.watches_epochs and padded.closes[:width, t].any():
+                    now = row(state.work, slice(width))
+                    ends = torch.from_numpy(padded.closes[:width, t] & (padded.lengths[:width] > t))
+                    closed = self._close(
+                        entries[:width],
+                        row(state.numbers, slice(width)),
+                        now,
+                        ends.to(self.program.device),
+                    )
+                    tree_map(lambda old, new: old.copy_(new), now, closed)
         return state.work
+
+    def step_seconds(self) -> float | None:
+        """What a GPU spent on local steps since this was last asked; None: they are not timed."""
+        if not self._captured or self.program.device.type != "cuda":
+            return None
+        return self._captured[0].seconds()
 
     def _widths(self, lengths: list[int]) -> list[int]:
         """How many rows each step computes."""

@@ -6,6 +6,7 @@ history each. A trial's history does not depend on its neighbours.
 
 from __future__ import annotations
 
+from fedzmg.simulation.clients import ClientMetrics
 from fedzmg.simulation.devices import resolve_device
 from fedzmg.simulation.history import Checkpoint, History, Record
 from fedzmg.simulation.rounds import (
@@ -21,6 +22,7 @@ from fedzmg.simulation.trial import Trial
 
 __all__ = [
     "Checkpoint",
+    "ClientMetrics",
     "Device",
     "EngineName",
     "History",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fedzmg.simulation.clients import ClientMetrics, Watched, measure
 from fedzmg.simulation.trial import Trial
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
@@ -42,6 +43,9 @@ class Record(NamedTuple):
     """Evaluation loss; None in rounds without evaluation."""
     metric: float | None = None
     diverged: bool = False
+    client_loss: tuple[float, ...] | None = None
+    """Training loss over the clients that were merged: least, 10 %, median, 90 %, most; six digits.
+    None if none was."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class History:
     trial: Trial
     records: tuple[Record, ...]
     params: Tree
+    clients: tuple[ClientMetrics, ...] = ()
+    """How the model did on single clients, in the order of rounds; the last is the end's."""
 
     @property
     def diverged(self) -> int | None:
@@ -67,6 +73,18 @@ class History:
     def metrics(self) -> list[float]:
         """The metric after each evaluated round."""
         return [r.metric for r in self.records if r.metric is not None]
+
+    def client_metrics(self) -> ClientMetrics:
+        """How the model does on each client's own examples in the end, evaluated now if need be."""
+        if self.clients:
+            return self.clients[-1]
+        task, watched = self.task, Watched.of(self.task, everyone=True)
+        params = self.params.map(lambda leaf: leaf[None].cpu())
+        dtype = next(iter(params.values())).dtype
+        objective = replace(task.objective, model=task.model.to(torch.device("cpu"), dtype))
+        data = task.test if watched.part == "test" else task.train.examples
+        round_ = self.records[-1].round if self.records else 0
+        return measure(task, watched, params, data, objective, round_)[0]
 
     def model(self) -> nn.Module:
         """The trained model: a copy of the task's module with these parameters, in eval mode."""

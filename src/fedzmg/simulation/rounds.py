@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,20 +15,28 @@ from torch import Tensor
 
 from fedzmg.contract import State, bind, numbers
 from fedzmg.data.plan import Entry
-from fedzmg.engine.aggregate import Merger
+from fedzmg.engine.aggregate import Merger, Sums
 from fedzmg.engine.choose import EngineChoice, choose
 from fedzmg.engine.fit import clients_that_fit, even
 from fedzmg.engine.memory import MemoryStore
 from fedzmg.engine.round import Broadcast, Engine, Program
 from fedzmg.engine.spread import Spread
-from fedzmg.engine.vectorized import MIN_WIDTH
+from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import onednn, rounding
+from fedzmg.models.kernels.determinism import same_bits
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation import devices
-from fedzmg.simulation.accounting import message_sizes, read_records
+from fedzmg.simulation.accounting import (
+    ClientLosses,
+    Sizes,
+    message_sizes,
+    read_records,
+    traffic_after,
+)
+from fedzmg.simulation.clients import ClientMetrics, Watched, measure
 from fedzmg.simulation.history import Checkpoint, History, Record
 from fedzmg.simulation.planning import Planner
 from fedzmg.simulation.trial import Trial, pack
@@ -50,6 +60,19 @@ class Snapshot(NamedTuple):
     """Rounds in a row that lost every upload."""
     traffic: Tensor
     """Bytes down and up of all rounds so far."""
+
+
+class _Launched(NamedTuple):
+    """A round that a device has been given, before anything of it has been read back."""
+
+    round: int
+    snapshot: Snapshot
+    """The state after it."""
+    sums: Sums
+    scores: Tensor | None
+    sizes: list[Sizes]
+    losses: Tensor
+    """How the training loss is spread over the clients of each trial."""
 
 
 class RoundReport(NamedTuple):
@@ -76,6 +99,7 @@ class Simulation:
         dtype: torch.dtype,
         engine: EngineName | EngineChoice,
         precision: Precision = "float32",
+        deterministic: bool = False,
         chunk: int | None = None,
         restored: Sequence[Checkpoint] | None = None,
         memory_places: Sequence[Path] | None = None,
@@ -83,6 +107,7 @@ class Simulation:
         check(task)
         self.task, self.trials, self.rounds = task, list(trials), rounds
         self.device, self.dtype, self.precision = device, dtype, precision
+        self.deterministic = deterministic or device.type != "cuda"
         self._memory_places = memory_places
         packed = pack(task, self.trials)
         self.client, self.server = packed.client, packed.server
@@ -115,12 +140,18 @@ class Simulation:
         self.round = 0
         self._planner = Planner(task, [trial.seed for trial in self.trials])
         self._computed, self._useful = 0, 0
+        # A GPU works on a round while the host reads the one before. What clients keep is on the
+        # host, so a round that reads it has to wait.
+        self._runs_ahead = device.type == "cuda" and self.memory.is_empty
+        self._next: _Launched | None = None
+        self.resting: frozenset[int] = frozenset()
+        """Trials that train no further: they have no clients, and keep the model they have."""
         if restored is not None:
             self._restore(restored)
         else:
             for i in range(len(self.trials)):
                 self.memory.rewind(i, 0)
-        with rounding(precision):
+        with self._circumstances():
             self.choice = (
                 engine
                 if isinstance(engine, EngineChoice)
@@ -133,6 +164,13 @@ class Simulation:
         self.chunk = chunk
         """At most this many clients train at once; None: all of a round."""
         self._engine = self._build()
+
+    def _circumstances(self) -> contextlib.ExitStack:
+        """How kernels round, and whether they must give the same bits in every process."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(rounding(self.precision))
+            stack.enter_context(same_bits(self.deterministic and self.device.type == "cuda"))
+            return stack.pop_all()
 
     def _build(self) -> Engine:
         """The chosen engine, on every device there is."""
@@ -207,14 +245,12 @@ class Simulation:
     def _probe(self) -> tuple[list[Entry], Broadcast, State]:
         """One trial's first round: what engines are timed on, whatever the number of trials."""
         entries = [e for e in self._planner.entries(1) if e.trial == 0]
-        return entries, self._broadcast(1), self._read(entries)
+        return entries, self._broadcast(1, self.snapshot), self._read(entries)
 
-    def _broadcast(self, round_: int) -> Broadcast:
-        shared = self._map_server(
-            lambda rule, s, _: rule.share(s), self.snapshot.state, self.snapshot.lost
-        )
+    def _broadcast(self, round_: int, now: Snapshot) -> Broadcast:
+        shared = self._map_server(lambda rule, s, _: rule.share(s), now.state, now.lost)
         stamp = torch.full((len(self.trials),), round_, dtype=torch.int64, device=self.device)
-        return Broadcast(self.snapshot.params, shared, self._client_numbers, stamp)
+        return Broadcast(now.params, shared, self._client_numbers, stamp)
 
     def _read(self, entries: list[Entry]) -> State:
         state = self.memory.read([(e.trial, e.client) for e in entries])
@@ -222,12 +258,50 @@ class Simulation:
 
     def run_round(self) -> RoundReport:
         """Train, merge, update and, when due, evaluate; then move to the next round."""
-        with onednn(self.choice.onednn), rounding(self.precision):
-            while True:
-                try:
-                    return self._run_round()
-                except torch.OutOfMemoryError:
-                    self._halve()
+        began = time.perf_counter()
+        with onednn(self.choice.onednn), self._circumstances():
+            launched = self._next or self._launch(self.round + 1, self.snapshot)
+            self._next = None
+            if self._runs_ahead and launched.round < self.rounds:
+                self._next = self._launch(launched.round + 1, launched.snapshot)
+            records = read_records(
+                launched.round, launched.snapshot.alive, launched.snapshot.traffic, launched.sums,
+                launched.scores, launched.sizes, launched.losses, kept=self.memory.kept_bytes,
+                worst=0.0 if self.task.metric.higher_is_better else float("inf"),
+            )  # fmt: skip
+        self.round, self.snapshot = launched.round, launched.snapshot
+        for i in self.resting:
+            records[i] = records[i]._replace(loss=None, metric=None)
+        seconds = (time.perf_counter() - began) / (len(self.trials) - len(self.resting))
+        return RoundReport(self.round, [r._replace(seconds=seconds) for r in records], self)
+
+    def rest(self, trials: Iterable[int]) -> None:
+        """Train some trials no further; the others do not notice, but for the width.
+
+        Once all of them rest there is no next round to run.
+        """
+        before = self.resting
+        self.resting |= frozenset(trials)
+        if self.resting == before:
+            return
+        self._next = None  # it was begun with clients that are no more
+        if self.device.type == "cuda":
+            del self._engine  # and with it the buffers for the wider pack
+            torch.cuda.empty_cache()
+            self._engine = self._build()
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no trial trains any more."""
+        return len(self.resting) == len(self.trials)
+
+    def _launch(self, round_: int, before: Snapshot) -> _Launched:
+        """Give a round to the device; what does not fit is tried again in smaller parts."""
+        while True:
+            try:
+                return self._launch_once(round_, before)
+            except torch.OutOfMemoryError:
+                self._halve()
 
     def _halve(self) -> None:
         """Train fewer clients at once; nothing of the round that did not fit has been kept."""
@@ -242,17 +316,18 @@ class Simulation:
         torch.cuda.empty_cache()
         self._engine = self._build()
 
-    def _run_round(self) -> RoundReport:
-        began = time.perf_counter()
-        round_ = self.round + 1
-        entries = self._planner.entries(round_)
-        sent = self._broadcast(round_)
+    def _launch_once(self, round_: int, before: Snapshot) -> _Launched:
+        entries = [e for e in self._planner.entries(round_) if e.trial not in self.resting]
+        sent = self._broadcast(round_, before)
         merger = Merger(entries, [self._weight(e) for e in entries], len(self.trials))
+        losses = ClientLosses(len(entries), len(self.trials) - len(self.resting))
         uploads: Any = ()
+        computed = 0
         remembered: list[tuple[list[tuple[int, int]], State, Tensor]] = []
         for chunk in self._engine.train(entries, sent, self._read(entries)):
             accepted = merger.add(chunk)
-            self._computed += chunk.computed
+            losses.add(chunk, accepted)
+            computed += chunk.computed
             uploads = chunk.outcomes.upload
             if not self.memory.is_empty:
                 owners = [(entries[i].trial, entries[i].client) for i in chunk.entries]
@@ -261,42 +336,32 @@ class Simulation:
         if self.device.type == "cuda":
             # The device is at work on this round: plan the next one meanwhile.
             self._planner.plan_ahead(round_ + 1)
-        self._useful += sum(len(entry.stream) for entry in entries)
-        # Nothing of the round is kept before all of it has been computed.
-        for owners, kept, accepted in remembered:
-            self.memory.write(owners, round_, kept, accepted.tolist())
-        self._update(merger, sent.round)
-        due = (round_ - 1) % self.task.protocol.eval_every == 0 or round_ == self.rounds
-        scores = self._score() if due else None
+        after = self._update(merger, sent.round, before)
+        scores: Tensor | None = None
+        if (round_ - 1) % self.task.protocol.eval_every == 0 or round_ == self.rounds:
+            scores = self._evaluate(after.params)
+            # A loss that is not finite ends the trial.
+            after = after._replace(alive=after.alive & scores[:, 0].isfinite())
         sizes = message_sizes(
             entries, sent, uploads,
             cohort=self.task.protocol.cohort, counts=self.weights == "examples",
         )  # fmt: skip
-        records, totals = read_records(
-            round_, self.snapshot.alive, self.snapshot.traffic, merger.sums, scores, sizes,
-            kept=self.memory.kept_bytes,
-            worst=0.0 if self.task.metric.higher_is_better else float("inf"),
-        )  # fmt: skip
-        self.snapshot = self.snapshot._replace(traffic=torch.tensor(totals).to(self.device))
-        seconds = (time.perf_counter() - began) / len(self.trials)
-        self.round = round_
-        return RoundReport(round_, [r._replace(seconds=seconds) for r in records], self)
-
-    def _score(self) -> Tensor:
-        """Loss and metric of every trial; a loss that is not finite ends the trial."""
-        scores = self._evaluate()
-        alive = self.snapshot.alive & scores[:, 0].isfinite()
-        self.snapshot = self.snapshot._replace(alive=alive)
-        return scores
+        after = after._replace(traffic=traffic_after(before.traffic, sizes, merger.sums))
+        # Nothing of the round is kept before all of it has been computed.
+        for owners, kept, accepted in remembered:
+            self.memory.write(owners, round_, kept, accepted.tolist())
+        self._computed += computed
+        self._useful += sum(len(entry.stream) for entry in entries)
+        spread = self._with_resting(losses.spread(), torch.nan)
+        return _Launched(round_, after, merger.sums, scores, sizes, spread)
 
     def _weight(self, entry: Entry) -> float:
         if not len(entry.stream):
             return 0.0
         return float(entry.examples) if self.weights == "examples" else 1.0
 
-    def _update(self, merger: Merger, stamp: Tensor) -> None:
+    def _update(self, merger: Merger, stamp: Tensor, old: Snapshot) -> Snapshot:
         """Let the servers move; a trial that lost every upload, or is frozen, stays as it is."""
-        old = self.snapshot
         cohort, sums = merger.cohort(len(self.task.train), stamp), merger.sums
         params, state = self._map_server(
             lambda rule, p, s, c: rule.update(p, s, c), old.params, old.state, cohort
@@ -308,7 +373,7 @@ class Simulation:
 
         sent = sums.clients + sums.dropped > 0
         lost = torch.where((sums.clients == 0) & sent, old.lost + 1, torch.zeros_like(old.lost))
-        self.snapshot = Snapshot(
+        return Snapshot(
             tree_map(pick, params, old.params),
             tree_map(pick, state, old.state),
             old.alive & (lost < DIVERGED_AFTER),
@@ -316,23 +381,54 @@ class Simulation:
             old.traffic,
         )
 
-    def _evaluate(self) -> Tensor:
-        return evaluate(
-            self.snapshot.params,
+    def _evaluate(self, params: Tree) -> Tensor:
+        """Loss and metric of every trial; zeros for one that rests."""
+        found = evaluate(
+            row(params, self._awake) if self.resting else params,
             self._test,
             self._objective,
             self.task.metric,
             self.task.prepare,
         )
+        return self._with_resting(found, 0.0)
+
+    @property
+    def _awake(self) -> list[int]:
+        return [i for i in range(len(self.trials)) if i not in self.resting]
+
+    def _with_resting(self, rows: Tensor, value: float) -> Tensor:
+        """Rows of the trials that train, filled up with a value for those that do not."""
+        if not self.resting:
+            return rows
+        whole = rows.new_full((len(self.trials), rows.shape[1]), value)
+        whole[self._awake] = rows
+        return whole
 
     def padding(self) -> float:
         """Client steps computed so far over those that clients had: 1.0 wastes nothing."""
         return self._computed / max(self._useful, 1)
 
+    def step_seconds(self) -> float | None:
+        """What a GPU spent on local steps since this was last asked; None: it is not known."""
+        return self._engine.step_seconds() if isinstance(self._engine, Vectorized) else None
+
     def evaluate(self) -> list[Evaluation]:
         """Loss and metric of every trial's model on the test examples."""
-        with rounding(self.precision):
-            return [Evaluation(*pair) for pair in self._evaluate().tolist()]
+        with self._circumstances():
+            return [Evaluation(*pair) for pair in self._evaluate(self.snapshot.params).tolist()]
+
+    @functools.cached_property
+    def _watched(self) -> Watched:
+        return Watched.of(self.task)
+
+    def evaluate_clients(self) -> list[ClientMetrics]:
+        """How every trial's model does on each client's own examples; see :class:`Watched`."""
+        watched = self._watched
+        data = self._test if watched.part == "test" else self._program.data.examples
+        with onednn(self.choice.onednn), rounding(self.precision):
+            return measure(
+                self.task, watched, self.snapshot.params, data, self._objective, self.round
+            )
 
 
 def _map_rows(
@@ -365,6 +461,7 @@ def simulate(
     device: Device = "auto",
     dtype: torch.dtype = torch.float32,
     precision: Precision = "float32",
+    deterministic: bool = False,
     chunk: int | None = None,
     observer: Observer | None = None,
 ) -> list[History]:
@@ -379,6 +476,8 @@ def simulate(
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: type of parameters and updates.
         precision: how layers are computed on a GPU: ``float32``, ``tf32`` or ``bf16``.
+        deterministic: on a GPU, the same bits whenever the same trials are packed together;
+            slower. Processors always give the same bits.
         chunk: train at most this many clients at once, to save memory.
         observer: called after every round.
 
@@ -398,6 +497,7 @@ def simulate(
         dtype=dtype,
         engine=engine,
         precision=precision,
+        deterministic=deterministic,
         chunk=chunk,
     )
     records: list[list[Record]] = [[] for _ in trials]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 from torch import nn
 
 from fedzmg.data.columns import Columns
@@ -17,7 +18,7 @@ from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.paper import cifar100_cnn, emnist_cnn
 from fedzmg.tasks.pixels import Centring, Pixels, Polarity
 from fedzmg.tasks.preset import Preset, decision
-from fedzmg.tasks.source import Selection, by_client, load, pooled, selected
+from fedzmg.tasks.source import Selection, by_client, load, pooled, selected, test_owners
 from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tasks.tuned import tuned
 
@@ -86,6 +87,7 @@ class Characters(Preset):
             train=by_client(data.splits["train"], self.data, data.fingerprint),
             tune=tune,
             test=test,
+            test_owners=self._testers(data.splits["train"], data.splits["test"]),
             prepare=Pixels(self.polarity, self.centring),
             init=self.initializer,
             protocol=self.protocol,
@@ -93,6 +95,13 @@ class Characters(Preset):
             preset=self.options(),
             notes=tuple(data.notes),
         )
+
+    def _testers(self, train: Columns, test: Columns) -> npt.NDArray[np.int64] | None:
+        """Writers keep some of their images for tests, where the file says whose these are."""
+        if train.owners is None or test.owners is None:
+            return None
+        counts = np.diff(test.owners.offsets)
+        return test_owners(train.owners.names, test.owners.names, counts, self.selection)
 
 
 @dataclass(frozen=True)

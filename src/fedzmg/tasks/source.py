@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from fedzmg.data.columns import Columns, Owners
 from fedzmg.data.federated import Examples, FederatedData, examples
@@ -85,6 +89,22 @@ def owners_of(columns: Columns, data_set: str) -> Owners:
             "name their clients"
         )
     return columns.owners
+
+
+def test_owners(
+    train: Sequence[str], test: Sequence[str], counts: npt.NDArray[np.int64], selection: Selection
+) -> npt.NDArray[np.int64]:
+    """Whose each reporting example is: a position in ``train``, or -1.
+
+    Args:
+        train: names of the clients that train.
+        test: names of the clients that the test examples belong to, in their order.
+        counts: test examples of each of them.
+        selection: which of the examples report.
+    """
+    place = {name: i for i, name in enumerate(train)}
+    owners = np.repeat(np.array([place.get(name, -1) for name in test], np.int64), counts)
+    return owners if selection == "test" else owners[1::2]
 
 
 def selected(test: Examples, selection: Selection) -> tuple[Examples, Examples]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -110,6 +112,9 @@ class Task:
     """Hyper-parameters found for this task, by algorithm name."""
     preset: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """Every field of the preset it was built from; empty for a user's own task."""
+    test_owners: npt.NDArray[np.int64] | None = None
+    """Position in ``train`` of the client whose each test example is, negative for nobody's; None
+    where test examples belong to no training client."""
     notes: tuple[str, ...] = ()
     """What a user should know about the data, such as counts that differ from the official."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +16,7 @@ from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.paper import shakespeare_gru
 from fedzmg.tasks.preset import Preset, decision
-from fedzmg.tasks.source import Selection, load, owners_of, selected
+from fedzmg.tasks.source import Selection, load, owners_of, selected, test_owners
 from fedzmg.tasks.task import Protocol, Task, cross_entropy, masked_cross_entropy
 from fedzmg.tasks.tuned import tuned
 
@@ -103,6 +104,12 @@ class NextCharacter(Preset):
             ),
             tune=tune,
             test=report,
+            test_owners=test_owners(
+                owners_of(data.splits["train"], self.data).names,
+                owners_of(data.splits["test"], self.data).names,
+                np.diff(test.offsets),
+                self.selection,
+            ),
             loss=masked_cross_entropy if padded else cross_entropy,
             metric=MASKED_ACCURACY if padded else ACCURACY,
             prepare=token_ids,

@@ -1,0 +1,114 @@
+"""A GPU is given the next round before the last one is read; here a processor plays its part."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedzmg import Task, Trial
+from fedzmg.simulation import Checkpoint, Record, Simulation
+
+CPU = torch.device("cpu")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def task() -> Task:
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(4), [5, 12, 8, 3])
+    x, y = rng.normal(size=(len(owner), 6)), rng.integers(0, 3, len(owner))
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    return Task.from_arrays(
+        net, x, y, owner, test=(x, y), cohort=3, batch_size=4, epochs=2, eval_every=2
+    )
+
+
+def build(
+    device: torch.device = CPU,
+    *,
+    name: str = "fedzmg-adam",
+    engine: str = "captured",
+    **kwargs: object,
+) -> Simulation:
+    trials = [Trial.of(name, seed) for seed in range(2)]
+    return Simulation(
+        task(), trials, rounds=6, device=device, dtype=torch.float32, engine=engine, **kwargs
+    )  # type: ignore[arg-type]
+
+
+def finish(simulation: Simulation) -> list[tuple[list[Record], Checkpoint]]:
+    found = []
+    while simulation.round < simulation.rounds:
+        report = simulation.run_round()
+        assert report.round == simulation.round
+        records = [record._replace(seconds=0) for record in report.records]
+        found.append((records, simulation.checkpoint(0)))
+    return found
+
+
+def assert_same(
+    a: list[tuple[list[Record], Checkpoint]], b: list[tuple[list[Record], Checkpoint]]
+) -> None:
+    for (records, there), (expected, here) in zip(a, b, strict=True):
+        assert records == expected
+        assert there.round == here.round
+        assert there.tensors.keys() == here.tensors.keys()
+        for name, tensor in here.tensors.items():
+            assert torch.equal(there.tensors[name], tensor), name
+
+
+def ahead(simulation: Simulation) -> Simulation:
+    simulation._runs_ahead = True
+    return simulation
+
+
+def test_running_ahead_moves_no_bit() -> None:
+    assert_same(finish(ahead(build())), finish(build()))
+
+
+def test_a_checkpoint_does_not_know_of_the_round_ahead() -> None:
+    whole = finish(build())
+    first = ahead(build())
+    for _ in range(3):
+        first.run_round()
+    kept = [first.checkpoint(i) for i in range(2)]
+    assert_same(finish(build(restored=kept)), whole[3:])
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.filterwarnings("ignore")
+def test_what_clients_remember_is_never_read_ahead() -> None:
+    assert not build(torch.device("cuda"), name="scaffold")._runs_ahead
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.filterwarnings("ignore")
+def test_a_round_is_launched_without_waiting_for_the_gpu() -> None:
+    simulation = build(torch.device("cuda"))
+    assert simulation._runs_ahead
+    for _ in range(3):
+        simulation.run_round()
+    entries = simulation._planner.entries(5)
+    assert entries
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        simulation._launch(5, simulation.snapshot)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("engine", ["captured", "compiled"])
+def test_a_deterministic_pack_goes_on_with_the_same_bits(engine: str) -> None:
+    gpu = torch.device("cuda")
+    whole = finish(build(gpu, engine=engine, deterministic=True))
+    first = build(gpu, engine=engine, deterministic=True)
+    for _ in range(3):
+        first.run_round()
+    kept = [first.checkpoint(i) for i in range(2)]
+    assert_same(finish(build(gpu, engine=engine, deterministic=True, restored=kept)), whole[3:])

@@ -1,0 +1,322 @@
+"""Single clients: every number against a plain loop, and a training that does not notice."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedzmg import Metric, Task, Trial, simulate
+from fedzmg.data.federated import Examples, FederatedData
+from fedzmg.engine.local import Outcome
+from fedzmg.engine.round import Chunk
+from fedzmg.evaluation import OverClients, share_short_of
+from fedzmg.simulation import History, Simulation, clients
+from fedzmg.simulation.accounting import QUANTILES, ClientLosses
+from fedzmg.simulation.clients import Watched
+from fedzmg.tasks.task import Protocol
+
+COUNTS = [4, 9, 1, 6, 3, 8, 5]
+
+
+def images() -> Task:
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(len(COUNTS)), COUNTS)
+    x, y = rng.normal(size=(len(owner), 5)), rng.integers(0, 3, len(owner))
+    net = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5), nn.ReLU(), nn.Linear(4, 3))
+    return Task.from_arrays(net, x, y, owner, test=(x, y), cohort=3, batch_size=4, rounds=3)
+
+
+class Characters(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(6, 4), nn.Linear(4, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.embed(x))
+        return out
+
+
+def tokens() -> Task:
+    rng = np.random.default_rng(1)
+    owner = np.repeat(np.arange(len(COUNTS)), COUNTS)
+    x, y = (rng.integers(0, 6, (len(owner), 7)) for _ in range(2))
+    return Task.from_arrays(
+        Characters(), x, y, owner, test=(x, y), cohort=3, batch_size=4, rounds=3
+    )
+
+
+def squared(outputs: Any, targets: Any) -> Any:
+    return (outputs.squeeze(-1) - targets) ** 2
+
+
+def regression() -> Task:
+    rng = np.random.default_rng(2)
+    owner = np.repeat(np.arange(len(COUNTS)), COUNTS)
+    x = rng.normal(size=(len(owner), 3))
+    return Task.from_arrays(
+        nn.Linear(3, 1), x, x.sum(1), owner, test=(x, x.sum(1)), loss=squared,
+        metric=Metric("mse", squared, higher_is_better=False), cohort=3, batch_size=4, rounds=3,
+    )  # fmt: skip
+
+
+TASKS = {"images": images, "tokens": tokens, "regression": regression}
+
+
+def by_hand(history: History) -> list[tuple[int, float, float]]:
+    """Examples, metric and loss of every client, one example at a time."""
+    model, data = history.model(), history.task.train
+    found = []
+    for client in range(len(data)):
+        first, last = data.offsets[client : client + 2]
+        right, lost = [], []
+        for i in range(first, last):
+            with torch.no_grad():
+                out = model(data.examples.x[i : i + 1])
+            y = data.examples.y[i : i + 1]
+            if history.task.metric.name == "mse":
+                right.append(float((out[0, 0] - y[0]) ** 2))
+                lost.append(right[-1])
+            else:
+                flat, wanted = out.reshape(-1, out.shape[-1]), y.reshape(-1)
+                right.append(float((flat.argmax(1) == wanted).double().mean()))
+                lost.append(float(nn.functional.cross_entropy(flat, wanted)))
+        found.append((last - first, sum(right) / len(right), sum(lost) / len(lost)))
+    return found
+
+
+def train(task: Task, **changes: Any) -> tuple[Simulation, list[History]]:
+    trials = [Trial.of("fedavg", seed=seed) for seed in (0, 1)]
+    simulation = Simulation(
+        task, trials, rounds=task.protocol.rounds, device=torch.device("cpu"),
+        dtype=torch.float32, engine="vectorized", **changes,
+    )  # fmt: skip
+    records: list[list[Any]] = [[], []]
+    while simulation.round < simulation.rounds:
+        for kept, one in zip(records, simulation.run_round().records, strict=True):
+            kept.append(one)
+    return simulation, simulation.histories(records)
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_every_client_as_by_hand(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation, histories = train(TASKS[kind]())
+    for history, found in zip(histories, simulation.evaluate_clients(), strict=True):
+        examples, metric, loss = zip(*by_hand(history), strict=True)
+        assert (found.round, found.part, found.population) == (3, "training", len(COUNTS))
+        assert found.clients.tolist() == list(range(len(COUNTS)))
+        assert found.examples.tolist() == list(examples)
+        assert found.metric == pytest.approx(metric, rel=1e-6)
+        assert found.loss == pytest.approx(loss, rel=1e-5)
+        # A history alone knows the same, as does one that looks at three examples at a time.
+        alone = history.client_metrics()
+        assert alone.loss == pytest.approx(loss, rel=1e-5)
+    whole = simulation.evaluate_clients()
+    inner = clients.evaluate_by_owner
+    monkeypatch.setattr(
+        clients, "evaluate_by_owner", lambda *a, **k: inner(*a, **{**k, "chunk": 3})
+    )
+    for one, other in zip(whole, simulation.evaluate_clients(), strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-6)
+        assert one.metric == pytest.approx(other.metric, rel=1e-6)
+
+
+def test_accuracies_are_exact_quotients() -> None:
+    simulation, _ = train(images())
+    [found, _] = simulation.evaluate_clients()
+    assert all(
+        m in {k / n for k in range(n + 1)} for m, n in zip(found.metric, COUNTS, strict=True)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownTesters(Task):
+    test_owners: Any = None
+
+
+def test_examples_kept_for_tests_go_first_where_owners_are_known() -> None:
+    plain = images()
+    rng = np.random.default_rng(3)
+    owners = rng.integers(-1, len(COUNTS), plain.test.size)
+    owners[owners == 2] = 3  # one client has no test example
+    parts = {f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
+    simulation, histories = train(KnownTesters(**{**parts, "test_owners": owners}))
+    [found, _] = simulation.evaluate_clients()
+    assert (found.part, found.population) == ("test", len(COUNTS) - 1)
+    assert 2 not in found.clients
+    x, y = histories[0].task.test
+    with torch.no_grad():
+        right = (histories[0].model()(x).argmax(1) == y).numpy()
+    for client, examples, metric in zip(found.clients, found.examples, found.metric, strict=True):
+        assert examples == (owners == client).sum()
+        assert metric == pytest.approx(right[owners == client].mean())
+
+
+def test_looking_moves_no_bit() -> None:
+    """Whoever looks after every round trains the same as who never does."""
+    seen: list[Any] = []
+    looking = simulate(
+        images(), [Trial.of("fedadam", seed=1)], engine="vectorized", device="cpu",
+        observer=lambda report: seen.append(report.simulation.evaluate_clients()),
+    )  # fmt: skip
+    [blind] = simulate(images(), [Trial.of("fedadam", seed=1)], engine="vectorized", device="cpu")
+    assert len(seen) == 3
+    assert [r._replace(seconds=0) for r in looking[0].records] == [
+        r._replace(seconds=0) for r in blind.records
+    ]
+    assert all(torch.equal(looking[0].params[n], blind.params[n]) for n in blind.params)
+
+
+def test_too_little_memory_makes_smaller_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation, _ = train(images())
+    whole = simulation.evaluate_clients()
+    inner, asked = clients.evaluate_by_owner, []
+
+    def small(*args: Any, chunk: int) -> Any:
+        asked.append(chunk)
+        if chunk > 100:
+            raise torch.OutOfMemoryError
+        return inner(*args, chunk=chunk)
+
+    monkeypatch.setattr(clients, "evaluate_by_owner", small)
+    again = simulation.evaluate_clients()
+    assert asked == [500, 250, 125, 62]
+    assert np.array_equal(again[0].metric, whole[0].metric)
+
+
+def sized(counts: list[int], rounds: int) -> Any:
+    """As much of a task as says whom to look at; clients without examples keep their place."""
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    x = torch.zeros(sum(counts), 1)
+    train = FederatedData(Examples(x, x), offsets, tuple(map(str, range(len(counts)))))
+    protocol = Protocol(rounds=rounds, cohort=1)
+    return SimpleNamespace(train=train, protocol=protocol, test_owners=None)
+
+
+@given(
+    counts=st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
+    rounds=st.integers(1, 30), few=st.integers(1, 20), most=st.integers(1, 12),
+)  # fmt: skip
+@settings(max_examples=30, deadline=None)
+def test_watched_clients_bring_all_their_examples_and_no_others(
+    counts: list[int], rounds: int, few: int, most: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clients, "FEW_EXAMPLES", few)
+        patch.setattr(clients, "MOST_CLIENTS", most)
+        task = sized(counts, rounds)
+        found, longer = Watched.of(task), Watched.of(sized(counts, 2 * rounds))
+        everyone = Watched.of(task, everyone=True)
+    holders = np.flatnonzero(counts)
+    assert everyone.clients.tolist() == holders.tolist()
+    assert everyone.places.tolist() == list(range(sum(counts)))
+    assert found.population == len(holders)
+    assert set(found.clients) <= set(longer.clients) <= set(holders)
+    assert 1 <= len(found.clients) <= most
+    owner = np.repeat(np.arange(len(counts)), counts)
+    wanted = [i for client in found.clients for i in np.flatnonzero(owner == client)]
+    assert found.places.tolist() == wanted
+    assert found.counts.tolist() == [counts[client] for client in found.clients]
+    afford = max(few, int(rounds * np.mean(counts)) // clients.SHARE_OF_TRAINING)
+    assert found.counts.sum() <= afford or len(found.clients) == 1
+    assert len(found.clients) == len(holders) or most == len(found.clients) or sum(counts) > afford
+
+
+def test_a_large_population_is_sampled() -> None:
+    task = sized([1] * (clients.MOST_CLIENTS + 500), 10**6)
+    found = Watched.of(task)
+    assert len(found.clients) == clients.MOST_CLIENTS
+    assert found.population == clients.MOST_CLIENTS + 500
+    assert (np.diff(found.clients) > 0).all()
+    assert np.array_equal(found.clients, Watched.of(task).clients)
+
+
+def chunk(entries: list[int], losses: list[float]) -> Chunk:
+    # Rows lie in another order than entries, as after a sort by length.
+    rows = list(range(len(entries)))[::-1]
+    loss = torch.tensor(losses[::-1])
+    return Chunk(entries, rows, Outcome(None, None, torch.zeros(len(rows)), loss), 0)  # type: ignore[arg-type]
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_spread_of_losses_is_numpys_whatever_the_chunks(data: st.DataObject) -> None:
+    trials, cohort = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 12))
+    total = trials * cohort
+    number = st.floats(0, 100, width=32)
+    losses = data.draw(st.lists(number, min_size=total, max_size=total))
+    accepted = data.draw(st.lists(st.booleans(), min_size=total, max_size=total))
+    order = data.draw(st.permutations(range(total)))
+    cut = data.draw(st.integers(1, total))
+    found = ClientLosses(total, trials)
+    for part in (order[:cut], order[cut:]):
+        if part:
+            own = torch.tensor([accepted[i] for i in part])
+            found.add(chunk(list(part), [losses[i] for i in part]), own)
+    for trial, row in enumerate(found.spread()):
+        first = trial * cohort
+        kept = [losses[i] for i in range(first, first + cohort) if accepted[i]]
+        if kept:
+            assert row.numpy() == pytest.approx(np.quantile(kept, QUANTILES), rel=1e-12)
+        else:
+            assert row.isnan().all()
+
+
+def test_infinite_losses_stay_in_order() -> None:
+    found = ClientLosses(4, 1)
+    found.add(chunk([0, 1, 2, 3], [1.0, math.inf, 2.0, math.inf]), torch.tensor([True] * 4))
+    [row] = found.spread().tolist()
+    assert row[0] == 1.0
+    assert row[3:] == [math.inf, math.inf]
+
+
+def test_records_tell_the_losses_of_the_cohort() -> None:
+    """A cohort of everybody, one step each: the losses of the initial model, by hand."""
+    task = regression()
+    protocol = task.protocol.with_options({"cohort": 7, "batch_size": 9, "rounds": 1})
+    task = dataclasses.replace(task, protocol=protocol)
+    [still] = simulate(
+        task, [Trial.of("fedavg", client_lr=1e-30)], engine="vectorized", device="cpu"
+    )
+    losses = [loss for _, _, loss in by_hand(still)]
+    [record] = still.records
+    assert record.client_loss == pytest.approx(np.quantile(losses, QUANTILES), rel=1e-5)
+    assert record.client_loss == tuple(float(f"{v:.6g}") for v in record.client_loss or ())
+
+
+def test_a_cohort_of_which_every_upload_is_refused_has_no_losses() -> None:
+    protocol = regression().protocol.with_options({"epochs": 8})
+    task = dataclasses.replace(regression(), protocol=protocol)
+    wild = Trial.of("fedavg", client_lr=1e30)
+    [lost] = simulate(task, [wild], engine="vectorized", device="cpu")
+    assert lost.records[0].dropped == 3
+    assert lost.records[0].client_loss is None
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
+@settings(max_examples=30)
+def test_spread_over_clients(values: list[float]) -> None:
+    up, down = (OverClients.of(np.array(values), higher_is_better=h) for h in (True, False))
+    assert up.worst_tenth <= up.median + 1e-12
+    assert up.median <= up.best_tenth + 1e-12
+    assert (up.worst_tenth, up.best_tenth) == pytest.approx((down.best_tenth, down.worst_tenth))
+    assert share_short_of(np.array(values), max(values)) <= 1 - 1 / len(values) + 1e-12
+    assert share_short_of(np.array(values), min(values)) == 0
+
+
+def test_spread_over_twenty_clients_by_hand() -> None:
+    found = OverClients.of(np.arange(20) / 20)
+    assert found.worst_tenth == pytest.approx(0.025)
+    assert found.best_tenth == pytest.approx(0.925)
+    assert found.median == pytest.approx(0.475)
+    assert found.sd == pytest.approx(math.sqrt((20**2 - 1) / 12) / 20)
+    assert share_short_of(np.arange(20) / 20, 0.5) == 0.5
+    assert share_short_of(np.arange(20) / 20, 0.5, higher_is_better=False) == 0.45
