@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
+from fedzmg.models.kernels.determinism import bits_are_kept
 from fedzmg.models.kernels.precision import HAS_TRITON
 
 MAX_CHANNELS = 128
@@ -70,9 +71,10 @@ conv2d.register_vmap(_over_clients)
 
 def _of_clients(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:
     key = (tuple(x.shape), tuple(w.shape), rows, columns, x.dtype, rounding)
-    if key not in _chosen and _concrete(x):
+    measured = not bits_are_kept()
+    if measured and key not in _chosen and _concrete(x):
         _chosen[key] = _ours_is_faster(x, w, rows, columns, rounding)
-    if _chosen.get(key, True):
+    if not measured or _chosen.get(key, True):
         ours: Tensor = clients_conv2d(x, w, rows, columns, rounding)
         return ours
     return grouped_conv2d(x, w, rows, columns)

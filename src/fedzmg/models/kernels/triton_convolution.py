@@ -17,6 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
+from fedzmg.models.kernels.determinism import bits_are_kept
+
 
 @triton.jit
 def _pixels_kernel(
@@ -121,6 +123,14 @@ def _tuned(kernel: Any, configs: list[Any]) -> Any:
     return triton.autotune(chosen, key=_SHAPE)(kernel)
 
 
+def _launch(tuned: Any, grid: Any, *args: Any, **constants: Any) -> None:
+    """Run a kernel with its fastest tile, or with its first where bits must not move."""
+    if bits_are_kept():
+        tuned.fn[grid](*args, **constants, **tuned.configs[0].all_kwargs())
+    else:
+        tuned[grid](*args, **constants)
+
+
 _pixels = _tuned(
     _pixels_kernel,
     [
@@ -170,8 +180,8 @@ def convolve(
     def grid(meta: dict[str, int]) -> tuple[int, int]:
         return triton.cdiv(batch * out_height * out_width, meta["PIXELS"]), clients
 
-    _pixels[grid](
-        x, flat, out,
+    _launch(
+        _pixels, grid, x, flat, out,
         batch, height, width, out_height, out_width, rows, columns,
         C=channels, FILTERS=outputs, TAPS=tap_rows * tap_columns, TAP_COLUMNS=tap_columns,
         OUTPUTS=_padded(outputs), PRECISION=precision,
@@ -193,8 +203,8 @@ def weight_gradient(
     out = torch.empty(
         (clients, splits, outputs, *taps, channels), dtype=torch.float32, device=x.device
     )
-    _weights[(blocks, splits, clients)](
-        x, signal, out,
+    _launch(
+        _weights, (blocks, splits, clients), x, signal, out,
         batch, height, width, out_height, out_width, *padding, splits,
         C=channels, FILTERS=outputs, TAPS=number, TAP_COLUMNS=taps[1],
         OUTPUTS=_padded(outputs), COLUMNS=wide, PRECISION=precision,
