@@ -24,6 +24,7 @@ from fedzmg.tasks.task import Task
 from fedzmg.version import __version__
 
 NEVER = 10**9
+BLOCKS = 3
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,9 @@ class Timing:
     peak_mib: float
     padded_over_useful: float
     """Steps computed for clients, also those that were done, over steps they had."""
+    deterministic: bool = False
+    outside_steps: float | None = None
+    """Share of a round that a GPU does not spend on local steps: planning, merging, logging."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -72,9 +76,13 @@ def time_rounds(
     precision: Precision = "float32",
     trials: int = 1,
     rounds: int = 5,
+    deterministic: bool = False,
     device: torch.device,
 ) -> Timing:
-    """Train a few rounds and measure them."""
+    """Train a few rounds, :data:`BLOCKS` times, and measure them.
+
+    A GPU is at work on the next round while the host reads one, so rounds are timed together.
+    """
     task = replace(task, protocol=replace(task.protocol, eval_every=NEVER))
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -83,20 +91,23 @@ def time_rounds(
     packed = [Trial.of(algorithm, seed=0, client_lr=0.01 * (1 + i / 1000)) for i in range(trials)]
     simulation = Simulation(
         task, packed, rounds=NEVER, device=device, dtype=torch.float32, engine=engine,
-        precision=precision,
+        precision=precision, deterministic=deterministic,
     )  # fmt: skip
     simulation.run_round()
     wait(device)
     cold = time.perf_counter() - began
     simulation.run_round()  # what the first round leaves for later
-    seconds, steps = [], []
-    for _ in range(rounds):
+    seconds, steps, on_steps = [], [], []
+    for _ in range(BLOCKS):
         wait(device)
+        simulation.step_seconds()
         began = time.perf_counter()
-        report = simulation.run_round()
+        reports = [simulation.run_round() for _ in range(rounds)]
         wait(device)
-        seconds.append(time.perf_counter() - began)
-        steps.append(sum(record.steps for record in report.records))
+        seconds.append((time.perf_counter() - began) / rounds)
+        steps.append(sum(r.steps for report in reports for r in report.records) / rounds)
+        spent = simulation.step_seconds()
+        on_steps.append(None if spent is None else spent / rounds)
     cost = step_cost(task, packed[0].algorithm)
     median, done = statistics.median(seconds), statistics.mean(steps)
     flops, moved = cost.flops * done, cost.bytes * done
@@ -121,6 +132,8 @@ def time_rounds(
         over_floor=median / floor,
         peak_mib=_peak_mib(device),
         padded_over_useful=simulation.padding(),
+        deterministic=simulation.deterministic,
+        outside_steps=None if None in on_steps else 1 - statistics.median(on_steps) / median,  # type: ignore[type-var, operator]
     )
 
 
@@ -132,6 +145,7 @@ def measure_all(
     *,
     rounds: int,
     algorithm: str,
+    deterministic: bool = False,
     device: torch.device,
 ) -> Iterator[Timing]:
     """Every combination, one after another.
@@ -161,7 +175,7 @@ def measure_all(
                     yield time_rounds(
                         task, machine, algorithm=algorithm, engine=engine,  # type: ignore[arg-type]
                         precision=precision, trials=count, rounds=rounds,  # type: ignore[arg-type]
-                        device=device,
+                        deterministic=deterministic, device=device,
                     )  # fmt: skip
 
 

@@ -22,9 +22,12 @@ def bench(
         str, typer.Option(help="Comma-separated: float32; on a GPU also tf32, bf16.")
     ] = "float32",
     trials: Annotated[str, typer.Option(help="Comma-separated: trials packed together.")] = "1",
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to time.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to time, three times.")] = 5,
     algorithm: Annotated[str, typer.Option(help="An algorithm of 'fedzmg list'.")] = "fedzmg",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    deterministic: Annotated[
+        bool, typer.Option(help="On a GPU: kernels that give the same bits in every process.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Keep the figures in this JSON file.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON for a program to read.")
@@ -48,6 +51,7 @@ def bench(
         [int(count) if count.isdigit() else count for count in trials.split(",")],
         rounds=rounds,
         algorithm=algorithm,
+        deterministic=deterministic,
         device=place,
     ):
         found.append(timing)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-WIDTH = 150
+WIDTH = 175
 """Columns that the table needs; cut off, its figures would be worth nothing."""
 
 
@@ -28,7 +28,7 @@ def table(data: Mapping[str, Any]) -> Table:
         out.add_column(name)
     for name in (
         "trials", "ms / round", "ms / trial round", "steps / s", "of matmul", "of memory",
-        "over floor", "peak MiB", "padded", "cold s",
+        "over floor", "not steps", "peak MiB", "padded", "cold s",
     ):  # fmt: skip
         out.add_column(name, justify="right")
     for t in data["timings"]:
@@ -36,6 +36,7 @@ def table(data: Mapping[str, Any]) -> Table:
             t["workload"], t["engine"], t["precision"], str(t["trials"]),
             f"{t['round_ms']:.1f}", f"{t['trial_round_ms']:.2f}", f"{t['steps_per_second']:,.0f}",
             f"{t['matmul_share']:.1%}", f"{t['bandwidth_share']:.1%}", f"{t['over_floor']:.1f} x",
+            "" if t.get("outside_steps") is None else f"{t['outside_steps']:.1%}",
             f"{t['peak_mib']:,.0f}", f"{t['padded_over_useful']:.2f}", f"{t['cold_seconds']:.1f}",
         )  # fmt: skip
     return out
