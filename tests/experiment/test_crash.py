@@ -24,7 +24,7 @@ from fedzmg import Task
 from fedzmg.errors import InputError
 from fedzmg.experiment.run import Silent, run_pack
 from fedzmg.experiment.spec import RunSpec
-from fedzmg.experiment.store import NEWEST, PREVIOUS, RunDirectory
+from fedzmg.experiment.store import CLIENTS, NEWEST, PREVIOUS, RunDirectory
 from fedzmg.simulation import History, RoundReport
 
 KILLS = 20
@@ -133,7 +133,7 @@ def test_kills_do_not_move_a_bit(tmp_path: Path, kills: int) -> None:
     # Lines that were superseded are still there, and nothing else is left of the crashes.
     assert lines(tmp_path / "run") > len(whole.records)
     assert {p.name for p in (tmp_path / "run").iterdir()} == {
-        "spec.toml", "manifest.json", "metrics.jsonl", NEWEST, PREVIOUS,
+        "spec.toml", "manifest.json", "metrics.jsonl", NEWEST, PREVIOUS, CLIENTS,
         "memory.rows", "memory.stamps",
     }  # fmt: skip
 

@@ -18,14 +18,9 @@ from toys import Stop, toy
 from fedzmg import Task
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment.budget import TimeIsUp
-from fedzmg.experiment.grid import (
-    Log,
-    choose_best,
-    choosing,
-    neighbours,
-    run_grid,
-    warnings,
-)
+from fedzmg.experiment.grid import choosing, run_grid
+from fedzmg.experiment.grid_log import Log
+from fedzmg.experiment.grid_score import choose_best, neighbours, warnings
 from fedzmg.experiment.lock import hold
 from fedzmg.experiment.plans import GridSpec
 from fedzmg.simulation import Trial, simulate

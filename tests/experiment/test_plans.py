@@ -11,11 +11,12 @@ import pytest
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
-from fedzmg.experiment import plans
+from fedzmg.experiment import pace, plans
 from fedzmg.experiment.estimate import estimate
 from fedzmg.experiment.plans import PAPER_RATES, GridSpec, StudySpec, schema
 from fedzmg.experiment.spec import RunSpec
 from fedzmg.experiment.strict import parse_settings
+from fedzmg.report import studies
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").glob("*.toml"))
@@ -56,6 +57,12 @@ def test_usual_study_is_the_papers() -> None:
         ({"rounds": 0, "last": 0}, "rounds = 0: expected a whole number"),
         ({"last": 51}, "last = 51: expected 1 to 50"),
         ({"together": -1}, "together = -1"),
+        ({"stop": {"divergd": True}}, "unknown key 'stop.divergd': did you mean 'stop.diverged'?"),
+        ({"stop": {"diverged": 1}}, "stop.diverged = 1: input should be a valid boolean"),
+        ({"stop": {"best_possible": 0.5}}, "stop.best_possible = 0.5: a finite number, for stop.c"),
+        ({"stop": {"heuristic_halving": [9, 3]}}, "expected rising rounds from 1 to 49"),
+        ({"stop": {"heuristic_halving": [50]}}, "expected rising rounds from 1 to 49"),
+        ({"stop": {"heuristic_halving": [5]}, "together": 2}, "leave out together"),
         ({"selection": "half"}, "selection = 'half': input should be 'tune' or 'test'"),
         ({"preset": {"selection": "test"}}, "leaves no half to choose by"),
         ({"protocol": {"rounds": 3}}, "protocol.rounds: belongs to the top of the file"),
@@ -114,6 +121,27 @@ def test_settings_reach_every_part() -> None:
             plan.with_settings(parse_settings([wrong]))
     with pytest.raises(InputError, match="a word or a list of them"):
         parse_settings(["seeds=[[1]]"])
+
+
+def test_stopping_is_off_unless_a_file_says_so(tmp_path: Path) -> None:
+    plan = grid()
+    assert not plan.stops
+    assert "stop" not in plan.to_toml()
+    chosen = plan.with_settings(parse_settings(["stop.diverged=true", "stop.cannot_win=true"]))
+    assert chosen.stops
+    (tmp_path / "copy.toml").write_text(chosen.to_toml())
+    assert GridSpec.read(tmp_path / "copy.toml") == chosen
+    known = schema("grid")["$defs"]["GridStop"]["properties"]
+    assert "heuristic" in known["heuristic_halving"]["description"]
+    with pytest.raises(InputError, match=r"did you mean 'stop\.cannot_win'"):
+        plan.with_settings({"stop.cannotwin": True})
+    with pytest.raises(InputError, match="cannot_win belongs to a grid: every run of a study"):
+        StudySpec.parse({"task": "digits", "algorithms": ["mfl"], "stop": {"cannot_win": True}})
+
+
+def test_packs_are_counted() -> None:
+    assert grid().packs() == {"fedzmg": 1, "mfl": 1}
+    assert grid(together=10, seeds=[1, 2]).packs() == {"fedzmg": 17, "mfl": 2}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -179,14 +207,28 @@ def test_schema_names_what_there_is(kind: str) -> None:
 def test_estimate_counts_what_the_paper_does() -> None:
     """The numbers of CIFAR-100 by hand; no data is needed for them."""
     plan = plans.read(ROOT / "experiments" / "cifar100-grid.toml")
-    found = estimate(plan, measure=False)
+    found = estimate(plan, timed=False)
     model = 4 * 2_214_532
     assert (found.trials, found.rounds, found.evaluations) == (3 * 81, 50, 11)
     assert found.bytes_down == found.bytes_up == 3 * 81 * 50 * 10 * model
     # FedAdam's server keeps two more models; an old and a new checkpoint lie side by side.
     assert found.disk_bytes - found.disk_bytes_after == 2 * 81 * 3 * model
-    study = estimate(plans.read(ROOT / "experiments" / "cifar100-study.toml"), measure=False)
+    study = estimate(plans.read(ROOT / "experiments" / "cifar100-study.toml"), timed=False)
     assert (study.trials, study.rounds, study.evaluations) == (15, 1000, 200)
+
+
+def test_what_takes_long_is_extrapolated_from_one_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No round is trained, and the estimate says so."""
+    monkeypatch.setattr(pace, "SECONDS", 0.0)
+    monkeypatch.setattr(pace, "Simulation", None)
+    found = estimate(RunSpec(task="digits", protocol={"rounds": 3}))
+    assert found.extrapolated
+    assert found.probe == "one gradient of one client on 10 examples"
+    assert found.seconds is not None
+    assert 0 < found.seconds < 600
+    told = dict(studies.estimate(found.as_dict()))["time"]
+    assert told.endswith("extrapolated from less than a round (one gradient of one client on 10 "
+                         "examples)")  # fmt: skip
 
 
 def test_estimate_of_embedded_data_counts_steps_and_time() -> None:
@@ -196,5 +238,6 @@ def test_estimate_of_embedded_data_counts_steps_and_time() -> None:
     assert found.seconds is not None
     assert 0 < found.seconds < 600
     assert (found.device, found.engine, found.missing) == ("cpu", "vectorized", "")
+    assert (found.probe, found.extrapolated) == ("2 steps of 5 clients", False)
     task = tasks.get("digits")
     assert found.bytes_down == 3 * 5 * task.model_bytes

@@ -15,6 +15,7 @@ from torch import nn
 
 from fedzmg import Metric, Task, compare
 from fedzmg.errors import InputError, Interrupted
+from fedzmg.experiment import run as running
 from fedzmg.experiment.export import export_model
 from fedzmg.experiment.run import Silent, run_pack
 from fedzmg.experiment.spec import RunSpec
@@ -194,6 +195,37 @@ class Said(Silent):
         self.lines.append(text)
 
 
+@pytest.mark.parametrize(
+    "lost",
+    [["checkpoint.safetensors"], ["checkpoint.safetensors", "checkpoint.previous.safetensors"]],
+)
+def test_a_pack_that_must_stay_together_goes_back_to_its_last_common_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: list[str]
+) -> None:
+    """On a GPU the width of a pack decides the last bits, so it must not fall apart."""
+    whole = run_pack(task(), specs())
+    stop(tmp_path, "fedzmg", 4)
+    for name in lost:
+        (tmp_path / "seed-1" / name).unlink()
+    monkeypatch.setattr(running, "_must_stay_together", lambda spec: True)
+    widths: list[int] = []
+    build = running.Simulation
+
+    def counted(task: Task, trials: list[Any], **rest: Any) -> Any:
+        widths.append(len(trials))
+        return build(task, trials, **rest)
+
+    monkeypatch.setattr(running, "Simulation", counted)
+    progress = Said()
+    assert same(whole, run_pack(task(), specs(), places(tmp_path), progress=progress))
+    assert widths == [2]
+    back = 3 if len(lost) == 1 else 0
+    assert any(f"seed-0: back to round {back}" in line for line in progress.lines)
+    # Complete runs are read, not repeated.
+    run_pack(task(), specs(), places(tmp_path))
+    assert widths == [2]
+
+
 def stop(root: Path, algorithm: str, after: int, seconds: float = 0.0) -> None:
     with pytest.raises(MemoryError):
         run_pack(task(), specs(algorithm), places(root), progress=Stop(after, MemoryError),
@@ -340,7 +372,8 @@ def test_manifest_says_how_it_was_run(tmp_path: Path) -> None:
     assert facts["pack"] == ["fedzmg/seed-0", "fedzmg/seed-1"]
     assert facts["data_sha256"] == task().train.fingerprint()
     assert {p.name for p in (tmp_path / "seed-0").iterdir()} == {
-        "spec.toml", "manifest.json", "metrics.jsonl", "checkpoint.safetensors"
+        "spec.toml", "manifest.json", "metrics.jsonl", "checkpoint.safetensors",
+        "clients.safetensors",
     }  # fmt: skip
 
 

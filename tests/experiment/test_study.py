@@ -13,10 +13,12 @@ from toys import Stop, toy
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.budget import TimeIsUp
+from fedzmg.experiment.compare import Comparison
+from fedzmg.experiment.curves import final
 from fedzmg.experiment.grid import run_grid
 from fedzmg.experiment.plans import GridSpec, StudySpec
 from fedzmg.experiment.store import RunDirectory
-from fedzmg.experiment.study import final, find_rates, run_study, summary
+from fedzmg.experiment.study import find_rates, run_study, summary
 from fedzmg.simulation import History, Record, Trial
 from fedzmg.tree import Tree
 
@@ -40,16 +42,20 @@ def history(curve: dict[int, float], rounds: int, seed: int = 0, diverged: int =
         )
         for r in range(1, rounds + 1)
     )  # fmt: skip
-    return History(toy(), Trial.of("fedavg", seed), records, Tree({}))
+    return History(toy(rounds=rounds, eval_every=5), Trial.of("fedavg", seed), records, Tree({}))
 
 
 def test_final_accuracy_takes_the_twenty_evaluations_900_to_995() -> None:
     """And not the one after the last round, which every run has and the paper does not."""
     curve = {i: float(i) for i in range(0, 1000, 5)} | {999: 1e6}
     run = history(curve, 1000)
-    assert final(run, 5) == np.mean(range(900, 1000, 5))
-    assert final(run, 5, "author") == np.mean(range(905, 1000, 5))
-    assert final(history(curve, 1000, diverged=700), 5) == 0.0
+    assert final(run) == np.mean(range(900, 1000, 5))
+    assert final(run, "author") == np.mean(range(905, 1000, 5))
+    assert final(history(curve, 1000, diverged=700)) == 0.0
+    # A comparison takes the same, and its curve has the same indices.
+    compared = Comparison(run.task, {"fedavg": [run]})
+    assert compared.rows()[0].final == [final(run)]
+    assert compared.as_dict()["curves"]["fedavg"]["indices"] == list(range(0, 1000, 5))
 
 
 def test_summary_of_known_curves() -> None:

@@ -76,6 +76,23 @@ def test_heat_map_marks_the_best_and_what_diverged(tmp_path: Path) -> None:
     assert b"<svg" in svg.read_bytes()
 
 
+def test_points_that_were_stopped_are_shown_as_such() -> None:
+    known = data()
+    entry = known["algorithms"]["fedzmg"]
+    line = {"round": 12, "why": "cannot_win", "words": "", "at_most": 0.3, "heuristic": False}
+    for i in (1, 4):
+        entry["points"][i] |= {"score": None, "runs": [None], "stopped": [line]}
+    entry["stopped"] = {"cannot_win": 2, "rounds": 224, "rounds_asked": 300}
+    known["stop"] = {"cannot_win": True}
+    field = grids.field(entry)
+    assert field.stopped.sum() == 2
+    assert field.stopped[1, 0]
+    assert not (field.stopped & field.diverged).any()
+    axes = grids.figure(known, "fedzmg").axes[0]
+    assert sorted(line.get_marker() for line in axes.lines) == ["_", "_", "x"]
+    assert "2 cannot win; 75 % of the rounds trained" in " ".join(text(grids.table(known)).split())
+
+
 def test_one_axis_and_grids_that_only_diverged_are_drawn() -> None:
     grids.figures(data({"client.lr": [0.1, 0.3, 1.0]})).draw_without_rendering()
     lost = data(best=None)

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.experiment import scores
+from fedzmg.experiment.curves import curve, final, whole
 from fedzmg.experiment.run import Progress, run_pack
 from fedzmg.experiment.significance import PairedTest, paired_t
 from fedzmg.experiment.spec import RunSpec
@@ -28,7 +29,8 @@ class Row:
     mean: float
     sd: float | None
     rounds_to_threshold: int | None
-    """Training rounds until the mean curve's rolling average reaches the threshold."""
+    """Index of the evaluation at which the mean curve's rolling average has reached the threshold:
+    index ``r`` is the state after round ``r + 1``."""
     test: PairedTest | None
     """Paired test of the reference minus this algorithm; None for the reference itself."""
     bytes_down: int
@@ -65,7 +67,7 @@ class Comparison:
         reference = next(iter(finals.values()))
         out = []
         for name, runs in self.histories.items():
-            values = finals[name]
+            values, one = finals[name], whole(runs)
             spread = len(values) > 1 and all(map(math.isfinite, values))
             paired = values is not reference and spread and all(map(math.isfinite, reference))
             out.append(
@@ -76,14 +78,12 @@ class Comparison:
                     sd=statistics.stdev(values) if spread else None,
                     rounds_to_threshold=self._arrival(runs),
                     test=paired_t(reference, values) if paired else None,
-                    bytes_down=sum(r.bytes_down for r in runs[0].records),
-                    bytes_up=sum(r.bytes_up for r in runs[0].records),
-                    bytes_up_bound=sum(r.bytes_up_bound for r in runs[0].records),
-                    scalar_bytes=sum(
-                        r.scalar_bytes_down + r.scalar_bytes_up for r in runs[0].records
-                    ),
-                    bytes_kept=runs[0].records[-1].bytes_kept,
-                    metric_per_mib=statistics.fmean(values) * 2**20 / _moved(runs[0]),
+                    bytes_down=sum(r.bytes_down for r in one.records),
+                    bytes_up=sum(r.bytes_up for r in one.records),
+                    bytes_up_bound=sum(r.bytes_up_bound for r in one.records),
+                    scalar_bytes=sum(r.scalar_bytes_down + r.scalar_bytes_up for r in one.records),
+                    bytes_kept=one.records[-1].bytes_kept,
+                    metric_per_mib=statistics.fmean(values) * 2**20 / _moved(one),
                     inferred=ALGORITHMS[name].inferred if name in ALGORITHMS else "",
                     dropped=sum(r.dropped for h in runs for r in h.records),
                     diverged=sum(h.diverged is not None for h in runs),
@@ -93,12 +93,13 @@ class Comparison:
 
     def _arrival(self, runs: list[History]) -> int | None:
         metric = self.task.metric
-        curve = scores.mean_curve([h.metrics for h in runs])
-        indices = [r - 1 for r in runs[0].rounds]
-        arrived = scores.rounds_to_threshold(
-            indices, curve, self.threshold, higher_is_better=metric.higher_is_better
+        curves = [curve(h) for h in runs]
+        return scores.rounds_to_threshold(
+            curves[0].indices,
+            scores.mean_curve([one.metrics for one in curves]),
+            self.threshold,
+            higher_is_better=metric.higher_is_better,
         )
-        return None if arrived is None else arrived + 1
 
     def as_dict(self) -> dict[str, Any]:
         """Everything a program or a report would read; a diverged run's curve ends in null."""
@@ -110,7 +111,10 @@ class Comparison:
             "seeds": [h.trial.seed for h in next(iter(self.histories.values()))],
             "algorithms": [asdict(row) for row in self.rows()],
             "curves": {
-                name: {"rounds": runs[0].rounds, "runs": [_until_diverged(h) for h in runs]}
+                name: {
+                    "indices": curve(runs[0]).indices,
+                    "runs": [_until_diverged(h) for h in runs],
+                }
                 for name, runs in self.histories.items()
             },
         }
@@ -122,20 +126,10 @@ def _moved(history: History) -> int:
 
 
 def _until_diverged(history: History) -> list[float | None]:
-    end = history.diverged or history.records[-1].round + 1
+    end = history.diverged or history.task.protocol.rounds + 1
     return [
-        value if round_ < end else None
-        for round_, value in zip(history.rounds, history.metrics, strict=True)
+        value if index + 1 < end else None for index, value in zip(*curve(history), strict=True)
     ]
-
-
-def final(history: History) -> float:
-    """Mean metric over the last tenth of a run; 0 if it diverged (for a metric to maximise)."""
-    if history.diverged is not None:
-        return 0.0 if history.task.metric.higher_is_better else float("inf")
-    total = history.records[-1].round
-    indices = [r - 1 for r in history.rounds]
-    return scores.final_score(indices, history.metrics, total=total)
 
 
 def compare_specs(

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-import torch
-
 from fedzmg import algorithms, tasks
-from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.experiment.grid import choosing
+from fedzmg.experiment.pace import measure
 from fedzmg.experiment.plans import GridSpec, StudySpec
-from fedzmg.experiment.spec import DTYPES, RunSpec
+from fedzmg.experiment.spec import RunSpec
 from fedzmg.models.functional import FunctionalModel
-from fedzmg.simulation import Simulation, Trial, resolve_device
+from fedzmg.simulation import Trial
 from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tree import num_bytes
 
-PROBE_STEPS = 2
-PROBE_ROUNDS = 3
-PROBE_TRIALS = 8
-"""Trials that are timed together at most; more of them only gain on a GPU."""
-PROBE_EXAMPLES = 200
 LINE_BYTES = {"run": 480, "grid": 260}
 """A line of metrics.jsonl, about."""
 CHECKPOINTS = 2
@@ -57,6 +47,10 @@ class Estimate:
     """On this machine, from a few measured steps; None without data."""
     device: str = ""
     engine: str = ""
+    probe: str = ""
+    """What was measured."""
+    extrapolated: bool = False
+    """Whether less than steps of a whole cohort was measured, because it would take too long."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -75,12 +69,12 @@ class _Work:
     evaluations: int
 
 
-def estimate(spec: RunSpec | GridSpec | StudySpec, *, measure: bool = True) -> Estimate:
+def estimate(spec: RunSpec | GridSpec | StudySpec, *, timed: bool = True) -> Estimate:
     """Check a specification and count what it asks for; nothing is written.
 
     Args:
         spec: what to run.
-        measure: time a few steps where the data is here.
+        timed: time a few steps, for two or three seconds, where the data is here.
 
     Raises:
         InputError: for the first mistake in it.
@@ -128,7 +122,7 @@ def estimate(spec: RunSpec | GridSpec | StudySpec, *, measure: bool = True) -> E
     per_client = [work.protocol.batching.steps(int(n)) for n in task.train.counts]
     steps = found.trials * rounds * cohort * sum(per_client) / len(per_client)
     found = replace(found, steps=round(steps))
-    return _timed(found, spec, task, work) if measure else found
+    return _timed(found, spec, task, work) if timed else found
 
 
 def _work(spec: RunSpec | GridSpec | StudySpec, protocol: Protocol, task: Task | None) -> _Work:
@@ -170,63 +164,12 @@ class _Recommended:
 def _timed(
     found: Estimate, spec: RunSpec | GridSpec | StudySpec, task: Task, work: _Work
 ) -> Estimate:
-    """Time rounds of a few steps of one cohort of the first algorithm, and a small evaluation."""
     if isinstance(spec, GridSpec):
         task = choosing(task, spec)
-    device = resolve_device(spec.device)
-    together = min(PROBE_TRIALS if device.type == "cuda" else 1, work.names[0][1])
-    engine = spec.engine
-    if engine == "auto" and device.type == "cpu":
-        engine = "vectorized"  # choosing takes longer than all that is timed here
-    simulation = Simulation(
-        _shortened(task, work.protocol),
-        [work.first] * together,
-        # Too few to compile anything, and one more than are run, as the last one evaluates.
-        rounds=PROBE_ROUNDS + 1,
-        device=device,
-        dtype=DTYPES[spec.dtype],
-        engine=engine,
-        precision=spec.precision,
-    )
-    step = math.inf
-    for attempt in range(PROBE_ROUNDS):
-        _wait(device)
-        began = time.perf_counter()
-        records = simulation.run_round().records
-        _wait(device)
-        if attempt:  # the first one warms up, and evaluates
-            steps = max(1, sum(record.steps for record in records))
-            step = min(step, (time.perf_counter() - began) / steps)
-    began = time.perf_counter()
-    simulation.evaluate()
-    _wait(device)
-    example = (time.perf_counter() - began) / together / simulation.task.test.size
-    seconds = (found.steps or 0) * step
-    seconds += found.trials * found.evaluations * task.test.size * example
-    return replace(found, seconds=seconds, device=device.type, engine=simulation.choice.path)
-
-
-def _shortened(task: Task, protocol: Protocol) -> Task:
-    """The task with one cohort, every client of which has a few steps to do."""
-    counts, most = task.train.counts, PROBE_STEPS * protocol.batch_size
-    # Clients with the most examples: those with few may have no step at all.
-    chosen = np.sort(np.argsort(-counts, kind="stable")[: protocol.cohort])
-    lengths = np.minimum(counts[chosen], most)
-    rows = np.concatenate(
-        [task.train.offsets[c] + np.arange(n) for c, n in zip(chosen, lengths, strict=True)]
-    )
-    picked = torch.from_numpy(rows)
-    short = FederatedData(
-        Examples(*(column[picked] for column in task.train.examples)),
-        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        tuple(task.train.names[c] for c in chosen),
-    )
-    few = Examples(*(column[:PROBE_EXAMPLES] for column in task.test))
-    cohort = min(protocol.cohort, len(chosen))
-    quick = replace(protocol, cohort=cohort, epochs=1, eval_every=PROBE_ROUNDS + 1)
-    return replace(task, train=short, test=few, protocol=quick)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    pace = measure(task, work.first, work.names[0][1], work.protocol, spec)
+    seconds = (found.steps or 0) * pace.step
+    seconds += found.trials * found.evaluations * task.test.size * pace.example
+    return replace(
+        found, seconds=seconds, device=pace.device, engine=pace.engine, probe=pace.words,
+        extrapolated=pace.extrapolated,
+    )  # fmt: skip

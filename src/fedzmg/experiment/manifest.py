@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import subprocess
+import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,7 @@ def describe(simulation: Simulation) -> dict[str, Any]:
         "format": FORMAT,
         "fedzmg": __version__,
         **_commit(),
+        "command": command(sys.argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -35,6 +39,7 @@ def describe(simulation: Simulation) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "dtype": str(simulation.dtype).removeprefix("torch."),
         "precision": simulation.precision,
+        "deterministic": simulation.deterministic,
         "engine": simulation.choice.path,
         "onednn": simulation.choice.onednn,
         "engine_reason": simulation.choice.reason,
@@ -48,6 +53,18 @@ def describe(simulation: Simulation) -> dict[str, Any]:
         "data_sha256": simulation.task.train.fingerprint(),
         "task_sha256": simulation.task.fingerprint(),
     }
+
+
+def command(arguments: Sequence[str]) -> str:
+    """What a user typed, as a shell reads it; ``Python`` if another program called.
+
+    >>> command(["/usr/bin/fedzmg", "run", "digits", "--out", "my runs"]), command(["train.py"])
+    ("fedzmg run digits --out 'my runs'", 'Python')
+    """
+    program = PurePath(arguments[0]) if arguments else PurePath()
+    if program.stem == "fedzmg" or program.parts[-2:] == ("fedzmg", "__main__.py"):
+        return shlex.join(["fedzmg", *arguments[1:]])
+    return "Python"
 
 
 def _commit() -> dict[str, Any]:

@@ -20,6 +20,7 @@ from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.stopping import GridStop, StudyStop
 from fedzmg.experiment.strict import Setting, Strict, Value, read_toml, toml
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.tasks.task import Protocol, Task
@@ -76,7 +77,7 @@ class Variant(Strict):
 class Plan(Strict):
     """What grids and studies share."""
 
-    tables: ClassVar[tuple[str, ...]] = ("preset", "protocol")
+    tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "stop")
 
     task: str
     label: str = ""
@@ -88,6 +89,8 @@ class Plan(Strict):
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "float32"
     """How layers are computed on a GPU; weights and updates keep ``dtype``."""
+    deterministic: bool = False
+    """On a GPU: the same bits whenever the same runs are packed together, also after a resume."""
     preset: dict[str, Value] = {}
     """Fields of the task's preset: centring, partition_seed, ..."""
     protocol: dict[str, Value] = {}
@@ -134,7 +137,13 @@ class Plan(Strict):
     def keys_of(cls, table: list[str]) -> list[str]:
         if table[:1] == ["algorithms"] and len(table) == 2:
             return list(Variant.model_fields)
+        if table == ["stop"]:
+            return cls._stop_keys()
         return super().keys_of(table)
+
+    @classmethod
+    def _stop_keys(cls) -> list[str]:
+        return list(cls.model_fields["stop"].annotation.model_fields)  # type: ignore[union-attr]
 
     def to_toml(self) -> str:
         values = self.model_dump(exclude_none=True)
@@ -142,7 +151,14 @@ class Plan(Strict):
             for side in ("client", "server"):
                 if not variant[side]:
                     del variant[side]
+        if not self.stops:
+            del values["stop"]
         return toml(values)
+
+    @property
+    def stops(self) -> bool:
+        """Whether anything may end a trial before its last round."""
+        return any(value for value in dict(self.model_dump().get("stop", {})).values())
 
     @staticmethod
     def folder(name: str) -> str:
@@ -184,6 +200,7 @@ class Plan(Strict):
         entry = tasks.TASKS.get(self.task)
         preset = [] if entry is None else [f"preset.{name}" for name in entry.preset.options()]
         protocol = [f"protocol.{name}" for name in Protocol.__dataclass_fields__]
+        protocol += [f"stop.{name}" for name in self._stop_keys()]
         options: set[str] = set()
         for name in self.algorithms:
             if self.base(name) in algorithms.ALGORITHMS:
@@ -212,6 +229,7 @@ class Plan(Strict):
                 "device": self.device,
                 "dtype": self.dtype,
                 "precision": self.precision,
+                "deterministic": self.deterministic,
                 "weights": variant.weights,
                 "preset": self.preset,
                 "protocol": {**self.protocol, "rounds": self.rounds, **protocol},
@@ -283,7 +301,7 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
 class GridSpec(Plan):
     """A search over hyper-parameters: short trainings, scored by their last rounds."""
 
-    tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "axes")
+    tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "stop", "axes")
 
     kind: Literal["grid"] = "grid"
     seeds: list[int] = [1000]
@@ -298,6 +316,8 @@ class GridSpec(Plan):
     axes: Axes = pydantic.Field(default_factory=lambda: {})
     """Values by option, such as ``client.lr``; by default the paper's rates of clients and servers.
     An algorithm without such an option has one axis less."""
+    stop: GridStop = GridStop()
+    """When to train points no further; by default never."""
 
     _flat = pydantic.field_validator("axes", mode="before")(_flat)
 
@@ -323,7 +343,32 @@ class GridSpec(Plan):
             raise InputError(
                 'preset.selection = "test" leaves no half to choose by: say selection = "test"'
             )
+        self._check_stop()
         return self
+
+    def _check_stop(self) -> None:
+        bound, halvings = self.stop.best_possible, self.stop.heuristic_halving
+        if bound is not None and not (self.stop.cannot_win and math.isfinite(bound)):
+            raise InputError(
+                f"stop.best_possible = {bound}: a finite number, for stop.cannot_win = true only"
+            )
+        if not halvings:
+            return
+        if sorted(set(halvings)) != halvings or not 1 <= halvings[0] <= halvings[-1] < self.rounds:
+            raise InputError(
+                f"stop.heuristic_halving = {halvings}: expected rising rounds from 1 to "
+                f"{self.rounds - 1}"
+            )
+        if self.together:
+            raise InputError(
+                "stop.heuristic_halving compares all points of an algorithm after the same round: "
+                "leave out together"
+            )
+
+    def packs(self) -> dict[str, int]:
+        """How many packs the trials of every algorithm make."""
+        trials = {name: len(self.points(name)) * len(self.seeds) for name in self.algorithms}
+        return {name: -(-n // (self.together or n)) for name, n in trials.items()}
 
     def axes_of(self, name: str) -> Axes:
         """The axes of an algorithm: those whose option it has."""
@@ -375,6 +420,9 @@ class StudySpec(Plan):
     seeds: list[int] = [0, 1, 2, 3, 4]
     rounds: int = 1000
     eval_every: int = 5
+    client_metrics_every: int = pydantic.Field(default=0, ge=0)
+    """How often models are evaluated on each client's own examples: after rounds 1, 1 + N, ... and
+    the last; 0: only after the last."""
     rates: str = "tuned"
     """``tuned``: found for the task before; ``given``: defaults and the tables here; otherwise the
     directory of a finished grid. Options in the tables go first."""
@@ -384,6 +432,17 @@ class StudySpec(Plan):
     """Evaluations whose average, or smallest, has to reach a threshold."""
     tests: Literal["reference", "pairs"] = "reference"
     """The family of tests: the first algorithm against every other, or every pair."""
+    stop: StudyStop = StudyStop()
+    """When to train runs no further; by default never."""
+
+    @pydantic.field_validator("stop", mode="before")
+    @classmethod
+    def _all_runs_count(cls, given: Any) -> Any:
+        wrong = [k for k in GridStop.model_fields if k in given] if isinstance(given, dict) else []
+        for key in wrong:
+            if key not in StudyStop.model_fields:
+                raise InputError(f"{key} belongs to a grid: every run of a study counts")
+        return given
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Self:
@@ -395,6 +454,12 @@ class StudySpec(Plan):
         if any(variant.axes is not None for variant in self.algorithms.values()):
             raise InputError("axes belong to a grid: a study has none")
         return self
+
+    def run_spec(
+        self, name: str, seed: int, options: Mapping[str, Value], **protocol: Value
+    ) -> RunSpec:
+        found = super().run_spec(name, seed, options, **protocol)
+        return found.model_copy(update={"client_metrics_every": self.client_metrics_every})
 
     def check_algorithm(self, name: str, task: Task | None) -> None:
         super().check_algorithm(name, task)

@@ -18,12 +18,15 @@ from torch import Tensor
 from fedzmg.data.plan import sample_cohort
 from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError, Interrupted
-from fedzmg.experiment import manifest
+from fedzmg.experiment import manifest, stopping
+from fedzmg.experiment.budget import TimeIsUp
 from fedzmg.experiment.lock import Hold, hold
 from fedzmg.experiment.spec import DTYPES, RunSpec
+from fedzmg.experiment.stopping import Ask, Stopped, Verdict
 from fedzmg.experiment.store import Position, RunDirectory
 from fedzmg.simulation import (
     Checkpoint,
+    ClientMetrics,
     EngineName,
     History,
     Record,
@@ -79,11 +82,19 @@ class _Job(NamedTuple):
     records: list[Record]
     engine: EngineName | EngineChoice
     existed: bool = False
+    clients: tuple[ClientMetrics, ...] = ()
+    stopped: Stopped | None = None
+    """The decision, if one was made, to train it no further from some round on."""
 
     @property
     def done(self) -> int:
         """Rounds that need not be repeated."""
         return 0 if self.position is None else self.position.checkpoint.round
+
+    def complete(self, rounds: int) -> bool:
+        """Whether nothing is left to train."""
+        last = rounds if self.stopped is None else self.stopped.round
+        return self.position is not None and self.done >= last
 
     @property
     def before(self) -> int:
@@ -98,6 +109,8 @@ def run_pack(
     *,
     progress: Progress | None = None,
     checkpoint_seconds: float | None = None,
+    stop: Ask | None = None,
+    label: str | None = None,
 ) -> list[History]:
     """Train runs that differ only in numbers and seeds; one history each, in the given order.
 
@@ -108,11 +121,16 @@ def run_pack(
         progress: what shows the user how far the work is.
         checkpoint_seconds: how often to write checkpoints; else ``$FEDZMG_CHECKPOINT_SECONDS``,
             else 10.
+        stop: asked after every round whether to end here, and which runs to train no further. Such
+            a run has fewer records than rounds, and its directory a ``stopped.json``; it is not
+            taken up again.
+        label: what the work is called; by default the algorithm's name.
 
     Raises:
         InputError: for a directory that holds another run, that another process is at work in, or
             that cannot be written.
-        Interrupted: on Ctrl-C, with everything finished kept.
+        TimeIsUp: when ``stop`` says so, with everything finished kept.
+        Interrupted: on Ctrl-C, likewise.
     """
     progress = progress or Silent()
     fitted = replace(task, protocol=specs[0].build_protocol(task))
@@ -122,12 +140,33 @@ def run_pack(
     directories = [None if places is None else RunDirectory(places[i]) for i in range(len(specs))]
     # Complete runs are only read, so they need no lock and may lie where nothing can be written.
     jobs = [_open(fitted, *pair) for pair in zip(resolved, directories, strict=True)]
-    unfinished = [d for job, d in zip(jobs, directories, strict=True) if d and job.done < rounds]
+    together = _must_stay_together(specs[0]) and not all(job.complete(rounds) for job in jobs)
+    unfinished = [
+        d
+        for job, d in zip(jobs, directories, strict=True)
+        if d and (not job.complete(rounds) or (together and job.stopped is None))
+    ]
     with hold([d.path for d in unfinished], progress.say) as held:
         for i, directory in enumerate(directories):
             if directory in unfinished:
                 jobs[i] = _take(fitted, resolved[i], directory, progress)
-        return _run_jobs(fitted, jobs, specs[0].algorithm, progress, seconds, held)
+        if together:
+            least = min(job.done for job in jobs if job.stopped is None)
+            for i, directory in enumerate(directories):
+                if directory in unfinished and jobs[i].done > least:
+                    progress.say(f"{directory.path}: back to round {least}, where its pack is")
+                    jobs[i] = _take(fitted, resolved[i], directory, progress, until=least)
+        watch = _Watch(progress, seconds, held, stop or (lambda _: Verdict()))
+        return _run_jobs(fitted, jobs, label or specs[0].algorithm, watch)
+
+
+class _Watch(NamedTuple):
+    """What looks after the rounds of a pack."""
+
+    progress: Progress
+    checkpoint_seconds: float
+    held: Hold
+    stop: Ask
 
 
 def checkpoint_interval() -> float:
@@ -141,16 +180,15 @@ def checkpoint_interval() -> float:
     raise InputError(f"{ENVIRONMENT} = {text!r}: expected a number of seconds, at least 0")
 
 
-def _run_jobs(
-    task: Task, jobs: list[_Job], label: str, progress: Progress, seconds: float, held: Hold
-) -> list[History]:
-    rounds = task.protocol.rounds
+def _run_jobs(task: Task, jobs: list[_Job], label: str, watch: _Watch) -> list[History]:
+    rounds, progress = task.protocol.rounds, watch.progress
     histories: list[History | None] = [None] * len(jobs)
     groups: dict[tuple[int, int, EngineName | EngineChoice], list[int]] = defaultdict(list)
     for i, job in enumerate(jobs):
-        if job.position is not None and job.done >= rounds:
+        if job.position is not None and job.complete(rounds):
             params = job.position.checkpoint.params()
-            histories[i] = History(task, job.spec.trial(task), tuple(job.records), params)
+            trial, records = job.spec.trial(task), tuple(job.records)
+            histories[i] = History(task, trial, records, params, job.clients)
         else:
             # A crash between two checkpoints leaves runs of a pack at different rounds. Packing
             # does not move a bit, so they simply go on in separate packs.
@@ -159,16 +197,35 @@ def _run_jobs(
         progress.begin(label, rounds, rounds)
     for (done, _, engine), members in groups.items():
         progress.begin(label, rounds, done)
-        found = _train(task, [jobs[i] for i in members], engine, progress, seconds, held)
+        found = _train(task, [jobs[i] for i in members], engine, watch)
         for i, history in zip(members, found, strict=True):
             histories[i] = history
     return [h for h in histories if h is not None]
 
 
-def _take(task: Task, spec: RunSpec, directory: RunDirectory, progress: Progress) -> _Job:
-    """Open a directory that this process holds, and put right what a crash left of it."""
-    job = _open(task, spec, directory)
-    if job.position is not None and job.position.passed_over:
+def _must_stay_together(spec: RunSpec) -> bool:
+    """Whether runs of a pack must be at the same round: on a GPU, widths decide the last bits."""
+    return spec.deterministic and resolve_device(spec.device).type == "cuda"
+
+
+def _take(
+    task: Task,
+    spec: RunSpec,
+    directory: RunDirectory,
+    progress: Progress,
+    until: int | None = None,
+) -> _Job:
+    """Open a directory that this process holds, and put right what a crash left of it.
+
+    Args:
+        task: the task it was made for.
+        spec: the run it should hold.
+        directory: where it lies.
+        progress: told of a checkpoint that cannot be used.
+        until: leave out checkpoints of later rounds.
+    """
+    job = _open(task, spec, directory, until)
+    if until is None and job.position is not None and job.position.passed_over:
         progress.say(
             f"{job.position.passed_over}: the previous checkpoint is used, from round {job.done}"
         )
@@ -177,7 +234,9 @@ def _take(task: Task, spec: RunSpec, directory: RunDirectory, progress: Progress
     return job
 
 
-def _open(task: Task, spec: RunSpec, directory: RunDirectory | None) -> _Job:
+def _open(
+    task: Task, spec: RunSpec, directory: RunDirectory | None, until: int | None = None
+) -> _Job:
     """Read what a run directory holds, if it holds this run."""
     if directory is None or not directory.exists:
         return _Job(spec, directory, None, [], spec.engine)
@@ -205,11 +264,12 @@ def _open(task: Task, spec: RunSpec, directory: RunDirectory | None) -> _Job:
             "has now: choose another place with --out"
         )
     records = {record.round: record for record in directory.records()}
-    position = directory.position(logged=records)
+    position = directory.position(logged=records, until=until)
     done = 0 if position is None else position.checkpoint.round
     kept = [records[round_] for round_ in range(1, done + 1)]
     choice = EngineChoice(facts["engine"], "as before", facts["onednn"])
-    return _Job(spec, directory, position, kept, choice, existed=True)
+    clients, stopped = directory.clients(until=done), stopping.read(directory.path)
+    return _Job(spec, directory, position, kept, choice, True, clients, stopped)
 
 
 def _difference(kept: RunSpec, asked: RunSpec) -> str:
@@ -228,14 +288,9 @@ def _difference(kept: RunSpec, asked: RunSpec) -> str:
 
 
 def _train(
-    task: Task,
-    jobs: list[_Job],
-    engine: EngineName | EngineChoice,
-    progress: Progress,
-    checkpoint_seconds: float,
-    held: Hold,
+    task: Task, jobs: list[_Job], engine: EngineName | EngineChoice, watch: _Watch
 ) -> list[History]:
-    first = jobs[0]
+    first, progress = jobs[0], watch.progress
     resumed = [_without_copies(j.position.checkpoint) for j in jobs if j.position is not None]
     with _named_write_errors(jobs):
         simulation = Simulation(
@@ -246,6 +301,8 @@ def _train(
             dtype=DTYPES[first.spec.dtype],
             engine=engine,
             precision=first.spec.precision,
+            deterministic=first.spec.deterministic,
+            chunk=_recorded_chunk(task, jobs),
             restored=resumed or None,
             memory_places=None if first.directory is None else [j.directory.path for j in jobs],  # type: ignore[union-attr]
         )
@@ -257,35 +314,60 @@ def _train(
             else:
                 job.directory.create(job.spec, manifest.describe(simulation))
     records = [list(job.records) for job in jobs]
+    clients = [list(job.clients) for job in jobs]
     saved_round, saved = simulation.round, time.monotonic()
     try:
         with HeldInterrupt(progress) as interrupt:
-            while simulation.round < simulation.rounds:
+            finished = simulation.round == simulation.rounds
+            while not finished:
                 chunk = simulation.chunk
                 with _named_write_errors(jobs):
                     report = simulation.run_round()
-                    held.check()
+                    watch.held.check()
                     if simulation.chunk != chunk:
                         progress.say(
                             f"round {report.round}: out of memory; from here on "
                             f"{simulation.chunk} clients train at once"
                         )
                         _note_chunk(jobs, report.round, simulation.chunk)
-                    for job, kept, record in zip(jobs, records, report.records, strict=True):
-                        kept.append(record)
+                    for i, (job, record) in enumerate(zip(jobs, report.records, strict=True)):
+                        if i in simulation.resting:
+                            continue
+                        records[i].append(record)
                         if job.directory is not None:
                             job.directory.append(record)
-                    last = interrupt.asked or simulation.round == simulation.rounds
-                    late = time.monotonic() - saved > checkpoint_seconds
-                    if last or late or _to_copy(simulation, saved_round) > COPIED_BYTES:
-                        _save(jobs, simulation, saved_round)
+                    if _looks_at_clients(first.spec, simulation):
+                        for i, found in enumerate(simulation.evaluate_clients()):
+                            if i not in simulation.resting:
+                                clients[i].append(found)
+                    verdict = watch.stop(report)
+                    stopped = _stopped(jobs, report, verdict)
+                    last = interrupt.asked or verdict.end or simulation.round == simulation.rounds
+                    late = time.monotonic() - saved > watch.checkpoint_seconds
+                    large = _to_copy(simulation, saved_round) > COPIED_BYTES
+                    if last or late or large or stopped:
+                        _save(jobs, simulation, saved_round, clients)
                         saved_round, saved = simulation.round, time.monotonic()
+                    if stopped:
+                        simulation.rest(stopped)
+                        _note_pack(jobs, simulation)
                 progress.advance(report)
-                if interrupt.asked and simulation.round < simulation.rounds:
+                finished = simulation.round == simulation.rounds or simulation.at_rest
+                if interrupt.asked and not finished:
                     raise KeyboardInterrupt
+                if verdict.end and not finished:
+                    raise TimeIsUp(simulation.round, simulation.rounds)
     except KeyboardInterrupt:
         raise Interrupted(simulation.round, simulation.rounds) from None
-    return simulation.histories(records)
+    histories = simulation.histories(records)
+    return [replace(h, clients=tuple(c)) for h, c in zip(histories, clients, strict=True)]
+
+
+def _looks_at_clients(spec: RunSpec, simulation: Simulation) -> bool:
+    """Whether single clients are due after this round."""
+    every = spec.client_metrics_every
+    due = every > 0 and (simulation.round - 1) % every == 0
+    return due or simulation.round == simulation.rounds
 
 
 class HeldInterrupt:
@@ -331,12 +413,20 @@ def _named_write_errors(jobs: list[_Job]) -> Iterator[None]:
         ) from None
 
 
-def _save(jobs: list[_Job], simulation: Simulation, before: int) -> None:
+def _save(
+    jobs: list[_Job],
+    simulation: Simulation,
+    before: int,
+    clients: Sequence[Sequence[ClientMetrics]],
+) -> None:
     simulation.memory.flush()
     for i, job in enumerate(jobs):
-        if job.directory is not None:
+        if job.directory is not None and i not in simulation.resting:
             checkpoint, copies = simulation.checkpoint(i), _copies(simulation, i, before)
             complete = checkpoint._replace(tensors=checkpoint.tensors | copies)
+            # First, so that what a checkpoint stands for is never missing beside it.
+            if clients[i] and clients[i][-1].round > before:
+                job.directory.save_clients(clients[i])
             job.directory.save(complete, before)
     # Only now may what the checkpoint before the last relied on be written over. What the last one
     # relies on may be written over at any time: it has copies of it.
@@ -393,6 +483,55 @@ def _recall(jobs: list[_Job], simulation: Simulation) -> None:
         blank = row(simulation.memory.fresh, i)
         memories = {client: refill(blank, named) for client, named in copies.items()}
         simulation.memory.put(i, simulation.round, memories)
+
+
+def _stopped(jobs: list[_Job], report: RoundReport, verdict: Verdict) -> list[int]:
+    """Runs to train no further from now on, each with a line in its directory.
+
+    The line is written before the checkpoint of this round: after a crash in between, the round
+    is repeated and the decision kept.
+    """
+    found = {
+        i: job.stopped
+        for i, job in enumerate(jobs)
+        if job.stopped is not None and job.stopped.round == report.round
+    }
+    for i, stopped in verdict.stopped.items():
+        directory = jobs[i].directory
+        # One that was stopped before goes on up to the same round.
+        if jobs[i].stopped is None:
+            found[i] = stopped
+            if directory is not None:
+                stopping.write(directory.path, stopped)
+    return sorted(found)
+
+
+def _note_pack(jobs: list[_Job], simulation: Simulation) -> None:
+    """Record in the manifests of runs that go on who still trains beside them, and since when."""
+    left = [i for i in range(len(jobs)) if i not in simulation.resting]
+    names = [f"{t.algorithm.name}/seed-{t.seed}" for t in simulation.trials]
+    change = {"round": simulation.round, "pack": [names[i] for i in left]}
+    for i in left:
+        directory = jobs[i].directory
+        if directory is not None:
+            facts = directory.manifest()
+            before = [c for c in facts.get("pack_changes", []) if c["round"] < simulation.round]
+            directory.note({**facts, "pack_changes": [*before, change]})
+
+
+def _recorded_chunk(task: Task, jobs: list[_Job]) -> int | None:
+    """How many clients of this pack trained at once before; None: to be measured.
+
+    On a GPU another number would be other widths, and other widths move the last bits.
+    """
+    if not jobs[0].existed or jobs[0].directory is None:
+        return None
+    facts = jobs[0].directory.manifest()
+    changes = facts.get("chunk_changes", [])
+    chunk: int | None = changes[-1]["chunk"] if changes else facts.get("chunk")
+    if chunk is None and facts["device"] == "cuda":
+        return len(jobs) * task.protocol.cohort
+    return chunk
 
 
 def _note_chunk(jobs: list[_Job], round_: int, chunk: int | None) -> None:

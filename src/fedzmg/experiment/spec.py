@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import pydantic
 import torch
 
 from fedzmg import algorithms, tasks
@@ -34,6 +35,11 @@ class RunSpec(Strict):
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "float32"
     """How layers are computed on a GPU; weights and updates keep ``dtype``."""
+    client_metrics_every: int = pydantic.Field(default=0, ge=0)
+    """How often the model is evaluated on each client's own examples: after rounds 1, 1 + N, ...
+    and the last; 0: only after the last. It does not move a bit of the training."""
+    deterministic: bool = False
+    """On a GPU: the same bits whenever the same runs are packed together, also after a resume."""
     weights: Literal["examples", "uniform"] | None = None
     preset: dict[str, Value] = {}
     """Fields of the task's preset: centring, selection, ...; ``fedzmg list TASK`` shows them."""

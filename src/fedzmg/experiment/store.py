@@ -7,11 +7,15 @@
     metrics.jsonl                    one line a round, append-only; a later line supersedes another
     checkpoint.safetensors           where to go on
     checkpoint.previous.safetensors  the one before, for when the newest is damaged
+    clients.safetensors              metric and loss on each client's own examples, by round
     lock.json                        the process at work, while there is one
 
 Whole files are written beside their place and moved there, so a reader never sees half of one.
 A checkpoint carries the hash of all of its own bytes, so any damage shows, and the two files need
 nothing beside them to be judged. No pickle is ever written or read.
+
+The format's number changes when older versions would misread a directory. New fields of the log and
+new files do not change it: readers leave out what they do not know, and do without what is missing.
 """
 
 from __future__ import annotations
@@ -21,24 +25,28 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import safetensors
+import safetensors.numpy
 import safetensors.torch
 
 from fedzmg.errors import InputError
 from fedzmg.experiment import lock
 from fedzmg.experiment.spec import RunSpec
 from fedzmg.files import is_leftover, remove_leftovers, sync_directory, write_atomic
-from fedzmg.simulation import Checkpoint, Record
+from fedzmg.simulation import Checkpoint, ClientMetrics, Record
 
 FORMAT = 1
 
 NEWEST = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
+CLIENTS = "clients.safetensors"
 
 _BLANK = b"0" * 64
 """Stands where the hash of a checkpoint's bytes will be, while they are hashed."""
@@ -135,7 +143,7 @@ class RunDirectory:
     def append(self, record: Record) -> None:
         """Add a round to the log; a line broken off by a crash is left behind it."""
         path = self.path / "metrics.jsonl"
-        values = {k: _word(v) if isinstance(v, float) else v for k, v in record._asdict().items()}
+        values = {name: _word(value) for name, value in record._asdict().items()}
         line = _json(values) + b"\n"
         with path.open("ab+") as file:
             if file.tell():
@@ -158,8 +166,7 @@ class RunDirectory:
         for number, line in enumerate(lines, 1):
             try:
                 values = json.loads(line)
-                floats = {k: float(v) for k, v in values.items() if isinstance(v, str)}
-                record = Record(**{**values, **floats})
+                record = Record(**{k: _read(v) for k, v in values.items() if k in Record._fields})
             except (ValueError, TypeError, KeyError):
                 # A crash can break off a line, which is then superseded; anything else is damage.
                 if number == len(lines) or not line.endswith(b"}"):
@@ -180,11 +187,54 @@ class RunDirectory:
         """
         write_atomic(self.path / NEWEST, _sealed(checkpoint, before), keep=self.path / PREVIOUS)
 
-    def position(self, logged: Container[int] | None = None) -> Position | None:
+    def save_clients(self, found: Sequence[ClientMetrics]) -> None:
+        """Put in place how single clients did, all evaluations of the run together."""
+        last = found[-1]
+        tensors: dict[str, npt.NDArray[Any]] = {
+            "client": last.clients.astype(np.int32),
+            "examples": last.examples.astype(np.int32),
+            "round": np.array([one.round for one in found], np.int32),
+            "metric": np.stack([one.metric for one in found]),
+            "loss": np.stack([one.loss for one in found]),
+        }
+        facts = {"format": str(FORMAT), "part": last.part, "population": str(last.population)}
+        write_atomic(self.path / CLIENTS, safetensors.numpy.save(tensors, facts))
+
+    def clients(self, until: int | None = None) -> tuple[ClientMetrics, ...]:
+        """How single clients did, in the order of rounds; empty if it was never looked at.
+
+        Args:
+            until: leave out rounds after this one, which are about to be repeated.
+
+        Raises:
+            InputError: if the file is damaged.
+        """
+        path = self.path / CLIENTS
+        if not path.exists():
+            return ()
+        try:
+            with safetensors.safe_open(path, framework="numpy") as file:
+                facts = file.metadata()
+                values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            shared = facts["part"], int(facts["population"])
+            clients, examples = (values[name].astype(np.int64) for name in ("client", "examples"))
+            pairs = zip(values["round"], values["metric"], values["loss"], strict=True)
+            return tuple(
+                ClientMetrics(int(round_), *shared, clients, examples, metric, loss)
+                for round_, metric, loss in pairs
+                if until is None or round_ <= until
+            )
+        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+            raise InputError(f"{path} cannot be read ({error}): restore or remove it") from None
+
+    def position(
+        self, logged: Container[int] | None = None, until: int | None = None
+    ) -> Position | None:
         """Where to go on: the newest checkpoint that is whole, or None before the first one.
 
         Args:
             logged: rounds of the log; a checkpoint that needs others is not used.
+            until: a checkpoint of a later round is not used, and none may be left.
 
         Raises:
             InputError: if there are checkpoints and none can be used.
@@ -200,6 +250,9 @@ class RunDirectory:
                 reasons.append(f"{path} is damaged ({error})")
                 continue
             round_ = found.checkpoint.round
+            if until is not None and round_ > until:
+                reasons.append(f"{path} is of round {round_}")
+                continue
             if logged is not None and any(r not in logged for r in range(1, round_ + 1)):
                 reasons.append(
                     f"{self.path / 'metrics.jsonl'} lacks rounds that the checkpoint has, of which "
@@ -207,7 +260,7 @@ class RunDirectory:
                 )
                 continue
             return found._replace(passed_over="; ".join(reasons))
-        if all(reason.endswith(" is missing") for reason in reasons):
+        if until is not None or all(reason.endswith(" is missing") for reason in reasons):
             return None
         raise InputError(
             f"{'; '.join(reasons)}: restore one of them, or remove {NEWEST} and {PREVIOUS} to "
@@ -233,11 +286,11 @@ class RunDirectory:
         """Remove what a crash left and what is damaged, so that work can go on from a position."""
         if not self.path.is_dir():
             return
-        for name in ("manifest.json", "spec.toml", NEWEST):
+        for name in ("manifest.json", "spec.toml", NEWEST, CLIENTS):
             remove_leftovers(self.path / name)
         if position is None:
             # Nothing relies on what clients remembered; a crash may have left half of it.
-            for name in ("memory.rows", "memory.stamps"):
+            for name in (NEWEST, PREVIOUS, "memory.rows", "memory.stamps"):
                 with contextlib.suppress(FileNotFoundError):
                     (self.path / name).unlink()
         elif position.passed_over:
@@ -295,9 +348,18 @@ def _verify(content: bytes, digest: bytes) -> None:
         raise _Damaged("its bytes do not have the hash they were written with")
 
 
-def _word(value: float) -> float | str:
+def _word(value: Any) -> Any:
     """Strict JSON has no word for what is not finite, so it is written as a string."""
-    return value if math.isfinite(value) else str(value)
+    if isinstance(value, tuple):
+        return [_word(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _read(value: Any) -> Any:
+    """What :func:`_word` was given."""
+    if isinstance(value, list):
+        return tuple(float(part) for part in value)
+    return float(value) if isinstance(value, str) else value
 
 
 def _json(values: dict[str, Any], indent: int | None = None) -> bytes:

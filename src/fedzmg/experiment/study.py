@@ -20,20 +20,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from fedzmg.errors import InputError, Interrupted, unknown
+from fedzmg.errors import InputError, unknown
 from fedzmg.experiment import scores
-from fedzmg.experiment.budget import Budget, TimeIsUp
+from fedzmg.experiment.budget import Budget
+from fedzmg.experiment.claims import FORMAT, claim, read_json
 from fedzmg.experiment.compare import Comparison
-from fedzmg.experiment.grid import FORMAT, claim, read_json
+from fedzmg.experiment.curves import curve, final, stopped, whole
 from fedzmg.experiment.lock import hold
 from fedzmg.experiment.plans import StudySpec
-from fedzmg.experiment.run import Progress, Silent, checkpoint_interval, run_pack
+from fedzmg.experiment.run import Progress, Silent, run_pack
 from fedzmg.experiment.scores import FinalRule, ThresholdRule
 from fedzmg.experiment.significance import family
 from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.stopping import asking
 from fedzmg.experiment.store import write_json
 from fedzmg.experiment.strict import Value
-from fedzmg.simulation import History, RoundReport
+from fedzmg.simulation import History
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
 
@@ -76,22 +78,14 @@ def run_study(
     for specs in runs.values():
         # Every mistake is found before the first round is trained.
         specs[0].resolved(task)
+    stop = asking(budget, diverged=spec.stop.diverged)
     histories: dict[str, list[History]] = {}
     data: dict[str, Any] = {}
     with hold([out], progress.say):
         claim(out, spec, "study.toml")
         for name, specs in runs.items():
             places = [out / spec.folder(name) / f"seed-{run.seed}" for run in specs]
-            due = None if max_minutes is None else _Due(checkpoint_interval())
-            if due is not None:
-                due.budget = budget
-            watched = _Watched(progress, name, due)
-            try:
-                found = run_pack(task, specs, places, progress=watched, checkpoint_seconds=due)
-            except Interrupted as stopped:
-                if due is not None and due.last:
-                    raise TimeIsUp(stopped.done, stopped.rounds) from None
-                raise
+            found = run_pack(task, specs, places, progress=progress, stop=stop, label=name)
             # Models are in the run directories; here they would fill the device.
             histories[spec.shown(name)] = [replace(h, params=Tree({})) for h in found]
             data = summary(spec, task, histories, runs)
@@ -140,39 +134,6 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
     return found
 
 
-class _Watched:
-    """Shows an algorithm under its own name, and ends it once the time is over and all is kept."""
-
-    def __init__(self, inner: Progress, name: str, due: _Due | None) -> None:
-        self._inner, self._name, self._due = inner, name, due
-
-    def begin(self, label: str, rounds: int, done: int) -> None:
-        del label
-        self._inner.begin(self._name, rounds, done)
-
-    def advance(self, report: RoundReport) -> None:
-        self._inner.advance(report)
-        if self._due is not None and self._due.last and report.round < report.simulation.rounds:
-            raise KeyboardInterrupt
-
-    def say(self, text: str) -> None:
-        self._inner.say(text)
-
-
-class _Due(float):
-    """Seconds between checkpoints, which are over as soon as the time is.
-
-    So the round in which the time runs out ends with a checkpoint, and no round is lost.
-    """
-
-    budget: Budget
-    last = False
-
-    def __lt__(self, passed: float) -> bool:
-        self.last = self.last or self.budget.spent
-        return self.last or super().__lt__(passed)
-
-
 def summary(
     spec: StudySpec,
     task: Task,
@@ -181,13 +142,11 @@ def summary(
 ) -> dict[str, Any]:
     """Every score and test of a study, ready for JSON."""
     higher = task.metric.higher_is_better
-    curves = {
-        label: [_scheduled(h, spec.eval_every) for h in hs] for label, hs in histories.items()
-    }
-    indices = next(iter(curves.values()))[0][0]
-    values = {label: [curve[1] for curve in each] for label, each in curves.items()}
+    curves = {label: [curve(h) for h in hs] for label, hs in histories.items()}
+    indices = next(iter(curves.values()))[0].indices
+    values = {label: [one.metrics for one in each] for label, each in curves.items()}
     finals = {
-        label: {rule: [final(h, spec.eval_every, rule) for h in hs] for rule in FINAL_RULES}
+        label: {rule: [final(h, rule) for h in hs] for rule in FINAL_RULES}
         for label, hs in histories.items()
     }
     labels = list(histories)
@@ -213,6 +172,7 @@ def summary(
         "precision": spec.precision,
         "reference": labels[0],
         "complete": len(histories) == len(spec.algorithms),
+        **({"stop": spec.stop.model_dump()} if spec.stops else {}),
         "algorithms": {
             label: {
                 "algorithm": spec.base(by_label[label]),
@@ -221,10 +181,11 @@ def summary(
                 "final": {rule: _spread(each) for rule, each in finals[label].items()},
                 "diverged": [h.diverged for h in hs],
                 "dropped": sum(r.dropped for h in hs for r in h.records),
-                "steps": sum(r.steps for r in hs[0].records),
-                "bytes_down": hs[0].records[-1].total_bytes_down,
-                "bytes_up": hs[0].records[-1].total_bytes_up,
+                "steps": sum(r.steps for r in whole(hs).records),
+                "bytes_down": whole(hs).records[-1].total_bytes_down,
+                "bytes_up": whole(hs).records[-1].total_bytes_up,
                 "seconds": sum(r.seconds for h in hs for r in h.records),
+                **({"stopped": [stopped(h) for h in hs]} if spec.stops else {}),
             }
             for label, hs in histories.items()
         },
@@ -245,27 +206,6 @@ def summary(
         },
         "curves": {label: {"indices": indices, "runs": each} for label, each in values.items()},
     }
-
-
-def _scheduled(history: History, every: int) -> tuple[list[int], list[float]]:
-    """Indices and metrics of the regular evaluations.
-
-    A run is evaluated once more after its last round; the scores of the paper do not know that.
-    """
-    kept = [
-        (round_ - 1, metric)
-        for round_, metric in zip(history.rounds, history.metrics, strict=True)
-        if (round_ - 1) % every == 0
-    ]
-    return [index for index, _ in kept], [metric for _, metric in kept]
-
-
-def final(history: History, every: int, rule: FinalRule = "full") -> float:
-    """Mean metric over the last tenth of a run; 0, the worst there is, if it diverged."""
-    if history.diverged is not None:
-        return 0.0 if history.task.metric.higher_is_better else math.inf
-    indices, metrics = _scheduled(history, every)
-    return scores.final_score(indices, metrics, total=history.records[-1].round, rule=rule)
 
 
 def _spread(values: list[float]) -> dict[str, Any]:

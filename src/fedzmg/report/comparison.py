@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from fedzmg.report.figures import Series, curves
 from fedzmg.report.panels import panels
@@ -17,7 +18,7 @@ MOST_IN_ONE_PANEL = 10
 def figure(data: Mapping[str, Any]) -> Figure:
     """Mean curve and spread of every algorithm; many of them get a panel per family."""
     series = [
-        Series(label, np.array(curve["rounds"]), np.array(curve["runs"], dtype=float))
+        Series(label, _indices(curve), np.array(curve["runs"], dtype=float))
         for label, curve in data["curves"].items()
     ]
     draw = curves if len(series) <= MOST_IN_ONE_PANEL else panels
@@ -27,3 +28,8 @@ def figure(data: Mapping[str, Any]) -> Figure:
         ylabel=f"test {data['metric']}",
         threshold=data["threshold"],
     )
+
+
+def _indices(curve: Mapping[str, Any]) -> NDArray[np.int64]:
+    """Indices of the evaluations; older files have rounds, which count from 1."""
+    return np.array(curve["indices"]) if "indices" in curve else np.array(curve["rounds"]) - 1

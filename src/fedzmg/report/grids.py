@@ -46,6 +46,8 @@ class Field(NamedTuple):
     diverged: NDArray[np.bool_]
     others: list[str]
     """Axes that are not shown."""
+    stopped: NDArray[np.bool_]
+    """Where nothing was trained to its end, so that there is no score."""
 
 
 def field(entry: Mapping[str, Any], *, higher_is_better: bool = True) -> Field:
@@ -59,6 +61,7 @@ def field(entry: Mapping[str, Any], *, higher_is_better: bool = True) -> Field:
     worst = -math.inf if higher_is_better else math.inf
     scores = np.full(shape, worst)
     diverged = np.ones(shape, dtype=bool)
+    stopped = np.zeros(shape, dtype=bool)
     for point in entry["points"]:
         where = (
             row_values.index(point["options"][rows]) if rows else 0,
@@ -67,9 +70,12 @@ def field(entry: Mapping[str, Any], *, higher_is_better: bool = True) -> Field:
         value = point["score"]
         if not point["diverged"]:
             diverged[where] = False
+        stopped[where] |= value is None and "stopped" in point
         if value is not None and (value > scores[where]) == higher_is_better:
             scores[where] = value
-    return Field(rows, columns, row_values, list(axes[columns]), scores, diverged, keys[2:])
+    stopped &= ~np.isfinite(scores)
+    values = row_values, list(axes[columns])
+    return Field(rows, columns, *values, scores, diverged & ~stopped, keys[2:], stopped)
 
 
 def figure(data: Mapping[str, Any], name: str) -> Figure:
@@ -125,8 +131,8 @@ def _title(data: Mapping[str, Any]) -> str:
     remark = f" ({data['label']})" if data["label"] else ""
     half = "tuning half" if data["selection"] == "tune" else "whole test set"
     return (
-        f"{data['task']}{remark}: {data['metric']} on the {half},\nmean of rounds "
-        f"{data['rounds'] - data['last'] + 1} to {data['rounds']}"
+        f"{data['task']}{remark}: {data['metric']} on the {half},\nmean after each of the last "
+        f"{data['last']} of {data['rounds']} rounds"
     )
 
 
@@ -149,6 +155,8 @@ def _draw(
     for (row, column), score in np.ndenumerate(one.scores):
         if one.diverged[row, column]:
             axes.plot(column, row, marker="x", color="#A59C91", markersize=4.5, markeredgewidth=1.0)
+        elif one.stopped[row, column]:
+            axes.plot(column, row, marker="_", color="#A59C91", markersize=6, markeredgewidth=1.2)
         elif numbered and math.isfinite(score):
             depth = (score - low) / (high - low)
             dark = depth > 0.55 if data["higher_is_better"] else depth < 0.45
@@ -172,7 +180,9 @@ def _draw(
         )
         words += " (border)" if best["border"] else ""
     axes.set_title(entry["label"], loc="left", fontsize=9.5, fontweight="bold", pad=17)
-    words += "; x diverged" if one.diverged.any() and best is not None else ""
+    if best is not None:
+        words += "; x diverged" if one.diverged.any() else ""
+        words += "; - stopped" if one.stopped.any() else ""
     axes.annotate(
         words, (0.0, 1.0), xycoords="axes fraction", xytext=(0, 3.5), textcoords="offset points",
         fontsize=7.2, color=QUIET_INK, va="bottom",
@@ -227,15 +237,18 @@ def table(data: Mapping[str, Any]) -> Table:
         pad_edge=False,
         caption=f"{data['metric']} on {half} ({data['examples']:,} examples), mean of the last "
         f"{data['last']} of {data['rounds']} rounds over {_seeds(data)}; neighbours: "
-        "one step away; diverged points count 0",
+        "one step away; diverged points count 0"
+        + ("; stopped: trained no further, see stopped.jsonl" if "stop" in data else ""),
         caption_justify="left",
     )
     shown.add_column("algorithm", no_wrap=True)
-    for head in ("best point", "score", "neighbours", "diverged", ""):
+    stopping = ["stopped"] if "stop" in data else []
+    for head in ("best point", "score", "neighbours", "diverged", *stopping, ""):
         shown.add_column(head, justify="left" if head == "best point" else "right")
     for entry in data["algorithms"].values():
         lost = sum(bool(point["diverged"]) for point in entry["points"])
         cells = [f"{lost} of {len(entry['points'])}"]
+        cells += [_stopped(entry["stopped"])] if stopping else []
         best = entry["best"]
         if best is None:
             shown.add_row(entry["label"], "none", "", "", *cells, "all diverged")
@@ -256,3 +269,15 @@ def table(data: Mapping[str, Any]) -> Table:
             "on the border" if best["border"] else "",
         )
     return shown
+
+
+def _stopped(counts: Mapping[str, int]) -> str:
+    """How many trials were stopped and why, and what of the rounds was trained.
+
+    >>> _stopped({"diverged": 3, "halving": 4, "rounds": 30, "rounds_asked": 60})
+    '3 diverged, 4 halving (heuristic); 50 % of the rounds trained'
+    """
+    words = {"cannot_win": "cannot win", "halving": "halving (heuristic)"}
+    why = [f"{n} {words.get(k, k)}" for k, n in counts.items() if not k.startswith("rounds")]
+    share = counts["rounds"] / counts["rounds_asked"]
+    return f"{', '.join(why)}; {share:.0%} of the rounds trained".replace("%", " %") if why else "-"

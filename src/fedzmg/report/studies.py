@@ -21,9 +21,9 @@ def scores(data: Mapping[str, Any]) -> Table:
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
-        caption="final: mean ± sd of the last tenth of the rounds; to: index of the evaluation "
-        "(rounds counted from 0) at which the run-averaged curve's rolling mean has arrived; "
-        "after: mean after the slowest algorithm has arrived",
+        caption="final: mean ± sd of the last tenth of the rounds; to: index of the evaluation at "
+        "which the run-averaged curve's rolling mean has arrived (0, 5, 10, ... after rounds 1, 6, "
+        "11, ...); after: mean after the slowest algorithm has arrived",
         caption_justify="left",
     )
     table.add_column("algorithm", no_wrap=True)
@@ -42,7 +42,7 @@ def scores(data: Mapping[str, Any]) -> Table:
             mean = None if late is None else late[label]
             cells.append("never" if arrived is None else str(arrived))
             cells.append("-" if mean is None else metric_text(mean, metric))
-        table.add_row(label, _mean_and_sd(final, metric), *cells)
+        table.add_row(label + _ended(row), _mean_and_sd(final, metric), *cells)
     return table
 
 
@@ -79,6 +79,16 @@ def tests(data: Mapping[str, Any]) -> Table | None:
             "-" if pair["seeds_needed"] is None else str(pair["seeds_needed"]),
         )
     return table
+
+
+def _ended(row: Mapping[str, Any]) -> str:
+    """What has to be known of runs that did not train to their end."""
+    stopped = [round_ for round_ in row.get("stopped", []) if round_ is not None]
+    if stopped:
+        rounds = ", ".join(map(str, sorted(set(stopped))))
+        return f" ({len(stopped)} diverged, stopped after round {rounds})"
+    lost = sum(round_ is not None for round_ in row["diverged"])
+    return f" ({lost} diverged)" if lost else ""
 
 
 def _number(value: float | None, form: str) -> str:
@@ -120,10 +130,17 @@ def estimate(data: Mapping[str, Any]) -> list[tuple[str, str]]:
             (
                 "time",
                 f"about {duration(data['seconds'])} here ({data['device']}, {data['engine']}), "
-                "from a few measured steps",
+                + _measured(data),
             )
         )
     return found
+
+
+def _measured(data: Mapping[str, Any]) -> str:
+    probe = f" ({data['probe']})" if data.get("probe") else ""
+    if data.get("extrapolated"):
+        return f"extrapolated from less than a round{probe}"
+    return f"from a few measured steps{probe}"
 
 
 def duration(seconds: float) -> str:

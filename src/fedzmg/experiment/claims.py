@@ -1,0 +1,76 @@
+"""The directory of a grid or a study: one plan each, written down where the results go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedzmg.errors import InputError
+from fedzmg.experiment import lock
+from fedzmg.experiment.plans import Plan
+from fedzmg.experiment.strict import read_toml
+from fedzmg.files import write_atomic
+
+FORMAT = 1
+"""Of ``grid.json``, ``scores.json`` and ``study.json``."""
+
+
+def claim(out: Path, spec: Plan, name: str) -> None:
+    """Make a directory, which this process holds, that of a plan, or see that it is already.
+
+    Raises:
+        InputError: if it holds anything else or cannot be written.
+    """
+    path = out / name
+    if path.is_file():
+        kept = type(spec).parse(read_toml(path))
+        if kept != spec:
+            raise InputError(
+                f"{out} holds another {path.stem} ({_difference(kept, spec)}): choose another "
+                "place with --out"
+            )
+        return
+    if any(p.name not in (lock.NAME, lock.GUARD) for p in out.iterdir()):
+        raise InputError(f"{out} is not empty and holds no {name}: choose another place with --out")
+    try:
+        write_atomic(path, spec.to_toml().encode())
+    except OSError as error:
+        raise InputError(
+            f"cannot write {out}: {error.strerror}; choose another place with --out"
+        ) from None
+
+
+def _difference(kept: Plan, asked: Plan) -> str:
+    there, here = (_flat(plan.model_dump(exclude_none=True)) for plan in (kept, asked))
+    key = next(k for k in [*here, *there] if there.get(k) != here.get(k))
+    return f"{key} is {there.get(key)!r} there and {here.get(key)!r} here"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.") or {prefix + key: {}}
+        else:
+            found[prefix + key] = value
+    return found
+
+
+def read_json(path: Path, wanted: int | None = FORMAT) -> dict[str, Any]:
+    """What a JSON file of ours holds; ``wanted`` is its format, None for any.
+
+    Raises:
+        InputError: if it is missing, damaged or of another format.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"{path} is damaged ({error}): remove it to make it again") from None
+    found = values.get("format") if isinstance(values, dict) else None
+    if not isinstance(values, dict) or (wanted is not None and found != wanted):
+        raise InputError(f"{path} has format {found!r}, this version reads {wanted}")
+    return values

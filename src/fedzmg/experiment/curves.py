@@ -1,0 +1,67 @@
+"""Curves of runs as scores see them: the regular evaluations, and nothing beside them.
+
+Rounds count from 1, and evaluations are named by an index that counts from 0: index ``r`` is the
+state after round ``r + 1``, so evaluations every five rounds have the indices 0, 5, 10, ... A run
+is evaluated once more after its last round; that one is shown, but no score knows of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedzmg.experiment import scores
+from fedzmg.experiment.scores import FinalRule
+from fedzmg.simulation import History
+
+
+class Curve(NamedTuple):
+    """The regular evaluations of a run."""
+
+    indices: list[int]
+    metrics: list[float]
+
+
+def worst(history: History) -> float:
+    """What a run that diverged counts as: 0 for a metric to maximise."""
+    return 0.0 if history.task.metric.higher_is_better else math.inf
+
+
+def stopped(history: History) -> int | None:
+    """The last round of a run that was trained no further before its end."""
+    last = history.records[-1].round
+    return last if last < history.task.protocol.rounds else None
+
+
+def whole(histories: Sequence[History]) -> History:
+    """The first run that went on to its end, else the first of the longest: what a run costs."""
+    return max(histories, key=lambda h: h.records[-1].round)
+
+
+def curve(history: History) -> Curve:
+    """The regular evaluations of a run.
+
+    One that was stopped is filled up with the worst value, which is what a run that diverged would
+    have been recorded with.
+    """
+    protocol = history.task.protocol
+    seen = dict(zip(history.rounds, history.metrics, strict=True))
+    found = Curve([], [])
+    for index in range(0, protocol.rounds, protocol.eval_every):
+        if index + 1 in seen or stopped(history) is not None:
+            found.indices.append(index)
+            found.metrics.append(seen.get(index + 1, worst(history)))
+    return found
+
+
+def final(history: History, rule: FinalRule = "full") -> float:
+    """Final metric of a run: the mean over the last tenth of its rounds.
+
+    The worst there is if the run diverged. Of 1000 rounds evaluated every five, these are the
+    twenty evaluations with the indices 900 to 995; ``author`` leaves the first of them out.
+    """
+    if history.diverged is not None:
+        return worst(history)
+    indices, metrics = curve(history)
+    return scores.final_score(indices, metrics, total=history.records[-1].round, rule=rule)

@@ -1,0 +1,177 @@
+"""Scores of a grid: one number per point, the best of them and its neighbours."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedzmg.experiment.bounds import Known
+from fedzmg.experiment.claims import FORMAT
+from fedzmg.experiment.grid_log import Rows
+from fedzmg.experiment.plans import GridSpec
+from fedzmg.experiment.stopping import Stopped
+from fedzmg.tasks.task import Task
+
+
+def counted(spec: GridSpec) -> range:
+    """The rounds after which evaluations count."""
+    return range(spec.rounds - spec.last + 1, spec.rounds + 1)
+
+
+def known(
+    spec: GridSpec, trial: int, rows: Rows, stopped: Stopped | None = None, until: int | None = None
+) -> Known:
+    """What the log says of a trial, up to a round."""
+    end = spec.rounds if until is None else until
+    if stopped is not None:
+        end = min(end, stopped.round)
+        if stopped.why == "diverged" and stopped.round <= end:
+            return Known([], lost=True)
+    found = [rows[trial, r] for r in counted(spec) if r <= end and (trial, r) in rows]
+    return Known([row["metric"] for row in found], any(row["diverged"] for row in found))
+
+
+def score(
+    spec: GridSpec, name: str, task: Task, rows: Rows, stops: Mapping[int, Stopped] | None = None
+) -> dict[str, Any]:
+    """Scores of an algorithm's grid, ready for JSON.
+
+    Args:
+        spec: the grid.
+        name: the algorithm.
+        task: for its metric.
+        rows: the log.
+        stops: trials that were trained no further. A point whose score is not known because of
+            that has none; one that diverged has the worst, as it would have had.
+    """
+    stops = stops or {}
+    axes, points, seeds = spec.axes_of(name), spec.points(name), len(spec.seeds)
+    higher = task.metric.higher_is_better
+    worst = 0.0 if higher else math.inf
+    listed: list[dict[str, Any]] = []
+    for i, options in enumerate(points):
+        trials = range(i * seeds, (i + 1) * seeds)
+        each = [known(spec, t, rows, stops.get(t)) for t in trials]
+        runs = [
+            worst if lost else statistics.fmean(values) if len(values) == spec.last else None
+            for values, lost in each
+        ]
+        scores = [run for run in runs if run is not None]
+        point: dict[str, Any] = {
+            "options": options,
+            "score": statistics.fmean(scores) if len(scores) == len(runs) else None,
+            "runs": runs,
+            "diverged": sum(lost for _, lost in each),
+        }
+        if any(t in stops for t in trials):
+            point["stopped"] = [stops[t].line() if t in stops else None for t in trials]
+        listed.append(point)
+    values, lost = [p["score"] for p in listed], [p["diverged"] for p in listed]
+    best = choose_best([len(v) for v in axes.values()], values, lost, higher=higher)
+    found = {
+        "format": FORMAT,
+        "algorithm": spec.base(name),
+        "label": spec.shown(name),
+        "fixed": spec.fixed(name),
+        "weights": spec.algorithms[name].weights,
+        "axes": axes,
+        "points": listed,
+        "best": None if best is None else _described(axes, points, values, best),
+    }
+    if spec.stops:
+        asked = spec.rounds * len(points) * seeds
+        reasons: dict[str, int] = Counter(stop.why for stop in stops.values())
+        found["stopped"] = {
+            **reasons,
+            "rounds": asked - sum(spec.rounds - stop.round for stop in stops.values()),
+            "rounds_asked": asked,
+        }
+    return found
+
+
+def choose_best(
+    shape: Sequence[int],
+    scores: Sequence[float | None],
+    diverged: Sequence[int],
+    *,
+    higher: bool = True,
+) -> int | None:
+    """The best point of a grid; among equals the one with the better neighbours, then the first.
+
+    None if every point diverged; a point without a score is not chosen.
+
+    >>> choose_best([3], [0.5, 0.9, 0.9], [0, 0, 0])
+    2
+    >>> choose_best([2, 2], [0.0, 0.0, 0.0, 0.0], [1, 1, 1, 1]) is None
+    True
+    """
+    sign = 1 if higher else -1
+    known = {i: score for i, score in enumerate(scores) if score is not None}
+
+    def merit(i: int) -> tuple[float, float]:
+        around = [sign * known[n] for n in neighbours(shape, i) if n in known]
+        return sign * known[i], statistics.fmean(around) if around else 0.0
+
+    alive = [i for i in known if not diverged[i]]
+    alive = alive or [i for i, s in known.items() if math.isfinite(s) and s > 0]
+    # max() keeps the first of equals.
+    return max(alive, key=merit) if alive else None
+
+
+def neighbours(shape: Sequence[int], point: int) -> list[int]:
+    """The points one step away along one axis, the last axis running fastest.
+
+    >>> neighbours([3, 3], 4), neighbours([3, 3], 0)
+    ([1, 7, 3, 5], [3, 1])
+    """
+    found, stride = [], math.prod(shape)
+    for size in shape:
+        stride //= size
+        position = point // stride % size
+        found += [point + step * stride for step in (-1, 1) if 0 <= position + step < size]
+    return found
+
+
+def _described(
+    axes: Mapping[str, Sequence[float]],
+    points: Sequence[Mapping[str, float]],
+    scores: Sequence[float | None],
+    best: int,
+) -> dict[str, Any]:
+    edges = [
+        key
+        for key, values in axes.items()
+        if len(values) > 1 and points[best][key] in (values[0], values[-1])
+    ]
+    around = neighbours([len(v) for v in axes.values()], best)
+    return {
+        "options": points[best],
+        "score": scores[best],
+        "neighbours": [{"options": points[n], "score": scores[n]} for n in around],
+        "border": bool(edges),
+        "border_axes": edges,
+    }
+
+
+def warnings(data: Mapping[str, Any]) -> list[str]:
+    """What a reader of a grid has to know: borders, grids that only diverged, heuristics."""
+    found = []
+    for name, entry in data["algorithms"].items():
+        best = entry["best"]
+        if best is None:
+            found.append(f"{name}: every point diverged; search smaller rates")
+        elif best["border"]:
+            edges = ", ".join(f"{key} = {best['options'][key]:.4g}" for key in best["border_axes"])
+            found.append(
+                f"{name}: the best lies on the border ({edges}); a wider grid may do better"
+            )
+        halved = entry.get("stopped", {}).get("halving", 0)
+        if halved:
+            found.append(
+                f"{name}: {halved} trials were stopped by a heuristic (heuristic_halving); one of "
+                "them might have won"
+            )
+    return found

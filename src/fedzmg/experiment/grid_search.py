@@ -1,0 +1,292 @@
+"""The grid of one algorithm: packs of trials, a log of the rounds that count, then scores."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedzmg.engine.choose import EngineChoice
+from fedzmg.errors import InputError, Interrupted
+from fedzmg.experiment import grid_pack, manifest
+from fedzmg.experiment.budget import Budget, TimeIsUp
+from fedzmg.experiment.claims import read_json
+from fedzmg.experiment.grid_log import GridTrial, Log, Rows
+from fedzmg.experiment.grid_pack import PackCheckpoint, Unusable
+from fedzmg.experiment.grid_score import counted, score
+from fedzmg.experiment.grid_stops import Stops
+from fedzmg.experiment.lock import Hold
+from fedzmg.experiment.plans import GridSpec
+from fedzmg.experiment.run import HeldInterrupt, Progress
+from fedzmg.experiment.spec import DTYPES
+from fedzmg.experiment.stopping import Stopped, Verdict, newly_diverged
+from fedzmg.experiment.store import write_json
+from fedzmg.simulation import Record, RoundReport, Simulation, Trial, resolve_device
+from fedzmg.tasks.task import Task
+
+CHECKPOINT_SHARE = 0.05
+"""Of the time, what writing checkpoints may take: a pack of large models is gigabytes."""
+
+
+class Search:
+    """Trains the points of one algorithm under all seeds, and scores them."""
+
+    def __init__(
+        self,
+        spec: GridSpec,
+        name: str,
+        task: Task,
+        place: Path,
+        progress: Progress,
+        budget: Budget,
+        checkpoint_seconds: float,
+        held: Hold,
+    ) -> None:
+        self.spec, self.name, self.task, self.place = spec, name, task, place
+        self.progress, self.budget, self.held = progress, budget, held
+        self.checkpoint_seconds = checkpoint_seconds
+        self.log = Log(place / "metrics.jsonl")
+        self.rows: Rows = self.log.read()
+        self.stops = Stops(spec, name, task.metric, place / "stopped.jsonl")
+        self.trials = [GridTrial(p, seed) for p in spec.points(name) for seed in spec.seeds]
+        self.lost: set[int] = set()
+        """Trials that have diverged, as far as this process saw."""
+
+    def run(self) -> None:
+        """Train pack after pack, then score."""
+        for pack in self._packs(range(len(self.trials))):
+            # One that was stopped and is to be trained after all has its turn below.
+            if not all(i in self.stops.revoked or self._logged([i]) for i in pack):
+                self._train(pack)
+        while True:
+            if self.spec.stop.cannot_win:
+                with self._named_write_errors():
+                    self.stops.revoke(self.stops.unsettled(self.rows))
+            again = [i for i in sorted(self.stops.revoked) if not self._logged([i])]
+            if not again:
+                break
+            self.progress.say(
+                f"{self.name}: {len(again)} stopped trials might win after all: they are trained "
+                "to the end"
+            )
+            for pack in self._packs(again):
+                self._train(pack)
+        with self._named_write_errors():
+            scores = score(self.spec, self.name, self.task, self.rows, self.stops.now)
+            write_json(self.place / "scores.json", scores)
+            # Only now: a grid that is scored never trains again.
+            (self.place / "checkpoint.safetensors").unlink(missing_ok=True)
+            shutil.rmtree(self.place / "memory", ignore_errors=True)
+
+    def _packs(self, trials: Sequence[int]) -> list[list[int]]:
+        size = self.spec.together or max(len(trials), 1)
+        return [list(trials[i : i + size]) for i in range(0, len(trials), size)]
+
+    def _logged(self, members: Iterable[int], until: int | None = None) -> bool:
+        """Whether the log has all rounds that count, up to one of them."""
+        end = self.spec.rounds if until is None else until
+        for i in members:
+            stop = self.stops.now.get(i)
+            last = end if stop is None else min(end, stop.round)
+            if any((i, r) not in self.rows for r in counted(self.spec) if r <= last):
+                return False
+        return True
+
+    def _train(self, pack: list[int]) -> None:
+        with self._named_write_errors():
+            kept = self._checkpoint(pack)
+            begun = 0 if kept is None else kept.round
+            stops = self.stops.now
+            active = [i for i in pack if i not in stops or stops[i].round > begun]
+            if kept is None:
+                # Nothing relies on what clients remembered; a crash may have left half of it.
+                for i in pack:
+                    shutil.rmtree(self._memory(i), ignore_errors=True)
+            if active:
+                self._rounds(pack, active, self._simulation(active, kept))
+
+    def _rounds(self, pack: list[int], active: list[int], simulation: Simulation) -> None:
+        """The rounds of a pack; ``active`` are the trials of the simulation."""
+        self.progress.begin(self.name, self.spec.rounds, simulation.round)
+        saved, pause = time.monotonic(), self.checkpoint_seconds
+        try:
+            with HeldInterrupt(self.progress) as interrupt:
+                finished = simulation.round == self.spec.rounds
+                while not finished:
+                    report = simulation.run_round()
+                    self.held.check()
+                    report = report._replace(records=self._evaluated(simulation, report.records))
+                    self._write(active, report)
+                    verdict = self._ask(pack, active, report)
+                    self._stop(pack, active, simulation, verdict)
+                    self.progress.advance(report)
+                    finished = simulation.round == self.spec.rounds or simulation.at_rest
+                    leave = (interrupt.asked or verdict.end) and not finished
+                    if leave or (time.monotonic() - saved > pause and not finished):
+                        began = time.monotonic()
+                        grid_pack.save(self._path, pack, simulation, active)
+                        saved = time.monotonic()
+                        if pause > 0:
+                            pause = max(pause, (saved - began) / CHECKPOINT_SHARE)
+                    if leave and interrupt.asked:
+                        raise KeyboardInterrupt
+                    if leave:
+                        raise TimeIsUp(simulation.round, self.spec.rounds)
+        except KeyboardInterrupt:
+            raise Interrupted(simulation.round, self.spec.rounds) from None
+
+    def _ask(self, pack: list[int], active: list[int], report: RoundReport) -> Verdict:
+        """Whether there is time left, and which trials are trained no further.
+
+        What was decided before a crash is kept, and takes effect after the same round.
+        """
+        stop, found = self.spec.stop, dict[int, Stopped]()
+        diverged = {active[i]: s for i, s in newly_diverged(report).items()}
+        self.lost |= set(diverged)
+        # Nothing is gained by stopping after the last round.
+        fresh = report.round < self.spec.rounds and not self.stops.revoked.intersection(pack)
+        if stop.diverged:
+            found |= diverged
+        if stop.cannot_win and fresh:
+            found |= self.stops.hopeless(self.rows, pack, report.round, self.lost) | found
+        if report.round in stop.heuristic_halving and fresh:
+            found |= self.stops.worse_half(self.rows, report.round) | found
+        self.stops.keep(found, [{"seed": t.seed, **t.options} for t in self.trials])
+        now = self.stops.now
+        due = {i: now[t] for i, t in enumerate(active) if t in now and now[t].round == report.round}
+        return Verdict(self.budget.spent, due)
+
+    def _stop(
+        self, pack: list[int], active: list[int], simulation: Simulation, verdict: Verdict
+    ) -> None:
+        if not verdict.stopped:
+            return
+        simulation.rest(verdict.stopped)
+        # Another width may move the last bits on a GPU, so what trains together is written down.
+        left = [t for i, t in enumerate(active) if i not in simulation.resting]
+        facts = read_json(self.place / "manifest.json", None)
+        changes = {(c["pack"], c["round"]): c for c in facts.get("pack_changes", [])}
+        here = pack[0], simulation.round
+        changes[here] = {"pack": here[0], "round": here[1], "trials": left}
+        noted = {**facts, "pack_changes": list(changes.values())}
+        write_json(self.place / "manifest.json", noted)
+
+    @property
+    def _path(self) -> Path:
+        return self.place / "checkpoint.safetensors"
+
+    def _checkpoint(self, pack: list[int]) -> PackCheckpoint | None:
+        """Where a pack stopped; a damaged file is said, and its trials start again."""
+        try:
+            found = grid_pack.load(self._path, pack)
+            if found is None:
+                return None
+            if not self._logged(pack, until=found.round):
+                raise Unusable("metrics.jsonl lacks rounds that it has")
+            stops = self.stops.now
+            wanted = {i for i in pack if i not in stops or stops[i].round > found.round}
+            if wanted != set(found.trials):
+                raise Unusable("stopped.jsonl tells of other trials than it has")
+        except Unusable as error:
+            self.progress.say(
+                f"{self._path} cannot be used ({error}): {self.name} starts again from round 1"
+            )
+            return None
+        return found
+
+    def _simulation(self, active: list[int], kept: PackCheckpoint | None) -> Simulation:
+        spec, facts = self.spec, self._facts()
+        fixed = spec.fixed(self.name)
+        simulation = Simulation(
+            self.task,
+            [
+                Trial(
+                    spec.configured(self.name, {**fixed, **self.trials[i].options}, self.task),
+                    self.trials[i].seed,
+                )
+                for i in active
+            ],
+            rounds=spec.rounds,
+            device=resolve_device(spec.device),
+            dtype=DTYPES[spec.dtype],
+            # Another execution path would move the last bits.
+            engine=(
+                EngineChoice(facts["engine"], "as before", facts["onednn"])
+                if facts
+                else spec.engine
+            ),
+            precision=spec.precision,
+            deterministic=spec.deterministic,
+            chunk=facts.get("chunk"),
+            restored=None if kept is None else [kept.trials[i] for i in active],
+            memory_places=[self._memory(i) for i in active],
+        )
+        if not facts:
+            self.place.mkdir(parents=True, exist_ok=True)
+            write_json(self.place / "manifest.json", manifest.describe(simulation))
+        return simulation
+
+    def _memory(self, trial: int) -> Path:
+        return self.place / "memory" / f"trial-{trial}"
+
+    def _facts(self) -> dict[str, Any]:
+        """The manifest, if the search began before on the same data."""
+        path = self.place / "manifest.json"
+        if not path.exists():
+            return {}
+        facts = read_json(path, None)
+        for fact, now in (
+            ("data_sha256", self.task.train.fingerprint()),
+            ("task_sha256", self.task.fingerprint()),
+        ):
+            if facts.get(fact) != now:
+                raise InputError(
+                    f"{self.place} was made with other data or another model than "
+                    f"{self.task.name!r} has now: choose another place with --out"
+                )
+        return facts
+
+    def _evaluated(self, simulation: Simulation, records: list[Record]) -> list[Record]:
+        """Records of a round, evaluated if it is one that is asked for."""
+        counts = simulation.round in counted(self.spec)
+        due = counts or simulation.round in self.spec.stop.heuristic_halving
+        awake = [i for i in range(len(records)) if i not in simulation.resting]
+        if not due or records[awake[0]].metric is not None:
+            return records
+        worst = 0.0 if self.task.metric.higher_is_better else math.inf
+        found, scores = list(records), simulation.evaluate()
+        for i in awake:
+            loss, metric = scores[i]
+            lost = records[i].diverged or not math.isfinite(loss)
+            found[i] = records[i]._replace(
+                loss=loss,
+                metric=worst if lost else metric,
+                # A look in between is no verdict: a loss too large for a number may come down.
+                diverged=lost if counts else records[i].diverged,
+            )
+        return found
+
+    def _write(self, active: list[int], report: RoundReport) -> None:
+        """Add the lines of a round, if it was evaluated."""
+        lines = [
+            self.trials[trial].line(trial, record)
+            for trial, record in zip(active, report.records, strict=True)
+            if record.metric is not None
+        ]
+        if lines:
+            self.log.append(lines)
+            self.rows |= {(line["trial"], line["round"]): line for line in lines}
+
+    @contextlib.contextmanager
+    def _named_write_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"cannot write to {self.place}: {error.strerror or error}; what was kept is whole, "
+                "run the same command again once there is room"
+            ) from None

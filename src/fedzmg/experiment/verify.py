@@ -1,0 +1,304 @@
+"""Whether this machine trains a run again to the same bits: its first rounds, side by side.
+
+Runs that were packed together are packed again where all of them are there. On a processor a trial
+does not depend on its neighbours, so there a run may also be looked at alone; on a GPU it may not.
+Nothing is written to the run's directory: what clients remember goes to a temporary place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedzmg.engine.choose import EngineChoice, can_compile
+from fedzmg.errors import InputError
+from fedzmg.experiment import manifest
+from fedzmg.experiment.spec import DTYPES, RunSpec
+from fedzmg.experiment.store import RunDirectory
+from fedzmg.simulation import Record, Simulation, resolve_device
+from fedzmg.tasks.task import Task
+
+ROUNDS = 3
+NUMBERS = ("metric", "loss", "train_loss")
+UNTOLD = ("started", "engine_reason", "command", "chunk_changes", "pack_changes")
+"""Facts of a manifest that say nothing about where a run's bits come from."""
+
+
+class Fact(NamedTuple):
+    """A circumstance that is not what it was."""
+
+    name: str
+    then: Any
+    now: Any
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one run."""
+
+    name: str
+    rounds: int
+    """Rounds that were trained again and compared."""
+    first: int | None
+    """The first round with a difference."""
+    fields: tuple[str, ...]
+    """What differs there, times apart."""
+    size: float | None
+    """Largest absolute difference of metric and losses in all of these rounds."""
+    facts: tuple[Fact, ...]
+    note: str = ""
+
+    @property
+    def reproduced(self) -> bool:
+        """Whether every bit is the same."""
+        return self.rounds > 0 and self.first is None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        size = self.size if self.size is None or math.isfinite(self.size) else str(self.size)
+        return {
+            **vars(self),
+            "size": size,
+            "facts": [fact._asdict() for fact in self.facts],
+            "reproduced": self.reproduced,
+        }
+
+
+class _Kept(NamedTuple):
+    path: Path
+    name: str
+    spec: RunSpec
+    facts: Mapping[str, Any]
+    records: list[Record]
+
+
+def verify(
+    place: Path,
+    *,
+    rounds: int = ROUNDS,
+    runs: int | None = None,
+    task: Task | None = None,
+    say: Callable[[str], None] | None = None,
+) -> list[Verdict]:
+    """Train the first rounds of runs again and compare every number with the log.
+
+    Args:
+        place: a run directory, or a directory that holds some.
+        rounds: how many rounds of each.
+        runs: only so many runs, the first by name.
+        task: a user's own task; by default the preset that the runs name.
+        say: told what is trained next.
+
+    Raises:
+        InputError: if there is no run, the data are not here, or the run needs what this machine
+            does not have.
+    """
+    if rounds < 1:
+        raise InputError(f"rounds = {rounds}: expected at least 1")
+    if runs is not None and runs < 1:
+        raise InputError(f"runs = {runs}: expected at least 1")
+    asked = [_read(directory, place) for directory in _find(place)[:runs]]
+    names = [run.name for run in asked]
+    found: list[Verdict] = []
+    tasks: dict[str, Task] = {}
+    for pack in _packs([*asked, *_neighbours(asked, place)]):
+        if not any(run.name in names for run in pack):
+            continue
+        spec = pack[0].spec
+        known = f"{spec.task} {sorted(spec.preset.items())}"
+        if task is None and known not in tasks:
+            tasks[known] = spec.build_task()
+        if say is not None:
+            others = f" and {len(pack) - 1} beside it" if len(pack) > 1 else ""
+            say(f"{pack[0].name}{others}: first rounds")
+        found += _verify(task or tasks[known], pack, rounds)
+    return sorted(
+        (verdict for verdict in found if verdict.name in names),
+        key=lambda verdict: names.index(verdict.name),
+    )
+
+
+def _find(place: Path) -> list[Path]:
+    if not place.is_dir():
+        raise InputError(f"{place} is no directory: give a run directory or one that holds some")
+    found = sorted(path.parent for path in place.rglob("spec.toml"))
+    if not found and (place / "grid.toml").is_file():
+        raise InputError(f"{place} is a grid, which keeps no runs: give a run or a study")
+    if not found:
+        raise InputError(
+            f"{place} holds no run directory (spec.toml): give a directory that 'fedzmg run', "
+            "'compare' or 'study' wrote"
+        )
+    return found
+
+
+def _read(directory: Path, place: Path) -> _Kept:
+    run = RunDirectory(directory)
+    facts = run.manifest()
+    for name in ("engine", "onednn", "data_sha256"):
+        if name not in facts:
+            raise InputError(
+                f"{directory}/manifest.json lacks {name!r}: it was made by another version, with "
+                "which it can be verified"
+            )
+    inside = directory.is_relative_to(place)
+    name = directory.relative_to(place).as_posix() if inside else str(directory)
+    records = run.records()
+    if not records:
+        raise InputError(f"{directory} has no finished round yet: nothing can be compared")
+    shown = str(place) if name == "." else name
+    return _Kept(directory, shown, run.spec(), facts, records)
+
+
+def _neighbours(runs: Sequence[_Kept], place: Path) -> list[_Kept]:
+    """Other runs that trained beside these, where that moves the last bits."""
+    known = {run.path.resolve() for run in runs}
+    found: list[_Kept] = []
+    for run in runs:
+        if run.facts.get("device") == "cpu" or len(run.facts.get("pack", [])) < 2:
+            continue
+        for path in sorted(run.path.resolve().parent.glob("*/spec.toml")):
+            if path.parent not in known:
+                known.add(path.parent)
+                found.append(_read(path.parent, place))
+    return found
+
+
+def _packs(runs: Sequence[_Kept]) -> list[list[_Kept]]:
+    """Runs that trained side by side, in their order; those without their neighbours, alone."""
+    groups: dict[str, list[_Kept]] = {}
+    for run in runs:
+        shared = run.spec.model_copy(update={"seed": 0}).model_dump_json()
+        groups.setdefault(f"{run.facts.get('pack')} {shared}", []).append(run)
+    found: list[list[_Kept]] = []
+    for members in groups.values():
+        pack = list(members[0].facts.get("pack", []))
+        by_name = {f"{run.spec.algorithm}/seed-{run.spec.seed}": run for run in members}
+        whole = len(by_name) == len(members) == len(pack) and set(by_name) == set(pack)
+        found += [[by_name[name] for name in pack]] if whole else [[run] for run in members]
+    return found
+
+
+def _verify(task: Task, pack: Sequence[_Kept], wanted: int) -> list[Verdict]:
+    # Everything is written out in a run's own file; what a task recommends today is beside it.
+    plain = replace(task, options={}, protocol=pack[0].spec.build_protocol(task))
+    data = {"data_sha256": plain.train.fingerprint(), "task_sha256": plain.fingerprint()}
+    moved = [
+        Fact(name, pack[0].facts[name], now)
+        for name, now in data.items()
+        if name in pack[0].facts and pack[0].facts[name] != now
+    ]
+    if moved:
+        note = f"{task.name!r} holds other data, model or metric than then: nothing was trained"
+        return [Verdict(run.name, 0, None, (), None, tuple(moved), note) for run in pack]
+    limit, chunk, note = _comparable(pack[0], wanted)
+    end = min(limit, max(run.records[-1].round for run in pack))
+    with _circumstances(pack[0]) as device, tempfile.TemporaryDirectory() as place:
+        simulation = _simulation(plain, pack, device, chunk, Path(place))
+        again = [simulation.run_round().records for _ in range(end)]
+        now = manifest.describe(simulation)
+    return [_judge(run, [each[i] for each in again], now, note) for i, run in enumerate(pack)]
+
+
+def _comparable(run: _Kept, wanted: int) -> tuple[int, int | None, str]:
+    """Rounds that trained in one shape, the chunk they trained in, and what to say about them."""
+    chunk = run.facts.get("chunk")
+    changes = [(change["round"], change["chunk"]) for change in run.facts.get("chunk_changes", [])]
+    # One in the first round came before anything was kept.
+    chunk = next((size for round_, size in reversed(changes) if round_ == 1), chunk)
+    ends = [round_ - 1 for round_, _ in changes if round_ > 1]
+    ends += [int(change["round"]) for change in run.facts.get("pack_changes", [])]
+    limit = min([wanted, *ends])
+    notes = []
+    if limit < wanted:
+        notes.append(f"only up to round {limit}: what trained together changed then")
+    if run.facts.get("device") == "cuda" and not run.facts.get("deterministic"):
+        notes.append("trained without deterministic = true, so a GPU promises no bits")
+    return limit, chunk, "; ".join(notes)
+
+
+@contextlib.contextmanager
+def _circumstances(run: _Kept) -> Iterator[torch.device]:
+    """The recorded device and number of threads, as far as this machine has them."""
+    kind = str(run.facts.get("device", "cpu"))
+    try:
+        device = resolve_device(kind)
+    except InputError:
+        raise InputError(
+            f"{run.name} was trained on a GPU ({run.facts.get('device_name')}), and there is none "
+            "here: verify it where there is one"
+        ) from None
+    if run.facts["engine"] == "compiled" and not can_compile(device):
+        raise InputError(
+            f"{run.name} was trained with compiled steps, and there is no compiler here: install "
+            "one (g++; on a GPU triton)"
+        )
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(int(run.facts.get("threads", before)))
+        yield device
+    finally:
+        torch.set_num_threads(before)
+
+
+def _simulation(
+    task: Task, pack: Sequence[_Kept], device: torch.device, chunk: int | None, place: Path
+) -> Simulation:
+    first = pack[0]
+    places = [place / str(i) for i in range(len(pack))]
+    for each in places:
+        each.mkdir()
+    return Simulation(
+        task,
+        [run.spec.trial(task) for run in pack],
+        rounds=task.protocol.rounds,
+        device=device,
+        dtype=DTYPES[first.spec.dtype],
+        engine=EngineChoice(first.facts["engine"], "as recorded", first.facts["onednn"]),
+        precision=first.spec.precision,
+        deterministic=first.spec.deterministic,
+        chunk=chunk,
+        memory_places=places,
+    )
+
+
+def _judge(run: _Kept, again: Sequence[Record], now: Mapping[str, Any], note: str) -> Verdict:
+    then = {record.round: record for record in run.records}
+    pairs = [(then[record.round], record) for record in again if record.round in then]
+    first: int | None = None
+    fields: tuple[str, ...] = ()
+    size = 0.0
+    for old, new in pairs:
+        unequal = tuple(
+            name
+            for name in Record._fields
+            if name != "seconds" and not _same(getattr(old, name), getattr(new, name))
+        )
+        if unequal and first is None:
+            first, fields = old.round, unequal
+        for name in NUMBERS:
+            size = max(size, _distance(getattr(old, name), getattr(new, name)))
+    facts = tuple(
+        Fact(name, run.facts[name], value)
+        for name, value in now.items()
+        if name in run.facts and name not in UNTOLD and run.facts[name] != value
+    )
+    return Verdict(run.name, len(pairs), first, fields, size if pairs else None, facts, note)
+
+
+def _same(old: Any, new: Any) -> bool:
+    # What an older version did not log cannot differ.
+    return old == new or str(old) == str(new) or (old is None and isinstance(new, tuple))
+
+
+def _distance(old: float | None, new: float | None) -> float:
+    if old is None or new is None or _same(old, new):
+        return 0.0
+    return abs(old - new) if math.isfinite(old - new) else math.inf

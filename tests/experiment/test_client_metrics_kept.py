@@ -1,0 +1,186 @@
+"""What is kept of single clients: whole or not at all, the same bits after any interruption."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedzmg import Task
+from fedzmg.errors import InputError
+from fedzmg.experiment.plans import StudySpec
+from fedzmg.experiment.run import Silent, run_pack
+from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.store import CLIENTS, RunDirectory
+from fedzmg.simulation import ClientMetrics, History, RoundReport
+
+SAMPLE = Path(__file__).parent / "samples" / "format-1"
+
+
+def task() -> Task:
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(6), [4, 9, 6, 3, 8, 5])
+    x, y = rng.normal(size=(len(owner), 5)), rng.integers(0, 3, len(owner))
+    return Task.from_arrays(
+        nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), x, y, owner,
+        test=(x, y), name="toy", rounds=6, cohort=3, batch_size=4, eval_every=2,
+    )  # fmt: skip
+
+
+def specs(every: int = 2) -> list[RunSpec]:
+    return [
+        RunSpec(task="toy", seed=seed, engine="vectorized", client_metrics_every=every)
+        for seed in (0, 1)
+    ]
+
+
+def places(root: Path) -> list[Path]:
+    return [root / "seed-0", root / "seed-1"]
+
+
+def same(one: tuple[ClientMetrics, ...], other: tuple[ClientMetrics, ...]) -> bool:
+    return len(one) == len(other) and all(
+        (a.round, a.part, a.population) == (b.round, b.part, b.population)
+        and all(
+            np.array_equal(getattr(a, name), getattr(b, name))
+            for name in ("clients", "examples", "metric", "loss")
+        )
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+class Stop(Silent):
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def advance(self, report: RoundReport) -> None:
+        if report.round == self.after:
+            raise MemoryError
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[History]:
+    return run_pack(task(), specs())
+
+
+def test_looks_after_the_first_every_so_many_and_the_last_round(whole: list[History]) -> None:
+    assert [found.round for found in whole[0].clients] == [1, 3, 5, 6]
+    assert [found.round for found in run_pack(task(), specs(0))[0].clients] == [6]
+
+
+def test_how_often_does_not_move_a_bit(whole: list[History]) -> None:
+    [seldom, _] = run_pack(task(), specs(0))
+    assert [r._replace(seconds=0) for r in seldom.records] == [
+        r._replace(seconds=0) for r in whole[0].records
+    ]
+    assert all(torch.equal(seldom.params[n], whole[0].params[n]) for n in seldom.params)
+    assert same(seldom.clients, whole[0].clients[-1:])
+
+
+@pytest.mark.parametrize(("after", "seconds"), [(1, 1e9), (3, 0.0), (4, 0.0)])
+def test_interrupted_goes_on_bit_for_bit(
+    tmp_path: Path, whole: list[History], after: int, seconds: float
+) -> None:
+    with pytest.raises(MemoryError):
+        run_pack(task(), specs(), places(tmp_path), progress=Stop(after),
+                 checkpoint_seconds=seconds)  # fmt: skip
+    resumed = run_pack(task(), specs(), places(tmp_path))
+    for history, expected, place in zip(resumed, whole, places(tmp_path), strict=True):
+        assert same(history.clients, expected.clients)
+        assert same(RunDirectory(place).clients(), expected.clients)
+        assert [r.client_loss for r in history.records] == [r.client_loss for r in expected.records]
+    assert same(run_pack(task(), specs(), places(tmp_path))[1].clients, whole[1].clients)
+
+
+@pytest.mark.parametrize("fails", ["save", "save_clients"])
+def test_end_of_a_process_between_the_last_two_files(
+    tmp_path: Path, whole: list[History], monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """A checkpoint never stands for an evaluation that is not there."""
+    inner = getattr(RunDirectory, fails)
+
+    def die(self: RunDirectory, found: Any, *rest: Any) -> None:
+        if (found.round if fails == "save" else found[-1].round) == 6:
+            raise MemoryError
+        inner(self, found, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, fails, die)
+        with pytest.raises(MemoryError):
+            run_pack(task(), specs(), places(tmp_path), checkpoint_seconds=0)
+    left = tmp_path / "seed-0" / f".{CLIENTS}.abc"
+    left.write_bytes(b"half")
+    resumed = run_pack(task(), specs(), places(tmp_path))
+    assert all(same(a.clients, b.clients) for a, b in zip(resumed, whole, strict=True))
+    assert not left.exists()
+
+
+def test_file_is_plain_tensors_and_damage_is_one_line(tmp_path: Path, whole: list[History]) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.save_clients(whole[0].clients)
+    assert same(directory.clients(), whole[0].clients)
+    assert same(directory.clients(until=3), whole[0].clients[:2])
+    content = (tmp_path / CLIENTS).read_bytes()
+    for cut in (b"", content[:40], content[:-1], b"\x80\x04pickle"):
+        (tmp_path / CLIENTS).write_bytes(cut)
+        with pytest.raises(InputError, match=r"clients\.safetensors cannot be read") as caught:
+            directory.clients()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_directory_from_before_is_read_without(tmp_path: Path) -> None:
+    sample = RunDirectory(SAMPLE)
+    assert sample.clients() == ()
+    assert [r.client_loss for r in sample.records()] == [None, None]
+    assert sample.spec().client_metrics_every == 0
+
+
+def test_fields_of_a_later_version_are_left_out(tmp_path: Path, whole: list[History]) -> None:
+    directory = RunDirectory(tmp_path)
+    record = whole[0].records[0]._replace(client_loss=(0.5, 1.0, 2.0, float("inf"), float("inf")))
+    directory.append(record)
+    log = tmp_path / "metrics.jsonl"
+    line = json.loads(log.read_text(), parse_constant=pytest.fail)
+    assert line["client_loss"] == [0.5, 1.0, 2.0, "inf", "inf"]
+    log.write_text(json.dumps({**line, "mood": "fine"}) + "\n")
+    assert directory.records() == [record]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (-1, r"client_metrics_every = -1: input should be greater than or equal to 0"),
+        (True, "client_metrics_every = True: input should be a valid integer"),
+        (2.5, r"client_metrics_every = 2\.5: input should be a valid integer"),
+    ],
+)
+def test_wrong_numbers_are_refused(value: Any, words: str) -> None:
+    for kind, rest in ((RunSpec, {}), (StudySpec, {"algorithms": ["fedavg"], "rates": "given"})):
+        with pytest.raises(InputError, match=words):
+            kind.parse({"task": "digits", "client_metrics_every": value, **rest})  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="client_metrics_every"):
+        RunSpec.parse({"task": "digits", "client_metric_every": 2})
+
+
+def test_a_study_hands_it_to_its_runs() -> None:
+    study = StudySpec.parse(
+        {"task": "digits", "algorithms": ["fedavg"], "rates": "given", "client_metrics_every": 7}
+    )
+    assert study.run_spec("fedavg", 0, {}).client_metrics_every == 7
+    assert study.with_settings({"client_metrics_every": 3}).client_metrics_every == 3
+    assert RunSpec(task="digits").with_settings({"client_metrics_every": 4}).to_toml().count("= 4")
+
+
+def test_manifest_says_what_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_pack(task(), specs(0)[:1], [tmp_path / "called"])
+    assert RunDirectory(tmp_path / "called").manifest()["command"] == "Python"
+    monkeypatch.setattr(sys, "argv", ["/opt/x/bin/fedzmg", "run", "toy", "--out", "my place"])
+    run_pack(task(), specs(0)[:1], [tmp_path / "typed"])
+    facts = RunDirectory(tmp_path / "typed").manifest()
+    assert facts["command"] == "fedzmg run toy --out 'my place'"

@@ -1,0 +1,161 @@
+"""A run is trained again to the same bits; what was tampered with is found and named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toys import Stop, toy
+
+from fedzmg.errors import InputError
+from fedzmg.experiment import verify as module
+from fedzmg.experiment.run import run_pack
+from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.verify import verify
+
+
+def train(out: Path, algorithm: str = "fedzmg", **changes: Any) -> None:
+    """Two runs side by side, interrupted and resumed, so that the log has lines twice."""
+    task = toy(rounds=5, eval_every=2)
+    specs = [
+        RunSpec(task="toy", algorithm=algorithm, seed=seed, engine="vectorized", **changes)
+        for seed in (0, 1)
+    ]
+    places = [out / f"seed-{seed}" for seed in (0, 1)]
+    with pytest.raises(MemoryError):
+        run_pack(task, specs, places, progress=Stop(2), checkpoint_seconds=1e9)
+    run_pack(task, specs, places)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("trained")
+    train(place)
+    return place
+
+
+@pytest.fixture
+def runs(trained: Path, tmp_path: Path) -> Path:
+    """Two runs, to be tampered with."""
+    return shutil.copytree(trained, tmp_path / "runs")
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def content(place: Path) -> dict[str, tuple[str, int]]:
+    return {
+        str(path): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+        for path in sorted(place.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    [("fedzmg", {}), ("scaffold", {"dtype": "float64", "client": {"lr": 0.2}})],
+)
+def test_same_machine_reproduces_and_nothing_is_touched(
+    tmp_path: Path, algorithm: str, changes: dict[str, Any]
+) -> None:
+    train(tmp_path, algorithm, **changes)
+    before = content(tmp_path)
+    found = verify(tmp_path, rounds=9, task=toy())
+    assert [(v.name, v.rounds, v.reproduced) for v in found] == [
+        ("seed-0", 5, True), ("seed-1", 5, True),
+    ]  # fmt: skip
+    assert all(v.facts == () for v in found)
+    # Alone, without the neighbour it trained with, bits are the same on a processor.
+    [alone] = verify(tmp_path / "seed-1", rounds=3, task=toy())
+    assert (alone.reproduced, alone.rounds) == (True, 3)
+    assert [fact.name for fact in alone.facts] == ["pack"]
+    assert content(tmp_path) == before
+
+
+def test_difference_is_found_in_its_round_with_its_size(runs: Path) -> None:
+    path = runs / "seed-1" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line["round"] == 3:
+            line["loss"] += 2**-30
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    edit(runs / "seed-1" / "manifest.json", torch="1.0", device_name="abacus")
+    good, bad = verify(runs, rounds=4, task=toy())
+    assert good.reproduced
+    assert (bad.reproduced, bad.first, bad.fields) == (False, 3, ("loss",))
+    assert bad.size == pytest.approx(2**-30, rel=1e-6)
+    assert {(f.name, f.then, f.now) for f in bad.facts} == {
+        ("torch", "1.0", torch.__version__),
+        ("device_name", "abacus", json.loads(
+            (runs / "seed-0" / "manifest.json").read_text())["device_name"]),
+    }  # fmt: skip
+    # Rounds before the difference are fine.
+    assert verify(runs / "seed-1", rounds=2, task=toy())[0].reproduced
+    json.dumps(bad.as_dict(), allow_nan=False)
+
+
+def test_recorded_engine_precision_and_threads_are_used(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit(runs / "seed-0" / "manifest.json", engine="sequential", onednn=False, threads=2)
+    seen = []
+    real = module.Simulation
+
+    def simulation(*args: Any, **options: Any) -> Any:
+        seen.append((options["engine"].path, options["engine"].onednn, torch.get_num_threads()))
+        return real(*args, **options)
+
+    monkeypatch.setattr(module, "Simulation", simulation)
+    threads = torch.get_num_threads()
+    verify(runs / "seed-0", rounds=1, task=toy())
+    assert seen == [("sequential", False, 2)]
+    assert [v.name for v in verify(runs, runs=1, rounds=1, task=toy())] == ["seed-0"]
+    assert torch.get_num_threads() == threads
+
+
+def test_rounds_after_a_change_of_shape_are_left_out(runs: Path) -> None:
+    for seed in (0, 1):
+        edit(
+            runs / f"seed-{seed}" / "manifest.json",
+            chunk_changes=[{"round": 4, "chunk": 2}],
+            pack_changes=[{"round": 2, "pack": ["fedzmg/seed-0"]}],
+        )
+    found = verify(runs, rounds=5, task=toy())
+    assert [(v.rounds, v.reproduced) for v in found] == [(2, True), (2, True)]
+    assert "only up to round 2" in found[0].note
+
+
+def test_other_data_is_said_and_nothing_trained(runs: Path) -> None:
+    other = replace(toy(seed=1), name="toy")
+    for verdict in verify(runs, task=other):
+        assert (verdict.reproduced, verdict.rounds) == (False, 0)
+        assert "data_sha256" in [fact.name for fact in verdict.facts]
+        assert "other data" in verdict.note
+
+
+def test_bad_input_is_one_line(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no directory"):
+        verify(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="holds no run directory"):
+        verify(tmp_path / "empty")
+    with pytest.raises(InputError, match="unknown task 'toy'"):
+        verify(runs)
+    manifest = runs / "seed-0" / "manifest.json"
+    edit(manifest, device="cuda", device_name="A100", pack=["fedzmg/seed-0"])
+    with pytest.raises(InputError, match=r"on a GPU \(A100\), and there is none here"):
+        verify(runs / "seed-0", task=toy())
+    spec = runs / "seed-0" / "spec.toml"
+    spec.write_text(spec.read_text().replace('"toy"', '"cifar100"'))
+    with pytest.raises(InputError, match="cifar100"):
+        verify(runs / "seed-0")
+    (runs / "seed-1" / "metrics.jsonl").write_text("")
+    with pytest.raises(InputError, match="no finished round yet"):
+        verify(runs / "seed-1", task=toy())

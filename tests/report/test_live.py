@@ -1,0 +1,111 @@
+"""The display: every trial of a pack, plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedzmg import Trial
+from fedzmg.evaluation import ACCURACY
+from fedzmg.report import live
+from fedzmg.report.live import Display, Seen, names
+
+
+def report(
+    round_: int, metrics: list[float | None], *, resting: set[int] = frozenset(), lost: int = 99
+) -> Any:  # type: ignore[assignment]
+    """What an observer is shown, as far as the display looks at it."""
+    trials = [Trial.of("fedavg", 0, client_lr=0.1 * (i + 1)) for i in range(len(metrics))]
+    records = [
+        SimpleNamespace(round=round_, metric=m, train_loss=2.0, diverged=i == lost)
+        for i, m in enumerate(metrics)
+    ]
+    simulation = SimpleNamespace(
+        trials=trials, resting=frozenset(resting), task=SimpleNamespace(metric=ACCURACY)
+    )
+    return SimpleNamespace(round=round_, records=records, simulation=simulation)
+
+
+def shown(*, terminal: bool) -> tuple[Display, io.StringIO]:
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=terminal, color_system=None)
+    return Display(console, "accuracy", {"fedavg": 1, "fedadam": 2}), out
+
+
+def drawn(display: Display) -> str:
+    """What the terminal has at this moment."""
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(display._view())
+    return capture.get()
+
+
+def test_trials_are_told_apart_by_what_differs() -> None:
+    rates = [Trial.of("fedavg", 7, client_lr=lr) for lr in (0.1, 0.3)]
+    assert names(rates) == ["client.lr 0.1", "client.lr 0.3"]
+    assert names([Trial.of("fedavg", s) for s in (3, 5)]) == ["seed 3", "seed 5"]
+    both = [Trial.of("fedavg", s, client_lr=lr) for lr in (0.1, 0.3) for s in (1, 2)]
+    assert names(both)[2] == "client.lr 0.3, seed 1"
+    assert names(both[:1]) == ["seed 1"]
+
+
+def test_best_is_remembered_with_its_index_and_a_resting_trial_brings_nothing_new() -> None:
+    seen = Seen("a")
+    for round_, metric in ((1, 0.1), (6, 0.5), (11, 0.3)):
+        one = SimpleNamespace(round=round_, metric=metric, train_loss=1.0, diverged=False)
+        seen = seen.after(one, resting=False, higher=True)
+    assert (seen.metric, seen.best, seen.best_index) == (0.3, 0.5, 5)
+    gone = SimpleNamespace(round=12, metric=0.0, train_loss=9.0, diverged=True)
+    seen = seen.after(gone, resting=True, higher=True)
+    assert seen.state == "diverged, stopped after round 12"
+    later = SimpleNamespace(round=13, metric=None, train_loss=float("nan"), diverged=True)
+    assert seen.after(later, resting=True, higher=True) == seen
+    falling = Seen("b", metric=0.5, best=0.5)
+    lower = SimpleNamespace(round=2, metric=0.4, train_loss=1.0, diverged=False)
+    assert falling.after(lower, resting=False, higher=False).best == 0.4
+
+
+def test_plain_lines_say_all_of_a_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "LINE_SECONDS", -1.0)
+    display, out = shown(terminal=False)
+    with display:
+        display.begin("fedavg", 50, 0)
+        display.advance(report(1, [None] * 20))
+        display.advance(report(2, [0.01 * i for i in range(20)], lost=3, resting={3, 4}))
+        display.begin("fedadam", 50, 50)
+        display.begin("fedadam", 50, 10)
+    first, second, third, fourth = out.getvalue().splitlines()
+    assert first == "fedavg: round 1 of 50, 20 trials, training loss 2"
+    assert second.startswith(
+        "fedavg: round 2 of 50, 20 trials, best accuracy 19.00 % (client.lr 2), median 9.50 %, "
+        "1 diverged, 2 stopped, "
+    )
+    assert second.endswith(" s left")
+    assert (third, fourth) == ("fedadam: complete already", "fedadam: goes on after round 10")
+
+
+def test_terminal_shows_a_line_per_trial_or_the_best_of_many() -> None:
+    display, out = shown(terminal=True)
+    with display:
+        display.begin("fedavg", 50, 0)
+        for round_ in (1, 2, 3):
+            display.advance(report(round_, [0.2, 0.6, 0.4], lost=0, resting={0}))
+        few = drawn(display)
+        display.begin("fedadam", 50, 0)
+        display.advance(report(1, [0.01 * i for i in range(81)]))
+        many = drawn(display)
+    lines = few.splitlines()
+    assert "round 3 of 50" in lines[0]
+    assert "in all" in lines[0]  # three packs are known, and one is at work
+    assert "3 trials, best accuracy 60.00 % (client.lr 0.2), median 40.00 %" in lines[1]
+    assert lines[2].split("  ")[-1].strip() == "diverged, stopped after round 1"
+    assert " ".join(lines[3].split()) == "client.lr 0.2 60.00 % best 60.00 % at index 0"
+    assert len(lines) == 5
+    assert len(many.splitlines()) == 2 + live.BEST_SHOWN
+    assert "81 trials, best accuracy 80.00 % (client.lr 8.1), median 40.00 %" in many
+    # What is over stays as a line.
+    assert "fedavg: round 3 of 50, 3 trials, best accuracy 60.00 %" in out.getvalue()
