@@ -86,3 +86,21 @@ def study(write_run: Write, tmp_path: Path) -> Path:
 def log_line() -> Callable[..., dict[str, Any]]:
     """A line of a log."""
     return line
+
+
+@pytest.fixture
+def grid() -> dict[str, Any]:
+    """What a ``grid.json`` holds: two by three points, the best in a corner."""
+    axes = {"client.lr": [0.01, 0.1], "server.lr": [0.1, 1.0, 10.0]}
+    points = [
+        {"options": {"client.lr": c, "server.lr": s}, "score": 0.1 * i, "diverged": 0}
+        for i, (c, s) in enumerate((c, s) for c in axes["client.lr"] for s in axes["server.lr"])
+    ]
+    best = {"options": points[-1]["options"], "score": 0.5, "border": True,
+            "border_axes": ["client.lr"], "neighbours": [{"score": 0.4}]}  # fmt: skip
+    entry = {"label": "fedzmg", "axes": axes, "points": points, "best": best}
+    return {
+        "format": 1, "task": "digits", "label": "", "metric": "accuracy", "selection": "tune",
+        "higher_is_better": True, "rounds": 50, "last": 10, "complete": True, "seeds": [0],
+        "examples": 10, "precision": "float32", "algorithms": {"fedzmg": entry},
+    }  # fmt: skip

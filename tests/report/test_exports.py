@@ -12,9 +12,11 @@ from typer.testing import CliRunner
 
 from fedzmg.cli import app
 from fedzmg.errors import InputError
-from fedzmg.report import exports, plots, sheets
+from fedzmg.report import exports
+from fedzmg.report.formats import latex, markdown
 from fedzmg.report.outcome import Outcome, judge
 from fedzmg.report.reading import Material, read
+from fedzmg.report.sheets.sheet import Cell, Sheet
 
 
 @pytest.fixture
@@ -31,11 +33,11 @@ def rows_of(markdown: str) -> list[list[str]]:
 def test_three_formats_of_one_table(judged: tuple[Material, list[Outcome]], tmp_path: Path) -> None:
     written = exports.write_tables(*judged, tmp_path)
     stems = {path.stem for path in written}
-    assert stems == {"scores", "finals", "traffic", "settings"}
+    assert stems == {"scores", "tests", "finals", "traffic", "settings"}
     assert {path.suffix for path in written} == {".md", ".tex", ".csv"}
 
     head, ends, *rows = rows_of((tmp_path / "tables" / "scores.md").read_text())
-    assert head[:3] == ["algorithm", "final accuracy", "rounds to 50 %"]
+    assert head[:3] == ["algorithm", "final accuracy", "index at 50 %"]
     assert len({len(head), len(rows[0]), len(rows[1])}) == 1
     assert ends[0].startswith(":--")
     assert rows[0][:2] == ["fedzmg", "**80.00 ± 20.00 %**"]
@@ -51,49 +53,34 @@ def test_three_formats_of_one_table(judged: tuple[Material, list[Outcome]], tmp_
     with (tmp_path / "tables" / "scores.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
     assert float(found[0]["final_mean"]) == pytest.approx(0.8, abs=1e-15)
-    assert found[0]["p"] == ""
-    assert float(found[1]["t"]) == pytest.approx(12**0.5)
+    with (tmp_path / "tables" / "tests.csv").open(newline="") as file:
+        [tested] = csv.DictReader(file)
+    assert (tested["first"], tested["second"]) == ("fedzmg", "fedavg")
+    assert float(tested["t"]) == pytest.approx(12**0.5)
+    # Differences 0.1, 0.2, 0.3: only the two patterns with all signs alike reach their sum.
+    assert float(tested["p_sign_flip"]) == float(tested["p_sign_flip_floor"]) == 0.25
+    assert float(tested["d_z"]) == pytest.approx(2.0)
     with (tmp_path / "tables" / "finals.csv").open(newline="") as file:
         assert [row["seed"] for row in csv.DictReader(file)] == ["0", "1", "2"] * 2
 
 
 def test_cells_cannot_break_a_table() -> None:
-    bad = sheets.Sheet(
-        "k", "T", ("a_b", "c"), [[sheets.Cell("x|y & {z}"), sheets.Cell("1 %")]], "", []
-    )
-    assert r"| x\|y & {z} | 1 % |" in exports.markdown(bad)
-    assert r"x|y \& \{z\} & 1 \% \\" in exports.latex(bad)
+    bad = Sheet("k", "T", ("a_b", "c"), [[Cell("x|y & {z}"), Cell("1 %")]], "", [])
+    assert r"| x\|y & {z} | 1 % |" in markdown(bad)
+    assert r"x|y \& \{z\} & 1 \% \\" in latex(bad)
 
 
-def test_command_writes_everything_beside_the_runs(study: Path) -> None:
+def test_command_writes_beside_the_runs_and_leaves_them_alone(study: Path) -> None:
     before = {path: path.read_bytes() for path in study.rglob("*") if path.is_file()}
-    done = CliRunner().invoke(app, ["report", str(study)])
-    assert done.exit_code == 0, done.output
     page = study / "report" / "report.html"
-    assert page.is_file()
-    assert (study / "report" / "tables" / "scores.md").is_file()
-    # Runs are read, never touched; and what was written is not taken for one.
-    assert all(path.read_bytes() == content for path, content in before.items())
-    text = page.read_bytes()
-    assert CliRunner().invoke(app, ["report", str(study), "--page-only"]).exit_code == 0
-    assert page.read_bytes() == text
-
-    figures = study / "report" / "figures"
-    assert {path.name for path in figures.iterdir()} == {
-        f"{stem}.{suffix}"
-        for stem in ("curves", "traffic", "seeds")
-        for suffix in ("png", "svg", "pdf")
-    }
-    starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
-    [again] = [
-        figure
-        for name, figure in plots.study_figures(judge(read([study]).studies[0]))
-        if name == "seeds"
-    ]
-    for suffix, start in starts.items():
-        content = (figures / f"seeds.{suffix}").read_bytes()
-        assert content.startswith(start)
-        assert content == plots.rendered(again, suffix)
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["report", str(study), "--page-only"])
+        assert done.exit_code == 0, done.output
+        # Runs are read, never touched; and what was written is not taken for one.
+        found = {path: path.read_bytes() for path in study.rglob("*") if path.is_file()}
+        assert set(found) == {*before, page}
+        before = {**before, page: found[page]}
+        assert found == before
 
 
 def test_several_studies_do_not_overwrite_each_other(
@@ -102,7 +89,7 @@ def test_several_studies_do_not_overwrite_each_other(
     write_run("other/a", "fedavg", 0, [0.1, 0.2, 0.3], task="plays")  # type: ignore[operator]
     material = read([study, tmp_path / "other"])
     written = exports.write_tables(material, [judge(s) for s in material.studies], tmp_path)
-    assert len(written) == len(set(written)) == 24
+    assert len(written) == len(set(written)) == 27
     assert (tmp_path / "tables" / "2-plays-scores.csv").is_file()
 
 

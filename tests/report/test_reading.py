@@ -17,8 +17,10 @@ import fedzmg
 from fedzmg.errors import InputError
 from fedzmg.experiment.compare import Comparison
 from fedzmg.experiment.store import RunDirectory
-from fedzmg.report.outcome import judge, summary
-from fedzmg.report.reading import read, read_log
+from fedzmg.report.outcome import judge
+from fedzmg.report.reading import read
+from fedzmg.report.runs import read_log
+from fedzmg.report.summary import summary
 from fedzmg.simulation import History, Record
 from fedzmg.tree import Tree
 
@@ -107,9 +109,9 @@ def test_scores_by_hand(study: Path) -> None:
     assert theirs.adjusted == theirs.test.p == pytest.approx(0.0742, abs=1e-4)
     # Averaged curve of fedzmg: 0.8 times the shares; the window 0.4, 0.56, 0.64, 0.72 is the
     # first whose mean reaches 0.5, and 0.56 to 0.8 the first that lies above it.
-    assert ours.arrivals == {"rolling_mean": 6, "rolling_min": 7, "stays_above": 6}
-    assert theirs.arrivals["rolling_mean"] == 7
-    # After round 7, both are at their top.
+    assert ours.arrivals == {"rolling_mean": 5, "rolling_min": 6, "stays_above": 5}
+    assert theirs.arrivals["rolling_mean"] == 6
+    # After index 6, both are at their top.
     assert ours.late == pytest.approx(0.8)
     assert theirs.late == pytest.approx(0.6)
     assert ours.traffic["total"] == 20 * 2**20
@@ -128,7 +130,7 @@ def test_scores_are_those_of_the_comparison(write_run: Any, tmp_path: Path, log_
                 log_line(r, 0.0 if r >= lost else r / 30 * random.random(), diverged=r >= lost)
                 for r in range(1, 31)
             ]
-            write_run(f"kept/{name}/seed-{seed}", name, seed, [], lines=lines)
+            write_run(f"kept/{name}/seed-{seed}", name, seed, [], lines=lines, every=2)
             records = tuple(Record(**one) for one in lines)
             runs.append(History(task, fedzmg.Trial.of(name, seed=seed), records, Tree({})))
     [study] = read([tmp_path / "kept"]).studies
@@ -186,7 +188,7 @@ def test_a_planned_study_gives_names_thresholds_and_schedule(
     score = judge(study).scores[0]
     # The evaluation after the last round was not due, so it does not count.
     assert score.finals == {0: 0.5, 1: 0.5}
-    assert score.arrivals["rolling_mean"] == 6
+    assert score.arrivals["rolling_mean"] == 5
 
 
 def test_numbers_without_circumstances_stay_out(study: Path) -> None:
@@ -217,3 +219,20 @@ def test_bad_input_is_one_line(study: Path, spoil: Callable[[Path], Any], words:
         read([study])
     assert "\n" not in str(caught.value)
     assert "study" in str(caught.value)
+
+
+def test_a_run_stopped_when_it_diverged_scores_as_if_it_had_gone_on(
+    study: Path, log_line: Line
+) -> None:
+    log = study / "fedavg" / "seed-0" / "metrics.jsonl"
+    lines = [log_line(r, 0.2 if r < 4 else 0.0, diverged=r >= 4) for r in range(1, 11)]
+    log.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    whole = judge(read([study]).studies[0])
+    log.write_text("".join(json.dumps(one) + "\n" for one in lines[:4]))
+    stopped = judge(read([study]).studies[0])
+    for one, other in zip(whole.scores, stopped.scores, strict=True):
+        assert one.arrivals == other.arrivals
+        assert one.finals == other.finals
+        assert one.late == other.late
+        assert one.traffic["total"] == other.traffic["total"]
+    assert whole.tests == stopped.tests

@@ -6,93 +6,43 @@ The same outcome gives the same bytes.
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedzmg.errors import InputError
 from fedzmg.files import write_atomic
-from fedzmg.report import sheets
+from fedzmg.report import paper
+from fedzmg.report.formats import comma_separated, latex, markdown
+from fedzmg.report.numbers import slug
 from fedzmg.report.outcome import Outcome
-from fedzmg.report.page import render, slug
+from fedzmg.report.page import render
 from fedzmg.report.reading import Material
-from fedzmg.report.sheets import Sheet
-from fedzmg.report.svg import MINUS, NONE
+from fedzmg.report.sections.grids import name_of
+from fedzmg.report.sheets import costs, scores
+from fedzmg.report.sheets.beside_paper import beside_paper
+from fedzmg.report.sheets.clients import clients
+from fedzmg.report.sheets.heterogeneity import heterogeneity
+from fedzmg.report.sheets.paired_tests import paired_tests
+from fedzmg.report.sheets.sheet import Sheet
 
 PAGE = "report.html"
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
-    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "±": r"$\pm$", MINUS: r"$-$", NONE: "--", "∞": r"$\infty$", "<": r"$<$", ">": r"$>$",
-}  # fmt: skip
-
-
-def markdown(sheet: Sheet) -> str:
-    """A table in Markdown, best value and significant p-values in bold.
-
-    >>> print(markdown(sheets.Sheet("k", "T", ("a", "b"), [[sheets.Cell("x"), sheets.Cell("1")]],
-    ...     "", [])), end="")
-    ### T
-    <BLANKLINE>
-    | a | b |
-    |:--|--:|
-    | x | 1 |
-    """
-    lines = [f"### {sheet.title}", "", _bar(map(_pipe, sheet.heads))]
-    ends = [":--" if i < sheet.words else "--:" for i in range(len(sheet.heads))]
-    lines.append("|" + "|".join(ends) + "|")
-    for row in sheet.rows:
-        cells = (_pipe(c.text) for c in row)
-        lines.append(
-            _bar(
-                f"**{text}**" if cell.kind in ("best", "yes") else text
-                for cell, text in zip(row, cells, strict=True)
-            )
-        )
-    return "\n".join(lines) + "\n" + (f"\n{sheet.caption}\n" if sheet.caption else "")
-
-
-def latex(sheet: Sheet) -> str:
-    """A table in LaTeX; it needs the package booktabs."""
-    columns = "".join("l" if i < sheet.words else "r" for i in range(len(sheet.heads)))
-    lines = [
-        "% needs \\usepackage{booktabs}",
-        "\\begin{table}",
-        f"  \\caption{{{tex(sheet.title)}. {tex(sheet.caption)}}}",
-        f"  \\begin{{tabular}}{{{columns}}}",
-        "    \\toprule",
-        "    " + " & ".join(map(tex, sheet.heads)) + r" \\",
-        "    \\midrule",
-    ]
-    for row in sheet.rows:
-        cells = [
-            f"\\textbf{{{tex(cell.text)}}}" if cell.kind in ("best", "yes") else tex(cell.text)
-            for cell in row
-        ]
-        lines.append("    " + " & ".join(cells) + r" \\")
-    lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
-    return "\n".join(lines) + "\n"
-
-
-def comma_separated(sheet: Sheet) -> str:
-    """The numbers behind a table, with all their digits; empty where there is none."""
-    text = io.StringIO()
-    if sheet.records:
-        writer = csv.DictWriter(text, fieldnames=list(sheet.records[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(sheet.records)
-    return text.getvalue()
-
-
-def tex(text: str) -> str:
-    r"""Text that LaTeX prints as it stands.
-
-    >>> tex("86.74 ± 1 %, d_z")
-    '86.74 $\\pm$ 1 \\%, d\\_z'
-    """
-    return "".join(_LATEX.get(character, character) for character in text)
+SHEETS: tuple[Callable[[Outcome], Sheet | None], ...] = (
+    scores.scores,
+    paired_tests,
+    scores.thresholds,
+    beside_paper,
+    clients,
+    scores.finals,
+    costs.traffic,
+    costs.settings,
+)
+"""The tables of a study."""
+_FORMATS: dict[str, Callable[[Sheet], str]] = {
+    "md": markdown,
+    "tex": latex,
+    "csv": comma_separated,
+}
 
 
 def write(material: Material, outcomes: Sequence[Outcome], out: Path) -> Path:
@@ -122,7 +72,7 @@ def write_tables(material: Material, outcomes: Sequence[Outcome], out: Path) -> 
     """
     written = []
     for name, sheet in _sheets(material, outcomes):
-        for suffix, make in (("md", markdown), ("tex", latex), ("csv", comma_separated)):
+        for suffix, make in _FORMATS.items():
             path = out / "tables" / f"{name}.{suffix}"
             _write(path, make(sheet).encode())
             written.append(path)
@@ -137,34 +87,34 @@ def write_figures(material: Material, outcomes: Sequence[Outcome], out: Path) ->
     """
     # Drawing takes its time to load, and a page alone does not need it.
     from fedzmg.report import grids, plots
+    from fedzmg.report.style import FORMATS, rendered
 
     written = []
     jobs: list[tuple[str, Any]] = []
     for prefix, outcome in zip(_prefixes(outcomes), outcomes, strict=True):
         jobs += [(prefix + name, figure) for name, figure in plots.study_figures(outcome)]
     for i, extra in enumerate(material.grids):
-        before = f"grid{i + 1}-" if len(material.grids) > 1 else "grid-"
-        for name in extra.content.get("algorithms", {}):
-            jobs.append((before + slug(name), grids.figure(extra.content, name)))
+        several = len(material.grids) > 1
+        before = f"grid{i + 1}-{slug(name_of(extra.content))}-" if several else "grid-"
+        data = {**extra.content, "task": paper.shown(str(extra.content["task"]))}
+        jobs += [(before + slug(name), grids.figure(data, name)) for name in data["algorithms"]]
     for stem, figure in jobs:
-        for suffix in ("png", "svg", "pdf"):
+        for suffix in FORMATS:
             path = out / "figures" / f"{stem}.{suffix}"
-            _write(path, plots.rendered(figure, suffix))
+            _write(path, rendered(figure, suffix))
             written.append(path)
     return written
 
 
-def _sheets(material: Material, outcomes: Sequence[Outcome]) -> Iterable[tuple[str, Sheet]]:
+def _sheets(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Sheet]]:
     for prefix, outcome in zip(_prefixes(outcomes), outcomes, strict=True):
-        for make in (sheets.scores, sheets.finals, sheets.traffic, sheets.settings):
+        for make in SHEETS:
             sheet = make(outcome)
-            yield prefix + sheet.key, sheet
-        for rare in (sheets.thresholds(outcome), sheets.beside_paper(outcome)):
-            if rare is not None:
-                yield prefix + rare.key, rare
+            if sheet is not None:
+                yield prefix + sheet.key, sheet
     for i, extra in enumerate(material.heterogeneity):
         after = f"-{i + 1}" if len(material.heterogeneity) > 1 else ""
-        yield f"heterogeneity{after}", sheets.heterogeneity(extra.content, None)
+        yield f"heterogeneity{after}", heterogeneity(extra.content)
 
 
 def _prefixes(outcomes: Sequence[Outcome]) -> list[str]:
@@ -182,11 +132,3 @@ def _write(path: Path, content: bytes) -> None:
         raise InputError(
             f"cannot write {path}: {error.strerror}; choose another place with --out"
         ) from None
-
-
-def _bar(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _pipe(text: str) -> str:
-    return text.replace("|", r"\|")

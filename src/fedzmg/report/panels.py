@@ -10,31 +10,22 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedzmg.report.figures import (
-    COLOURS,
-    DASHES,
-    GRID,
-    QUIET_INK,
-    STYLE,
-    Series,
-    summarize,
-)
+from fedzmg.report.figures import levels_of
+from fedzmg.report.grouping import family
+from fedzmg.report.series import Average, Series, average
+from fedzmg.report.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE
 
 COLUMNS = 4
 _PANEL_INCHES = (2.5, 1.75)
 
 
-def family(name: str) -> str:
-    """The family a variant belongs to: what stands before the colon.
-
-    >>> family("fedadam:reddi"), family("fedzmg")
-    ('fedadam', 'fedzmg')
-    """
-    return name.partition(":")[0]
-
-
 def panels(
-    series: Sequence[Series], *, title: str, ylabel: str, threshold: float | None = None
+    series: Sequence[Series | Average],
+    *,
+    title: str,
+    ylabel: str,
+    threshold: float | Sequence[float] | None = None,
+    xlabel: str = "communication round",
 ) -> Figure:
     """Draw a panel per family; the first series, the reference, is drawn in every panel.
 
@@ -42,10 +33,12 @@ def panels(
         series: one per algorithm, the reference first.
         title: over the whole figure.
         ylabel: name of the metric.
-        threshold: a level to mark.
+        threshold: levels to mark.
+        xlabel: what evaluations are counted by.
     """
-    families: dict[str, list[Series]] = {}
-    for one in series:
+    averages = [average(one) for one in series]
+    families: dict[str, list[Average]] = {}
+    for one in averages:
         families.setdefault(family(one.label), []).append(one)
     rows = math.ceil(len(families) / COLUMNS)
     with matplotlib.rc_context(STYLE):
@@ -57,32 +50,30 @@ def panels(
         figure.suptitle(title, x=0.01, ha="left", fontsize=11.0, fontweight="bold")
         grid = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
         for axes, (name, members) in zip(grid.flat, families.items(), strict=False):
-            _panel(axes, series, members, threshold)
+            _panel(axes, averages, members, levels_of(threshold))
             axes.set_title(name, loc="left", fontsize=9.0, fontweight="bold", pad=3)
         for axes in grid.flat[len(families) :]:
             axes.set_visible(False)
         # The last row may be short: the panels above its gaps keep their tick labels.
         for axes in grid.flat[max(0, len(families) - COLUMNS) : len(families)]:
             axes.tick_params(labelbottom=True)
-        figure.supxlabel("communication round", fontsize=9.0)
+        figure.supxlabel(xlabel, fontsize=9.0)
         figure.supylabel(ylabel, fontsize=9.0)
     return figure
 
 
 def _panel(
-    axes: Axes, series: Sequence[Series], members: Sequence[Series], threshold: float | None
+    axes: Axes, everything: Sequence[Average], members: Sequence[Average], levels: Sequence[float]
 ) -> None:
-    for other in series:
-        background = summarize(other)
-        axes.plot(background.rounds, background.mean, color="#DDDDDD", linewidth=0.6, zorder=1)
-    reference = summarize(series[0])
-    if series[0] not in members:
+    for other in everything:
+        axes.plot(other.rounds, other.mean, color="#DDDDDD", linewidth=0.6, zorder=1)
+    reference = everything[0]
+    if reference not in members:
         axes.plot(
             reference.rounds, reference.mean, color=QUIET_INK, linewidth=1.0, zorder=2,
-            linestyle=(0, (1.2, 1.2)), label=series[0].label,
+            linestyle=(0, (1.2, 1.2)), label=reference.label,
         )  # fmt: skip
-    for i, member in enumerate(members):
-        shown = summarize(member)
+    for i, shown in enumerate(members):
         colour = COLOURS[i % len(COLOURS)]
         axes.plot(
             shown.rounds, shown.mean, color=colour, linewidth=1.4, zorder=4,
@@ -93,8 +84,8 @@ def _panel(
             axes.fill_between(
                 shown.rounds, low, high, color=colour, alpha=0.14, linewidth=0, zorder=3
             )
-    if threshold is not None:
-        axes.axhline(threshold, color=QUIET_INK, linestyle=(0, (1, 2.2)), linewidth=0.8, zorder=1)
+    for level in levels:
+        axes.axhline(level, color=QUIET_INK, linestyle=DOTTED, linewidth=0.8, zorder=1)
     axes.grid(color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

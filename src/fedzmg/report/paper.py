@@ -1,7 +1,9 @@
 """What the FedZMG paper printed about accuracy, as data to stand beside other results.
 
-Percentages are fractions here. Rounds are the paper's: indices of evaluations, which count from 0.
-The paper's heterogeneity table is in :data:`fedzmg.data.heterogeneity.PAPER`.
+These are all numbers of its result tables; it prints no final accuracies and no chosen learning
+rates, which are only to be seen in figures. Percentages are fractions here. Rounds are the paper's:
+indices of evaluations, which count from 0. The paper's heterogeneity table is in
+:data:`fedzmg.data.heterogeneity.PAPER`.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class Dataset(NamedTuple):
     tests: dict[str, PrintedTest]
     text_thresholds: tuple[float, float]
     """The text names these targets; the tables have ``THRESHOLDS`` for all data sets."""
+    described: str
+    """Entry of :data:`fedzmg.data.heterogeneity.PAPER`."""
 
 
 class Counterpart(NamedTuple):
@@ -46,7 +50,8 @@ class Counterpart(NamedTuple):
 
 
 THRESHOLDS = (0.20, 0.33)
-RULE = "rolling_mean"
+TESTED = "fedzmg"
+"""The algorithm that the paper tests against the others."""
 SEEDS = 5
 PROTOCOL = {"rounds": 1000, "cohort": 10, "epochs": 4}
 """Settings of the paper that a study's protocol can be held against."""
@@ -60,6 +65,7 @@ _EMNIST = Dataset(
     },
     {"fedadam": PrintedTest(2.043, 1.105e-1), "fedavg": PrintedTest(4.025, 1.579e-2)},
     (0.75, 0.85),
+    "emnist62",
 )
 _CIFAR100 = Dataset(
     "CIFAR-100",
@@ -70,6 +76,7 @@ _CIFAR100 = Dataset(
     },
     {"fedadam": PrintedTest(7.804, 1.455e-3), "fedavg": PrintedTest(20.716, 3.208e-5)},
     (0.20, 0.33),
+    "cifar100",
 )
 _SHAKESPEARE = Dataset(
     "Shakespeare",
@@ -80,6 +87,7 @@ _SHAKESPEARE = Dataset(
     },
     {"fedadam": PrintedTest(1.452, 2.201e-1), "fedavg": PrintedTest(3.854, 1.824e-2)},
     (0.35, 0.45),
+    "shakespeare",
 )
 
 DATASETS = {"emnist": _EMNIST, "cifar100": _CIFAR100, "shakespeare": _SHAKESPEARE}
@@ -94,3 +102,15 @@ COUNTERPARTS = {
     "chars74k": Counterpart(_EMNIST, True),
     "shakespeare-by-role": Counterpart(_SHAKESPEARE, True),
 }
+
+
+def shown(task: str) -> str:
+    """A task as it is called on a page: one that stands in for another always says so.
+
+    >>> shown("cifar100"), shown("mnist-by-writer")
+    ('cifar100', 'mnist-by-writer (stand-in for EMNIST)')
+    """
+    twin = COUNTERPARTS.get(task)
+    if twin is None or not twin.stands_in:
+        return task
+    return f"{task} (stand-in for {twin.dataset.title})"

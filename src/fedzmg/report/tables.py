@@ -8,19 +8,9 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from fedzmg.report.numbers import bytes_text
 
-def bytes_text(count: int) -> str:
-    """Bytes with a binary unit.
-
-    >>> bytes_text(6760184), bytes_text(512)
-    ('6.4 MiB', '512 B')
-    """
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
+__all__ = ["bytes_text", "comparison", "listing", "metric_text"]
 
 
 def metric_text(value: float, metric: str) -> str:

@@ -1,0 +1,128 @@
+"""Numbers as people read them, the same in every table, chart and sentence."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+MINUS, NONE = "\u2212", "\u2013"
+"""A minus as wide as a plus, and what stands where there is no number."""
+MIB = 2**20
+
+
+def value_text(value: float | None, metric: str, *, signed: bool = False) -> str:
+    """A metric for people: accuracies in percent.
+
+    >>> value_text(0.8674, "accuracy"), value_text(0.0056, "accuracy", signed=True)
+    ('86.74 %', '+0.56 %')
+    """
+    if value is None or math.isnan(value):
+        return NONE
+    if is_share(metric):
+        text = f"{100 * value:{'+' if signed else ''}.2f} %"
+    else:
+        text = f"{value:{'+' if signed else ''}.4g}"
+    return text.replace("-", MINUS)
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a part of a whole, so that it is given in percent."""
+    return "accuracy" in metric
+
+
+def range_text(low: float, high: float, metric: str) -> str:
+    """The ends of an interval of differences, with one unit for both.
+
+    >>> range_text(0.01, 0.02, "accuracy")
+    '+1.00 to +2.00 %'
+    """
+    ends = (value_text(end, metric, signed=True) for end in (low, high))
+    return f"{next(ends).removesuffix(' %')} to {next(ends)}"
+
+
+def spread_text(mean: float | None, sd: float | None, metric: str) -> str:
+    """A mean and, if there is one, its standard deviation.
+
+    >>> spread_text(0.8, 0.01, "accuracy")
+    '80.00 ± 1.00 %'
+    """
+    text = value_text(mean, metric)
+    return text if sd is None else f"{text.removesuffix(' %')} ± {value_text(sd, metric)}"
+
+
+def goal_text(threshold: float, metric: str) -> str:
+    """A threshold for people: 80 %, not 80.00 %."""
+    return value_text(threshold, metric).replace(".00", "")
+
+
+def points_text(difference: float, metric: str) -> str:
+    """The size of a difference; between percentages it is counted in points."""
+    if is_share(metric):
+        return f"{100 * abs(difference):.2f} points"
+    return f"{abs(difference):.4g}"
+
+
+def p_text(p: float | None) -> str:
+    """A p-value for people.
+
+    >>> p_text(0.0505), p_text(3.2e-05)
+    ('0.0505', '3.2e-05')
+    """
+    if p is None:
+        return NONE
+    return f"{p:.3g}" if p >= 0.001 else ("0" if p == 0 else f"{p:.1e}")
+
+
+def signed_text(value: float, form: str = ".2f") -> str:
+    """A number with its sign.
+
+    >>> signed_text(float("inf")), signed_text(1.5), signed_text(0)
+    ('+∞', '+1.50', '0')
+    """
+    return "0" if value == 0 else f"{value:+{form}}".replace("-", MINUS).replace("inf", "∞")
+
+
+def bytes_text(count: float) -> str:
+    """Bytes with a binary unit.
+
+    >>> bytes_text(6760184), bytes_text(512)
+    ('6.4 MiB', '512 B')
+    """
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
+
+
+def setting_text(value: Any) -> str:
+    """A setting or a fact as it stands in a list.
+
+    >>> setting_text(True), setting_text(0.1), setting_text(None)
+    ('yes', '0.1', '')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def count_text(number: int, what: str) -> str:
+    """So many things.
+
+    >>> count_text(1, "seed"), count_text(1200, "round")
+    ('1 seed', '1,200 rounds')
+    """
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def slug(name: str) -> str:
+    """A name for files and anchors.
+
+    >>> slug("fedadam:reddi (lr 0.1)")
+    'fedadam-reddi-lr-0.1'
+    """
+    return re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-")

@@ -1,0 +1,1 @@
+"""What stands on the page, a module for every kind of section."""

@@ -1,0 +1,46 @@
+"""The section on how much clients differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fedzmg.report import paper
+from fedzmg.report.blocks import Block, Chart, Charts, Section, Table
+from fedzmg.report.outcome import Outcome
+from fedzmg.report.reading import Material
+from fedzmg.report.sheets.heterogeneity import heterogeneity
+from fedzmg.report.svg.parts import Frame
+from fedzmg.report.svg.scatter import scatter
+
+MOST_SCATTERED = 4000
+
+
+def sections(material: Material, outcomes: Sequence[Outcome]) -> Iterator[Section]:
+    """One section for all data sets."""
+    del outcomes
+    if not material.heterogeneity:
+        return
+    blocks: list[Block] = []
+    for i, extra in enumerate(material.heterogeneity):
+        blocks.append(Table(heterogeneity(extra.content), paper.shown(str(extra.content["name"]))))
+        chart = _distances(extra.content, f"h{i}")
+        blocks += [] if chart is None else [Charts((chart,))]
+    yield Section("heterogeneity", "Heterogeneity", "", tuple(blocks))
+
+
+def _distances(report: Mapping[str, Any], key: str) -> Chart | None:
+    """Every client, by how far it is from the whole and, if that differs, by what it holds."""
+    clients = report.get("clients", [])
+    if not 1 < len(clients) <= MOST_SCATTERED:
+        return None
+    title, xlabel = "How far clients are from the whole", "clients, nearest first"
+    points = [(str(c["client"]), float(c["volume"]), float(c["kl"])) for c in clients]
+    if len({volume for _, volume, _ in points}) > 1:
+        title += ", by how much they hold"
+        xlabel = f"volume ({report.get('unit', 'examples')})"
+    else:
+        ordered = sorted(points, key=lambda point: point[2])
+        points = [(name, float(i + 1), kl) for i, (name, _, kl) in enumerate(ordered)]
+    frame = Frame(key, title, f"{len(points)} clients.", xlabel, "KL divergence")
+    return Chart("distances", title, "A dot is a client.", scatter(points, frame))

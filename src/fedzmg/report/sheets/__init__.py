@@ -1,0 +1,1 @@
+"""Tables as data: the page, Markdown, LaTeX and CSV all show the same cells."""

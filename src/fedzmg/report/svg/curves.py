@@ -1,0 +1,246 @@
+"""Lines with bands: large with their names at the ends, or many small ones over a grey ground."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from fedzmg.report.placing import moved_apart
+from fedzmg.report.svg.parts import (
+    CHARACTER,
+    COLOURS,
+    HALF,
+    MOST_DIRECT_LABELS,
+    NARROW,
+    Frame,
+    Number,
+    Scale,
+    axis_names,
+    dash,
+    document,
+    extent,
+    grid,
+    plain,
+    short,
+    ticks,
+)
+
+MOST_POINTS = 300
+_LABEL_GAP = 14.0
+_PANEL = (260.0, 170.0)
+
+
+class Line(NamedTuple):
+    """A curve, with a band around it if ``spread`` is given."""
+
+    label: str
+    style: int
+    x: Sequence[float]
+    y: Sequence[float]
+    spread: Sequence[float] | None = None
+    broke_off: bool = False
+
+
+class Level(NamedTuple):
+    """A horizontal line to be reached."""
+
+    value: float
+    label: str
+
+
+class Limits(NamedTuple):
+    """Scales that all small charts share; across they start at 0."""
+
+    end: float
+    low: float
+    high: float
+
+
+def curves(
+    lines: Sequence[Line],
+    frame: Frame,
+    *,
+    levels: Sequence[Level] = (),
+    number: Number = plain,
+    size: tuple[float, float] = HALF,
+    whole: bool = False,
+) -> Markup:
+    """Draw lines with bands, for a wide page and for a narrow one; one of them is shown.
+
+    Args:
+        lines: what to draw; the first comes out on top.
+        frame: words around it.
+        levels: what is to be reached.
+        number: writes a tick of the vertical axis.
+        size: of the wide chart.
+        whole: whether heights are counts, so that no tick lies between two of them.
+    """
+    lines = [thinned(line) for line in lines if len(line.x)]
+    return Markup("").join(
+        _chart(lines, frame, levels, number, area, name, whole)
+        for area, name in ((size, "wide"), (NARROW, "narrow"))
+    )
+
+
+def _chart(
+    lines: Sequence[Line],
+    frame: Frame,
+    levels: Sequence[Level],
+    number: Number,
+    size: tuple[float, float],
+    name: str,
+    whole: bool,
+) -> Markup:
+    width, height = size
+    direct = name == "wide" and len(lines) <= MOST_DIRECT_LABELS
+    ends = [line.label for line in lines] + [level.label for level in levels]
+    right = min(26.0 + CHARACTER * max(map(len, ends)), 0.4 * width) if direct else 12.0
+    limits = shared_limits(lines, levels)
+    y = Scale(limits.low, limits.high, height - 42.0, 12.0)
+    y_ticks = [t for t in ticks(limits.low, limits.high, 7) if not whole or t == int(t)] or [0.0]
+    left = 32.0 + CHARACTER * max(len(number(tick)) for tick in y_ticks)
+    x = Scale(0.0, limits.end, left, width - right)
+    x_ticks = ticks(0.0, limits.end, 10 if width > 800.0 else 6)
+    parts = [
+        grid(x, y, x_ticks, y_ticks, number),
+        axis_names(frame, (x.start + x.end) / 2.0, (y.start + y.end) / 2.0, height),
+        *_inside(lines, levels, x, y),
+    ]
+    if direct:
+        parts.append(_end_labels(lines, levels, x, y, height - 36.0))
+    return document(frame, width, height, parts, name)
+
+
+def panel(
+    members: Sequence[Line],
+    ground: str,
+    frame: Frame,
+    limits: Limits,
+    *,
+    levels: Sequence[Level] = (),
+    number: Number = plain,
+) -> Markup:
+    """Draw one of many small charts; ``ground`` is the key of what :func:`background` drew."""
+    x, y = _panel_scales(limits, number)
+    parts = [
+        grid(x, y, ticks(0.0, limits.end, 4), ticks(limits.low, limits.high, 4), number),
+        Markup('<use href="#{}"/>').format(ground),
+        *_inside([thinned(line) for line in members], levels, x, y),
+    ]
+    return document(frame, *_PANEL, parts, "panel")
+
+
+def background(lines: Sequence[Line], key: str, limits: Limits, number: Number = plain) -> Markup:
+    """All lines in grey, once, for every panel to refer to."""
+    x, y = _panel_scales(limits, number)
+    paths = Markup("").join(
+        Markup('<path class="ghost" d="{}"/>').format(_d(line.x, line.y, x, y))
+        for line in map(thinned, lines)
+        if len(line.x)
+    )
+    return Markup(
+        '<svg width="0" height="0" class="defs" aria-hidden="true"><defs><g id="{}">{}</g></defs>'
+        "</svg>"
+    ).format(key, paths)
+
+
+def shared_limits(lines: Sequence[Line], levels: Sequence[Level]) -> Limits:
+    """Scales on which every line, band and level fits."""
+    heights = [level.value for level in levels]
+    for line in lines:
+        spread = line.spread if line.spread is not None else [0.0] * len(line.y)
+        heights += [b + s for b, s in zip(line.y, spread, strict=True)]
+        heights += [b - s for b, s in zip(line.y, spread, strict=True)]
+    longest = max((line.x for line in lines if len(line.x)), key=lambda x: x[-1])
+    end = longest[-1]
+    spacing = end - longest[-2] if len(longest) > 1 else 0.0
+    # A thousand rounds evaluated every five end at 995: go on to the tick that a reader expects.
+    return Limits(end + (spacing if spacing <= 0.02 * end else 0.0) or 1.0, *extent(heights))
+
+
+def thinned(line: Line) -> Line:
+    """Every so many points of a long line, and its end: no screen shows more."""
+    step = -(-len(line.x) // MOST_POINTS)
+    if step <= 1:
+        return line
+    kept = sorted({*range(0, len(line.x), step), len(line.x) - 1})
+    spread = None if line.spread is None else [line.spread[i] for i in kept]
+    return line._replace(x=[line.x[i] for i in kept], y=[line.y[i] for i in kept], spread=spread)
+
+
+def _panel_scales(limits: Limits, number: Number) -> tuple[Scale, Scale]:
+    shown = ticks(limits.low, limits.high, 4)
+    left = 12.0 + CHARACTER * max(len(number(tick)) for tick in shown)
+    across = Scale(0.0, limits.end, left, _PANEL[0] - 8.0)
+    return across, Scale(limits.low, limits.high, _PANEL[1] - 24.0, 8.0)
+
+
+def _inside(
+    lines: Sequence[Line], levels: Sequence[Level], x: Scale, y: Scale
+) -> list[str | Markup]:
+    # The first one on top: it is the reference.
+    return [
+        *(_level(level, x, y) for level in levels),
+        *(_band(line, x, y) for line in reversed(lines)),
+        *(_path(line, x, y) for line in reversed(lines)),
+    ]
+
+
+def _level(level: Level, x: Scale, y: Scale) -> Markup:
+    d = f"M{short(x.start)} {short(y(level.value))}H{short(x.end)}"
+    return Markup('<path class="level" d="{}"><title>{}</title></path>').format(d, level.label)
+
+
+def _band(line: Line, x: Scale, y: Scale) -> Markup:
+    if line.spread is None:
+        return Markup("")
+    upper = [b + s for b, s in zip(line.y, line.spread, strict=True)]
+    lower = [b - s for b, s in zip(line.y, line.spread, strict=True)]
+    d = _d([*line.x, *reversed(line.x)], [*upper, *reversed(lower)], x, y)
+    return Markup('<path class="band c{}" data-series="{}" d="{}Z"/>').format(
+        line.style % COLOURS, line.label, d
+    )
+
+
+def _path(line: Line, x: Scale, y: Scale) -> Markup:
+    colour = line.style % COLOURS
+    drawn = Markup(
+        '<path class="line c{}" data-series="{}" d="{}"{}><title>{}</title></path>'
+    ).format(colour, line.label, _d(line.x, line.y, x, y), dash(line.style), line.label)
+    if line.broke_off:
+        a, b = x(line.x[-1]), y(line.y[-1])
+        cross = f"M{short(a - 4)} {short(b - 4)}l8 8m0 -8l-8 8"
+        drawn += Markup('<path class="mean c{}" d="{}"/>').format(colour, cross)
+    if len(line.x) == 1:
+        drawn += Markup('<circle class="dot c{}" cx="{}" cy="{}" r="3"/>').format(
+            colour, short(x(line.x[0])), short(y(line.y[0]))
+        )
+    return drawn
+
+
+def _end_labels(
+    lines: Sequence[Line], levels: Sequence[Level], x: Scale, y: Scale, room: float
+) -> Markup:
+    found = [
+        (y(line.y[-1]), x(line.x[-1]), line.label, f"c{line.style % COLOURS}") for line in lines
+    ]
+    found += [(y(level.value), x.end, level.label, "quiet") for level in levels]
+    places = moved_apart([entry[0] for entry in found], _LABEL_GAP, room)
+    parts = []
+    for (wanted, start, label, colour), place in zip(found, places, strict=True):
+        leader = f"M{short(start + 2)} {short(wanted)}L{short(x.end + 14)} {short(place)}"
+        parts.append(Markup('<path class="leader {}" d="{}"/>').format(colour, leader))
+        parts.append(
+            Markup('<text x="{}" y="{}" class="label {}" data-series="{}">{}</text>').format(
+                short(x.end + 18.0), short(place + 4.0), colour, label, label
+            )
+        )
+    return Markup("").join(parts)
+
+
+def _d(xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> str:
+    points = [(x(a), y(b)) for a, b in zip(xs, ys, strict=True) if math.isfinite(b)]
+    return "M" + "L".join(f"{short(a)} {short(b)}" for a, b in points)

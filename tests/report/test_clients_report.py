@@ -1,0 +1,193 @@
+"""Single clients in a report: the table by hand, the charts, and a line where nothing was kept."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from fedzmg.errors import InputError
+from fedzmg.experiment.store import RunDirectory
+from fedzmg.report import exports
+from fedzmg.report.clients import FILE, loss_bands, metric_bands, read_clients, sorted_curves
+from fedzmg.report.outcome import judge
+from fedzmg.report.page import render
+from fedzmg.report.reading import read
+from fedzmg.report.sheets.clients import clients as sheet_of
+from fedzmg.simulation import ClientMetrics
+
+# Ten clients: the worst tenth is the first, the median lies between the fifth and the sixth.
+EVEN = np.arange(1, 11) / 10
+Line = Callable[..., dict[str, Any]]
+
+
+def keep(directory: Path, *metrics: np.ndarray, last: int = 10, population: int = 10) -> None:
+    clients = np.arange(len(metrics[0]))
+    rounds = [1 + 3 * i for i in range(len(metrics) - 1)] + [last]
+    RunDirectory(directory).save_clients(
+        [
+            ClientMetrics(r, "training", population, clients, clients + 5, m, 1 - m)
+            for r, m in zip(rounds, metrics, strict=True)
+        ]
+    )
+
+
+@pytest.fixture
+def known(study: Path, log_line: Line) -> Path:
+    """Three seeds of two algorithms; clients are shifted by 0, 0.01 and 0.02 with the seed."""
+    for name, top in (("fedzmg", 0.0), ("fedavg", -0.05)):
+        for seed in range(3):
+            place = study / name / f"seed-{seed}"
+            keep(place, EVEN / 2, EVEN + top + 0.01 * seed)
+            lines = [
+                json.loads(text) for text in (place / "metrics.jsonl").read_text().split("\n")[:-1]
+            ]
+            for i, one in enumerate(lines):
+                one["client_loss"] = [0.1, 1.0 / (i + 1), 2.0 / (i + 1), 4.0 / (i + 1), 9.0]
+            (place / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return study
+
+
+def test_table_by_hand(known: Path) -> None:
+    sheet = sheet_of(judge(read([known]).studies[0]))
+    assert sheet is not None
+    assert sheet.heads == (
+        "algorithm", "mean", "deviation", "median", "worst 10 %", "best 10 %", "clients below 50 %",
+    )  # fmt: skip
+    ours, theirs = sheet.rows
+    assert [cell.text for cell in ours] == [
+        "fedzmg", "56.00 ± 1.00 %", "28.72 ± 0.00 %", "56.00 ± 1.00 %", "11.00 ± 1.00 %",
+        "101.00 ± 1.00 %", "40.0 ± 0.0 %",
+    ]  # fmt: skip
+    assert [cell.text for cell in theirs][4:] == ["6.00 ± 1.00 %", "96.00 ± 1.00 %", "50.0 ± 0.0 %"]
+    assert [cell.kind for cell in ours] == ["", "best", "", "best", "best", "best", "best"]
+    assert "all 10 clients that have any" in sheet.caption
+    assert "own training examples" in sheet.caption
+    assert len(sheet.records) == 6
+    assert sheet.records[0]["worst_tenth"] == EVEN[0]
+
+
+def test_page_shows_table_and_charts(known: Path) -> None:
+    text = render(read([known]))
+    for words in (
+        "<h3>Clients</h3>", "Accuracy of every client, worst first",
+        "Accuracy over clients by round", "Training loss over clients by round",
+    ):  # fmt: skip
+        assert text.count(words) >= 1, words
+    for key in ("sorted", "over-clients", "client-loss"):
+        assert text.count(f'id="s0-{key}-wide-t"') == text.count(f'id="s0-{key}-narrow-t"') == 1
+    assert "Clients:" not in text
+
+
+def test_runs_from_before_say_in_one_line_what_is_missing(study: Path) -> None:
+    text = render(read([study]))
+    assert text.count("Clients: the runs have no metric by client (clients.safetensors)") == 1
+    assert "no training losses by client" in text
+    assert "<h3>Clients</h3>" not in text
+    assert "client-loss" not in text
+
+
+def test_some_runs_without_and_a_diverged_one_are_counted(known: Path, log_line: Line) -> None:
+    (known / "fedzmg" / "seed-0" / FILE).unlink()
+    lines = [log_line(r, 0.1, diverged=r >= 4) for r in range(1, 11)]
+    (known / "fedavg" / "seed-1" / "metrics.jsonl").write_text(
+        "".join(json.dumps(one) + "\n" for one in lines)
+    )
+    text = render(read([known]))
+    assert "Clients: 1 of 6 runs have no metric by client" in text
+    assert "1 of 6 runs diverged and are left out here" in text
+    sheet = sheet_of(judge(read([known]).studies[0]))
+    assert sheet is not None
+    assert [(r["algorithm"], r["seed"]) for r in sheet.records] == [
+        ("fedzmg", 1), ("fedzmg", 2), ("fedavg", 0), ("fedavg", 2)
+    ]  # fmt: skip
+
+
+def test_exports_have_the_table_and_the_figures(known: Path, tmp_path: Path) -> None:
+    material = read([known])
+    outcomes = [judge(study) for study in material.studies]
+    tables = {path.name for path in exports.write_tables(material, outcomes, tmp_path / "out")}
+    assert {"clients.md", "clients.tex", "clients.csv"} <= tables
+    kept = list(csv.DictReader(io.StringIO((tmp_path / "out/tables/clients.csv").read_text())))
+    assert float(kept[4]["median"]) == pytest.approx(0.51)
+    from fedzmg.report import plots
+    from fedzmg.report.style import rendered
+
+    figures = [
+        plots.FIGURES[n](outcomes[0]) for n in ("clients", "clients-by-round", "client-loss")
+    ]
+    assert all(figure is not None and len(figure.axes[0].get_lines()) >= 2 for figure in figures)
+    assert rendered(figures[0], "svg").startswith(b"<?xml")  # type: ignore[arg-type]
+
+
+def test_sample_is_said_to_be_one(study: Path) -> None:
+    for place in study.glob("*/seed-*"):
+        keep(place, EVEN, population=12_000)
+    sheet = sheet_of(judge(read([study]).studies[0]))
+    assert sheet is not None
+    assert "10 of 12,000 clients, drawn by chance and the same for every run" in sheet.caption
+
+
+def test_worst_first_whichever_way_is_better(tmp_path: Path) -> None:
+    keep(tmp_path, EVEN)
+    found = read_clients(tmp_path)
+    assert found is not None
+    assert read_clients(tmp_path / "elsewhere") is None
+    [up], [down] = (sorted_curves([found], higher_is_better=h) for h in (True, False))
+    assert (up[0], up[50], up[100]) == pytest.approx((0.1, 0.55, 1.0))
+    assert (down[0], down[100]) == pytest.approx((1.0, 0.1))
+    assert metric_bands([found]) is None
+
+
+def test_bands_by_hand() -> None:
+    losses = [[0.0, 1.0, 2.0, 3.0, 9.0], None, [0.0, 3.0, 4.0, 5.0, float("inf")]]
+    found = loss_bands([losses, losses[:1]])
+    assert found is not None
+    assert found.indices.tolist() == [0.0, 2.0]
+    assert found.middle.tolist() == [2.0, 4.0]
+    assert (found.low[1], found.high[1]) == (3.0, 5.0)
+    assert loss_bands([[None, None], [None]]) is None
+    # A thousand rounds come to a hundred points, each the mean of ten rounds.
+    many = loss_bands([[[0.0, r, r, r, r] for r in range(1000)]])
+    assert many is not None
+    assert many.indices.tolist() == many.middle.tolist() == [4.5 + 10 * i for i in range(100)]
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04.", b'\x08\0\0\0\0\0\0\0{"a":1}'])
+def test_damage_is_one_line(known: Path, content: bytes) -> None:
+    (known / "fedavg" / "seed-1" / FILE).write_bytes(content)
+    with pytest.raises(InputError, match=r"clients\.safetensors cannot be read") as caught:
+        read([known])
+    assert "\n" not in str(caught.value)
+
+
+def test_table_of_another_shape_is_damage(tmp_path: Path) -> None:
+    tensors = {
+        "examples": np.ones(3, np.int32),
+        "round": np.ones(1, np.int32),
+        "metric": np.ones((1, 2)),
+    }
+    content = safetensors.numpy.save(tensors, {"part": "training", "population": "3"})
+    (tmp_path / FILE).write_bytes(content)
+    with pytest.raises(InputError, match=r"a table of shape \(1, 2\)"):
+        read_clients(tmp_path)
+
+
+def test_many_algorithms_get_rows_and_panels(
+    write_run: Any, tmp_path: Path, log_line: Line
+) -> None:
+    lines = [log_line(r, 0.5, client_loss=[0.0, 1.0, 2.0, 3.0, 4.0]) for r in range(1, 4)]
+    for i in range(9):
+        place = write_run(f"many/a{i}/seed-0", f"a{i}", 0, [], lines=lines)
+        keep(place, EVEN / 3, EVEN - 0.01 * i, last=3)
+    text = render(read([tmp_path / "many"]))
+    assert 'id="s0-sorted-wide-t"' in text
+    assert all(f'id="s0-client-loss{i}-panel-t"' in text for i in range(9))
+    assert "The median client (beside it its value)" in text

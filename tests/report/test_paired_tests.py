@@ -1,0 +1,89 @@
+"""The table of paired tests: known answers, and words that say what it can and cannot show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from fedzmg.report.outcome import Outcome, judge
+from fedzmg.report.reading import read
+from fedzmg.report.sheets.paired_tests import paired_tests
+
+FINALS = {
+    "fedzmg": [0.42, 0.40, 0.43, 0.41, 0.44],
+    "fedavg": [0.35, 0.36, 0.34, 0.33, 0.36],
+    "fedadam": [0.41, 0.41, 0.40, 0.42, 0.43],
+}
+
+
+def judged(write_run: Any, place: Path, seeds: int, plan: dict[str, Any] | None = None) -> Outcome:
+    for name, values in FINALS.items():
+        for seed, value in enumerate(values[:seeds]):
+            write_run(f"all/{name}/seed-{seed}", name, seed, [value] * 4)
+    if plan is not None:
+        algorithms = {name: {"algorithm": name, "directory": name} for name in FINALS}
+        (place / "all" / "study.json").write_text(json.dumps({"algorithms": algorithms, **plan}))
+    return judge(read([place / "all"]).studies[0])
+
+
+def test_every_column_agrees_with_an_independent_computation(
+    write_run: Any, tmp_path: Path
+) -> None:
+    sheet = paired_tests(judged(write_run, tmp_path, 5))
+    assert sheet is not None
+    found = {record["second"]: record for record in sheet.records}
+    raw = {}
+    for name in ("fedavg", "fedadam"):
+        ours, theirs = FINALS["fedzmg"], FINALS[name]
+        expected = stats.ttest_rel(ours, theirs)
+        low, high = expected.confidence_interval(0.95)
+        flipped = stats.permutation_test(
+            (ours, theirs), lambda a, b, axis: (a - b).sum(axis), permutation_type="samples",
+            vectorized=True,
+        )  # fmt: skip
+        record, raw[name] = found[name], expected.pvalue
+        assert record["t"] == pytest.approx(expected.statistic)
+        assert record["p"] == pytest.approx(expected.pvalue)
+        assert (record["ci_low"], record["ci_high"]) == pytest.approx((low, high))
+        assert record["p_sign_flip"] == pytest.approx(flipped.pvalue)
+        assert record["d_z"] == pytest.approx(expected.statistic / 5**0.5)
+    assert found["fedavg"]["p_holm"] == pytest.approx(2 * raw["fedavg"])
+    assert found["fedadam"]["p_holm"] == pytest.approx(raw["fedadam"])
+    # All five differences from fedavg are positive: nothing can be more extreme.
+    assert found["fedavg"]["p_sign_flip"] == found["fedavg"]["p_sign_flip_floor"] == 2 / 32
+    bold = [row[0].text for row in sheet.rows if any(cell.kind == "yes" for cell in row)]
+    assert bold == ["fedzmg minus fedavg"]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        (5, "With 5 seeds the sign-flip p cannot fall below 2/32 = 0.0625, so that alone it can "
+            "never be significant at 0.05"),
+        (3, "With 3 seeds the sign-flip p cannot fall below 2/8 = 0.25"),
+    ],
+)  # fmt: skip
+def test_the_floor_of_the_sign_flip_is_named(
+    write_run: Any, tmp_path: Path, seeds: int, words: str
+) -> None:
+    sheet = paired_tests(judged(write_run, tmp_path, seeds))
+    assert sheet is not None
+    assert words in sheet.advice
+
+
+def test_a_study_may_ask_for_every_pair(write_run: Any, tmp_path: Path) -> None:
+    outcome = judged(write_run, tmp_path, 5, {"tests": {"family": "pairs"}})
+    assert [(one.first, one.second) for one in outcome.tests] == [
+        ("fedzmg", "fedavg"), ("fedzmg", "fedadam"), ("fedavg", "fedadam"),
+    ]  # fmt: skip
+    smallest = min(outcome.tests, key=lambda one: one.test.p)
+    assert smallest.p_holm == pytest.approx(3 * smallest.test.p)
+    assert outcome.scores[1].evidence is outcome.tests[0]
+
+
+def test_one_seed_has_no_table(write_run: Any, tmp_path: Path) -> None:
+    assert paired_tests(judged(write_run, tmp_path, 1)) is None

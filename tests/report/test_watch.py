@@ -1,0 +1,197 @@
+"""What ``fedzmg watch`` reads: directories at every stage, half lines, locks of all kinds."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from fedzmg.errors import InputError
+from fedzmg.experiment.lock import NAME as LOCK
+from fedzmg.experiment.lock import Owner
+from fedzmg.report import watch_view
+from fedzmg.report.tail import Tail
+from fedzmg.report.watch import Watch, Work
+
+Write = Callable[..., Path]
+
+
+def held(place: Path, **changes: Any) -> None:
+    """As if this process were at work there."""
+    owner = replace(Owner.of_this_process(), **changes)
+    (place / LOCK).write_text(json.dumps(asdict(owner)))
+
+
+def only(place: Path) -> Work:
+    [work] = Watch(place).look()
+    return work
+
+
+def states(work: Work) -> list[str]:
+    return [one.state for one in work.trainings]
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Path:
+    place = tmp_path / "study"
+    place.mkdir()
+    (place / "study.toml").write_text(
+        'kind = "study"\ntask = "digits"\nrounds = 10\nseeds = [0, 1]\n\n'
+        '[algorithms.fedzmg]\n\n[algorithms."with clip"]\nalgorithm = "fedavg"\n'
+    )
+    return place
+
+
+def test_study_at_work(planned: Path, write_run: Write) -> None:
+    write_run("study/fedzmg/seed-0", "fedzmg", 0, [0.2] * 10)
+    write_run("study/fedzmg/seed-1", "fedzmg", 1, [0.2] * 9 + [0.5])
+    at_work = write_run("study/with-clip/seed-0", "fedavg", 0, [0.1, 0.9, 0.7], rounds=10)
+    held(planned)
+    held(at_work)
+    work = only(planned)
+    assert states(work) == ["done", "done", "running", "waiting"]
+    assert [one.round for one in work.trainings] == [10, 10, 3, 0]
+    # 7 + 10 rounds of half a second are to come; one pack of one run does two rounds a second.
+    assert work.seconds_left == pytest.approx(8.5)
+    assert work.rate == pytest.approx(2.0)
+    assert work.best is not None
+    assert (work.best.name, work.best.metric) == ("with clip/seed-0", 0.7)
+    assert (work.alive, work.complete) == (True, False)
+    text = watch_view.line(work)
+    for part in ("2 done, 1 running, 1 waiting", "round 3 of 10", "about 8 s left", "70.00 %"):
+        assert part in text
+    json.dumps(work.as_dict(), allow_nan=False)
+
+
+def test_interrupted_and_diverged_and_stopped(
+    planned: Path, write_run: Write, log_line: Callable[..., dict[str, Any]]
+) -> None:
+    write_run("study/fedzmg/seed-0", "fedzmg", 0, [0.2] * 4, rounds=10)
+    lines = [log_line(1, 0.1), log_line(2, "nan", diverged=True, loss="inf")]
+    write_run("study/fedzmg/seed-1", "fedzmg", 1, [], lines=lines, rounds=10)
+    early = write_run("study/with-clip/seed-0", "fedavg", 0, [0.1, 0.9, 0.7], rounds=10)
+    said = {"format": 1, "round": 3, "why": "cannot_win", "words": "too slow"}
+    (early / "stopped.json").write_text(json.dumps(said))
+    work = only(planned)
+    assert states(work) == ["interrupted", "diverged", "stopped", "waiting"]
+    assert [one.ended for one in work.trainings] == [False, False, True, False]
+    assert work.trainings[2].why == "too slow"
+    assert work.owner is None
+    assert "nobody is at work" in watch_view.line(work)
+    json.dumps(work.as_dict(), allow_nan=False)  # what is not finite is null
+    # A process that is gone leaves its lock behind.
+    held(planned, pid=2**22 + 1)
+    assert (only(planned).alive, states(only(planned))[0]) == (False, "interrupted")
+    assert "which is gone" in " ".join(watch_view.facts(only(planned)))
+    # One of another machine is believed for a while.
+    held(planned, host="elsewhere", machine="")
+    assert only(planned).alive
+
+
+def test_lone_run_and_several_together(tmp_path: Path, write_run: Write) -> None:
+    write_run("a", "fedzmg", 0, [0.2] * 4)
+    write_run("b/inner", "fedavg", 3, [0.2] * 4, rounds=8)
+    works = Watch(tmp_path).look()
+    assert [(work.kind, work.complete) for work in works] == [("run", True), ("run", False)]
+    assert only(tmp_path / "a").trainings[0].name == "fedzmg/seed-0"
+    shown = io.StringIO()
+    Console(width=100, file=shown).print(watch_view.screen(works))
+    assert "interrupted" in shown.getvalue()
+
+
+def test_run_of_a_study_is_held_by_it(planned: Path, write_run: Write) -> None:
+    run = write_run("study/fedzmg/seed-0", "fedzmg", 0, [0.2] * 4, rounds=10)
+    held(planned)
+    assert only(run).alive
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Path:
+    place = tmp_path / "grid"
+    (place / "fedavg").mkdir(parents=True)
+    (place / "grid.toml").write_text(
+        'kind = "grid"\ntask = "digits"\nrounds = 6\nlast = 2\nseeds = [7]\ntogether = 2\n\n'
+        "[algorithms.fedavg]\n\n[algorithms.fedzmg]\n\n[axes]\n"
+        '"client.lr" = [0.1, 1.0]\n"server.lr" = [0.5, 1.0]\n"client.mu" = [1.0]\n'
+    )
+    return place
+
+
+def write_rows(place: Path, rows: list[dict[str, Any]]) -> None:
+    usual = {"seed": 7, "loss": 1.0, "train_loss": 1.0, "diverged": False, "seconds": 0.5}
+    with (place / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({**usual, **row}) + "\n" for row in rows)
+
+
+def test_grid_at_work(grid: Path) -> None:
+    place = grid / "fedavg"
+    write_rows(place, [{"trial": t, "round": 1, "metric": 0.9} for t in (0, 1)])
+    write_rows(place, [{"trial": 0, "round": r, "metric": m} for r, m in ((5, 0.4), (6, 0.6))])
+    write_rows(place, [{"trial": 1, "round": r, "metric": 0.0, "diverged": True} for r in (5, 6)])
+    write_rows(place, [{"trial": 2, "round": 1, "metric": 0.45}])
+    stop = {"trial": 3, "round": 0, "why": "cannot_win", "words": "hopeless"}
+    (place / "stopped.jsonl").write_text(json.dumps(stop) + "\n")
+    header = {"__metadata__": {"round": "3", "members": "[2, 3]", "format": "1"}}
+    content = json.dumps(header).encode()
+    (place / "checkpoint.safetensors").write_bytes(len(content).to_bytes(8, "little") + content)
+    held(grid)
+    work = only(grid)
+    # Neither algorithm has the option client.mu; each has 2 x 2 points.
+    assert len(work.trainings) == 8
+    assert states(work) == ["done", "diverged", "running", "stopped", *["waiting"] * 4]
+    # Between evaluations only the checkpoint tells how far a trial is.
+    assert [one.round for one in work.trainings] == [6, 6, 3, 3, 0, 0, 0, 0]
+    assert work.best is not None
+    # The mean over the rounds that score, and not the first look.
+    assert (work.best.name, work.best.metric) == ("fedavg client.lr=0.1 server.lr=0.5 seed=7", 0.5)
+    lines = [json.dumps(stop), json.dumps({**stop, "revoked": True}), ""]
+    (place / "stopped.jsonl").write_text("\n".join(lines))
+    assert states(only(grid))[3] == "running"
+
+
+def test_nothing_there_and_just_begun(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no directory"):
+        Watch(tmp_path / "x")
+    with pytest.raises(InputError, match="holds no run"):
+        Watch(tmp_path).look()
+    held(tmp_path)
+    assert only(tmp_path).kind == "starting"
+    assert not only(tmp_path).complete
+
+
+LINES = [json.dumps({"round": r, "metric": r / 10}) + "\n" for r in (1, 2, 3, 2, 3, 4)]
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, len("".join(LINES))), max_size=6))
+def test_tail_of_any_pieces_reads_what_the_whole_says(cuts: list[int]) -> None:
+    """Whatever a reader sees of a growing file, it never sees half a line."""
+    content = "".join(LINES).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "metrics.jsonl"
+        tail = Tail(path, "round")
+        assert tail.update() == {}
+        for cut in sorted(cuts):
+            path.write_bytes(content[:cut])
+            whole = content[:cut].count(b"\n")
+            expected = {json.loads(line)["round"]: json.loads(line) for line in LINES[:whole]}
+            assert tail.update() == expected
+    assert tail.rows == tail.update()
+
+
+def test_tail_passes_over_broken_lines_and_notices_another_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"round": 1, "met\n{"round": 1}\nnull\n')
+    tail = Tail(path, "round")
+    assert tail.update() == {1: {"round": 1}}
+    path.write_text('{"round": 5}\n')
+    assert tail.update() == {5: {"round": 5}}
