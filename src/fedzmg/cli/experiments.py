@@ -30,6 +30,12 @@ Minutes = Annotated[
         help="End cleanly after so many minutes (exit code 75); the same command goes on."
     ),
 ]
+Track = Annotated[
+    str | None,
+    typer.Option(
+        help="Show every round also to trackers, comma-separated: tensorboard, mlflow, wandb."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 
@@ -38,20 +44,28 @@ def grid(
     set_: Settings = None,
     out: Out = None,
     max_minutes: Minutes = None,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Choose learning rates, or any other numbers, by a grid; heat-maps and best points."""
-    from fedzmg.experiment.grid import run_grid, warnings
+    from fedzmg import trackers
+    from fedzmg.experiment.grid import run_grid
+    from fedzmg.experiment.grid_score import warnings
     from fedzmg.report import figures, grids
     from fedzmg.report.live import Display
 
+    makers = trackers.named(track)
     spec = _read(file, "grid", set_)
     place = out or Path("runs") / file.stem
     console = Console(stderr=as_json)
     spec.check()
     task = spec.build_task()
     _say(task.notes)
-    with _ending_in_time(), Display(console, task.metric.name) as progress:
+    with (
+        _ending_in_time(),
+        Display(console, task.metric.name, spec.packs()) as display,
+        trackers.Tracking(makers, place, display, trackers.by_point(spec)) as progress,
+    ):
         data = run_grid(spec, place, task=task, progress=progress, max_minutes=max_minutes)
     written = [figures.save(grids.figures(data), place / "heat-maps")[0]]
     for name in data["algorithms"]:
@@ -69,21 +83,28 @@ def study(
     set_: Settings = None,
     out: Out = None,
     max_minutes: Minutes = None,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
+    from fedzmg import trackers
     from fedzmg.experiment.store import write_json
     from fedzmg.experiment.study import run_study
     from fedzmg.report import comparison, figures, studies
     from fedzmg.report.live import Display
 
+    makers = trackers.named(track)
     spec = _read(file, "study", set_)
     place = out or Path("runs") / file.stem
     console = Console(stderr=as_json)
     spec.check()
     task = spec.build_task()
     _say(task.notes)
-    with _ending_in_time(), Display(console, task.metric.name) as progress:
+    with (
+        _ending_in_time(),
+        Display(console, task.metric.name, dict.fromkeys(spec.algorithms, 1)) as display,
+        trackers.Tracking(makers, place, display) as progress,
+    ):
         data, compared = run_study(
             spec, place, task=task, progress=progress, max_minutes=max_minutes
         )

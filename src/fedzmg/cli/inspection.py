@@ -1,0 +1,141 @@
+"""``fedzmg watch``, ``diff`` and ``verify``: look at runs without touching them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+if TYPE_CHECKING:
+    from fedzmg.report.watch import Watch, Work
+
+DIFFERENT = 1
+INTERRUPTED = 130
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+
+
+def watch(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A run, study or grid, or a directory of some.")
+    ],
+    once: Annotated[bool, typer.Option("--once", help="Show the state once and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    as_json: Json = False,
+) -> None:
+    """Follow work in another terminal: states, metrics, best so far, time left; only reads."""
+    from fedzmg.report import watch_view
+    from fedzmg.report.watch import Watch
+
+    found, console = Watch(directory), Console()
+    works = found.look()
+    if as_json:
+        _json_lines(found, works, every, once=once)
+    elif once:
+        console.print(watch_view.screen(works), highlight=False)
+    else:
+        try:
+            _follow(found, works, every, console)
+        except KeyboardInterrupt:  # how one leaves
+            raise SystemExit(INTERRUPTED) from None
+
+
+def _ended(works: list[Work]) -> bool:
+    return all(work.complete and not work.alive for work in works)
+
+
+def _json_lines(found: Watch, works: list[Work], every: float, *, once: bool) -> None:
+    """The state as a line of JSON, again after every look."""
+    while True:
+        typer.echo(json.dumps({"works": [work.as_dict() for work in works]}, allow_nan=False))
+        if once or _ended(works):
+            return
+        time.sleep(every)
+        works = found.look()
+
+
+def _follow(found: Watch, works: list[Work], every: float, console: Console) -> None:
+    from fedzmg.report import watch_view
+
+    if console.is_terminal:
+        with Live(watch_view.screen(works), console=console, auto_refresh=False) as live:
+            while not _ended(works):
+                time.sleep(every)
+                works = found.look()
+                live.update(watch_view.screen(works), refresh=True)
+        return
+    shown: list[str] = []
+    while True:
+        lines = [watch_view.line(work) for work in works]
+        for line in lines:
+            if line not in shown:
+                console.print(
+                    f"{time.strftime('%H:%M:%S')} {line}", highlight=False, soft_wrap=True
+                )
+        shown = lines
+        if _ended(works):
+            return
+        time.sleep(every)
+        works = found.look()
+
+
+def diff(
+    left: Annotated[Path, typer.Argument(metavar="A", help="A run, study or grid.")],
+    right: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="What to compare, comma-separated: spec, options, versions, data, curves, scores, "
+            "runs [default: all]."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two runs or studies; exit code 0 without a difference, 1 with one, 2 for trouble."""
+    from fedzmg.report import diff_view
+    from fedzmg.report.diff import aspects, compare
+
+    asked = aspects(only)
+    found = compare(left, right)
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), allow_nan=False))
+    else:
+        console = Console()
+        for part in diff_view.screen(found, asked):
+            console.print(part, highlight=False)
+    if found.differs(asked):
+        raise SystemExit(DIFFERENT)
+
+
+def verify(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A run directory, or one that holds some.")
+    ],
+    rounds: Annotated[int, typer.Option(min=1, help="First rounds to train again.")] = 3,
+    runs: Annotated[
+        int | None, typer.Option(min=1, help="Only so many runs [default: all].")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train the first rounds again: same bits here? Exit code 0 if so, 1 if not."""
+    from fedzmg.experiment.verify import verify as verify_runs
+    from fedzmg.report import verify_view
+
+    found = verify_runs(
+        directory, rounds=rounds, runs=runs, say=lambda text: typer.echo(text, err=True)
+    )
+    data = [verdict.as_dict() for verdict in found]
+    good = all(verdict.reproduced for verdict in found)
+    if as_json:
+        typer.echo(json.dumps({"reproduced": good, "runs": data}, allow_nan=False))
+    else:
+        console = Console()
+        for part in verify_view.screen(data):
+            console.print(part, highlight=False)
+    if not good:
+        raise SystemExit(DIFFERENT)

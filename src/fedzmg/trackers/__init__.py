@@ -1,0 +1,70 @@
+"""Other places to look at a run: TensorBoard, MLflow, Weights & Biases, or one of your own.
+
+::
+
+    with Tracking(trackers.named("tensorboard"), out) as progress:
+        run_study(spec, out, progress=progress)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedzmg.errors import InputError, unknown
+from fedzmg.trackers.mlflow import MLflow
+from fedzmg.trackers.tensorboard import TensorBoard
+from fedzmg.trackers.tracker import Ending, TrackedRun, Tracker
+from fedzmg.trackers.tracking import Make, Tracking, by_point, by_seed
+from fedzmg.trackers.wandb import WeightsAndBiases
+
+__all__ = [
+    "TRACKERS",
+    "Ending",
+    "Entry",
+    "TrackedRun",
+    "Tracker",
+    "Tracking",
+    "by_point",
+    "by_seed",
+    "named",
+]
+
+
+class Entry(NamedTuple):
+    """A row of the table."""
+
+    make: Make
+    modules: tuple[str, ...]
+    """What has to be installed; the extra of the tracker's name brings it."""
+
+
+TRACKERS: dict[str, Entry] = {
+    "tensorboard": Entry(TensorBoard, ("tensorboard",)),
+    "mlflow": Entry(MLflow, ("mlflow", "sqlalchemy", "alembic")),
+    "wandb": Entry(WeightsAndBiases, ("wandb",)),
+}
+
+
+def named(names: str | Sequence[str] | None) -> dict[str, Make]:
+    """How to make the trackers of these names; a text is comma-separated.
+
+    >>> named("")
+    {}
+
+    Raises:
+        InputError: for an unknown name, or one whose package is not installed.
+    """
+    listed = names.split(",") if isinstance(names, str) else names or []
+    found = {}
+    for name in filter(None, map(str.strip, listed)):
+        if name not in TRACKERS:
+            raise unknown("tracker", name, TRACKERS)
+        for module in TRACKERS[name].modules:
+            if importlib.util.find_spec(module) is None:
+                raise InputError(
+                    f"tracker {name!r} needs the package {module!r}: pip install 'fedzmg[{name}]'"
+                )
+        found[name] = TRACKERS[name].make
+    return found

@@ -1,0 +1,180 @@
+"""Between the rounds of a pack and the trackers of its runs: what is said, and what if one fails.
+
+Trackers come along as progress does, so nothing that trains knows of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fedzmg.experiment.plans import GridSpec
+from fedzmg.experiment.run import Progress, Silent
+from fedzmg.simulation import Record, RoundReport, Simulation, Trial
+from fedzmg.trackers.tracker import Ending, TrackedRun, Tracker
+from fedzmg.version import __version__
+
+FOLDER = "tracking"
+
+Make = Callable[[], Tracker]
+Naming = Callable[[str, Trial], str]
+
+
+class Tracking:
+    """Shows progress as before, and every round of every run to trackers.
+
+    A tracker that raises is reported once and switched off; the training goes on.
+
+    Args:
+        trackers: how to make each kind of tracker, by its name.
+        out: the directory of the runs; trackers write to ``OUT/tracking/NAME``.
+        progress: what else shows how far the work is.
+        naming: what a trial of the pack with some label is called.
+    """
+
+    def __init__(
+        self,
+        trackers: Mapping[str, Make],
+        out: Path,
+        progress: Progress | None = None,
+        naming: Naming | None = None,
+    ) -> None:
+        self._makers, self._out = dict(trackers), Path(out)
+        self._inner, self._naming = progress or Silent(), naming or by_seed
+        self._label, self._rounds, self._done = "", 0, 0
+        self._open: dict[str, list[Tracker]] = {}
+        self._resting: frozenset[int] = frozenset()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close("stopped")
+
+    def begin(self, label: str, rounds: int, done: int) -> None:
+        """A pack starts; its trackers only do once its first round is kept."""
+        self._close("stopped")
+        self._label, self._rounds, self._done = label, rounds, done
+        self._resting = frozenset()
+        self._inner.begin(label, rounds, done)
+
+    def advance(self, report: RoundReport) -> None:
+        """A round is finished."""
+        runs: list[TrackedRun] = []
+        for name in list(self._makers):
+            if name not in self._open:
+                runs = runs or self._runs(report.simulation)
+                self._guarded(name, self._start, name, runs)
+        metric = report.simulation.task.metric.name
+        # A trial that was stopped early has this round still, and none after it.
+        told = {
+            i: values(record, metric)
+            for i, record in enumerate(report.records)
+            if i not in self._resting
+        }
+        self._resting = report.simulation.resting
+        for name in list(self._open):
+            self._guarded(name, self._log, name, report.round, told)
+        if report.round == self._rounds or report.simulation.at_rest:
+            self._close("finished")
+        self._inner.advance(report)
+
+    def say(self, text: str) -> None:
+        """Something the user should know."""
+        self._inner.say(text)
+
+    def _runs(self, simulation: Simulation) -> list[TrackedRun]:
+        names = [self._naming(self._label, trial) for trial in simulation.trials]
+        project = self._out.resolve().name or "fedzmg"
+        return [
+            TrackedRun(name, project, settings(simulation, i), self._out / FOLDER, self._done)
+            for i, name in enumerate(names)
+        ]
+
+    def _start(self, name: str, runs: Sequence[TrackedRun]) -> None:
+        self._open[name] = []
+        for run in runs:
+            tracker = self._makers[name]()
+            tracker.start(run._replace(place=run.place / name))
+            self._open[name].append(tracker)
+
+    def _log(self, name: str, round_: int, told: Mapping[int, Mapping[str, float]]) -> None:
+        for i, each in told.items():
+            self._open[name][i].log(round_, each)
+
+    def _finish(self, name: str, ending: Ending) -> None:
+        for tracker in self._open.pop(name):
+            tracker.finish(ending)
+
+    def _close(self, ending: Ending) -> None:
+        for name in list(self._open):
+            self._guarded(name, self._finish, name, ending)
+
+    def _guarded(self, name: str, step: Callable[..., None], *args: Any) -> None:
+        try:
+            step(*args)
+        except Exception as error:
+            del self._makers[name]
+            for tracker in self._open.pop(name, []):
+                with contextlib.suppress(Exception):
+                    tracker.finish("stopped")
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            self._inner.say(f"{name} is switched off, the training goes on: {reason}")
+
+
+def by_seed(label: str, trial: Trial) -> str:
+    """A run of a study or comparison."""
+    return f"{label.replace(':', '-').replace(' ', '-')}/seed-{trial.seed}"
+
+
+def by_point(spec: GridSpec) -> Naming:
+    """Trials of a grid: the values that it varies come before the seed."""
+
+    def name(label: str, trial: Trial) -> str:
+        options = trial.algorithm.options()
+        point = ",".join(f"{key}={options[key]:.6g}" for key in spec.axes_of(label))
+        return f"{spec.folder(label)}/{point}/seed-{trial.seed}"
+
+    return name
+
+
+def values(record: Record, metric: str) -> dict[str, float]:
+    """What is logged of a round."""
+    found: dict[str, float] = {
+        "train/loss": record.train_loss,
+        "train/clients": record.clients,
+        "train/dropped": record.dropped,
+        "traffic/total_bytes_down": record.total_bytes_down,
+        "traffic/total_bytes_up": record.total_bytes_up,
+        "time/seconds": record.seconds,
+    }
+    if record.metric is not None and record.loss is not None:
+        found |= {"eval/loss": record.loss, f"eval/{metric}": record.metric}
+        found["eval/diverged"] = record.diverged
+    return {key: float(value) for key, value in found.items()}
+
+
+def settings(simulation: Simulation, trial: int) -> dict[str, Any]:
+    """What tells a run of a pack from others, with flat keys."""
+    chosen, task = simulation.trials[trial], simulation.task
+    return {
+        "task": task.name,
+        "algorithm": chosen.algorithm.name,
+        "seed": chosen.seed,
+        **chosen.algorithm.options(),
+        **{f"preset.{key}": value for key, value in task.preset.items()},
+        **{f"protocol.{key}": value for key, value in vars(task.protocol).items()},
+        "engine": simulation.choice.path,
+        "device": simulation.device.type,
+        "dtype": str(simulation.dtype).removeprefix("torch."),
+        "precision": simulation.precision,
+        "fedzmg": __version__,
+    }
