@@ -1,0 +1,145 @@
+"""Any torch optimizer whose final step is zero-mean over the inputs of every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fedzmg.errors import InputError
+from fedzmg.optim.axes import Axes, check_names, group_axes, inputs, model_layout
+from fedzmg.optim.projection import sum_of_inputs
+from fedzmg.optim.shards import local
+
+
+class Centred(Optimizer):
+    """A torch optimizer, its step centred: for those that scale every entry by its own history.
+
+    Adam and its kin turn a zero-mean gradient into a step that is not, so centring their gradients
+    does not keep the mean of the weights; centring their step does::
+
+        w' <- optimizer(w, g)
+        w  <- w' - mean(w' - w over the layer's inputs)
+
+    Only the means before and after are kept, not a copy of the model. All of the step is centred,
+    decoupled weight decay included: the sum of every column stays as it is for good.
+
+    It shares ``param_groups`` and ``state`` with the optimizer inside, so schedulers, checkpoints
+    and scalers see one optimizer. Use the wrapper for all calls.
+
+    Args:
+        optimizer: any torch optimizer.
+        model: the module whose layers say which axes are inputs; None if groups of the optimizer
+            have ``"input_axes"``, or if its parameters have names and ``axes`` lists them.
+        axes: input axes by parameter name.
+
+    >>> layer = nn.Linear(3, 1)
+    >>> optimizer = Centred(torch.optim.AdamW(layer.parameters(), lr=0.1), layer)
+    >>> before = layer.weight.sum().item()
+    >>> layer(torch.tensor([[1.0, 2.0, -4.0]])).sum().backward()
+    >>> optimizer.step()
+    >>> abs(layer.weight.sum().item() - before) < 1e-6
+    True
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module | None = None,
+        axes: Mapping[str, Axes] | None = None,
+    ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise InputError(
+                f"optimizer is a {type(optimizer).__name__}: expected a torch.optim.Optimizer"
+            )
+        self.optimizer = optimizer
+        self._given: Mapping[Any, Axes] = axes or {}
+        if model is not None:
+            layout = model_layout(model, axes)
+            named = dict(model.named_parameters())
+            self._given = {named[name]: info.input_axes for name, info in layout.items()}
+        elif axes is not None:
+            check_names(axes, optimizer.param_groups)
+        chosen = [self._axes_of(group) for group in optimizer.param_groups]
+        for group, each in zip(optimizer.param_groups, chosen, strict=True):
+            group["input_axes"] = each
+        # The groups are those of the optimizer inside: the same dictionaries, then the same list.
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._share()
+
+    def _share(self) -> None:
+        self.param_groups = self.optimizer.param_groups
+        self.state = self.optimizer.state
+        self.defaults = self.optimizer.defaults
+
+    def _axes_of(self, group: dict[str, Any]) -> list[Axes]:
+        given: Any = group.get("input_axes")
+        if given is None and any(isinstance(key, Tensor) for key in self._given):
+            missing = [p for p in group["params"] if p not in self._given and p.ndim > 1]
+            if missing:
+                raise InputError(
+                    f"a parameter of shape {tuple(missing[0].shape)} of the optimizer is none of "
+                    "the model's trainable ones: give its group 'input_axes'"
+                )
+            given = [self._given.get(p, ()) for p in group["params"]]
+        elif given is None and self._given and "param_names" in group:
+            given = {n: a for n, a in self._given.items() if n in group["param_names"]}
+        return group_axes(group, given)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters to the optimizer inside; ``"input_axes"`` as in ``ZeroMeanSGD``."""
+        if any(param_group is group for group in self.optimizer.param_groups):
+            return  # while this one is made: there already
+        self.optimizer.add_param_group(param_group)
+        group = self.optimizer.param_groups[-1]
+        try:
+            group["input_axes"] = self._axes_of(group)
+        except InputError:
+            self.optimizer.param_groups.pop()
+            raise
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Do one step of the optimizer inside and centre it.
+
+        An optimizer that evaluates its closure several times (LBFGS) has all its steps centred
+        together.
+        """
+        centred = [
+            (p, axes)
+            for group in self.param_groups
+            for p, axes in zip(group["params"], group["input_axes"], strict=True)
+            if axes and p.numel() and (p.grad is not None or closure is not None)
+        ]
+        with torch.no_grad():
+            before = [sum_of_inputs(p, axes) for p, axes in centred]
+        loss = self.optimizer.step(closure)
+        with torch.no_grad():
+            for (p, axes), old in zip(centred, before, strict=True):
+                moved = sum_of_inputs(p, axes).sub_(old)
+                local(p).sub_(moved, alpha=1 / inputs(p.shape, axes))
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the optimizer inside, which is all there is."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of this or of the bare optimizer; the input axes stay."""
+        own = [group["input_axes"] for group in self.param_groups]
+        self.optimizer.load_state_dict(state_dict)
+        for group, axes in zip(self.optimizer.param_groups, own, strict=True):
+            group["input_axes"] = axes
+        self._share()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer, "_given": self._given, "defaults": self.defaults}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._share()

@@ -1,0 +1,331 @@
+"""FedZMG's client step as a ``torch.optim.Optimizer``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Self, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # unlike torch.compiler.disable, it imports nothing
+from torch.optim import Optimizer
+
+from fedzmg.errors import InputError, unknown
+from fedzmg.optim import fused, updates
+from fedzmg.optim.axes import Axes, GivenAxes, check_names, group_axes, model_layout
+from fedzmg.optim.projection import refuse_sparse
+from fedzmg.optim.shards import is_spread, like_its_parameter
+from fedzmg.optim.updates import Numbers, Weights
+
+Params: TypeAlias = (
+    nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
+)
+
+
+class ZeroMeanSGD(Optimizer):
+    """Stochastic gradient descent on zero-mean gradients, with momentum and decoupled decay.
+
+    Per step, for every parameter::
+
+        g <- g - mean(g over the layer's inputs)      weights only; vectors and scalars stay
+        v <- momentum v + g                           v = 0 at first
+        w <- w (1 - weight_decay lr) - lr v           nesterov: g + momentum v in place of v
+
+    It is the client's rule of FedZMG. Make a new one every round, or clear its ``state``, if the
+    round is to start without momentum, as the algorithm has it.
+
+    Which axes are inputs depends on the layer. They are known from the model
+    (``ZeroMeanSGD(model, ...)`` or :meth:`for_model`), from ``axes`` by name, or from
+    ``"input_axes"`` of a parameter group: one tuple for all its weights, or a list with a tuple for
+    each parameter. For a bare list of parameters all axes but the first are taken for inputs, with
+    one warning: embeddings and transposed convolutions are centred over the wrong axes then.
+
+    Args:
+        params_or_model: a module, parameters, named parameters, or parameter groups.
+        lr: learning rate; a tensor can change inside a compiled step or a recorded graph.
+        momentum: accumulating, in ``[0, 1)``; 0 keeps no state.
+        weight_decay: decoupled, times ``lr`` per step; it never enters the momentum.
+        axes: input axes by parameter name; with a model, only for what its types do not say.
+        nesterov: step along ``g + momentum v``.
+        maximize: climb instead.
+        foreach: many tensors at a time; None chooses the fastest way.
+        fused: the whole step in one pass where there is a kernel for it (one Triton launch for all
+            tensors on CUDA, torch's own on processors), as with ``foreach`` elsewhere.
+        capturable: never read a tensor ``lr`` from the device, so that a graph can be recorded.
+
+    >>> layer = nn.Linear(2, 1, bias=False)
+    >>> before = layer.weight.sum().item()
+    >>> optimizer = ZeroMeanSGD(layer, lr=0.1, weight_decay=0.0)
+    >>> layer(torch.tensor([[3.0, 5.0]])).sum().backward()
+    >>> optimizer.step()
+    >>> abs(layer.weight.sum().item() - before) < 1e-6
+    True
+    """
+
+    def __init__(
+        self,
+        params_or_model: Params,
+        lr: float | Tensor,
+        momentum: float = 0.9,
+        weight_decay: float = 5e-4,
+        *,
+        axes: Mapping[str, Axes] | None = None,
+        nesterov: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        if foreach and fused:
+            raise InputError("foreach=True and fused=True exclude each other: choose one")
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+            "foreach": foreach,
+            "fused": fused,
+            "capturable": capturable,
+        }
+        self._axes: Mapping[str, Axes] | None = axes
+        params: Any = params_or_model
+        if isinstance(params_or_model, nn.Module):
+            params, self._axes = _of_model(params_or_model, axes)
+        super().__init__(params, defaults)
+        if self._axes is not None:
+            check_names(self._axes, self.param_groups)
+        if fused:
+            # A scaler then hands over its factor and what it found, and leaves gradients alone.
+            self._step_supports_amp_scaling = True
+
+    @classmethod
+    def for_model(
+        cls,
+        model: nn.Module,
+        lr: float | Tensor,
+        momentum: float = 0.9,
+        weight_decay: float = 5e-4,
+        *,
+        axes: Mapping[str, Axes] | None = None,
+        decay_scope: Literal["all", "kernels"] = "all",
+        **options: Any,
+    ) -> Self:
+        """An optimizer of all trainable parameters of a model, with the input axes of its layers.
+
+        Args:
+            model: any module, also wrapped by DDP or sharded by FSDP2 (after sharding).
+            lr: learning rate.
+            momentum: as in the class.
+            weight_decay: as in the class.
+            axes: input axes of parameters of your own modules, by name; also for those whose axes
+                you want otherwise, such as ``{"embedding.weight": ()}``.
+            decay_scope: ``kernels`` spares vectors and scalars, in a group of their own.
+            options: as in the class.
+        """
+        if decay_scope not in ("all", "kernels"):
+            raise unknown("decay_scope", str(decay_scope), ["all", "kernels"])
+        named, known = _of_model(model, axes)
+        groups: list[dict[str, Any]] = [{"params": named}]
+        if decay_scope == "kernels":
+            groups = [
+                {"params": [(n, p) for n, p in named if p.ndim > 1]},
+                {"params": [(n, p) for n, p in named if p.ndim < 2], "weight_decay": 0.0},
+            ]
+        for group in groups:
+            group["input_axes"] = [known[name] for name, _ in group["params"]]
+        return cls([g for g in groups if g["params"]], lr, momentum, weight_decay, **options)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with options of their own; see the class for ``"input_axes"``."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        given: GivenAxes = group.get("input_axes")
+        if given is None and self._axes is not None and "param_names" in group:
+            given = {n: a for n, a in self._axes.items() if n in group["param_names"]}
+        try:
+            _check(group)
+            group["input_axes"] = group_axes(group, given)
+        except InputError:
+            self.param_groups.pop()
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_axes": self._axes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_axes", None)
+        for group in self.param_groups:
+            for name, default in self.defaults.items():
+                group.setdefault(name, default)
+        if any(group["fused"] for group in self.param_groups):
+            self._step_supports_amp_scaling = True
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over state and options, also those of ``torch.optim.SGD`` without dampening.
+
+        Input axes belong to the model: a state that was saved with others is refused.
+        """
+        for saved, own in zip(state_dict["param_groups"], self.param_groups, strict=False):
+            if saved.get("dampening"):
+                raise InputError(f"dampening = {saved['dampening']}: expected 0 in a loaded state")
+            axes = [tuple(each) for each in saved.get("input_axes", own["input_axes"])]
+            if axes != own["input_axes"] and len(axes) == len(own["input_axes"]):
+                place = next(i for i, each in enumerate(axes) if each != own["input_axes"][i])
+                raise InputError(
+                    f"the state was saved with input axes {axes[place]} of parameter {place}, "
+                    f"here they are {own['input_axes'][place]}: make both optimizers alike"
+                )
+        own_axes = [group["input_axes"] for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, axes in zip(self.param_groups, own_axes, strict=True):
+            group["input_axes"] = axes
+            _check(group)
+
+    def _init_group(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        velocities: list[Tensor],
+    ) -> None:
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            grad = p.grad
+            if grad.layout is not torch.strided:
+                refuse_sparse(grad)
+            params.append(p)
+            grads.append(grad)
+            if group["momentum"]:
+                state = self.state[p]
+                if state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = torch.zeros_like(p)
+                velocities.append(state["momentum_buffer"])
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Do one step; ``closure`` evaluates the model again and returns the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for number, group in enumerate(self.param_groups):
+            params: list[Tensor] = []
+            grads: list[Tensor] = []
+            velocities: list[Tensor] = []
+            self._init_group(group, params, grads, velocities)
+            axes = [
+                each
+                for p, each in zip(group["params"], group["input_axes"], strict=True)
+                if p.grad is not None
+            ]
+            if params:
+                spread = any(map(is_spread, params))
+                if spread:
+                    grads = [like_its_parameter(g, p) for g, p in zip(grads, params, strict=True)]
+                weights = Weights(params, grads, velocities, axes, spread)
+                if torch.compiler.is_compiling():
+                    updates.one_by_one(weights, _numbers(group, group["lr"]))
+                else:
+                    self._eager(number, group, weights)
+        return loss
+
+    @_disable_dynamo
+    def _eager(self, number: int, group: dict[str, Any], weights: Weights) -> None:
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for i, p in enumerate(weights.params):
+            by_kind.setdefault((p.device, p.dtype), []).append(i)
+        for (device, dtype), places in by_kind.items():
+            some = weights if len(by_kind) == 1 else weights.some(places)
+            numbers = _numbers(group, _readable(group, device))
+            if group["foreach"] is False and not group["fused"]:
+                updates.one_by_one(some, numbers)
+                continue
+            if fused.possible(device, dtype):
+                some = self._launched(
+                    (number, device, dtype), group, some, numbers, scale, found_inf
+                )
+            elif group["fused"] and device.type not in ("cpu", "cuda"):
+                raise InputError(f"fused=True: there is no kernel for {device.type}, leave it out")
+            elif group["fused"] and device.type == "cuda" and not fused.HAS_TRITON:
+                raise InputError("fused=True: the kernel needs triton; install it or leave it out")
+            if not some.params or (found_inf is not None and bool(found_inf)):
+                continue
+            if scale is not None:
+                factor = 1 / scale
+                some = some.with_grads([g * factor.to(g.device, g.dtype) for g in some.grads])
+            one_pass = group["foreach"] is not True and updates.fits_fused_on_cpu(some, numbers)
+            (updates.fused_on_cpu if one_pass else updates.foreach)(some, numbers)
+
+    def _launched(
+        self,
+        key: Any,
+        group: dict[str, Any],
+        weights: Weights,
+        numbers: Numbers,
+        scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> Weights:
+        """Launch the kernel for all tensors that it can walk; the others are returned."""
+        step = group["foreach"] is not True
+        if not step and (numbers.nesterov or not weights.velocities):
+            return weights  # the kernel writes velocities alone, which is not all of it
+        lr, device = group["lr"], key[1]
+        on_device = isinstance(lr, Tensor) and lr.device == device
+        launchers = self.__dict__.setdefault("_launchers", {})
+        ours, others = launchers.setdefault(key, fused.Launcher())(
+            weights, _numbers(group, lr) if on_device else numbers, step=step, scale=scale,
+            found_inf=found_inf, capturable=group["capturable"],
+        )  # fmt: skip
+        if not step and ours:
+            done = weights if not others else weights.some(ours)
+            updates.finish(done.local(), [], numbers)
+        return weights.some(others)
+
+
+def _of_model(
+    model: nn.Module, axes: Mapping[str, Axes] | None
+) -> tuple[list[tuple[str, Tensor]], dict[str, Axes]]:
+    layout = model_layout(model, axes)
+    named: list[tuple[str, Tensor]] = [
+        (name, p) for name, p in model.named_parameters() if name in layout
+    ]
+    return named, {name: info.input_axes for name, info in layout.items()}
+
+
+def _check(group: Mapping[str, Any]) -> None:
+    lr = group["lr"]
+    if isinstance(lr, Tensor):
+        if lr.numel() != 1:
+            raise InputError(f"lr has {lr.numel()} entries: expected one number")
+    elif not lr >= 0:
+        raise InputError(f"lr = {lr}: expected a number >= 0")
+    if not 0 <= group["momentum"] < 1:
+        raise InputError(f"momentum = {group['momentum']}: expected >= 0 and < 1")
+    if not group["weight_decay"] >= 0:
+        raise InputError(f"weight_decay = {group['weight_decay']}: expected >= 0")
+    if group["nesterov"] and not group["momentum"]:
+        raise InputError("nesterov=True needs a momentum: set it above 0")
+
+
+def _readable(group: Mapping[str, Any], device: torch.device) -> float | Tensor:
+    """The learning rate as a number, unless that would wait for the device."""
+    lr = group["lr"]
+    if not isinstance(lr, Tensor):
+        return float(lr)
+    if group["capturable"] and lr.device == device:
+        return lr
+    return float(lr)
+
+
+def _numbers(group: Mapping[str, Any], lr: float | Tensor) -> Numbers:
+    return Numbers(
+        lr=lr.reshape(()) if isinstance(lr, Tensor) else lr,
+        momentum=group["momentum"],
+        weight_decay=float(group["weight_decay"]),
+        nesterov=group["nesterov"],
+        sign=-1 if group["maximize"] else 1,
+    )

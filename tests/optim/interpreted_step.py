@@ -1,0 +1,149 @@
+"""The fused kernel under Triton's interpreter, against plain steps; prints the largest differences.
+
+Run by ``test_fused.py`` in a process of its own: the interpreter is switched on for a whole
+process, before Triton is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedzmg.optim import ZeroMeanSGD, fused
+
+SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "scalar": ((), ()),
+    "vector": ((5000,), ()),
+    "empty": ((0, 3), (1,)),
+    "rows of one": ((7, 1), (1,)),
+    "rows of three": ((300, 3), (1,)),
+    "convolution": ((5, 3, 5, 5), (1, 2, 3)),
+    "rows of 64": ((9, 64), (1,)),
+    "rows of 257": ((3, 257), (1,)),
+    "rows of 3136": ((2, 3136), (1,)),
+    "rows of 4608": ((2, 4608), (1,)),
+    "longer than a tile": ((2, 9001), (1,)),
+    "far longer": ((1, 70_000), (1,)),
+    "embedding": ((11, 6), (0,)),
+    "transposed convolution": ((4, 3, 2, 2), (0, 2, 3)),
+    "middle axis": ((3, 4, 5), (1,)),
+    "every second axis": ((3, 4, 2, 5), (1, 3)),
+    "whole matrix": ((6, 7), (0, 1)),
+}
+OPTIONS = {
+    "plain": {},
+    "without decay": {"weight_decay": 0.0},
+    "without momentum": {"momentum": 0.0},
+    "nesterov": {"nesterov": True},
+    "climbing": {"maximize": True},
+    "rate as a tensor": {"lr": torch.tensor(0.1)},
+}
+ALL = "--all" in sys.argv
+if not ALL:  # one way through every branch of the kernel
+    OPTIONS = {"plain": {}}
+    SHAPES = {
+        "vector": ((5,), ()),
+        "rows of three": ((300, 3), (1,)),
+        "rows of 25": ((2, 25), (1,)),
+        "rows of 72": ((17, 72), (1,)),
+        "rows of 600": ((2, 600), (1,)),
+        "rows of 4096": ((1, 4096), (1,)),
+        "rows of 4608": ((1, 4608), (1,)),
+        "rows of 4097": ((1, 4097), (1,)),
+        "transposed convolution": ((4, 3, 2, 2), (0, 2, 3)),
+    }
+
+
+def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
+    torch.manual_seed(0)
+    made = [nn.Parameter(torch.randn(shape).to(dtype)) for shape, _ in SHAPES.values()]
+    made.append(nn.Parameter(torch.randn(6, 4, 3, 3).to(dtype, memory_format=torch.channels_last)))
+    return made
+
+
+def trained(params: list[nn.Parameter], steps: int, **options: Any) -> list[Tensor]:
+    axes = [axes for _, axes in SHAPES.values()] + [(1, 2, 3)]
+    optimizer = ZeroMeanSGD([{"params": params, "input_axes": axes}], **{"lr": 0.1, **options})
+    torch.manual_seed(1)
+    for _ in range(steps):
+        for p in params:
+            # Laid out plainly, also where the parameter has its channels last.
+            p.grad = torch.randn(p.shape).to(p.dtype)
+        optimizer.step()
+    kept = [optimizer.state[p]["momentum_buffer"] for p in params if p in optimizer.state]
+    return [p.detach().double() for p in params] + [v.double() for v in kept]
+
+
+def difference(got: list[Tensor], expected: list[Tensor]) -> float:
+    pairs = zip(got, expected, strict=True)
+    return max((float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0)
+
+
+def scaled_step(found_inf: float) -> float:
+    """A step of gradients that a scaler has multiplied by 8, or found to be infinite."""
+    params, plain = parameters(torch.float32), parameters(torch.float32)
+    optimizers = [
+        ZeroMeanSGD(
+            [{"params": p, "input_axes": [a for _, a in SHAPES.values()] + [(1, 2, 3)]}],
+            lr=0.1,
+            **options,
+        )
+        for p, options in ((params, {"fused": True}), (plain, {"foreach": False}))
+    ]
+    for a, b in zip(params, plain, strict=True):
+        b.grad = torch.randn(b.shape)
+        a.grad = 8 * b.grad
+    optimizers[0].grad_scale = torch.tensor(8.0)  # type: ignore[attr-defined]
+    optimizers[0].found_inf = torch.tensor(found_inf)  # type: ignore[attr-defined]
+    optimizers[0].step()
+    if not found_inf:
+        optimizers[1].step()
+    return difference([p.detach() for p in params], [p.detach() for p in plain])
+
+
+def count_launches() -> Callable[[], int]:
+    """A function that says how often the kernel was launched since it was last asked."""
+    launched, launch = 0, fused._launch
+
+    def counted(*args: Any) -> None:
+        nonlocal launched
+        launched += 1
+        launch(*args)
+
+    def asked() -> int:
+        nonlocal launched
+        before, launched = launched, 0
+        return before
+
+    fused._launch = counted
+    return asked
+
+
+def main() -> None:
+    launches, found = count_launches(), {}
+    for name, chosen in OPTIONS.items():
+        expected = trained(parameters(torch.float32), 2, **chosen, foreach=False)
+        assert launches() == 0
+        for way in ("fused", "foreach") if ALL else ("fused",):
+            got = trained(parameters(torch.float32), 2, **chosen, **{way: True})
+            found[f"{name}, {way}"] = difference(got, expected)
+            # Velocities alone are not all of these steps, so the kernel is no help for lists.
+            alone = way == "foreach" and name in ("without momentum", "nesterov")
+            assert launches() == (0 if alone else 2), (name, way)
+    for dtype in (torch.float16, torch.bfloat16) if ALL else ():
+        exact = trained([nn.Parameter(p.double()) for p in parameters(dtype)], 1, foreach=False)
+        got = trained(parameters(dtype), 1, fused=True)
+        # Gradients are rounded to the type in one and not in the other; so is the result.
+        found[f"{dtype} / rounding"] = difference(got, exact) / torch.finfo(dtype).eps * 1e-7
+    for inf in (0.0, 1.0) if ALL else (1.0,):
+        found[f"scaled, infinite: {inf}"] = scaled_step(inf)
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The fused kernel: how it walks tensors, its steps under the interpreter, and on a GPU."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedzmg.errors import InputError
+from fedzmg.models import emnist_cnn, shakespeare_gru
+from fedzmg.optim import ZeroMeanSGD, fused
+from fedzmg.optim.memory import without_gaps
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs triton (Linux) for its interpreter"
+)
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+COMPILER_WARNS = pytest.mark.filterwarnings("ignore")
+"""What Triton's compiler warns of inside itself changes with every version."""
+
+
+def interpreted(*arguments: str) -> dict[str, float]:
+    script = Path(__file__).with_name("interpreted_step.py")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script), *arguments],
+        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+@needs_triton
+def test_steps_under_the_interpreter() -> None:
+    found = interpreted()
+    assert len(found) == 2
+    assert {name: value for name, value in found.items() if not value < 1e-6} == {}
+
+
+@needs_triton
+@pytest.mark.slow
+def test_steps_of_every_option_under_the_interpreter() -> None:
+    found = interpreted("--all")
+    assert len(found) == 16
+    assert {name: value for name, value in found.items() if not value < 1e-6} == {}
+
+
+def test_only_the_kernels_module_imports_triton() -> None:
+    for path in Path(fused.__file__).parent.glob("*.py"):
+        top = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import)]
+        imported = any(name.name.startswith("triton") for node in top for name in node.names)
+        assert imported == (path.stem == "triton_step")
+
+
+@pytest.mark.slow
+def test_importing_the_package_needs_no_triton() -> None:
+    code = "import sys; sys.modules['triton'] = None; import fedzmg.optim"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def walked(form: fused.Form, order: list[int], shape: list[int]) -> list[int]:
+    """For every entry in memory the number of its mean, as the kernel computes it."""
+    entries = int(np.prod(shape))
+    if form.shape != fused.FLAT:
+        return [at // form.length for at in range(entries)]
+    return [
+        at // form.length * form.outputs + at // form.inner % form.outputs for at in range(entries)
+    ]
+
+
+@settings(max_examples=50)
+@given(data=st.data())
+def test_entries_share_a_mean_exactly_if_their_outputs_agree(data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    axes = tuple(a for a in range(len(shape)) if data.draw(st.booleans()))
+    order = data.draw(st.permutations(range(len(shape))))
+    laid = torch.empty([shape[a] for a in order]).permute(
+        [order.index(a) for a in range(len(order))]
+    )
+    assert list(laid.shape) == shape
+    form = fused.form_of(laid, axes, sums_given=data.draw(st.booleans()))
+    if form is None or not axes:
+        assert axes or (form is not None and not form.inputs)
+        return
+    outputs = [a for a in range(len(shape)) if a not in axes]
+    in_memory = list(itertools.product(*(range(shape[a]) for a in order)))
+    expected = []
+    for place in in_memory:
+        index = [place[order.index(a)] for a in range(len(shape))]
+        number = 0
+        for a in outputs:
+            number = number * shape[a] + index[a]
+        expected.append(number)
+    got = walked(form, list(order), shape)
+    if form.shape == fused.FLAT:
+        assert got == expected  # the very sum is read
+    else:
+        assert len(set(zip(got, expected, strict=True))) == len(set(got)) == len(set(expected))
+    assert form.inputs == np.prod([shape[a] for a in axes])
+
+
+@pytest.mark.parametrize(
+    ("length", "aligned", "width"),
+    [
+        (3, True, 16), (25, False, 64), (65, True, fused.LONG), (72, True, 256),
+        (72, False, fused.LONG), (3136, True, 4096), (4608, True, 8192), (8200, True, fused.LONG),
+        (70_000, True, fused.FLAT),
+    ],
+)  # fmt: skip
+def test_which_rows_are_held_on_chip(length: int, aligned: bool, width: int) -> None:
+    form = fused.form_of(torch.empty(2, length), (1,), aligned=aligned)
+    assert form is not None
+    assert form.shape == width
+    assert form.needs_sums == (width == fused.FLAT)
+
+
+def test_tiles_cover_every_entry_once() -> None:
+    for shape, axes in (((300, 3), (1,)), ((9000,), ()), ((5, 4608), (1,)), ((70, 64), (0,))):
+        tensor = torch.empty(shape)
+        form = fused.form_of(tensor, axes)
+        assert form is not None
+        height = 1 if form.shape == fused.LONG else max(1, fused.TILE // (form.shape or 1))
+        assert (form.tiles - 1) * height < form.rows <= form.tiles * height
+
+
+def test_gaps_in_memory() -> None:
+    base = torch.empty(4, 6, 2, 2)
+    for tensor, expected in (
+        (base, True),
+        (base.contiguous(memory_format=torch.channels_last), True),
+        (base[:, ::2], False),
+        (base[1:], True),
+        (base[:, 1:], False),
+        (base.expand(4, 6, 2, 2), True),
+        (torch.empty(1).expand(3), False),
+        (torch.empty(()), True),
+    ):
+        assert without_gaps(tensor.shape, tensor.stride()) == expected
+
+
+def test_fused_on_another_device_is_refused() -> None:
+    param = nn.Parameter(torch.ones(2, 2, device="meta"))
+    param.grad = torch.ones(2, 2, device="meta")
+    optimizer = ZeroMeanSGD([{"params": [param], "input_axes": (1,)}], 0.1, fused=True)
+    with pytest.raises(InputError, match="no kernel for meta"):
+        optimizer.step()
+
+
+# --- on a GPU -------------------------------------------------------------------------------
+
+
+def trained(make: Any, steps: int = 3, **options: Any) -> list[Tensor]:
+    torch.manual_seed(0)
+    model = make().cuda()
+    optimizer = ZeroMeanSGD.for_model(model, **{"lr": 0.1, **options})
+    for seed in range(steps):
+        torch.manual_seed(seed)
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+    return [p.detach().cpu() for p in model.parameters()]
+
+
+@COMPILER_WARNS
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("make", [emnist_cnn, shakespeare_gru])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"momentum": 0.0},
+        {"nesterov": True},
+        {"maximize": True, "weight_decay": 0.0},
+        {"capturable": True, "lr": "tensor"},
+    ],
+)
+def test_kernel_and_lists_agree_with_single_tensors(make: Any, options: dict[str, Any]) -> None:
+    if options.get("lr") == "tensor":
+        options = {**options, "lr": torch.tensor(0.1, device="cuda")}
+    expected = trained(make, foreach=False, **options)
+    for way in ({"fused": True}, {"foreach": True}, {}):
+        for got, wanted in zip(trained(make, **way, **options), expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@COMPILER_WARNS
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("way", [{"fused": True}, {"foreach": True}, {"foreach": False}])
+def test_a_recorded_graph_repeats_the_step(way: dict[str, Any]) -> None:
+    results = []
+    for recorded in (False, True):
+        torch.manual_seed(0)
+        model = emnist_cnn().cuda()
+        lr = torch.tensor(0.01, device="cuda")
+        optimizer = ZeroMeanSGD(model, lr, capturable=True, **way)
+        x = torch.randn(4, 28, 28, device="cuda")
+
+        def work(
+            model: nn.Module = model, optimizer: ZeroMeanSGD = optimizer, x: Tensor = x
+        ) -> None:
+            optimizer.zero_grad(set_to_none=True)
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                work()
+        torch.cuda.current_stream().wait_stream(side)
+        if recorded:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                work()
+        for _ in range(3):
+            graph.replay() if recorded else work()
+            lr.mul_(0.5)
+        torch.cuda.synchronize()
+        results.append([p.detach().cpu() for p in model.parameters()])
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@COMPILER_WARNS
+@pytest.mark.gpu
+@on_gpu
+def test_a_scaler_hands_its_factor_to_the_kernel() -> None:
+    torch.manual_seed(0)
+    model = emnist_cnn().cuda()
+    optimizer = ZeroMeanSGD(model, 0.01, fused=True)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
+    before = [p.detach().clone() for p in model.parameters()]
+    x = torch.randn(4, 28, 28, device="cuda")
+    scaler.scale(model(x).square().mean()).backward()
+    next(model.parameters()).grad[0, 0] = torch.inf
+    scaler.step(optimizer)
+    scaler.update()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    optimizer.zero_grad()
+    scaler.scale(model(x).square().mean()).backward()
+    scaler.step(optimizer)
+    assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

@@ -1,0 +1,536 @@
+"""``ZeroMeanSGD`` against the golden numbers, the engines' rule, and what torch's own promise."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given as having
+from hypothesis import settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
+
+from fedzmg.algorithms.fedzmg import ZeroMean
+from fedzmg.algorithms.sgd import SGD
+from fedzmg.errors import InputError
+from fedzmg.models import CharGRU, CharTransformer, digits_cnn, layout_of, mlp, resnet18_gn
+from fedzmg.optim import ZeroMeanSGD, updates
+from fedzmg.tree import Tree
+from golden_problems import DENSE, GOLDEN, P2, P3, given, half_square
+
+DOUBLE = torch.float64
+WAYS: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "single": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+    "capturable": {
+        "foreach": True,
+        "capturable": True,
+        "lr": torch.tensor(0.1, dtype=DOUBLE),
+    },
+}
+ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+def optimizer_of(params: Any, **options: Any) -> ZeroMeanSGD:
+    return ZeroMeanSGD(params, **{"lr": 0.1, **options})
+
+
+# --- golden numbers -------------------------------------------------------------------------
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fedzmg_pseudocode_lambda0": {"momentum": 0.0, "weight_decay": 0.0},
+    "fedzmg_pseudocode": {"momentum": 0.0, "weight_decay": 0.01},
+    "fedzmg_momentum": {"weight_decay": 0.0},
+    "fedzmg_paper_settings": {},
+}
+P3_SETTINGS = {
+    "fedzmg_lambda0": SETTINGS["fedzmg_pseudocode_lambda0"],
+    "fedzmg_lambda_0.01": SETTINGS["fedzmg_pseudocode"],
+    "fedzmg_momentum": SETTINGS["fedzmg_momentum"],
+    "fedzmg_paper_settings": {},
+}
+TRACES = [
+    *((P2, GOLDEN["algorithms"][n], s, f"p2-{n}") for n, s in SETTINGS.items()),
+    *((P3, GOLDEN["p3"]["algorithms"][n], s, f"p3-{n}") for n, s in P3_SETTINGS.items()),
+]
+
+
+@ways
+@pytest.mark.parametrize(
+    ("problem", "trace", "options"), [pytest.param(*t[:3], id=t[3]) for t in TRACES]
+)
+def test_every_local_step_of_the_golden_traces(
+    problem: dict[str, Any], trace: dict[str, Any], options: dict[str, Any], way: dict[str, Any]
+) -> None:
+    start = torch.tensor([problem["w0"]], dtype=DOUBLE)
+    for stored in trace["rounds"]:
+        for client, iterates in stored["local_iterates"].items():
+            curvature, centre = (
+                torch.tensor(problem[key][client], dtype=DOUBLE) for key in ("H", "c")
+            )
+            weight = nn.Parameter(start.clone())
+            group = {"params": [weight], "input_axes": (1,)}
+            optimizer = optimizer_of([group], **options, **way)
+            for expected in iterates:
+                optimizer.zero_grad()
+                (0.5 * (curvature * (weight - centre) ** 2)).sum().backward()
+                optimizer.step()
+                torch.testing.assert_close(
+                    weight.detach()[0],
+                    torch.tensor(expected, dtype=DOUBLE),
+                    rtol=0,
+                    atol=1e-9,
+                )
+        start = torch.tensor([stored["w"]], dtype=DOUBLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedzmg_lambda0", {"momentum": 0.0, "weight_decay": 0.0}),
+        ("fedzmg_paper_settings", {}),
+        ("fedzmg_paper_settings_no_bias_decay", {"decay_scope": "kernels"}),
+    ],
+)
+def test_a_linear_layer_trained_as_clients_do(name: str, options: dict[str, Any]) -> None:
+    w, b = (
+        torch.tensor(DENSE["W0"], dtype=DOUBLE).T,
+        torch.tensor(DENSE["b0"], dtype=DOUBLE),
+    )
+    for stored in GOLDEN["dense_layer"][name]:
+        ends = []
+        for client, share in (("A", 2 / 5), ("B", 3 / 5)):
+            layer = nn.Linear(3, 2).double()
+            layer.load_state_dict({"weight": w, "bias": b})
+            optimizer = ZeroMeanSGD.for_model(layer, 0.1, **options)
+            x, y = (torch.tensor(DENSE[key][client], dtype=DOUBLE) for key in "XY")
+            for _ in range(DENSE["local_full_batch_steps"]):
+                optimizer.zero_grad()
+                half_square(layer(x), y).mean().backward()
+                optimizer.step()
+            ends.append([share * p.detach() for p in layer.parameters()])
+        w, b = (sum(parts) for parts in zip(*ends, strict=True))
+        expected = torch.tensor(stored["W"], dtype=DOUBLE).reshape(3, 2).T
+        torch.testing.assert_close(w, expected, rtol=0, atol=1e-9)
+        torch.testing.assert_close(b, torch.tensor(stored["b"], dtype=DOUBLE), rtol=0, atol=1e-9)
+
+
+# --- the engines' rule ----------------------------------------------------------------------
+
+
+class Odd(nn.Module):
+    """Layers whose input axes are not all but the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 6)
+        self.up = nn.ConvTranspose1d(6, 4, 3)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.grouped = nn.Conv1d(4, 4, 3, groups=2)
+        self.out = nn.Linear(4, 5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.up(self.words(ids).mT).mT
+        x = self.attention(x, x, x, need_weights=False)[0]
+        return self.out(self.grouped(x.mT).mean(-1))
+
+
+def images(*shape: int) -> Tensor:
+    return torch.randn(4, *shape).double()
+
+
+def words(size: int, length: int = 7) -> Tensor:
+    return torch.randint(0, size, (4, length))
+
+
+MODELS: dict[str, Any] = {
+    "mlp": lambda: (mlp(12, 8, outputs=3), lambda: images(12)),
+    "cnn": lambda: (digits_cnn(), lambda: images(28, 28)),
+    "resnet": lambda: (resnet18_gn(3, width=2), lambda: images(3, 8, 8)),
+    "gru": lambda: (CharGRU(9, 5, 6), lambda: words(9)),
+    "transformer": lambda: (
+        CharTransformer(9, 8, 2, 1, 7), lambda: words(9),
+    ),
+    "odd layers": lambda: (Odd(), lambda: words(9)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", [WAYS["auto"], WAYS["foreach"]])
+@pytest.mark.parametrize("form", ["heavy_ball", "nesterov"])
+@pytest.mark.parametrize("name", MODELS)
+def test_many_steps_are_those_of_the_engines_rule(
+    name: str, form: str, way: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    model, batch = MODELS[name]()
+    model.double()
+    rule = ZeroMean(SGD(lr=0.05, momentum=0.8, decay=0.01, form=form))  # type: ignore[arg-type]
+    rule = rule.for_layout(layout_of(model))
+    params = Tree({n: p.detach().clone() for n, p in model.named_parameters()})
+    start = given(params)
+    scratch = rule.begin(start, ())
+    optimizer = ZeroMeanSGD(model, 0.05, 0.8, 0.01, nesterov=form == "nesterov", **way)
+    for _ in range(5):
+        model.zero_grad()
+        model(batch()).square().mean().backward()
+        grads = Tree({n: p.grad.clone() for n, p in model.named_parameters()})
+        params, scratch = rule.step(start, params, scratch, grads)
+        optimizer.step()
+        for n, p in model.named_parameters():
+            torch.testing.assert_close(p.detach(), params[n], rtol=1e-12, atol=1e-14)
+
+
+def test_sums_of_columns_shrink_by_decay_alone() -> None:
+    torch.manual_seed(0)
+    model = mlp(12, 8, outputs=3).double()
+    before = [p.sum(1) for p in model.parameters() if p.ndim > 1]
+    optimizer = ZeroMeanSGD(model, 0.1, weight_decay=0.02)
+    for _ in range(10):
+        model.zero_grad()
+        model(images(12)).square().sum().backward()
+        optimizer.step()
+    for old, p in zip(before, (p for p in model.parameters() if p.ndim > 1), strict=True):
+        torch.testing.assert_close(p.sum(1), old * (1 - 0.02 * 0.1) ** 10)
+
+
+def test_without_centring_it_is_torchs_own_sgd() -> None:
+    """Without decay, which torch's SGD puts into the gradient."""
+    params = [nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4))]
+    theirs = copy.deepcopy(params)
+    ours = ZeroMeanSGD([{"params": params, "input_axes": ()}], 0.1, weight_decay=0.0, foreach=False)
+    sgd = torch.optim.SGD(theirs, 0.1, momentum=0.9, foreach=False)
+    for _ in range(4):
+        for a, b in zip(params, theirs, strict=True):
+            a.grad = b.grad = torch.randn_like(a)
+        ours.step()
+        sgd.step()
+    for a, b in zip(params, theirs, strict=True):
+        assert torch.equal(a, b)
+
+
+# --- one step, many ways --------------------------------------------------------------------
+
+SHAPES = st.lists(st.integers(1, 5), min_size=0, max_size=4)
+
+
+@settings(max_examples=25)
+@having(data=st.data())
+def test_all_ways_agree_for_any_shape_type_and_option(data: st.DataObject) -> None:
+    """The oracle is the rule in complex double precision, written anew."""
+    dtype = data.draw(
+        st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.complex128])
+    )
+    shape = data.draw(SHAPES)
+    axes = tuple(a for a in range(len(shape)) if data.draw(st.booleans()))
+    options = {
+        "momentum": data.draw(st.sampled_from([0.0, 0.5, 0.9])),
+        "weight_decay": data.draw(st.sampled_from([0.0, 0.1])),
+        "maximize": data.draw(st.booleans()),
+    }
+    options["nesterov"] = options["momentum"] > 0 and data.draw(st.booleans())
+    torch.manual_seed(data.draw(st.integers(0, 9)))
+    start = torch.randn(shape, dtype=torch.complex128).to(
+        dtype if dtype.is_complex else torch.complex128
+    )
+    start = start if dtype.is_complex else start.real.to(dtype)
+    turned = len(shape) == 4 and data.draw(st.booleans())
+    if turned:
+        start = start.contiguous(memory_format=torch.channels_last)
+    grads = [torch.randn(shape, dtype=DOUBLE).to(dtype) for _ in range(2)]
+
+    w, v = start.to(torch.complex128), torch.zeros(shape, dtype=torch.complex128)
+    for grad in grads:
+        g = grad.to(torch.complex128)
+        if axes:
+            g = g - g.mean(axes, keepdim=True)
+        g = -g if options["maximize"] else g
+        v = options["momentum"] * v + g
+        w = w * (1 - options["weight_decay"] * 0.1)
+        w = w - 0.1 * (g + options["momentum"] * v if options["nesterov"] else v)
+    rounding = {torch.float32: 2e-6, torch.bfloat16: 0.06}.get(dtype, 1e-14)
+    for name, way in WAYS.items():
+        param = nn.Parameter(start.clone())
+        group = {"params": [param], "input_axes": [axes]}
+        optimizer = optimizer_of([group], **options, **way)
+        for grad in grads:
+            param.grad = grad.clone()
+            optimizer.step()
+        assert torch.allclose(param.detach().to(torch.complex128), w, rtol=0, atol=rounding), name
+
+
+def test_the_fused_way_is_taken_on_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for name in ("fused_on_cpu", "foreach", "one_by_one"):
+        monkeypatch.setattr(updates, name, lambda *_, name=name: calls.append(name))
+    for way in (*WAYS.values(), {"fused": True, "nesterov": True}):
+        param = nn.Parameter(torch.ones(2, 2))
+        param.grad = torch.ones(2, 2)
+        optimizer_of([{"params": [param], "input_axes": (1,)}], **way).step()
+    assert calls == ["fused_on_cpu", "one_by_one", "foreach", "fused_on_cpu", "foreach", "foreach"]
+
+
+@ways
+def test_gradients_are_left_as_they_are(way: dict[str, Any]) -> None:
+    param = nn.Parameter(torch.randn(3, 4).double())
+    grad = torch.randn(3, 4).double()
+    param.grad = grad.clone()
+    optimizer = optimizer_of([{"params": [param], "input_axes": (1,)}], **way)
+    optimizer.step()
+    assert torch.equal(param.grad, grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("way", [WAYS["auto"], WAYS["single"], WAYS["foreach"]])
+def test_half_precision_means_are_taken_in_float32(dtype: torch.dtype, way: dict[str, Any]) -> None:
+    # 4096 gradients of 32 add up to more than float16 can say, and bfloat16 would stop counting.
+    param = nn.Parameter(torch.zeros(2, 4096, dtype=dtype))
+    param.grad = torch.full_like(param, 32.0)
+    param.grad[0, 0] = 33.0
+    optimizer_of([{"params": [param], "input_axes": (1,)}], **way).step()
+    assert param[1].abs().max() == 0
+    assert param.isfinite().all()
+    torch.testing.assert_close(param[0, 0].float(), torch.tensor(-0.1), rtol=0.01, atol=0)
+
+
+def test_parameters_that_stay(recwarn: pytest.WarningsRecorder) -> None:
+    """Without gradients, without entries, without dimensions, in empty groups."""
+    lonely, empty, scalar = (nn.Parameter(torch.ones(s)) for s in ((2, 2), (0, 3), ()))
+    groups = [
+        {"params": [lonely, empty, scalar], "input_axes": [(1,), (1,), ()]},
+        {"params": [], "input_axes": (1,)},
+    ]
+    optimizer = optimizer_of(groups, weight_decay=0.0)
+    empty.grad, scalar.grad = torch.ones(0, 3), torch.tensor(1.0)
+    optimizer.step()
+    assert torch.equal(lonely, torch.ones(2, 2))
+    assert scalar.item() == pytest.approx(0.9)
+    assert lonely not in optimizer.state
+    assert not recwarn.list
+
+
+def test_sparse_gradients_are_refused_with_a_remedy() -> None:
+    embedding = nn.Embedding(4, 2, sparse=True)
+    optimizer = ZeroMeanSGD(embedding, 0.1)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(InputError, match=r"sparse=False.*to_dense"):
+        optimizer.step()
+    embedding.weight.grad = embedding.weight.grad.to_dense()
+    optimizer.step()
+
+
+# --- what torch's own promise ---------------------------------------------------------------
+
+
+def trained(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: int = 0
+) -> list[Tensor]:
+    torch.manual_seed(seed)
+    dtype = next(model.parameters()).dtype
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6).to(dtype)).square().mean().backward()
+        optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def small(dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(3)
+    return mlp(6, 5, outputs=3).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), list(itertools.permutations(["single", "foreach", "fused"], 2))
+)
+@pytest.mark.parametrize("kind", ["torch.save", "safetensors"])
+def test_a_state_goes_on_in_another_way(first: str, then: str, kind: str, tmp_path: Path) -> None:
+    model = small()
+    optimizer = ZeroMeanSGD(model, 0.1, **WAYS[first])
+    trained(model, optimizer, 3)
+    again, path = copy.deepcopy(model), tmp_path / "state"
+    restored = ZeroMeanSGD(again, 0.7, 0.1, **WAYS[then])
+    state = optimizer.state_dict()
+    if kind == "torch.save":
+        torch.save(state, path)
+        state = torch.load(path, weights_only=True)
+    else:
+        save_file({str(k): v["momentum_buffer"] for k, v in state["state"].items()}, path)
+        state["state"] = {int(k): {"momentum_buffer": v} for k, v in load_file(path).items()}
+    for group in state["param_groups"]:
+        group.update({"foreach": None, "fused": None, **WAYS[then]})
+    restored.load_state_dict(state)
+    assert restored.param_groups[0]["lr"] == 0.1
+    assert restored.param_groups[0]["momentum"] == 0.9
+    expected = trained(model, optimizer, 3, seed=1)
+    torch.testing.assert_close(trained(again, restored, 3, seed=1), expected)
+
+
+def test_a_state_moves_to_another_type() -> None:
+    model = small()
+    optimizer = ZeroMeanSGD(model, 0.1)
+    trained(model, optimizer, 3)
+    single = copy.deepcopy(model).float()
+    restored = ZeroMeanSGD(single, 0.1)
+    restored.load_state_dict(optimizer.state_dict())
+    assert {s["momentum_buffer"].dtype for s in restored.state.values()} == {torch.float32}
+    for a, b in zip(
+        trained(single, restored, 1), trained(model, optimizer, 1), strict=True
+    ):  # other numbers are drawn in another type; the velocity is what is compared
+        assert a.shape == b.shape
+
+
+def test_the_state_of_torchs_sgd_is_taken_over() -> None:
+    model = small()
+    sgd = torch.optim.SGD(model.parameters(), 0.3, momentum=0.8)
+    trained(model, sgd, 2)
+    ours = ZeroMeanSGD(model, 0.1)
+    ours.load_state_dict(sgd.state_dict())
+    group = ours.param_groups[0]
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.3, 0.8, 0)
+    assert group["input_axes"] == [(1,), (), (1,), ()]
+    for p in model.parameters():
+        assert torch.equal(ours.state[p]["momentum_buffer"], sgd.state[p]["momentum_buffer"])
+    trained(model, ours, 1)
+    damped = torch.optim.SGD(model.parameters(), 0.3, momentum=0.8, dampening=0.5)
+    with pytest.raises(InputError, match="dampening"):
+        ours.load_state_dict(damped.state_dict())
+
+
+def test_a_state_of_other_axes_is_refused() -> None:
+    model = small()
+    other = ZeroMeanSGD.for_model(model, 0.1, axes={"1.weight": ()})
+    with pytest.raises(InputError, match="saved with input axes"):
+        ZeroMeanSGD(model, 0.1).load_state_dict(other.state_dict())
+
+
+def test_copies_are_independent() -> None:
+    model = small()
+    optimizer = ZeroMeanSGD(model, 0.1)
+    trained(model, optimizer, 2)
+    model2, optimizer2 = copy.deepcopy((model, optimizer))
+    expected = trained(model, optimizer, 3, seed=1)
+    assert not torch.equal(expected[0], next(model2.parameters()))
+    assert [torch.equal(a, b) for a, b in zip(
+        trained(model2, optimizer2, 3, seed=1), expected, strict=True
+    )] == [True] * len(expected)  # fmt: skip
+
+
+def test_groups_have_rates_and_axes_of_their_own() -> None:
+    a, b, c = (nn.Parameter(torch.zeros(2, 3)) for _ in range(3))
+    optimizer = ZeroMeanSGD(
+        [{"params": [a], "lr": 1.0, "input_axes": (0,)}, {"params": [b], "input_axes": (1,)}],
+        lr=0.5,
+        momentum=0.0,
+        weight_decay=0.0,
+    )
+    optimizer.add_param_group({"params": c, "input_axes": [()], "maximize": True})
+    grad = torch.tensor([[1.0, 2.0, 6.0], [3.0, 0.0, 0.0]])
+    a.grad, b.grad, c.grad = grad.clone(), grad.clone(), grad.clone()
+    optimizer.step()
+    torch.testing.assert_close(a.detach(), -(grad - grad.mean(0)))
+    torch.testing.assert_close(b.detach(), -0.5 * (grad - grad.mean(1, keepdim=True)))
+    torch.testing.assert_close(c.detach(), 0.5 * grad)
+
+
+def test_closures_are_called_with_gradients_on() -> None:
+    model = small()
+    optimizer = ZeroMeanSGD(model, 0.1)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 6).double()).square().sum()
+        loss.backward()
+        return loss
+
+    first, second = optimizer.step(closure), optimizer.step(closure)
+    assert second < first
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda o: CosineAnnealingLR(o, 6),
+        lambda o: LambdaLR(o, lambda epoch: 0.5**epoch),
+        lambda o: OneCycleLR(o, 0.5, total_steps=8, cycle_momentum=True),
+    ],
+)
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1, dtype=DOUBLE)])
+def test_schedulers_drive_it_as_they_drive_torchs(schedule: Any, lr: Any) -> None:
+    found = []
+    for kind in (ZeroMeanSGD, torch.optim.SGD):
+        model = small()
+        rate = lr.clone() if isinstance(lr, Tensor) else lr
+        optimizer = kind(list(model.named_parameters()), rate, momentum=0.9, weight_decay=0.0, **(
+            {"axes": {n: () for n, _ in model.named_parameters()}} if kind is ZeroMeanSGD else {}
+        ))  # fmt: skip
+        scheduler = schedule(optimizer)
+        for step in range(6):
+            trained(model, optimizer, 1, seed=step)
+            scheduler.step()
+        found.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(found[0], found[1])
+
+
+@ways
+def test_a_scaler_unscales_gradients_and_skips_infinite_ones(way: dict[str, Any]) -> None:
+    plain, scaled = small(torch.float32), small(torch.float32)
+    x = torch.randn(4, 6)
+    plain_optimizer = ZeroMeanSGD(plain, 0.1, foreach=False)
+    optimizer = optimizer_of(scaled, **way)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for blow_up in (False, True, False):
+        optimizer.zero_grad()
+        scaler.scale(scaled(x).square().mean()).backward()
+        if blow_up:
+            next(scaled.parameters()).grad[0, 0] = torch.inf
+        else:
+            plain_optimizer.zero_grad()
+            plain(x).square().mean().backward()
+            plain_optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 2.0**9
+    for a, b in zip(plain.parameters(), scaled.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_hooks_of_torch_run() -> None:
+    model, seen = small(), []
+    optimizer = ZeroMeanSGD(model, 0.1)
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    trained(model, optimizer, 1)
+    assert seen == ["before", "after"]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"lr": -1.0}, "lr = -1"),
+        ({"lr": torch.ones(2)}, "2 entries"),
+        ({"momentum": 1.0}, "momentum = 1"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+        ({"nesterov": True, "momentum": 0.0}, "nesterov"),
+        ({"foreach": True, "fused": True}, "exclude"),
+    ],
+)
+def test_bad_numbers_are_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        optimizer_of(small(), **options)
+
+
+def test_a_refused_group_is_not_kept() -> None:
+    optimizer = ZeroMeanSGD(small(), 0.1)
+    more = nn.Parameter(torch.ones(2, 2))
+    for wrong in ({"lr": -1.0, "input_axes": (1,)}, {"input_axes": (5,)}):
+        with pytest.raises(InputError):
+            optimizer.add_param_group({"params": [("more", more)], **wrong})
+    optimizer.add_param_group({"params": [("more", more)], "input_axes": (1,)})
+    assert len(optimizer.param_groups) == 2
