@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedzmg.cli import data, experiments
+from fedzmg.cli import data, experiments, inspection
 from fedzmg.cli.bench import bench
 from fedzmg.cli.report import report
+from fedzmg.cli.theory import theory
 from fedzmg.errors import InputError, Interrupted, unknown
 from fedzmg.version import __version__
 
@@ -28,10 +29,14 @@ app = typer.Typer(
 app.add_typer(data.app, name="data")
 app.command()(bench)
 app.command()(report)
+app.command()(theory)
 app.command()(experiments.grid)
 app.command()(experiments.study)
 app.command()(experiments.validate)
 app.command()(experiments.schema)
+app.command()(inspection.watch)
+app.command()(inspection.diff)
+app.command()(inspection.verify)
 
 INTERRUPTED = 130
 
@@ -140,14 +145,17 @@ def run(
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     out: Out = None,
+    track: experiments.Track = None,
     as_json: Json = False,
 ) -> None:
     """Train one algorithm on one task, or what a spec file says."""
+    from fedzmg import trackers
     from fedzmg.experiment import plans
     from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.spec import RunSpec, parse_setting
     from fedzmg.report.live import Display
 
+    makers = trackers.named(track)
     spec = plans.read(Path(task), "run") if task.endswith(".toml") else RunSpec(task=task)
     assert isinstance(spec, RunSpec)
     given: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "protocol.rounds": rounds,
@@ -169,7 +177,10 @@ def run(
     place = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
     console = Console(stderr=as_json)
     _show_notes(chosen.notes)
-    with Display(console, chosen.metric.name) as progress:
+    with (
+        Display(console, chosen.metric.name) as display,
+        trackers.Tracking(makers, place, display) as progress,
+    ):
         [history] = run_pack(chosen, [spec], [place], progress=progress)
     last = history.records[-1]
     summary = {
@@ -311,7 +322,7 @@ def _digest(values: dict[str, Any]) -> str:
     What was added to settings later counts only where it is used, so that older directories are
     found again.
     """
-    usual = {"preset": {}, "precision": "float32"}
+    usual = {"preset": {}, "precision": "float32", "deterministic": False}
     named = {k: v for k, v in values.items() if k not in usual or v != usual[k]}
     text = json.dumps(named, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedzmg.errors import unknown
+from fedzmg.tasks.convex import Logistic, Quadratic
 from fedzmg.tasks.digits import Digits
 from fedzmg.tasks.images import Characters, Cifar100
 from fedzmg.tasks.plays import Plays
@@ -53,6 +54,13 @@ TASKS: dict[str, Entry] = {
     "shakespeare-by-role": Entry(
         NextCharacter("shakespeare-by-role", "shakespeare-by-role", roles=715),
         "next character in the Moby edition of the plays by role: stand-in for shakespeare",
+    ),
+    "quadratic": Entry(
+        Quadratic("quadratic"), "least squares on 8 unlike clients, optimum known (generated)"
+    ),
+    "logistic": Entry(
+        Logistic("logistic", clients_=6, l2=0.05),
+        "logistic regression with l2 on 6 unlike clients, optimum known (generated)",
     ),
 }
 """Stand-ins are other real data in the same layout: their results bear their names, never those of

@@ -1,0 +1,64 @@
+"""``fedzmg theory``: the claims of the theory, computed and measured."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+NOT_REPRODUCED = 1
+"""Exit code if something that is derived disagrees with what was measured."""
+
+
+def theory(
+    checks: Annotated[
+        list[str] | None, typer.Argument(help="T1 to T12, E1 to E9 [default: all].")
+    ] = None,
+    plot: Annotated[bool, typer.Option("--plot", help="Write figures as PNG and SVG.")] = False,
+    out: Annotated[Path, typer.Option(help="Directory for figures.")] = Path("runs/theory"),
+    html: Annotated[
+        Path | None, typer.Option(help="Write one page with tables and figures to this file.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer repetitions and steps: coarser, in seconds.")
+    ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a Markdown table.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON for a program to read.")
+    ] = False,
+) -> None:
+    """Check the theory: predicted value, measured value and verdict of every claim."""
+    from fedzmg.report import theory as report
+    from fedzmg.theory import FULL, QUICK, run
+
+    quiet = as_json or as_markdown
+    console = Console(stderr=quiet)
+    wide = Console(width=max(console.width, report.WIDTH), stderr=quiet)
+    findings, begun = [], time.perf_counter()
+    for found in run(checks or [], QUICK if quick else FULL):
+        finding = found.as_dict()
+        findings.append(finding)
+        if quiet:
+            console.print(f"{found.id}: {found.verdict}", highlight=False, soft_wrap=True)
+        else:
+            wide.print(report.one(finding), highlight=False)
+    seconds = time.perf_counter() - begun
+    if plot:
+        for path in report.write_figures(findings, out):
+            console.print(f"figure  {path}", highlight=False, soft_wrap=True)
+    if html is not None:
+        report.write_page(findings, html)
+        console.print(f"page    {html}", highlight=False, soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps({"findings": findings, "seconds": round(seconds, 3)}))
+    elif as_markdown:
+        typer.echo(report.markdown(findings), nl=False)
+    console.print(report.summary(findings, seconds), highlight=False)
+    if any(finding["verdict"] == "not reproduced" for finding in findings):
+        raise SystemExit(NOT_REPRODUCED)

@@ -1,0 +1,234 @@
+"""``quadratic`` and ``logistic``: strongly convex problems whose optimum is known.
+
+Every algorithm can be run on them and be judged by its squared distance to the optimum. The model
+is one column of weights, so that a projection per column and one of the whole vector are the same.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from fedzmg.data.federated import FederatedData, examples
+from fedzmg.evaluation import Metric
+from fedzmg.models.functional import FunctionalModel
+from fedzmg.models.objective import LossFunction
+from fedzmg.tasks.preset import Preset, decision
+from fedzmg.tasks.task import Protocol, Task
+
+Real = NDArray[np.float64]
+
+INPUTS, EXAMPLES = 12, 60
+
+
+class Problem(NamedTuple):
+    """Data of all clients, a start, and where training should end."""
+
+    x: Real
+    y: Real
+    """One row or number per example."""
+    owners: NDArray[np.int64]
+    start: Real
+    optimum: Real
+    """Minimiser of the mean loss over all examples."""
+    constrained: Real
+    """Its minimiser among models whose entries have the sum of the start's."""
+
+
+class Column(nn.Linear):
+    """A dense layer of one unit without a bias: one column of weights.
+
+    For every example three numbers come out: ``x'w``, the l2 term and the squared distance of ``w``
+    to a target, which only the metric looks at.
+    """
+
+    def __init__(self, start: Real, target: Real, l2: float) -> None:
+        super().__init__(len(start), 1, bias=False)
+        self.weight = nn.Parameter(torch.tensor(start[None], dtype=torch.float32))
+        self.target = nn.Parameter(torch.tensor(target[None], dtype=torch.float64), False)
+        self.l2 = l2
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Score, penalty and squared distance, ``[examples, 3]``."""
+        score = (input * self.weight).sum(-1)
+        penalty = 0.5 * self.l2 * self.weight.square().sum()
+        distance = (self.weight - self.target.to(self.weight.dtype)).square().sum()
+        return torch.stack([score, penalty.expand_as(score), distance.expand_as(score)], -1)
+
+
+def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Half the squared error, and the l2 term."""
+    return 0.5 * (outputs[..., 0] - targets).square() + outputs[..., 1]
+
+
+def log_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Logistic loss of labels -1 and 1, and the l2 term."""
+    return softplus(-targets * outputs[..., 0]) + outputs[..., 1]
+
+
+def squared_distance(outputs: Tensor, targets: Tensor) -> Tensor:
+    """``|w - target|^2``, the same for every example."""
+    del targets
+    return outputs[..., 2]
+
+
+DISTANCE = Metric("squared distance", squared_distance, higher_is_better=False)
+
+
+def zero_sum_basis(dims: int) -> Real:
+    """Columns: an orthonormal basis of the vectors whose entries sum to zero."""
+    whole = np.eye(dims)
+    whole[:, 0] = 1.0
+    return np.linalg.qr(whole)[0][:, 1:]
+
+
+@dataclass(frozen=True)
+class Convex(Preset):
+    """What the two problems have in common."""
+
+    clients_: int = 8
+    l2: float = 0.0
+    start: Literal["shifted", "zero_sum"] = decision(
+        "shifted", "where training begins: with 1'(w_0 - w*) = 12, or with 0"
+    )
+    distance: Literal["optimum", "constrained"] = decision(
+        "optimum", "to what the metric measures: w*, or the optimum on the start's hyperplane"
+    )
+    problem_seed: int = decision(0, "seed by which the problem is drawn")
+
+    @property
+    def clients(self) -> int:
+        return self.clients_
+
+    def network(self) -> nn.Module:
+        return Column(np.zeros(INPUTS), np.zeros(INPUTS), self.l2)
+
+    @property
+    @abstractmethod
+    def loss(self) -> LossFunction:
+        """Of one example."""
+
+    @abstractmethod
+    def problem(self) -> Problem:
+        """Data, start and optima, in double precision."""
+
+    def build(self) -> Task:
+        problem = self.problem()
+        target = problem.optimum if self.distance == "optimum" else problem.constrained
+        return Task(
+            name=self.name,
+            model=FunctionalModel(Column(problem.start, target, self.l2)),
+            train=FederatedData.from_arrays(problem.x, problem.y, problem.owners),
+            # What is minimised is the mean over these examples, so it is also what is judged.
+            test=examples(problem.x, problem.y),
+            loss=self.loss,
+            metric=DISTANCE,
+            init="given",
+            protocol=self.protocol,
+            preset=self.options(),
+        )
+
+    def _start(self, optimum: Real, rng: np.random.Generator) -> Real:
+        away = rng.normal(size=INPUTS)
+        away -= away.mean()
+        return optimum + away + (1.0 if self.start == "shifted" else 0.0)
+
+
+@dataclass(frozen=True)
+class Quadratic(Convex):
+    """Least squares on 8 clients, 12 weights: every client's Hessian has eigenvalues from 1 to 4.
+
+    Clients differ in their Hessians and in their own optima. Batches are a third of a client's
+    examples, so gradients are noisy. The metric is the squared distance to the optimum, or to the
+    optimum among models of the start's sum, which is where a projected method goes.
+    """
+
+    @property
+    def loss(self) -> LossFunction:
+        return half_square
+
+    @property
+    def protocol(self) -> Protocol:
+        return Protocol(rounds=200, cohort=8, batch_size=20, eval_every=5, threshold=0.01)
+
+    def problem(self) -> Problem:
+        rng = np.random.default_rng([self.problem_seed, 1])
+        rows, values = [], []
+        for _ in range(self.clients):
+            turned, _ = np.linalg.qr(rng.normal(size=(INPUTS, INPUTS)))
+            roots = np.sqrt(np.linspace(1.0, 4.0, INPUTS))
+            frame, _ = np.linalg.qr(rng.normal(size=(EXAMPLES, INPUTS + 1)))
+            # Orthonormal columns: x'x / n is the wanted Hessian, and the residual moves no optimum.
+            x = np.sqrt(EXAMPLES) * frame[:, :INPUTS] * roots @ turned.T
+            noise = 0.2 * np.sqrt(EXAMPLES) * frame[:, INPUTS]
+            rows.append(x)
+            values.append(x @ rng.normal(size=INPUTS) + noise)
+        x, y = np.concatenate(rows), np.concatenate(values)
+        owners = np.repeat(np.arange(self.clients), EXAMPLES)
+        optimum = np.linalg.lstsq(x, y, rcond=None)[0]
+        start = self._start(optimum, rng)
+        basis = zero_sum_basis(INPUTS)
+        inside = np.linalg.lstsq(x @ basis, y - x @ start, rcond=None)[0]
+        return Problem(x, y, owners, start, optimum, start + basis @ inside)
+
+
+@dataclass(frozen=True)
+class Logistic(Convex):
+    """Logistic regression with an l2 term of 0.05 on 6 clients, 12 weights, labels -1 and 1.
+
+    Clients differ in where their inputs lie and in what they call positive. The metric is the
+    squared distance to the optimum, or to the optimum among models of the start's sum.
+    """
+
+    @property
+    def loss(self) -> LossFunction:
+        return log_loss
+
+    @property
+    def protocol(self) -> Protocol:
+        return Protocol(rounds=200, cohort=6, batch_size=20, eval_every=5, threshold=0.01)
+
+    def problem(self) -> Problem:
+        rng = np.random.default_rng([self.problem_seed, 2])
+        rows, labels = [], []
+        truth = 0.4 + rng.normal(size=INPUTS)
+        for _ in range(self.clients):
+            x = rng.normal(size=(EXAMPLES, INPUTS)) + 0.5 * rng.normal()
+            own = truth + 0.5 * rng.normal(size=INPUTS)
+            rows.append(x)
+            labels.append(np.where(x @ own + rng.normal(size=EXAMPLES) > 0.0, 1.0, -1.0))
+        x, y = np.concatenate(rows), np.concatenate(labels)
+        owners = np.repeat(np.arange(self.clients), EXAMPLES)
+        optimum = self._newton(x, y, np.zeros(INPUTS), np.eye(INPUTS))
+        start = self._start(optimum, rng)
+        inside = self._newton(x, y, start, zero_sum_basis(INPUTS))
+        return Problem(x, y, owners, start, optimum, inside)
+
+    def _newton(self, x: Real, y: Real, start: Real, basis: Real) -> Real:
+        """The minimiser on ``start + span(basis)``.
+
+        Steps are halved until the loss falls, so that any start will do.
+        """
+
+        def value(w: Real) -> float:
+            return float(np.logaddexp(0.0, -y * (x @ w)).mean() + 0.5 * self.l2 * w @ w)
+
+        w = start
+        for _ in range(100):
+            chance = 1.0 / (1.0 + np.exp(y * (x @ w)))
+            gradient = self.l2 * w - (y * chance) @ x / len(y)
+            curvature = (x * (chance * (1.0 - chance))[:, None]).T @ x / len(y)
+            curvature += self.l2 * np.eye(len(w))
+            step = basis @ np.linalg.solve(basis.T @ curvature @ basis, basis.T @ gradient)
+            length = 1.0
+            while value(w - length * step) > value(w) and length > 1e-6:
+                length /= 2.0
+            w = w - length * step
+        return w

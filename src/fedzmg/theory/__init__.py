@@ -1,0 +1,87 @@
+"""The theory of FedZMG as programs: what it claims, what is measured, and whether it holds.
+
+Every check is a pure function of a :class:`Size` with seeds of its own. ``T1`` to ``T12`` test the
+paper's claims, ``E1`` to ``E9`` what it leaves open. ``docs/theory.md`` derives what they predict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from fedzmg.errors import unknown
+from fedzmg.theory import (
+    bound,
+    convergence,
+    extensions,
+    geometry,
+    logistic,
+    networks,
+    nonconvex,
+)
+from fedzmg.theory.finding import FULL, QUICK, Finding, Line, Size
+
+__all__ = ["CHECKS", "FULL", "QUICK", "Finding", "Line", "Size", "run", "wanted"]
+
+CHECKS: dict[str, Callable[[Size], Finding]] = {
+    "T1": geometry.operator,
+    "T2": geometry.descent_inequality,
+    "T3": geometry.variance,
+    "T4": convergence.one_step,
+    "T5": convergence.rate,
+    "T6": convergence.violated_condition,
+    "T7": convergence.weight_decay,
+    "T8": convergence.drift,
+    "T9": logistic.logistic,
+    "T10": bound.constants,
+    "T11": networks.column_sums,
+    "T12": networks.mean_energy,
+    "E1": extensions.restriction,
+    "E2": extensions.per_column,
+    "E3": extensions.momentum,
+    "E4": extensions.participation,
+    "E5": extensions.server_rate,
+    "E6": extensions.decay_limit,
+    "E7": nonconvex.stationary,
+    "E8": nonconvex.curvature,
+    "E9": nonconvex.adaptive_server,
+}
+
+
+def wanted(names: Sequence[str]) -> list[str]:
+    """The checks that are named, in whatever case; all of them if none is.
+
+    >>> wanted(["t6", "E1"])
+    ['T6', 'E1']
+
+    Raises:
+        InputError: for an unknown name; the nearest is suggested.
+    """
+    for name in names:
+        if name.upper() not in CHECKS:
+            raise unknown("check", name, CHECKS)
+    return list(dict.fromkeys(name.upper() for name in names)) or list(CHECKS)
+
+
+def run(names: Sequence[str] = (), size: Size = FULL) -> Iterator[Finding]:
+    """Make checks one after the other.
+
+    Raises:
+        InputError: for an unknown name, before anything is computed.
+    """
+    chosen = wanted(names)
+    return (_alone(CHECKS[name], size) for name in chosen)
+
+
+def _alone(check: Callable[[Size], Finding], size: Size) -> Finding:
+    """Run a check with one thread per operation.
+
+    The matrices are so small that threads would only wait for each other.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return check(size)
+    finally:
+        torch.set_num_threads(before)

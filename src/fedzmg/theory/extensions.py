@@ -1,0 +1,332 @@
+"""E1 to E6: where the paper's analysis stops; what is conserved, and where the method goes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms import projection
+from fedzmg.theory import descent
+from fedzmg.theory.convergence import LOCAL_STEPS, marks
+from fedzmg.theory.finding import FULL, Finding, Line, Size
+from fedzmg.theory.problems import (
+    REAL,
+    Quadratics,
+    hyperplane_basis,
+    normal,
+    quadratics,
+    seeded,
+)
+
+CLIENTS = "8 clients, d = 12, eigenvalues 1 to 4, E = 5"
+
+
+def restriction(size: Size = FULL) -> Finding:
+    """E1: FedZMG is FedAvg in coordinates of the hyperplane, step by step."""
+    generator = seeded(101)
+    problem = quadratics(generator)
+    start = problem.optimum + normal(generator, problem.dims)
+    basis = hyperplane_basis(problem.dims)
+    inside = problem.restricted(start, basis)
+    rate = descent.theorems_schedule(problem, LOCAL_STEPS)
+    steps, repetitions = 500, 20
+    shape = (len(problem.share), repetitions, problem.dims)
+    same, seen = descent.isotropic(101, *shape), descent.isotropic(101, *shape)
+    worst = 0.0
+    for outer, inner in zip(
+        descent.descend(problem, start, rate, steps=steps, noise=same, repetitions=repetitions),
+        descent.descend(
+            inside, torch.zeros(problem.dims - 1, dtype=REAL), rate, steps=steps,
+            repetitions=repetitions, projections=(descent.as_it_is,),
+            noise=lambda: seen() @ basis,
+        ),
+        strict=True,
+    ):  # fmt: skip
+        worst = max(worst, float((outer.after - start - inner.after @ basis.mT).abs().max()))
+    many = quadratics(generator, problems=(size.problems,))
+    offset = normal(generator, size.problems, problem.dims)
+    smaller = _restricted_many(many, many.optimum + offset, basis)
+    return Finding(
+        "E1",
+        "FedZMG is FedAvg on the hyperplane through the start",
+        "with w = w_0 + U z, U a basis of zero-sum vectors, both make the same steps; every result "
+        "on FedAvg carries over with constants of the restricted problem",
+        f"{CLIENTS}, noise 0.5, {steps} steps; constants on {size.problems} problems",
+        (
+            Line("distance of any two models, largest", 0.0, worst, 1e-11),
+            Line("restricted L / L, largest", 1.0,
+                 float((smaller.smoothness / many.smoothness).max()), 1e-9, "at most"),
+            Line("restricted mu / mu, smallest", 1.0,
+                 float((smaller.convexity / many.convexity).min()), 1e-9, "at least"),
+            Line("optimum of the restricted problem, off w_c", 0.0,
+                 float((start + basis @ inside.optimum - problem.constrained_optimum(start))
+                       .abs().max()), 1e-11),
+        ),
+    )  # fmt: skip
+
+
+def _restricted_many(problem: Quadratics, origin: Tensor, basis: Tensor) -> Quadratics:
+    return problem.restricted(origin[:, None, :], basis)
+
+
+def per_column(size: Size = FULL) -> Finding:
+    """E2: a projection for every output unit conserves a sum each, and biases stay free."""
+    generator = seeded(102)
+    problem = quadratics(generator)
+    start = problem.optimum + normal(generator, problem.dims) + 0.5
+    rate = descent.theorems_schedule(problem, LOCAL_STEPS)
+    steps = min(size.steps, 6000)
+    # A kernel of three units with three inputs each, then three biases.
+    columns = torch.zeros(3, problem.dims, dtype=REAL)
+    for unit in range(3):
+        columns[unit, 3 * unit : 3 * unit + 3] = 1.0
+
+    def centred(gradients: Tensor) -> Tensor:
+        kernel, biases = gradients[..., :9], gradients[..., 9:]
+        units = projection.zero_mean(kernel.reshape(*kernel.shape[:-1], 3, 3), (-1,))
+        return torch.cat([units.flatten(-2), biases], -1)
+
+    lines = []
+    for name, project, rows in (
+        ("whole vector", descent.zero_mean, problem.ones),
+        ("per column", centred, columns),
+    ):
+        end = _end(problem, start, rate, steps, project)
+        limit = problem.constrained_optimum(start, rows)
+        lines += [
+            Line(f"{name}: drift of {len(rows)} sum(s), largest", 0.0,
+                 float((rows @ (end - start)).abs().max()), 1e-11),
+            Line(f"{name}: |w_T - w_c|^2", 0.0, float(((end - limit) ** 2).sum()), _room(steps)),
+            Line(f"{name}: F(w_T) - F* = s'(B A^-1 B')^-1 s / 2",
+                 float(problem.constrained_gap(start, rows)), float(problem.gap(end)), 0.01,
+                 "relative"),
+        ]  # fmt: skip
+    return Finding(
+        "E2",
+        "Projection per column instead of one for all",
+        "conserved is one sum per output unit, B w = B w_0; the limit minimises F under that",
+        f"{CLIENTS}, as a 3 x 3 kernel and 3 free biases, {steps:,} steps",
+        tuple(lines),
+    )
+
+
+def momentum(size: Size = FULL) -> Finding:
+    """E3: momentum changes neither what is conserved nor the limit."""
+    generator, beta = seeded(103), 0.9
+    problem = quadratics(generator)
+    start = problem.optimum + normal(generator, problem.dims) + 0.5
+    # Ten times the usual length of a step is what momentum 0.9 adds up to in the long run.
+    usual = descent.theorems_schedule(problem, LOCAL_STEPS)
+    rate = descent.Schedule(usual.beta, 2.0 * usual.gamma)
+    steps = min(size.steps, 6000)
+    end = _end(problem, start, rate, steps, descent.zero_mean, momentum=beta)
+    limit = problem.constrained_optimum(start)
+    gradients = normal(generator, 6, problem.dims)
+    first, late = (torch.zeros(problem.dims, dtype=REAL) for _ in range(2))
+    for gradient in gradients:
+        first = beta * first + descent.zero_mean(gradient)
+        late = beta * late + gradient
+    return Finding(
+        "E3",
+        "Momentum",
+        "momentum of projected gradients keeps the sum and leads to the same limit",
+        f"{CLIENTS}, momentum {beta}, restarted every round, {steps:,} steps",
+        (
+            Line("drift of 1'w_t", 0.0, abs(float((end - start).sum())), 1e-11),
+            Line("|w_T - w_c|^2", 0.0, float(((end - limit) ** 2).sum()), _room(steps)),
+            Line("|w_T - w*|^2 = |w_c - w*|^2", float(((limit - problem.optimum) ** 2).sum()),
+                 float(((end - problem.optimum) ** 2).sum()), 0.01, "relative"),
+            Line("projecting the buffer instead: difference", 0.0,
+                 float((descent.zero_mean(late) - first).abs().max()), 1e-12),
+        ),
+    )  # fmt: skip
+
+
+def participation(size: Size = FULL) -> Finding:
+    """E4: a cohort of three, whose weights are renormalised, shifts the limit."""
+    generator, count = seeded(104), 3
+    problem = quadratics(generator)
+    start = problem.optimum + normal(generator, problem.dims) + 0.5
+    rate = descent.theorems_schedule(problem, LOCAL_STEPS)
+    repetitions = max(20, size.repetitions // 4)
+    steps = min(size.steps, 6000)
+    even = torch.full_like(problem.share, 1 / 8)
+    uneven = torch.full_like(problem.share, 0.5 / 7)
+    uneven[0] = 0.5
+    lines = []
+    for name, share in (("equal clients", even), ("one holds half", uneven)):
+        chosen = Quadratics(problem.curvature, problem.centre, share)
+        weights = _cohorts(chosen.share, count, repetitions, generator)
+        *_, state = descent.descend(
+            chosen, start, rate, steps=steps, repetitions=repetitions, cohort=weights,
+            local_steps=LOCAL_STEPS,
+        )  # fmt: skip
+        final = state.server[0]
+        effective = _mean_weights(chosen.share, count)
+        limit = Quadratics(chosen.curvature, chosen.centre, effective).constrained_optimum(start)
+        whole = chosen.constrained_optimum(start)
+        error = final.var(0).sum() / repetitions
+        lines += [
+            Line(f"{name}: drift of 1'w_t, largest", 0.0,
+                 float((final.sum(-1) - start.sum()).abs().max()), 1e-10),
+            Line(f"{name}: |mean w_T - w_c|^2, in squared standard errors", 0.0,
+                 float(((final.mean(0) - whole) ** 2).sum() / error), 6.0, stated=True),
+            Line(f"{name}: |mean w_T - limit for E[weights]|^2, the same", 0.0,
+                 float(((final.mean(0) - limit) ** 2).sum() / error), 6.0),
+        ]  # fmt: skip
+    return Finding(
+        "E4",
+        "Partial participation",
+        "with renormalised weights the limit is that of full participation",
+        f"{CLIENTS}, 3 clients a round, {repetitions} repetitions, {steps:,} steps",
+        tuple(lines),
+        "for clients of equal size; otherwise the limit is that of the weights a client has on "
+        "average over cohorts",
+    )
+
+
+def _cohorts(
+    share: Tensor, count: int, repetitions: int, generator: torch.Generator
+) -> Callable[[], Tensor]:
+    """Draws the renormalised weights of a round, zero for those who stay away."""
+
+    def draw() -> Tensor:
+        order = torch.rand(len(share), repetitions, generator=generator, dtype=REAL).argsort(0)
+        taken = (order.argsort(0) < count) * share[:, None]
+        return taken / taken.sum(0)
+
+    return draw
+
+
+def _mean_weights(share: Tensor, count: int) -> Tensor:
+    """The weight of every client on average, by going through all cohorts."""
+    cohorts = list(itertools.combinations(range(len(share)), count))
+    total = torch.zeros_like(share)
+    for cohort in cohorts:
+        members = list(cohort)
+        total[members] += share[members] / share[members].sum()
+    return total / len(cohorts)
+
+
+def server_rate(size: Size = FULL) -> Finding:
+    """E5: how far the server moves is of no importance to where it ends."""
+    generator = seeded(105)
+    problem = quadratics(generator)
+    start = problem.optimum + normal(generator, problem.dims) + 0.5
+    limit = problem.constrained_optimum(start)
+    rate = descent.theorems_schedule(problem, LOCAL_STEPS)
+    steps = min(size.steps, 6000)
+    constant, long = 0.05, min(size.steps, 3000)
+    fixed = _fixed_point(problem, start, constant)
+    lines = []
+    for moved in (0.5, 1.5):
+        end = _end(problem, start, rate, steps, descent.zero_mean, server_rate=moved)
+        stuck = _end(problem, start, lambda _: constant, long, descent.zero_mean,
+                     server_rate=moved)  # fmt: skip
+        lines += [
+            Line(f"eta_s = {moved}: drift of 1'w_t", 0.0, abs(float((end - start).sum())), 1e-11),
+            Line(f"eta_s = {moved}: |w_T - w_c|^2", 0.0, float(((end - limit) ** 2).sum()),
+                 _room(steps)),
+            Line(f"eta_s = {moved}, constant steps: |w_T - fixed point|", 0.0,
+                 float((stuck - fixed).norm()), 1e-9),
+        ]  # fmt: skip
+    away = float(((fixed - limit) ** 2).sum())
+    halved = float(((_fixed_point(problem, start, constant / 2) - limit) ** 2).sum())
+    lines.append(
+        Line("constant steps: |fixed point - w_c|^2, halving n", 0.25, halved / away, 0.05)
+    )
+    return Finding(
+        "E5",
+        "Server learning rate",
+        "eta_s changes neither the sum nor the limit; with constant steps the limit is a fixed "
+        "point of the round, off w_c by the order of n",
+        f"{CLIENTS}, {steps:,} steps n_t, or {long:,} of {constant}",
+        tuple(lines),
+    )
+
+
+def _fixed_point(problem: Quadratics, start: Tensor, n: float) -> Tensor:
+    """Where a round of constant steps changes nothing, on the hyperplane: a linear equation."""
+    basis = hyperplane_basis(problem.dims)
+    inside = problem.restricted(start, basis)
+    identity = torch.eye(problem.dims - 1, dtype=REAL)
+    left = identity - torch.linalg.matrix_power(identity - n * inside.curvature, LOCAL_STEPS)
+    weighted = inside.share[:, None, None] * left
+    pull = (weighted @ inside.centre[..., None]).sum(0).squeeze(-1)
+    inner: Tensor = torch.linalg.solve(weighted.sum(0), pull)
+    return start + basis @ inner
+
+
+def decay_limit(size: Size = FULL) -> Finding:
+    """E6: decay forgets the start; the limit is a ridge solution of zero sum."""
+    generator, decay = seeded(106), 0.5
+    problem = quadratics(generator)
+    rate = descent.theorems_schedule(problem, LOCAL_STEPS)
+    steps = min(size.steps, 8000)
+    ridge = Quadratics(
+        problem.curvature + decay * torch.eye(problem.dims, dtype=REAL),
+        torch.linalg.solve(
+            problem.curvature + decay * torch.eye(problem.dims, dtype=REAL),
+            problem.curvature @ problem.centre[..., None],
+        ).squeeze(-1),
+        problem.share,
+    )
+    limit = ridge.constrained_optimum(torch.zeros(problem.dims, dtype=REAL))
+    lines, series, looked = [], {}, set(marks(steps))
+    for name, offset in (("sum +12", 1.0), ("sum -24", -2.0)):
+        start = descent.zero_mean(normal(generator, problem.dims)) + offset
+        sums, t = [], []
+        for state in descent.descend(
+            problem, start, rate, steps=steps, decay=decay, local_steps=LOCAL_STEPS
+        ):
+            if state.step in looked:
+                t.append(float(state.step))
+                sums.append(abs(float(state.server.sum())))
+        end = state.server[0, 0]
+        product = 1.0
+        for step in range(steps):
+            product *= 1.0 - decay * rate(step)
+        left = float(start.sum()) * product
+        # The sum dies like t^-(lambda beta); what is left of it moves the limit as a constraint.
+        there = ridge.constrained_optimum(limit + left / problem.dims)
+        lines += [
+            Line(f"{name}: 1'w_T", left, float(end.sum()), 1e-11),
+            Line(f"{name}: |w_T - ridge minimiser with that sum|^2", 0.0,
+                 float(((end - there) ** 2).sum()), _room(steps)),
+            Line(f"{name}: |w_T - limit|^2", 0.0, float(((end - limit) ** 2).sum()),
+                 2.0 * left**2 / problem.dims + _room(steps)),
+        ]  # fmt: skip
+        series[name] = (t, sums)
+    return Finding(
+        "E6",
+        "Where weight decay leads",
+        "the limit minimises F + lambda |w|^2 / 2 among vectors of zero sum, whatever the start",
+        f"{CLIENTS}, lambda = {decay}, {steps:,} steps, two starts",
+        tuple(lines),
+        series=series,
+    )
+
+
+def _end(
+    problem: Quadratics,
+    start: Tensor,
+    rate: Callable[[int], float],
+    steps: int,
+    project: descent.Projection,
+    **options: float,
+) -> Tensor:
+    """The server's model after steps without noise."""
+    for state in descent.descend(
+        problem, start, rate, steps=steps, projections=(project,), local_steps=LOCAL_STEPS,
+        **options,  # type: ignore[arg-type]
+    ):  # fmt: skip
+        end = state.server[0, 0]
+    return end
+
+
+def _room(steps: int) -> float:
+    """Drift within a round moves the limit by a multiple of the last step size."""
+    return (60.0 / steps) ** 2
