@@ -15,60 +15,84 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedzmg.bench.machine import wait
-from fedzmg.bench.measure import NEVER, environment
+from fedzmg.bench.machine import Machine, wait
+from fedzmg.bench.measure import environment, time_rounds
 from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.models.kernels import rounding
-from fedzmg.simulation import Simulation, Trial, resolve_device
+from fedzmg.simulation import resolve_device
 from fedzmg.tasks.task import Task
 
+Batch = tuple[torch.Tensor, torch.Tensor]
 
-def plain_round(task: Task, device: torch.device, precision: str) -> Callable[[], None]:
-    """One round of federated averaging as a loop over clients, batches and layers."""
+
+def plain_round(
+    model: nn.Module,
+    cohort: Sequence[Iterable[Batch]],
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    bf16: bool = False,
+) -> int:
+    """One round of federated averaging as a loop over clients, batches and layers.
+
+    Clients of equal weight train a copy of the model on their batches; the mean of what they come
+    to becomes the model. Returns the number of local steps.
+    """
+    params = list(model.parameters())
+    start = [p.detach().clone() for p in params]
+    total = [torch.zeros_like(p) for p in start]
+    steps = 0
+    for batches in cohort:
+        _set(params, start)
+        optimizer = torch.optim.SGD(params, lr=lr, momentum=momentum)
+        for inputs, targets in batches:
+            with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+                out = _forward(model, inputs)
+            loss = F.cross_entropy(out.to(params[0].dtype).flatten(0, -2), targets.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            steps += 1
+        torch._foreach_add_(total, [p.detach() for p in params], alpha=1 / len(cohort))
+    _set(params, total)
+    return steps
+
+
+def rounds_of(task: Task, device: torch.device, precision: str) -> Callable[[], None]:
+    """A function that trains one round of a task on a cohort and batches drawn on the device."""
     model: nn.Module = copy.deepcopy(task.model.source).to(device).train()
     if task.name in ("shakespeare", "ragged-text"):
         model.gru = nn.GRU(256, 1024, batch_first=True).to(device)  # cuDNN's own
     data, batching = task.train.to(device), task.protocol.batching
     x, y = data.examples
-    params = list(model.parameters())
 
-    def train(client: int, start: list[torch.Tensor]) -> list[torch.Tensor]:
-        with torch.no_grad():
-            for own, new in zip(params, start, strict=True):
-                own.copy_(new)
-        optimizer = torch.optim.SGD(params, lr=0.01, momentum=0.9)
+    def batches(client: int) -> Iterator[Batch]:
         first, last = (int(o) for o in data.offsets[client : client + 2])
         order = torch.cat(
             [first + torch.randperm(last - first, device=device) for _ in range(batching.epochs)]
         )
-        for batch in order.split(batching.size)[: batching.steps(last - first)]:
-            inputs = task.prepare(x[batch], torch.float32)
-            with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-                out = _forward(model, inputs)
-            loss = F.cross_entropy(out.float().flatten(0, -2), y[batch].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return [p.detach().clone() for p in params]
+        for rows in order.split(batching.size)[: batching.steps(last - first)]:
+            yield task.prepare(x[rows], torch.float32), y[rows]
 
     def once() -> None:
-        start = [p.detach().clone() for p in params]
-        total = [torch.zeros_like(p) for p in start]
         cohort = torch.randperm(len(data))[: task.protocol.cohort].tolist()
-        for client in cohort:
-            torch._foreach_add_(total, train(client, start), alpha=1 / len(cohort))
-        with torch.no_grad():
-            for own, new in zip(params, total, strict=True):
-                own.copy_(new)
+        clients = [batches(client) for client in cohort]
+        plain_round(model, clients, lr=0.01, momentum=0.9, bf16=precision == "bf16")
 
     return once
+
+
+def _set(params: list[nn.Parameter], values: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for own, new in zip(params, values, strict=True):
+            own.copy_(new)
 
 
 def _forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -107,19 +131,19 @@ def main() -> None:
         task = WORKLOADS[name].build()
         with rounding(arguments.precision):
             plain = median_ms(
-                plain_round(task, device, arguments.precision), device, arguments.rounds
+                rounds_of(task, device, arguments.precision), device, arguments.rounds
             )
-        ours = Simulation(
-            task, [Trial.of("fedzmg", client_lr=0.01)], rounds=NEVER, device=device,
-            dtype=torch.float32, engine=arguments.engine, precision=arguments.precision,
+        ours = time_rounds(
+            task, Machine("not asked for", 1.0, 1.0), engine=arguments.engine,
+            precision=arguments.precision, rounds=arguments.rounds, device=device,
         )  # fmt: skip
-        ms = median_ms(ours.run_round, device, arguments.rounds)
+        ms = ours.round_ms
         found.append(
             {"workload": name, "plain_ms": plain, "fedzmg_ms": ms, "ratio": plain / ms,
-             "engine": ours.choice.path, "precision": arguments.precision}
+             "engine": ours.engine, "precision": arguments.precision}
         )  # fmt: skip
         print(
-            f"{name}: plain loop {plain:.1f} ms, fedzmg ({ours.choice.path}) {ms:.1f} ms "
+            f"{name}: plain loop {plain:.1f} ms, fedzmg ({ours.engine}) {ms:.1f} ms "
             f"per round: {plain / ms:.1f} x",
             flush=True,
         )

@@ -1,0 +1,69 @@
+"""The networks in plain PyTorch, for peers without fedzmg; parameters are named alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from peers.work import Arrays, Facts, Work
+
+
+def mlp(dropout: bool) -> nn.Sequential:
+    """The workload ``mlp``."""
+    del dropout
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10)
+    )
+
+
+def cifar100(dropout: bool) -> nn.Sequential:
+    """The workload ``cifar100``: the paper's CNN."""
+    light, heavy = (0.25, 0.5) if dropout else (0.0, 0.0)
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((3, 32), (32, 64)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU()]
+        layers += [nn.Conv2d(outputs, outputs, 3, padding=1), nn.ReLU()]
+        layers += [nn.MaxPool2d(2), nn.Dropout(light)]
+    layers += [nn.Flatten(), nn.Linear(4096, 512), nn.ReLU(), nn.Dropout(heavy)]
+    return nn.Sequential(*layers, nn.Linear(512, 100))
+
+
+NETWORKS: dict[str, Callable[[bool], nn.Sequential]] = {"mlp": mlp, "cifar100": cifar100}
+
+
+def build(facts: Facts, start: Arrays) -> nn.Sequential:
+    """The network with given parameters, in training mode, on the device of the work."""
+    model = NETWORKS[facts.network](facts.dropout)
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in start.items()})
+    return model.to(facts.device).train()
+
+
+def examples(work: Work) -> tuple[Tensor, Tensor]:
+    """All examples, as stored, on the device of the work."""
+    device = work.facts.device
+    return torch.from_numpy(work.x).to(device), torch.from_numpy(work.y).to(device)
+
+
+def prepare(x: Tensor) -> Tensor:
+    """Bytes to the unit interval; floats as they are."""
+    return x.float() / 255 if x.dtype == torch.uint8 else x
+
+
+def arrays(model: nn.Module) -> Arrays:
+    """The parameters by name, on the host."""
+    return {name: p.detach().cpu().numpy().copy() for name, p in model.named_parameters()}
+
+
+def set_precision(facts: Facts) -> None:
+    """Let a GPU round the inputs of matrix products, if that is asked for."""
+    rounded = facts.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = rounded
+    torch.backends.cudnn.allow_tf32 = rounded
+
+
+def wait(facts: Facts) -> None:
+    """Until the device has done all it was given."""
+    if facts.device == "cuda":
+        torch.cuda.synchronize()

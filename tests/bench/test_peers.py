@@ -1,0 +1,187 @@
+"""The comparison with other systems: the plain loop, what is compared, what is printed."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedzmg.bench.workloads import WORKLOADS, small_mlp
+from fedzmg.models.initial import initial_params
+from fedzmg.simulation import Simulation, Trial
+from fedzmg.tree import row
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+NAMES = ("peers", "plain_loop")
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The scripts import each other from their own folder; other tests do not see them."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield
+    for name in [n for n in sys.modules if n.partition(".")[0] in NAMES]:
+        del sys.modules[name]
+
+
+def facts(network: str = "mlp") -> Any:
+    from peers.work import Facts
+
+    return Facts(network, False, population=12, lr=0.05, device="cpu", precision="float32")
+
+
+def test_the_plain_loop_is_the_sequential_engines_round() -> None:
+    from peers.ours import define
+    from plain_loop import plain_round
+
+    task = small_mlp(clients=12)
+    work = define(facts(), rounds=1)
+    model = copy.deepcopy(task.model.source).double()
+    model.load_state_dict(dict(initial_params(task.model, task.init, 0).items()))
+    x, y = torch.from_numpy(work.x).double(), torch.from_numpy(work.y)
+    cohort = [[(x[rows], y[rows]) for rows in client] for client in work.batches[0]]
+    assert plain_round(model, cohort, lr=0.05) == work.steps == 10 * 8
+
+    task = replace(task, protocol=replace(task.protocol, eval_every=10**9))
+    trial = Trial.of("fedavg", client_lr=0.05)
+    ours = Simulation(
+        task, [trial], rounds=2, device=torch.device("cpu"), dtype=torch.float64,
+        engine="sequential",
+    )  # fmt: skip
+    ours.run_round()
+    for name, value in row(ours.snapshot.params, 0).items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("network", ["mlp", "cifar100"])
+def test_peers_networks_are_the_workloads(network: str) -> None:
+    from peers.networks import NETWORKS
+
+    ours = WORKLOADS[network].build(clients=10)
+    theirs = NETWORKS[network](True).eval()
+    source = copy.deepcopy(ours.model.source).eval()
+    theirs.load_state_dict(source.state_dict())
+    x = ours.prepare(ours.train.examples[0][:2], torch.float32)
+    torch.testing.assert_close(theirs(x), source(x))
+    rates = [
+        [m.p for m in net.modules() if isinstance(m, torch.nn.Dropout)] for net in (theirs, source)
+    ]
+    assert rates[0] == rates[1]
+
+
+def test_work_is_what_was_saved(tmp_path: Path) -> None:
+    from peers.ours import define
+    from peers.work import Stopwatch, Work, load_arrays
+
+    work = define(facts(), rounds=2)
+    work.save(tmp_path / "work")
+    again = Work.load(tmp_path / "work")
+    assert again.facts == work.facts
+    assert (again.batches.shape, again.parameters) == ((2, 10, 8, 20), 53850)
+    for name in ("x", "y", "batches"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(work, name))
+    watch = Stopwatch(work, tmp_path)
+    for number in range(2):
+        watch.begin()
+        watch.end(80, lambda number=number: {"w": np.full(3, number)})
+    watch.report(["numpy"])
+    kept = [load_arrays(tmp_path / f"{n}.npz")["w"].tolist() for n in ("first", "last")]
+    assert kept == [[0, 0, 0], [1, 1, 1]]
+
+
+def test_ratios_are_taken_turn_by_turn() -> None:
+    """A turn during which the machine was ten times slower changes no ratio."""
+    from peers.table import Outcome, times_slower
+
+    slow = Outcome("slow", turns=[[40, 41, 39], [400, 410, 390], [40]])
+    fast = Outcome("fast", turns=[[10, 10, 90], [100, 100, 100], [10]])
+    assert times_slower(slow, fast) == 4
+    assert slow.round_ms == 40
+
+
+def test_rounds_that_warm_up_do_not_count() -> None:
+    from peers.table import Outcome
+
+    outcome = Outcome("one")
+    report = {"seconds": [9.0, 8.0, 0.5, 0.25], "first_done": 112.0, "versions": {}, "note": ""}
+    outcome.add(report, began=100.0, warm_up=2)
+    assert (outcome.turns, outcome.cold_seconds) == ([[500.0, 250.0]], [12.0])
+
+
+def test_a_failed_peer_is_a_line() -> None:
+    from peers.table import Outcome, render, rows
+
+    plain = Outcome("plain", turns=[[100.0]], cold_seconds=[1.0], versions={"torch": "2"})
+    ours = Outcome("ours", turns=[[20.0]], cold_seconds=[3.0], difference=2e-6)
+    broken = Outcome("broken", turns=[[10.0]], failure="not installed: pip: no such version")
+    table = rows([plain, ours, broken], plain, ours, steps=80)
+    assert table[1]["faster_than_plain"] == table[0]["slower_than_fedzmg"] == 5
+    assert table[1]["steps_per_second"] == 4000
+    lines = render(table).splitlines()
+    assert len({line.index(".00") for line in lines[1:3]}) == 1
+    assert lines[3].split(maxsplit=1) == ["broken", "not installed: pip: no such version"]
+    # Without the plain loop there is no ratio to it.
+    assert "faster_than_plain" not in rows([ours], Outcome(""), ours, steps=80)[0]
+
+
+def test_work_that_was_not_done_is_seen() -> None:
+    from peers.table import distance, doubts
+
+    start = {"w": np.zeros((2, 2), np.float32), "b": np.zeros(2, np.float32)}
+    moved = {name: value + 1 for name, value in start.items()}
+
+    def found(steps: list[int], last: dict[str, Any]) -> str:
+        return "; ".join(doubts({"steps": steps}, last, start, steps=80, rounds=2))
+
+    assert found([80, 80], moved) == ""
+    assert "local steps" in found([80, 40], moved)
+    assert "local steps" in found([80], moved)
+    assert "has not moved" in found([80, 80], {**moved, "b": start["b"]})
+    assert "not finite" in found([80, 80], {**moved, "b": start["b"] * np.nan})
+    assert "6 parameters" not in found([80, 80], moved)
+    assert "4 parameters" in found([80, 80], {"w": moved["w"]})
+    assert distance(moved, moved, start) == 0
+    twice = {name: 2 * value for name, value in moved.items()}
+    assert distance(twice, moved, start) == pytest.approx(1)
+
+
+def test_failures_are_told_in_one_line() -> None:
+    from peers.environments import Failed, execute, pins, reason, satisfied
+
+    output = "Collecting x\nERROR: No matching distribution found for x==9\n\n"
+    assert reason(output) == "ERROR: No matching distribution found for x==9"
+    assert reason("Traceback:\n  File ...\njax.errors.ConcretizationError: bad\nbye") == (
+        "jax.errors.ConcretizationError: bad"
+    )
+    assert reason("") == "ended without a word"
+    with pytest.raises(Failed, match=r"^probe: ValueError: no such thing$"):
+        execute([sys.executable, "-c", "raise ValueError('no such thing')"], "probe", timeout=60)
+    with pytest.raises(Failed, match="still running"):
+        execute([sys.executable, "-c", "import time; time.sleep(60)"], "probe", timeout=0.2)
+    assert pins("# a\nflwr[simulation]==1.41.0\ndm-haiku==0.0.12\n") == {
+        "flwr": "1.41.0",
+        "dm-haiku": "0.0.12",
+    }
+    assert satisfied({"torch": torch.__version__.partition("+")[0]})
+    assert not satisfied({"torch": "0.0.1"})
+    assert not satisfied({"a-peer-that-nobody-has": "1"})
+
+
+def test_every_peer_pins_what_it_needs() -> None:
+    from peers.environments import PEERS, REQUIREMENTS, pins
+
+    files = {peer.requirements for peer in PEERS.values()} - {None}
+    assert files == {path.name for path in REQUIREMENTS.iterdir()}
+    for peer in PEERS.values():
+        assert (BENCHMARKS / "peers" / f"{peer.module}.py").exists()
+    for name in files:
+        text = (REQUIREMENTS / str(name)).read_text()
+        wanted = [line for line in text.splitlines() if line and not line.startswith("#")]
+        assert len(pins(text)) == len(wanted)
