@@ -16,11 +16,12 @@ from torch import nn
 
 from fedzmg import Metric, Task, Trial, simulate
 from fedzmg.data.federated import Examples, FederatedData
+from fedzmg.data.plan import Entry
 from fedzmg.engine.local import Outcome
 from fedzmg.engine.round import Chunk
 from fedzmg.evaluation import OverClients, share_short_of
 from fedzmg.simulation import History, Simulation, clients
-from fedzmg.simulation.accounting import QUANTILES, ClientLosses
+from fedzmg.simulation.accounting import QUANTILES, ClientLosses, spread
 from fedzmg.simulation.clients import Watched
 from fedzmg.tasks.task import Protocol
 
@@ -239,6 +240,10 @@ def test_a_large_population_is_sampled() -> None:
     assert np.array_equal(found.clients, Watched.of(task).clients)
 
 
+def entry(trial: int) -> Entry:
+    return Entry(trial, 0, 1, None)  # type: ignore[arg-type]
+
+
 def chunk(entries: list[int], losses: list[float]) -> Chunk:
     # Rows lie in another order than entries, as after a sort by length.
     rows = list(range(len(entries)))[::-1]
@@ -256,26 +261,33 @@ def test_spread_of_losses_is_numpys_whatever_the_chunks(data: st.DataObject) -> 
     accepted = data.draw(st.lists(st.booleans(), min_size=total, max_size=total))
     order = data.draw(st.permutations(range(total)))
     cut = data.draw(st.integers(1, total))
-    found = ClientLosses(total, trials)
+    found = ClientLosses([entry(i // cohort) for i in range(total)], trials)
     for part in (order[:cut], order[cut:]):
         if part:
             own = torch.tensor([accepted[i] for i in part])
             found.add(chunk(list(part), [losses[i] for i in part]), own)
-    for trial, row in enumerate(found.spread()):
+    for trial, row in enumerate(found.table().tolist()):
         first = trial * cohort
         kept = [losses[i] for i in range(first, first + cohort) if accepted[i]]
         if kept:
-            assert row.numpy() == pytest.approx(np.quantile(kept, QUANTILES), rel=1e-12)
+            assert spread(row) == pytest.approx(np.quantile(kept, QUANTILES), rel=1e-5)
         else:
-            assert row.isnan().all()
+            assert spread(row) is None
 
 
 def test_infinite_losses_stay_in_order() -> None:
-    found = ClientLosses(4, 1)
-    found.add(chunk([0, 1, 2, 3], [1.0, math.inf, 2.0, math.inf]), torch.tensor([True] * 4))
-    [row] = found.spread().tolist()
+    row = spread([1.0, math.inf, 2.0, math.inf])
+    assert row is not None
     assert row[0] == 1.0
-    assert row[3:] == [math.inf, math.inf]
+    assert row[3:] == (math.inf, math.inf)
+
+
+def test_a_trial_without_clients_has_no_losses() -> None:
+    found = ClientLosses([entry(0), entry(2), entry(0), entry(2)], trials=3)
+    found.add(chunk([1, 0, 3, 2], [2.0, 1.0, 4.0, 3.0]), torch.tensor([True] * 4))
+    assert [spread(row) and spread(row)[::4] for row in found.table().tolist()] == [
+        (1.0, 3.0), None, (2.0, 4.0),
+    ]  # fmt: skip
 
 
 def test_records_tell_the_losses_of_the_cohort() -> None:

@@ -89,7 +89,7 @@ class Captured:
         for width in widths:
             if width not in held.steps:
                 held.steps[width] = self._capture(held, width)
-        torch._foreach_copy_(leaves(held.state), leaves(state))
+        _copy_all(leaves(held.state), leaves(state))
         steps = padded.indices.shape[1]
         for kept, new in zip(
             held.plan[:3], (padded.indices, padded.weights, padded.keys), strict=True
@@ -165,6 +165,17 @@ class Captured:
     def _compile(self, code: _Code) -> _Code:
         compiled: list[Any] = [torch.compile(f, fullgraph=True, dynamic=False) for f in code]
         return _Code(*compiled)
+
+
+def _copy_all(places: list[Tensor], values: list[Tensor]) -> None:
+    """Copy tensors in few launches: mixed types would be copied one by one."""
+    by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for place, value in zip(places, values, strict=True):
+        own = by_type.setdefault(place.dtype, ([], []))
+        own[0].append(place)
+        own[1].append(value)
+    for there, new in by_type.values():
+        torch._foreach_copy_(there, new)
 
 
 def _event() -> torch.cuda.Event:

@@ -51,46 +51,49 @@ def traffic_after(before: Tensor, sizes: list[Sizes], sums: Sums) -> Tensor:
 class ClientLosses:
     """Collects the mean training loss of every client of a round, on the device."""
 
-    def __init__(self, clients: int, trials: int) -> None:
-        self._shape = trials, clients // trials
-        self._places: list[int] = []
-        self._losses: list[Tensor] = []
+    def __init__(self, entries: list[Entry], trials: int) -> None:
+        seen = [0] * trials
+        turns = []
+        for entry in entries:
+            turns.append(seen[entry.trial])
+            seen[entry.trial] += 1
+        self._shape = trials, max(seen)
+        self._places = [e.trial * max(seen) + t for e, t in zip(entries, turns, strict=True)]
+        self._parts: list[tuple[list[int], Tensor]] = []
 
     def add(self, chunk: Chunk, accepted: Tensor) -> None:
         """Take in a chunk; clients that were not accepted do not count."""
         rows = torch.tensor(chunk.rows).to(accepted.device, non_blocking=True)
-        losses = chunk.outcomes.loss[rows].double()
-        self._losses.append(torch.where(accepted, losses, torch.nan))
-        self._places += chunk.entries
+        losses = torch.where(accepted, chunk.outcomes.loss[rows].double(), torch.nan)
+        self._parts.append(([self._places[i] for i in chunk.entries], losses))
 
-    def spread(self) -> Tensor:
-        """Least, 10 %, median, 90 % and most, one row per trial; NaN where no client counts.
-
-        Entries of a round lie trial after trial, equally many of each.
-        """
-        losses = torch.cat(self._losses)
-        places = torch.tensor(self._places).to(losses.device, non_blocking=True)
-        # NaN sorts behind every number, so those that count come first.
-        ranked = torch.empty_like(losses).index_copy_(0, places, losses).reshape(self._shape)
-        ranked = ranked.sort(1).values
-        last = (ranked.isnan().logical_not().sum(1, keepdim=True) - 1).clamp(min=0)
-        return torch.cat([_quantile(ranked, last, share) for share in QUANTILES], 1)
+    def table(self) -> Tensor:
+        """One row per trial, one column per client; NaN where a client does not count."""
+        losses = torch.cat([part for _, part in self._parts])
+        places = torch.tensor([place for own, _ in self._parts for place in own])
+        places = places.to(losses.device, non_blocking=True)
+        blank = losses.new_full((self._shape[0] * self._shape[1],), torch.nan)
+        return blank.index_copy_(0, places, losses).reshape(self._shape)
 
 
-def _quantile(ranked: Tensor, last: Tensor, share: float) -> Tensor:
-    """The value that lies at this share of the way to the last one, between its neighbours."""
-    place = last.double() * share
-    below = place.floor().long()
-    low, high = ranked.gather(1, below), ranked.gather(1, (below + 1).minimum(last))
-    # Between two infinities there is no difference to take.
-    return torch.where(low == high, low, low + (high - low) * (place - below))
+def spread(losses: list[float]) -> tuple[float, ...] | None:
+    """Least, 10 %, median, 90 % and most of those that are numbers; None if there are none.
 
-
-def _six_digits(values: list[float]) -> tuple[float, ...] | None:
-    """What is kept of a spread: nobody needs more digits, and a log has many lines."""
-    if all(math.isnan(value) for value in values):
+    Six digits: nobody needs more, and a log has many lines.
+    """
+    ranked = sorted(loss for loss in losses if not math.isnan(loss))
+    if not ranked:
         return None
-    return tuple(float(f"{value:.6g}") for value in values)
+    return tuple(float(f"{_quantile(ranked, share):.6g}") for share in QUANTILES)
+
+
+def _quantile(ranked: list[float], share: float) -> float:
+    """The value that lies at this share of the way to the last one, between its neighbours."""
+    place = (len(ranked) - 1) * share
+    below = math.floor(place)
+    low, high = ranked[below], ranked[min(below + 1, len(ranked) - 1)]
+    # Between two infinities there is no difference to take.
+    return low if low == high else low + (high - low) * (place - below)
 
 
 def read_records(
@@ -110,12 +113,13 @@ def read_records(
     Everything is read from the device at once: each transfer would wait for it anew.
     """
     columns = [alive, sums.clients, sums.dropped, sums.steps, sums.loss]
-    columns += [*traffic.T, *losses.T, *([] if scores is None else scores.T)]
-    read = torch.stack([column.double() for column in columns], 1).tolist()
+    columns += [*traffic.T, *([] if scores is None else scores.T)]
+    facts = torch.stack([column.double() for column in columns], 1)
+    read = torch.cat([facts, losses], 1).tolist()
     records = []
     for (down, one_up), values in zip(sizes, read, strict=True):
         lives, loss = bool(values[0]), values[4]
-        spread, score = values[7 : 7 + len(QUANTILES)], values[7 + len(QUANTILES) :]
+        score, own = values[7 : len(columns)], values[len(columns) :]
         clients, dropped, steps, total_down, total_up = (int(values[i]) for i in (1, 2, 3, 5, 6))
         up = one_up.times(clients + dropped)
         records.append(
@@ -137,7 +141,7 @@ def read_records(
                 loss=score[0] if score else None,
                 metric=(score[1] if lives else worst) if score else None,
                 diverged=not lives,
-                client_loss=_six_digits(spread),
+                client_loss=spread(own),
             )
         )
     return records

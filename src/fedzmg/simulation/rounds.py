@@ -72,7 +72,7 @@ class _Launched(NamedTuple):
     scores: Tensor | None
     sizes: list[Sizes]
     losses: Tensor
-    """How the training loss is spread over the clients of each trial."""
+    """The training loss of every client, one row per trial."""
 
 
 class RoundReport(NamedTuple):
@@ -320,7 +320,7 @@ class Simulation:
         entries = [e for e in self._planner.entries(round_) if e.trial not in self.resting]
         sent = self._broadcast(round_, before)
         merger = Merger(entries, [self._weight(e) for e in entries], len(self.trials))
-        losses = ClientLosses(len(entries), len(self.trials) - len(self.resting))
+        losses = ClientLosses(entries, len(self.trials))
         uploads: Any = ()
         computed = 0
         remembered: list[tuple[list[tuple[int, int]], State, Tensor]] = []
@@ -352,8 +352,7 @@ class Simulation:
             self.memory.write(owners, round_, kept, accepted.tolist())
         self._computed += computed
         self._useful += sum(len(entry.stream) for entry in entries)
-        spread = self._with_resting(losses.spread(), torch.nan)
-        return _Launched(round_, after, merger.sums, scores, sizes, spread)
+        return _Launched(round_, after, merger.sums, scores, sizes, losses.table())
 
     def _weight(self, entry: Entry) -> float:
         if not len(entry.stream):

@@ -135,20 +135,14 @@ _pixels = _tuned(
     _pixels_kernel,
     [
         triton.Config({"PIXELS": pixels, "DEPTH": 32}, num_warps=warps, num_stages=stages)
-        for pixels, warps, stages in (
-            (128, 4, 3),
-            (128, 4, 1),
-            (256, 8, 2),
-            (64, 4, 3),
-            (128, 8, 2),
-        )
+        for pixels, warps, stages in ((128, 4, 3), (256, 8, 2), (64, 4, 3))
     ],
 )
 _weights = _tuned(
     _weights_kernel,
     [
         triton.Config({"PIXELS": pixels}, num_warps=warps, num_stages=stages)
-        for pixels, warps, stages in ((64, 4, 2), (32, 4, 3), (64, 8, 2), (32, 4, 1), (64, 4, 1))
+        for pixels, warps, stages in ((64, 4, 2), (32, 4, 3), (64, 8, 2))
     ],
 )
 
