@@ -28,7 +28,7 @@ from peers.work import Arrays, Facts, Work, cores, load_arrays
 POPULATION = 100
 GENTLE = 0.1
 """Models are compared after a round at this part of the learning rate: at the whole of it, one
-maximum that is decided by the last bit moves a CNN's update by a tenth within 25 steps."""
+unit that the last bit switches on or off moves a CNN's update by a tenth within 25 steps."""
 
 
 class Plan(NamedTuple):

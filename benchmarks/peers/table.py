@@ -11,8 +11,10 @@ import numpy as np
 
 from peers.work import Arrays, count
 
-TOLERANCE = {"float32": 1e-2, "tf32": 0.1}
-"""How far an update of the first round may be from the plain loop's, relative to its length."""
+TOLERANCE = {"float32": 0.05, "tf32": 0.1}
+"""How far an update of one round may be from the plain loop's, relative to its length. Units that
+the last bit switches on or off move a client of the CNN by up to 0.02 in float32, against float64
+too; one step of 25 left out moves it by 0.09 to 0.16."""
 
 
 @dataclass

@@ -56,12 +56,12 @@ def test_rounds_are_the_golden_ones(name: str, options: dict[str, object]) -> No
     states = descent.descend(
         problem, start, lambda _: 0.1, steps=4, local_steps=2, **options  # type: ignore[arg-type]
     )  # fmt: skip
-    ends = [state.server[0, 0].tolist() for state in states if state.step % 2 == 0]
+    ends = [state.server[0][0].tolist() for state in states if state.step % 2 == 0]
     for found, wanted in zip(ends, GOLDEN["algorithms"][name]["rounds"], strict=True):
         assert found == pytest.approx(wanted["w"], abs=1e-9)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(2, 7))
 def test_constrained_optimum_solves_the_kkt_system(seed: int, rows: int, dims: int) -> None:
     generator = seeded(seed)
@@ -107,8 +107,8 @@ def test_expected_distances_without_noise_are_those_of_the_run() -> None:
     )
     for state in descent.descend(problem, start, rate, steps=20, projections=both):
         if state.step % 5 == 0:
-            off = ((state.server[:, 0] - problem.optimum) ** 2).sum(-1)
-            assert exact[state.step] == pytest.approx(off.tolist())
+            off = [float(((one - problem.optimum) ** 2).sum()) for one in state.server]
+            assert exact[state.step] == pytest.approx(off)
 
 
 def test_expected_distances_of_one_noisy_step_by_hand() -> None:

@@ -63,7 +63,7 @@ def tolerance(line: Mapping[str, Any]) -> str:
     """
     room = float(line["tolerance"])
     if line["rule"] == "relative":
-        return f"± {100 * room:.2g} %"
+        return f"± {100 * room:.2g} %" if room >= 1e-4 else f"rel. {room:.0e}".replace("-", _MINUS)
     if line["rule"] == "near":
         return "exact" if room == 0 else f"± {room:.2g}".replace("-", _MINUS)
     return str(line["rule"])
@@ -102,7 +102,8 @@ def summary(findings: Sequence[Finding], seconds: float) -> str:
         "not reproduced": sum(v.startswith("not") for v in verdicts),
     }
     words = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"{len(findings)} checks in {seconds:.0f} s: {words}"
+    number_of = "1 check" if len(findings) == 1 else f"{len(findings)} checks"
+    return f"{number_of} in {seconds:.0f} s: {words}"
 
 
 def markdown(findings: Sequence[Finding]) -> str:

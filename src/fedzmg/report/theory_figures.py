@@ -217,7 +217,8 @@ def _gap(
     """Write how far two curves are apart at the end."""
     x, high, low = upper[0][-1], upper[1][-1], lower[1][-1]
     axes.annotate("", (x, high), (x, low), arrowprops={"arrowstyle": "<->", "color": QUIET_INK})
-    axes.annotate(f"{high / low:,.0f} times", (x, (high * low) ** 0.5), (-6, 0), ha="right",
+    times = float(f"{high / low:.2g}")
+    axes.annotate(f"about {times:,.0f} times", (x, (high * low) ** 0.5), (-6, 0), ha="right",
                   va="center", textcoords="offset points", color=QUIET_INK,
                   fontsize=9.0)  # fmt: skip
 

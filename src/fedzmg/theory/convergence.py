@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from threading import Lock
 from typing import NamedTuple
 
 import torch
@@ -52,63 +53,46 @@ def marks(steps: int, count: int = 60) -> list[int]:
     return sorted(LOCAL_STEPS * r for r in found)
 
 
-@cache
+_ONE_AT_A_TIME: defaultdict[tuple[int, float, Size], Lock] = defaultdict(Lock)
+
+
 def paired_run(seed: int, offset: float, size: Size) -> Run:
     """FedZMG and FedAvg on the same problem, start and noise.
 
-    The start is the optimum plus a zero-sum vector plus ``offset`` in every entry.
+    The start is the optimum plus a zero-sum vector plus ``offset`` in every entry. Several checks
+    look at the same run: it is made once, also if they ask for it at the same time.
     """
+    with _ONE_AT_A_TIME[seed, offset, size]:
+        return made_run(seed, offset, size)
+
+
+@cache
+def made_run(seed: int, offset: float, size: Size) -> Run:
+    """The run itself."""
     generator = seeded(seed)
     problem = quadratics(generator)
-    start = problem.optimum + descent.zero_mean(normal(generator, problem.dims)) + offset
-    # Two halves of the repetitions, each with noise of its own, keep two cores busy.
-    half = size.repetitions // 2
-    parts = [(10 * seed, half), (10 * seed + 1, size.repetitions - half)]
-    with ThreadPoolExecutor(len(parts)) as pool:
-        halves = list(pool.map(lambda part: _watched(problem, start, size.steps, *part), parts))
-    shares = [repetitions / size.repetitions for _, repetitions in parts]
-    distances = sum(
-        (s * torch.tensor(one.distances) for s, one in zip(shares, halves, strict=True)),
-        torch.zeros((), dtype=REAL),
-    )
-    projected, plain, whole = (column.tolist() for column in distances.mT)
-    moments = [max(pair) for pair in zip(*(one.moments for one in halves), strict=True)]
-    last = torch.cat([one.last for one in halves])
-    return Run(
-        problem, start, marks(size.steps), projected, plain, whole, last, moments[1], moments[0]
-    )
-
-
-class _Watched(NamedTuple):
-    """Some repetitions of a run: mean distances at every mark, largest moments, last models."""
-
-    distances: list[list[float]]
-    moments: list[float]
-    last: Tensor
-
-
-def _watched(
-    problem: Quadratics, start: Tensor, steps: int, seed: int, repetitions: int
-) -> _Watched:
     clients, dims = problem.centre.shape
+    start = problem.optimum + descent.zero_mean(normal(generator, dims)) + offset
     target = problem.constrained_optimum(start)
     rate = descent.theorems_schedule(problem, LOCAL_STEPS)
-    looked, seen, moments = set(marks(steps)), [], [0.0, 0.0]
+    looked, seen, moments = set(marks(size.steps)), [], [0.0, 0.0]
     for state in descent.descend(
-        problem, start, rate, steps=steps, repetitions=repetitions, local_steps=LOCAL_STEPS,
-        noise=descent.isotropic(seed, clients, repetitions, dims),
+        problem, start, rate, steps=size.steps, local_steps=LOCAL_STEPS,
+        repetitions=size.repetitions,
+        noise=descent.isotropic(seed, clients, size.repetitions, dims),
         projections=(descent.zero_mean, descent.as_it_is),
     ):  # fmt: skip
         if state.step <= 200 or state.step in looked:
             # Gradients are largest at the start; the noise adds its own power.
-            squares = ((state.before - state.after) ** 2).sum(-1).mean(-1).amax(-1)
-            found = (squares / rate(state.step - 1) ** 2).tolist()
-            moments = [max(pair) for pair in zip(moments, found, strict=True)]
+            for i, (before, after) in enumerate(zip(state.before, state.after, strict=True)):
+                square = float(((before - after) ** 2).sum(-1).mean(-1).max())
+                moments[i] = max(moments[i], square / rate(state.step - 1) ** 2)
         if state.step in looked:
             zmg, avg = descent.averages(problem, state)
             ways = (zmg - target, avg - problem.optimum, zmg - problem.optimum)
             seen.append([float((way**2).sum(-1).mean()) for way in ways])
-    return _Watched(seen, moments, zmg)
+    projected, plain, whole = (list(column) for column in zip(*seen, strict=True))
+    return Run(problem, start, sorted(looked), projected, plain, whole, zmg, moments[1], moments[0])
 
 
 def slope(x: Sequence[float], y: Sequence[float], share: float = 0.1) -> float:
@@ -127,7 +111,7 @@ def one_step(size: Size = FULL) -> Finding:
     zero_sum = descent.zero_mean(normal(generator, size.problems, problem.dims))
     counts = []
     for offset in (0.0, 1.0):
-        start = (problem.optimum + zero_sum + offset)[:, None, None, :]
+        start = problem.optimum + zero_sum + offset
         violated = torch.zeros(size.problems, dtype=torch.bool)
         tight = violated.clone()
         for state in descent.descend(problem, start, rate, steps=300, local_steps=LOCAL_STEPS):
@@ -155,7 +139,7 @@ def one_step(size: Size = FULL) -> Finding:
 def _lemma(problem: Quadratics, state: descent.State, n: float) -> tuple[Tensor, Tensor, Tensor]:
     """Both sides of Lemma 1, and the term that the paper drops, for each problem."""
     share = problem.share
-    before, after = state.before[:, :, 0], state.after[:, :, 0]
+    before, after = state.before[0][:, :, 0], state.after[0][:, :, 0]
     mean, moved = ((share[..., None] * models).sum(1) for models in (before, after))
     spread = (share * ((before - mean[:, None]) ** 2).sum(-1)).sum(-1)
     left = ((moved - problem.optimum) ** 2).sum(-1)
@@ -256,7 +240,7 @@ def weight_decay(size: Size = FULL) -> Finding:
         problem, start, schedule, steps=steps, decay=decay, local_steps=LOCAL_STEPS
     ):
         predicted *= 1.0 - decay * schedule(state.step - 1)
-        measured = float(descent.averages(problem, state).sum())
+        measured = float(descent.averages(problem, state)[0].sum())
         worst = max(worst, abs(measured - predicted))
         if state.step in looked:
             seen.append((float(state.step), measured, predicted))
@@ -299,7 +283,7 @@ def drift(size: Size = FULL) -> Finding:
                 problem, start, lambda _: rate, steps=steps, projections=(project,),
                 local_steps=steps,
             )  # fmt: skip
-            both.append(_spread(problem.share, state.after[0, :, 0]))
+            both.append(_spread(problem.share, state.after[0][:, 0]))
         spreads[name] = both
         lines.append(
             Line(f"{name}: spread with / without projection", 1.0, both[1] / both[0], 0.0,

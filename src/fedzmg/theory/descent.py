@@ -1,7 +1,8 @@
 """Local gradient steps between averagings, for many repetitions side by side.
 
 The step is the paper's: ``w_k <- w_k (1 - decay n_t) - n_t v``, where ``v`` is the projected
-gradient or its momentum. Models have the shape ``[methods, clients, repetitions, d]``.
+gradient or its momentum. Models have the shape ``[clients, repetitions, d]``, after an axis of many
+problems where there is one; each method has models of its own.
 """
 
 from __future__ import annotations
@@ -49,15 +50,18 @@ def theorems_schedule(problem: Quadratics, local_steps: int) -> Schedule:
 
 
 class State(NamedTuple):
-    """Where the clients are after a step, and the server after an averaging that may follow."""
+    """Where the clients are after a step, and the server after an averaging that may follow.
+
+    One entry per method.
+    """
 
     step: int
     """Steps done."""
-    before: Tensor
+    before: tuple[Tensor, ...]
     """The clients' models from which the step was made."""
-    after: Tensor
-    server: Tensor
-    """The server's model, ``[methods, repetitions, d]``, after an averaging that follows."""
+    after: tuple[Tensor, ...]
+    server: tuple[Tensor, ...]
+    """The server's model, ``[repetitions, d]``, after an averaging that follows."""
 
 
 def isotropic(seed: int, *shape: int, deviation: float = 0.5) -> Noise:
@@ -95,8 +99,8 @@ def descend(
     """Run local steps; every ``local_steps`` the models are averaged.
 
     Args:
-        problem: what is minimised; a leading axis of many problems stands for the methods.
-        start: ``[d]``, or ``[methods, 1, 1, d]``.
+        problem: what is minimised; it may be many problems.
+        start: ``[d]``, after an axis of problems where there are many.
         rate: step size of step ``t``, counted from 0.
         steps: how many.
         projections: one for each method, which see the same noise; zero mean unless given.
@@ -109,40 +113,45 @@ def descend(
         cohort: draws the weights ``[clients, repetitions]`` of a round; everybody unless given.
     """
     projections = projections or (zero_mean,)
-    methods = problem.centre.shape[0] if problem.centre.ndim == 3 else len(projections)
-    clients, dims = problem.centre.shape[-2:]
-    server = start.expand(methods, 1, repetitions, dims)
-    models = server.expand(-1, clients, -1, -1)
-    everybody = problem.share[..., None, None]
+    *many, clients, dims = problem.centre.shape
+    shape = (*many, clients, repetitions, dims)
+    server = [start[..., None, None, :].expand(*many, 1, repetitions, dims)] * len(projections)
+    models = [one.expand(shape) for one in server]
+    velocity = [torch.zeros((), dtype=REAL)] * len(projections)
     pull = (problem.curvature @ problem.centre[..., None]).mT
     for t in range(steps):
         n = rate(t)
         if t % local_steps == 0:
-            velocity = torch.zeros((), dtype=REAL)
-            weights = everybody if cohort is None else cohort()[..., None]
-        gradients = models @ problem.curvature
-        gradients -= pull
-        if noise is not None:
-            gradients += noise()
-        if len(projections) == 1:
-            gradients = projections[0](gradients)
-        else:
-            for project, row in zip(projections, gradients, strict=True):
-                row.copy_(project(row))
-        velocity = momentum * velocity + gradients if momentum else gradients
-        kept = models * (1.0 - decay * n) if decay else models
-        after = torch.sub(kept, velocity, alpha=n)
-        before, models = models, after
+            weights = (problem.share[..., None] if cohort is None else cohort())[..., None]
+            velocity = [torch.zeros((), dtype=REAL)] * len(projections)
+        # What does not depend on the model is the same for all methods.
+        constant = -pull if noise is None else noise().sub_(pull)
+        before = tuple(models)
+        for i, project in enumerate(projections):
+            step = project(_affine(constant, models[i], problem.curvature))
+            if momentum:
+                step = velocity[i] = momentum * velocity[i] + step
+            kept = models[i] * (1.0 - decay * n) if decay else models[i]
+            models[i] = torch.sub(kept, step, alpha=n)
+        after = tuple(models)
         if (t + 1) % local_steps == 0:
-            mean = (weights * after).sum(1, keepdim=True)
-            server = server + server_rate * (mean - server)
-            models = server.expand(-1, clients, -1, -1)
-        yield State(t + 1, before, after, server[:, 0])
+            for i, one in enumerate(after):
+                mean = (weights * one).sum(-3, keepdim=True)
+                server[i] = mean if server_rate == 1.0 else torch.lerp(server[i], mean, server_rate)
+                models[i] = server[i].expand(shape)
+        yield State(t + 1, before, after, tuple(one.squeeze(-3) for one in server))
 
 
-def averages(problem: Quadratics, state: State) -> Tensor:
-    """The mean model after a step, ``[methods, repetitions, d]``."""
-    return (problem.share[..., None, None] * state.after).sum(-3)
+def _affine(constant: Tensor, models: Tensor, matrices: Tensor) -> Tensor:
+    """``constant + models @ matrices``, in one operation where there is one problem."""
+    if models.ndim == 3:
+        return torch.baddbmm(constant, models, matrices)
+    return constant + models @ matrices
+
+
+def averages(problem: Quadratics, state: State) -> list[Tensor]:
+    """The mean model after a step, ``[repetitions, d]`` for each method."""
+    return [(problem.share[..., None, None] * one).sum(-3) for one in state.after]
 
 
 def expected_distances(

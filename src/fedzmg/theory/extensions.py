@@ -45,7 +45,7 @@ def restriction(size: Size = FULL) -> Finding:
         ),
         strict=True,
     ):  # fmt: skip
-        worst = max(worst, float((outer.after - start - inner.after @ basis.mT).abs().max()))
+        worst = max(worst, float((outer.after[0] - start - inner.after[0] @ basis.mT).abs().max()))
     many = quadratics(generator, problems=(size.problems,))
     offset = normal(generator, size.problems, problem.dims)
     smaller = _restricted_many(many, many.optimum + offset, basis)
@@ -152,7 +152,7 @@ def participation(size: Size = FULL) -> Finding:
     start = problem.optimum + normal(generator, problem.dims) + 0.5
     rate = descent.theorems_schedule(problem, LOCAL_STEPS)
     repetitions = max(20, size.repetitions // 4)
-    steps = min(size.steps, 6000)
+    steps = min(size.steps, 3000)
     even = torch.full_like(problem.share, 1 / 8)
     uneven = torch.full_like(problem.share, 0.5 / 7)
     uneven[0] = 0.5
@@ -219,7 +219,7 @@ def server_rate(size: Size = FULL) -> Finding:
     limit = problem.constrained_optimum(start)
     rate = descent.theorems_schedule(problem, LOCAL_STEPS)
     steps = min(size.steps, 6000)
-    constant, long = 0.05, min(size.steps, 3000)
+    constant, long = 0.05, max(800, min(size.steps, 3000))
     fixed = _fixed_point(problem, start, constant)
     lines = []
     for moved in (0.5, 1.5):
@@ -284,8 +284,8 @@ def decay_limit(size: Size = FULL) -> Finding:
         ):
             if state.step in looked:
                 t.append(float(state.step))
-                sums.append(abs(float(state.server.sum())))
-        end = state.server[0, 0]
+                sums.append(abs(float(state.server[0].sum())))
+        end = state.server[0][0]
         product = 1.0
         for step in range(steps):
             product *= 1.0 - decay * rate(step)
@@ -323,7 +323,7 @@ def _end(
         problem, start, rate, steps=steps, projections=(project,), local_steps=LOCAL_STEPS,
         **options,  # type: ignore[arg-type]
     ):  # fmt: skip
-        end = state.server[0, 0]
+        end = state.server[0][0]
     return end
 
 

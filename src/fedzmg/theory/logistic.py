@@ -78,7 +78,7 @@ def logistic(size: Size = FULL) -> Finding:
         torch.cat([problem.signed, torch.ones_like(problem.signed[..., :1])], -1),
         torch.ones_like(problem.signed[..., 0]),
     )
-    steps = min(size.steps, 8000)
+    steps = min(size.steps, 5000)
     lines, series = [], {}
     for name, chosen in (("", problem), ("with a free bias: ", biased)):
         start = torch.zeros(chosen.dims, dtype=REAL)
@@ -118,7 +118,7 @@ def logistic(size: Size = FULL) -> Finding:
 
 def _room(steps: int) -> float:
     """Local steps bend the path by a multiple of the step size; the loss feels its square."""
-    return 1e-7 * max(1.0, 8000 / steps) ** 2
+    return 1e-7 * max(1.0, 5000 / steps) ** 2
 
 
 def _descend(
