@@ -1,0 +1,238 @@
+"""The examples of the optimizer run, learn, and move sums over inputs by weight decay alone.
+
+Every framework works in a process of its own: they load in seconds and warn in their own ways. What
+is not installed is skipped.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+PLACE = Path(__file__).parents[2] / "examples" / "optimizer"
+
+FRAMEWORKS = {
+    "with_lightning.py": ["lightning"],
+    "with_trainer.py": ["transformers", "accelerate"],
+    "flower_server.py": ["flwr", "ray"],
+    "nvflare_job.py": ["nvflare"],
+    "with_pfl.py": ["pfl"],
+    "with_opacus.py": ["opacus"],
+    "with_optax.py": ["optax", "jax", "flax"],
+}
+"""Example to the packages that it needs."""
+CLIENTS = {"flower_client.py", "nvflare_client.py"}
+"""Run by the servers of their frameworks."""
+
+
+def run(arguments: list[str], modules: list[str], place: Path) -> str:
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    # Whatever asks for a network finds a proxy that is not there.
+    closed = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "HF_HUB_OFFLINE": "1"}
+    local = {"no_proxy": "127.0.0.1,localhost", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, *arguments], env={**os.environ, **closed, **quiet, **local}, cwd=place,
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check(printed: str) -> None:
+    [(first, last)] = re.findall(r"^loss (\S+) -> (\S+)$", printed, re.MULTILINE)
+    [drift] = re.findall(r"^sums over inputs .* by (\S+)$", printed, re.MULTILINE)
+    assert float(last) < 0.7 * float(first)
+    assert float(drift) < 1e-4
+
+
+def test_every_example_is_short_and_is_run() -> None:
+    found = {path.name: path.read_text().splitlines() for path in PLACE.glob("*.py")}
+    assert set(found) == {"plain_torch.py", *FRAMEWORKS, *CLIENTS}
+    assert max(map(len, found.values())) < 40
+
+
+def test_plain_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(PLACE / "plain_torch.py"))
+    check(capsys.readouterr().out)
+
+
+def test_what_is_checked_does_not_hold_for_plain_descent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = (PLACE / "plain_torch.py").read_text().replace("range(2)", "range(1)")
+    assert "ZeroMeanSGD(model, lr" in source
+    plain = tmp_path / "plain.py"
+    plain.write_text(source.replace("ZeroMeanSGD(model", "torch.optim.SGD(model.parameters()"))
+    runpy.run_path(str(plain))
+    [drift] = re.findall(r"by (\S+)$", capsys.readouterr().out, re.MULTILINE)
+    assert float(drift) > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", FRAMEWORKS)
+def test_framework(script: str, tmp_path: Path) -> None:
+    check(run([str(PLACE / script)], FRAMEWORKS[script], tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "modules"), [(0, ["transformers"]), (1, ["optax", "jax"])])
+def test_blocks_of_the_page_run(number: int, modules: list[str], tmp_path: Path) -> None:
+    page = (PLACE.parents[1] / "docs" / "adapters.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    run(["-c", blocks[number]], modules, tmp_path)
+
+
+def test_page_names_every_example() -> None:
+    page = (PLACE.parents[1] / "docs" / "adapters.md").read_text()
+    assert set(re.findall(r"`(\w+\.py)`", page)) == {path.name for path in PLACE.glob("*.py")}
+
+
+PLANNED = """    from fedzmg.data.plan import Batching, local_stream
+    plan = local_stream(Batching(20), 0, round_, client, 0, 0, EXAMPLES)
+    return [torch.from_numpy(rows) for rows in plan.indices]
+"""
+"""The engine's own batches, in place of those of the example."""
+
+FLOWER = """
+import numpy as np, torch
+from flower_client import CLIENTS, DECAY, EXAMPLES, LR, app, new_model
+from flower_server import ROUNDS, server
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+import fedzmg
+from fedzmg.data.embedded import load_digits
+
+results, start = [], FedAvg.start
+FedAvg.start = lambda self, **options: results.append(start(self, **options)) or results[-1]
+run_simulation(server, app, CLIENTS, backend_config={"client_resources": {"num_cpus": 1}})
+theirs = results[0].arrays.to_torch_state_dict()
+
+torch.manual_seed(0)
+model, data = new_model(), load_digits()
+rows = np.concatenate([np.arange(client, 8000, 40) for client in range(CLIENTS)])
+owners = np.repeat(range(CLIENTS), EXAMPLES)
+task = fedzmg.Task.from_arrays(
+    model, data.train_x[rows] / np.float32(255), data.train_y[rows], owners,
+    test=(data.test_x[:10] / np.float32(255), data.test_y[:10]),
+    init="given", cohort=CLIENTS, batch_size=20, epochs=1, rounds=ROUNDS,
+)
+trial = fedzmg.Trial.of("fedzmg", client_lr=LR, client_decay=DECAY)
+[history] = fedzmg.simulate(task, [trial], engine="sequential", device="cpu")
+ours = history.model().state_dict()
+print("moved", max((ours[k] - v).abs().max().item() for k, v in model.state_dict().items()))
+print("apart", max((ours[k] - v).abs().max().item() for k, v in theirs.items()))
+"""
+
+
+@pytest.mark.slow
+def test_rounds_of_flower_are_those_of_the_engine(tmp_path: Path) -> None:
+    source = (PLACE / "flower_client.py").read_text()
+    own = re.findall(r"    shuffle = .*\n    return .*\n", source)
+    assert len(own) == 1
+    (tmp_path / "flower_client.py").write_text(source.replace(own[0], PLANNED))
+    (tmp_path / "flower_server.py").write_text((PLACE / "flower_server.py").read_text())
+    (tmp_path / "both.py").write_text(FLOWER)
+    printed = run(["both.py"], ["flwr", "ray"], tmp_path)
+    moved, apart = (float(v) for v in re.findall(r"^(?:moved|apart) (\S+)$", printed, re.MULTILINE))
+    assert moved > 0.05
+    assert apart < 1e-6
+
+
+OPACUS = """
+import copy
+import torch
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from torch import nn
+from fedzmg.optim import ZeroMeanSGD
+
+torch.manual_seed(0)
+model, x, y = nn.Linear(6, 3), torch.randn(8, 6) + 2, torch.randint(0, 3, (8,))
+steps = []
+for centred, early in ((False, False), (True, False), (True, True)):
+    copied = copy.deepcopy(model)
+    inner = torch.optim.SGD(copied.parameters(), 1.0)
+    if centred:
+        inner = ZeroMeanSGD(copied, 1.0, momentum=0.0, weight_decay=0.0)
+    options = {"noise_multiplier": 0.7, "max_grad_norm": 0.5, "expected_batch_size": 8}
+    noise = torch.Generator().manual_seed(1)
+    private, optimizer = GradSampleModule(copied), DPOptimizer(inner, generator=noise, **options)
+    nn.functional.cross_entropy(private(x), y).backward()
+    if early:
+        each, bias = copied.weight.grad_sample, copied.bias.grad_sample
+        each -= each.mean(-1, keepdim=True)
+        bound = 0.5 / (each.square().sum((1, 2)) + bias.square().sum(1)).sqrt().clamp(min=0.5)
+        expected = -(each * bound[:, None, None]).mean(0)
+    optimizer.step()
+    steps.append((copied.weight - model.weight).detach())
+noisy, projected, both = steps
+wanted = noisy - noisy.mean(1, keepdim=True)
+print("mean", noisy.mean(1).abs().min().item())
+print("apart", (projected - wanted).abs().max().item())
+
+# The same noise without its mean, on what is projected before it is clipped and projected again.
+noise = torch.normal(0, 1, (3, 6), generator=torch.Generator().manual_seed(1)) * 0.7 * 0.5 / 8
+print("early", (both - expected + noise - noise.mean(1, keepdim=True)).abs().max().item())
+print("differs", (both - projected).abs().max().item())
+"""
+
+
+@pytest.mark.slow
+def test_opacus_projects_what_is_clipped_and_noisy(tmp_path: Path) -> None:
+    printed = run(["-c", OPACUS], ["opacus"], tmp_path)
+    found = {word: float(value) for word, value in map(str.split, printed.splitlines())}
+    assert found["mean"] > 1e-3  # noise and gradients had one
+    assert found["apart"] < 1e-6
+    # What is projected before it is clipped, too, goes elsewhere, and keeps sums as well.
+    assert found["early"] < 1e-5
+    assert found["differs"] > 1e-3
+
+
+def clipped(grads: Tensor, bound: float) -> Tensor:
+    norms = grads.flatten(1).norm(dim=1).clamp(min=bound)
+    return grads * (bound / norms)[:, None, None]
+
+
+def centred(grads: Tensor) -> Tensor:
+    return grads - grads.mean(-1, keepdim=True)
+
+
+def test_orders_of_clipping_noise_and_projection() -> None:
+    """What the page on adapters says about them, on gradients of every example."""
+    torch.manual_seed(0)
+    layer, bound = nn.Linear(20, 5).double(), 4.5
+    x, y = torch.randn(64, 20).double() + 1, torch.randint(0, 5, (64,))
+
+    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(functional_call(layer, params, (x,)), y)
+
+    each = vmap(grad(loss), (None, 0, 0))(dict(layer.named_parameters()), x, y)["weight"].detach()
+    noise = torch.randn(5, 20).double()
+    last, first = centred(clipped(each, bound)), clipped(centred(each), bound)
+    # One example moves the sum by no more than the bound, whichever comes first.
+    assert last.flatten(1).norm(dim=1).max() <= bound + 1e-12
+    assert first.flatten(1).norm(dim=1).max() <= bound + 1e-12
+    # Projection after the noise is projection of the clipped sum, plus noise without its mean.
+    after = centred(clipped(each, bound).sum(0) + noise)
+    torch.testing.assert_close(after, last.sum(0) + centred(noise))
+    assert after.sum(1).abs().max() < 1e-12
+    # Projection before clipping: gradients are shorter, so fewer are cut, and another sum results.
+    long = (each.flatten(1).norm(dim=1) > bound).sum()
+    assert (centred(each).flatten(1).norm(dim=1) > bound).sum() < long
+    assert (first.sum(0) - last.sum(0)).norm() > 0.1
+    # The noise then keeps its mean, and sums over inputs move.
+    assert (first.sum(0) + noise).sum(1).abs().min() > 0.1
