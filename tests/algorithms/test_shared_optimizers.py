@@ -583,7 +583,7 @@ def test_ticks_are_whole_and_no_more_than_steps(engine: Any) -> None:
     )
     entries = sim._planner.entries(1)
     largest = 0
-    for chunk in sim._engine.train(entries, sim._broadcast(1), sim._read(entries)):
+    for chunk in sim._engine.train(entries, sim._broadcast(1, sim.snapshot), sim._read(entries)):
         for place, i in zip(chunk.rows, chunk.entries, strict=True):
             steps = len(entries[i].stream)
             assert int(chunk.outcomes.steps[place]) == steps

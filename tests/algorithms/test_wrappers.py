@@ -451,7 +451,11 @@ def test_loop_equals_map_and_alone_equals_packed(options: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    "options", [WRAPPED["both"] | WRAPPED["client"], WRAPPED["all"]], ids=["step", "cosine"]
+    "options",
+    [
+        pytest.param(WRAPPED["both"] | WRAPPED["client"], id="step", marks=pytest.mark.slow),
+        pytest.param(WRAPPED["all"], id="cosine"),
+    ],
 )
 def test_wrapped_step_traces_as_one_graph(options: dict[str, Any]) -> None:
     def simulation() -> Simulation:
