@@ -13,6 +13,7 @@ from rich.console import Console
 
 from fedzmg.cli import data, experiments, inspection
 from fedzmg.cli.bench import bench
+from fedzmg.cli.diagnose import diagnose
 from fedzmg.cli.report import report
 from fedzmg.cli.theory import theory
 from fedzmg.errors import InputError, Interrupted, unknown
@@ -28,6 +29,7 @@ app = typer.Typer(
 
 app.add_typer(data.app, name="data")
 app.command()(bench)
+app.command()(diagnose)
 app.command()(report)
 app.command()(theory)
 app.command()(experiments.grid)

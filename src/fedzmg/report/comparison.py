@@ -27,6 +27,7 @@ def figure(data: Mapping[str, Any]) -> Figure:
         title=f"{data['task']}, {len(data['seeds'])} paired seeds",
         ylabel=f"test {data['metric']}",
         threshold=data["threshold"],
+        xlabel="index of the evaluation",
     )
 
 

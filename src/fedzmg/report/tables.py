@@ -27,7 +27,7 @@ def comparison(data: Mapping[str, Any]) -> Table:
         padding=0,
         pad_edge=False,
         caption=f"final: mean ± sd over {len(data['seeds'])} paired seeds, last tenth of the "
-        f"rounds; to {goal}: rounds until there; diff., p, d_z: paired t-test of "
+        f"rounds; to {goal}: index of the first evaluation there; diff., p, d_z: paired t-test of "
         f"{data['reference']} minus this one; MiB: traffic of one run, all clients, down / up; "
         "per MiB: final over that traffic"
         + ("; * partly inferred, see its card" if any(row["inferred"] for row in rows) else ""),

@@ -1,0 +1,113 @@
+"""``fedzmg diagnose``: will the projection help this task?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedzmg.errors import InputError
+
+if TYPE_CHECKING:
+    from fedzmg.tasks.task import Task
+    from fedzmg.tree import Tree
+
+
+def diagnose(
+    what: Annotated[
+        str, typer.Argument(metavar="TASK|RUN", help="A task of 'fedzmg list', or a run directory.")
+    ] = "digits",
+    clients: Annotated[int, typer.Option(min=1, help="Look at this many clients.")] = 50,
+    examples: Annotated[int, typer.Option(min=1, help="And at this many examples of each.")] = 256,
+    drifting: Annotated[
+        int, typer.Option(min=0, help="Follow the local training of so many; 0: none.")
+    ] = 10,
+    along: Annotated[
+        int, typer.Option(min=0, help="Train so many rounds of plain FedAvg and look on the way.")
+    ] = 0,
+    every: Annotated[
+        int | None, typer.Option(min=1, help="Rounds between two looks [default: a fifth].")
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Client rate of local training [default: the task's for fedavg]."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of clients, weights and batches [default: 0, or the run's].")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="e.g. preset.centring=image, protocol.epochs=1."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for files [default: runs/diagnose-NAME].")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON for a program to read.")
+    ] = False,
+) -> None:
+    """Measure whether the projection will help: table by layer, figure and a verdict."""
+    from fedzmg.diagnose import diagnose as measure
+    from fedzmg.experiment.store import write_json
+    from fedzmg.report import diagnose as report
+    from fedzmg.report import figures
+
+    task, params, round_, own_seed = _subject(what, set_ or [])
+    console = Console(stderr=as_json)
+    with console.status("measuring") as status:
+        found = measure(
+            task, params=params, round=round_, clients=clients, examples=examples,
+            drifting=drifting, lr=lr, along=along, every=every,
+            seed=own_seed if seed is None else seed,
+            device=device,  # type: ignore[arg-type]
+            progress=status.update,
+        )  # fmt: skip
+    data = found.as_dict()
+    place = out or Path("runs") / f"diagnose-{task.name}{f'-round-{round_}' if round_ else ''}"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        write_json(place / "diagnosis.json", data)
+        written = figures.save(report.figure(data), place / "diagnosis")
+    except OSError as error:
+        raise InputError(f"cannot write {place}: {error.strerror}; choose another --out") from None
+    if as_json:
+        typer.echo(json.dumps({**data, "directory": str(place)}))
+        return
+    Console(width=max(console.width, report.WIDTH)).print(report.table(data), highlight=False)
+    console.print(f"figure  {written[0]}", highlight=False, soft_wrap=True)
+
+
+def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, int]:
+    """Task, model, round and seed that a task's name or a run directory stands for."""
+    from dataclasses import replace
+
+    from fedzmg import tasks
+    from fedzmg.experiment.spec import parse_setting
+    from fedzmg.experiment.store import RunDirectory
+
+    place = Path(what)
+    if what not in tasks.TASKS and place.is_dir():
+        if settings:
+            raise InputError(f"--set {settings[0]}: {what} is a run, whose settings are fixed")
+        directory = RunDirectory(place)
+        spec, checkpoint = directory.spec(), directory.checkpoint()
+        if checkpoint is None:
+            raise InputError(f"{what} holds no checkpoint yet: let the run finish a round first")
+        task = spec.build_task()
+        task = replace(task, protocol=spec.build_protocol(task))
+        return task, checkpoint.params(), checkpoint.round, spec.seed
+    changed: dict[str, dict[str, Any]] = {"preset": {}, "protocol": {}}
+    for text in settings:
+        key, value = parse_setting(text)
+        table, _, name = key.partition(".")
+        if table not in changed or not name:
+            raise InputError(f"--set {text}: expected preset.FIELD=VALUE or protocol.FIELD=VALUE")
+        changed[table][name] = value
+    task = tasks.get(what, changed["preset"])
+    return replace(task, protocol=task.protocol.with_options(changed["protocol"])), None, 0, 0

@@ -1,0 +1,286 @@
+"""Diagnoses of whole tasks: a linear model by hand, engines, sampling and what can go wrong."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedzmg import tasks
+from fedzmg.algorithms import get as algorithm
+from fedzmg.data.federated import FederatedData
+from fedzmg.data.plan import local_stream
+from fedzmg.diagnose import clients as people
+from fedzmg.diagnose import diagnose
+from fedzmg.diagnose.measure import WHOLE
+from fedzmg.errors import InputError
+from fedzmg.models.initial import initial_params
+from fedzmg.models.networks import CharGRU, mlp
+from fedzmg.simulation import Trial, simulate
+from fedzmg.tasks import Task
+
+DOUBLE: dict[str, Any] = {"device": "cpu", "dtype": torch.float64}
+
+
+def linear_task(shift: float = 1.0, clients: int = 5, model: nn.Module | None = None) -> Task:
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(90, 6)) + shift).astype(np.float32)
+    y, owner = rng.integers(0, 3, 90), np.sort(rng.integers(0, clients, 90))
+    return Task.from_arrays(
+        model or nn.Linear(6, 3), x, y, owner, test=(x, y), cohort=2, batch_size=8, epochs=2
+    )
+
+
+def softmax_gradient(w: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray) -> Any:
+    scores = x @ w.T + b
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    delta = (p / p.sum(1, keepdims=True) - np.eye(3)[y]) / len(y)
+    return delta.T @ x, delta.sum(0)
+
+
+def test_a_linear_model_by_hand() -> None:
+    task = linear_task()
+    found = diagnose(task, **DOUBLE)
+    start = initial_params(task.model, task.init, 0)
+    w, b = (start[name].double().numpy() for name in ("weight", "bias"))
+    x, y = (column.numpy() for column in task.train.examples)
+    x, ends = x.astype(np.float64), task.train.offsets
+    own = [softmax_gradient(w, b, x[i:j], y[i:j]) for i, j in itertools.pairwise(ends)]
+    layer = found.points[0].measurement.layers[0]
+    shares = [6 * (g.mean(1) ** 2).sum() / (g**2).sum() for g, _ in own]
+    assert np.allclose(layer.shares, shares, rtol=1e-9)
+    loss, _ = softmax_gradient(w, b, x, y)  # weighted by examples, it is that of all examples
+    assert layer.forbidden == pytest.approx(6 * (loss.mean(1) ** 2).sum() / (loss**2).sum())
+    assert found.inputs == pytest.approx(6 * (x.mean(1) ** 2).sum() / (x**2).sum(), rel=1e-6)
+    # A projected gradient is that of centred inputs, so nothing is left once they are.
+    assert found.centred is not None
+    assert found.centred.layers[0].share.high == pytest.approx(0, abs=1e-12)
+    # Local training, with and without projection, step by step.
+    models = {False: [], True: []}  # type: ignore[var-annotated]
+    for project, moved in models.items():
+        for k, (i, j) in enumerate(itertools.pairwise(ends)):
+            v, c = w.copy(), b.copy()
+            steps = local_stream(task.protocol.batching, 0, 1, k, 0, int(i), int(j - i))
+            for batch, real in zip(steps.indices, steps.counts, strict=True):
+                g, h = softmax_gradient(v, c, x[batch[:real]], y[batch[:real]])
+                v, c = v - 0.05 * (g - project * g.mean(1, keepdims=True)), c - 0.05 * h
+            moved.append(v)
+    p = task.train.counts / 90
+    for project, value in zip(models, found.points[0].drift["weight"], strict=True):
+        mean = np.tensordot(p, models[project], 1)
+        spread = sum(q * ((m - mean) ** 2).sum() for q, m in zip(p, models[project], strict=True))
+        assert value == pytest.approx(spread, rel=1e-9)
+
+
+def test_one_example_of_a_dense_layer_loses_the_share_of_its_mean() -> None:
+    x = np.array([[1.0, 2.0, 3.0], [-1.0, 1.0, 0.0]], np.float32)
+    task = Task.from_arrays(nn.Linear(3, 2), x, [0, 1], [0, 1], test=(x, [0, 1]), cohort=1)
+    shares = diagnose(task, drifting=0, **DOUBLE).points[0].measurement.layers[0].shares
+    assert shares == pytest.approx((4 / (14 / 3), 0.0), abs=1e-12)
+
+
+def test_clients_side_by_side_or_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = linear_task(clients=7, model=mlp(6, 4, outputs=3))
+    together = diagnose(task, **DOUBLE)
+    monkeypatch.setattr(people, "MOST_CLIENTS", 3)
+    monkeypatch.setattr(people, "LOOK_SIZE", 4)
+    apart = diagnose(task, **DOUBLE)
+    for one, two in zip(
+        together.points[0].measurement.layers, apart.points[0].measurement.layers, strict=True
+    ):
+        assert np.allclose(one.shares, two.shares, rtol=1e-9)  # type: ignore[arg-type]
+        assert one.distance == pytest.approx(two.distance, rel=1e-9)
+    assert together.points[0].drift[WHOLE] == pytest.approx(apart.points[0].drift[WHOLE], rel=1e-9)
+
+
+class Branching(nn.Module):
+    """Decides by the value of a tensor, so it cannot be mapped over clients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dense(x) if float(x.detach().sum()) < 1e9 else -self.dense(x)
+
+
+class Straight(Branching):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dense(x)
+
+
+def test_a_model_that_does_not_map_is_measured_client_by_client() -> None:
+    one, two = (
+        diagnose(linear_task(model=kind()), **DOUBLE).points[0] for kind in (Branching, Straight)
+    )
+    assert one.measurement.whole.shares == pytest.approx(two.measurement.whole.shares)
+    assert one.drift[WHOLE] == pytest.approx(two.drift[WHOLE])
+
+
+def test_text_has_no_inputs_to_centre() -> None:
+    rng = np.random.default_rng(1)
+    x = rng.integers(0, 9, (24, 5))
+    task = Task.from_arrays(
+        CharGRU(9, 4, 6), x, x, np.repeat(np.arange(4), 6), test=(x, x), cohort=2, batch_size=4
+    )
+    found = diagnose(task, device="cpu")
+    assert found.centred is None
+    assert found.inputs is None
+    names = [layer.name for layer in found.points[0].measurement.layers]
+    assert names[0] == "embedding.weight"
+    assert {"gru.weight_ih_l0", "gru.weight_hh_l0", "dense.weight"} <= set(names)
+    lost = {one.name: one.lost for one in found.points[0].measurement.layers}
+    assert lost["embedding.weight"] == 0
+    # Its candidate gate apart, a recurrent bias sees what the recurrent weights see.
+    assert all(value is not None and 0 <= value <= 1 for value in lost.values())
+    json.dumps(found.as_dict(), allow_nan=False)
+
+
+def test_sampling_is_seeded_and_leaves_out_clients_without_examples() -> None:
+    task = linear_task(clients=6)
+    data = task.train
+    empty = FederatedData(
+        data.examples, np.insert(data.offsets, 2, data.offsets[2]), ("a", "none", *data.names[1:])
+    )
+    holed = replace(task, train=empty)
+    assert empty.counts.min() == 0
+    found = diagnose(holed, drifting=0, device="cpu")
+    assert len(found.clients) == 6
+    few = [diagnose(holed, clients=3, drifting=0, seed=s, device="cpu").clients for s in (0, 0, 5)]
+    assert few[0] == few[1] != few[2]
+    assert len(few[0]) == 3
+
+
+def test_examples_are_capped_and_weights_are_not() -> None:
+    task = linear_task()
+    drawn = people.sample(task, 50, 0)
+    part, weights = people.excerpt(task, drawn, 4, 0)
+    assert part.train.counts.tolist() == [4] * 5
+    assert weights.tolist() == task.train.counts.tolist()
+    again, _ = people.excerpt(task, drawn, 4, 0)
+    assert torch.equal(part.train.examples.x, again.train.examples.x)
+
+
+def test_along_a_run_measures_the_models_of_plain_fedavg() -> None:
+    task = linear_task()
+    found = diagnose(task, along=4, every=3, drifting=0, lr=0.1, **DOUBLE)
+    assert [point.round for point in found.points] == [0, 3, 4]
+    [history] = simulate(
+        task, Trial(algorithm("fedavg").with_options({"client.lr": 0.1})), rounds=4, device="cpu",
+        dtype=torch.float64, engine="vectorized",
+    )  # fmt: skip
+    alone = diagnose(task, params=history.params, round=4, drifting=0, lr=0.1, **DOUBLE)
+    end = found.points[-1].measurement.whole
+    assert alone.points[0].measurement.whole.shares == pytest.approx(end.shares)
+    assert alone.centred is None
+    assert alone.points[0].round == 4
+
+
+def test_local_training_that_diverges_leaves_drift_out() -> None:
+    task = replace(tasks.get("quadratic"), options={})
+    assert diagnose(task, lr=1e30, device="cpu").points[0].drift == {}
+    assert diagnose(task, drifting=0, device="cpu").points[0].drift == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"clients": 0}, "clients = 0"),
+        ({"examples": 1.5}, "examples = 1.5"),
+        ({"lr": 0.0}, "lr = 0.0"),
+        ({"lr": float("nan")}, "lr = nan"),
+        ({"every": 0}, "every = 0"),
+        ({"device": "tpu"}, "unknown device 'tpu'"),
+    ],
+)
+def test_wrong_numbers_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        diagnose(linear_task(), **wrong)
+
+
+def test_a_model_of_another_task_is_refused() -> None:
+    other = initial_params(linear_task(model=nn.Linear(6, 3, bias=False)).model, "torch", 0)
+    with pytest.raises(InputError, match="'bias' is missing"):
+        diagnose(linear_task(), params=other, device="cpu")
+    with pytest.raises(InputError, match="give no params"):
+        diagnose(linear_task(), params=other, along=2, device="cpu")
+
+
+# What the verdict says of problems whose answer follows from how they were made.
+
+
+def made(shift: float, truth: str) -> Task:
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(800, 16))
+    direction = np.ones(16) if truth == "sum" else np.tile([1.0, -1.0], 8)
+    y = (x @ direction > 0).astype(np.int64)
+    x = (x + shift).astype(np.float32)
+    return Task.from_arrays(
+        nn.Linear(16, 2), x, y, np.arange(800) % 8, test=(x, y), cohort=2, batch_size=10
+    )
+
+
+@pytest.mark.parametrize(
+    ("shift", "truth", "expect", "words"),
+    [
+        (0.0, "difference", "little", "expect little"),
+        (4.0, "difference", "gain", "is its mean component: expect a gain"),
+        (0.0, "sum", "loss", "forbids"),
+    ],
+)
+def test_verdicts(shift: float, truth: str, expect: str, words: str) -> None:
+    verdict = diagnose(made(shift, truth), drifting=0, device="cpu").verdict
+    assert verdict.expect == expect
+    assert words in verdict.summary
+    assert verdict.evidence
+
+
+def test_centred_inputs_are_named() -> None:
+    task = made(0.0, "difference")
+    x = task.train.examples.x - task.train.examples.x.mean(1, keepdim=True)
+    centred = replace(task, train=replace(task.train, examples=task.train.examples._replace(x=x)))
+    assert "inputs are centred already" in diagnose(centred, device="cpu").verdict.summary
+
+
+def test_a_model_that_is_not_projected() -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(6, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.scale
+
+    x = np.ones((4, 6), np.float32)
+    task = Task.from_arrays(
+        Scale(), x, [0, 1, 2, 0], [0, 0, 1, 1], test=(x, [0, 1, 2, 0]), cohort=1,
+        init="given", axes={"scale": ()},
+    )  # fmt: skip
+    assert "nothing is projected" in diagnose(task, device="cpu").verdict.summary
+
+
+def test_the_page_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text()
+    [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(block, "docs/diagnose.md", "exec"), {"__name__": "page"})
+    assert "expect a gain" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_measures_what_a_processor_does() -> None:
+    task = linear_task(model=mlp(6, 4, outputs=3))
+    here, there = (
+        diagnose(task, device=name, dtype=torch.float64).points[0]  # type: ignore[arg-type]
+        for name in ("cpu", "cuda")
+    )
+    assert there.measurement.whole.shares == pytest.approx(here.measurement.whole.shares)
+    assert there.drift[WHOLE] == pytest.approx(here.drift[WHOLE])

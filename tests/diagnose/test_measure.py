@@ -1,0 +1,194 @@
+"""Measurements of gradients against plain NumPy, pair by pair, and their invariances."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedzmg.diagnose.measure import Measurement, measure
+from fedzmg.models.layout import layout_of
+from fedzmg.tree import Tree
+
+NET = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3, bias=False))
+LAYOUT = layout_of(NET)
+
+
+def random_gradients(seed: int, clients: int, mean: float = 0.5) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    shapes = {name: tuple(p.shape) for name, p in NET.named_parameters()}
+    return {name: rng.normal(size=(clients, *s)) + mean for name, s in shapes.items()}
+
+
+def tree(gradients: dict[str, np.ndarray]) -> Tree:
+    return Tree({name: torch.from_numpy(leaf.copy()) for name, leaf in gradients.items()})
+
+
+def of(gradients: dict[str, np.ndarray], weights: np.ndarray) -> Measurement:
+    return measure([(tree(gradients), weights)], LAYOUT)
+
+
+def projected(g: np.ndarray) -> np.ndarray:
+    return g - g.mean(-1, keepdims=True)
+
+
+def pair_distance(g: np.ndarray) -> float:
+    return float(np.mean([((a - b) ** 2).sum() for a, b in itertools.combinations(g, 2)]))
+
+
+def test_every_number_of_a_layer_agrees_with_loops_over_clients_and_pairs() -> None:
+    gradients, weights = random_gradients(0, 7), np.arange(1.0, 8.0)
+    layer = of(gradients, weights).layers[0]
+    g, beta = gradients["0.weight"], gradients["0.bias"]
+    shares = [1 - (projected(one) ** 2).sum() / (one**2).sum() for one in g]
+    assert np.allclose(layer.shares, shares, rtol=1e-12)
+    assert layer.share.mean == pytest.approx(np.mean(shares), rel=1e-12)
+    assert layer.share.sd == pytest.approx(np.std(shares, ddof=1), rel=1e-12)
+    assert (layer.share.low, layer.share.high) == pytest.approx((min(shares), max(shares)))
+    assert layer.distance == pytest.approx((pair_distance(g), pair_distance(projected(g))))
+    for found, of_g in zip(layer.diversity, (g, projected(g)), strict=True):
+        assert found == pytest.approx(7 * (of_g**2).sum() / (of_g.sum(0) ** 2).sum())
+    loss = np.average(g, axis=0, weights=weights)
+    assert layer.forbidden == pytest.approx(1 - (projected(loss) ** 2).sum() / (loss**2).sum())
+    # The bias' part by least squares over all units of all clients.
+    slope = np.linalg.lstsq(beta.reshape(-1, 1), g.mean(-1).reshape(-1), rcond=None)[0][0]
+    rest = loss.mean(-1) - slope * np.average(beta, axis=0, weights=weights)
+    expected = 5 * min((rest**2).sum(), (loss.mean(-1) ** 2).sum()) / (loss**2).sum()
+    assert layer.lost == pytest.approx(expected)
+    every = sum((leaf**2).sum() for leaf in gradients.values())
+    assert layer.energy == pytest.approx((g**2).sum() / every)
+    assert (layer.inputs, layer.parameters, layer.kind) == (5, 20, "Linear")
+
+
+def test_the_whole_model_counts_biases_and_concatenates_layers() -> None:
+    gradients, weights = random_gradients(1, 5), np.ones(5)
+    found = of(gradients, weights)
+    whole = np.concatenate([leaf.reshape(5, -1) for leaf in gradients.values()], 1)
+    left = np.concatenate(
+        [
+            (projected(leaf) if name.endswith("weight") else leaf).reshape(5, -1)
+            for name, leaf in gradients.items()
+        ],
+        1,
+    )
+    assert found.whole.distance == pytest.approx((pair_distance(whole), pair_distance(left)))
+    assert found.whole.forbidden == pytest.approx(
+        1 - (left.mean(0) ** 2).sum() / (whole.mean(0) ** 2).sum()
+    )
+    assert found.whole.energy == pytest.approx(1.0)
+    assert found.whole.parameters == 36
+    assert [layer.name for layer in found.layers] == ["0.weight", "1.weight"]
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10**6), st.integers(2, 6), st.floats(-3, 3), st.floats(0.01, 100))
+def test_identity_bounds_and_invariances(seed: int, clients: int, mean: float, by: float) -> None:
+    gradients, weights = random_gradients(seed, clients, mean), np.ones(clients)
+    found = of(gradients, weights)
+    scaled = of({name: by * leaf for name, leaf in gradients.items()}, 3 * weights)
+    order = np.random.default_rng(seed).permutation(clients)
+    mixed = of({name: leaf[order] for name, leaf in gradients.items()}, weights)
+    for one, two, three in zip(
+        (*found.layers, found.whole), (*scaled.layers, scaled.whole), (*mixed.layers, mixed.whole),
+        strict=True,
+    ):  # fmt: skip
+        assert one.identity_error is not None
+        assert one.identity_error < 1e-12
+        assert one.distance.kept is not None
+        assert one.distance.kept <= 1 + 1e-12  # the projection never expands
+        assert all(share is not None and 0 <= share <= 1 for share in one.shares)
+        assert 0 <= one.lost <= one.forbidden + 1e-15 <= 1 + 1e-12  # type: ignore[operator]
+        assert min(one.diversity) >= 1 - 1e-12  # type: ignore[type-var]
+        for other in (two, three):
+            assert other.share.mean == pytest.approx(one.share.mean, rel=1e-9)
+            assert other.lost == pytest.approx(one.lost, rel=1e-6, abs=1e-12)
+            assert other.diversity == pytest.approx(one.diversity, rel=1e-9)
+
+
+def test_parts_add_up() -> None:
+    gradients, weights = random_gradients(3, 6), np.arange(1.0, 7.0)
+    parts = [
+        (tree({name: leaf[a:b] for name, leaf in gradients.items()}), weights[a:b])
+        for a, b in ((0, 1), (1, 4), (4, 6))
+    ]
+    apart, together = measure(parts, LAYOUT), of(gradients, weights)
+    assert apart.whole.distance == pytest.approx(together.whole.distance, rel=1e-12)
+    assert apart.whole.lost == pytest.approx(together.whole.lost, rel=1e-12)
+    assert apart.whole.identity_error == pytest.approx(together.whole.identity_error, abs=1e-14)
+
+
+def test_extremes() -> None:
+    gradients = random_gradients(4, 3)
+    gradients["0.weight"] = projected(gradients["0.weight"])
+    gradients["1.weight"] = np.broadcast_to(
+        gradients["1.weight"].mean(-1, keepdims=True), gradients["1.weight"].shape
+    )
+    first, second = of(gradients, np.ones(3)).layers
+    assert first.share.high == pytest.approx(0, abs=1e-30)
+    assert first.distance.kept == pytest.approx(1)
+    assert second.share.low == pytest.approx(1)
+    assert second.forbidden == second.lost == pytest.approx(1)  # it has no bias
+    assert second.distance.after == pytest.approx(0, abs=1e-12)
+
+
+def test_equal_and_orthogonal_clients() -> None:
+    same = {name: np.repeat(leaf[:1], 4, 0) for name, leaf in random_gradients(5, 1).items()}
+    found = of(same, np.ones(4)).whole
+    assert found.diversity.before == pytest.approx(1)
+    assert found.distance == pytest.approx((0, 0), abs=1e-12)
+    apart = {name: np.zeros((4, *p.shape)) for name, p in NET.named_parameters()}
+    for i in range(4):
+        apart["0.weight"][i, i, 0] = 1.0
+    assert of(apart, np.ones(4)).whole.diversity.before == pytest.approx(4)
+
+
+def test_what_is_not_defined_is_none_and_never_nan() -> None:
+    nothing = {name: np.zeros((1, *p.shape)) for name, p in NET.named_parameters()}
+    whole = of(nothing, np.ones(1)).whole
+    assert whole.share == (None, None, None, None)
+    assert whole.forbidden is whole.lost is whole.energy is whole.identity_error is None
+    assert whole.distance == whole.diversity == (None, None)
+    # Opposite clients: the averaged gradient is zero, diversity has no finite value.
+    one = random_gradients(6, 1)
+    both = {name: np.concatenate([leaf, -leaf]) for name, leaf in one.items()}
+    found = of(both, np.ones(2)).whole
+    assert found.diversity == (None, None)
+    assert found.forbidden is None
+    assert found.distance.before == pytest.approx(4 * sum((v**2).sum() for v in one.values()))
+
+
+def test_a_bias_makes_up_for_inputs_of_constant_mean() -> None:
+    rng = np.random.default_rng(7)
+    x, delta = rng.normal(size=(6, 30, 5)), rng.normal(size=(6, 30, 4))
+    x += 2.0 - x.mean(-1, keepdims=True)  # every example has the mean 2
+    gradients = random_gradients(8, 6)
+    gradients["0.weight"] = np.einsum("keo,kei->koi", delta, x) / 30
+    gradients["0.bias"] = delta.mean(1)
+    found = of(gradients, np.ones(6)).layers[0]
+    assert found.forbidden is not None
+    assert found.forbidden > 0.5
+    assert found.lost == pytest.approx(0, abs=1e-20)
+
+
+def test_axes_follow_the_role_of_a_parameter() -> None:
+    model = nn.ModuleDict(
+        {"table": nn.Embedding(6, 3), "up": nn.ConvTranspose2d(2, 3, 2), "norm": nn.LayerNorm(3)}
+    )
+    rng = np.random.default_rng(9)
+    g = {name: rng.normal(size=(3, *p.shape)) for name, p in model.named_parameters()}
+    found = {one.name: one for one in measure([(tree(g), np.ones(3))], layout_of(model)).layers}
+    assert set(found) == {"table.weight", "up.weight"}
+    assert (found["table.weight"].inputs, found["up.weight"].inputs) == (6, 8)
+    table, up = g["table.weight"], g["up.weight"]
+    assert found["table.weight"].shares[0] == pytest.approx(
+        6 * (table[0].mean(0) ** 2).sum() / (table[0] ** 2).sum()
+    )
+    assert found["up.weight"].shares[1] == pytest.approx(
+        8 * (up[1].mean((0, 2, 3)) ** 2).sum() / (up[1] ** 2).sum()
+    )
+    assert found["table.weight"].lost == 0
