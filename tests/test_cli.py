@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedzmg.cli import main
+from fedzmg.cli import _said_once, main
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 STUDIES = Path(__file__).parents[1] / "experiments"
@@ -52,6 +52,16 @@ def test_compare_shows_table_figure_and_place(tmp_path: Path) -> None:
     again = fedzmg("compare", "--seeds", "2", *QUICK, "--json", cwd=tmp_path)
     assert json.loads(again.stdout)["algorithms"] == data["algorithms"]
     assert "complete already" in again.stderr
+    fewer = fedzmg("compare", "--algorithms", "fedavg", "--out", str(place), cwd=tmp_path)
+    assert fewer.returncode == 2
+    assert "holds a comparison that also has fedzmg, fedadam" in fewer.stderr
+    assert json.loads((place / "comparison.json").read_text()) == data
+
+
+def test_a_suggestion_is_made_once() -> None:
+    assert _said_once("No such command 'lst'. Did you mean 'list'? Did you mean 'list'?") == (
+        "No such command 'lst'. Did you mean 'list'?"
+    )
 
 
 def test_run_writes_a_run_directory_and_exports(tmp_path: Path) -> None:

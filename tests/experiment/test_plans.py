@@ -68,6 +68,7 @@ def test_usual_study_is_the_papers() -> None:
         ({"protocol": {"rounds": 3}}, "protocol.rounds: belongs to the top of the file"),
         ({"axes": {"client.lr": []}}, r"client.lr = \[\]: give at least one finite number"),
         ({"axes": {"client": {"lr": ["x"]}}}, "axes.client.lr.* = 'x': input should be a valid"),
+        ({"algorithms": "fedavg"}, r'expected a list of names such as \["fedavg"\], or "all"'),
     ],
 )
 def test_mistakes_in_a_file_are_one_line(values: dict[str, Any], message: str) -> None:

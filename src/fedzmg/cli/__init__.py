@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -112,6 +113,7 @@ def compare(
     wanted = {"algorithms": names, "seeds": seeds, "rounds": rounds, "settings": settings,
               "engine": engine, "device": device, "preset": preset}  # fmt: skip
     place = out or Path("runs") / f"compare-{task}-{_digest(wanted)}"
+    _refuse_to_replace(place, names)
     console = Console(stderr=as_json)
     _show_notes(chosen.notes)
     with Display(console, chosen.metric.name) as progress:
@@ -318,6 +320,23 @@ def _settings_by_algorithm(
     return settings, preset
 
 
+def _refuse_to_replace(place: Path, names: list[str]) -> None:
+    """A comparison may grow in its place; one that lacks an algorithm would replace it."""
+    path = place / "comparison.json"
+    if not path.is_file():
+        return
+    try:
+        there = [row["algorithm"] for row in json.loads(path.read_text())["algorithms"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} cannot be read ({error}): restore or remove it") from None
+    missing = [name for name in there if name not in names]
+    if missing:
+        raise InputError(
+            f"{place} holds a comparison that also has {', '.join(missing)}: name these too, or "
+            "choose another place with --out"
+        )
+
+
 def _digest(values: dict[str, Any]) -> str:
     """A short name for settings, so that the same command finds its own directory again.
 
@@ -338,7 +357,7 @@ def main() -> None:
     except InputError as error:
         _fail(str(error))
     except KeyboardInterrupt:
-        _interrupted("before the first round; run the same command again")
+        _interrupted("before anything was done; run the same command again")
     except Interrupted as error:
         _interrupted(
             f"after round {error.done} of {error.rounds}; nothing is lost, run the same command "
@@ -348,7 +367,12 @@ def main() -> None:
         # Usage errors, of click or of the copy that newer versions of typer carry along.
         if not hasattr(error, "format_message"):
             raise
-        _fail(error.format_message())
+        _fail(_said_once(error.format_message()))
+
+
+def _said_once(message: str) -> str:
+    """Without the suggestion that click and typer both append."""
+    return re.sub(r"(Did you mean [^?]*\?)(\s+\1)+", r"\1", message)
 
 
 def _interrupted(message: str) -> None:

@@ -21,7 +21,7 @@ from fedzmg.files import remove_leftovers, write_atomic
 NAME = "lock.json"
 GUARD = ".lock.guard"
 
-HEARTBEAT_SECONDS = 30.0
+HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 180.0
 """Silence after which a process on another machine counts as gone."""
 
@@ -66,10 +66,9 @@ class Owner:
 
     def __str__(self) -> str:
         age, silence = (_duration(time.time() - t) for t in (self.started, self.heartbeat))
-        return (
-            f"process {self.pid} of {self.user} on {self.host} for {age} (last sign of life "
-            f"{silence} ago)"
-        )
+        quiet = time.time() - self.heartbeat > 2 * HEARTBEAT_SECONDS
+        known = f" (last sign of life {silence} ago)" if quiet else ""
+        return f"process {self.pid} of {self.user} on {self.host} for {age}{known}"
 
 
 class Hold:

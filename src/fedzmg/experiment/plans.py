@@ -103,6 +103,8 @@ class Plan(Strict):
     def _as_table(cls, given: Any) -> Any:
         if given == "all":
             given = list(algorithms.ALGORITHMS)
+        if isinstance(given, str):
+            raise InputError(f'expected a list of names such as ["{given}"], or "all"')
         if isinstance(given, list):
             if not all(isinstance(name, str) for name in given) or len(set(given)) != len(given):
                 raise InputError("expected names of algorithms, each once")

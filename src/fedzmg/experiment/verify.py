@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -219,6 +220,10 @@ def _comparable(run: _Kept, wanted: int) -> tuple[int, int | None, str]:
     notes = []
     if limit < wanted:
         notes.append(f"only up to round {limit}: what trained together changed then")
+    if os.environ.get("OMP_NUM_THREADS", str(run.facts.get("threads"))) != str(
+        run.facts.get("threads")
+    ):
+        notes.append("OMP_NUM_THREADS is set, which may keep the recorded threads from working")
     if run.facts.get("device") == "cuda" and not run.facts.get("deterministic"):
         notes.append("trained without deterministic = true, so a GPU promises no bits")
     return limit, chunk, "; ".join(notes)

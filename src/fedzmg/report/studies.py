@@ -22,8 +22,8 @@ def scores(data: Mapping[str, Any]) -> Table:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         caption="final: mean ± sd of the last tenth of the rounds; to: index of the evaluation at "
-        "which the run-averaged curve's rolling mean has arrived (0, 5, 10, ... after rounds 1, 6, "
-        "11, ...); after: mean after the slowest algorithm has arrived",
+        "which the run-averaged curve's rolling mean has arrived (index r follows round r + 1); "
+        "after: mean after the slowest algorithm has arrived",
         caption_justify="left",
     )
     table.add_column("algorithm", no_wrap=True)
@@ -57,20 +57,21 @@ def tests(data: Mapping[str, Any]) -> Table | None:
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
-        caption=f"Holm: p over the family of {len(pairs)}; sign flip: exact, at least {floor:.3g} "
+        padding=(0, 1, 0, 0),  # eight columns of figures, which must not be cut at 80 characters
+        caption="below a difference: its 95 % interval; Holm: p over the family of "
+        f"{len(pairs)}; sign flip: exact, at least {floor:.3g} "
         "here; seeds: needed to find such an effect with power 0.8 at the level 0.05",
         caption_justify="left",
     )
-    table.add_column("", no_wrap=True)
-    for head in ("difference", "95 % interval", "t", "p", "Holm", "sign flip", "d_z", "seeds"):
+    table.add_column("")
+    for head in ("difference", "t", "p", "Holm", "sign flip", "d_z", "seeds"):
         table.add_column(head, justify="right", no_wrap=True)
     for pair in pairs:
         test = pair["test"]
         low, high = (metric_text(test[end], metric) for end in ("ci_low", "ci_high"))
         table.add_row(
             f"{pair['first']} - {pair['second']}",
-            metric_text(test["mean_difference"], metric),
-            f"{low.removesuffix(' %')} to {high}",
+            f"{metric_text(test['mean_difference'], metric)}\n{low.removesuffix(' %')} to {high}",
             _number(test["t"], ".3f"),
             _number(test["p"], ".3g"),
             _number(pair["p_holm"], ".3g"),
