@@ -226,6 +226,27 @@ def test_a_pack_that_must_stay_together_goes_back_to_its_last_common_round(
     assert widths == [2]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("lost", [[], ["checkpoint.safetensors"]], ids=["whole", "split"])
+def test_deterministic_pack_on_a_gpu_goes_on_bit_for_bit(tmp_path: Path, lost: list[str]) -> None:
+    options = {"device": "cuda", "deterministic": True}
+    wanted = [spec.model_copy(update={"engine": "captured"}) for spec in specs(**options)]
+    whole = run_pack(task(), wanted)
+    with pytest.raises(MemoryError):
+        run_pack(task(), wanted, places(tmp_path), progress=Stop(4, MemoryError),
+                 checkpoint_seconds=0)  # fmt: skip
+    for name in lost:
+        (tmp_path / "seed-1" / name).unlink()
+    again = run_pack(task(), wanted, places(tmp_path))
+    for one, other in zip(whole, again, strict=True):
+        assert [r._replace(seconds=0) for r in one.records] == [
+            r._replace(seconds=0) for r in other.records
+        ]
+        assert all(torch.equal(one.params[n].cpu(), other.params[n].cpu()) for n in one.params)
+
+
 def stop(root: Path, algorithm: str, after: int, seconds: float = 0.0) -> None:
     with pytest.raises(MemoryError):
         run_pack(task(), specs(algorithm), places(root), progress=Stop(after, MemoryError),
