@@ -285,6 +285,7 @@ def main() -> None:
             "torch": torch.__version__,
             "device": name,
             "threads": torch.get_num_threads(),
+            "command": " ".join(["python", *sys.argv]),
             "rows": rows,
             **found,
         }
