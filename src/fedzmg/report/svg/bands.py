@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from fedzmg.report.svg.curves import Line, _d, _end_labels, _path
+from fedzmg.report.svg.curves import Line, end_labels, line_data, path_of
 from fedzmg.report.svg.parts import (
     CHARACTER,
     COLOURS,
@@ -68,7 +68,7 @@ def bands(
 def panel(band: Band, frame: Frame, limits: Limits, *, number: Number = plain) -> Markup:
     """Draw one of many small charts on the same scales."""
     x, y, x_ticks, y_ticks = _scales(limits, number, _PANEL, (12.0, 8.0, 24.0, 8.0), (4, 4))
-    parts = [grid(x, y, x_ticks, y_ticks, number), _around(band, x, y), _path(band.line, x, y)]
+    parts = [grid(x, y, x_ticks, y_ticks, number), _around(band, x, y), path_of(band.line, x, y)]
     return document(frame, *_PANEL, parts, "panel")
 
 
@@ -91,10 +91,10 @@ def _chart(
         grid(x, y, x_ticks, y_ticks, number),
         axis_names(frame, (x.start + x.end) / 2.0, (y.start + y.end) / 2.0, height),
         *(_around(band, x, y) for band in reversed(found)),
-        *(_path(line, x, y) for line in reversed(lines)),
+        *(path_of(line, x, y) for line in reversed(lines)),
     ]
     if direct:
-        parts.append(_end_labels(lines, (), x, y, height - 36.0))
+        parts.append(end_labels(lines, (), x, y, height - 36.0))
     return document(frame, width, height, parts, name)
 
 
@@ -116,7 +116,7 @@ def _scales(
 
 def _around(band: Band, x: Scale, y: Scale) -> Markup:
     line = band.line
-    d = _d([*line.x, *reversed(line.x)], [*band.high, *reversed(band.low)], x, y)
+    d = line_data([*line.x, *reversed(line.x)], [*band.high, *reversed(band.low)], x, y)
     return Markup('<path class="band c{}" data-series="{}" d="{}Z"/>').format(
         line.style % COLOURS, line.label, d
     )

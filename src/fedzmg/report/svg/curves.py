@@ -110,7 +110,7 @@ def _chart(
         *_inside(lines, levels, x, y),
     ]
     if direct:
-        parts.append(_end_labels(lines, levels, x, y, height - 36.0))
+        parts.append(end_labels(lines, levels, x, y, height - 36.0))
     return document(frame, width, height, parts, name)
 
 
@@ -137,7 +137,7 @@ def background(lines: Sequence[Line], key: str, limits: Limits, number: Number =
     """All lines in grey, once, for every panel to refer to."""
     x, y = _panel_scales(limits, number)
     paths = Markup("").join(
-        Markup('<path class="ghost" d="{}"/>').format(_d(line.x, line.y, x, y))
+        Markup('<path class="ghost" d="{}"/>').format(line_data(line.x, line.y, x, y))
         for line in map(thinned, lines)
         if len(line.x)
     )
@@ -185,7 +185,7 @@ def _inside(
     return [
         *(_level(level, x, y) for level in levels),
         *(_band(line, x, y) for line in reversed(lines)),
-        *(_path(line, x, y) for line in reversed(lines)),
+        *(path_of(line, x, y) for line in reversed(lines)),
     ]
 
 
@@ -199,17 +199,18 @@ def _band(line: Line, x: Scale, y: Scale) -> Markup:
         return Markup("")
     upper = [b + s for b, s in zip(line.y, line.spread, strict=True)]
     lower = [b - s for b, s in zip(line.y, line.spread, strict=True)]
-    d = _d([*line.x, *reversed(line.x)], [*upper, *reversed(lower)], x, y)
+    d = line_data([*line.x, *reversed(line.x)], [*upper, *reversed(lower)], x, y)
     return Markup('<path class="band c{}" data-series="{}" d="{}Z"/>').format(
         line.style % COLOURS, line.label, d
     )
 
 
-def _path(line: Line, x: Scale, y: Scale) -> Markup:
+def path_of(line: Line, x: Scale, y: Scale) -> Markup:
+    """The drawn line, with what a pointer over it shows."""
     colour = line.style % COLOURS
     drawn = Markup(
         '<path class="line c{}" data-series="{}" d="{}"{}><title>{}</title></path>'
-    ).format(colour, line.label, _d(line.x, line.y, x, y), dash(line.style), line.label)
+    ).format(colour, line.label, line_data(line.x, line.y, x, y), dash(line.style), line.label)
     if line.broke_off:
         a, b = x(line.x[-1]), y(line.y[-1])
         cross = f"M{short(a - 4)} {short(b - 4)}l8 8m0 -8l-8 8"
@@ -221,9 +222,10 @@ def _path(line: Line, x: Scale, y: Scale) -> Markup:
     return drawn
 
 
-def _end_labels(
+def end_labels(
     lines: Sequence[Line], levels: Sequence[Level], x: Scale, y: Scale, room: float
 ) -> Markup:
+    """Names of lines and levels at their right ends, moved apart."""
     found = [
         (y(line.y[-1]), x(line.x[-1]), line.label, f"c{line.style % COLOURS}") for line in lines
     ]
@@ -241,6 +243,7 @@ def _end_labels(
     return Markup("").join(parts)
 
 
-def _d(xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> str:
+def line_data(xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> str:
+    """The points of a path; those that are not finite are left out."""
     points = [(x(a), y(b)) for a, b in zip(xs, ys, strict=True) if math.isfinite(b)]
     return "M" + "L".join(f"{short(a)} {short(b)}" for a, b in points)
