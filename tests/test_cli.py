@@ -118,7 +118,7 @@ def test_definition_card_shows_equations_options_and_costs(tmp_path: Path) -> No
         (["compare", "--algorithms", "fedzmg,fedadm"], "did you mean 'fedadam'?"),
         (["compare", "--seeds", "0"], "0 is not in the range"),
         (["compare", "--out", "file/below"], "cannot write the run directory"),
-        (["export", "nothing"], "holds no spec.toml"),
+        (["export", "nothing"], "nothing is no directory: give a run directory"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

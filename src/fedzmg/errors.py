@@ -26,10 +26,12 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
 
     >>> str(unknown("task", "digit", ["digits", "plays"]))
     "unknown task 'digit': did you mean 'digits'? (known: digits, plays)"
+    >>> str(unknown("task", "xyz", ["digits", "plays"]))
+    "unknown task 'xyz' (known: digits, plays)"
     """
     names = sorted(known)
     # "cohort" is meant for "protocol.cohort": compare with the last part of a name, too.
     ends = [known_name for known_name in names if known_name.rpartition(".")[2] == name]
     close = ends or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return InputError(f"unknown {kind} {name!r}: {hint}(known: {', '.join(names)})")
+    hint = f": did you mean {close[0]!r}?" if close else ""
+    return InputError(f"unknown {kind} {name!r}{hint} (known: {', '.join(names)})")

@@ -829,7 +829,7 @@ def test_defaults(name: str, options: dict[str, Any]) -> None:
             "fedzmg",
             "client.embedding_axis",
             0,
-            "unknown embedding_axis '0': (known: dim, vocab)",
+            "unknown embedding_axis '0' (known: dim, vocab)",
         ),
         (
             "local-gc",
@@ -853,7 +853,7 @@ def test_defaults(name: str, options: dict[str, Any]) -> None:
             "fedadam",
             "server.exponent",
             "round",
-            "unknown exponent 'round': (known: next_step, step)",
+            "unknown exponent 'round' (known: next_step, step)",
         ),
         (
             "fedadadb",

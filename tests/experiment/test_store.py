@@ -196,8 +196,11 @@ def test_what_a_crash_leaves_of_a_beginning_is_no_run(tmp_path: Path, names: lis
 
 
 def test_missing_and_foreign_parts_are_refused(directory: RunDirectory, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"holds no spec\.toml"):
+    with pytest.raises(InputError, match="nothing is no directory: give a run directory"):
         RunDirectory(tmp_path / "nothing").spec()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"holds no spec\.toml"):
+        RunDirectory(tmp_path / "empty").spec()
     write_json(directory.path / "manifest.json", {"format": 99})
     with pytest.raises(InputError, match="has format 99, this version reads 1"):
         directory.manifest()

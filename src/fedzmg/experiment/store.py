@@ -109,6 +109,8 @@ class RunDirectory:
         Raises:
             InputError: if this is no run directory.
         """
+        if not self.path.is_dir():
+            raise InputError(f"{self.path} is no directory: give a run directory")
         if not (self.path / "spec.toml").is_file():
             raise InputError(
                 f"{self.path} holds no spec.toml, so it is not a whole run directory: remove it or "
