@@ -643,7 +643,7 @@ def test_trials_take_the_keys() -> None:
          "for example client.schedule=cosine"),
         ({"server.schedule": "cos"}, "fedavg, server.schedule: unknown schedule 'cos': did you "
          "mean 'cosine'?"),
-        ({"server.schedule": 3}, "fedavg, server.schedule: unknown schedule '3': "),
+        ({"server.schedule": 3}, "fedavg, server.schedule: unknown schedule '3' (known: "),
         ({"client.schedule": "exponential"}, "fedavg, client.schedule: schedule 'exponential' "
          "needs gamma"),
     ],
