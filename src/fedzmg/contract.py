@@ -106,6 +106,12 @@ def number(
     return dataclasses.field(default=default, metadata={"number": limits, "doc": doc})
 
 
+def choice(*words: str, default: str | None = None, doc: str = "") -> Any:
+    """Declare a rule's field that holds one of some words, by default the first."""
+    chosen = words[0] if default is None else default
+    return dataclasses.field(default=chosen, metadata={"words": words, "doc": doc})
+
+
 def _range_text(limits: Mapping[str, float]) -> str:
     signs = {"low": ">=", "above": ">", "high": "<=", "below": "<"}
     parts = [f"{sign} {limits[k]:g}" for k, sign in signs.items() if math.isfinite(limits[k])]
@@ -113,16 +119,18 @@ def _range_text(limits: Mapping[str, float]) -> str:
 
 
 class Rule:
-    """What client and server rules share: checked numbers and a layout."""
+    """What client and server rules share: checked fields and a layout."""
 
     partner: ClassVar[str] = ""
     """Client and server rules that understand only each other carry the same name here."""
 
     def __post_init__(self) -> None:
-        """Refuse a number outside its range, naming field, value and range."""
+        """Refuse a number outside its range and an unknown word, naming field, value and range."""
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            limits = field.metadata.get("number")
+            limits, words = field.metadata.get("number"), field.metadata.get("words")
             value = getattr(self, field.name)
+            if words is not None and value not in words:
+                raise unknown(field.name, str(value), words)
             absent = value is None and field.default is None
             if limits is None or absent or isinstance(value, Tensor):
                 continue
@@ -227,9 +235,10 @@ class Algorithm:
             _check_wrappers(self.client)
         except InputError as error:
             raise InputError(f"{self.name}: {error}") from None
-        needed = self.server.only_weights
-        if needed is not None and self.weights != needed:
-            raise InputError(f"{self.name}: weights = {self.weights!r}: it needs {needed!r}")
+        for rule in chain(self.server):
+            needed = getattr(rule, "only_weights", None)
+            if needed is not None and self.weights != needed:
+                raise InputError(f"{self.name}: weights = {self.weights!r}: it needs {needed!r}")
 
     def for_layout(self, layout: Layout) -> Algorithm:
         """Both rules, knowing a model's layout."""

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from known_answers import DTYPES, ENGINES, close, named
 from torch import Tensor
 
 import fedzmg
 from fedzmg import algorithms
-from fedzmg.algorithms import SGD, Average, ZeroMean, zero_mean
+from fedzmg.algorithms import SGD, Average, Projected, ZeroMean, zero_mean
 from fedzmg.algorithms.adabest import AdaBest, Bias
 from fedzmg.algorithms.feddyn import FedDyn
 from fedzmg.algorithms.fedprox import AdaptiveMu, Prox, SentProx
@@ -32,15 +33,8 @@ from golden_problems import P2, P3, TOLERANCE, given, models, quadratic_task
 STORED: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "golden" / "client_state.json").read_text()
 )
-ENGINES = ["sequential", "vectorized"]
-DTYPES = [torch.float64, torch.float32]
 CLIENTS = ["A", "B"]
 VARIATES = ["path", "start"]
-
-
-def named(name: str, **options: Any) -> Algorithm:
-    changed = {key.replace("_", ".", 1): value for key, value in options.items()}
-    return algorithms.get(name).with_options({"client.lr": 0.1} | changed)
 
 
 GOLDEN_ENTRIES: dict[str, Algorithm] = {
@@ -105,12 +99,6 @@ def weight(sim: Simulation) -> Tensor:
 
 def memory(sim: Simulation, client: int) -> Any:
     return row(sim.memory.read([(0, client)]), 0)
-
-
-def close(got: Any, expected: Any, atol: float = 1e-9) -> None:
-    got = torch.as_tensor(got).double()
-    wanted = torch.as_tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(got.reshape(wanted.shape), wanted, rtol=0, atol=atol)
 
 
 def tensors(values: dict[str, list[float]]) -> Tensor:
@@ -277,6 +265,16 @@ def test_clients_and_servers_that_need_each_other_are_not_parted(name: str) -> N
     for client, server in ((ours.client, plain.server), (plain.client, ours.server)):
         with pytest.raises(ValueError, match=f"{name} exchange"):
             Algorithm("parted", client, server)
+
+
+def test_an_adaptive_pull_goes_with_a_projected_server() -> None:
+    """The server inside is told the model's layout as well: column sums stay as they are."""
+    task = quadratic_task(P3)
+    server = AdaptiveMu(Projected(Average()))
+    found = models(task, Algorithm("both", SentProx(SGD(0.1)), server))
+    for model in found:
+        close(model["weight"].sum(), sum(P3["w0"]))
+    assert not torch.equal(found[0]["weight"], found[1]["weight"])
 
 
 def pulls(losses: list[float], **fields: Any) -> list[float]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from fedzmg import algorithms
-from fedzmg.algorithms import SGD, Adam, Average, ZeroMean
+from fedzmg.algorithms import SGD, Adam, Average, Projected, ZeroMean
 from fedzmg.algorithms.clip import ClipNorm, ClipValue
 from fedzmg.algorithms.options import configure
 from fedzmg.algorithms.schedule import ClientSchedule, ServerSchedule
@@ -129,6 +129,14 @@ def test_a_rule_without_its_partner_is_refused(
         f"mine: {who}: what clients and server of pair exchange has a meaning only between the "
         "two; use both or neither"
     )
+
+
+def test_a_server_inside_a_wrapper_keeps_its_weights() -> None:
+    client, server = algorithms.get("feddyn").client, algorithms.get("feddyn").server
+    for around in (server, Projected(server)):
+        with pytest.raises(InputError, match=r"^mine: weights = 'examples': it needs 'uniform'$"):
+            Algorithm("mine", client, around, weights="examples")
+        assert Algorithm("mine", client, around, weights="uniform").server == around
 
 
 def test_exchanging_a_rule_later_is_refused_too() -> None:

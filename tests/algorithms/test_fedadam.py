@@ -9,38 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from known_answers import ENGINES, drive
 
 from fedzmg import algorithms
 from fedzmg.algorithms import SGD, Adam, ReddiAdam
-from fedzmg.contract import Algorithm, Cohort, ServerRule, bind, numbers
+from fedzmg.contract import Algorithm, ServerRule
 from fedzmg.errors import InputError
 from fedzmg.tree import Tree
 from golden_problems import P2, models, quadratic_task
-
-
-def cohort(delta: list[float], round_: int, dtype: torch.dtype = torch.float64) -> Cohort:
-    value = Tree({"w": torch.tensor(delta, dtype=dtype)})
-    return Cohort(value, (), (), torch.tensor(1), torch.tensor(1), torch.tensor(round_))
-
-
-def drive(
-    rule: ServerRule,
-    start: list[float],
-    deltas: list[list[float]],
-    *,
-    dtype: torch.dtype = torch.float64,
-    bound: bool = False,
-) -> list[list[float]]:
-    """The models of a server that receives some deltas; ``bound`` as inside an engine."""
-    if bound:
-        rule = bind(rule, {n: torch.tensor(v, dtype=dtype) for n, v in numbers(rule).items()})
-    params = Tree({"w": torch.tensor(start, dtype=dtype)})
-    state = rule.init(params)
-    found = []
-    for round_, delta in enumerate(deltas, 1):
-        params, state = rule.update(params, state, cohort(delta, round_, dtype))
-        found.append(params["w"].tolist())
-    return found
 
 
 def oracle(
@@ -146,7 +122,7 @@ def test_epsilon_is_outside_the_corrected_root() -> None:
     assert weight.item() == pytest.approx(-1 / 1.1, abs=1e-12)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_variants_agree_in_the_first_round_and_differ_in_the_second(engine: str) -> None:
     task = quadratic_task(P2)
     published = Algorithm("published", SGD(0.1), ReddiAdam(v0=0.0))

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import hypothesis.extra.numpy as hnp
+import known_answers
 import numpy as np
 import pytest
 import torch
 from hypothesis import given as hypotheses
 from hypothesis import settings
 from hypothesis import strategies as st
+from known_answers import COUNTS, made, text_task
 from torch import Tensor, nn
 
 import fedzmg
@@ -20,7 +22,6 @@ from fedzmg import algorithms
 from fedzmg.algorithms import SGD, Average, ZeroMean, zero_mean
 from fedzmg.contract import Algorithm, ClientRule, Given, Look, ParamInfo, Upload
 from fedzmg.errors import InputError
-from fedzmg.models import CharGRU
 from fedzmg.models.initial import initial_params
 from fedzmg.tree import Tree
 from golden_problems import GOLDEN, P3, given, models, quadratic_task
@@ -236,35 +237,11 @@ class Mixed(nn.Module):
         return self.out(torch.tanh(self.hidden(self.norm(self.conv(x)).flatten(1))))
 
 
-def image_task(counts: list[int], **more: Any) -> fedzmg.Task:
-    generator = torch.Generator().manual_seed(11)
-    total = sum(counts)
-    x = torch.rand(total, 1, 6, 6, generator=generator)
-    y = torch.randint(0, 3, (total,), generator=generator)
-    owners = np.repeat(np.arange(len(counts)), counts)
-    fields = {"cohort": len(counts), "batch_size": 4, "epochs": 2} | more
-    return fedzmg.Task.from_arrays(Mixed(), x, y, owners, test=(x[:5], y[:5]), **fields)
-
-
-def text_task(counts: list[int]) -> fedzmg.Task:
-    generator = torch.Generator().manual_seed(12)
-    tokens = torch.randint(0, 7, (sum(counts), 6), generator=generator)
-    owners = np.repeat(np.arange(len(counts)), counts)
-    x, y = tokens[:, :-1], tokens[:, 1:]
-    return fedzmg.Task.from_arrays(
-        CharGRU(7, 3, 4),
-        x,
-        y,
-        owners,
-        test=(x[:4], y[:4]),
-        cohort=len(counts),
-        batch_size=4,
-        epochs=2,
-    )
+def image_task(**more: Any) -> fedzmg.Task:
+    return known_answers.image_task(Mixed(), **more)
 
 
 TASKS = {"images": image_task, "text": text_task}
-COUNTS = [9, 4, 6]
 
 
 def column_sums(task: fedzmg.Task, params: Tree) -> dict[str, Tensor]:
@@ -274,12 +251,6 @@ def column_sums(task: fedzmg.Task, params: Tree) -> dict[str, Tensor]:
         for name, leaf in params.items()
         if layout[name].input_axes
     }
-
-
-def fedzmg_with(**options: Any) -> Algorithm:
-    return algorithms.get("fedzmg").with_options(
-        {name.replace("_", ".", 1): value for name, value in options.items()}
-    )
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -294,9 +265,9 @@ def test_column_sums_are_conserved_without_decay(
     kind: str, lr: float, momentum: float | None, server: float, engine: str
 ) -> None:
     """(ii) for every projected tensor: convolution, dense, embedding and both GRU kernels."""
-    task = TASKS[kind](COUNTS)
-    algorithm = fedzmg_with(
-        client_lr=lr, client_momentum=momentum, client_decay=None, server_lr=server
+    task = TASKS[kind]()
+    algorithm = made(
+        "fedzmg", client_lr=lr, client_momentum=momentum, client_decay=None, server_lr=server
     )
     start = initial_params(task.model, task.init, 0)
     before = column_sums(task, start)
@@ -319,9 +290,9 @@ def test_column_sums_shrink_with_decay(
     kind: str, lr: float, momentum: float | None, decay: float, server: float
 ) -> None:
     """(iii) ``1 - decay lr`` per step of each client, averaged by examples, through the server."""
-    task = TASKS[kind](COUNTS)
-    algorithm = fedzmg_with(
-        client_lr=lr, client_momentum=momentum, client_decay=decay, server_lr=server
+    task = TASKS[kind]()
+    algorithm = made(
+        "fedzmg", client_lr=lr, client_momentum=momentum, client_decay=decay, server_lr=server
     )
     before = column_sums(task, initial_params(task.model, task.init, 0))
     steps = {9: 2 * 3, 4: 2 * 1, 6: 2 * 2}  # two epochs of batches of four
@@ -334,7 +305,7 @@ def test_column_sums_shrink_with_decay(
 
 def test_fedavg_does_not_conserve_them() -> None:
     """The two tests above would be worth nothing if every training kept its sums."""
-    task = image_task(COUNTS)
+    task = image_task()
     before = column_sums(task, initial_params(task.model, task.init, 0))
     [after] = models(task, algorithms.get("fedavg"), rounds=1)
     assert all(
@@ -350,8 +321,8 @@ def test_without_projection_momentum_and_decay_it_is_fedavg(
 ) -> None:
     """(vi) bit for bit, whether the terms are absent or zero."""
     unprojected = dict.fromkeys(["conv.weight", "hidden.weight", "out.weight"], ())
-    task = image_task(COUNTS, axes=unprojected)
-    with_rule = fedzmg_with(client_momentum=off, client_decay=off, client_lr=0.2)
+    task = image_task(axes=unprojected)
+    with_rule = made("fedzmg", client_momentum=off, client_decay=off, client_lr=0.2)
     plain = algorithms.get("fedavg").with_options({"client.lr": 0.2})
     one = models(task, with_rule, engine=engine, dtype=dtype, rounds=3)
     two = models(task, plain, engine=engine, dtype=dtype, rounds=3)
@@ -366,7 +337,7 @@ def test_one_local_step_finds_the_constrained_optimum(engine: str) -> None:
     task = quadratic_task(P3, epochs=1)
     last = models(
         task,
-        fedzmg_with(client_lr=0.2, client_momentum=None, client_decay=None),
+        made("fedzmg", client_lr=0.2, client_momentum=None, client_decay=None),
         engine=engine,
         rounds=150,
     )[-1]["weight"]
@@ -461,7 +432,7 @@ def test_every_other_hook_is_the_inner_rules() -> None:
 
 def test_projections_nest_without_effect() -> None:
     """A projection inside a projection is one projection."""
-    task = image_task(COUNTS)
+    task = image_task()
     once = Algorithm("once", ZeroMean(SGD(0.1, 0.9)), Average())
     twice = Algorithm("twice", ZeroMean(ZeroMean(SGD(0.1, 0.9))), Average())
     [left], [right] = models(task, once, rounds=1), models(task, twice, rounds=1)

@@ -8,12 +8,24 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import known_answers
 import pytest
 import torch
 from hypothesis import given as hypotheses
 from hypothesis import settings
 from hypothesis import strategies as st
+from known_answers import (
+    DTYPES,
+    ENGINES,
+    Trace,
+    check_local_iterates,
+    check_models,
+    close,
+    cohort,
+    drive,
+    named,
+    text_task,
+)
 from torch import Tensor, nn
 
 import fedzmg
@@ -32,9 +44,8 @@ from fedzmg.algorithms import (
     Yogi,
     ZeroMean,
 )
-from fedzmg.contract import Algorithm, Cohort, ServerRule, bind, numbers
+from fedzmg.contract import Algorithm, bind, numbers
 from fedzmg.errors import InputError
-from fedzmg.models import CharGRU
 from fedzmg.models.initial import initial_params
 from fedzmg.tree import Tree
 from golden_problems import (
@@ -51,15 +62,7 @@ from golden_problems import (
 TRACES: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "golden" / "server_family.json").read_text()
 )
-ENGINES = ["sequential", "vectorized"]
-DTYPES = [torch.float64, torch.float32]
 GC_OFF = {"client.momentum": None, "client.l2": None}
-
-
-def named(name: str, **options: Any) -> Algorithm:
-    """An algorithm at client rate 0.1; ``server_lr`` stands for ``server.lr``."""
-    changed = {key.replace("_", ".", 1): value for key, value in options.items()}
-    return algorithms.get(name).with_options({"client.lr": 0.1} | changed)
 
 
 ENTRIES: dict[str, Algorithm] = {
@@ -79,19 +82,16 @@ ENTRIES: dict[str, Algorithm] = {
 }
 PROJECTED_ADAM = named("fedzmg-adam:projected", client_momentum=0.9, client_decay=None)
 CASES = [
-    *(pytest.param(P2, a, TRACES[name]["rounds"], id=name) for name, a in ENTRIES.items()),
+    *(pytest.param(Trace(P2, a, TRACES[name]["rounds"]), id=name) for name, a in ENTRIES.items()),
     pytest.param(
-        P3,
-        PROJECTED_ADAM,
-        GOLDEN["p3"]["algorithms"]["fedzmg_adam_tff_projected_server"]["rounds"],
+        Trace(
+            P3,
+            PROJECTED_ADAM,
+            GOLDEN["p3"]["algorithms"]["fedzmg_adam_tff_projected_server"]["rounds"],
+        ),
         id="p3-projected-adam",
     ),
 ]
-
-
-def close(got: Tensor, expected: Any, dtype: torch.dtype) -> None:
-    wanted = torch.tensor(expected, dtype=torch.float64).reshape(got.shape)
-    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=TOLERANCE[dtype])
 
 
 # Known answers.
@@ -103,39 +103,14 @@ def test_every_stored_trace_is_used() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("problem", "algorithm", "rounds"), CASES)
-def test_model_after_every_round(
-    problem: dict[str, Any],
-    algorithm: Algorithm,
-    rounds: list[dict[str, Any]],
-    engine: str,
-    dtype: torch.dtype,
-) -> None:
-    found = models(quadratic_task(problem), algorithm, engine=engine, dtype=dtype)
-    assert len(found) == len(rounds) == 2
-    for model, expected in zip(found, rounds, strict=True):
-        close(model["weight"], expected["w"], dtype)
-        if "sum_w" in expected:
-            close(model["weight"].sum(), expected["sum_w"], dtype)
+@pytest.mark.parametrize("trace", CASES)
+def test_model_after_every_round(trace: Trace, engine: str, dtype: torch.dtype) -> None:
+    check_models(trace, engine, dtype)
 
 
-@pytest.mark.parametrize(("problem", "algorithm", "rounds"), CASES)
-def test_local_iterates(
-    problem: dict[str, Any], algorithm: Algorithm, rounds: list[dict[str, Any]]
-) -> None:
-    rule = algorithm.for_layout(quadratic_task(problem).model.layout).client
-    start = problem["w0"]
-    for expected in rounds:
-        sent = Tree({"weight": torch.tensor([start], dtype=torch.float64)})
-        for client, iterates in expected["local_iterates"].items():
-            curvature = torch.tensor([problem["H"][client]], dtype=torch.float64)
-            centre = torch.tensor([problem["c"][client]], dtype=torch.float64)
-            params, scratch = sent, rule.begin(given(sent), ())
-            for iterate in iterates:
-                grad = Tree({"weight": curvature * (params["weight"] - centre)})
-                params, scratch = rule.step(given(sent), params, scratch, grad)
-                close(params["weight"], iterate, torch.float64)
-        start = expected["w"]
+@pytest.mark.parametrize("trace", CASES)
+def test_local_iterates(trace: Trace) -> None:
+    check_local_iterates(trace)
 
 
 @pytest.mark.parametrize("name", [n for n, e in TRACES.items() if "delta" in e["rounds"][0]])
@@ -147,15 +122,15 @@ def test_server_state(name: str) -> None:
     for expected in TRACES[name]["rounds"]:
         delta = -torch.tensor([expected["delta"]], dtype=torch.float64)
         params, state = rule.update(params, state, cohort(delta, expected["round"], "weight"))
-        close(params["weight"], expected["w"], torch.float64)
+        close(params["weight"], expected["w"])
         if name == "fedavgm":  # the file keeps the velocity of the update, the library of minus it
-            close(-state["weight"], expected["v"], torch.float64)
+            close(-state["weight"], expected["v"])
             continue
         second = state if isinstance(state, Tree) else state.second
-        close(second["weight"], expected["v"], torch.float64)
+        close(second["weight"], expected["v"])
         if "m" in expected and name != "fedadagrad_reddi":
             sign = -1.0 if name.endswith("_reddi") else 1.0
-            close(sign * state.first["weight"], expected["m"], torch.float64)
+            close(sign * state.first["weight"], expected["m"])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -166,36 +141,11 @@ def test_decay_that_spares_biases(engine: str, dtype: torch.dtype) -> None:
     )
     rounds = GOLDEN["dense_layer"]["fedzmg_paper_settings_no_bias_decay"]
     for model, expected in zip(found, rounds, strict=True):
-        close(model["weight"].T.contiguous(), expected["W"], dtype)
-        close(model["bias"], expected["b"], dtype)
+        close(model["weight"].T.contiguous(), expected["W"], TOLERANCE[dtype])
+        close(model["bias"], expected["b"], TOLERANCE[dtype])
 
 
 # Servers by hand.
-
-
-def cohort(delta: Tensor, round_: int, name: str = "w") -> Cohort:
-    tree = Tree({name: delta})
-    return Cohort(tree, (), (), torch.tensor(1), torch.tensor(1), torch.tensor(round_))
-
-
-def drive(
-    rule: ServerRule,
-    start: list[float],
-    deltas: list[list[float]],
-    *,
-    dtype: torch.dtype = torch.float64,
-    bound: bool = False,
-) -> list[list[float]]:
-    """The models of a server that receives some deltas; ``bound`` as inside an engine."""
-    if bound:
-        rule = bind(rule, {n: torch.tensor(v, dtype=dtype) for n, v in numbers(rule).items()})
-    params = Tree({"w": torch.tensor(start, dtype=dtype)})
-    state = rule.init(params)
-    found = []
-    for round_, delta in enumerate(deltas, 1):
-        params, state = rule.update(params, state, cohort(torch.tensor(delta, dtype=dtype), round_))
-        found.append(params["w"].tolist())
-    return found
 
 
 update = st.lists(
@@ -264,7 +214,7 @@ def test_adadb_leaves_a_tensor_without_updates_alone(bound: Any, correction: Any
     state = rule.init(params)
     for round_ in range(2):
         delta = Tree({"still": torch.zeros(2, 3), "moving": torch.tensor([0.5, -0.1])})
-        told = cohort(torch.zeros(1), round_ + 1)._replace(delta=delta)
+        told = cohort(delta, round_ + 1)
         params, state = rule.update(params, state, told)
         assert torch.equal(params["still"], torch.ones(2, 3))
         assert params["moving"].tolist() == alone[round_]
@@ -438,33 +388,8 @@ class Mixed(nn.Module):
         return self.out(torch.tanh(self.hidden(inner)))
 
 
-COUNTS = [9, 4, 6]
-
-
 def image_task(**more: Any) -> fedzmg.Task:
-    generator = torch.Generator().manual_seed(11)
-    x = torch.rand(sum(COUNTS), 1, 6, 6, generator=generator)
-    y = torch.randint(0, 3, (sum(COUNTS),), generator=generator)
-    owners = np.repeat(np.arange(len(COUNTS)), COUNTS)
-    fields = {"cohort": len(COUNTS), "batch_size": 4, "epochs": 2} | more
-    return fedzmg.Task.from_arrays(Mixed(), x, y, owners, test=(x[:5], y[:5]), **fields)
-
-
-def text_task() -> fedzmg.Task:
-    generator = torch.Generator().manual_seed(12)
-    tokens = torch.randint(0, 7, (sum(COUNTS), 6), generator=generator)
-    owners = np.repeat(np.arange(len(COUNTS)), COUNTS)
-    x, y = tokens[:, :-1], tokens[:, 1:]
-    return fedzmg.Task.from_arrays(
-        CharGRU(7, 3, 4),
-        x,
-        y,
-        owners,
-        test=(x[:4], y[:4]),
-        cohort=len(COUNTS),
-        batch_size=4,
-        epochs=2,
-    )
+    return known_answers.image_task(Mixed(), **more)
 
 
 TASKS = {"images": image_task, "text": text_task}
@@ -641,7 +566,7 @@ def test_servers_compile(name: str) -> None:
     state = rule.init(params)
 
     def update(delta: Tree) -> Tree:
-        told = cohort(torch.zeros(1), 1)._replace(delta=delta)
+        told = cohort(delta, 1)
         return rule.update(params, state, told)[0]
 
     compiled = torch.compile(update, fullgraph=True, backend="eager")
@@ -680,7 +605,7 @@ def test_a_projected_step_is_the_inner_one_less_its_mean() -> None:
     layout = task.model.layout
     params = task.model.params().map(lambda leaf: leaf.double())
     delta = params.map(lambda leaf: leaf.cos() + 0.3)
-    told = cohort(torch.zeros(1), 1)._replace(delta=delta)
+    told = cohort(delta, 1)
     for inner in (Average(0.7), Momentum(0.7), Adam(), Yogi(), Adagrad(), AdaDB()):
         rule = Projected(inner).for_layout(layout)
         assert rule.share(rule.init(params)) == ()
@@ -772,11 +697,11 @@ def test_coupled_decay_comes_after_centring_and_enters_the_momentum() -> None:
     grad = Tree({"w": torch.tensor([[4.0, 2.0]], dtype=torch.float64)})
     scratch = rule.begin(given(params), ())
     params, scratch = rule.step(given(params), params, scratch, grad)
-    close(scratch["w"], [[1.2, -0.4]], torch.float64)
-    close(params["w"], [[0.88, 3.04]], torch.float64)
+    close(scratch["w"], [[1.2, -0.4]])
+    close(params["w"], [[0.88, 3.04]])
     params, scratch = rule.step(given(params), params, scratch, grad)
-    close(scratch["w"], [[1.776, -0.592]], torch.float64)
-    close(params["w"], [[0.7024, 3.0992]], torch.float64)
+    close(scratch["w"], [[1.776, -0.592]])
+    close(params["w"], [[0.7024, 3.0992]])
 
 
 # Defaults and refusals.

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from known_answers import DTYPES, ENGINES, close, made
 from torch import Tensor, nn
 
 import fedzmg
@@ -31,16 +32,8 @@ from golden_problems import P2, TOLERANCE, given, quadratic_task
 STORED: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "golden" / "shared_optimizers.json").read_text()
 )
-ENGINES = ["sequential", "vectorized"]
-DTYPES = [torch.float64, torch.float32]
 CLIENTS = list(P2["n"])
 P2_TASK = quadratic_task(P2)
-
-
-def made(name: str, **options: Any) -> Algorithm:
-    return algorithms.get(name).with_options(
-        {key.replace("_", ".", 1): value for key, value in options.items()}
-    )
 
 
 MOMENTS = {"client_lr": 0.1, "client_beta1": 0.9, "client_beta2": 0.99, "client_eps": 1e-8}
@@ -97,11 +90,6 @@ def rounds(
         observer=keep,
     )
     return kept
-
-
-def close(got: Tensor, expected: Any, tolerance: float = 1e-9) -> None:
-    wanted = torch.tensor(expected, dtype=torch.float64).reshape(got.shape)
-    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=tolerance)
 
 
 def statistics(name: str, state: Any) -> dict[str, Tensor]:

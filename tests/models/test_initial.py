@@ -145,6 +145,23 @@ def test_keras_scheme_for_recurrent_layers(kind: type[nn.Module]) -> None:
         assert float(found[f"{name}{suffix}"].abs().max()) == 0
 
 
+def test_keras_scheme_opens_the_forget_gates_of_an_lstm() -> None:
+    """Without input and output before it, a cell keeps sigmoid(1) of its state in every step."""
+    units = 4
+    found = start(nn.LSTMCell(3, units), "keras")
+    cell = nn.LSTMCell(3, units)
+    cell.load_state_dict(found)
+    state = torch.linspace(-1.5, 2.0, units)[None]
+    with torch.no_grad():
+        _, after = cell(torch.zeros(1, 3), (torch.zeros(1, units), state))
+    torch.testing.assert_close(after, state / (1 + math.exp(-1)))
+    # Keras's other biases are zero, and it has one bias vector where PyTorch adds two.
+    assert float((found["bias_ih"] + found["bias_hh"]).sum()) == units
+    assert float(found["bias_hh"].abs().max()) == 0
+    bare = start(nn.LSTMCell(3, units, bias=False), "keras")
+    assert set(bare) == {"weight_ih", "weight_hh"}
+
+
 def test_keras_scheme_for_a_whole_character_model() -> None:
     found = start(CharGRU(66, 16, 32), "keras")
     fills(found["embedding.weight"], -0.05, 0.05)

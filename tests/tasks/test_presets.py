@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_sets import COUNTS, ROLES, WRITERS, characters, lines, photographs
+from small_sets import COUNTS, ROLES, WRITERS, characters, lines, photographs, write_h5
 
 from fedzmg import InputError, Task, tasks
 from fedzmg.data import catalog
 from fedzmg.data.plan import local_stream
 from fedzmg.data.text import CHARACTERS
+from fedzmg.experiment.spec import RunSpec
 from fedzmg.models.initial import initial_params
 from fedzmg.tasks.card import card
 from fedzmg.tasks.images import Cifar100
@@ -312,6 +313,31 @@ def test_absent_data_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.Monk
 def test_counts_that_differ_are_said(cache: Path) -> None:
     assert any("12 clients instead of 3,400" in note for note in tasks.get("emnist62").notes)
     assert tasks.entry("emnist62").missing == ""
+
+
+def test_a_cohort_is_no_larger_than_the_clients_that_are_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few writers of one's own: all of them in a round, said in a note, and still to choose."""
+    parts = []
+    for seed, split in enumerate(("train", "test")):
+        few = dict(list(characters(seed, 62).items())[:4])
+        parts.append(write_h5(tmp_path / f"emnist62_{split}.h5", few))
+    catalog.import_files("emnist62", parts, tmp_path / "cache")
+    monkeypatch.setenv("FEDZMG_DATA", str(tmp_path / "cache"))
+    task = tasks.get("emnist62")
+    assert task.protocol == tasks.entry("emnist62").preset.protocol.with_options({"cohort": 4})
+    assert task.notes[-1] == "4 clients are here: a round draws all of them instead of 10"
+    spec = RunSpec(task="emnist62", algorithm="fedavg", protocol={"cohort": 3})
+    assert replace(task, protocol=spec.build_protocol(task)).protocol.cohort == 3
+    with pytest.raises(InputError, match="cohort = 5 but there are 4 clients: choose a smaller"):
+        replace(task, protocol=task.protocol.with_options({"cohort": 5}))
+
+
+def test_a_large_data_set_keeps_its_cohort(cache: Path) -> None:
+    task = tasks.get("emnist62")
+    assert task.protocol.cohort == 10 < len(task.train)
+    assert not any("a round draws all" in note for note in task.notes)
 
 
 def test_data_without_clients_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

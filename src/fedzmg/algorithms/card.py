@@ -57,17 +57,16 @@ def _options(entry: Entry) -> Iterator[dict[str, Any]]:
 
 
 def _fields(side: str, rule: Rule, seen: set[str]) -> Iterator[dict[str, Any]]:
-    hints = inspect.get_annotations(type(rule))
     for field in dataclasses.fields(rule):  # type: ignore[arg-type]
         value = getattr(rule, field.name)
         if isinstance(value, Rule) or field.metadata.get("derived") or field.name in seen:
             continue
         seen.add(field.name)
-        limits = field.metadata.get("number")
+        limits, words = field.metadata.get("number"), field.metadata.get("words", ())
         yield {
             "key": f"{side}.{field.name}",
             "default": value,
-            "range": _choices(hints.get(field.name)) if limits is None else _range(limits),
+            "range": ", ".join(words) if limits is None else _range(limits),
             "doc": field.metadata.get("doc", ""),
         }
     for inner in inner_rules(rule).values():
@@ -80,12 +79,3 @@ def _range(limits: Mapping[str, float]) -> str:
     left = f"[{low:g}" if math.isfinite(low) else f"({above:g}"
     right = f"{high:g}]" if math.isfinite(high) else f"{below:g})"
     return f"{left}, {right}"
-
-
-def _choices(annotation: Any) -> str:
-    """``Literal["a", "b"]`` as the words it allows."""
-    text = str(annotation)
-    if "Literal[" not in text:
-        return ""
-    inside = text.partition("Literal[")[2].partition("]")[0]
-    return ", ".join(part.strip().strip("'\"") for part in inside.split(","))

@@ -27,8 +27,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.wrapper import Wrapper
-from fedzmg.contract import Given, Look, Number, State, number
+from fedzmg.algorithms.wrapper import GradientWrapper
+from fedzmg.contract import Number, number
 from fedzmg.tree import Tree
 
 
@@ -60,38 +60,25 @@ def clip_value(grad: Tensor, bound: Number) -> Tensor:
 
 @final
 @dataclass(frozen=True)
-class ClipNorm(Wrapper):
+class ClipNorm(GradientWrapper):
     """Any client rule, on gradients of bounded Euclidean norm."""
 
     clip_norm: Number = number(1.0, above=0, doc="largest norm of a gradient, over all parameters")
 
     acts = "clip"
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> State:
-        if isinstance(look, Look):
-            look = look._replace(grad=clip_norm(look.grad, self.clip_norm))
-        return self.inner.begin(given, look)
-
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        return self.inner.step(given, params, scratch, clip_norm(grad, self.clip_norm))
+    def changed(self, grad: Tree) -> Tree:
+        return clip_norm(grad, self.clip_norm)
 
 
 @final
 @dataclass(frozen=True)
-class ClipValue(Wrapper):
+class ClipValue(GradientWrapper):
     """Any client rule, on gradients whose every entry is bounded."""
 
     clip_value: Number = number(1.0, above=0, doc="largest size of a gradient's entries")
 
     acts = "clip"
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> State:
-        if isinstance(look, Look):
-            look = look._replace(grad=self._clipped(look.grad))
-        return self.inner.begin(given, look)
-
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        return self.inner.step(given, params, scratch, self._clipped(grad))
-
-    def _clipped(self, grad: Tree) -> Tree:
+    def changed(self, grad: Tree) -> Tree:
         return grad.map(lambda leaf: clip_value(leaf, self.clip_value))

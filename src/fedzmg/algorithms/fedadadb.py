@@ -34,8 +34,7 @@ from torch import Tensor
 from fedzmg.algorithms.entry import Entry
 from fedzmg.algorithms.moments import Moments, adam_moments, correction, no_moments
 from fedzmg.algorithms.sgd import SGD
-from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, number
-from fedzmg.errors import unknown
+from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, choice, number
 from fedzmg.tree import Tree
 
 
@@ -49,16 +48,12 @@ class AdaDB(ServerRule):
     beta2: Number = number(0.999, low=0, below=1, doc="decay of the second moment")
     gamma: Number = number(1e-4, above=0, doc="inverse width of the bound")
     floor: Number = number(1.0, low=0, doc="lower bound of every rate (alpha*)")
-    bound: Literal["constant", "inverse_round"] = "constant"
-    correction: Literal["double", "single"] = "double"
-
-    def __post_init__(self) -> None:
-        """Refuse a bound or a correction that is not known."""
-        super().__post_init__()
-        if self.bound not in ("constant", "inverse_round"):
-            raise unknown("bound", str(self.bound), ["constant", "inverse_round"])
-        if self.correction not in ("double", "single"):
-            raise unknown("correction", str(self.correction), ["double", "single"])
+    bound: Literal["constant", "inverse_round"] = choice(
+        "constant", "inverse_round", doc="how the bounds close in on the final rate"
+    )
+    correction: Literal["double", "single"] = choice(
+        "double", "single", doc="whether both moments are corrected for bias, or the first alone"
+    )
 
     def init(self, params: Tree) -> Moments:
         return no_moments(params)

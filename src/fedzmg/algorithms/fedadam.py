@@ -27,8 +27,7 @@ from typing import Literal, final
 from fedzmg.algorithms.entry import Entry
 from fedzmg.algorithms.moments import Moments, adam_moments, correction, direction, no_moments
 from fedzmg.algorithms.sgd import SGD
-from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, number
-from fedzmg.errors import unknown
+from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, choice, number
 from fedzmg.tree import Tree
 
 
@@ -41,14 +40,9 @@ class Adam(ServerRule):
     beta1: Number = number(0.9, low=0, below=1, doc="decay of the first moment")
     beta2: Number = number(0.99, low=0, below=1, doc="decay of the second moment")
     eps: Number = number(1e-3, low=0, doc="added to the root of the second moment")
-    exponent: Literal["step", "next_step"] = "step"
-    """Which step the bias correction is for; ``next_step`` is Flower's."""
-
-    def __post_init__(self) -> None:
-        """Refuse an exponent that is not known."""
-        super().__post_init__()
-        if self.exponent not in ("step", "next_step"):
-            raise unknown("exponent", str(self.exponent), ["step", "next_step"])
+    exponent: Literal["step", "next_step"] = choice(
+        "step", "next_step", doc="which step the bias correction is for; next_step is Flower's"
+    )
 
     def init(self, params: Tree) -> Moments:
         return no_moments(params)

@@ -32,21 +32,10 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
+from fedzmg.algorithms.carried import AverageCarried, CarriesOn
 from fedzmg.algorithms.entry import Entry
 from fedzmg.algorithms.moments import Moments, adam_moments, no_moments
-from fedzmg.contract import (
-    Algorithm,
-    ClientRule,
-    Cohort,
-    Given,
-    Look,
-    Number,
-    ServerRule,
-    State,
-    Upload,
-    number,
-)
-from fedzmg.errors import unknown
+from fedzmg.contract import Algorithm, Given, Number, choice, number
 from fedzmg.tree import Tree
 
 Psi = Literal["none", "inverse_round", "exp"]
@@ -54,7 +43,7 @@ Psi = Literal["none", "inverse_round", "exp"]
 
 @final
 @dataclass(frozen=True)
-class SharedAdam(ClientRule):
+class SharedAdam(CarriesOn):
     """Adam that goes on with the server's moments, its bias correction damped by ``psi``."""
 
     partner = "fedcada"
@@ -63,18 +52,9 @@ class SharedAdam(ClientRule):
     beta1: Number = number(0.9, low=0, below=1, doc="decay of the first moment")
     beta2: Number = number(0.99, low=0, below=1, doc="decay of the second moment")
     eps: Number = number(1e-8, above=0, doc="added to the root of the second moment")
-    psi: Psi = "inverse_round"
-
-    def __post_init__(self) -> None:
-        """Refuse an unknown damping."""
-        super().__post_init__()
-        if self.psi not in get_args(Psi):
-            raise unknown("psi", str(self.psi), get_args(Psi))
-
-    def begin(self, given: Given, look: Look | tuple[()]) -> Moments:
-        del look
-        shared: Moments = given.shared
-        return shared
+    psi: Psi = choice(
+        *get_args(Psi), default="inverse_round", doc="how the correction fades over rounds"
+    )
 
     def step(
         self, given: Given, params: Tree, scratch: Moments, grad: Tree
@@ -91,29 +71,16 @@ class SharedAdam(ClientRule):
             return 0.0
         return 1 / round_ if self.psi == "inverse_round" else torch.exp(-round_)
 
-    def finish(
-        self, given: Given, params: Tree, scratch: Moments, steps: Tensor
-    ) -> tuple[Upload, State]:
-        del steps
-        return Upload(given.params - params, average=scratch), given.memory
-
 
 @final
 @dataclass(frozen=True)
-class AverageMoments(ServerRule):
+class AverageMoments(AverageCarried):
     """The cohort's mean model, moments and step count."""
 
     partner = "fedcada"
 
     def init(self, params: Tree) -> Moments:
         return no_moments(params)
-
-    def share(self, state: Moments) -> Moments:
-        return state
-
-    def update(self, params: Tree, state: Moments, cohort: Cohort) -> tuple[Tree, Moments]:
-        del state
-        return params - cohort.delta, cohort.average
 
 
 def _entry(name: str, psi: Psi, summary: str) -> Entry:

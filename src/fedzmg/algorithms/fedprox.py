@@ -37,7 +37,7 @@ from torch import Tensor
 from fedzmg.algorithms.entry import Entry
 from fedzmg.algorithms.fedavg import Average
 from fedzmg.algorithms.sgd import SGD
-from fedzmg.algorithms.wrapper import Wrapper
+from fedzmg.algorithms.wrapper import ServerWrapper, Wrapper
 from fedzmg.contract import (
     Algorithm,
     Cohort,
@@ -124,7 +124,7 @@ class Pull(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class AdaptiveMu(ServerRule):
+class AdaptiveMu(ServerWrapper):
     """Any server rule that also raises and lowers the strength of its clients' pull."""
 
     partner = "fedprox:adaptive"

@@ -27,7 +27,7 @@ model of one layer project nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Self, final
+from typing import Self, final, get_args
 
 from fedzmg.algorithms.entry import Entry
 from fedzmg.algorithms.fedadam import Adam
@@ -37,34 +37,30 @@ from fedzmg.algorithms.projection import (
     Biases,
     EmbeddingAxis,
     Project,
-    check_projection,
     projected_axes,
     zero_mean,
     zero_mean_vector,
 )
 from fedzmg.algorithms.sgd import SGD
-from fedzmg.algorithms.wrapper import Wrapper
-from fedzmg.contract import Algorithm, Given, Layout, Look, State
+from fedzmg.algorithms.wrapper import GradientWrapper
+from fedzmg.contract import Algorithm, Layout, choice
 from fedzmg.errors import InputError
 from fedzmg.tree import Tree
 
 
 @final
 @dataclass(frozen=True)
-class ZeroMean(Wrapper):
+class ZeroMean(GradientWrapper):
     """Any client rule, on zero-mean gradients: ``inner`` sees the projected gradient."""
 
     acts = "project"
 
     axes: Axes | None = field(default=None, repr=False, metadata={"derived": True})
-    project: Project = "all"
-    embedding_axis: EmbeddingAxis = "vocab"
-    biases: Biases = "free"
-
-    def __post_init__(self) -> None:
-        """Refuse a projection that is not known."""
-        super().__post_init__()
-        check_projection(self.project, self.embedding_axis, self.biases)
+    project: Project = choice(*get_args(Project), doc="layers whose gradients are projected")
+    embedding_axis: EmbeddingAxis = choice(
+        *get_args(EmbeddingAxis), doc="axis of an embedding that counts as its inputs"
+    )
+    biases: Biases = choice(*get_args(Biases), doc="whether biases lose their mean too")
 
     def for_layout(self, layout: Layout) -> Self:
         axes = projected_axes(layout, self.project, self.embedding_axis, self.biases)
@@ -79,12 +75,8 @@ class ZeroMean(Wrapper):
         axes = self.axes
         return Tree({name: zero_mean(leaf, axes[name]) for name, leaf in grad.items()})
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> State:
-        seen = look._replace(grad=self.centred(look.grad)) if isinstance(look, Look) else look
-        return self.inner.begin(given, seen)
-
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        return self.inner.step(given, params, scratch, self.centred(grad))
+    def changed(self, grad: Tree) -> Tree:
+        return self.centred(grad)
 
 
 CLIENT = ZeroMean(SGD(lr=0.1, momentum=0.9, decay=5e-4))

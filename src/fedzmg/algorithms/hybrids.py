@@ -12,6 +12,7 @@ the projected versions centre it again and conserve the sum of every column.
 
 Travels down: the model. Travels up: the model difference. Server state: that of the server rule.
 Clients' decay enters the server's moments; a projected step also undoes what decay did to sums.
+``server.decay``, with ``client.decay = 0``, does neither: it shrinks the model after the step.
 Degenerate cases: ``client.project = "none"`` without momentum and decay is the server's own
 algorithm; with one input per output unit a projected weight never moves.
 """

@@ -26,22 +26,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
-from torch import Tensor
-
+from fedzmg.algorithms.carried import AverageCarried, CarriesOn
 from fedzmg.algorithms.entry import Entry
-from fedzmg.contract import (
-    Algorithm,
-    ClientRule,
-    Cohort,
-    Given,
-    Look,
-    Number,
-    ServerRule,
-    State,
-    Upload,
-    number,
-)
-from fedzmg.errors import unknown
+from fedzmg.contract import Algorithm, Given, Number, State, choice, number
 from fedzmg.tree import Tree
 
 Form = Literal["heavy_ball", "averaging"]
@@ -49,25 +36,16 @@ Form = Literal["heavy_ball", "averaging"]
 
 @final
 @dataclass(frozen=True)
-class SharedMomentum(ClientRule):
+class SharedMomentum(CarriesOn):
     """SGD that goes on with the server's momentum and hands its own back."""
 
     partner = "mfl"
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     momentum: Number = number(0.5, low=0, below=1, doc="gamma or beta, as the form says")
-    form: Form = "heavy_ball"
-    """Whether the momentum adds gradients up or averages them."""
-
-    def __post_init__(self) -> None:
-        """Refuse an unknown form."""
-        super().__post_init__()
-        if self.form not in get_args(Form):
-            raise unknown("form", str(self.form), get_args(Form))
-
-    def begin(self, given: Given, look: Look | tuple[()]) -> State:
-        del look
-        return given.shared
+    form: Form = choice(
+        *get_args(Form), doc="whether the momentum adds gradients up or averages them"
+    )
 
     def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
         del given
@@ -75,16 +53,10 @@ class SharedMomentum(ClientRule):
         scratch = self.momentum * scratch + added
         return params - self.lr * scratch, scratch
 
-    def finish(
-        self, given: Given, params: Tree, scratch: State, steps: Tensor
-    ) -> tuple[Upload, State]:
-        del steps
-        return Upload(given.params - params, average=scratch), given.memory
-
 
 @final
 @dataclass(frozen=True)
-class AverageMomentum(ServerRule):
+class AverageMomentum(AverageCarried):
     """The cohort's mean model and mean momentum."""
 
     partner = "mfl"
@@ -92,36 +64,26 @@ class AverageMomentum(ServerRule):
     def init(self, params: Tree) -> State:
         return params.zeros()
 
-    def share(self, state: State) -> State:
-        return state
 
-    def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
-        del state
-        return params - cohort.delta, cohort.average
+HEAVY_BALL = SharedMomentum()
+AVERAGING = SharedMomentum(momentum=0.9, form="averaging")
+
+
+def _entry(algorithm: Algorithm, summary: str, source: str) -> Entry:
+    return Entry(
+        algorithm, summary=summary, source=source, about=__doc__, down=2, up=2, server_keeps=1
+    )
 
 
 ENTRIES = (
-    Entry(
-        Algorithm("mfl", SharedMomentum(), AverageMomentum()),
-        summary="clients go on with the server's heavy-ball momentum; model and momentum averaged",
-        source="Liu et al. 2020",
-        about=__doc__,
-        down=2,
-        up=2,
-        server_keeps=1,
+    _entry(
+        Algorithm("mfl", HEAVY_BALL, AverageMomentum()),
+        "clients go on with the server's heavy-ball momentum; model and momentum averaged",
+        "Liu et al. 2020",
     ),
-    Entry(
-        Algorithm(
-            "mfl:averaging",
-            SharedMomentum(momentum=0.9, form="averaging"),
-            AverageMomentum(),
-            weights="uniform",
-        ),
-        summary="MFL with averaging momentum and equal weights",
-        source="Mills et al. 2022",
-        about=__doc__,
-        down=2,
-        up=2,
-        server_keeps=1,
+    _entry(
+        Algorithm("mfl:averaging", AVERAGING, AverageMomentum(), weights="uniform"),
+        "MFL with averaging momentum and equal weights",
+        "Mills et al. 2022",
     ),
 )

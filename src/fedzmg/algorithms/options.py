@@ -1,8 +1,9 @@
 """Options by key: the fields of an algorithm's rules, and the wrappers every algorithm can get.
 
-``client.clip_norm=1.0`` puts a wrapper around the client rule, ``client.schedule=cosine`` another;
-once it is there, its fields are options like all others, so what ``Algorithm.options()`` lists can
-be given back here and builds the same algorithm.
+``client.clip_norm=1.0`` puts a wrapper around the client rule, ``client.schedule=cosine`` another,
+``server.decay=0.0005`` one around the server rule; once it is there, its fields are options like
+all others, so what ``Algorithm.options()`` lists can be given back here and builds the same
+algorithm.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedzmg.algorithms.clip import ClipNorm, ClipValue
+from fedzmg.algorithms.decay import ServerDecay
 from fedzmg.algorithms.schedule import ClientSchedule, Schedule, ServerSchedule
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, unknown
@@ -19,9 +21,11 @@ from fedzmg.errors import InputError, unknown
 SCHEDULE = tuple(field.name for field in dataclasses.fields(Schedule))
 CLIPS = {"clip_norm": ClipNorm, "clip_value": ClipValue}
 """Innermost first: where both are asked for, single entries are bounded before the norm."""
+SERVER_DECAY = "server.decay"
 
 WRAPPER_KEYS = (
     *(f"client.{name}" for name in CLIPS),
+    SERVER_DECAY,
     *(f"{side}.{name}" for side in ("client", "server") for name in SCHEDULE),
 )
 
@@ -34,7 +38,8 @@ def known_options(algorithm: Algorithm) -> list[str]:
 def configure(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
     """A copy with fields changed and wrappers added; ``None`` for a wrapper's key means without.
 
-    Clipping comes outermost, since the loss gradient is clipped before anything else.
+    Clipping comes outermost, since the loss gradient is clipped before anything else. A server's
+    schedule comes around its decay, which is measured in units of the rate.
 
     Raises:
         InputError: for an unknown key (the nearest is suggested), a value out of range or a
@@ -48,6 +53,9 @@ def configure(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
         if key not in own and value is not None:
             added[key] = value
     changed = algorithm.with_options({k: v for k, v in options.items() if k in own})
+    if SERVER_DECAY in added:
+        fields = {"decay": added[SERVER_DECAY]}
+        changed = _wrapped(changed, "server", SERVER_DECAY, ServerDecay, fields)
     for side, kind in (("client", ClientSchedule), ("server", ServerSchedule)):
         fields = {n: added[f"{side}.{n}"] for n in SCHEDULE if f"{side}.{n}" in added}
         if fields:

@@ -18,7 +18,7 @@ conserved, so a decay of that sum on clients is undone.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Self, final
+from typing import Self, final, get_args
 
 from torch import Tensor
 
@@ -26,39 +26,29 @@ from fedzmg.algorithms.projection import (
     Axes,
     Biases,
     EmbeddingAxis,
-    check_projection,
     projected_axes,
     zero_mean,
 )
-from fedzmg.contract import Cohort, Layout, ServerRule, State
+from fedzmg.algorithms.wrapper import ServerWrapper
+from fedzmg.contract import Cohort, Layout, State, choice
 from fedzmg.errors import InputError
 from fedzmg.tree import Tree
 
 
 @final
 @dataclass(frozen=True)
-class Projected(ServerRule):
+class Projected(ServerWrapper):
     """Any server rule, its final step centred over the inputs of every layer."""
 
-    inner: ServerRule
     axes: Axes | None = field(default=None, repr=False, metadata={"derived": True})
-    embedding_axis: EmbeddingAxis = "vocab"
-    biases: Biases = "free"
-
-    def __post_init__(self) -> None:
-        """Refuse a projection that is not known."""
-        super().__post_init__()
-        check_projection(embedding_axis=self.embedding_axis, biases=self.biases)
+    embedding_axis: EmbeddingAxis = choice(
+        *get_args(EmbeddingAxis), doc="axis of an embedding that counts as its inputs"
+    )
+    biases: Biases = choice(*get_args(Biases), doc="whether biases lose their mean too")
 
     def for_layout(self, layout: Layout) -> Self:
         axes = projected_axes(layout, "all", self.embedding_axis, self.biases)
         return replace(self, inner=self.inner.for_layout(layout), axes=axes)
-
-    def init(self, params: Tree) -> State:
-        return self.inner.init(params)
-
-    def share(self, state: State) -> State:
-        return self.inner.share(state)
 
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
         if self.axes is None:

@@ -6,13 +6,12 @@ Clients project gradients with it (FedZMG, Gradient Centralization), servers pro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from fedzmg.contract import Layout
-from fedzmg.errors import unknown
 from fedzmg.tree import Tree
 
 Project = Literal[
@@ -21,7 +20,6 @@ Project = Literal[
 EmbeddingAxis = Literal["vocab", "dim"]
 Biases = Literal["free", "centred"]
 Axes: TypeAlias = Mapping[str, tuple[int, ...]]
-PROJECT, EMBEDDING_AXIS, BIASES = (get_args(known) for known in (Project, EmbeddingAxis, Biases))
 
 
 def zero_mean(grad: Tensor, input_axes: tuple[int, ...]) -> Tensor:
@@ -85,15 +83,3 @@ def projected_axes(
             over = (-1,)
         axes[name] = over if chosen.get(project) else ()
     return axes
-
-
-def check_projection(
-    project: str = "all", embedding_axis: str = "vocab", biases: str = "free"
-) -> None:
-    """Refuse a value that :func:`projected_axes` does not know."""
-    if project not in PROJECT:
-        raise unknown("project", str(project), PROJECT)
-    if embedding_axis not in EMBEDDING_AXIS:
-        raise unknown("embedding_axis", str(embedding_axis), EMBEDDING_AXIS)
-    if biases not in BIASES:
-        raise unknown("biases", str(biases), BIASES)

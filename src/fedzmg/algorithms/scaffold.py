@@ -42,9 +42,9 @@ from fedzmg.contract import (
     ServerRule,
     State,
     Upload,
+    choice,
     number,
 )
-from fedzmg.errors import unknown
 from fedzmg.tree import Tree
 
 Variate = Literal["path", "start"]
@@ -60,13 +60,7 @@ class Scaffold(ClientRule):
     partner = "scaffold"
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
-    variate: Variate = "path"
-
-    def __post_init__(self) -> None:
-        """Refuse an unknown variate."""
-        super().__post_init__()
-        if self.variate not in get_args(Variate):
-            raise unknown("variate", str(self.variate), get_args(Variate))
+    variate: Variate = choice(*get_args(Variate), doc="gradients that make a control variate")
 
     @property
     def looks(self) -> Looks:
@@ -112,25 +106,20 @@ class Control(ServerRule):
         return params - self.lr * cohort.delta, state + cohort.total / cohort.population
 
 
+def _entry(name: str, variate: Variate, origin: str) -> Entry:
+    return Entry(
+        Algorithm(name, Scaffold(variate=variate), Control(), weights="uniform"),
+        summary=f"SGD corrected by control variates from {origin}",
+        source="Karimireddy et al. 2020",
+        about=__doc__,
+        down=2,
+        up=2,
+        client_keeps=1,
+        server_keeps=1,
+    )
+
+
 ENTRIES = (
-    Entry(
-        Algorithm("scaffold", Scaffold(), Control(), weights="uniform"),
-        summary="SGD corrected by control variates from the steps done (option II)",
-        source="Karimireddy et al. 2020",
-        about=__doc__,
-        down=2,
-        up=2,
-        client_keeps=1,
-        server_keeps=1,
-    ),
-    Entry(
-        Algorithm("scaffold:option-1", Scaffold(variate="start"), Control(), weights="uniform"),
-        summary="SGD corrected by control variates from full gradients (option I)",
-        source="Karimireddy et al. 2020",
-        about=__doc__,
-        down=2,
-        up=2,
-        client_keeps=1,
-        server_keeps=1,
-    ),
+    _entry("scaffold", "path", "the steps done (option II)"),
+    _entry("scaffold:option-1", "start", "full gradients (option I)"),
 )

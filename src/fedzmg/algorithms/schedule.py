@@ -5,37 +5,36 @@ With ``t = round - 1``, so that the first round has the rate as it was given::
     constant     lr
     step         lr gamma^floor(t / every)
     exponential  lr gamma^t
-    cosine       lr (floor + (1 - floor) (1 + cos(pi t / horizon)) / 2)    for t <= horizon
+    cosine       lr (floor + (1 - floor) (1 + cos(pi t / horizon)) / 2)    until the horizon
 
-``floor`` is a fraction of ``lr`` below which no schedule falls; absent, it is zero. Per round these
-are StepLR, ExponentialLR and CosineAnnealingLR (with ``eta_min = floor lr``) of
+``floor`` is a fraction of ``lr`` below which no schedule falls; absent, there is none. Per round
+these are StepLR, ExponentialLR and CosineAnnealingLR (with ``eta_min = floor lr``) of
 ``torch.optim.lr_scheduler``.
 
-Differences from torch: after its horizon a cosine stays where it is and does not rise again. Some
-rules divide by their rate, so train longer than the horizon only with a floor.
+Differences from torch: after its horizon a cosine does not rise again. With a floor it stays there.
+Without one it would be zero, where nothing is learnt and rules that divide by their rate fail; so
+it keeps the rate of the last round before the horizon, which is above zero. ``floor = 0`` asks for
+zero.
 Degenerate cases: ``constant`` is the rule inside bit for bit, and so is every first round.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass, field, replace
-from typing import Literal, Self, TypeVar, final, get_args
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar, final, get_args
 
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.wrapper import Wrapper
+from fedzmg.algorithms.wrapper import ServerWrapper, Wrapper, rate_of
 from fedzmg.contract import (
     ClientRule,
     Cohort,
     Given,
-    Layout,
     Look,
     Number,
     Rule,
-    ServerRule,
     State,
     Upload,
     chain,
@@ -65,8 +64,8 @@ class Schedule(Rule):
     schedule: Shape = field(metadata={"doc": "how the rate changes from round to round"})
     every: Number | None = number(None, low=1, doc="step: rounds between two changes")
     gamma: Number | None = number(None, above=0, doc="step, exponential: factor of a change")
-    horizon: Number | None = number(None, low=1, doc="cosine: rounds until the floor is reached")
-    floor: Number | None = number(None, low=0, high=1, doc="least factor of the rate; absent: 0")
+    horizon: Number | None = number(None, low=1, doc="cosine: rounds until the fall ends")
+    floor: Number | None = number(None, low=0, high=1, doc="least factor of the rate; absent: none")
 
     def __post_init__(self) -> None:
         """Refuse an unknown shape, numbers it lacks or ignores, and a rule without a rate."""
@@ -84,10 +83,12 @@ class Schedule(Rule):
                     f"{name} = {value!r}: schedule {self.schedule!r} takes "
                     f"{', '.join(takes) or 'no numbers'}; leave it out"
                 )
-        if isinstance(self.every, float) and not self.every.is_integer():
-            raise InputError(f"every = {self.every!r}: expected a whole number of rounds")
+        for name in ("every", "horizon"):
+            value = getattr(self, name)
+            if isinstance(value, float) and not value.is_integer():
+                raise InputError(f"{name} = {value!r}: expected a whole number of rounds")
         for inner in inner_rules(self).values():
-            if _rate(inner) is None:
+            if rate_of(inner) is None:
                 raise InputError(
                     f"schedule {self.schedule!r} scales lr, which "
                     f"{type(chain(inner)[-1]).__name__} does not have"
@@ -98,7 +99,10 @@ class Schedule(Rule):
         done = (round_ - 1).to(dtype)
         floor = 0.0 if self.floor is None else self.floor
         if self.horizon is not None:
-            part = (done / self.horizon).clamp(max=1)
+            # Without a floor the rate of the last round before the horizon stays: the next is zero.
+            last = self.horizon - 1 if self.floor is None else self.horizon
+            last = torch.ones_like(done) * last
+            part = torch.minimum(done, last) / self.horizon
             # One minus the fall, so that the first round's factor is one exactly.
             return 1 - (1 - floor) * (1 - torch.cos(math.pi * part)) / 2
         if self.gamma is None:
@@ -111,18 +115,12 @@ class Schedule(Rule):
 
     def at(self, rule: R, round_: Tensor, params: Tree) -> R:
         """The rule inside with the rate of a round."""
-        rate = _rate(rule)
+        rate = rate_of(rule)
         if self.schedule == "constant" or rate is None:
             return rule
         dtype = next(iter(params.values())).dtype
         scaled: R = replace_in_chain(rule, "lr", rate * self.factor(round_, dtype))
         return scaled
-
-
-def _rate(rule: Rule) -> Number | None:
-    """The rate that is scaled: that of the outermost rule which has one."""
-    rates = [r.lr for r in chain(rule) if any(f.name == "lr" for f in dataclasses.fields(r))]
-    return rates[0] if rates else None
 
 
 @final
@@ -145,25 +143,6 @@ class ClientSchedule(Schedule, Wrapper):
 
     def _now(self, given: Given) -> ClientRule:
         return self.at(self.inner, given.round, given.params)
-
-
-@dataclass(frozen=True)
-class ServerWrapper(ServerRule):
-    """A server rule around another; hands everything on."""
-
-    inner: ServerRule
-
-    def for_layout(self, layout: Layout) -> Self:
-        return replace(self, inner=self.inner.for_layout(layout))
-
-    def init(self, params: Tree) -> State:
-        return self.inner.init(params)
-
-    def share(self, state: State) -> State:
-        return self.inner.share(state)
-
-    def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
-        return self.inner.update(params, state, cohort)
 
 
 @final

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, final
 
-from fedzmg.contract import ClientRule, Given, Layout, Look, Number, State, number
-from fedzmg.errors import InputError, unknown
+from fedzmg.contract import ClientRule, Given, Layout, Look, Number, State, choice, number
+from fedzmg.errors import InputError
 from fedzmg.tree import Tree
 
 
@@ -29,19 +29,14 @@ class SGD(ClientRule):
     lr: Number = number(0.1, above=0, doc="client learning rate")
     momentum: Number | None = number(None, low=0, below=1, doc="accumulating momentum")
     decay: Number | None = number(None, low=0, doc="decoupled weight decay, times lr per step")
-    decay_scope: Literal["all", "kernels"] = "all"
-    """What decays: every parameter, or every one but biases and those of normalisation layers."""
-    form: Literal["heavy_ball", "nesterov"] = "heavy_ball"
+    decay_scope: Literal["all", "kernels"] = choice(
+        "all", "kernels", doc="what decays: everything, or all but biases and normalisation"
+    )
+    form: Literal["heavy_ball", "nesterov"] = choice(
+        "heavy_ball", "nesterov", doc="momentum as published, or with a look ahead"
+    )
     spared: tuple[str, ...] | None = field(default=None, repr=False, metadata={"derived": True})
     """Names of the parameters that do not decay, once the model is known."""
-
-    def __post_init__(self) -> None:
-        """Refuse a scope or a form that is not known."""
-        super().__post_init__()
-        if self.decay_scope not in ("all", "kernels"):
-            raise unknown("decay_scope", str(self.decay_scope), ["all", "kernels"])
-        if self.form not in ("heavy_ball", "nesterov"):
-            raise unknown("form", str(self.form), ["heavy_ball", "nesterov"])
 
     def for_layout(self, layout: Layout) -> Self:
         if self.decay_scope == "all":

@@ -20,8 +20,9 @@ Initializer: TypeAlias = (
     Literal["torch", "keras", "given"] | Callable[[nn.Module, torch.Generator], None]
 )
 """``torch``: as PyTorch's layers start. ``keras``: Glorot uniform kernels, zero biases, orthogonal
-recurrent kernels. ``given``: the weights the module came with, for a pretrained start. Or a
-function ``(module, generator)`` that fills one module's own parameters in place."""
+recurrent kernels, and a bias of one for the forget gates of an LSTM. ``given``: the weights the
+module came with, for a pretrained start. Or a function ``(module, generator)`` that fills one
+module's own parameters in place."""
 
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
@@ -114,6 +115,10 @@ def _keras(module: nn.Module, generator: torch.Generator) -> bool:
             continue
         if name.startswith("bias"):
             nn.init.zeros_(parameter)
+            # Keras has one bias where PyTorch adds two, so only one of them opens the gate.
+            if isinstance(module, nn.LSTM | nn.LSTMCell) and name.startswith("bias_ih"):
+                forget = slice(module.hidden_size, 2 * module.hidden_size)
+                nn.init.ones_(parameter[forget])
         elif name.startswith("weight_hh"):
             nn.init.orthogonal_(parameter, generator=generator)
         else:

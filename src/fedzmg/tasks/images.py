@@ -14,13 +14,11 @@ from fedzmg.data.columns import Columns
 from fedzmg.data.federated import FederatedData, examples
 from fedzmg.data.partition import UNUSED, pachinko
 from fedzmg.models.augment import RandomFlip, RandomShift
-from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.paper import cifar100_cnn, emnist_cnn
 from fedzmg.tasks.pixels import Centring, Pixels, Polarity
 from fedzmg.tasks.preset import Preset, decision
 from fedzmg.tasks.source import Selection, by_client, load, pooled, selected, test_owners
 from fedzmg.tasks.task import Protocol, Task
-from fedzmg.tasks.tuned import tuned
 
 SHIFT = 4
 """Pixels by which an augmented image moves at most, in each direction."""
@@ -81,19 +79,14 @@ class Characters(Preset):
     def build(self) -> Task:
         data = load(self.data)
         tune, test = selected(pooled(data.splits["test"], "test data"), self.selection)
-        return Task(
-            name=self.name,
-            model=FunctionalModel(self.network()),
-            train=by_client(data.splits["train"], self.data, data.fingerprint),
-            tune=tune,
-            test=test,
+        return self.assembled(
+            by_client(data.splits["train"], self.data, data.fingerprint),
+            tune,
+            test,
             test_owners=self._testers(data.splits["train"], data.splits["test"]),
             prepare=Pixels(self.polarity, self.centring),
             init=self.initializer,
-            protocol=self.protocol,
-            options=tuned(self.name),
-            preset=self.options(),
-            notes=tuple(data.notes),
+            notes=data.notes,
         )
 
     def _testers(self, train: Columns, test: Columns) -> npt.NDArray[np.int64] | None:
@@ -155,18 +148,13 @@ class Cifar100(Preset):
         else:
             federated = _allocated(train, self.partition_seed)
         tune, test = selected(pooled(data.splits["test"], "test data"), self.selection)
-        return Task(
-            name=self.name,
-            model=FunctionalModel(self.network()),
-            train=federated,
-            tune=tune,
-            test=test,
+        return self.assembled(
+            federated,
+            tune,
+            test,
             prepare=Pixels(centring=self.centring, axes=3),
             init=self.initializer,
-            protocol=self.protocol,
-            options=tuned(self.name),
-            preset=self.options(),
-            notes=tuple(data.notes),
+            notes=data.notes,
         )
 
 

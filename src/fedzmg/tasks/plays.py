@@ -10,11 +10,9 @@ from torch import nn
 from fedzmg.data.embedded import load_plays
 from fedzmg.data.federated import FederatedData, examples
 from fedzmg.data.text import VOCABULARY, encode, sequences
-from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.networks import CharGRU
 from fedzmg.tasks.preset import Preset
 from fedzmg.tasks.task import Protocol, Task
-from fedzmg.tasks.tuned import tuned
 
 LENGTH = 40
 TEST_EVERY = 8
@@ -48,15 +46,9 @@ class Plays(Preset):
         x, y = cut.inputs.astype(np.int64), cut.targets
         # Evaluating on every held-out sequence would cost more than training on a small machine.
         tune, test = held[::6], held[3::6]
-        return Task(
-            name=self.name,
-            model=FunctionalModel(self.network()),
-            train=FederatedData.from_arrays(
-                x[train], y[train], [data.roles[i] for i in role[train]]
-            ),
+        return self.assembled(
+            FederatedData.from_arrays(x[train], y[train], [data.roles[i] for i in role[train]]),
             tune=examples(x[tune], y[tune]),
             test=examples(x[test], y[test]),
             init="keras",
-            protocol=self.protocol,
-            options=tuned(self.name),
         )

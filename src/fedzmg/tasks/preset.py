@@ -9,15 +9,23 @@ from __future__ import annotations
 import dataclasses
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from torch import nn
 
+from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.errors import InputError, unknown
+from fedzmg.evaluation import ACCURACY, Metric
+from fedzmg.models.functional import FunctionalModel
+from fedzmg.models.initial import Initializer
+from fedzmg.models.objective import LossFunction, PrepareFunction
 from fedzmg.tasks.source import missing
-from fedzmg.tasks.task import Protocol, Task
+from fedzmg.tasks.task import Protocol, Task, as_stored, cross_entropy
+from fedzmg.tasks.tuned import tuned
 
 Value: TypeAlias = bool | int | float | str
 
@@ -107,6 +115,46 @@ class Preset(ABC):
         Raises:
             InputError: if its data is not here or does not fit.
         """
+
+    def assembled(
+        self,
+        train: FederatedData,
+        tune: Examples,
+        test: Examples,
+        *,
+        init: Initializer,
+        prepare: PrepareFunction = as_stored,
+        loss: LossFunction = cross_entropy,
+        metric: Metric = ACCURACY,
+        test_owners: npt.NDArray[np.int64] | None = None,
+        notes: Sequence[str] = (),
+    ) -> Task:
+        """The task of this name around data: with its network, protocol and tuned options.
+
+        Where fewer clients are here than a round draws, a round draws all of them and a note says
+        so; a user can still choose a smaller cohort.
+        """
+        protocol = self.protocol
+        if protocol.cohort > len(train) and not protocol.replacement:
+            few = f"{len(train)} clients are here: a round draws all of them instead of "
+            notes = (*notes, f"{few}{protocol.cohort}")
+            protocol = dataclasses.replace(protocol, cohort=len(train))
+        return Task(
+            name=self.name,
+            model=FunctionalModel(self.network()),
+            train=train,
+            tune=tune,
+            test=test,
+            test_owners=test_owners,
+            loss=loss,
+            metric=metric,
+            prepare=prepare,
+            init=init,
+            protocol=protocol,
+            options=tuned(self.name),
+            preset=self.options(),
+            notes=tuple(notes),
+        )
 
     def decisions(self) -> list[Decision]:
         """The options, in the order of declaration."""

@@ -13,12 +13,10 @@ from fedzmg.data.columns import Columns
 from fedzmg.data.federated import FederatedData, examples
 from fedzmg.data.text import Remainder, Sequences, Unknown, encode, sequences
 from fedzmg.evaluation import ACCURACY, Metric
-from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.paper import shakespeare_gru
 from fedzmg.tasks.preset import Preset, decision
 from fedzmg.tasks.source import Selection, load, owners_of, selected, test_owners
 from fedzmg.tasks.task import Protocol, Task, cross_entropy, masked_cross_entropy
-from fedzmg.tasks.tuned import tuned
 
 
 def token_ids(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -94,16 +92,14 @@ class NextCharacter(Preset):
         tune, report = selected(
             examples(test.inputs, test.targets, what="test data"), self.selection
         )
-        return Task(
-            name=self.name,
-            model=FunctionalModel(self.network()),
-            train=FederatedData(
+        return self.assembled(
+            FederatedData(
                 examples(train.inputs, train.targets, what="training data"),
                 train.offsets,
                 owners_of(data.splits["train"], self.data).names,
             ),
-            tune=tune,
-            test=report,
+            tune,
+            report,
             test_owners=test_owners(
                 owners_of(data.splits["train"], self.data).names,
                 owners_of(data.splits["test"], self.data).names,
@@ -114,10 +110,7 @@ class NextCharacter(Preset):
             metric=MASKED_ACCURACY if padded else ACCURACY,
             prepare=token_ids,
             init=self.initializer,
-            protocol=self.protocol,
-            options=tuned(self.name),
-            preset=self.options(),
-            notes=tuple(data.notes),
+            notes=data.notes,
         )
 
     def _cut(self, columns: Columns) -> Sequences:

@@ -17,7 +17,7 @@ import numpy as np
 from fedzmg.data.columns import Allocate, Array, Column, Columns, Strings, in_memory
 from fedzmg.data.formats.rows import (
     Grouping,
-    _strings,
+    as_strings,
     blocks,
     by_client,
     check_numbers,
@@ -58,7 +58,7 @@ def from_arrays(x: Any, y: Any = None, clients: Any = None) -> Columns:
     grouping = ungrouped(rows) if clients is None else by_client(clients, rows, where)
     columns: dict[str, Column] = {}
     if text:
-        strings = _strings(list(values), f"{where}: x")
+        strings = as_strings(list(values), f"{where}: x")
         columns["text"] = pack([strings[i] for i in grouping.order], where)
     else:
         array = np.asarray(values)

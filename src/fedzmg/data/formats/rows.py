@@ -200,14 +200,14 @@ def numbers_or_strings(values: Any, what: str) -> Ids | list[str]:
     with reading(what, "give whole numbers or strings"):
         # A list of strings stays a list: an array would give each the room of the longest.
         if isinstance(values, list | tuple) and any(isinstance(v, str | bytes) for v in values):
-            return _strings(list(values), what)
+            return as_strings(list(values), what)
         array = np.asarray(values)
     if array.ndim != 1:
         raise InputError(f"{what} have shape {array.shape}: give one for each row")
     if array.dtype.kind in "USO":
         entries = array.tolist()
         if not entries or not all(isinstance(entry, int) for entry in entries):
-            return _strings(entries, what)
+            return as_strings(entries, what)
         try:
             return np.array(entries, dtype=np.int64)
         except OverflowError:
@@ -223,7 +223,12 @@ def numbers_or_strings(values: Any, what: str) -> Ids | list[str]:
     return array.astype(np.int64)
 
 
-def _strings(values: list[Any], what: str) -> list[str]:
+def as_strings(values: list[Any], what: str) -> list[str]:
+    """A column of strings; bytes are decoded, in place.
+
+    Raises:
+        InputError: for an entry that is neither, naming its row.
+    """
     if None in values:
         raise InputError(f"{what} hold nothing in row {values.index(None)}: fill it in")
     for row, value in enumerate(values):

@@ -1,0 +1,41 @@
+"""What algorithms share whose optimiser travels: clients go on where the last cohort stopped.
+
+With ``s`` the state of an optimiser, such as its momentum::
+
+    client:  s_k <- s                                 then the rule's own steps change s_k and w_k
+    server:  w, s <- means of w_k and s_k over the cohort, weighted alike
+
+Who was not sampled gets the new state the next time.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedzmg.contract import ClientRule, Cohort, Given, Look, ServerRule, State, Upload
+from fedzmg.tree import Tree
+
+
+class CarriesOn(ClientRule):
+    """A client that starts from the state it is sent, and sends back what became of it."""
+
+    def begin(self, given: Given, look: Look | tuple[()]) -> State:
+        del look
+        return given.shared
+
+    def finish(
+        self, given: Given, params: Tree, scratch: State, steps: Tensor
+    ) -> tuple[Upload, State]:
+        del steps
+        return Upload(given.params - params, average=scratch), given.memory
+
+
+class AverageCarried(ServerRule):
+    """A server that shares all of its state and keeps the mean of what comes back."""
+
+    def share(self, state: State) -> State:
+        return state
+
+    def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
+        del state
+        return params - cohort.delta, cohort.average
