@@ -10,7 +10,7 @@ from fedzmg import tasks
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.compare import Comparison, compare_specs
-from fedzmg.experiment.run import Progress
+from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.spec import RunSpec
 from fedzmg.tasks.task import Task
 

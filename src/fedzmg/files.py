@@ -3,9 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import tempfile
+import zlib
 from pathlib import Path
+
+from fedzmg.errors import InputError
+
+
+def log_bytes(path: Path) -> bytes:
+    """What a log holds, plain or compressed as ``NAME.gz``; nothing if it does not exist.
+
+    Raises:
+        InputError: if it cannot be read.
+    """
+    packed = compressed(path)
+    try:
+        if path.exists():
+            return path.read_bytes()
+        return gzip.decompress(packed.read_bytes()) if packed.exists() else b""
+    except (OSError, EOFError, zlib.error) as error:
+        where = path if path.exists() else packed
+        raise InputError(f"{where} cannot be read ({error}): restore or remove it") from None
+
+
+def compressed(path: Path) -> Path:
+    """Where a log is found in a copy that was made for keeping."""
+    return path.with_name(f"{path.name}.gz")
+
+
+def append(path: Path, lines: bytes) -> None:
+    """Add lines to a log for good; a line that a crash broke off is left behind them."""
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                lines = b"\n" + lines
+        file.write(lines)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_atomic(path: Path, content: bytes, keep: Path | None = None) -> None:

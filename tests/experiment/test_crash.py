@@ -22,7 +22,8 @@ from torch import nn
 
 from fedzmg import Task
 from fedzmg.errors import InputError
-from fedzmg.experiment.run import Silent, run_pack
+from fedzmg.experiment.progress import Silent
+from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.spec import RunSpec
 from fedzmg.experiment.store import CLIENTS, NEWEST, PREVIOUS, RunDirectory
 from fedzmg.simulation import History, RoundReport

@@ -21,8 +21,8 @@ from fedzmg.experiment.budget import TimeIsUp
 from fedzmg.experiment.grid import choosing, run_grid
 from fedzmg.experiment.grid_log import Log
 from fedzmg.experiment.grid_score import choose_best, neighbours, warnings
+from fedzmg.experiment.grid_spec import GridSpec
 from fedzmg.experiment.lock import hold
-from fedzmg.experiment.plans import GridSpec
 from fedzmg.simulation import Trial, simulate
 
 AXES = {"client.lr": [0.03, 0.3], "server.lr": [0.5, 1.0]}

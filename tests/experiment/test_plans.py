@@ -11,11 +11,14 @@ import pytest
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
-from fedzmg.experiment import pace, plans
+from fedzmg.experiment import pace, spec_files
+from fedzmg.experiment.axes import PAPER_RATES
 from fedzmg.experiment.estimate import estimate
-from fedzmg.experiment.plans import PAPER_RATES, GridSpec, StudySpec, schema
+from fedzmg.experiment.grid_spec import GridSpec
 from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.spec_files import schema
 from fedzmg.experiment.strict import parse_settings
+from fedzmg.experiment.study_spec import StudySpec
 from fedzmg.report import studies
 
 ROOT = Path(__file__).parents[2]
@@ -147,14 +150,14 @@ def test_packs_are_counted() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_experiment_is_valid_and_round_trips(path: Path, tmp_path: Path) -> None:
-    plan = plans.read(path)
+    plan = spec_files.read(path)
     assert isinstance(plan, GridSpec | StudySpec)
     plan.check()
     (tmp_path / "copy.toml").write_text(plan.to_toml(), encoding="utf-8")
-    assert plans.read(tmp_path / "copy.toml") == plan
+    assert spec_files.read(tmp_path / "copy.toml") == plan
     if isinstance(plan, StudySpec) and plan.rates.startswith("runs/"):
         # The grid that it takes rates from is a file of ours with the same algorithms.
-        other = plans.read(path.with_name(f"{Path(plan.rates).name}.toml"))
+        other = spec_files.read(path.with_name(f"{Path(plan.rates).name}.toml"))
         assert isinstance(other, GridSpec)
         assert (other.task, other.preset) == (plan.task, plan.preset)
         assert {n: other.base(n) for n in plan.algorithms} == {
@@ -165,14 +168,14 @@ def test_every_experiment_is_valid_and_round_trips(path: Path, tmp_path: Path) -
 
 def test_searches_of_an_ablation_have_equal_budgets() -> None:
     for path in FILES:
-        plan = plans.read(path)
+        plan = spec_files.read(path)
         if isinstance(plan, GridSpec):
             assert len({len(plan.points(name)) for name in plan.algorithms}) == 1, path
 
 
 def test_both_pairs_of_thresholds_are_reported() -> None:
     for name, text in (("emnist10-head62", {0.75, 0.85}), ("shakespeare", {0.35, 0.45})):
-        plan = plans.read(ROOT / "experiments" / f"{name}-study.toml")
+        plan = spec_files.read(ROOT / "experiments" / f"{name}-study.toml")
         assert isinstance(plan, StudySpec)
         assert set(plan.thresholds) == {0.20, 0.33} | text
 
@@ -180,18 +183,18 @@ def test_both_pairs_of_thresholds_are_reported() -> None:
 def test_kind_decides_how_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text('task = "digits"\n')
-    assert plans.read(path) == RunSpec(task="digits")
+    assert spec_files.read(path) == RunSpec(task="digits")
     path.write_text('kind = "study"\ntask = "digits"\nalgorithms = "all"\n')
-    study = plans.read(path)
+    study = spec_files.read(path)
     assert isinstance(study, StudySpec)
     assert len(study.algorithms) > 20
     with pytest.raises(InputError, match="is a study: use 'fedzmg study"):
-        plans.read(path, "grid")
+        spec_files.read(path, "grid")
     path.write_text('kind = "gird"\n')
     with pytest.raises(InputError, match="unknown kind 'gird': did you mean 'grid'"):
-        plans.read(path)
+        spec_files.read(path)
     with pytest.raises(InputError, match="cannot read"):
-        plans.read(tmp_path / "none.toml")
+        spec_files.read(tmp_path / "none.toml")
 
 
 @pytest.mark.parametrize("kind", ["run", "grid", "study"])
@@ -207,14 +210,14 @@ def test_schema_names_what_there_is(kind: str) -> None:
 
 def test_estimate_counts_what_the_paper_does() -> None:
     """The numbers of CIFAR-100 by hand; no data is needed for them."""
-    plan = plans.read(ROOT / "experiments" / "cifar100-grid.toml")
+    plan = spec_files.read(ROOT / "experiments" / "cifar100-grid.toml")
     found = estimate(plan, timed=False)
     model = 4 * 2_214_532
     assert (found.trials, found.rounds, found.evaluations) == (3 * 81, 50, 11)
     assert found.bytes_down == found.bytes_up == 3 * 81 * 50 * 10 * model
     # FedAdam's server keeps two more models; an old and a new checkpoint lie side by side.
     assert found.disk_bytes - found.disk_bytes_after == 2 * 81 * 3 * model
-    study = estimate(plans.read(ROOT / "experiments" / "cifar100-study.toml"), timed=False)
+    study = estimate(spec_files.read(ROOT / "experiments" / "cifar100-study.toml"), timed=False)
     assert (study.trials, study.rounds, study.evaluations) == (15, 1000, 200)
 
 

@@ -15,9 +15,11 @@ from torch import nn
 
 from fedzmg import Metric, Task, compare
 from fedzmg.errors import InputError, Interrupted
+from fedzmg.experiment import pack_training
 from fedzmg.experiment import run as running
 from fedzmg.experiment.export import export_model
-from fedzmg.experiment.run import Silent, run_pack
+from fedzmg.experiment.progress import Silent
+from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.spec import RunSpec
 from fedzmg.experiment.store import RunDirectory
 from fedzmg.models import FunctionalModel
@@ -209,13 +211,13 @@ def test_a_pack_that_must_stay_together_goes_back_to_its_last_common_round(
         (tmp_path / "seed-1" / name).unlink()
     monkeypatch.setattr(running, "_must_stay_together", lambda spec: True)
     widths: list[int] = []
-    build = running.Simulation
+    build = pack_training.Simulation
 
     def counted(task: Task, trials: list[Any], **rest: Any) -> Any:
         widths.append(len(trials))
         return build(task, trials, **rest)
 
-    monkeypatch.setattr(running, "Simulation", counted)
+    monkeypatch.setattr(pack_training, "Simulation", counted)
     progress = Said()
     assert same(whole, run_pack(task(), specs(), places(tmp_path), progress=progress))
     assert widths == [2]
@@ -313,7 +315,7 @@ def test_no_checkpoint_left_names_the_remedy_which_works(tmp_path: Path) -> None
 def test_much_memory_is_copied_in_small_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedzmg.experiment.run.COPIED_BYTES", 1)
+    monkeypatch.setattr("fedzmg.experiment.run_checkpoints.COPIED_BYTES", 1)
     stop(tmp_path, "scaffold", 4, seconds=1e9)
     kept = RunDirectory(tmp_path / "seed-0").position()
     assert kept is not None

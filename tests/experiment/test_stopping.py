@@ -20,13 +20,14 @@ from fedzmg.experiment.bounds import Known, Rule, hopeless, unsettled
 from fedzmg.experiment.grid import run_grid
 from fedzmg.experiment.grid_log import Log
 from fedzmg.experiment.grid_score import choose_best, neighbours, warnings
+from fedzmg.experiment.grid_spec import GridSpec
 from fedzmg.experiment.grid_stops import Stops
-from fedzmg.experiment.plans import GridSpec, StudySpec
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.spec import RunSpec
 from fedzmg.experiment.stopping import Stopped, Verdict
 from fedzmg.experiment.store import RunDirectory
 from fedzmg.experiment.study import run_study
+from fedzmg.experiment.study_spec import StudySpec
 from fedzmg.simulation import RoundReport
 
 AXES = {"client.lr": [0.03, 0.3, 1e25]}

@@ -16,9 +16,10 @@ from fedzmg.experiment.budget import TimeIsUp
 from fedzmg.experiment.compare import Comparison
 from fedzmg.experiment.curves import final
 from fedzmg.experiment.grid import run_grid
-from fedzmg.experiment.plans import GridSpec, StudySpec
+from fedzmg.experiment.grid_spec import GridSpec
 from fedzmg.experiment.store import RunDirectory
 from fedzmg.experiment.study import find_rates, run_study, summary
+from fedzmg.experiment.study_spec import StudySpec
 from fedzmg.simulation import History, Record, Trial
 from fedzmg.tree import Tree
 

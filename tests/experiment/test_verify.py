@@ -15,6 +15,8 @@ from toys import Stop, toy
 
 from fedzmg.errors import InputError
 from fedzmg.experiment import verify as module
+from fedzmg.experiment.grid import run_grid
+from fedzmg.experiment.grid_spec import GridSpec
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.spec import RunSpec
 from fedzmg.experiment.verify import verify
@@ -159,3 +161,74 @@ def test_bad_input_is_one_line(runs: Path, tmp_path: Path) -> None:
     (runs / "seed-1" / "metrics.jsonl").write_text("")
     with pytest.raises(InputError, match="no finished round yet"):
         verify(runs / "seed-1", task=toy())
+
+
+def grid(*algorithms: str, **changes: Any) -> GridSpec:
+    return GridSpec.parse(
+        {
+            "task": "toy", "algorithms": list(algorithms), "rounds": 5, "last": 2, "seeds": [7, 8],
+            "engine": "vectorized", "axes": {"client.lr": [0.1, 0.5]},
+            **changes,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "changes"),
+    [
+        (("scaffold",), {"together": 3}),
+        (("fedavg",), {"stop": {"heuristic_halving": [2]}}),
+        (
+            ("fedavg",),
+            {"axes": {"client.lr": [0.1, 1e25]}, "stop": {"diverged": True, "cannot_win": True}},
+        ),
+    ],
+)
+def test_grid_is_trained_again_to_the_same_bits_and_not_touched(
+    tmp_path: Path, algorithms: tuple[str, ...], changes: dict[str, Any]
+) -> None:
+    plan = grid(*algorithms, **changes)
+    with pytest.raises(MemoryError):
+        run_grid(plan, tmp_path, task=toy(), progress=Stop(3), checkpoint_seconds=0)
+    run_grid(plan, tmp_path, task=toy())
+    before = content(tmp_path)
+    found = verify(tmp_path, rounds=9, task=toy())
+    assert [v.name for v in found] == list(algorithms)
+    # Round 1, that of a halving, and the two that count.
+    logged = 4 if plan.stop.heuristic_halving else 3
+    assert [(v.rounds, v.reproduced, v.facts) for v in found] == [
+        (logged, True, ()) for _ in algorithms
+    ]
+    assert content(tmp_path) == before
+
+
+def test_difference_in_a_grid_is_found_in_its_round(tmp_path: Path) -> None:
+    run_grid(grid("fedavg", "fedadam"), tmp_path, task=toy())
+    log = tmp_path / "fedadam" / "metrics.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        if (line["trial"], line["round"]) == (3, 4):
+            line["train_loss"] += 2**-30
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    edit(tmp_path / "fedadam" / "manifest.json", torch="1.0")
+    good, bad = verify(tmp_path, rounds=4, task=toy())
+    assert (good.reproduced, good.rounds) == (True, 2)
+    assert "only some rounds, here 1, 4" in good.note
+    assert (bad.reproduced, bad.first, bad.fields) == (False, 4, ("train_loss",))
+    assert bad.size == pytest.approx(2**-30, rel=1e-6)
+    assert [fact.name for fact in bad.facts] == ["torch"]
+    # The default of three rounds sees the first one.
+    assert [(v.rounds, v.reproduced) for v in verify(tmp_path, task=toy())] == [(1, True)] * 2
+    assert [v.name for v in verify(tmp_path, runs=1, task=toy())] == ["fedavg"]
+    [other, _] = verify(tmp_path, task=replace(toy(seed=1), name="toy"))
+    assert (other.reproduced, other.rounds) == (False, 0)
+    assert "other data" in other.note
+
+
+def test_grid_that_has_not_begun_is_said(tmp_path: Path) -> None:
+    (tmp_path / "grid.toml").write_text(grid("fedavg").to_toml())
+    with pytest.raises(InputError, match="no finished round yet"):
+        verify(tmp_path, task=toy())
+    (tmp_path / "fedavg").mkdir()
+    with pytest.raises(InputError, match=r"cannot read .*manifest\.json"):
+        verify(tmp_path, task=toy())

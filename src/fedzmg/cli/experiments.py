@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:  # a command that only prints help does without torch
+    from fedzmg.tasks.task import Task
+    from fedzmg.trackers import Tracking
+    from fedzmg.trackers.tracking import Make, Naming
 
 UNFINISHED = 75
 """Exit code when the time was over: run the same command again."""
@@ -51,25 +58,15 @@ def grid(
     from fedzmg import trackers
     from fedzmg.experiment.grid import run_grid
     from fedzmg.experiment.grid_score import warnings
-    from fedzmg.report import figures, grids
-    from fedzmg.report.live import Display
+    from fedzmg.report import grids, style
 
-    makers = trackers.named(track)
-    spec = _read(file, "grid", set_)
-    place = out or Path("runs") / file.stem
-    console = Console(stderr=as_json)
-    spec.check()
-    task = spec.build_task()
-    _say(task.notes)
-    with (
-        _ending_in_time(),
-        Display(console, task.metric.name, spec.packs()) as display,
-        trackers.Tracking(makers, place, display, trackers.by_point(spec)) as progress,
-    ):
-        data = run_grid(spec, place, task=task, progress=progress, max_minutes=max_minutes)
-    written = [figures.save(grids.figures(data), place / "heat-maps")[0]]
+    work = _prepare("grid", file, set_, out, track, as_json=as_json)
+    spec, place, console = work.spec, work.place, work.console
+    with _shown(work, spec.packs(), trackers.by_point(spec)) as progress:
+        data = run_grid(spec, place, task=work.task, progress=progress, max_minutes=max_minutes)
+    written = [style.save(grids.figures(data), place / "heat-maps")[0]]
     for name in data["algorithms"]:
-        figures.save(grids.figure(data, name), place / spec.folder(name) / "heat-map")
+        style.save(grids.figure(data, name), place / spec.folder(name) / "heat-map")
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
@@ -87,30 +84,19 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
-    from fedzmg import trackers
     from fedzmg.experiment.store import write_json
     from fedzmg.experiment.study import run_study
-    from fedzmg.report import comparison, figures, studies
-    from fedzmg.report.live import Display
+    from fedzmg.report import comparison, studies, style
 
-    makers = trackers.named(track)
-    spec = _read(file, "study", set_)
-    place = out or Path("runs") / file.stem
-    console = Console(stderr=as_json)
-    spec.check()
-    task = spec.build_task()
-    _say(task.notes)
-    with (
-        _ending_in_time(),
-        Display(console, task.metric.name, dict.fromkeys(spec.algorithms, 1)) as display,
-        trackers.Tracking(makers, place, display) as progress,
-    ):
+    work = _prepare("study", file, set_, out, track, as_json=as_json)
+    spec, place, console = work.spec, work.place, work.console
+    with _shown(work, dict.fromkeys(spec.algorithms, 1)) as progress:
         data, compared = run_study(
-            spec, place, task=task, progress=progress, max_minutes=max_minutes
+            spec, place, task=work.task, progress=progress, max_minutes=max_minutes
         )
     curves = compared.as_dict()
     write_json(place / "comparison.json", curves)
-    written = figures.save(comparison.figure(curves), place / "curves")
+    written = style.save(comparison.figure(curves), place / "curves")
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
@@ -143,17 +129,64 @@ def schema(
     kind: Annotated[str, typer.Argument(help="grid, study or run.")] = "study",
 ) -> None:
     """Print the JSON Schema of a file, for editors that complete and check TOML."""
-    from fedzmg.experiment.plans import schema as json_schema
+    from fedzmg.experiment.spec_files import schema as json_schema
 
     typer.echo(json.dumps(json_schema(kind), indent=1))
 
 
 def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
-    from fedzmg.experiment import plans
+    from fedzmg.experiment import spec_files
     from fedzmg.experiment.strict import parse_settings
 
-    spec = plans.read(file, kind)
+    spec = spec_files.read(file, kind)
     return spec.with_settings(parse_settings(settings or []))  # type: ignore[arg-type]
+
+
+class _Work(NamedTuple):
+    """What a file asks for, checked, and where it goes."""
+
+    spec: Any
+    task: Task
+    place: Path
+    console: Console
+    trackers: Mapping[str, Make]
+
+
+def _prepare(
+    kind: str,
+    file: Path,
+    settings: list[str] | None,
+    out: Path | None,
+    track: str | None,
+    *,
+    as_json: bool,
+) -> _Work:
+    """Find every mistake that can be found before anything is written."""
+    from fedzmg import trackers
+
+    makers = trackers.named(track)
+    spec = _read(file, kind, settings)
+    spec.check()
+    task = spec.build_task()
+    _say(task.notes)
+    place = out or Path("runs") / file.stem
+    return _Work(spec, task, place, Console(stderr=as_json), makers)
+
+
+@contextlib.contextmanager
+def _shown(
+    work: _Work, packs: Mapping[str, int], naming: Naming | None = None
+) -> Iterator[Tracking]:
+    """Show rounds on the terminal and to trackers, until the time is over."""
+    from fedzmg import trackers
+    from fedzmg.report.live import Display
+
+    with (
+        _ending_in_time(),
+        Display(work.console, work.task.metric.name, packs) as display,
+        trackers.Tracking(work.trackers, work.place, display, naming) as progress,
+    ):
+        yield progress
 
 
 class _ending_in_time:

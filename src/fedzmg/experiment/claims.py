@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedzmg.errors import InputError
 from fedzmg.experiment import lock
-from fedzmg.experiment.plans import Plan
+from fedzmg.experiment.lock import Hold, hold
+from fedzmg.experiment.plan import Plan
 from fedzmg.experiment.strict import read_toml
 from fedzmg.files import write_atomic
 
@@ -17,12 +19,25 @@ FORMAT = 1
 """Of ``grid.json``, ``scores.json`` and ``study.json``."""
 
 
-def claim(out: Path, spec: Plan, name: str) -> None:
-    """Make a directory, which this process holds, that of a plan, or see that it is already.
+@contextlib.contextmanager
+def claimed(out: Path, spec: Plan, name: str, say: Callable[[str], None]) -> Iterator[Hold]:
+    """Hold a directory and make it that of a plan, or see that it is already.
+
+    Args:
+        out: the directory; made if need be.
+        spec: the plan.
+        name: of the file that holds it there.
+        say: told when the directory is taken over from a process that is gone.
 
     Raises:
-        InputError: if it holds anything else or cannot be written.
+        InputError: if another process holds it, it holds anything else, or cannot be written.
     """
+    with hold([out], say) as held:
+        _claim(out, spec, name)
+        yield held
+
+
+def _claim(out: Path, spec: Plan, name: str) -> None:
     path = out / name
     if path.is_file():
         kept = type(spec).parse(read_toml(path))
@@ -43,7 +58,11 @@ def claim(out: Path, spec: Plan, name: str) -> None:
 
 
 def _difference(kept: Plan, asked: Plan) -> str:
-    there, here = (_flat(plan.model_dump(exclude_none=True)) for plan in (kept, asked))
+    return first_difference(*(_flat(plan.model_dump(exclude_none=True)) for plan in (kept, asked)))
+
+
+def first_difference(there: Mapping[str, object], here: Mapping[str, object]) -> str:
+    """The first setting, by dotted name, in which two specifications differ, for a message."""
     key = next(k for k in [*here, *there] if there.get(k) != here.get(k))
     return f"{key} is {there.get(key)!r} there and {here.get(key)!r} here"
 

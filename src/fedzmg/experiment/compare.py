@@ -12,7 +12,8 @@ from typing import Any
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.experiment import scores
 from fedzmg.experiment.curves import curve, final, whole
-from fedzmg.experiment.run import Progress, run_pack
+from fedzmg.experiment.progress import Progress
+from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.significance import PairedTest, paired_t
 from fedzmg.experiment.spec import RunSpec
 from fedzmg.simulation import History

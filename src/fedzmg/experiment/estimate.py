@@ -7,9 +7,10 @@ from typing import Any
 
 from fedzmg import algorithms, tasks
 from fedzmg.experiment.grid import choosing
+from fedzmg.experiment.grid_spec import GridSpec
 from fedzmg.experiment.pace import measure
-from fedzmg.experiment.plans import GridSpec, StudySpec
 from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.study_spec import StudySpec
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.simulation import Trial
 from fedzmg.tasks.task import Protocol, Task

@@ -23,11 +23,10 @@ import torch
 from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
 from fedzmg.experiment.budget import Budget
-from fedzmg.experiment.claims import FORMAT, claim, read_json
+from fedzmg.experiment.claims import FORMAT, claimed, read_json
 from fedzmg.experiment.grid_search import Search
-from fedzmg.experiment.lock import hold
-from fedzmg.experiment.plans import GridSpec
-from fedzmg.experiment.run import Progress, Silent
+from fedzmg.experiment.grid_spec import GridSpec
+from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.store import write_json
 from fedzmg.tasks.task import Task
 
@@ -65,8 +64,7 @@ def run_grid(
     progress, budget = progress or Silent(), Budget(max_minutes)
     spec.check(task)
     task = choosing(task or spec.build_task(), spec)
-    with hold([out], progress.say) as held:
-        claim(out, spec, "grid.toml")
+    with claimed(out, spec, "grid.toml", progress.say) as held:
         found: dict[str, Any] = {}
         for name in spec.algorithms:
             place = out / spec.folder(name)

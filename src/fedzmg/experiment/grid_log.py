@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from fedzmg.errors import InputError
+from fedzmg.files import append, log_bytes
 from fedzmg.simulation import Record
 
 Rows: TypeAlias = dict[tuple[int, int], dict[str, Any]]
@@ -46,14 +46,7 @@ class Log:
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add the lines of a round together."""
         text = "".join(f"{json.dumps(_words(row), allow_nan=False)}\n" for row in rows)
-        with self.path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # a crash broke a line off
-                    text = "\n" + text
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.path, text.encode())
 
     def lines(self) -> list[dict[str, Any]]:
         """Every line in the order of writing.
@@ -62,7 +55,7 @@ class Log:
             InputError: for a line that is damaged and was not merely broken off.
         """
         found: list[dict[str, Any]] = []
-        lines = self.path.read_bytes().splitlines() if self.path.exists() else []
+        lines = log_bytes(self.path).splitlines()
         for number, line in enumerate(lines, 1):
             try:
                 values = json.loads(line)

@@ -11,7 +11,7 @@ from typing import Any
 from fedzmg.experiment.bounds import Known
 from fedzmg.experiment.claims import FORMAT
 from fedzmg.experiment.grid_log import Rows
-from fedzmg.experiment.plans import GridSpec
+from fedzmg.experiment.grid_spec import GridSpec
 from fedzmg.experiment.stopping import Stopped
 from fedzmg.tasks.task import Task
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,20 @@ from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment import grid_pack, manifest
 from fedzmg.experiment.budget import Budget, TimeIsUp
 from fedzmg.experiment.claims import read_json
-from fedzmg.experiment.grid_log import GridTrial, Log, Rows
+from fedzmg.experiment.grid_log import Log, Rows
 from fedzmg.experiment.grid_pack import PackCheckpoint, Unusable
 from fedzmg.experiment.grid_score import counted, score
+from fedzmg.experiment.grid_spec import GridSpec
 from fedzmg.experiment.grid_stops import Stops
+from fedzmg.experiment.grid_trials import built, evaluated, packs, trials_of
+from fedzmg.experiment.interrupt import HeldInterrupt
 from fedzmg.experiment.lock import Hold
-from fedzmg.experiment.plans import GridSpec
-from fedzmg.experiment.run import HeldInterrupt, Progress
+from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.spec import DTYPES
 from fedzmg.experiment.stopping import Stopped, Verdict, newly_diverged
 from fedzmg.experiment.store import write_json
-from fedzmg.simulation import Record, RoundReport, Simulation, Trial, resolve_device
+from fedzmg.experiment.write_errors import named_write_errors
+from fedzmg.simulation import RoundReport, Simulation, resolve_device
 from fedzmg.tasks.task import Task
 
 CHECKPOINT_SHARE = 0.05
@@ -52,19 +53,19 @@ class Search:
         self.log = Log(place / "metrics.jsonl")
         self.rows: Rows = self.log.read()
         self.stops = Stops(spec, name, task.metric, place / "stopped.jsonl")
-        self.trials = [GridTrial(p, seed) for p in spec.points(name) for seed in spec.seeds]
+        self.trials = trials_of(spec, name)
         self.lost: set[int] = set()
         """Trials that have diverged, as far as this process saw."""
 
     def run(self) -> None:
         """Train pack after pack, then score."""
-        for pack in self._packs(range(len(self.trials))):
+        for pack in packs(self.spec, range(len(self.trials))):
             # One that was stopped and is to be trained after all has its turn below.
             if not all(i in self.stops.revoked or self._logged([i]) for i in pack):
                 self._train(pack)
         while True:
             if self.spec.stop.cannot_win:
-                with self._named_write_errors():
+                with named_write_errors(self.place):
                     self.stops.revoke(self.stops.unsettled(self.rows))
             again = [i for i in sorted(self.stops.revoked) if not self._logged([i])]
             if not again:
@@ -73,18 +74,14 @@ class Search:
                 f"{self.name}: {len(again)} stopped trials might win after all: they are trained "
                 "to the end"
             )
-            for pack in self._packs(again):
+            for pack in packs(self.spec, again):
                 self._train(pack)
-        with self._named_write_errors():
+        with named_write_errors(self.place):
             scores = score(self.spec, self.name, self.task, self.rows, self.stops.now)
             write_json(self.place / "scores.json", scores)
             # Only now: a grid that is scored never trains again.
             (self.place / "checkpoint.safetensors").unlink(missing_ok=True)
             shutil.rmtree(self.place / "memory", ignore_errors=True)
-
-    def _packs(self, trials: Sequence[int]) -> list[list[int]]:
-        size = self.spec.together or max(len(trials), 1)
-        return [list(trials[i : i + size]) for i in range(0, len(trials), size)]
 
     def _logged(self, members: Iterable[int], until: int | None = None) -> bool:
         """Whether the log has all rounds that count, up to one of them."""
@@ -97,7 +94,7 @@ class Search:
         return True
 
     def _train(self, pack: list[int]) -> None:
-        with self._named_write_errors():
+        with named_write_errors(self.place):
             kept = self._checkpoint(pack)
             begun = 0 if kept is None else kept.round
             stops = self.stops.now
@@ -119,7 +116,8 @@ class Search:
                 while not finished:
                     report = simulation.run_round()
                     self.held.check()
-                    report = report._replace(records=self._evaluated(simulation, report.records))
+                    records = evaluated(self.spec, simulation, report.records)
+                    report = report._replace(records=records)
                     self._write(active, report)
                     verdict = self._ask(pack, active, report)
                     self._stop(pack, active, simulation, verdict)
@@ -200,16 +198,9 @@ class Search:
 
     def _simulation(self, active: list[int], kept: PackCheckpoint | None) -> Simulation:
         spec, facts = self.spec, self._facts()
-        fixed = spec.fixed(self.name)
         simulation = Simulation(
             self.task,
-            [
-                Trial(
-                    spec.configured(self.name, {**fixed, **self.trials[i].options}, self.task),
-                    self.trials[i].seed,
-                )
-                for i in active
-            ],
+            built(spec, self.name, self.task, [self.trials[i] for i in active]),
             rounds=spec.rounds,
             device=resolve_device(spec.device),
             dtype=DTYPES[spec.dtype],
@@ -250,26 +241,6 @@ class Search:
                 )
         return facts
 
-    def _evaluated(self, simulation: Simulation, records: list[Record]) -> list[Record]:
-        """Records of a round, evaluated if it is one that is asked for."""
-        counts = simulation.round in counted(self.spec)
-        due = counts or simulation.round in self.spec.stop.heuristic_halving
-        awake = [i for i in range(len(records)) if i not in simulation.resting]
-        if not due or records[awake[0]].metric is not None:
-            return records
-        worst = 0.0 if self.task.metric.higher_is_better else math.inf
-        found, scores = list(records), simulation.evaluate()
-        for i in awake:
-            loss, metric = scores[i]
-            lost = records[i].diverged or not math.isfinite(loss)
-            found[i] = records[i]._replace(
-                loss=loss,
-                metric=worst if lost else metric,
-                # A look in between is no verdict: a loss too large for a number may come down.
-                diverged=lost if counts else records[i].diverged,
-            )
-        return found
-
     def _write(self, active: list[int], report: RoundReport) -> None:
         """Add the lines of a round, if it was evaluated."""
         lines = [
@@ -280,13 +251,3 @@ class Search:
         if lines:
             self.log.append(lines)
             self.rows |= {(line["trial"], line["round"]): line for line in lines}
-
-    @contextlib.contextmanager
-    def _named_write_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise InputError(
-                f"cannot write to {self.place}: {error.strerror or error}; what was kept is whole, "
-                "run the same command again once there is room"
-            ) from None

@@ -15,7 +15,7 @@ from fedzmg.evaluation import Metric
 from fedzmg.experiment.bounds import Known, Rule, hopeless, unsettled
 from fedzmg.experiment.grid_log import Log, Rows
 from fedzmg.experiment.grid_score import known, neighbours
-from fedzmg.experiment.plans import GridSpec
+from fedzmg.experiment.grid_spec import GridSpec
 from fedzmg.experiment.stopping import Stopped
 
 

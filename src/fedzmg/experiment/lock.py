@@ -20,6 +20,8 @@ from fedzmg.files import remove_leftovers, write_atomic
 
 NAME = "lock.json"
 GUARD = ".lock.guard"
+KEPT = "kept.json"
+"""Marks a copy for keeping, in which nothing can go on: it has no checkpoints."""
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 180.0
@@ -171,7 +173,8 @@ def hold(paths: Sequence[Path], say: Callable[[str], None]) -> Iterator[Hold]:
         say: told when a directory is taken over from a process that is gone.
 
     Raises:
-        InputError: if a process that lives holds one of them, or if one cannot be written.
+        InputError: if a process that lives holds one of them, one belongs to a kept copy, or cannot
+            be written.
     """
     held = Hold(Owner.of_this_process())
     ended = threading.Event()
@@ -183,6 +186,7 @@ def hold(paths: Sequence[Path], say: Callable[[str], None]) -> Iterator[Hold]:
     heart = threading.Thread(target=keep_beating, name="lock", daemon=True)
     try:
         for path in paths:
+            _refuse_kept_copies(path)
             held.take(path, say)
         if held.paths:
             heart.start()
@@ -192,6 +196,15 @@ def hold(paths: Sequence[Path], say: Callable[[str], None]) -> Iterator[Hold]:
         if heart.is_alive():
             heart.join()
         held.release()
+
+
+def _refuse_kept_copies(path: Path) -> None:
+    for place in (path.absolute(), *path.absolute().parents):
+        if (place / KEPT).is_file():
+            raise InputError(
+                f"{path} belongs to a kept copy, which has no checkpoints to go on from: read it "
+                "with 'fedzmg report', or train at another place with --out"
+            )
 
 
 def read_owner(path: Path) -> Owner | None:

@@ -39,7 +39,14 @@ import safetensors.torch
 from fedzmg.errors import InputError
 from fedzmg.experiment import lock
 from fedzmg.experiment.spec import RunSpec
-from fedzmg.files import is_leftover, remove_leftovers, sync_directory, write_atomic
+from fedzmg.files import (
+    append,
+    is_leftover,
+    log_bytes,
+    remove_leftovers,
+    sync_directory,
+    write_atomic,
+)
 from fedzmg.simulation import Checkpoint, ClientMetrics, Record
 
 FORMAT = 1
@@ -47,6 +54,7 @@ FORMAT = 1
 NEWEST = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
 CLIENTS = "clients.safetensors"
+LOG = "metrics.jsonl"
 
 _BLANK = b"0" * 64
 """Stands where the hash of a checkpoint's bytes will be, while they are hashed."""
@@ -143,18 +151,9 @@ class RunDirectory:
         return manifest
 
     def append(self, record: Record) -> None:
-        """Add a round to the log; a line broken off by a crash is left behind it."""
-        path = self.path / "metrics.jsonl"
+        """Add a round to the log."""
         values = {name: _word(value) for name, value in record._asdict().items()}
-        line = _json(values) + b"\n"
-        with path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    line = b"\n" + line
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.path / LOG, _json(values) + b"\n")
 
     def records(self, until: int | None = None) -> list[Record]:
         """The log in order of rounds; of lines for the same round the last counts.
@@ -162,9 +161,9 @@ class RunDirectory:
         Args:
             until: leave out rounds after this one, which are about to be repeated.
         """
-        path = self.path / "metrics.jsonl"
+        path = self.path / LOG
         by_round: dict[int, Record] = {}
-        lines = path.read_bytes().splitlines() if path.exists() else []
+        lines = log_bytes(path).splitlines()
         for number, line in enumerate(lines, 1):
             try:
                 values = json.loads(line)
@@ -257,7 +256,7 @@ class RunDirectory:
                 continue
             if logged is not None and any(r not in logged for r in range(1, round_ + 1)):
                 reasons.append(
-                    f"{self.path / 'metrics.jsonl'} lacks rounds that the checkpoint has, of which "
+                    f"{self.path / LOG} lacks rounds that the checkpoint has, of which "
                     f"there are {round_} in {path.name}"
                 )
                 continue

@@ -23,18 +23,18 @@ from typing import Any, get_args
 from fedzmg.errors import InputError, unknown
 from fedzmg.experiment import scores
 from fedzmg.experiment.budget import Budget
-from fedzmg.experiment.claims import FORMAT, claim, read_json
+from fedzmg.experiment.claims import FORMAT, claimed, read_json
 from fedzmg.experiment.compare import Comparison
 from fedzmg.experiment.curves import curve, final, stopped, whole
-from fedzmg.experiment.lock import hold
-from fedzmg.experiment.plans import StudySpec
-from fedzmg.experiment.run import Progress, Silent, run_pack
+from fedzmg.experiment.progress import Progress, Silent
+from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.scores import FinalRule, ThresholdRule
 from fedzmg.experiment.significance import family
 from fedzmg.experiment.spec import RunSpec
 from fedzmg.experiment.stopping import asking
 from fedzmg.experiment.store import write_json
 from fedzmg.experiment.strict import Value
+from fedzmg.experiment.study_spec import StudySpec
 from fedzmg.simulation import History
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
@@ -81,8 +81,7 @@ def run_study(
     stop = asking(budget, diverged=spec.stop.diverged)
     histories: dict[str, list[History]] = {}
     data: dict[str, Any] = {}
-    with hold([out], progress.say):
-        claim(out, spec, "study.toml")
+    with claimed(out, spec, "study.toml", progress.say):
         for name, specs in runs.items():
             places = [out / spec.folder(name) / f"seed-{run.seed}" for run in specs]
             found = run_pack(task, specs, places, progress=progress, stop=stop, label=name)

@@ -7,69 +7,25 @@ Nothing is written to the run's directory: what clients remember goes to a tempo
 
 from __future__ import annotations
 
-import contextlib
-import math
-import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from fedzmg.engine.choose import EngineChoice, can_compile
+from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError
 from fedzmg.experiment import manifest
 from fedzmg.experiment.spec import DTYPES, RunSpec
 from fedzmg.experiment.store import RunDirectory
-from fedzmg.simulation import Record, Simulation, resolve_device
+from fedzmg.experiment.verdict import Compared, Verdict, circumstances, judge, other_data, remarks
+from fedzmg.experiment.verify_grid import verify_grid
+from fedzmg.simulation import Record, Simulation
 from fedzmg.tasks.task import Task
 
 ROUNDS = 3
-NUMBERS = ("metric", "loss", "train_loss")
-UNTOLD = ("started", "engine_reason", "command", "chunk_changes", "pack_changes")
-"""Facts of a manifest that say nothing about where a run's bits come from."""
-
-
-class Fact(NamedTuple):
-    """A circumstance that is not what it was."""
-
-    name: str
-    then: Any
-    now: Any
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of one run."""
-
-    name: str
-    rounds: int
-    """Rounds that were trained again and compared."""
-    first: int | None
-    """The first round with a difference."""
-    fields: tuple[str, ...]
-    """What differs there, times apart."""
-    size: float | None
-    """Largest absolute difference of metric and losses in all of these rounds."""
-    facts: tuple[Fact, ...]
-    note: str = ""
-
-    @property
-    def reproduced(self) -> bool:
-        """Whether every bit is the same."""
-        return self.rounds > 0 and self.first is None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        size = self.size if self.size is None or math.isfinite(self.size) else str(self.size)
-        return {
-            **vars(self),
-            "size": size,
-            "facts": [fact._asdict() for fact in self.facts],
-            "reproduced": self.reproduced,
-        }
 
 
 class _Kept(NamedTuple):
@@ -91,9 +47,9 @@ def verify(
     """Train the first rounds of runs again and compare every number with the log.
 
     Args:
-        place: a run directory, or a directory that holds some.
+        place: a run directory, a directory that holds some, or a grid.
         rounds: how many rounds of each.
-        runs: only so many runs, the first by name.
+        runs: only so many runs, the first by name; of a grid so many algorithms.
         task: a user's own task; by default the preset that the runs name.
         say: told what is trained next.
 
@@ -105,6 +61,8 @@ def verify(
         raise InputError(f"rounds = {rounds}: expected at least 1")
     if runs is not None and runs < 1:
         raise InputError(f"runs = {runs}: expected at least 1")
+    if (place / "grid.toml").is_file():
+        return verify_grid(place, rounds=rounds, algorithms=runs, task=task, say=say)
     asked = [_read(directory, place) for directory in _find(place)[:runs]]
     names = [run.name for run in asked]
     found: list[Verdict] = []
@@ -130,8 +88,6 @@ def _find(place: Path) -> list[Path]:
     if not place.is_dir():
         raise InputError(f"{place} is no directory: give a run directory or one that holds some")
     found = sorted(path.parent for path in place.rglob("spec.toml"))
-    if not found and (place / "grid.toml").is_file():
-        raise InputError(f"{place} is a grid, which keeps no runs: give a run or a study")
     if not found:
         raise InputError(
             f"{place} holds no run directory (spec.toml): give a directory that 'fedzmg run', "
@@ -190,18 +146,13 @@ def _packs(runs: Sequence[_Kept]) -> list[list[_Kept]]:
 def _verify(task: Task, pack: Sequence[_Kept], wanted: int) -> list[Verdict]:
     # Everything is written out in a run's own file; what a task recommends today is beside it.
     plain = replace(task, options={}, protocol=pack[0].spec.build_protocol(task))
-    data = {"data_sha256": plain.train.fingerprint(), "task_sha256": plain.fingerprint()}
-    moved = [
-        Fact(name, pack[0].facts[name], now)
-        for name, now in data.items()
-        if name in pack[0].facts and pack[0].facts[name] != now
-    ]
-    if moved:
-        note = f"{task.name!r} holds other data, model or metric than then: nothing was trained"
-        return [Verdict(run.name, 0, None, (), None, tuple(moved), note) for run in pack]
+    facts = pack[0].facts
+    moved = [other_data(run.name, plain, facts) for run in pack]
+    if moved[0] is not None:
+        return [verdict for verdict in moved if verdict is not None]
     limit, chunk, note = _comparable(pack[0], wanted)
     end = min(limit, max(run.records[-1].round for run in pack))
-    with _circumstances(pack[0]) as device, tempfile.TemporaryDirectory() as place:
+    with circumstances(pack[0].name, facts) as device, tempfile.TemporaryDirectory() as place:
         simulation = _simulation(plain, pack, device, chunk, Path(place))
         again = [simulation.run_round().records for _ in range(end)]
         now = manifest.describe(simulation)
@@ -217,40 +168,9 @@ def _comparable(run: _Kept, wanted: int) -> tuple[int, int | None, str]:
     ends = [round_ - 1 for round_, _ in changes if round_ > 1]
     ends += [int(change["round"]) for change in run.facts.get("pack_changes", [])]
     limit = min([wanted, *ends])
-    notes = []
-    if limit < wanted:
-        notes.append(f"only up to round {limit}: what trained together changed then")
-    if os.environ.get("OMP_NUM_THREADS", str(run.facts.get("threads"))) != str(
-        run.facts.get("threads")
-    ):
-        notes.append("OMP_NUM_THREADS is set, which may keep the recorded threads from working")
-    if run.facts.get("device") == "cuda" and not run.facts.get("deterministic"):
-        notes.append("trained without deterministic = true, so a GPU promises no bits")
+    changed = f"only up to round {limit}: what trained together changed then"
+    notes = [*([changed] if limit < wanted else []), *remarks(run.facts)]
     return limit, chunk, "; ".join(notes)
-
-
-@contextlib.contextmanager
-def _circumstances(run: _Kept) -> Iterator[torch.device]:
-    """The recorded device and number of threads, as far as this machine has them."""
-    kind = str(run.facts.get("device", "cpu"))
-    try:
-        device = resolve_device(kind)
-    except InputError:
-        raise InputError(
-            f"{run.name} was trained on a GPU ({run.facts.get('device_name')}), and there is none "
-            "here: verify it where there is one"
-        ) from None
-    if run.facts["engine"] == "compiled" and not can_compile(device):
-        raise InputError(
-            f"{run.name} was trained with compiled steps, and there is no compiler here: install "
-            "one (g++; on a GPU triton)"
-        )
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(int(run.facts.get("threads", before)))
-        yield device
-    finally:
-        torch.set_num_threads(before)
 
 
 def _simulation(
@@ -276,34 +196,9 @@ def _simulation(
 
 def _judge(run: _Kept, again: Sequence[Record], now: Mapping[str, Any], note: str) -> Verdict:
     then = {record.round: record for record in run.records}
-    pairs = [(then[record.round], record) for record in again if record.round in then]
-    first: int | None = None
-    fields: tuple[str, ...] = ()
-    size = 0.0
-    for old, new in pairs:
-        unequal = tuple(
-            name
-            for name in Record._fields
-            if name != "seconds" and not _same(getattr(old, name), getattr(new, name))
-        )
-        if unequal and first is None:
-            first, fields = old.round, unequal
-        for name in NUMBERS:
-            size = max(size, _distance(getattr(old, name), getattr(new, name)))
-    facts = tuple(
-        Fact(name, run.facts[name], value)
-        for name, value in now.items()
-        if name in run.facts and name not in UNTOLD and run.facts[name] != value
-    )
-    return Verdict(run.name, len(pairs), first, fields, size if pairs else None, facts, note)
-
-
-def _same(old: Any, new: Any) -> bool:
-    # What an older version did not log cannot differ.
-    return old == new or str(old) == str(new) or (old is None and isinstance(new, tuple))
-
-
-def _distance(old: float | None, new: float | None) -> float:
-    if old is None or new is None or _same(old, new):
-        return 0.0
-    return abs(old - new) if math.isfinite(old - new) else math.inf
+    pairs = [
+        Compared(record.round, then[record.round]._asdict(), record._asdict())
+        for record in again
+        if record.round in then
+    ]
+    return judge(run.name, pairs, run.facts, now, note)

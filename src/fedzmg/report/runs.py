@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedzmg.errors import InputError
+from fedzmg.files import log_bytes
 from fedzmg.report.clients import Clients, read_clients
+from fedzmg.report.stored import read_json, read_toml
 
 FORMAT = 1
 """Newest format of run directories that is understood."""
@@ -122,12 +123,7 @@ def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
     Raises:
         InputError: if a file is damaged or of a newer format.
     """
-    try:
-        spec = tomllib.loads((directory / "spec.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{directory / 'spec.toml'} cannot be read ({error}): restore or remove it"
-        ) from None
+    spec = read_toml(directory / "spec.toml")
     lacking = [key for key in ("task", "algorithm", "seed") if key not in spec]
     if lacking:
         raise InputError(f"{directory / 'spec.toml'} lacks {lacking[0]!r}: restore or remove it")
@@ -147,28 +143,13 @@ def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
     return Run(shown, spec, manifest, log, clients=read_clients(directory))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        InputError: if there is none.
-    """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}): restore or remove it") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{path} holds no JSON object: restore or remove it")
-    return values
-
-
 def read_log(path: Path) -> Log:
     """Read a ``metrics.jsonl``; of lines for the same round the last counts.
 
     Raises:
         InputError: for a damaged line; one that a crash broke off is no damage.
     """
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    lines = log_bytes(path).splitlines()
     by_round = _at_once(lines)
     if by_round is None:
         by_round = _one_by_one(lines, path)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
+
+from fedzmg.files import log_bytes
 
 
 class Tail:
@@ -25,14 +28,7 @@ class Tail:
 
     def update(self) -> dict[Hashable, dict[str, Any]]:
         """Read what was added since, and give everything."""
-        try:
-            with self.path.open("rb") as file:
-                if file.seek(0, 2) < self._read:  # another file took its place
-                    self._read, self.rows = 0, {}
-                file.seek(self._read)
-                content = file.read()
-        except OSError:
-            return self.rows
+        content = self._added()
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.splitlines():
@@ -43,3 +39,16 @@ class Tail:
             except (ValueError, TypeError, KeyError):
                 continue
         return self.rows
+
+    def _added(self) -> bytes:
+        try:
+            with self.path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._read:  # another file took its place
+                    self._read, self.rows = 0, {}
+                file.seek(self._read)
+                return file.read()
+        except FileNotFoundError:
+            # A kept copy's log is compressed, and does not grow.
+            return b"" if self._read else log_bytes(self.path)
+        except OSError:
+            return b""

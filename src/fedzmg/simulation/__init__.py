@@ -7,17 +7,11 @@ history each. A trial's history does not depend on its neighbours.
 from __future__ import annotations
 
 from fedzmg.simulation.clients import ClientMetrics
-from fedzmg.simulation.devices import resolve_device
+from fedzmg.simulation.devices import Device, resolve_device
 from fedzmg.simulation.history import Checkpoint, History, Record
-from fedzmg.simulation.rounds import (
-    Device,
-    EngineName,
-    Observer,
-    RoundReport,
-    Simulation,
-    Snapshot,
-    simulate,
-)
+from fedzmg.simulation.rounds import EngineName, RoundReport, Simulation
+from fedzmg.simulation.snapshot import Snapshot
+from fedzmg.simulation.training import Observer, simulate
 from fedzmg.simulation.trial import Trial
 
 __all__ = [

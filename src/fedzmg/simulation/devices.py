@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from fedzmg.errors import InputError, unknown
+
+Device = Literal["auto", "cpu", "cuda"]
 
 
 def has_gpu() -> bool:

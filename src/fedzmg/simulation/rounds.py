@@ -5,61 +5,41 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedzmg.contract import State, bind, numbers
+from fedzmg.contract import State
 from fedzmg.data.plan import Entry
-from fedzmg.engine.aggregate import Merger, Sums
+from fedzmg.engine.aggregate import Sums
 from fedzmg.engine.choose import EngineChoice, choose
 from fedzmg.engine.fit import clients_that_fit, even
 from fedzmg.engine.memory import MemoryStore
-from fedzmg.engine.round import Broadcast, Engine, Program
+from fedzmg.engine.round import Broadcast, Engine
 from fedzmg.engine.spread import Spread
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Evaluation, evaluate
-from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import onednn, rounding
 from fedzmg.models.kernels.determinism import same_bits
 from fedzmg.models.kernels.precision import Precision
-from fedzmg.simulation import devices
-from fedzmg.simulation.accounting import (
-    ClientLosses,
-    Sizes,
-    message_sizes,
-    read_records,
-    traffic_after,
-)
+from fedzmg.simulation.accounting import Sizes, message_sizes, read_records, traffic_after
 from fedzmg.simulation.clients import ClientMetrics, Watched, measure
 from fedzmg.simulation.history import Checkpoint, History, Record
+from fedzmg.simulation.packed_rule import PackedRule
+from fedzmg.simulation.placement import place
 from fedzmg.simulation.planning import Planner
+from fedzmg.simulation.positions import checkpoint_of, restored_snapshot
+from fedzmg.simulation.snapshot import Snapshot, first_models, first_snapshot, next_snapshot
 from fedzmg.simulation.trial import Trial, pack
+from fedzmg.simulation.uploads import receive
 from fedzmg.tasks.task import Task, check
-from fedzmg.tree import Tree, named_leaves, refill, row, stack, tree_map
+from fedzmg.tree import Tree, row, tree_map
 
-Device = Literal["auto", "cpu", "cuda"]
 EngineName = Literal["auto", "sequential", "vectorized", "captured", "compiled"]
-
-DIVERGED_AFTER = 3
-"""Rounds in a row that lose every upload before a trial counts as diverged."""
-
-
-class Snapshot(NamedTuple):
-    """Everything a later round depends on, one row per trial (client memory apart)."""
-
-    params: Tree
-    state: State
-    alive: Tensor
-    lost: Tensor
-    """Rounds in a row that lost every upload."""
-    traffic: Tensor
-    """Bytes down and up of all rounds so far."""
 
 
 class _Launched(NamedTuple):
@@ -81,9 +61,6 @@ class RoundReport(NamedTuple):
     round: int
     records: list[Record]
     simulation: Simulation
-
-
-Observer = Callable[[RoundReport], None]
 
 
 class Simulation:
@@ -112,30 +89,11 @@ class Simulation:
         packed = pack(task, self.trials)
         self.client, self.server = packed.client, packed.server
         self.weights = packed.weights
-        model = task.model.to(device, dtype)
-        half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
-        self._objective = replace(task.objective, model=model, layers_in=half)
-        self._program = Program(
-            rule=self.client,
-            objective=self._objective,
-            data=task.train.to(device),
-            prepare=task.prepare,
-            dtype=dtype,
-            device=device,
-            longest=task.protocol.batching.steps(int(task.train.counts.max())),
+        self._program, self._elsewhere, self._test = place(
+            task, packed.client, device, dtype, precision
         )
-        self._elsewhere = [
-            replace(
-                self._program,
-                objective=replace(self._objective, model=task.model.to(other, dtype)),
-                data=task.train.to(other),
-                device=other,
-            )
-            for other in devices.other_devices(device)
-        ]
-        self._test = type(task.test)(*(column.to(device) for column in task.test))
-        self._client_numbers = self._tensors([numbers(t.client) for t in packed.each])
-        self._server_numbers = self._tensors([numbers(t.server) for t in packed.each])
+        self._clients = PackedRule.of(packed.client, [t.client for t in packed.each], dtype, device)
+        self._servers = PackedRule.of(packed.server, [t.server for t in packed.each], dtype, device)
         self.snapshot, self.memory = self._begin()
         self.round = 0
         self._planner = Planner(task, [trial.seed for trial in self.trials])
@@ -180,42 +138,17 @@ class Simulation:
         ]
         return Spread(tuple(engines)) if self._elsewhere else engines[0][1]
 
-    def _tensors(self, values: list[dict[str, float]]) -> dict[str, Tensor]:
-        """Hyper-parameters as tensors, one row per trial."""
-        return {
-            path: torch.tensor([v[path] for v in values], dtype=self.dtype, device=self.device)
-            for path in values[0]
-        }
-
     def _begin(self) -> tuple[Snapshot, MemoryStore]:
-        starts = [
-            initial_params(self.task.model, self.task.init, trial.seed).map(
-                lambda leaf: leaf.to(self.device, self.dtype)
-            )
-            for trial in self.trials
-        ]
-        params = stack(starts)
-        state = self._map_server(lambda rule, p: rule.init(p), params)
-        flags = torch.zeros(len(self.trials), dtype=torch.int64, device=self.device)
-        fresh = self._map_client(lambda rule, p: rule.remember(p), params)
-        snapshot = Snapshot(
-            params, state, flags == 0, flags, torch.zeros_like(flags)[:, None].repeat(1, 2)
-        )
+        seeds = [trial.seed for trial in self.trials]
+        params = first_models(self.task, seeds, self.dtype, self.device)
+        snapshot = first_snapshot(self._servers, params, len(seeds), self.device)
+        fresh = self._clients.map(lambda rule, p: rule.remember(p), params)
         return snapshot, MemoryStore(fresh, len(self.task.train), self._memory_places)
 
     def _restore(self, restored: Sequence[Checkpoint]) -> None:
         """Continue from checkpoints of this task and these trials, all at one round."""
-        if len({c.round for c in restored}) != 1:
-            raise InputError("packed trials can only be resumed from the same round")
-        rows = []
-        for i, (_, tensors) in enumerate(restored):
-            rows.append(_filled(row(self.snapshot, i), tensors, "model"))
-            blank = row(self.memory.fresh, i)
-            clients = {int(n.split("|")[1]) for n in tensors if n.startswith("memory|")}
-            memories = {c: _filled(blank, tensors, f"memory|{c}|") for c in sorted(clients)}
-            self.memory.rewind(i, restored[0].round)
-            self.memory.put(i, restored[0].round, memories)
-        self.snapshot = tree_map(lambda leaf: leaf.to(self.device), stack(rows))
+        found = restored_snapshot(restored, self.snapshot, self.memory)
+        self.snapshot = tree_map(lambda leaf: leaf.to(self.device), found)
         self.round = restored[0].round
 
     def histories(self, records: Sequence[Sequence[Record]]) -> list[History]:
@@ -230,17 +163,8 @@ class Simulation:
 
         Client memory is copied into it, unless it lives in files that outlive the process.
         """
-        tensors = {f"model{path}": t for path, t in named_leaves(row(self.snapshot, trial)).items()}
         copied = {} if self._memory_places else self.memory.of_trial(trial)
-        for client, state in copied.items():
-            tensors |= {f"memory|{client}|{p}": t for p, t in named_leaves(state).items()}
-        return Checkpoint(self.round, {n: t.detach().cpu().clone() for n, t in tensors.items()})
-
-    def _map_client(self, function: Callable[..., Any], *args: Any) -> Any:
-        return _map_rows(self.client, self._client_numbers, function, *args)
-
-    def _map_server(self, function: Callable[..., Any], *args: Any) -> Any:
-        return _map_rows(self.server, self._server_numbers, function, *args)
+        return checkpoint_of(self.round, self.snapshot, trial, copied)
 
     def _probe(self) -> tuple[list[Entry], Broadcast, State]:
         """One trial's first round: what engines are timed on, whatever the number of trials."""
@@ -248,9 +172,9 @@ class Simulation:
         return entries, self._broadcast(1, self.snapshot), self._read(entries)
 
     def _broadcast(self, round_: int, now: Snapshot) -> Broadcast:
-        shared = self._map_server(lambda rule, s, _: rule.share(s), now.state, now.lost)
+        shared = self._servers.map(lambda rule, s, _: rule.share(s), now.state, now.lost)
         stamp = torch.full((len(self.trials),), round_, dtype=torch.int64, device=self.device)
-        return Broadcast(now.params, shared, self._client_numbers, stamp)
+        return Broadcast(now.params, shared, self._clients.numbers, stamp)
 
     def _read(self, entries: list[Entry]) -> State:
         state = self.memory.read([(e.trial, e.client) for e in entries])
@@ -319,88 +243,51 @@ class Simulation:
     def _launch_once(self, round_: int, before: Snapshot) -> _Launched:
         entries = [e for e in self._planner.entries(round_) if e.trial not in self.resting]
         sent = self._broadcast(round_, before)
-        merger = Merger(entries, [self._weight(e) for e in entries], len(self.trials))
-        losses = ClientLosses(entries, len(self.trials))
-        uploads: Any = ()
-        computed = 0
-        remembered: list[tuple[list[tuple[int, int]], State, Tensor]] = []
-        for chunk in self._engine.train(entries, sent, self._read(entries)):
-            accepted = merger.add(chunk)
-            losses.add(chunk, accepted)
-            computed += chunk.computed
-            uploads = chunk.outcomes.upload
-            if not self.memory.is_empty:
-                owners = [(entries[i].trial, entries[i].client) for i in chunk.entries]
-                kept = tree_map(torch.Tensor.cpu, row(chunk.outcomes.memory, chunk.rows))
-                remembered.append((owners, kept, accepted))
+        received = receive(
+            self._engine.train(entries, sent, self._read(entries)),
+            entries,
+            len(self.trials),
+            by_examples=self.weights == "examples",
+            keeps_memory=not self.memory.is_empty,
+        )
         if self.device.type == "cuda":
             # The device is at work on this round: plan the next one meanwhile.
             self._planner.plan_ahead(round_ + 1)
-        after = self._update(merger, sent.round, before)
+        sums = received.merger.sums
+        after = next_snapshot(
+            self._servers, received.merger, len(self.task.train), sent.round, before
+        )
         scores: Tensor | None = None
         if (round_ - 1) % self.task.protocol.eval_every == 0 or round_ == self.rounds:
             scores = self._evaluate(after.params)
             # A loss that is not finite ends the trial.
             after = after._replace(alive=after.alive & scores[:, 0].isfinite())
         sizes = message_sizes(
-            entries, sent, uploads,
+            entries, sent, received.sample,
             cohort=self.task.protocol.cohort, counts=self.weights == "examples",
         )  # fmt: skip
-        after = after._replace(traffic=traffic_after(before.traffic, sizes, merger.sums))
+        after = after._replace(traffic=traffic_after(before.traffic, sizes, sums))
         # Nothing of the round is kept before all of it has been computed.
-        for owners, kept, accepted in remembered:
+        for owners, kept, accepted in received.remembered:
             self.memory.write(owners, round_, kept, accepted.tolist())
-        self._computed += computed
+        self._computed += received.computed
         self._useful += sum(len(entry.stream) for entry in entries)
-        return _Launched(round_, after, merger.sums, scores, sizes, losses.table())
-
-    def _weight(self, entry: Entry) -> float:
-        if not len(entry.stream):
-            return 0.0
-        return float(entry.examples) if self.weights == "examples" else 1.0
-
-    def _update(self, merger: Merger, stamp: Tensor, old: Snapshot) -> Snapshot:
-        """Let the servers move; a trial that lost every upload, or is frozen, stays as it is."""
-        cohort, sums = merger.cohort(len(self.task.train), stamp), merger.sums
-        params, state = self._map_server(
-            lambda rule, p, s, c: rule.update(p, s, c), old.params, old.state, cohort
-        )
-        moves = old.alive & (sums.clients > 0)
-
-        def pick(new: Tensor, before: Tensor) -> Tensor:
-            return torch.where(moves.reshape(-1, *[1] * (new.ndim - 1)), new, before)
-
-        sent = sums.clients + sums.dropped > 0
-        lost = torch.where((sums.clients == 0) & sent, old.lost + 1, torch.zeros_like(old.lost))
-        return Snapshot(
-            tree_map(pick, params, old.params),
-            tree_map(pick, state, old.state),
-            old.alive & (lost < DIVERGED_AFTER),
-            lost,
-            old.traffic,
-        )
+        return _Launched(round_, after, sums, scores, sizes, received.losses.table())
 
     def _evaluate(self, params: Tree) -> Tensor:
         """Loss and metric of every trial; zeros for one that rests."""
+        awake = [i for i in range(len(self.trials)) if i not in self.resting]
         found = evaluate(
-            row(params, self._awake) if self.resting else params,
+            row(params, awake) if self.resting else params,
             self._test,
-            self._objective,
+            self._program.objective,
             self.task.metric,
             self.task.prepare,
         )
-        return self._with_resting(found, 0.0)
-
-    @property
-    def _awake(self) -> list[int]:
-        return [i for i in range(len(self.trials)) if i not in self.resting]
-
-    def _with_resting(self, rows: Tensor, value: float) -> Tensor:
-        """Rows of the trials that train, filled up with a value for those that do not."""
         if not self.resting:
-            return rows
-        whole = rows.new_full((len(self.trials), rows.shape[1]), value)
-        whole[self._awake] = rows
+            return found
+        whole = found.new_zeros((len(self.trials), found.shape[1]))
+        whole[awake] = found
         return whole
 
     def padding(self) -> float:
@@ -426,84 +313,5 @@ class Simulation:
         data = self._test if watched.part == "test" else self._program.data.examples
         with onednn(self.choice.onednn), rounding(self.precision):
             return measure(
-                self.task, watched, self.snapshot.params, data, self._objective, self.round
+                self.task, watched, self.snapshot.params, data, self._program.objective, self.round
             )
-
-
-def _map_rows(
-    rule: Any, values: dict[str, Tensor], function: Callable[..., Any], *args: Any
-) -> Any:
-    """Map ``function(rule, *args)`` over trials, the rule bound to each trial's numbers."""
-    with torch.no_grad():
-        return torch.vmap(lambda n, *a: function(bind(rule, n), *a))(values, *args)
-
-
-def _filled(template: Any, tensors: Mapping[str, Tensor], prefix: str) -> Any:
-    """The template with a checkpoint's tensors; a misfit is an input error, not a crash."""
-    found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-    for name, leaf in named_leaves(template).items():
-        other = found.get(name)
-        if other is None or other.shape != leaf.shape or other.dtype != leaf.dtype:
-            raise InputError(
-                f"the checkpoint does not fit this run ({prefix}{name} is missing or has another "
-                "shape): it was made with other settings; choose another directory"
-            )
-    return refill(template, found)
-
-
-def simulate(
-    task: Task,
-    trials: Sequence[Trial] | Trial,
-    *,
-    rounds: int | None = None,
-    engine: EngineName = "auto",
-    device: Device = "auto",
-    dtype: torch.dtype = torch.float32,
-    precision: Precision = "float32",
-    deterministic: bool = False,
-    chunk: int | None = None,
-    observer: Observer | None = None,
-) -> list[History]:
-    """Train trials of equal structure together; one history each.
-
-    Args:
-        task: a preset of ``fedzmg.tasks`` or :meth:`Task.from_arrays`.
-        trials: algorithms that differ only in numbers, and seeds.
-        rounds: instead of the task's own number of rounds.
-        engine: ``auto`` measures and picks; ``sequential`` is the reference loop, ``vectorized``
-            maps over clients, ``compiled`` also compiles the step.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        dtype: type of parameters and updates.
-        precision: how layers are computed on a GPU: ``float32``, ``tf32`` or ``bf16``.
-        deterministic: on a GPU, the same bits whenever the same trials are packed together;
-            slower. Processors always give the same bits.
-        chunk: train at most this many clients at once, to save memory.
-        observer: called after every round.
-
-    Raises:
-        InputError: for trials of different structure or a task that does not fit together.
-    """
-    trials = [trials] if isinstance(trials, Trial) else trials
-    if chunk is not None and chunk < 1:
-        raise InputError(f"chunk = {chunk!r}: expected a whole number of at least 1")
-    total = task.protocol.rounds if rounds is None else rounds
-    protocol = replace(task.protocol, rounds=total)
-    simulation = Simulation(
-        replace(task, protocol=protocol),
-        trials,
-        rounds=total,
-        device=devices.resolve_device(device),
-        dtype=dtype,
-        engine=engine,
-        precision=precision,
-        deterministic=deterministic,
-        chunk=chunk,
-    )
-    records: list[list[Record]] = [[] for _ in trials]
-    while simulation.round < total:
-        report = simulation.run_round()
-        for kept, record in zip(records, report.records, strict=True):
-            kept.append(record)
-        if observer is not None:
-            observer(report)
-    return simulation.histories(records)

@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-from fedzmg.experiment.plans import GridSpec
-from fedzmg.experiment.run import Progress, Silent
+from fedzmg.experiment.grid_spec import GridSpec
+from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.simulation import Record, RoundReport, Simulation, Trial
 from fedzmg.trackers.tracker import Ending, TrackedRun, Tracker
 from fedzmg.version import __version__
@@ -51,12 +50,7 @@ class Tracking:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close("stopped")
 
     def begin(self, label: str, rounds: int, done: int) -> None:

@@ -1,0 +1,133 @@
+"""What a user writes for a grid: a search over hyper-parameters."""
+
+# ruff: noqa: RUF012 (pydantic copies mutable defaults)
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, ClassVar, Literal, Self
+
+import pydantic
+
+from fedzmg import algorithms, tasks
+from fedzmg.algorithms.options import known_options
+from fedzmg.errors import InputError, unknown
+from fedzmg.experiment.axes import PAPER_RATES, Axes, checked, dotted
+from fedzmg.experiment.plan import Plan
+from fedzmg.experiment.stopping import GridStop
+from fedzmg.tasks.task import Task
+
+
+class GridSpec(Plan):
+    """A search over hyper-parameters: short trainings, scored by their last rounds."""
+
+    tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "stop", "axes")
+
+    kind: Literal["grid"] = "grid"
+    seeds: list[int] = [1000]
+    """Seeds that no reported run uses."""
+    rounds: int = 50
+    last: int = 10
+    """A score is the mean metric after each of so many last rounds; 0 for a trial that diverged."""
+    selection: Literal["tune", "test"] = "tune"
+    """Examples that choose: a half that reports nothing, or all test examples, as in the paper."""
+    together: int = 0
+    """Most trials that train side by side, where memory is short; 0: all of an algorithm's."""
+    axes: Axes = pydantic.Field(default_factory=lambda: {})
+    """Values by option, such as ``client.lr``; by default the paper's rates of clients and servers.
+    An algorithm without such an option has one axis less."""
+    stop: GridStop = GridStop()
+    """When to train points no further; by default never."""
+
+    _dotted = pydantic.field_validator("axes", mode="before")(dotted)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _usual_axes(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not values.get("axes"):
+            return {**values, "axes": {"client.lr": PAPER_RATES, "server.lr": PAPER_RATES}}
+        return values
+
+    @pydantic.field_validator("axes")
+    @classmethod
+    def _checked(cls, axes: Axes) -> Axes:
+        return checked(axes)
+
+    @pydantic.model_validator(mode="after")
+    def _fits(self) -> Self:
+        if not 1 <= self.last <= self.rounds:
+            raise InputError(f"last = {self.last}: expected 1 to {self.rounds}, the rounds")
+        if self.together < 0:
+            raise InputError(f"together = {self.together}: expected 0 or more")
+        if self.selection == "tune" and self.preset.get("selection") == "test":
+            raise InputError(
+                'preset.selection = "test" leaves no half to choose by: say selection = "test"'
+            )
+        self._check_stop()
+        return self
+
+    def _check_stop(self) -> None:
+        bound, halvings = self.stop.best_possible, self.stop.heuristic_halving
+        if bound is not None and not (self.stop.cannot_win and math.isfinite(bound)):
+            raise InputError(
+                f"stop.best_possible = {bound}: a finite number, for stop.cannot_win = true only"
+            )
+        if not halvings:
+            return
+        if sorted(set(halvings)) != halvings or not 1 <= halvings[0] <= halvings[-1] < self.rounds:
+            raise InputError(
+                f"stop.heuristic_halving = {halvings}: expected rising rounds from 1 to "
+                f"{self.rounds - 1}"
+            )
+        if self.together:
+            raise InputError(
+                "stop.heuristic_halving compares all points of an algorithm after the same round: "
+                "leave out together"
+            )
+
+    def packs(self) -> dict[str, int]:
+        """How many packs the trials of every algorithm make."""
+        trials = {name: len(self.points(name)) * len(self.seeds) for name in self.algorithms}
+        return {name: -(-n // (self.together or n)) for name, n in trials.items()}
+
+    def axes_of(self, name: str) -> Axes:
+        """The axes of an algorithm: those whose option it has."""
+        axes = self.algorithms[name].axes
+        known = known_options(algorithms.get(self.base(name)))
+        return {k: v for k, v in (self.axes if axes is None else axes).items() if k in known}
+
+    def points(self, name: str) -> list[dict[str, float]]:
+        """Every combination of an algorithm's axes, the last axis running fastest."""
+        axes = self.axes_of(name)
+        return [
+            dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
+        ]
+
+    def build_task(self) -> Task:
+        """The task, whose preset hands all test examples to tuning if they are to choose."""
+        preset = dict(self.preset)
+        if self.selection == "test" and "selection" in tasks.entry(self.task).preset.options():
+            preset["selection"] = "test"
+        return tasks.get(self.task, preset)
+
+    def check(self, task: Task | None = None) -> None:
+        known: set[str] = set()
+        for name in self.algorithms:
+            options = known_options(algorithms.get(self.base(name)))
+            known |= {*options}
+            for key in self.algorithms[name].axes or {}:
+                if key not in options:
+                    raise unknown(f"axis of {name}", key, options)
+        for key in self.axes:
+            if key not in known:
+                raise unknown("axis", key, known)
+        super().check(task)
+
+    def check_algorithm(self, name: str, task: Task | None) -> None:
+        if not self.axes_of(name):
+            raise InputError(f"{name} has none of the axes {', '.join(self.axes)}: leave it out")
+        both = self.fixed(name).keys() & self.axes_of(name).keys()
+        if both:
+            raise InputError(f"{name}: {min(both)} is both fixed and an axis: choose one")
+        for point in self.points(name):
+            self.configured(name, {**self.fixed(name), **point}, task)

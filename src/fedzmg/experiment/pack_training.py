@@ -1,0 +1,177 @@
+"""The rounds of runs that train side by side, and what is written after each of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from fedzmg.engine.choose import EngineChoice
+from fedzmg.errors import Interrupted
+from fedzmg.experiment import manifest, run_checkpoints, run_notes, stopping
+from fedzmg.experiment.budget import TimeIsUp
+from fedzmg.experiment.interrupt import HeldInterrupt
+from fedzmg.experiment.lock import Hold
+from fedzmg.experiment.progress import Progress
+from fedzmg.experiment.run_job import Job
+from fedzmg.experiment.spec import DTYPES
+from fedzmg.experiment.stopping import Ask, Verdict
+from fedzmg.experiment.write_errors import named_write_errors
+from fedzmg.simulation import EngineName, History, RoundReport, Simulation, resolve_device
+from fedzmg.tasks.task import Task
+
+
+class Watch(NamedTuple):
+    """What looks after the rounds of a pack."""
+
+    progress: Progress
+    checkpoint_seconds: float
+    held: Hold
+    stop: Ask
+
+
+class PackTraining:
+    """Runs that are at the same round, trained to their end.
+
+    Args:
+        task: the task with the runs' protocol.
+        jobs: the runs; either all of them have a directory or none has.
+        engine: the execution path.
+        watch: what looks after the rounds.
+
+    Raises:
+        InputError: if a directory cannot be written.
+    """
+
+    def __init__(
+        self, task: Task, jobs: Sequence[Job], engine: EngineName | EngineChoice, watch: Watch
+    ) -> None:
+        self._jobs, self._watch = list(jobs), watch
+        self._place = next((j.directory.path for j in jobs if j.directory is not None), None)
+        with named_write_errors(self._place):
+            self._simulation = _simulation(task, jobs, engine)
+            run_checkpoints.recall(jobs, self._simulation)
+        for job in jobs:
+            if job.directory is not None:
+                if job.existed:
+                    run_notes.warn_if_moved(job.directory, self._simulation, watch.progress)
+                else:
+                    job.directory.create(job.spec, manifest.describe(self._simulation))
+        self._records = [list(job.records) for job in jobs]
+        self._clients = [list(job.clients) for job in jobs]
+        self._saved_round, self._saved = self._simulation.round, time.monotonic()
+
+    def run(self) -> list[History]:
+        """Train round after round; one history per run.
+
+        Raises:
+            InputError: if a directory cannot be written, or another process took it.
+            TimeIsUp: when the watch says so, with everything finished kept.
+            Interrupted: on Ctrl-C, likewise.
+        """
+        simulation, progress = self._simulation, self._watch.progress
+        try:
+            with HeldInterrupt(progress) as interrupt:
+                finished = simulation.round == simulation.rounds
+                while not finished:
+                    with named_write_errors(self._place):
+                        report = self._round()
+                        verdict = self._watch.stop(report)
+                        self._keep(report, verdict, interrupt)
+                    progress.advance(report)
+                    finished = simulation.round == simulation.rounds or simulation.at_rest
+                    if interrupt.asked and not finished:
+                        raise KeyboardInterrupt
+                    if verdict.end and not finished:
+                        raise TimeIsUp(simulation.round, simulation.rounds)
+        except KeyboardInterrupt:
+            raise Interrupted(simulation.round, simulation.rounds) from None
+        histories = simulation.histories(self._records)
+        return [replace(h, clients=tuple(c)) for h, c in zip(histories, self._clients, strict=True)]
+
+    def _round(self) -> RoundReport:
+        """Train a round and log it."""
+        simulation, chunk = self._simulation, self._simulation.chunk
+        report = simulation.run_round()
+        self._watch.held.check()
+        if simulation.chunk != chunk:
+            self._watch.progress.say(
+                f"round {report.round}: out of memory; from here on "
+                f"{simulation.chunk} clients train at once"
+            )
+            run_notes.note_chunk(self._jobs, report.round, simulation.chunk)
+        for i, (job, record) in enumerate(zip(self._jobs, report.records, strict=True)):
+            if i in simulation.resting:
+                continue
+            self._records[i].append(record)
+            if job.directory is not None:
+                job.directory.append(record)
+        if self._looks_at_clients():
+            for i, found in enumerate(simulation.evaluate_clients()):
+                if i not in simulation.resting:
+                    self._clients[i].append(found)
+        return report
+
+    def _looks_at_clients(self) -> bool:
+        """Whether single clients are due after this round."""
+        every, simulation = self._jobs[0].spec.client_metrics_every, self._simulation
+        due = every > 0 and (simulation.round - 1) % every == 0
+        return due or simulation.round == simulation.rounds
+
+    def _keep(self, report: RoundReport, verdict: Verdict, interrupt: HeldInterrupt) -> None:
+        """Write checkpoints if they are due, and let runs rest that train no further."""
+        simulation = self._simulation
+        stopped = self._stopped(report, verdict)
+        last = interrupt.asked or verdict.end or simulation.round == simulation.rounds
+        late = time.monotonic() - self._saved > self._watch.checkpoint_seconds
+        large = run_checkpoints.is_large(simulation, self._saved_round)
+        if last or late or large or stopped:
+            run_checkpoints.save(self._jobs, simulation, self._saved_round, self._clients)
+            self._saved_round, self._saved = simulation.round, time.monotonic()
+        if stopped:
+            simulation.rest(stopped)
+            run_notes.note_pack(self._jobs, simulation)
+
+    def _stopped(self, report: RoundReport, verdict: Verdict) -> list[int]:
+        """Runs to train no further from now on, each with a line in its directory.
+
+        The line is written before the checkpoint of this round: after a crash in between, the round
+        is repeated and the decision kept.
+        """
+        found = {
+            i: job.stopped
+            for i, job in enumerate(self._jobs)
+            if job.stopped is not None and job.stopped.round == report.round
+        }
+        for i, stopped in verdict.stopped.items():
+            directory = self._jobs[i].directory
+            # One that was stopped before goes on up to the same round.
+            if self._jobs[i].stopped is None:
+                found[i] = stopped
+                if directory is not None:
+                    stopping.write(directory.path, stopped)
+        return sorted(found)
+
+
+def _simulation(task: Task, jobs: Sequence[Job], engine: EngineName | EngineChoice) -> Simulation:
+    first = jobs[0].spec
+    resumed = [
+        run_checkpoints.without_copies(job.position.checkpoint)
+        for job in jobs
+        if job.position is not None
+    ]
+    places = [job.directory.path for job in jobs if job.directory is not None]
+    return Simulation(
+        task,
+        [job.spec.trial(task) for job in jobs],
+        rounds=task.protocol.rounds,
+        device=resolve_device(first.device),
+        dtype=DTYPES[first.dtype],
+        engine=engine,
+        precision=first.precision,
+        deterministic=first.deterministic,
+        chunk=run_notes.recorded_chunk(task, jobs),
+        restored=resumed or None,
+        memory_places=places or None,
+    )

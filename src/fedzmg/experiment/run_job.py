@@ -1,0 +1,129 @@
+"""One run of a pack: what its directory holds, and from which round it goes on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fedzmg.engine.choose import EngineChoice
+from fedzmg.errors import InputError
+from fedzmg.experiment import stopping
+from fedzmg.experiment.claims import first_difference
+from fedzmg.experiment.progress import Progress
+from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.stopping import Stopped
+from fedzmg.experiment.store import Position, RunDirectory
+from fedzmg.experiment.write_errors import named_write_errors
+from fedzmg.simulation import ClientMetrics, EngineName, Record
+from fedzmg.tasks.task import Task
+
+
+class Job(NamedTuple):
+    """A run, and what is known of it from before."""
+
+    spec: RunSpec
+    directory: RunDirectory | None
+    position: Position | None
+    records: list[Record]
+    engine: EngineName | EngineChoice
+    existed: bool = False
+    clients: tuple[ClientMetrics, ...] = ()
+    stopped: Stopped | None = None
+    """The decision, if one was made, to train it no further from some round on."""
+
+    @property
+    def done(self) -> int:
+        """Rounds that need not be repeated."""
+        return 0 if self.position is None else self.position.checkpoint.round
+
+    def complete(self, rounds: int) -> bool:
+        """Whether nothing is left to train."""
+        last = rounds if self.stopped is None else self.stopped.round
+        return self.position is not None and self.done >= last
+
+    @property
+    def before(self) -> int:
+        """Round of the checkpoint before."""
+        return 0 if self.position is None else self.position.before
+
+
+def open_job(
+    task: Task, spec: RunSpec, directory: RunDirectory | None, until: int | None = None
+) -> Job:
+    """Read what a run directory holds, if it holds this run.
+
+    Args:
+        task: the task it was made for.
+        spec: the run it should hold, every default written out.
+        directory: where it lies; None if nothing is kept.
+        until: leave out checkpoints of later rounds.
+
+    Raises:
+        InputError: if it holds another run, or one that cannot go on.
+    """
+    if directory is None or not directory.exists:
+        return Job(spec, directory, None, [], spec.engine)
+    there = directory.spec()
+    if there != spec:
+        raise InputError(
+            f"{directory.path} holds another run ({first_difference(_flat(there), _flat(spec))}): "
+            "choose another place with --out"
+        )
+    facts = directory.manifest()
+    lacking = [name for name in ("data_sha256", "engine", "onednn") if name not in facts]
+    if lacking:
+        raise InputError(
+            f"{directory.path}/manifest.json lacks {lacking[0]!r}: it was made by another version; "
+            "choose another place with --out"
+        )
+    if facts["data_sha256"] != task.train.fingerprint():
+        raise InputError(
+            f"{directory.path} was trained on other data than {task.name!r} holds now: choose "
+            "another place with --out"
+        )
+    if facts.get("task_sha256", task.fingerprint()) != task.fingerprint():
+        raise InputError(
+            f"{directory.path} was made for another model, test set or metric than {task.name!r} "
+            "has now: choose another place with --out"
+        )
+    records = {record.round: record for record in directory.records()}
+    position = directory.position(logged=records, until=until)
+    done = 0 if position is None else position.checkpoint.round
+    kept = [records[round_] for round_ in range(1, done + 1)]
+    choice = EngineChoice(facts["engine"], "as before", facts["onednn"])
+    clients, stopped = directory.clients(until=done), stopping.read(directory.path)
+    return Job(spec, directory, position, kept, choice, True, clients, stopped)
+
+
+def take_job(
+    task: Task,
+    spec: RunSpec,
+    directory: RunDirectory,
+    progress: Progress,
+    until: int | None = None,
+) -> Job:
+    """Open a directory that this process holds, and put right what a crash left of it.
+
+    Args:
+        task: the task it was made for.
+        spec: the run it should hold.
+        directory: where it lies.
+        progress: told of a checkpoint that cannot be used.
+        until: leave out checkpoints of later rounds.
+    """
+    job = open_job(task, spec, directory, until)
+    if until is None and job.position is not None and job.position.passed_over:
+        progress.say(
+            f"{job.position.passed_over}: the previous checkpoint is used, from round {job.done}"
+        )
+    with named_write_errors(directory.path):
+        directory.repair(job.position)
+    return job
+
+
+def _flat(spec: RunSpec) -> dict[str, object]:
+    """Settings by dotted name."""
+    values: dict[str, object] = {}
+    for key, value in spec.model_dump().items():
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        values |= {f"{key}.{name}".rstrip("."): v for name, v in inner}
+    return values

@@ -1,0 +1,60 @@
+"""What the manifests of a pack's runs say about the last bits: widths, neighbours, the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedzmg.experiment import manifest
+from fedzmg.experiment.progress import Progress
+from fedzmg.experiment.run_job import Job
+from fedzmg.experiment.store import RunDirectory
+from fedzmg.simulation import Simulation
+from fedzmg.tasks.task import Task
+
+
+def recorded_chunk(task: Task, jobs: Sequence[Job]) -> int | None:
+    """How many clients of this pack trained at once before; None: to be measured.
+
+    On a GPU another number would be other widths, and other widths move the last bits.
+    """
+    if not jobs[0].existed or jobs[0].directory is None:
+        return None
+    facts = jobs[0].directory.manifest()
+    changes = facts.get("chunk_changes", [])
+    chunk: int | None = changes[-1]["chunk"] if changes else facts.get("chunk")
+    if chunk is None and facts["device"] == "cuda":
+        return len(jobs) * task.protocol.cohort
+    return chunk
+
+
+def note_chunk(jobs: Sequence[Job], round_: int, chunk: int | None) -> None:
+    """Record in the manifests that widths, and so the last bits, changed from a round on."""
+    for job in jobs:
+        if job.directory is not None:
+            facts = job.directory.manifest()
+            changes = [*facts.get("chunk_changes", []), {"round": round_, "chunk": chunk}]
+            job.directory.note({**facts, "chunk_changes": changes})
+
+
+def note_pack(jobs: Sequence[Job], simulation: Simulation) -> None:
+    """Record in the manifests of runs that go on who still trains beside them, and since when."""
+    left = [i for i in range(len(jobs)) if i not in simulation.resting]
+    names = [f"{t.algorithm.name}/seed-{t.seed}" for t in simulation.trials]
+    change = {"round": simulation.round, "pack": [names[i] for i in left]}
+    for i in left:
+        directory = jobs[i].directory
+        if directory is not None:
+            facts = directory.manifest()
+            before = [c for c in facts.get("pack_changes", []) if c["round"] < simulation.round]
+            directory.note({**facts, "pack_changes": [*before, change]})
+
+
+def warn_if_moved(directory: RunDirectory, simulation: Simulation, progress: Progress) -> None:
+    """Say when a run goes on under circumstances that move its last bits."""
+    then, now = directory.manifest(), manifest.describe(simulation)
+    for fact in ("torch", "device", "threads", "platform"):
+        if then.get(fact) != now[fact]:
+            progress.say(
+                f"{directory.path} began with {fact} {then.get(fact)}, goes on with {now[fact]}: "
+                "the last bits may differ from an uninterrupted run"
+            )

@@ -1,0 +1,77 @@
+"""What a user writes for a study: a comparison of algorithms over seeds."""
+
+# ruff: noqa: RUF012 (pydantic copies mutable defaults)
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+import pydantic
+
+from fedzmg.errors import InputError
+from fedzmg.experiment.plan import Plan
+from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.stopping import GridStop, StudyStop
+from fedzmg.experiment.strict import Value
+from fedzmg.tasks.task import Task
+from fedzmg.tasks.tuned import tuned
+
+
+class StudySpec(Plan):
+    """A comparison of algorithms on identical cohorts and batches, over several seeds."""
+
+    kind: Literal["study"] = "study"
+    seeds: list[int] = [0, 1, 2, 3, 4]
+    rounds: int = 1000
+    eval_every: int = 5
+    client_metrics_every: int = pydantic.Field(default=0, ge=0)
+    """How often models are evaluated on each client's own examples: after rounds 1, 1 + N, ... and
+    the last; 0: only after the last."""
+    rates: str = "tuned"
+    """``tuned``: found for the task before; ``given``: defaults and the tables here; otherwise the
+    directory of a finished grid. Options in the tables go first."""
+    thresholds: list[float] = []
+    """Levels of the metric to be reached; by default the task's own."""
+    window: int = 4
+    """Evaluations whose average, or smallest, has to reach a threshold."""
+    tests: Literal["reference", "pairs"] = "reference"
+    """The family of tests: the first algorithm against every other, or every pair."""
+    stop: StudyStop = StudyStop()
+    """When to train runs no further; by default never."""
+
+    @pydantic.field_validator("stop", mode="before")
+    @classmethod
+    def _all_runs_count(cls, given: Any) -> Any:
+        wrong = [k for k in GridStop.model_fields if k in given] if isinstance(given, dict) else []
+        for key in wrong:
+            if key not in StudyStop.model_fields:
+                raise InputError(f"{key} belongs to a grid: every run of a study counts")
+        return given
+
+    @pydantic.model_validator(mode="after")
+    def _fits(self) -> Self:
+        for name in ("eval_every", "window"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} = {getattr(self, name)}: expected at least 1")
+        if not all(map(math.isfinite, self.thresholds)):
+            raise InputError(f"thresholds = {self.thresholds!r}: expected finite numbers")
+        if any(variant.axes is not None for variant in self.algorithms.values()):
+            raise InputError("axes belong to a grid: a study has none")
+        return self
+
+    def run_spec(
+        self, name: str, seed: int, options: Mapping[str, Value], **protocol: Value
+    ) -> RunSpec:
+        found = super().run_spec(name, seed, options, **protocol)
+        return found.model_copy(update={"client_metrics_every": self.client_metrics_every})
+
+    def check_algorithm(self, name: str, task: Task | None) -> None:
+        super().check_algorithm(name, task)
+        known = tuned(self.task) if task is None else task.options
+        rated = self.base(name) in known or "lr" in self.algorithms[name].client
+        if self.rates == "tuned" and not rated:
+            raise InputError(
+                f"no rates were found before for {self.base(name)} on {self.task}: name the "
+                'directory of a grid as rates, or say rates = "given"'
+            )

@@ -1,0 +1,65 @@
+"""One trial's position as named tensors, and a pack put back to the positions of its trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fedzmg.contract import State
+from fedzmg.engine.memory import MemoryStore
+from fedzmg.errors import InputError
+from fedzmg.simulation.history import Checkpoint
+from fedzmg.simulation.snapshot import Snapshot
+from fedzmg.tree import named_leaves, refill, row, stack
+
+
+def checkpoint_of(
+    round_: int, snapshot: Snapshot, trial: int, remembered: Mapping[int, State]
+) -> Checkpoint:
+    """A trial's row of a snapshot, and what its clients remember."""
+    tensors = {f"model{path}": t for path, t in named_leaves(row(snapshot, trial)).items()}
+    for client, state in remembered.items():
+        tensors |= {f"memory|{client}|{p}": t for p, t in named_leaves(state).items()}
+    return Checkpoint(round_, {n: t.detach().cpu().clone() for n, t in tensors.items()})
+
+
+def restored_snapshot(
+    checkpoints: Sequence[Checkpoint], fresh: Snapshot, memory: MemoryStore
+) -> Snapshot:
+    """The snapshot that checkpoints stand for, on the host; client memory is put back.
+
+    Args:
+        checkpoints: one per trial, all at one round.
+        fresh: a snapshot of these trials, for the shapes.
+        memory: where clients remember.
+
+    Raises:
+        InputError: if they are of different rounds or of other trials.
+    """
+    if len({c.round for c in checkpoints}) != 1:
+        raise InputError("packed trials can only be resumed from the same round")
+    rows = []
+    for i, (round_, tensors) in enumerate(checkpoints):
+        rows.append(_filled(row(fresh, i), tensors, "model"))
+        blank = row(memory.fresh, i)
+        clients = {int(n.split("|")[1]) for n in tensors if n.startswith("memory|")}
+        memories = {c: _filled(blank, tensors, f"memory|{c}|") for c in sorted(clients)}
+        memory.rewind(i, round_)
+        memory.put(i, round_, memories)
+    found: Snapshot = stack(rows)
+    return found
+
+
+def _filled(template: Any, tensors: Mapping[str, Tensor], prefix: str) -> Any:
+    """The template with a checkpoint's tensors; a misfit is an input error, not a crash."""
+    found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    for name, leaf in named_leaves(template).items():
+        other = found.get(name)
+        if other is None or other.shape != leaf.shape or other.dtype != leaf.dtype:
+            raise InputError(
+                f"the checkpoint does not fit this run ({prefix}{name} is missing or has another "
+                "shape): it was made with other settings; choose another directory"
+            )
+    return refill(template, found)

@@ -1,0 +1,76 @@
+"""Trials trained from the first round to the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from fedzmg.errors import InputError
+from fedzmg.models.kernels.precision import Precision
+from fedzmg.simulation.devices import Device, resolve_device
+from fedzmg.simulation.history import History, Record
+from fedzmg.simulation.rounds import EngineName, RoundReport, Simulation
+from fedzmg.simulation.trial import Trial
+from fedzmg.tasks.task import Task
+
+Observer = Callable[[RoundReport], None]
+
+
+def simulate(
+    task: Task,
+    trials: Sequence[Trial] | Trial,
+    *,
+    rounds: int | None = None,
+    engine: EngineName = "auto",
+    device: Device = "auto",
+    dtype: torch.dtype = torch.float32,
+    precision: Precision = "float32",
+    deterministic: bool = False,
+    chunk: int | None = None,
+    observer: Observer | None = None,
+) -> list[History]:
+    """Train trials of equal structure together; one history each.
+
+    Args:
+        task: a preset of ``fedzmg.tasks`` or :meth:`Task.from_arrays`.
+        trials: algorithms that differ only in numbers, and seeds.
+        rounds: instead of the task's own number of rounds.
+        engine: ``auto`` measures and picks; ``sequential`` is the reference loop, ``vectorized``
+            maps over clients, ``compiled`` also compiles the step.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        dtype: type of parameters and updates.
+        precision: how layers are computed on a GPU: ``float32``, ``tf32`` or ``bf16``.
+        deterministic: on a GPU, the same bits whenever the same trials are packed together;
+            slower. Processors always give the same bits.
+        chunk: train at most this many clients at once, to save memory.
+        observer: called after every round.
+
+    Raises:
+        InputError: for trials of different structure or a task that does not fit together.
+    """
+    trials = [trials] if isinstance(trials, Trial) else trials
+    if chunk is not None and chunk < 1:
+        raise InputError(f"chunk = {chunk!r}: expected a whole number of at least 1")
+    total = task.protocol.rounds if rounds is None else rounds
+    protocol = replace(task.protocol, rounds=total)
+    simulation = Simulation(
+        replace(task, protocol=protocol),
+        trials,
+        rounds=total,
+        device=resolve_device(device),
+        dtype=dtype,
+        engine=engine,
+        precision=precision,
+        deterministic=deterministic,
+        chunk=chunk,
+    )
+    records: list[list[Record]] = [[] for _ in trials]
+    while simulation.round < total:
+        report = simulation.run_round()
+        for kept, record in zip(records, report.records, strict=True):
+            kept.append(record)
+        if observer is not None:
+            observer(report)
+    return simulation.histories(records)
