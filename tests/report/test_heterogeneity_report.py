@@ -17,8 +17,10 @@ from rich.console import Console
 
 from fedzmg.data.heterogeneity import PAPER, describe
 from fedzmg.errors import InputError
-from fedzmg.report import figures
+from fedzmg.report import style
 from fedzmg.report.heterogeneity import MOST_ROWS, figure, table, write_csv, write_json
+from fedzmg.report.numbers import NONE
+from fedzmg.report.sheets.heterogeneity import client_by_client, side_by_side
 
 
 def made_up(clients: int, classes: int, volume: int = 100, **options: Any) -> dict[str, Any]:
@@ -160,7 +162,7 @@ def test_the_same_report_gives_the_same_picture(tmp_path: Path) -> None:
         drawn.savefig(buffer := io.BytesIO(), format="rgba")
         pixels.append(buffer.getvalue())
     assert pixels[0] == pixels[1]
-    png, svg = figures.save(drawn, tmp_path / "picture")
+    png, svg = style.save(drawn, tmp_path / "picture")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert b"<image" in svg.read_bytes()
 
@@ -250,3 +252,19 @@ def test_a_broken_write_leaves_the_old_file(
         write_json(made_up(3, 4), path)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_tables_put_every_data_set_and_client_beside_the_papers() -> None:
+    """The numbers of the second client are told by hand: 3 of one class and 1 of another."""
+    counts = np.array([[2, 2, 0, 0], [3, 1, 0, 0]])
+    ours = describe(counts, names=["a", "b"], name="cifar100").as_dict()
+    other = describe(counts, names=["a", "b"], name="mine").as_dict()
+    together = side_by_side([ours, other])
+    assert [row[0].text for row in together.rows] == ["cifar100", "paper: CIFAR-100", "mine"]
+    assert together.rows[1][2].text == "100 ± 0"
+    assert [record["volume_mean"] for record in together.records] == [4.0, 100, 4.0]
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in client_by_client(ours).rows}
+    # Entropy (ln 4 - 3/4 ln 3) / ln 4; KL of (3/4, 1/4) from the pooled (5/8, 3/8).
+    assert rows["b"] == ["4", "2", "0.406", "0.625", "0.035", "75.0 % (0)"]
+    assert rows["paper: 435"] == ["100", "18", "0.430", NONE, "1.730", "48.0 %"]
+    assert [row[0].text for row in client_by_client(other).rows] == ["a", "b"]

@@ -30,7 +30,8 @@ from rich.text import Text
 
 from fedzmg.errors import InputError
 from fedzmg.files import write_atomic
-from fedzmg.report.figures import COLOURS, GRID, QUIET_INK, STYLE
+from fedzmg.report import measures
+from fedzmg.report.style import COLOURS, GRID, QUIET_INK, STYLE, laid_out
 
 MOST_ROWS = 500
 """More clients than this are averaged in groups of neighbours in the heat-map."""
@@ -45,7 +46,6 @@ _SHADES = 1000.0
 # Without its lightest tones, which look like white.
 _COLOURS = ListedColormap(matplotlib.colormaps["YlGnBu"](np.linspace(0.13, 1.0, 256)))
 _PAPER_COLOUR = COLOURS[1]
-_VISIBLE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "": "∅"}
 
 
 def figure(report: Mapping[str, Any], paper: Mapping[str, Any] | None = None) -> Figure:
@@ -70,10 +70,7 @@ def figure(report: Mapping[str, Any], paper: Mapping[str, Any] | None = None) ->
         _draw_classes(canvas, canvas.add_subplot(grid[:, 0]), report)
         _draw_volume(canvas.add_subplot(grid[0, 1]), report)
         _draw_distance(canvas.add_subplot(grid[1, 1]), report, paper)
-        # Lay out once; otherwise every file that is saved does it again, twice.
-        layout.execute(canvas)
-        canvas.set_layout_engine("none")
-    return canvas
+        return laid_out(canvas)
 
 
 def table(report: Mapping[str, Any], paper: Mapping[str, Any] | None = None) -> RenderableType:
@@ -120,21 +117,6 @@ def _who(report: Mapping[str, Any]) -> str:
     return f"{described:,} of {total:,} clients (seed {report['seed']})"
 
 
-def _divisor(report: Mapping[str, Any]) -> str:
-    return "ln(classes present)" if report["entropy"] == "present" else "ln(all classes)"
-
-
-def _origin(report: Mapping[str, Any]) -> str:
-    if report["reference"] == "global":
-        return "all clients"
-    return "the pooled sample" if report["sample"] else "the pooled clients"
-
-
-def _visible(label: str) -> str:
-    """A class name of which something can be seen."""
-    return _VISIBLE.get(label, label if label.isprintable() else ascii(label)[1:-1])
-
-
 def _plain(text: str) -> str:
     """A text in which no dollar starts a formula."""
     return text.replace("$", r"\$")
@@ -172,7 +154,7 @@ def _draw_classes(canvas: Figure, axes: Axes, report: Mapping[str, Any]) -> None
     bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
     bar.ax.tick_params(labelsize=7, length=2)
     bar.outline.set_visible(False)
-    _name_classes(axes, [_visible(label) for label in report["labels"]])
+    _name_classes(axes, [measures.visible(label) for label in report["labels"]])
     if len(order) <= _NAMED_ROWS:
         names = [_plain(_short(report["clients"][i]["client"])) for i in order]
         axes.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=7)
@@ -211,7 +193,7 @@ def _draw_volume(axes: Axes, report: Mapping[str, Any]) -> None:
         axes.set_xlim(0.5 * low, 1.5 * low)
         note = f"every client holds {low:,.0f}"
     else:
-        note = f"mean ± sd: {_spread_text('volume', report['summary']['volume'])}"
+        note = f"mean ± sd: {measures.spread('volume', report['summary']['volume'])}"
         if high >= _WIDE_RANGE * low:
             bins = np.geomspace(low, high * 1.0001, wanted + 1)
             axes.set_xscale("log")
@@ -235,8 +217,8 @@ def _draw_distance(axes: Axes, report: Mapping[str, Any], paper: Mapping[str, An
         entropy, kl, s=7 if many else 18, color=COLOURS[0], alpha=0.35 if many else 0.7,
         linewidths=0, label="client", zorder=2, rasterized=len(entropy) > 1000,
     )  # fmt: skip
-    axes.set_xlabel(f"entropy / {_divisor(report)}")
-    axes.set_ylabel(f"KL from {_origin(report)} (nats)")
+    axes.set_xlabel(f"entropy / {measures.divisor(report)}")
+    axes.set_ylabel(f"KL from {measures.origin(report)} (nats)")
     note = ""
     if paper is not None:
         _mark_paper(axes, paper)
@@ -297,45 +279,6 @@ def _dress(axes: Axes) -> None:
     axes.tick_params(labelsize=8, length=3)
 
 
-_MEASURES = {
-    "volume": "volume",
-    "distinct": "distinct classes",
-    "entropy": "entropy",
-    "gini": "Gini",
-    "kl": "KL",
-    "dominant_share": "dominant share",
-}
-
-
-def _number(measure: str, value: float | None) -> str:
-    if value is None:
-        return "-"
-    if measure == "volume":
-        return f"{value:,.0f}"
-    if measure == "distinct":
-        return f"{value:.1f}" if isinstance(value, float) else str(value)
-    if measure == "dominant_share":
-        return f"{100 * value:.1f} %"
-    return f"{value:.3f}"
-
-
-def _spread_text(measure: str, spread: Mapping[str, Any]) -> str:
-    mean = _number(measure, spread["mean"])
-    if spread["sd"] is None:
-        return mean
-    return f"{mean.removesuffix(' %')} ± {_number(measure, spread['sd'])}"
-
-
-def _printed(paper: Mapping[str, Any], measure: str) -> str:
-    """The paper's mean and deviation with the digits that it prints."""
-    if measure not in paper["summary"]:
-        return "not given"
-    mean, sd = paper["summary"][measure]
-    if isinstance(mean, int):
-        return f"{mean:,} ± {sd:,}"
-    return f"{mean:.2f} ± {sd:.2f}"
-
-
 def _summary(report: Mapping[str, Any], paper: Mapping[str, Any] | None) -> Table:
     summary = Table(
         title=Text(f"{report['name'] or 'data'}: {_who(report)}", style="italic"),
@@ -347,21 +290,21 @@ def _summary(report: Mapping[str, Any], paper: Mapping[str, Any] | None) -> Tabl
     summary.add_column("here", justify="right", no_wrap=True)
     if paper is not None:
         summary.add_column("paper", justify="right", no_wrap=True)
-    for measure, head in _MEASURES.items():
-        cells = [head, _spread_text(measure, report["summary"][measure])]
-        summary.add_row(*cells, *([_printed(paper, measure)] if paper is not None else []))
+    for measure, head in measures.NAMES.items():
+        cells = [head, measures.spread(measure, report["summary"][measure])]
+        summary.add_row(*cells, *([measures.printed(paper, measure)] if paper is not None else []))
     return summary
 
 
 def _notes(report: Mapping[str, Any], paper: Mapping[str, Any] | None) -> Text:
     notes = (
-        f"volume in {report['unit']}; entropy / {_divisor(report)}; Gini over all "
-        f"{len(report['labels'])} classes; KL from {_origin(report)}, in nats"
+        f"volume in {report['unit']}; entropy / {measures.divisor(report)}; Gini over all "
+        f"{len(report['labels'])} classes; KL from {measures.origin(report)}, in nats"
     )
     if paper is not None:
         notes += (
             f"\npaper: {paper['sample']} clients; volume in {paper['unit']}; its numbers fit "
-            f"entropy / {_divisor(paper)} and KL from {_origin(paper)}"
+            f"entropy / {measures.divisor(paper)} and KL from {measures.origin(paper)}"
         )
     return Text(notes, style="dim")
 
@@ -379,19 +322,19 @@ def _clients(report: Mapping[str, Any], paper: Mapping[str, Any] | None) -> Tabl
     table.add_column("client", overflow="fold")
     for head in (report["unit"], "classes", "entropy", "Gini", "KL", "dominant"):
         table.add_column(head, justify="right", no_wrap=True)
-    measures = ("volume", "distinct", "entropy", "gini", "kl")
+    columns = ("volume", "distinct", "entropy", "gini", "kl")
     for row in shown:
-        share = _number("dominant_share", row["dominant_share"])
+        share = measures.number("dominant_share", row["dominant_share"])
         table.add_row(
             Text(row["client"]),
-            *(_number(measure, row[measure]) for measure in measures),
-            Text(f"{share} {_visible(row['dominant_class'])}"),
+            *(measures.number(column, row[column]) for column in columns),
+            Text(f"{share} {measures.visible(row['dominant_class'])}"),
         )
     if paper is not None:
         table.add_section()
         for row in paper["clients"]:
-            cells = [_number(m, row[m]) for m in ("volume", "distinct")]
-            cells += ["-" if row.get(m) is None else f"{row[m]:.2f}" for m in measures[2:]]
-            share = _number("dominant_share", row["dominant_share"])
+            cells = [measures.number(m, row[m]) for m in ("volume", "distinct")]
+            cells += ["-" if row.get(m) is None else f"{row[m]:.2f}" for m in columns[2:]]
+            share = measures.number("dominant_share", row["dominant_share"])
             table.add_row(Text(f"paper: {row['client']}"), *cells, share)
     return table

@@ -21,7 +21,7 @@ from fedzmg.report.outcome import Outcome
 from fedzmg.report.sheets.clients import clients as clients_sheet
 from fedzmg.report.sheets.clients import seen
 from fedzmg.report.svg import curves as svg
-from fedzmg.report.svg.bands import Band, Limits, bands, panel
+from fedzmg.report.svg.bands import Band, bands, limits_of, panel
 from fedzmg.report.svg.parts import HALF, LOW, Frame, Number, percent, plain, swatch
 from fedzmg.report.svg.rows import Dots, rows
 
@@ -217,7 +217,7 @@ def _banded(spread: _Spread, *, wide: bool) -> Chart:
 
 def _panels(spread: _Spread) -> Panels:
     frame, lead, number, found = spread
-    limits = Limits.of(found)
+    limits = limits_of(found)
     small = []
     for i, band in enumerate(found):
         label = band.line.label

@@ -9,7 +9,7 @@ from fedzmg.report import paper
 from fedzmg.report.blocks import Block, Chart, Charts, Section, Table
 from fedzmg.report.outcome import Outcome
 from fedzmg.report.reading import Material
-from fedzmg.report.sheets.heterogeneity import heterogeneity
+from fedzmg.report.sheets.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.svg.parts import Frame
 from fedzmg.report.svg.scatter import scatter
 
@@ -21,11 +21,13 @@ def sections(material: Material, outcomes: Sequence[Outcome]) -> Iterator[Sectio
     del outcomes
     if not material.heterogeneity:
         return
-    blocks: list[Block] = []
-    for i, extra in enumerate(material.heterogeneity):
-        blocks.append(Table(heterogeneity(extra.content), paper.shown(str(extra.content["name"]))))
-        chart = _distances(extra.content, f"h{i}")
+    described = [extra.content for extra in material.heterogeneity]
+    blocks: list[Block] = [Table(side_by_side(described))] if len(described) > 1 else []
+    for i, report in enumerate(described):
+        blocks.append(Table(heterogeneity(report), paper.shown(str(report["name"]))))
+        chart = _distances(report, f"h{i}")
         blocks += [] if chart is None else [Charts((chart,))]
+        blocks += [Table(client_by_client(report))] if report.get("clients") else []
     yield Section("heterogeneity", "Heterogeneity", "", tuple(blocks))
 
 

@@ -1,0 +1,31 @@
+"""``fedzmg keep``: results that are small enough to commit or send."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def keep(
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="A run, study, comparison or grid, or some of them."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Where the copy goes [default: results/NAME].")
+    ] = None,
+) -> None:
+    """Copy results without checkpoints, logs compressed; report, diff and verify read the copy."""
+    from fedzmg.experiment.keep import keep as keep_results
+
+    kept = keep_results(directory, out or Path("results") / directory.resolve().name)
+    before, after = (_mebibytes(size) for size in (kept.bytes_before, kept.bytes))
+    typer.echo(f"kept    {kept.path} ({kept.files} files, {after} MiB of {before})")
+
+
+def _mebibytes(size: int) -> str:
+    """Rounded up, so that nothing weighs nothing."""
+    return f"{math.ceil(size / 2**20 * 10) / 10:.1f}"

@@ -1,0 +1,65 @@
+"""Measures of heterogeneity in words: names, and numbers with the digits that they deserve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+NAMES = {
+    "volume": "volume",
+    "distinct": "distinct classes",
+    "entropy": "entropy",
+    "gini": "Gini",
+    "kl": "KL",
+    "dominant_share": "dominant share",
+}
+
+_VISIBLE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "": "∅"}
+
+
+def number(measure: str, value: float | None, sign: str = "") -> str:
+    """A value of one measure; ``sign`` is "+" for a difference."""
+    if value is None:
+        return "-"
+    if measure == "volume":
+        return f"{value:{sign},.0f}"
+    if measure == "distinct":
+        return f"{value:{sign}.1f}" if isinstance(value, float) else f"{value:{sign}}"
+    if measure == "dominant_share":
+        return f"{100 * value:{sign}.1f} %"
+    return f"{value:{sign}.3f}"
+
+
+def spread(measure: str, found: Mapping[str, Any]) -> str:
+    """Mean and standard deviation over clients."""
+    mean = number(measure, found["mean"])
+    if found["sd"] is None:
+        return mean
+    return f"{mean.removesuffix(' %')} ± {number(measure, found['sd'])}"
+
+
+def printed(paper: Mapping[str, Any], measure: str) -> str:
+    """The paper's mean and deviation with the digits that it prints."""
+    if measure not in paper["summary"]:
+        return "not given"
+    mean, sd = paper["summary"][measure]
+    if isinstance(mean, int):
+        return f"{mean:,} ± {sd:,}"
+    return f"{mean:.2f} ± {sd:.2f}"
+
+
+def divisor(report: Mapping[str, Any]) -> str:
+    """What entropies are divided by."""
+    return "ln(classes present)" if report["entropy"] == "present" else "ln(all classes)"
+
+
+def origin(report: Mapping[str, Any]) -> str:
+    """What a client's distribution is held against."""
+    if report["reference"] == "global":
+        return "all clients"
+    return "the pooled sample" if report["sample"] else "the pooled clients"
+
+
+def visible(label: str) -> str:
+    """A class name of which something can be seen."""
+    return _VISIBLE.get(label, label if label.isprintable() else ascii(label)[1:-1])
