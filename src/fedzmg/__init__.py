@@ -7,16 +7,23 @@
 [1]
 """
 
-from fedzmg import algorithms, models, tasks
-from fedzmg.api import compare
-from fedzmg.contract import Algorithm, ClientRule, ServerRule
-from fedzmg.errors import InputError
-from fedzmg.evaluation import ACCURACY, Metric
-from fedzmg.experiment.compare import Comparison
-from fedzmg.simulation import History, Trial, simulate
-from fedzmg.tasks.task import Protocol, Task
-from fedzmg.tree import Tree
+from importlib import import_module
+
 from fedzmg.version import __version__
+
+TYPE_CHECKING = False  # typing itself is not loaded before a command can answer to Ctrl-C
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fedzmg import algorithms, models, tasks
+    from fedzmg.api import compare
+    from fedzmg.contract import Algorithm, ClientRule, ServerRule
+    from fedzmg.errors import InputError
+    from fedzmg.evaluation import ACCURACY, Metric
+    from fedzmg.experiment.compare import Comparison
+    from fedzmg.simulation import History, Trial, simulate
+    from fedzmg.tasks.task import Protocol, Task
+    from fedzmg.tree import Tree
 
 __all__ = [
     "ACCURACY",
@@ -38,3 +45,33 @@ __all__ = [
     "simulate",
     "tasks",
 ]
+
+_HOMES = {
+    "ACCURACY": "evaluation",
+    "Algorithm": "contract",
+    "ClientRule": "contract",
+    "Comparison": "experiment.compare",
+    "History": "simulation",
+    "InputError": "errors",
+    "Metric": "evaluation",
+    "Protocol": "tasks.task",
+    "ServerRule": "contract",
+    "Task": "tasks.task",
+    "Tree": "tree",
+    "Trial": "simulation",
+    "compare": "api",
+    "simulate": "simulation",
+}
+
+
+def __getattr__(name: str) -> "Any":
+    """Load a name when it is asked for: torch takes seconds, and ``fedzmg --help`` needs none."""
+    if name in _HOMES:
+        return getattr(import_module(f"fedzmg.{_HOMES[name]}"), name)
+    if name in __all__:
+        return import_module(f"fedzmg.{name}")
+    raise AttributeError(f"module 'fedzmg' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

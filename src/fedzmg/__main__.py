@@ -1,5 +1,50 @@
-"""``python -m fedzmg``."""
+"""Where the command line starts, by ``fedzmg`` or ``python -m fedzmg``.
 
-from fedzmg.cli import main
+Nothing is imported before the ``try``: what the commands need takes seconds to load, and Ctrl-C
+may come at any time.
+"""
 
-main()
+import os
+import signal
+import sys
+from types import FrameType
+
+INTERRUPTED = 130
+FRAGILE = ("torch", "numpy")
+"""Libraries that Ctrl-C breaks while they load: they swallow it, fail in their own way or abort."""
+
+
+def main() -> None:
+    """Load the commands and run the one that was typed; Ctrl-C until then is one line."""
+    # Where the signal is ignored, as behind nohup, it stays so.
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    try:
+        if usual:
+            signal.signal(signal.SIGINT, _press)
+        from fedzmg.cli import main as run_command
+
+        run_command()
+    except KeyboardInterrupt:
+        _say()
+        sys.exit(INTERRUPTED)
+    finally:
+        if usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _press(_: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        loading = frame.f_code.co_name == "<module>"
+        if loading and frame.f_globals.get("__name__") in FRAGILE:
+            _say()
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _say() -> None:
+    print("\nfedzmg: interrupted before anything was done", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,13 @@ from typer.testing import CliRunner
 
 from fedzmg.cli import app
 from fedzmg.errors import InputError
-from fedzmg.report import exports
+from fedzmg.report import exports, writing
 from fedzmg.report.formats import latex, markdown
 from fedzmg.report.outcome import Outcome, judge
 from fedzmg.report.reading import Material, read
 from fedzmg.report.sheets.sheet import Cell, Sheet
+
+Write = Callable[..., Path]
 
 
 @pytest.fixture
@@ -72,14 +76,14 @@ def test_cells_cannot_break_a_table() -> None:
 
 def test_command_writes_beside_the_runs_and_leaves_them_alone(study: Path) -> None:
     before = {path: path.read_bytes() for path in study.rglob("*") if path.is_file()}
-    page = study / "report" / "report.html"
+    page, listed = (study / "report" / name for name in ("report.html", "written.json"))
     for _ in range(2):
         done = CliRunner().invoke(app, ["report", str(study), "--page-only"])
         assert done.exit_code == 0, done.output
         # Runs are read, never touched; and what was written is not taken for one.
         found = {path: path.read_bytes() for path in study.rglob("*") if path.is_file()}
-        assert set(found) == {*before, page}
-        before = {**before, page: found[page]}
+        assert set(found) == {*before, page, listed}
+        before = {**before, page: found[page], listed: found[listed]}
         assert found == before
 
 
@@ -125,3 +129,88 @@ def test_grid_becomes_a_heat_map_file(tmp_path: Path) -> None:
     (tmp_path / "grid.json").write_text(json.dumps(data))
     written = exports.write_figures(read([tmp_path]), [], tmp_path / "out")
     assert {path.name for path in written} == {f"grid-fedavg.{s}" for s in ("png", "svg", "pdf")}
+
+
+def names(place: Path) -> set[str]:
+    return {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
+
+
+def test_a_report_leaves_nothing_of_an_earlier_one(
+    study: Path, write_run: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Afterwards the directory is as if only the last report had been written, and one's own."""
+    # What a figure shows takes long to draw and does not matter here.
+    monkeypatch.setattr("fedzmg.report.plots.study_figures", lambda outcome: [("curves", outcome)])
+    monkeypatch.setattr("fedzmg.report.style.rendered", lambda figure, suffix: suffix.encode())
+    write_run("other/a", "fedavg", 0, [0.1, 0.2, 0.3], task="plays")
+    both, one = [str(study), str(tmp_path / "other")], [str(study)]
+
+    def report(places: list[str], out: str, *more: str) -> str:
+        done = CliRunner().invoke(app, ["report", *places, "--out", str(tmp_path / out), *more])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    report(one, "fresh")
+    report(both, "used")
+    used = tmp_path / "used"
+    mine = {"notes.txt": "mine", "tables/9-mine-scores.md": "mine", "figures/curves.txt": "mine"}
+    for name, text in mine.items():
+        (used / name).write_text(text)
+    edited = used / "tables" / "2-plays-scores.md"
+    edited.write_text(edited.read_text() + "a remark of mine")
+    before = names(used)
+
+    said = report(one, "used")
+    assert "tables/2-plays-scores.md of an earlier report was changed since" in said
+    kept = {*mine, "tables/2-plays-scores.md"}
+    assert names(used) == names(tmp_path / "fresh") | kept
+    gone = len(before - names(used))
+    assert f"{gone} files of an earlier report there are removed" in said
+    for name in names(tmp_path / "fresh"):
+        assert (used / name).read_bytes() == (tmp_path / "fresh" / name).read_bytes(), name
+    assert all((used / name).read_text() == text for name, text in mine.items())
+
+    report(one, "used", "--page-only")
+    assert names(used) == {"report.html", "written.json", *kept}
+    assert not list((tmp_path / "used" / "figures").glob("*.p*"))
+    report(one, "fresh", "--page-only")
+    assert sorted(path.name for path in (tmp_path / "fresh").iterdir()) == [
+        "report.html", "written.json",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("listed", [
+    "{", "[]", '{"files": ["a"]}', '{"files": {"../mine": "HASH"}}', '{"files": {"PLACE": "HASH"}}',
+    '{"files": {"link/mine": "HASH"}}', '{"files": {"linked": "HASH"}}',
+])  # fmt: skip
+def test_whatever_a_list_says_nothing_elsewhere_is_removed(tmp_path: Path, listed: str) -> None:
+    mine, out = tmp_path / "mine", tmp_path / "out"
+    mine.write_text("mine")
+    out.mkdir()
+    (out / "link").symlink_to(tmp_path, target_is_directory=True)
+    (out / "linked").symlink_to(mine)
+    digest = hashlib.sha256(b"mine").hexdigest()
+    text = listed.replace("HASH", digest).replace("PLACE", mine.as_posix())
+    (out / writing.LIST).write_text(text)
+    found = writing.replace_files(out, {"a/b": b"c"})
+    assert found.removed == ()
+    assert mine.read_text() == (out / "linked").read_text() == "mine"
+    assert writing.replace_files(out, {}).removed == ("a/b",)
+    assert not (out / "a").exists()
+
+
+def test_what_ends_halfway_is_known_to_the_next_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, content: bytes, remedy: str = "") -> None:
+        if path.name == "second":
+            raise KeyboardInterrupt
+        real(path, content)
+
+    real = writing.write
+    monkeypatch.setattr(writing, "write", fail)
+    with pytest.raises(KeyboardInterrupt):
+        writing.replace_files(tmp_path, {"first": b"1", "second": b"2"})
+    assert names(tmp_path) == {"first", writing.LIST}
+    writing.replace_files(tmp_path, {"third": b"3"})
+    assert names(tmp_path) == {"third", writing.LIST}

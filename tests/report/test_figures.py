@@ -17,8 +17,11 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
-from fedzmg.report.figures import MOST_DIRECT_LABELS, Series, curves, save
+from fedzmg.errors import InputError
+from fedzmg.report.figures import MOST_DIRECT_LABELS, curves
 from fedzmg.report.placing import moved_apart
+from fedzmg.report.series import Series
+from fedzmg.report.style import save
 
 ROUNDS = np.arange(0, 100, 5)
 
@@ -217,7 +220,7 @@ def test_save_failure_keeps_the_old_file_and_leaves_no_other(
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(InputError, match=r"cannot write .*: disk full; choose another"):
         save(figure, tmp_path / "curve")
     assert png.read_bytes() == before
     assert sorted(tmp_path.iterdir()) == [png, svg]

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from rich.console import Console
 
 from fedzmg.report import grids, studies
-from fedzmg.report.figures import save
+from fedzmg.report.style import save
 
 
 def data(axes: dict[str, list[float]] | None = None, best: Any = "first") -> dict[str, Any]:

@@ -192,7 +192,7 @@ def test_grids_and_heterogeneity_alone_make_a_page(grid: dict[str, Any], tmp_pat
     assert "There are no training runs here." in words
     assert "Best: client.lr = 0.1, server.lr = 10: 50.00 %" in words
     assert "The best lies on the border of client.lr" in words
-    assert "entropy 0.5 ± 0.1 0.56 ± 0.07 -0.06" in words
+    assert "entropy 0.500 ± 0.100 0.56 ± 0.07 -0.060" in words
     [heat] = [one for one in charts(text) if "any" in one.get("class", "")]
     cells = [one for one in heat.iter("rect") if one.get("class") == "cell"]
     assert len(cells) == 6

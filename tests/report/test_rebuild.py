@@ -51,7 +51,7 @@ def test_another_process_place_and_day_give_the_same_bytes(
     for suffix, start in STARTS.items():
         assert (here / "figures" / f"seeds.{suffix}").read_bytes().startswith(start)
     assert {Path(name).suffix for name in found} == {
-        ".html", ".png", ".svg", ".pdf", ".md", ".tex", ".csv",
+        ".html", ".png", ".svg", ".pdf", ".md", ".tex", ".csv", ".json",
     }  # fmt: skip
 
     # Other hashes of strings, another day, another cache of fonts, and somebody's own taste.

@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from typer.testing import CliRunner
 
+from fedzmg.cli import app
 from fedzmg.errors import InputError
 from fedzmg.experiment.lock import NAME as LOCK
 from fedzmg.experiment.lock import Owner
@@ -166,6 +168,60 @@ def test_nothing_there_and_just_begun(tmp_path: Path) -> None:
     held(tmp_path)
     assert only(tmp_path).kind == "starting"
     assert not only(tmp_path).complete
+
+
+class Waits(Exception):
+    """Raised where the command would wait for its next look."""
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(seconds: float) -> None:
+        raise Waits
+
+    monkeypatch.setattr("time.sleep", wait)
+
+
+def watch(place: Path, *more: str) -> Any:
+    return CliRunner().invoke(app, ["watch", str(place), *more], env={"COLUMNS": "200"})
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("lock", [None, {"pid": 2**22 + 1}])
+def test_watch_ends_where_nobody_is_at_work(
+    planned: Path, write_run: Write, lock: dict[str, Any] | None
+) -> None:
+    made = {"command": "fedzmg study my.toml --out study"}
+    write_run("study/fedzmg/seed-0", "fedzmg", 0, [0.2, 0.4], rounds=10, manifest=made)
+    if lock is not None:
+        held(planned, **lock)
+    done = watch(planned)
+    assert done.exit_code == 0, done.output
+    assert "1 interrupted, 3 waiting, round 0 to 2 of 10, best accuracy 40.00 %" in done.stdout
+    again = "nobody is at work: run the same command again to go on: fedzmg study my.toml --out"
+    assert again in done.stdout
+    assert json.loads(watch(planned, "--json").stdout)["works"][0]["command"] == made["command"]
+    assert again in watch(planned, "--once").stdout
+    for arguments in (["--wait"], ["--wait", "--json"]):
+        assert isinstance(watch(planned, *arguments).exception, Waits)
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_watch_goes_on_while_anybody_is_at_work(tmp_path: Path, write_run: Write) -> None:
+    write_run("left", "fedzmg", 0, [0.2] * 4, rounds=8)
+    at_work = write_run("at-work", "fedavg", 0, [0.2] * 4, rounds=8)
+    held(at_work)
+    assert isinstance(watch(tmp_path).exception, Waits)
+    (at_work / LOCK).unlink()
+    assert watch(tmp_path).exit_code == 0
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_watch_ends_where_a_process_died_before_it_wrote_anything(tmp_path: Path) -> None:
+    held(tmp_path, pid=2**22 + 1)
+    done = watch(tmp_path)
+    assert done.exit_code == 0
+    assert "nobody is at work" in done.stdout
 
 
 LINES = [json.dumps({"round": r, "metric": r / 10}) + "\n" for r in (1, 2, 3, 2, 3, 4)]

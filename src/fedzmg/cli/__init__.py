@@ -15,6 +15,7 @@ from rich.console import Console
 from fedzmg.cli import data, experiments, inspection
 from fedzmg.cli.bench import bench
 from fedzmg.cli.diagnose import diagnose
+from fedzmg.cli.keep import keep
 from fedzmg.cli.report import report
 from fedzmg.cli.theory import theory
 from fedzmg.errors import InputError, Interrupted, unknown
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.add_typer(data.app, name="data")
 app.command()(bench)
 app.command()(diagnose)
+app.command()(keep)
 app.command()(report)
 app.command()(theory)
 app.command()(experiments.grid)
@@ -96,16 +98,19 @@ def compare(
     engine: Engine = "auto",
     device: Device = "auto",
     out: Out = None,
+    track: experiments.Track = None,
     as_json: Json = False,
 ) -> None:
     """Train algorithms on paired seeds; table, figure and run directories."""
-    from fedzmg import tasks
+    from fedzmg import tasks, trackers
     from fedzmg.api import algorithm_names
     from fedzmg.api import compare as compare_algorithms
     from fedzmg.experiment.store import write_json
-    from fedzmg.report import comparison, figures, tables
+    from fedzmg.report import comparison, tables
     from fedzmg.report.live import Display
+    from fedzmg.report.style import save
 
+    makers = trackers.named(track)
     names = algorithm_names(algorithms)
     seeds = seeds or (3 if len(names) <= 10 else 2)
     settings, preset = _settings_by_algorithm(set_ or [], names)
@@ -116,18 +121,21 @@ def compare(
     _refuse_to_replace(place, names)
     console = Console(stderr=as_json)
     _show_notes(chosen.notes)
-    with Display(console, chosen.metric.name) as progress:
+    with (
+        Display(console, chosen.metric.name) as display,
+        trackers.Tracking(makers, place, display) as progress,
+    ):
         result = compare_algorithms(
             chosen, names, seeds=seeds, rounds=rounds, settings=settings,
             engine=engine, device=device, out=place, progress=progress,  # type: ignore[arg-type]
         )  # fmt: skip
     data = result.as_dict()
     write_json(place / "comparison.json", data)
-    written = figures.save(comparison.figure(data), place / "curves")
+    written = save(comparison.figure(data), place / "curves")
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
-    console.print(tables.comparison(data))
+    console.print(tables.comparison(data, console.width))
     for what, path in (("figure", written[0]), ("", written[1]), ("runs", place)):
         console.print(f"{what:<7} {path}", highlight=False, soft_wrap=True)
 
@@ -154,13 +162,13 @@ def run(
 ) -> None:
     """Train one algorithm on one task, or what a spec file says."""
     from fedzmg import trackers
-    from fedzmg.experiment import plans
+    from fedzmg.experiment import spec_files
     from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.spec import RunSpec, parse_setting
     from fedzmg.report.live import Display
 
     makers = trackers.named(track)
-    spec = plans.read(Path(task), "run") if task.endswith(".toml") else RunSpec(task=task)
+    spec = spec_files.read(Path(task), "run") if task.endswith(".toml") else RunSpec(task=task)
     assert isinstance(spec, RunSpec)
     given: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "protocol.rounds": rounds,
                              "engine": engine, "device": device}  # fmt: skip
@@ -229,7 +237,8 @@ def list_(
         if as_json:
             typer.echo(json.dumps(shown))
         else:
-            Console().print(cards.card(shown, task), highlight=False)
+            console = Console()
+            console.print(cards.card(shown, console.width, task), highlight=False)
         return
     if as_json:
         found = {n: card(e, size) for n, e in algorithms.ALGORITHMS.items()}
@@ -244,15 +253,18 @@ def list_(
         (n, e.summary + (" (inferred)" if e.inferred else ""), e.source)
         for n, e in algorithms.ALGORITHMS.items()
     ]
-    console.print(tables.listing("Algorithms", ["name", "what it is", "source"], rows))
+    heads = ["name", "what it is", "source"]
+    console.print(tables.listing(heads, rows, console.width, title="Algorithms"))
     rest = [(n, e.summary, e.missing) for n, e in tasks.TASKS.items()]
-    console.print(tables.listing("Tasks", ["name", "what it is", "data to get first"], rest))
+    heads = ["name", "what it is", "data to get first"]
+    console.print(tables.listing(heads, rest, console.width, title="Tasks"))
 
 
 def _show_task(name: str, *, as_json: bool) -> None:
     """A task's card: data, clients, model, protocol and the fields of its preset."""
     from fedzmg import tasks
     from fedzmg.report import tables
+    from fedzmg.report.numbers import bytes_text
     from fedzmg.tasks.card import card
 
     shown = card(tasks.entry(name))
@@ -264,7 +276,7 @@ def _show_task(name: str, *, as_json: bool) -> None:
     facts = {
         "data": "ships with fedzmg" if shown["data"] is None else f"{shown['data']} ({place})",
         "clients": f"{shown['clients']:,}",
-        "model": f"{model['parameters']:,} parameters, {tables.bytes_text(model['bytes'])}",
+        "model": f"{model['parameters']:,} parameters, {bytes_text(model['bytes'])}",
         "protocol": ", ".join(f"{k} {v}" for k, v in shown["protocol"].items()),
     }
     console = Console()
@@ -276,7 +288,7 @@ def _show_task(name: str, *, as_json: bool) -> None:
         rows = [(f["key"], str(f["default"]), f["range"], f["doc"]) for f in shown["fields"]]
         heads = ["key", "default", "allowed", "what it is"]
         console.print()
-        console.print(tables.listing("Choices (--set KEY=VALUE)", heads, rows))
+        console.print(tables.listing(heads, rows, console.width, title="Choices (--set KEY=VALUE)"))
 
 
 @app.command()

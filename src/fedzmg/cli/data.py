@@ -42,7 +42,7 @@ def list_(cache: Cache = None, as_json: Json = False) -> None:
         typer.echo(json.dumps(found))
         return
     console = Console()
-    console.print(downloads.sets(found))
+    console.print(downloads.sets(found, console.width))
     for name, one in found.items():
         for note in one["notes"]:
             _print(console, f"note: {name}: {note}")
@@ -89,10 +89,10 @@ def import_(
 def remove(name: Name, cache: Cache = None) -> None:
     """Delete a data set and what was downloaded for it."""
     from fedzmg.data import catalog
-    from fedzmg.report import tables
+    from fedzmg.report.numbers import bytes_text
 
     freed = catalog.remove(name, cache)
-    typer.echo(f"removed {name}: {tables.bytes_text(freed)}")
+    typer.echo(f"removed {name}: {bytes_text(freed)}")
 
 
 @app.command()
@@ -156,9 +156,12 @@ def describe(
 ) -> None:
     """Measure how much clients differ: table, figure, CSV and JSON, beside the paper's table."""
     from fedzmg.data import heterogeneity
-    from fedzmg.report import figures
     from fedzmg.report import heterogeneity as report
+    from fedzmg.report.style import save
+    from fedzmg.report.writing import check_place
 
+    place = out or Path("runs") / f"data-{name}"
+    check_place(place)
     people = _population(name, split, partition, clients, seed, set_, cache)
     twin = PAPERS.get(name)
     if as_paper:
@@ -172,10 +175,9 @@ def describe(
     )  # fmt: skip
     data = {**found.as_dict(), "split": split, "partition": people.partition}
     paper = None if twin is None else heterogeneity.PAPER[twin]
-    place = out or Path("runs") / f"data-{name}"
     report.write_json(data, place / "heterogeneity.json")
     report.write_csv(data, place / "heterogeneity.csv")
-    written = figures.save(report.figure(data, paper), place / "heterogeneity")
+    written = save(report.figure(data, paper), place / "heterogeneity")
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
@@ -203,7 +205,8 @@ def show(
     out: Out = None,
 ) -> None:
     """Show some clients' examples: a picture of images, the beginnings of texts."""
-    from fedzmg.report import examples, figures
+    from fedzmg.report import examples
+    from fedzmg.report.style import save
 
     people = _population(name, split, partition, clients, seed, set_, cache)
     owners = people.columns.owners
@@ -231,7 +234,7 @@ def show(
         [x[span.start : span.stop] for span in spans],
         [[str(label) for label in y[span.start : span.stop]] for span in spans],
     )
-    written = figures.save(picture, (out or Path("runs") / f"data-{name}") / "examples")
+    written = save(picture, (out or Path("runs") / f"data-{name}") / "examples")
     _print(console, f"figure  {written[0]}")
 
 

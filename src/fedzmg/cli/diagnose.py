@@ -56,9 +56,12 @@ def diagnose(
     from fedzmg.diagnose import diagnose as measure
     from fedzmg.experiment.store import write_json
     from fedzmg.report import diagnose as report
-    from fedzmg.report import figures
+    from fedzmg.report import style
+    from fedzmg.report.writing import check_place
 
     task, params, round_, own_seed = _subject(what, set_ or [])
+    place = out or Path("runs") / f"diagnose-{task.name}{f'-round-{round_}' if round_ else ''}"
+    check_place(place, "choose another --out")
     console = Console(stderr=as_json)
     with console.status("measuring") as status:
         found = measure(
@@ -69,11 +72,10 @@ def diagnose(
             progress=status.update,
         )  # fmt: skip
     data = found.as_dict()
-    place = out or Path("runs") / f"diagnose-{task.name}{f'-round-{round_}' if round_ else ''}"
     try:
         place.mkdir(parents=True, exist_ok=True)
         write_json(place / "diagnosis.json", data)
-        written = figures.save(report.figure(data), place / "diagnosis")
+        written = style.save(report.figure(data), place / "diagnosis")
     except OSError as error:
         raise InputError(f"cannot write {place}: {error.strerror}; choose another --out") from None
     if as_json:

@@ -26,45 +26,52 @@ def watch(
     ],
     once: Annotated[bool, typer.Option("--once", help="Show the state once and end.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Stay until all is trained, also while nobody works.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Follow work in another terminal: states, metrics, best so far, time left; only reads."""
+    """Follow work in another terminal: states, metrics, best so far, time left; only reads.
+
+    It ends with the work: when all is trained, or when nobody is working on it any more.
+    """
     from fedzmg.report import watch_view
     from fedzmg.report.watch import Watch
 
     found, console = Watch(directory), Console()
     works = found.look()
     if as_json:
-        _json_lines(found, works, every, once=once)
+        _json_lines(found, works, every, once=once, wait=wait)
     elif once:
         console.print(watch_view.screen(works), highlight=False)
     else:
         try:
-            _follow(found, works, every, console)
+            _follow(found, works, every, console, wait=wait)
         except KeyboardInterrupt:  # how one leaves
             raise SystemExit(INTERRUPTED) from None
 
 
-def _ended(works: list[Work]) -> bool:
-    return all(work.complete and not work.alive for work in works)
+def _ended(works: list[Work], wait: bool) -> bool:
+    """Whether nobody is at work; who waits does so for what is not complete, too."""
+    return not any(work.alive or (wait and not work.complete) for work in works)
 
 
-def _json_lines(found: Watch, works: list[Work], every: float, *, once: bool) -> None:
+def _json_lines(found: Watch, works: list[Work], every: float, *, once: bool, wait: bool) -> None:
     """The state as a line of JSON, again after every look."""
     while True:
         typer.echo(json.dumps({"works": [work.as_dict() for work in works]}, allow_nan=False))
-        if once or _ended(works):
+        if once or _ended(works, wait):
             return
         time.sleep(every)
         works = found.look()
 
 
-def _follow(found: Watch, works: list[Work], every: float, console: Console) -> None:
+def _follow(found: Watch, works: list[Work], every: float, console: Console, *, wait: bool) -> None:
     from fedzmg.report import watch_view
 
     if console.is_terminal:
         with Live(watch_view.screen(works), console=console, auto_refresh=False) as live:
-            while not _ended(works):
+            while not _ended(works, wait):
                 time.sleep(every)
                 works = found.look()
                 live.update(watch_view.screen(works), refresh=True)
@@ -78,7 +85,7 @@ def _follow(found: Watch, works: list[Work], every: float, console: Console) -> 
                     f"{time.strftime('%H:%M:%S')} {line}", highlight=False, soft_wrap=True
                 )
         shown = lines
-        if _ended(works):
+        if _ended(works, wait):
             return
         time.sleep(every)
         works = found.look()
@@ -114,7 +121,7 @@ def diff(
 
 def verify(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run directory, or one that holds some.")
+        Path, typer.Argument(metavar="DIR", help="A run directory, one that holds some, or a grid.")
     ],
     rounds: Annotated[int, typer.Option(min=1, help="First rounds to train again.")] = 3,
     runs: Annotated[

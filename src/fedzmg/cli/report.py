@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fedzmg.report.writing import Cleared
 
 
 def report(
@@ -29,16 +34,20 @@ def report(
     material = reading.read(directories)
     outcomes = [judge(study) for study in material.studies]
     place = out or directories[0] / "report"
-    page = exports.write(material, outcomes, place)
-    typer.echo(f"page    {page}")
-    if not page_only:
-        tables = exports.write_tables(material, outcomes, place)
-        figures = exports.write_figures(material, outcomes, place)
-        if tables:
-            typer.echo(f"tables  {place / 'tables'} ({len(tables)} files)")
-        if figures:
-            typer.echo(f"figures {place / 'figures'} ({len(figures)} files)")
-    for note in material.notes:
+    written = exports.publish(material, outcomes, place, page_only=page_only)
+    typer.echo(f"page    {written.page}")
+    if written.tables:
+        typer.echo(f"tables  {place / 'tables'} ({len(written.tables)} files)")
+    if written.figures:
+        typer.echo(f"figures {place / 'figures'} ({len(written.figures)} files)")
+    for note in (*material.notes, *_about(written.cleared)):
         typer.echo(f"fedzmg: {note}", err=True)
     if open_:
-        webbrowser.open(page.resolve().as_uri())
+        webbrowser.open(written.page.resolve().as_uri())
+
+
+def _about(cleared: Cleared) -> Iterator[str]:
+    if cleared.removed:
+        yield f"{len(cleared.removed)} files of an earlier report there are removed"
+    for name in cleared.kept:
+        yield f"{name} of an earlier report was changed since and is left alone"

@@ -37,6 +37,7 @@ def theory(
     from fedzmg.report import theory as report
     from fedzmg.theory import FULL, QUICK, run
 
+    report.check_places(out if plot else None, html)
     quiet = as_json or as_markdown
     console = Console(stderr=quiet)
     wide = Console(width=max(console.width, report.WIDTH), stderr=quiet)

@@ -9,10 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedzmg.report.tables import bytes_text
+from fedzmg.report.numbers import bytes_text
+from fedzmg.report.tables import listing
 
 
-def card(data: Mapping[str, Any], task: str | None = None) -> RenderableType:
+def card(data: Mapping[str, Any], width: int, task: str | None = None) -> RenderableType:
     """Draw what ``fedzmg.algorithms.card`` gathered."""
     parts: list[RenderableType] = [
         Text(f"{data['name']}  ({data['source']})", style="bold"),
@@ -21,31 +22,28 @@ def card(data: Mapping[str, Any], task: str | None = None) -> RenderableType:
     if data["inferred"]:
         parts.append(Text(f"inferred: {data['inferred']}", style="yellow"))
     more = "also: " + ", ".join(data["wrapper_options"])
-    parts += [Text(), Text(data["about"]), Text(), _options(data), Text(more, style="dim")]
-    parts += [Text(), _costs(data, task)]
+    parts += [Text(), Text(data["about"]), Text(), _options(data, width), Text(more, style="dim")]
+    parts += [Text(), _costs(data, width, task)]
     return Group(*parts)
 
 
-def _options(data: Mapping[str, Any]) -> Table:
-    table = Table(title="Options (--set KEY=VALUE)", title_justify="left")
-    for head in ("key", "default", "range", "what it is"):
-        table.add_column(head, overflow="fold")
-    for option in data["options"]:
-        default = option["default"]
-        table.add_row(
+def _options(data: Mapping[str, Any], width: int) -> Table:
+    rows = [
+        (
             option["key"],
-            "absent" if default is None else str(default),
+            "absent" if option["default"] is None else str(option["default"]),
             option["range"],
             option["doc"],
         )
-    return table
+        for option in data["options"]
+    ]
+    heads = ("key", "default", "range", "what it is")
+    return listing(heads, rows, width, title="Options (--set KEY=VALUE)")
 
 
-def _costs(data: Mapping[str, Any], task: str | None) -> Table:
-    costs = data["costs"]
-    table = Table(title="Costs, scalars left out", title_justify="left")
-    for head in ("", "models", *([f"{task}"] if task else [])):
-        table.add_column(head, justify="right" if head else "left")
+def _costs(data: Mapping[str, Any], width: int, task: str | None) -> Table:
+    costs, sizes = data["costs"], ["models", *([task] if task else [])]
+    rows = []
     for name, what in {
         "down": "travels to a client, every round",
         "up": "travels back",
@@ -53,5 +51,5 @@ def _costs(data: Mapping[str, Any], task: str | None) -> Table:
         "server_keeps": "kept by the server besides the model",
     }.items():
         size = [bytes_text(costs[f"{name}_bytes"])] if f"{name}_bytes" in costs else []
-        table.add_row(what, f"{costs[name]:g}", *size)
-    return table
+        rows.append([what, f"{costs[name]:g}", *size])
+    return listing(["", *sizes], rows, width, title="Costs, scalars left out", right=sizes)

@@ -9,8 +9,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedzmg.report.figures import Series, curves
+from fedzmg.report.figures import curves
 from fedzmg.report.panels import panels
+from fedzmg.report.series import Series
 
 MOST_IN_ONE_PANEL = 10
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedzmg.report.numbers import NONE
-from fedzmg.report.style import COLOURS, DASHES, GRID, QUIET_INK, STYLE
+from fedzmg.report.style import COLOURS, DASHES, GRID, QUIET_INK, STYLE, laid_out
 
 WIDTH = 106
 """Columns that the table needs."""
@@ -122,10 +122,7 @@ def figure(data: Mapping[str, Any]) -> Figure:
         _draw_left(panels[1], data)
         if moving:
             _draw_along(panels[2], data)
-        # Lay out once; otherwise every file that is saved does it again, twice.
-        layout.execute(canvas)
-        canvas.set_layout_engine("none")
-    return canvas
+        return laid_out(canvas)
 
 
 def _draw_shares(axes: Axes, data: Mapping[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.scores import final_score
 from fedzmg.experiment.significance import PairedTest, paired_t
+from fedzmg.report.stored import read_json, read_toml
 from fedzmg.report.tail import Tail
 
 Aspect = Literal["spec", "options", "versions", "data", "curves", "scores", "runs"]
@@ -204,7 +204,7 @@ def read(place: Path) -> Iterator[Unit]:
 
 
 def _run(directory: Path, name: str) -> Unit:
-    spec, manifest = _toml(directory / "spec.toml"), _json(directory / "manifest.json")
+    spec, manifest = read_toml(directory / "spec.toml"), _manifest(directory)
     rows = Tail(directory / "metrics.jsonl", "round").update()
     group = name.rpartition("/")[0] or str(spec.get("algorithm", ""))
     seed, protocol = int(spec.get("seed", 0)), spec.get("protocol", {})
@@ -233,7 +233,7 @@ def _final(rows: Sequence[Mapping[str, Any]], every: int) -> float | None:
 
 
 def _search(directory: Path, name: str) -> Unit:
-    found, manifest = _json(directory / "scores.json"), _json(directory / "manifest.json")
+    found, manifest = read_json(directory / "scores.json"), _manifest(directory)
     rows = Tail(directory / "metrics.jsonl", "trial", "round").update()
     finals = {
         ", ".join(f"{key} {value:.6g}" for key, value in point["options"].items()): float(
@@ -289,7 +289,7 @@ def _plans(left: Path, right: Path) -> Iterator[tuple[str, Any, Any]]:
     """Differences of the files that studies and grids were made from."""
     for name in ("study.toml", "grid.toml"):
         if (left / name).is_file() and (right / name).is_file():
-            yield from _unequal(_flat(_toml(left / name)), _flat(_toml(right / name)))
+            yield from _unequal(_flat(read_toml(left / name)), _flat(read_toml(right / name)))
 
 
 def _unequal(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -368,21 +368,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}): restore or remove it") from None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}): restore or remove it") from None
-    return values if isinstance(values, dict) else {}
+def _manifest(directory: Path) -> dict[str, Any]:
+    path = directory / "manifest.json"
+    return read_json(path) if path.exists() else {}
 
 
 def _words(value: Any) -> Any:

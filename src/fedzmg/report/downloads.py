@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedzmg.report.tables import bytes_text
+from fedzmg.report.numbers import bytes_text
+from fedzmg.report.tables import listing
 
 LINE_SECONDS = 5.0
 
@@ -45,13 +44,8 @@ class Downloads:
         self._bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None:
             self._finish()
         self._bars.stop()
 
@@ -86,22 +80,20 @@ class Downloads:
             self._bars.update(self._bar, total=total, completed=total)
 
 
-def sets(found: Mapping[str, Mapping[str, Any]]) -> Table:
+def sets(found: Mapping[str, Mapping[str, Any]], width: int) -> Table:
     """The data sets of ``fedzmg data list --json`` as a table."""
-    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it is", overflow="fold")
-    for head in ("clients", "examples", "here"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for name, one in found.items():
-        table.add_row(
+    rows = [
+        (
             name,
             one["title"],
             _numbers(split["clients"] for split in one["counts"].values()),
             _numbers(split["examples"] for split in one["counts"].values()),
             bytes_text(one["bytes"]) if one["state"] == "here" else one["state"],
         )
-    return table
+        for name, one in found.items()
+    ]
+    counted = ("clients", "examples", "here")
+    return listing(("name", "what it is", *counted), rows, width, right=counted)
 
 
 def _numbers(values: Iterable[int | None]) -> str:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedzmg.report.figures import STYLE
+from fedzmg.report.style import STYLE
 
 
 def figure(

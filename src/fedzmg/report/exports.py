@@ -6,12 +6,10 @@ The same outcome gives the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fedzmg.errors import InputError
-from fedzmg.files import write_atomic
 from fedzmg.report import paper
 from fedzmg.report.formats import comma_separated, latex, markdown
 from fedzmg.report.numbers import slug
@@ -22,9 +20,11 @@ from fedzmg.report.sections.grids import name_of
 from fedzmg.report.sheets import costs, scores
 from fedzmg.report.sheets.beside_paper import beside_paper
 from fedzmg.report.sheets.clients import clients
-from fedzmg.report.sheets.heterogeneity import heterogeneity
+from fedzmg.report.sheets.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.sheets.paired_tests import paired_tests
 from fedzmg.report.sheets.sheet import Sheet
+from fedzmg.report.writing import Cleared, check_place, replace_files
+from fedzmg.report.writing import write as write_file
 
 PAGE = "report.html"
 SHEETS: tuple[Callable[[Outcome], Sheet | None], ...] = (
@@ -45,6 +45,42 @@ _FORMATS: dict[str, Callable[[Sheet], str]] = {
 }
 
 
+class Published(NamedTuple):
+    """A report that was written."""
+
+    page: Path
+    tables: tuple[Path, ...]
+    figures: tuple[Path, ...]
+    cleared: Cleared
+
+
+def publish(
+    material: Material, outcomes: Sequence[Outcome], out: Path, *, page_only: bool = False
+) -> Published:
+    """Write page, tables and figures in place of those of an earlier report.
+
+    Args:
+        material: what was read.
+        outcomes: an outcome for each study.
+        out: a directory; it is made. What no report wrote there is left alone.
+        page_only: leave out the files of tables and figures.
+
+    Raises:
+        InputError: if a file cannot be written.
+    """
+    check_place(out)
+    tables = {} if page_only else dict(_tables(material, outcomes))
+    figures = {} if page_only else dict(_figures(material, outcomes))
+    page = {PAGE: render(material, outcomes).encode()}
+    cleared = replace_files(out, {**page, **tables, **figures})
+    return Published(
+        out / PAGE,
+        tuple(out / name for name in tables),
+        tuple(out / name for name in figures),
+        cleared,
+    )
+
+
 def write(material: Material, outcomes: Sequence[Outcome], out: Path) -> Path:
     """Write the page.
 
@@ -60,7 +96,7 @@ def write(material: Material, outcomes: Sequence[Outcome], out: Path) -> Path:
         InputError: if it cannot be written.
     """
     path = out / PAGE
-    _write(path, render(material, outcomes).encode())
+    write_file(path, render(material, outcomes).encode())
     return path
 
 
@@ -70,13 +106,7 @@ def write_tables(material: Material, outcomes: Sequence[Outcome], out: Path) -> 
     Raises:
         InputError: if one cannot be written.
     """
-    written = []
-    for name, sheet in _sheets(material, outcomes):
-        for suffix, make in _FORMATS.items():
-            path = out / "tables" / f"{name}.{suffix}"
-            _write(path, make(sheet).encode())
-            written.append(path)
-    return written
+    return _write_all(_tables(material, outcomes), out)
 
 
 def write_figures(material: Material, outcomes: Sequence[Outcome], out: Path) -> list[Path]:
@@ -85,11 +115,28 @@ def write_figures(material: Material, outcomes: Sequence[Outcome], out: Path) ->
     Raises:
         InputError: if one cannot be written.
     """
+    return _write_all(_figures(material, outcomes), out)
+
+
+def _write_all(files: Iterable[tuple[str, bytes]], out: Path) -> list[Path]:
+    written = []
+    for name, content in files:
+        write_file(out / name, content)
+        written.append(out / name)
+    return written
+
+
+def _tables(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, bytes]]:
+    for name, sheet in _sheets(material, outcomes):
+        for suffix, make in _FORMATS.items():
+            yield f"tables/{name}.{suffix}", make(sheet).encode()
+
+
+def _figures(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, bytes]]:
     # Drawing takes its time to load, and a page alone does not need it.
     from fedzmg.report import grids, plots
     from fedzmg.report.style import FORMATS, rendered
 
-    written = []
     jobs: list[tuple[str, Any]] = []
     for prefix, outcome in zip(_prefixes(outcomes), outcomes, strict=True):
         jobs += [(prefix + name, figure) for name, figure in plots.study_figures(outcome)]
@@ -100,10 +147,7 @@ def write_figures(material: Material, outcomes: Sequence[Outcome], out: Path) ->
         jobs += [(before + slug(name), grids.figure(data, name)) for name in data["algorithms"]]
     for stem, figure in jobs:
         for suffix in FORMATS:
-            path = out / "figures" / f"{stem}.{suffix}"
-            _write(path, rendered(figure, suffix))
-            written.append(path)
-    return written
+            yield f"figures/{stem}.{suffix}", rendered(figure, suffix)
 
 
 def _sheets(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Sheet]]:
@@ -112,9 +156,13 @@ def _sheets(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[s
             sheet = make(outcome)
             if sheet is not None:
                 yield prefix + sheet.key, sheet
-    for i, extra in enumerate(material.heterogeneity):
-        after = f"-{i + 1}" if len(material.heterogeneity) > 1 else ""
-        yield f"heterogeneity{after}", heterogeneity(extra.content)
+    described = [extra.content for extra in material.heterogeneity]
+    if len(described) > 1:
+        yield "heterogeneity", side_by_side(described)
+    for i, report in enumerate(described):
+        after = f"-{i + 1}" if len(described) > 1 else ""
+        yield f"heterogeneity{after}", heterogeneity(report)
+        yield f"heterogeneity-clients{after}", client_by_client(report)
 
 
 def _prefixes(outcomes: Sequence[Outcome]) -> list[str]:
@@ -122,13 +170,3 @@ def _prefixes(outcomes: Sequence[Outcome]) -> list[str]:
     if len(outcomes) == 1:
         return [""]
     return [f"{i + 1}-{slug(outcome.study.name)}-" for i, outcome in enumerate(outcomes)]
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, content)
-    except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror}; choose another place with --out"
-        ) from None

@@ -28,9 +28,7 @@ from fedzmg.report.endlabels import (
     level_words,
 )
 from fedzmg.report.series import Average, Series, average
-from fedzmg.report.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE, save
-
-__all__ = ["COLOURS", "GRID", "QUIET_INK", "STYLE", "Series", "curves", "save"]
+from fedzmg.report.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE
 
 MOST_DIRECT_LABELS = 7
 """More curves than this are named in a legend, for want of room at the line ends."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 
-from fedzmg.report.figures import QUIET_INK, STYLE
+from fedzmg.report.style import QUIET_INK, STYLE
 from fedzmg.report.tables import metric_text
 
 # One hue from paper to ink: order is plain in print and under any colour blindness.

@@ -6,7 +6,6 @@ import math
 import statistics
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from rich.console import Console, Group
@@ -15,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedzmg.report.studies import duration
+from fedzmg.report.numbers import duration
 from fedzmg.report.tables import metric_text
 
 LINE_SECONDS = 5.0
@@ -92,12 +91,7 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
             self._leave()
             self._live.stop()

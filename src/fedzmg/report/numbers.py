@@ -126,3 +126,16 @@ def slug(name: str) -> str:
     'fedadam-reddi-lr-0.1'
     """
     return re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-")
+
+
+def duration(seconds: float) -> str:
+    """A length of time for people.
+
+    >>> duration(42), duration(600), duration(10000), duration(300000)
+    ('42 s', '10 min', '2.8 h', '3.5 days')
+    """
+    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
+        if seconds < limit:
+            number = seconds / size
+            return f"{number:.1f} h" if unit == "h" else f"{number:.0f} {unit}"
+    return f"{seconds / 86400:.1f} days"

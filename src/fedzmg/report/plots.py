@@ -18,7 +18,7 @@ from fedzmg.report.outcome import Outcome
 from fedzmg.report.panels import panels
 from fedzmg.report.sections.charts import INDEX, shown_label
 from fedzmg.report.series import Average
-from fedzmg.report.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE
+from fedzmg.report.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE, laid_out
 
 MOST_IN_ONE_PANEL = 10
 
@@ -70,15 +70,6 @@ def _plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _laid_out(figure: Figure) -> Figure:
-    """Lay a figure out once; otherwise every file that is saved does it again."""
-    engine = figure.get_layout_engine()
-    assert engine is not None
-    engine.execute(figure)
-    figure.set_layout_engine("none")
-    return figure
-
-
 def _against_traffic(outcome: Outcome) -> Figure | None:
     study = outcome.study
     drawn = [(score.label, curve) for score in outcome.scores if (curve := score.curve)]
@@ -102,7 +93,7 @@ def _against_traffic(outcome: Outcome) -> Figure | None:
             loc="outside right upper", fontsize=7.5, frameon=False, handlelength=3.2,
             ncols=math.ceil(len(drawn) / 22),
         )  # fmt: skip
-        return _laid_out(figure)
+        return laid_out(figure)
 
 
 def _seeds(outcome: Outcome) -> Figure | None:
@@ -127,7 +118,7 @@ def _seeds(outcome: Outcome) -> Figure | None:
         axes.set_ylim(len(finished) - 0.4, -0.6)
         axes.grid(axis="x", color=GRID, linewidth=0.7)
         axes.set_xlabel(f"final {study.metric}")
-        return _laid_out(figure)
+        return laid_out(figure)
 
 
 FIGURES: dict[str, Callable[[Outcome], Figure | None]] = {

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from fedzmg.errors import InputError
 from fedzmg.report.grouping import Study, planned, studies
-from fedzmg.report.runs import Run, read_json, read_run
+from fedzmg.report.runs import Run, read_run
+from fedzmg.report.stored import read_json
 
 
 class Extra(NamedTuple):

@@ -8,7 +8,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from fedzmg.report.tables import bytes_text, metric_text
+from fedzmg.report.numbers import bytes_text, duration
+from fedzmg.report.tables import metric_text
 
 RULE = "rolling_mean"
 
@@ -142,16 +143,3 @@ def _measured(data: Mapping[str, Any]) -> str:
     if data.get("extrapolated"):
         return f"extrapolated from less than a round{probe}"
     return f"from a few measured steps{probe}"
-
-
-def duration(seconds: float) -> str:
-    """A length of time for people.
-
-    >>> duration(42), duration(600), duration(10000), duration(300000)
-    ('42 s', '10 min', '2.8 h', '3.5 days')
-    """
-    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
-        if seconds < limit:
-            number = seconds / size
-            return f"{number:.1f} h" if unit == "h" else f"{number:.0f} {unit}"
-    return f"{seconds / 86400:.1f} days"

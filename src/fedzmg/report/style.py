@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from fedzmg.files import write_atomic
+from fedzmg.report.writing import write
 
 PNG_DPI = 150
 # Okabe and Ito's palette, which keeps apart under all common colour blindness, less its yellow,
@@ -59,6 +59,15 @@ _METADATA: dict[str, dict[str, str | None]] = {
 FORMATS = tuple(_METADATA)
 
 
+def laid_out(figure: Figure) -> Figure:
+    """Lay a figure out once; otherwise every file that is saved does it again, twice."""
+    engine = figure.get_layout_engine()
+    assert engine is not None
+    engine.execute(figure)
+    figure.set_layout_engine("none")
+    return figure
+
+
 def rendered(figure: Figure, suffix: str) -> bytes:
     """The content of a PNG, SVG or PDF file; the same figure gives the same bytes."""
     buffer = io.BytesIO()
@@ -78,10 +87,12 @@ def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
 
     Returns:
         The paths of the PNG and of the SVG.
+
+    Raises:
+        InputError: If one cannot be written.
     """
-    stem.parent.mkdir(parents=True, exist_ok=True)
     # Not with_suffix: a name such as lr0.1 holds a dot that is no suffix.
     png, svg = (stem.with_name(f"{stem.name}.{suffix}") for suffix in ("png", "svg"))
-    write_atomic(png, rendered(figure, "png"))
-    write_atomic(svg, rendered(figure, "svg"))
+    write(png, rendered(figure, "png"))
+    write(svg, rendered(figure, "svg"))
     return png, svg

@@ -18,11 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fedzmg.errors import InputError
-from fedzmg.files import write_atomic
+from fedzmg.report.writing import check_place, write
 from fedzmg.version import __version__
 
 WIDTH = 116
 """Columns that the table needs; cut off, its numbers would be worth nothing."""
+ANOTHER_FILE = "choose another file"
 Finding = Mapping[str, Any]
 _MINUS = "\u2212"
 _STYLES = {"holds": "green", "fails": "yellow", "not": "bold red"}
@@ -124,6 +125,24 @@ def markdown(findings: Sequence[Finding]) -> str:
     return "\n".join(out) + "\n"
 
 
+def check_places(out: Path | None, html: Path | None) -> None:
+    """Find out before the work whether figures and page can be written.
+
+    Args:
+        out: directory of the figures; None: none are asked for.
+        html: file of the page.
+
+    Raises:
+        InputError: if one of them cannot.
+    """
+    if out is not None:
+        check_place(out)
+    if html is not None and html.is_dir():
+        raise InputError(f"cannot write {html}: it is a directory; {ANOTHER_FILE}")
+    if html is not None:
+        check_place(html.parent, ANOTHER_FILE)
+
+
 def write_figures(findings: Sequence[Finding], out: Path) -> list[Path]:
     """Write every figure as PNG and SVG.
 
@@ -136,12 +155,7 @@ def write_figures(findings: Sequence[Finding], out: Path) -> list[Path]:
     written: list[Path] = []
     for finding in findings:
         for name, figure in figures(finding).items():
-            try:
-                written += save(figure, out / name)
-            except OSError as error:
-                raise InputError(
-                    f"cannot write {out / name}: {error.strerror}; choose another place with --out"
-                ) from None
+            written += save(figure, out / name)
     return written
 
 
@@ -165,11 +179,7 @@ def write_page(findings: Sequence[Finding], path: Path) -> None:
     Raises:
         InputError: if it cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, page(findings).encode())
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another file") from None
+    write(path, page(findings).encode(), ANOTHER_FILE)
 
 
 def _shown(finding: Finding) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fedzmg.report.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE
+from fedzmg.report.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE, laid_out
 
 BLUE, RED, GREEN, PINK, BLACK, ORANGE, SKY = COLOURS
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
@@ -167,15 +167,6 @@ def _canvas(title: str, height: float = 3.9) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _finished(figure: Figure) -> Figure:
-    """Lay a figure out once; otherwise every file that is saved does it again."""
-    engine = figure.get_layout_engine()
-    assert engine is not None
-    engine.execute(figure)
-    figure.set_layout_engine("none")
-    return figure
-
-
 def _drawn(chart: Chart, series: Series) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure, axes = _canvas(chart.title)
@@ -206,7 +197,7 @@ def _drawn(chart: Chart, series: Series) -> Figure:
         if len(chart.strokes) > 1:
             figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8.5,
                           handlelength=3.2)  # fmt: skip
-        return _finished(figure)
+        return laid_out(figure)
 
 
 def _gap(
@@ -252,7 +243,7 @@ def _ratio(series: Series) -> dict[str, Figure]:
         axes.set_ylabel("quotient of E |w \u2212 w*|²")
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8.5,
                       handlelength=3.2)  # fmt: skip
-        return {"T5-gain": _finished(figure)}
+        return {"T5-gain": laid_out(figure)}
 
 
 def _drift_bars(series: Series) -> dict[str, Figure]:
@@ -271,7 +262,7 @@ def _drift_bars(series: Series) -> dict[str, Figure]:
         axes.grid(visible=False, axis="x")
         axes.set_ylabel("spread")
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8.5)
-        return {"T8": _finished(figure)}
+        return {"T8": laid_out(figure)}
 
 
 def _term_bars(series: Series) -> dict[str, Figure]:
@@ -298,7 +289,7 @@ def _term_bars(series: Series) -> dict[str, Figure]:
         axes.grid(visible=False, axis="x")
         axes.set_ylabel("value")
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
-        return {"T10-terms": _finished(figure)}
+        return {"T10-terms": laid_out(figure)}
 
 
 def _curvature_ratios(series: Series) -> dict[str, Figure]:
@@ -315,7 +306,7 @@ def _curvature_ratios(series: Series) -> dict[str, Figure]:
         axes.set_xlim(0.0, 1.05)
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("λmax(ΦHΦ) / λmax(H)")
-        return {"E8": _finished(figure)}
+        return {"E8": laid_out(figure)}
 
 
 _OTHERS: dict[str, Callable[[Series], dict[str, Figure]]] = {

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import statistics
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +17,7 @@ from fedzmg.algorithms.options import known_options
 from fedzmg.errors import InputError
 from fedzmg.experiment.lock import NAME as LOCK
 from fedzmg.experiment.lock import Owner, read_owner
+from fedzmg.report.stored import read_toml
 from fedzmg.report.tail import Tail
 
 State = Literal["waiting", "running", "interrupted", "stopped", "diverged", "done"]
@@ -57,6 +57,8 @@ class Work(NamedTuple):
     higher_is_better: bool
     trainings: tuple[Training, ...]
     owner: Owner | None
+    command: str = ""
+    """That made it, where that is known."""
 
     @property
     def alive(self) -> bool:
@@ -114,6 +116,7 @@ class Work(NamedTuple):
             "higher_is_better": self.higher_is_better,
             "complete": self.complete,
             "lock": held,
+            "command": self.command,
             "rounds_per_second": self.rate,
             "seconds_left": self.seconds_left,
             "best": None if best is None else best.name,
@@ -151,7 +154,7 @@ class Watch:
         return [Work(str(self.place), "starting", "", "metric", True, (), owner)]
 
     def _work(self, directory: Path, name: str) -> Work:
-        plan, kind = _toml(directory / name), PLANS[name]
+        plan, kind = read_toml(directory / name), PLANS[name]
         trainings = {"run": self._run, "study": self._study, "grid": self._grid}[kind](
             directory, plan
         )
@@ -165,6 +168,7 @@ class Watch:
             higher_is_better=bool(facts.get("higher_is_better", True)),
             trainings=tuple(trainings),
             owner=_owner(directory, kind),
+            command=str(facts.get("command") or ""),
         )
 
     def _run(self, directory: Path, plan: Mapping[str, Any]) -> list[Training]:
@@ -368,13 +372,6 @@ def _flat(axes: Mapping[str, Any]) -> dict[str, Any]:
         inner = values.items() if isinstance(values, Mapping) else ()
         found |= {f"{key}.{name}": v for name, v in inner} or {key: values}
     return found
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}): restore or remove it") from None
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedzmg.report.numbers import duration
 from fedzmg.report.tables import metric_text
 from fedzmg.report.watch import State, Training, Work
 
@@ -71,19 +72,18 @@ def facts(work: Work) -> list[str]:
     if work.alive and not work.complete:
         found += [text for text in (_speed(work), _left(work)) if text]
     if work.owner is not None:
-        gone = "" if work.alive else ", which is gone: run the same command again to go on"
-        found.append(f"held by {work.owner}{gone}")
-    elif work.complete:
+        found.append(f"held by {work.owner}{'' if work.alive else ', which is gone'}")
+    if work.complete and not work.alive:
         found.append("complete")
-    else:
-        found.append("nobody is at work: run the same command again to go on")
+    elif not work.alive:
+        found.append(_left_alone(work))
     return found
 
 
 def line(work: Work) -> str:
     """One line about one piece of work."""
     if work.kind == "starting":
-        return f"{work.place}: starting"
+        return f"{work.place}: {'starting' if work.alive else _left_alone(work)}"
     at = [one for one in work.trainings if one.state == "running"] or work.trainings
     best = work.best
     parts = [
@@ -94,7 +94,7 @@ def line(work: Work) -> str:
     if work.alive and not work.complete:
         parts += [_speed(work), _left(work)]
     elif not work.complete:
-        parts.append("nobody is at work")
+        parts.append(_left_alone(work))
     return ", ".join(filter(None, parts))
 
 
@@ -107,17 +107,6 @@ def states(trainings: Iterable[Training]) -> str:
     count = Counter(one.state for one in trainings)
     order = reversed(get_args(State))
     return ", ".join(f"{count[state]} {state}" for state in order if count[state])
-
-
-def duration(seconds: float) -> str:
-    """A time that is not known to the second.
-
-    >>> duration(42), duration(3000), duration(90000)
-    ('42 s', '50 min', '25.0 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _rounds(trainings: Sequence[Training]) -> str:
@@ -138,9 +127,14 @@ def _speed(work: Work) -> str:
     return f"{work.rate:.3g} rounds/s{beside}"
 
 
+def _left_alone(work: Work) -> str:
+    again = f": {work.command}" if work.command else ""
+    return f"nobody is at work: run the same command again to go on{again}"
+
+
 def _left(work: Work) -> str:
     left = work.seconds_left
     return "" if left is None else f"about {duration(left)} left"
 
 
-__all__ = ["duration", "facts", "line", "screen", "states", "table"]
+__all__ = ["facts", "line", "screen", "states", "table"]

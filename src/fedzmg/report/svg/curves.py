@@ -9,28 +9,33 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from fedzmg.report.placing import moved_apart
+from fedzmg.report.svg.axes import (
+    PANEL,
+    Axes,
+    Limits,
+    Room,
+    Size,
+    axes_of,
+    for_both_pages,
+    panel_axes,
+)
 from fedzmg.report.svg.parts import (
     CHARACTER,
     COLOURS,
     HALF,
     MOST_DIRECT_LABELS,
-    NARROW,
     Frame,
     Number,
     Scale,
-    axis_names,
     dash,
     document,
     extent,
-    grid,
     plain,
     short,
-    ticks,
 )
 
 MOST_POINTS = 300
 _LABEL_GAP = 14.0
-_PANEL = (260.0, 170.0)
 
 
 class Line(NamedTuple):
@@ -51,21 +56,13 @@ class Level(NamedTuple):
     label: str
 
 
-class Limits(NamedTuple):
-    """Scales that all small charts share; across they start at 0."""
-
-    end: float
-    low: float
-    high: float
-
-
 def curves(
     lines: Sequence[Line],
     frame: Frame,
     *,
     levels: Sequence[Level] = (),
     number: Number = plain,
-    size: tuple[float, float] = HALF,
+    size: Size = HALF,
     whole: bool = False,
 ) -> Markup:
     """Draw lines with bands, for a wide page and for a narrow one; one of them is shown.
@@ -78,40 +75,41 @@ def curves(
         size: of the wide chart.
         whole: whether heights are counts, so that no tick lies between two of them.
     """
-    lines = [thinned(line) for line in lines if len(line.x)]
-    return Markup("").join(
-        _chart(lines, frame, levels, number, area, name, whole)
-        for area, name in ((size, "wide"), (NARROW, "narrow"))
-    )
+    drawn = [thinned(line) for line in lines if len(line.x)]
+    limits = shared_limits(drawn, levels)
+    labels = [line.label for line in drawn] + [level.label for level in levels]
+
+    def chart(area: Size, name: str) -> Markup:
+        axes, direct = line_axes(labels, len(drawn), limits, number, area, name, whole=whole)
+        parts = [
+            axes.grid(),
+            axes.names(frame, area[1]),
+            *_inside(drawn, levels, axes.x, axes.y),
+        ]
+        if direct:
+            parts.append(end_labels(drawn, levels, axes.x, axes.y, area[1] - 36.0))
+        return document(frame, *area, parts, name)
+
+    return for_both_pages(chart, size)
 
 
-def _chart(
-    lines: Sequence[Line],
-    frame: Frame,
-    levels: Sequence[Level],
+def line_axes(
+    labels: Sequence[str],
+    lines: int,
+    limits: Limits,
     number: Number,
-    size: tuple[float, float],
+    size: Size,
     name: str,
-    whole: bool,
-) -> Markup:
-    width, height = size
-    direct = name == "wide" and len(lines) <= MOST_DIRECT_LABELS
-    ends = [line.label for line in lines] + [level.label for level in levels]
-    right = min(26.0 + CHARACTER * max(map(len, ends)), 0.4 * width) if direct else 12.0
-    limits = shared_limits(lines, levels)
-    y = Scale(limits.low, limits.high, height - 42.0, 12.0)
-    y_ticks = [t for t in ticks(limits.low, limits.high, 7) if not whole or t == int(t)] or [0.0]
-    left = 32.0 + CHARACTER * max(len(number(tick)) for tick in y_ticks)
-    x = Scale(0.0, limits.end, left, width - right)
-    x_ticks = ticks(0.0, limits.end, 10 if width > 800.0 else 6)
-    parts = [
-        grid(x, y, x_ticks, y_ticks, number),
-        axis_names(frame, (x.start + x.end) / 2.0, (y.start + y.end) / 2.0, height),
-        *_inside(lines, levels, x, y),
-    ]
-    if direct:
-        parts.append(end_labels(lines, levels, x, y, height - 36.0))
-    return document(frame, width, height, parts, name)
+    *,
+    whole: bool = False,
+) -> tuple[Axes, bool]:
+    """Axes of a chart of lines, and whether labels have room at the ends of the lines."""
+    direct = name == "wide" and lines <= MOST_DIRECT_LABELS
+    right = min(26.0 + CHARACTER * max(map(len, labels)), 0.4 * size[0]) if direct else 12.0
+    most = 10 if size[0] > 800.0 else 6, 7
+    heights = limits.low, limits.high
+    across = 0.0, limits.end
+    return axes_of(across, heights, number, size, Room(right), most, whole=whole), direct
 
 
 def panel(
@@ -124,20 +122,20 @@ def panel(
     number: Number = plain,
 ) -> Markup:
     """Draw one of many small charts; ``ground`` is the key of what :func:`background` drew."""
-    x, y = _panel_scales(limits, number)
+    axes = panel_axes(limits, number)
     parts = [
-        grid(x, y, ticks(0.0, limits.end, 4), ticks(limits.low, limits.high, 4), number),
+        axes.grid(),
         Markup('<use href="#{}"/>').format(ground),
-        *_inside([thinned(line) for line in members], levels, x, y),
+        *_inside([thinned(line) for line in members], levels, axes.x, axes.y),
     ]
-    return document(frame, *_PANEL, parts, "panel")
+    return document(frame, *PANEL, parts, "panel")
 
 
 def background(lines: Sequence[Line], key: str, limits: Limits, number: Number = plain) -> Markup:
     """All lines in grey, once, for every panel to refer to."""
-    x, y = _panel_scales(limits, number)
+    axes = panel_axes(limits, number)
     paths = Markup("").join(
-        Markup('<path class="ghost" d="{}"/>').format(line_data(line.x, line.y, x, y))
+        Markup('<path class="ghost" d="{}"/>').format(line_data(line.x, line.y, axes.x, axes.y))
         for line in map(thinned, lines)
         if len(line.x)
     )
@@ -171,13 +169,6 @@ def thinned(line: Line) -> Line:
     return line._replace(x=[line.x[i] for i in kept], y=[line.y[i] for i in kept], spread=spread)
 
 
-def _panel_scales(limits: Limits, number: Number) -> tuple[Scale, Scale]:
-    shown = ticks(limits.low, limits.high, 4)
-    left = 12.0 + CHARACTER * max(len(number(tick)) for tick in shown)
-    across = Scale(0.0, limits.end, left, _PANEL[0] - 8.0)
-    return across, Scale(limits.low, limits.high, _PANEL[1] - 24.0, 8.0)
-
-
 def _inside(
     lines: Sequence[Line], levels: Sequence[Level], x: Scale, y: Scale
 ) -> list[str | Markup]:
@@ -199,7 +190,12 @@ def _band(line: Line, x: Scale, y: Scale) -> Markup:
         return Markup("")
     upper = [b + s for b, s in zip(line.y, line.spread, strict=True)]
     lower = [b - s for b, s in zip(line.y, line.spread, strict=True)]
-    d = line_data([*line.x, *reversed(line.x)], [*upper, *reversed(lower)], x, y)
+    return around(line, lower, upper, x, y)
+
+
+def around(line: Line, low: Sequence[float], high: Sequence[float], x: Scale, y: Scale) -> Markup:
+    """The band of a line."""
+    d = line_data([*line.x, *reversed(line.x)], [*high, *reversed(low)], x, y)
     return Markup('<path class="band c{}" data-series="{}" d="{}Z"/>').format(
         line.style % COLOURS, line.label, d
     )

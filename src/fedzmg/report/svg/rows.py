@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from fedzmg.report.svg.axes import for_both_pages
 from fedzmg.report.svg.parts import (
     CHARACTER,
     COLOURS,
     HALF,
     MOST_DIRECT_LABELS,
-    NARROW,
     Frame,
     Number,
     Scale,
@@ -54,9 +54,8 @@ def rows(
         paired: connect the dots of the same name.
         zero: mark zero with a line.
     """
-    return Markup("").join(
-        _chart(dots, frame, number, paired, zero, size[0], name)
-        for size, name in ((HALF, "wide"), (NARROW, "narrow"))
+    return for_both_pages(
+        lambda size, name: _chart(dots, frame, number, paired, zero, size[0], name), HALF
     )
 
 

@@ -6,21 +6,17 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from fedzmg.report.svg.axes import Room, Size, axes_of, for_both_pages
 from fedzmg.report.svg.parts import (
     CHARACTER,
     HALF,
-    NARROW,
     Frame,
     Number,
-    Scale,
-    axis_names,
     document,
     extent,
-    grid,
     plain,
     short,
     text,
-    ticks,
 )
 
 Point = tuple[str, float, float]
@@ -32,21 +28,16 @@ def scatter(
     *,
     number: Number = plain,
     named: bool = False,
-    size: tuple[float, float] = HALF,
+    size: Size = HALF,
 ) -> Markup:
     """Draw points; ``named`` ones bear their names where these do not cover each other."""
-    x_low, x_high = extent([point[1] for point in points])
-    y_low, y_high = extent([point[2] for point in points])
-    y_ticks = ticks(y_low, y_high, 6)
-    left = 32.0 + CHARACTER * max(len(number(tick)) for tick in y_ticks)
-    out = []
-    for (width, height), name in ((size, "wide"), (NARROW, "narrow")):
-        x = Scale(x_low, x_high, left, width - (90.0 if named else 14.0))
-        y = Scale(y_low, y_high, height - 42.0, 12.0)
-        parts = [
-            grid(x, y, ticks(x_low, x_high, 10 if width > 800.0 else 5), y_ticks, number),
-            axis_names(frame, (x.start + x.end) / 2.0, (y.start + y.end) / 2.0, height),
-        ]
+    across, up = extent([point[1] for point in points]), extent([point[2] for point in points])
+    room = Room(right=90.0 if named else 14.0)
+
+    def chart(area: Size, name: str) -> Markup:
+        axes = axes_of(across, up, number, area, room, (10 if area[0] > 800.0 else 5, 6))
+        x, y = axes.x, axes.y
+        parts = [axes.grid(), axes.names(frame, area[1])]
         parts += [
             Markup('<circle class="dot c0" cx="{}" cy="{}" r="{}"><title>{}</title></circle>')
             .format(short(x(a)), short(y(b)), 4 if named else 3, label)
@@ -54,8 +45,9 @@ def scatter(
         ]  # fmt: skip
         if named:
             parts += _names([(label, x(a), y(b)) for label, a, b in points])
-        out.append(document(frame, width, height, parts, name))
-    return Markup("").join(out)
+        return document(frame, *area, parts, name)
+
+    return for_both_pages(chart, size)
 
 
 def _names(points: Sequence[Point]) -> list[Markup]:

@@ -1,0 +1,102 @@
+"""The first moments of a command, while libraries are being loaded."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from types import ModuleType
+
+import pytest
+
+import fedzmg
+import fedzmg.cli
+from fedzmg.__main__ import main
+
+LINE = "\nfedzmg: interrupted before anything was done\n"
+
+
+class Loading(MetaPathFinder):
+    """Something happens while the commands are being loaded."""
+
+    def __init__(self, happening: Callable[[], None]) -> None:
+        self.happening = happening
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        if name == "fedzmg.cli":
+            self.happening()
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def press_in_torch() -> None:
+    """While the body of torch runs, which would take the exception for an error of its own."""
+    body = "try:\n    press()\nexcept BaseException:\n    raise ImportError('swallowed')"
+    exec(compile(body, "torch.py", "exec"), {"__name__": "torch", "press": press})
+
+
+def fail() -> None:
+    raise ImportError("no such library")
+
+
+@pytest.fixture
+def while_loading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    def place(happening: Callable[[], None]) -> None:
+        monkeypatch.delitem(sys.modules, "fedzmg.cli")
+        monkeypatch.setattr(fedzmg, "cli", fedzmg.cli)  # so that it is put back, too
+        monkeypatch.setattr(sys, "meta_path", [Loading(happening), *sys.meta_path])
+
+    return place
+
+
+def test_ctrl_c_while_torch_loads_ends_at_once(
+    while_loading: Callable[[Callable[[], None]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    while_loading(press_in_torch)
+    with pytest.raises(ImportError):  # only here, where the process lives on
+        main()
+    assert codes == [130]
+    assert capsys.readouterr().err == LINE
+
+
+def test_ctrl_c_while_libraries_load_is_one_line(
+    while_loading: Callable[[Callable[[], None]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    while_loading(press)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 130
+    assert capsys.readouterr().err == LINE
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_library_that_is_missing_is_no_interruption(
+    while_loading: Callable[[Callable[[], None]], None],
+) -> None:
+    while_loading(fail)
+    with pytest.raises(ImportError, match="no such library"):
+        main()
+
+
+def test_an_ignored_signal_stays_ignored(
+    while_loading: Callable[[Callable[[], None]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    while_loading(press)
+    monkeypatch.setattr(sys, "argv", ["fedzmg", "--version"])
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        main()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().out.startswith("fedzmg ")
