@@ -23,6 +23,7 @@ from fedzmg.experiment.grid_log import Log
 from fedzmg.experiment.grid_score import choose_best, neighbours, warnings
 from fedzmg.experiment.grid_spec import GridSpec
 from fedzmg.experiment.lock import hold
+from fedzmg.experiment.verify import verify
 from fedzmg.simulation import Trial, simulate
 
 AXES = {"client.lr": [0.03, 0.3], "server.lr": [0.5, 1.0]}
@@ -174,6 +175,41 @@ def test_border_and_neighbours_are_told(tmp_path: Path) -> None:
     assert best["border_axes"] == ["client.lr"]
     assert len(best["neighbours"]) == 1
     assert "on the border (client.lr = " in warnings(data)[0]
+
+
+def test_points_are_also_scored_as_the_paper_chooses(tmp_path: Path) -> None:
+    """The same numbers as a grid that chooses by all test examples, which trains alike."""
+    task = toy()
+    asked = {"also_by_test": True, "seeds": [7, 8]}
+    both = run_grid(spec(**asked), tmp_path / "both", task=task)
+    paper = run_grid(spec(selection="test", seeds=[7, 8]), tmp_path / "paper", task=task)
+    plain = run_grid(spec(seeds=[7, 8]), tmp_path / "plain", task=task)
+    ours, theirs, alone = (data["algorithms"]["fedavg"] for data in (both, paper, plain))
+    assert [p["score"] for p in ours["points"]] == [p["score"] for p in alone["points"]]
+    expected = [p["score"] for p in theirs["points"]]
+    assert [p["test_score"] for p in ours["points"]] == pytest.approx(expected, abs=1e-12)
+    assert ours["best_by_test"]["options"] == theirs["best"]["options"]
+    assert ours["best"] == alone["best"]
+    assert "best_by_test" not in alone
+    # The log does not change by a bit otherwise, also when it is verified.
+    for key, line in lines(tmp_path / "both" / "fedavg").items():
+        line.pop("test_metric", None)
+        assert line == lines(tmp_path / "plain" / "fedavg")[key]
+    assert all(one.reproduced for one in verify(tmp_path / "both", rounds=4, task=task))
+
+
+def test_a_reader_is_told_if_the_papers_way_would_choose_another_point() -> None:
+    best = {"options": {"client.lr": 0.1}, "border": False}
+    other = {"options": {"client.lr": 0.3}, "border": False}
+    for chosen, expected in ((best, []), (other, [
+        "a: the whole test set, by which the paper chooses, would choose client.lr = 0.3"
+    ])):  # fmt: skip
+        assert warnings({"algorithms": {"a": {"best": best, "best_by_test": chosen}}}) == expected
+
+
+def test_also_by_test_is_refused_where_it_says_nothing_new() -> None:
+    with pytest.raises(InputError, match='selection = "test" chooses by it already'):
+        spec(selection="test", also_by_test=True)
 
 
 def test_selection_says_which_examples_choose() -> None:

@@ -59,6 +59,24 @@ def test_final_accuracy_takes_the_twenty_evaluations_900_to_995() -> None:
     assert compared.as_dict()["curves"]["fedavg"]["indices"] == list(range(0, 1000, 5))
 
 
+def test_rates_can_be_those_that_all_test_examples_choose(tmp_path: Path) -> None:
+    plan = GridSpec.parse({
+        "task": "toy", "algorithms": ["fedavg"], "rounds": 2, "last": 1, "engine": "vectorized",
+        "axes": {"client.lr": [0.03, 0.3]},
+    })  # fmt: skip
+    run_grid(plan, tmp_path, task=toy())
+    asked = spec(algorithms=["fedavg"], rates=str(tmp_path), rates_by="test")
+    with pytest.raises(InputError, match=r"was not scored by it; run it with also_by_test = true"):
+        find_rates(asked)
+    kept = json.loads((tmp_path / "grid.json").read_text())
+    kept["also_by_test"] = True
+    kept["algorithms"]["fedavg"]["best_by_test"] = {"options": {"client.lr": 7.0}}
+    (tmp_path / "grid.json").write_text(json.dumps(kept))
+    assert find_rates(asked)["fedavg"]["client.lr"] == 7.0
+    by_tune = spec(algorithms=["fedavg"], rates=str(tmp_path))
+    assert find_rates(by_tune)["fedavg"]["client.lr"] in (0.03, 0.3)
+
+
 def test_summary_of_known_curves() -> None:
     """Arrivals, late-stage means and tests that can be told by hand."""
     plan = spec(

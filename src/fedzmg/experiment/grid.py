@@ -63,13 +63,18 @@ def run_grid(
     """
     progress, budget = progress or Silent(), Budget(max_minutes)
     spec.check(task)
-    task = choosing(task or spec.build_task(), spec)
+    whole = task or spec.build_task()
+    task = choosing(whole, spec)
+    reporting = whole.test if spec.also_by_test else None
     with claimed(out, spec, "grid.toml", progress.say) as held:
         found: dict[str, Any] = {}
         for name in spec.algorithms:
             place = out / spec.folder(name)
             if not (place / "scores.json").is_file():
-                Search(spec, name, task, place, progress, budget, checkpoint_seconds, held).run()
+                search = Search(
+                    spec, name, task, place, progress, budget, checkpoint_seconds, held, reporting
+                )
+                search.run()
             else:
                 progress.begin(name, spec.rounds, spec.rounds)
             found[name] = read_json(place / "scores.json")
@@ -106,6 +111,7 @@ def _summary(spec: GridSpec, task: Task, found: Mapping[str, Any]) -> dict[str, 
         "metric": task.metric.name,
         "higher_is_better": task.metric.higher_is_better,
         "selection": spec.selection,
+        **({"also_by_test": True} if spec.also_by_test else {}),
         "examples": task.test.size,
         "rounds": spec.rounds,
         "last": spec.last,

@@ -22,7 +22,7 @@ class GridTrial(NamedTuple):
     options: dict[str, float]
     seed: int
 
-    def line(self, number: int, record: Record) -> dict[str, Any]:
+    def line(self, number: int, record: Record, by_test: float | None = None) -> dict[str, Any]:
         """What the log says of an evaluated round."""
         return {
             "trial": number,
@@ -30,6 +30,7 @@ class GridTrial(NamedTuple):
             "seed": self.seed,
             **self.options,
             "metric": record.metric,
+            **({} if by_test is None else {"test_metric": by_test}),
             "loss": record.loss,
             "train_loss": record.train_loss,
             "diverged": record.diverged,

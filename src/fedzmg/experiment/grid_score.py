@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedzmg.experiment.bounds import Known
@@ -22,7 +22,12 @@ def counted(spec: GridSpec) -> range:
 
 
 def known(
-    spec: GridSpec, trial: int, rows: Rows, stopped: Stopped | None = None, until: int | None = None
+    spec: GridSpec,
+    trial: int,
+    rows: Rows,
+    stopped: Stopped | None = None,
+    until: int | None = None,
+    field: str = "metric",
 ) -> Known:
     """What the log says of a trial, up to a round."""
     end = spec.rounds if until is None else until
@@ -31,7 +36,7 @@ def known(
         if stopped.why == "diverged" and stopped.round <= end:
             return Known([], lost=True)
     found = [rows[trial, r] for r in counted(spec) if r <= end and (trial, r) in rows]
-    return Known([row["metric"] for row in found], any(row["diverged"] for row in found))
+    return Known([row[field] for row in found], any(row["diverged"] for row in found))
 
 
 def score(
@@ -54,23 +59,21 @@ def score(
     listed: list[dict[str, Any]] = []
     for i, options in enumerate(points):
         trials = range(i * seeds, (i + 1) * seeds)
-        each = [known(spec, t, rows, stops.get(t)) for t in trials]
-        runs = [
-            worst if lost else statistics.fmean(values) if len(values) == spec.last else None
-            for values, lost in each
-        ]
-        scores = [run for run in runs if run is not None]
+        runs, diverged = _runs(spec, trials, rows, stops, worst)
         point: dict[str, Any] = {
-            "options": options,
-            "score": statistics.fmean(scores) if len(scores) == len(runs) else None,
-            "runs": runs,
-            "diverged": sum(lost for _, lost in each),
-        }
+            "options": options, "score": _mean(runs), "runs": runs, "diverged": diverged,
+        }  # fmt: skip
+        if spec.also_by_test:
+            point["test_score"] = _mean(_runs(spec, trials, rows, stops, worst, "test_metric")[0])
         if any(t in stops for t in trials):
             point["stopped"] = [stops[t].line() if t in stops else None for t in trials]
         listed.append(point)
-    values, lost = [p["score"] for p in listed], [p["diverged"] for p in listed]
-    best = choose_best([len(v) for v in axes.values()], values, lost, higher=higher)
+
+    def best(field: str) -> dict[str, Any] | None:
+        values, lost = [p[field] for p in listed], [p["diverged"] for p in listed]
+        chosen = choose_best([len(v) for v in axes.values()], values, lost, higher=higher)
+        return None if chosen is None else _described(axes, points, values, chosen)
+
     found = {
         "format": FORMAT,
         "algorithm": spec.base(name),
@@ -79,8 +82,10 @@ def score(
         "weights": spec.algorithms[name].weights,
         "axes": axes,
         "points": listed,
-        "best": None if best is None else _described(axes, points, values, best),
+        "best": best("score"),
     }
+    if spec.also_by_test:
+        found["best_by_test"] = best("test_score")
     if spec.stops:
         asked = spec.rounds * len(points) * seeds
         reasons: dict[str, int] = Counter(stop.why for stop in stops.values())
@@ -90,6 +95,29 @@ def score(
             "rounds_asked": asked,
         }
     return found
+
+
+def _runs(
+    spec: GridSpec,
+    trials: Iterable[int],
+    rows: Rows,
+    stops: Mapping[int, Stopped],
+    worst: float,
+    field: str = "metric",
+) -> tuple[list[float | None], int]:
+    """A point's score under every seed, None if it is not known; and how many diverged."""
+    each = [known(spec, t, rows, stops.get(t), field=field) for t in trials]
+    runs = [
+        worst if lost else statistics.fmean(values) if len(values) == spec.last else None
+        for values, lost in each
+    ]
+    return runs, sum(lost for _, lost in each)
+
+
+def _mean(runs: Sequence[float | None]) -> float | None:
+    """The mean over seeds; None if one of them has no score."""
+    scores = [run for run in runs if run is not None]
+    return statistics.fmean(scores) if len(scores) == len(runs) else None
 
 
 def choose_best(
@@ -167,6 +195,12 @@ def warnings(data: Mapping[str, Any]) -> list[str]:
             edges = ", ".join(f"{key} = {best['options'][key]:.4g}" for key in best["border_axes"])
             found.append(
                 f"{name}: the best lies on the border ({edges}); a wider grid may do better"
+            )
+        other = entry.get("best_by_test")
+        if best is not None and other is not None and other["options"] != best["options"]:
+            options = ", ".join(f"{key} = {value:.4g}" for key, value in other["options"].items())
+            found.append(
+                f"{name}: the whole test set, by which the paper chooses, would choose {options}"
             )
         halved = entry.get("stopped", {}).get("halving", 0)
         if halved:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fedzmg.data.federated import Examples
 from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment import grid_pack, manifest
@@ -18,7 +19,7 @@ from fedzmg.experiment.grid_pack import PackCheckpoint, Unusable
 from fedzmg.experiment.grid_score import counted, score
 from fedzmg.experiment.grid_spec import GridSpec
 from fedzmg.experiment.grid_stops import Stops
-from fedzmg.experiment.grid_trials import built, evaluated, packs, trials_of
+from fedzmg.experiment.grid_trials import built, by_test, evaluated, packs, trials_of
 from fedzmg.experiment.interrupt import HeldInterrupt
 from fedzmg.experiment.lock import Hold
 from fedzmg.experiment.progress import Progress
@@ -46,10 +47,13 @@ class Search:
         budget: Budget,
         checkpoint_seconds: float,
         held: Hold,
+        reporting: Examples | None = None,
     ) -> None:
         self.spec, self.name, self.task, self.place = spec, name, task, place
         self.progress, self.budget, self.held = progress, budget, held
         self.checkpoint_seconds = checkpoint_seconds
+        self.reporting = reporting
+        """Examples that report, if points are scored on them too."""
         self.log = Log(place / "metrics.jsonl")
         self.rows: Rows = self.log.read()
         self.stops = Stops(spec, name, task.metric, place / "stopped.jsonl")
@@ -118,7 +122,12 @@ class Search:
                     self.held.check()
                     records = evaluated(self.spec, simulation, report.records)
                     report = report._replace(records=records)
-                    self._write(active, report)
+                    others = (
+                        {}
+                        if self.reporting is None
+                        else by_test(self.spec, simulation, records, self.reporting)
+                    )
+                    self._write(active, report, others)
                     verdict = self._ask(pack, active, report)
                     self._stop(pack, active, simulation, verdict)
                     self.progress.advance(report)
@@ -241,11 +250,11 @@ class Search:
                 )
         return facts
 
-    def _write(self, active: list[int], report: RoundReport) -> None:
+    def _write(self, active: list[int], report: RoundReport, others: dict[int, float]) -> None:
         """Add the lines of a round, if it was evaluated."""
         lines = [
-            self.trials[trial].line(trial, record)
-            for trial, record in zip(active, report.records, strict=True)
+            self.trials[trial].line(trial, record, others.get(i))
+            for i, (trial, record) in enumerate(zip(active, report.records, strict=True))
             if record.metric is not None
         ]
         if lines:

@@ -31,6 +31,9 @@ class GridSpec(Plan):
     """A score is the mean metric after each of so many last rounds; 0 for a trial that diverged."""
     selection: Literal["tune", "test"] = "tune"
     """Examples that choose: a half that reports nothing, or all test examples, as in the paper."""
+    also_by_test: bool = False
+    """Also score every point on all test examples, as the paper chooses. Nothing is chosen by it
+    here, but it is reported what would be, and a study can take it (``rates_by = "test"``)."""
     together: int = 0
     """Most trials that train side by side, where memory is short; 0: all of an algorithm's."""
     axes: Axes = pydantic.Field(default_factory=lambda: {})
@@ -59,6 +62,8 @@ class GridSpec(Plan):
             raise InputError(f"last = {self.last}: expected 1 to {self.rounds}, the rounds")
         if self.together < 0:
             raise InputError(f"together = {self.together}: expected 0 or more")
+        if self.also_by_test and self.selection == "test":
+            raise InputError('also_by_test = true: selection = "test" chooses by it already')
         if self.selection == "tune" and self.preset.get("selection") == "test":
             raise InputError(
                 'preset.selection = "test" leaves no half to choose by: say selection = "test"'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from fedzmg.data.federated import Examples
 from fedzmg.experiment.grid_log import GridTrial
 from fedzmg.experiment.grid_score import counted
 from fedzmg.experiment.grid_spec import GridSpec
@@ -30,6 +31,30 @@ def built(spec: GridSpec, name: str, task: Task, trials: Iterable[GridTrial]) ->
         Trial(spec.configured(name, {**fixed, **trial.options}, task), trial.seed)
         for trial in trials
     ]
+
+
+def by_test(
+    spec: GridSpec, simulation: Simulation, records: list[Record], reporting: Examples
+) -> dict[int, float]:
+    """The metric of trials on all test examples, after a round that counts.
+
+    Args:
+        spec: the grid.
+        simulation: its trials.
+        records: of the round, evaluated on the examples that choose.
+        reporting: the other examples.
+    """
+    if simulation.round not in counted(spec):
+        return {}
+    worst = 0.0 if simulation.task.metric.higher_is_better else math.inf
+    sizes, found = (simulation.task.test.size, reporting.size), dict[int, float]()
+    for i, other in enumerate(simulation.evaluate(reporting)):
+        metric = records[i].metric
+        if metric is not None and i not in simulation.resting:
+            lost = records[i].diverged or not math.isfinite(other.loss)
+            mean = (sizes[0] * metric + sizes[1] * other.metric) / sum(sizes)
+            found[i] = worst if lost else mean
+    return found
 
 
 def evaluated(spec: GridSpec, simulation: Simulation, records: list[Record]) -> list[Record]:

@@ -127,9 +127,17 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
             raise InputError(
                 f"{name!r} is {entry['algorithm']} in the grid {place} and {spec.base(name)} here"
             )
-        if entry["best"] is None:
+        best = entry["best"]
+        if spec.rates_by == "test" and data["selection"] != "test":
+            if not data.get("also_by_test"):
+                raise InputError(
+                    f'rates_by = "test": the grid {place} was not scored by it; run it with '
+                    "also_by_test = true"
+                )
+            best = entry["best_by_test"]
+        if best is None:
             raise InputError(f"every point of {name} diverged in {place}: search smaller rates")
-        found[name] = {**entry["fixed"], **entry["best"]["options"]}
+        found[name] = {**entry["fixed"], **best["options"]}
     return found
 
 

@@ -31,6 +31,9 @@ class StudySpec(Plan):
     rates: str = "tuned"
     """``tuned``: found for the task before; ``given``: defaults and the tables here; otherwise the
     directory of a finished grid. Options in the tables go first."""
+    rates_by: Literal["tune", "test"] = "tune"
+    """Examples by which the grid's point is chosen: those set aside, or all, as in the paper; then
+    ``preset.selection = "test"`` reports on all, too."""
     thresholds: list[float] = []
     """Levels of the metric to be reached; by default the task's own."""
     window: int = 4

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.contract import State
+from fedzmg.data.federated import Examples
 from fedzmg.data.plan import Entry
 from fedzmg.engine.aggregate import Sums
 from fedzmg.engine.choose import EngineChoice, choose
@@ -274,12 +275,12 @@ class Simulation:
         self._useful += sum(len(entry.stream) for entry in entries)
         return _Launched(round_, after, sums, scores, sizes, received.losses.table())
 
-    def _evaluate(self, params: Tree) -> Tensor:
+    def _evaluate(self, params: Tree, examples: Examples | None = None) -> Tensor:
         """Loss and metric of every trial; zeros for one that rests."""
         awake = [i for i in range(len(self.trials)) if i not in self.resting]
         found = evaluate(
             row(params, awake) if self.resting else params,
-            self._test,
+            self._test if examples is None else examples,
             self._program.objective,
             self.task.metric,
             self.task.prepare,
@@ -298,10 +299,13 @@ class Simulation:
         """What a GPU spent on local steps since this was last asked; None: it is not known."""
         return self._engine.step_seconds() if isinstance(self._engine, Vectorized) else None
 
-    def evaluate(self) -> list[Evaluation]:
-        """Loss and metric of every trial's model on the test examples."""
+    def evaluate(self, examples: Examples | None = None) -> list[Evaluation]:
+        """Loss and metric of every trial's model on the test examples, or on others."""
+        if examples is not None:
+            examples = Examples(*(column.to(self.device) for column in examples))
         with self._circumstances():
-            return [Evaluation(*pair) for pair in self._evaluate(self.snapshot.params).tolist()]
+            found = self._evaluate(self.snapshot.params, examples)
+        return [Evaluation(*pair) for pair in found.tolist()]
 
     @functools.cached_property
     def _watched(self) -> Watched:

@@ -71,6 +71,7 @@ def _map(entry: Mapping[str, Any], data: Mapping[str, Any], key: str) -> Map:
     if best is not None:
         options = ", ".join(f"{k} = {_three(v)}" for k, v in best["options"].items())
         lead = f"Best: {options}: {value_text(best['score'], metric)}. {_around(best, metric)}"
+        lead += _by_test(entry, metric)
         if best["border"]:
             edges = ", ".join(best["border_axes"])
             warning = f"The best lies on the border of {edges}: a wider grid may do better."
@@ -105,6 +106,18 @@ def _map(entry: Mapping[str, Any], data: Mapping[str, Any], key: str) -> Map:
         falling=not data["higher_is_better"],
     )
     return Map(name, lead, warning, drawing)
+
+
+def _by_test(entry: Mapping[str, Any], metric: str) -> str:
+    """What the whole test set would choose, by which the paper does, if that was looked at."""
+    if entry.get("best_by_test") is None:
+        return ""
+    other = entry["best_by_test"]
+    score = value_text(other["score"], metric)
+    if other["options"] == entry["best"]["options"]:
+        return f" All test data would choose the same ({score})."
+    options = ", ".join(f"{k} = {_three(v)}" for k, v in other["options"].items())
+    return f" All test data, by which the paper chooses, would choose {options} ({score})."
 
 
 def _around(best: Mapping[str, Any], metric: str) -> str:
