@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedzmg.contract import Algorithm, ClientRule, ServerRule
     from fedzmg.errors import InputError
     from fedzmg.evaluation import ACCURACY, Metric
-    from fedzmg.experiment.compare import Comparison
+    from fedzmg.experiment.studies.compare import Comparison
     from fedzmg.simulation import History, Trial, simulate
     from fedzmg.tasks.task import Protocol, Task
     from fedzmg.tree import Tree
@@ -50,7 +50,7 @@ _HOMES = {
     "ACCURACY": "evaluation",
     "Algorithm": "contract",
     "ClientRule": "contract",
-    "Comparison": "experiment.compare",
+    "Comparison": "experiment.studies.compare",
     "History": "simulation",
     "InputError": "errors",
     "Metric": "evaluation",

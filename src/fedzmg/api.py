@@ -9,9 +9,9 @@ from typing import Any, Literal
 from fedzmg import tasks
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.errors import InputError, unknown
-from fedzmg.experiment.compare import Comparison, compare_specs
-from fedzmg.experiment.progress import Progress
-from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.studies.compare import Comparison, compare_specs
+from fedzmg.experiment.work.progress import Progress
 from fedzmg.tasks.task import Task
 
 SHARED = ("task", "preset", "algorithm", "seed", "engine", "device")

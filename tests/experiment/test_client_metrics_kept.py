@@ -14,11 +14,11 @@ from torch import nn
 
 from fedzmg import Task
 from fedzmg.errors import InputError
-from fedzmg.experiment.progress import Silent
-from fedzmg.experiment.run import run_pack
-from fedzmg.experiment.spec import RunSpec
-from fedzmg.experiment.store import CLIENTS, RunDirectory
-from fedzmg.experiment.study_spec import StudySpec
+from fedzmg.experiment.runs.run import run_pack
+from fedzmg.experiment.runs.store import CLIENTS, RunDirectory
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.specs.study import StudySpec
+from fedzmg.experiment.work.progress import Silent
 from fedzmg.simulation import ClientMetrics, History, RoundReport
 
 SAMPLE = Path(__file__).parent / "samples" / "format-1"

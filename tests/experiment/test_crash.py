@@ -22,10 +22,10 @@ from torch import nn
 
 from fedzmg import Task
 from fedzmg.errors import InputError
-from fedzmg.experiment.progress import Silent
-from fedzmg.experiment.run import run_pack
-from fedzmg.experiment.spec import RunSpec
-from fedzmg.experiment.store import CLIENTS, NEWEST, PREVIOUS, RunDirectory
+from fedzmg.experiment.runs.run import run_pack
+from fedzmg.experiment.runs.store import CLIENTS, NEWEST, PREVIOUS, RunDirectory
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.work.progress import Silent
 from fedzmg.simulation import History, RoundReport
 
 KILLS = 20

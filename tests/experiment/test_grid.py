@@ -17,13 +17,13 @@ from toys import Stop, toy
 
 from fedzmg import Task
 from fedzmg.errors import InputError, Interrupted
-from fedzmg.experiment.budget import TimeIsUp
-from fedzmg.experiment.grid import choosing, run_grid
-from fedzmg.experiment.grid_log import Log
-from fedzmg.experiment.grid_score import choose_best, neighbours, warnings
-from fedzmg.experiment.grid_spec import GridSpec
-from fedzmg.experiment.lock import hold
-from fedzmg.experiment.verify import verify
+from fedzmg.experiment.grids.grid import choosing, run_grid
+from fedzmg.experiment.grids.log import Log
+from fedzmg.experiment.grids.score import choose_best, neighbours, warnings
+from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.verification.verify import verify
+from fedzmg.experiment.work.budget import TimeIsUp
+from fedzmg.experiment.work.lock import hold
 from fedzmg.simulation import Trial, simulate
 
 AXES = {"client.lr": [0.03, 0.3], "server.lr": [0.5, 1.0]}

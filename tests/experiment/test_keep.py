@@ -10,14 +10,14 @@ import pytest
 from toys import toy
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.grid import run_grid
-from fedzmg.experiment.grid_log import Log
-from fedzmg.experiment.grid_spec import GridSpec
+from fedzmg.experiment.grids.grid import run_grid
+from fedzmg.experiment.grids.log import Log
 from fedzmg.experiment.keep import keep
-from fedzmg.experiment.store import RunDirectory
-from fedzmg.experiment.study import run_study
-from fedzmg.experiment.study_spec import StudySpec
-from fedzmg.experiment.verify import verify
+from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.study import StudySpec
+from fedzmg.experiment.studies.study import run_study
+from fedzmg.experiment.verification.verify import verify
 from fedzmg.report import exports, reading
 from fedzmg.report.diff import compare
 from fedzmg.report.outcome import judge

@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 
 from fedzmg.errors import InputError
-from fedzmg.experiment import lock
-from fedzmg.experiment.lock import Owner, hold, read_owner
+from fedzmg.experiment.work import lock
+from fedzmg.experiment.work.lock import Owner, hold, read_owner
 from fedzmg.files import write_atomic
 
 # Locks need nothing of the package but two small modules; loading all of it takes seconds.
 HOLDER = """
 import sys, types
 from pathlib import Path
-for name in ("fedzmg", "fedzmg.experiment"):
+for name in ("fedzmg", "fedzmg.experiment", "fedzmg.experiment.work"):
     module = sys.modules[name] = types.ModuleType(name)
     module.__path__ = [str(Path(sys.argv[2], *name.split(".")[1:]))]
-from fedzmg.experiment.lock import hold
+from fedzmg.experiment.work.lock import hold
 try:
     with hold([Path(sys.argv[1])], print):
         print("held", flush=True)
@@ -40,7 +40,7 @@ except BaseException as error:
 
 def start(path: Path) -> subprocess.Popen[str]:
     """A process that holds a directory until its input ends."""
-    package = Path(lock.__file__).parents[1]
+    package = Path(lock.__file__).parents[2]
     command = [sys.executable, "-c", HOLDER, str(path), str(package)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

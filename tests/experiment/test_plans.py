@@ -11,14 +11,15 @@ import pytest
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
-from fedzmg.experiment import pace, spec_files
-from fedzmg.experiment.axes import PAPER_RATES
+from fedzmg.experiment import pace
 from fedzmg.experiment.estimate import estimate
-from fedzmg.experiment.grid_spec import GridSpec
-from fedzmg.experiment.spec import RunSpec
-from fedzmg.experiment.spec_files import schema
-from fedzmg.experiment.strict import parse_settings
-from fedzmg.experiment.study_spec import StudySpec
+from fedzmg.experiment.specs import files as spec_files
+from fedzmg.experiment.specs.axes import PAPER_RATES
+from fedzmg.experiment.specs.files import schema
+from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.specs.strict import parse_settings
+from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.report import studies
 
 ROOT = Path(__file__).parents[2]

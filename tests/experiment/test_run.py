@@ -15,13 +15,13 @@ from torch import nn
 
 from fedzmg import Metric, Task, compare
 from fedzmg.errors import InputError, Interrupted
-from fedzmg.experiment import pack_training
-from fedzmg.experiment import run as running
-from fedzmg.experiment.export import export_model
-from fedzmg.experiment.progress import Silent
-from fedzmg.experiment.run import run_pack
-from fedzmg.experiment.spec import RunSpec
-from fedzmg.experiment.store import RunDirectory
+from fedzmg.experiment.runs import run as running
+from fedzmg.experiment.runs import training
+from fedzmg.experiment.runs.export import export_model
+from fedzmg.experiment.runs.run import run_pack
+from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.work.progress import Silent
 from fedzmg.models import FunctionalModel
 from fedzmg.simulation import History, RoundReport
 
@@ -211,13 +211,13 @@ def test_a_pack_that_must_stay_together_goes_back_to_its_last_common_round(
         (tmp_path / "seed-1" / name).unlink()
     monkeypatch.setattr(running, "_must_stay_together", lambda spec: True)
     widths: list[int] = []
-    build = pack_training.Simulation
+    build = training.Simulation
 
     def counted(task: Task, trials: list[Any], **rest: Any) -> Any:
         widths.append(len(trials))
         return build(task, trials, **rest)
 
-    monkeypatch.setattr(pack_training, "Simulation", counted)
+    monkeypatch.setattr(training, "Simulation", counted)
     progress = Said()
     assert same(whole, run_pack(task(), specs(), places(tmp_path), progress=progress))
     assert widths == [2]
@@ -315,7 +315,7 @@ def test_no_checkpoint_left_names_the_remedy_which_works(tmp_path: Path) -> None
 def test_much_memory_is_copied_in_small_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedzmg.experiment.run_checkpoints.COPIED_BYTES", 1)
+    monkeypatch.setattr("fedzmg.experiment.runs.checkpoints.COPIED_BYTES", 1)
     stop(tmp_path, "scaffold", 4, seconds=1e9)
     kept = RunDirectory(tmp_path / "seed-0").position()
     assert kept is not None
@@ -358,7 +358,7 @@ def test_complete_run_is_read_where_nothing_can_be_written(
     def refuse(*arguments: object) -> None:
         raise AssertionError("a complete run is only read")
 
-    monkeypatch.setattr("fedzmg.experiment.lock.write_atomic", refuse)
+    monkeypatch.setattr("fedzmg.experiment.work.lock.write_atomic", refuse)
     assert same(whole, run_pack(task(), specs(), places(tmp_path)))
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedzmg.experiment import scores
-from fedzmg.experiment.scores import (
+from fedzmg.experiment.studies import scores
+from fedzmg.experiment.studies.scores import (
     ThresholdRule,
     final_score,
     late_stage_mean,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
-from fedzmg.experiment.spec import RunSpec, Value, parse_setting
+from fedzmg.experiment.specs.run import RunSpec, Value, parse_setting
 
 DIGITS = tasks.get("digits")
 

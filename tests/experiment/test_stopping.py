@@ -16,18 +16,18 @@ from toys import Stop, toy
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Metric
 from fedzmg.experiment import stopping
-from fedzmg.experiment.bounds import Known, Rule, hopeless, unsettled
-from fedzmg.experiment.grid import run_grid
-from fedzmg.experiment.grid_log import Log
-from fedzmg.experiment.grid_score import choose_best, neighbours, warnings
-from fedzmg.experiment.grid_spec import GridSpec
-from fedzmg.experiment.grid_stops import Stops
-from fedzmg.experiment.run import run_pack
-from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.grids.bounds import Known, Rule, hopeless, unsettled
+from fedzmg.experiment.grids.grid import run_grid
+from fedzmg.experiment.grids.log import Log
+from fedzmg.experiment.grids.score import choose_best, neighbours, warnings
+from fedzmg.experiment.grids.stops import Stops
+from fedzmg.experiment.runs.run import run_pack
+from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.stopping import Stopped, Verdict
-from fedzmg.experiment.store import RunDirectory
-from fedzmg.experiment.study import run_study
-from fedzmg.experiment.study_spec import StudySpec
+from fedzmg.experiment.studies.study import run_study
 from fedzmg.simulation import RoundReport
 
 AXES = {"client.lr": [0.03, 0.3, 1e25]}

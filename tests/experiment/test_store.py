@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.spec import RunSpec
-from fedzmg.experiment.store import FORMAT, RunDirectory, write_json
+from fedzmg.experiment.runs.store import FORMAT, RunDirectory, write_json
+from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.files import write_atomic
 from fedzmg.simulation import Checkpoint, Record
 

@@ -12,14 +12,14 @@ import pytest
 from toys import Stop, toy
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.budget import TimeIsUp
-from fedzmg.experiment.compare import Comparison
-from fedzmg.experiment.curves import final
-from fedzmg.experiment.grid import run_grid
-from fedzmg.experiment.grid_spec import GridSpec
-from fedzmg.experiment.store import RunDirectory
-from fedzmg.experiment.study import find_rates, run_study, summary
-from fedzmg.experiment.study_spec import StudySpec
+from fedzmg.experiment.grids.grid import run_grid
+from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.study import StudySpec
+from fedzmg.experiment.studies.compare import Comparison
+from fedzmg.experiment.studies.curves import final
+from fedzmg.experiment.studies.study import find_rates, run_study, summary
+from fedzmg.experiment.work.budget import TimeIsUp
 from fedzmg.simulation import History, Record, Trial
 from fedzmg.tree import Tree
 

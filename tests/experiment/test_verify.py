@@ -14,12 +14,12 @@ import torch
 from toys import Stop, toy
 
 from fedzmg.errors import InputError
-from fedzmg.experiment import verify as module
-from fedzmg.experiment.grid import run_grid
-from fedzmg.experiment.grid_spec import GridSpec
-from fedzmg.experiment.run import run_pack
-from fedzmg.experiment.spec import RunSpec
-from fedzmg.experiment.verify import verify
+from fedzmg.experiment.grids.grid import run_grid
+from fedzmg.experiment.runs.run import run_pack
+from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.verification import verify as module
+from fedzmg.experiment.verification.verify import verify
 
 
 def train(out: Path, algorithm: str = "fedzmg", **changes: Any) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedzmg import Task
 from fedzmg.data.federated import examples
-from fedzmg.experiment.progress import Silent
+from fedzmg.experiment.work.progress import Silent
 from fedzmg.simulation import RoundReport
 
 

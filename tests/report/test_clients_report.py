@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.store import RunDirectory
+from fedzmg.experiment.runs.store import RunDirectory
 from fedzmg.report import exports
 from fedzmg.report.clients import FILE, loss_bands, metric_bands, read_clients, sorted_curves
 from fedzmg.report.outcome import judge

@@ -15,8 +15,8 @@ import pytest
 
 import fedzmg
 from fedzmg.errors import InputError
-from fedzmg.experiment.compare import Comparison
-from fedzmg.experiment.store import RunDirectory
+from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.experiment.studies.compare import Comparison
 from fedzmg.report.outcome import judge
 from fedzmg.report.reading import read
 from fedzmg.report.runs import read_log

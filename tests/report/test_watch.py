@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from fedzmg.cli import app
 from fedzmg.errors import InputError
-from fedzmg.experiment.lock import NAME as LOCK
-from fedzmg.experiment.lock import Owner
+from fedzmg.experiment.work.lock import NAME as LOCK
+from fedzmg.experiment.work.lock import Owner
 from fedzmg.report import watch_view
 from fedzmg.report.tail import Tail
 from fedzmg.report.watch import Watch, Work

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import fedzmg
 from fedzmg import InputError
 from fedzmg.cli import app
-from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.specs.run import RunSpec
 
 QUICK = ["--rounds", "1", "--engine", "sequential", "--device", "cpu", "--json"]
 NARROW = ["--set", "protocol.cohort=1", "--set", "protocol.epochs=1"]

@@ -17,7 +17,7 @@ from fedzmg import InputError, Task, tasks
 from fedzmg.data import catalog
 from fedzmg.data.plan import local_stream
 from fedzmg.data.text import CHARACTERS
-from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.models.initial import initial_params
 from fedzmg.tasks.card import card
 from fedzmg.tasks.images import Cifar100

@@ -12,12 +12,12 @@ from tracked_runs import Heard, Recorder, federation, log_of
 
 from fedzmg import trackers
 from fedzmg.errors import InputError
-from fedzmg.experiment.grid import run_grid
-from fedzmg.experiment.grid_spec import GridSpec
-from fedzmg.experiment.run import run_pack
-from fedzmg.experiment.spec import RunSpec
-from fedzmg.experiment.study import run_study
-from fedzmg.experiment.study_spec import StudySpec
+from fedzmg.experiment.grids.grid import run_grid
+from fedzmg.experiment.runs.run import run_pack
+from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.specs.study import StudySpec
+from fedzmg.experiment.studies.study import run_study
 from fedzmg.trackers import Tracking, by_point
 
 

@@ -105,7 +105,7 @@ def compare(
     from fedzmg import tasks, trackers
     from fedzmg.api import algorithm_names
     from fedzmg.api import compare as compare_algorithms
-    from fedzmg.experiment.store import write_json
+    from fedzmg.experiment.runs.store import write_json
     from fedzmg.report import comparison, tables
     from fedzmg.report.live import Display
     from fedzmg.report.style import save
@@ -162,9 +162,9 @@ def run(
 ) -> None:
     """Train one algorithm on one task, or what a spec file says."""
     from fedzmg import trackers
-    from fedzmg.experiment import spec_files
-    from fedzmg.experiment.run import run_pack
-    from fedzmg.experiment.spec import RunSpec, parse_setting
+    from fedzmg.experiment.runs.run import run_pack
+    from fedzmg.experiment.specs import files as spec_files
+    from fedzmg.experiment.specs.run import RunSpec, parse_setting
     from fedzmg.report.live import Display
 
     makers = trackers.named(track)
@@ -299,7 +299,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a run's trained model as a plain state dict in safetensors."""
-    from fedzmg.experiment.export import export_model
+    from fedzmg.experiment.runs.export import export_model
 
     path = export_model(run_directory, to)
     typer.echo(str(path))
@@ -317,7 +317,7 @@ def _settings_by_algorithm(
 
     ``preset.centring=image`` is apart: it changes the task that all of them train on.
     """
-    from fedzmg.experiment.spec import parse_setting
+    from fedzmg.experiment.specs.run import parse_setting
 
     settings: dict[str, dict[str, Any]] = {name: {} for name in names}
     preset: dict[str, Any] = {}

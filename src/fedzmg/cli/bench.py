@@ -36,7 +36,7 @@ def bench(
     """Time rounds on random data of a task's shape: speed, memory, distance to the floor."""
     from fedzmg import algorithms
     from fedzmg.bench.measure import Timing, environment, measure_all
-    from fedzmg.experiment.store import write_json
+    from fedzmg.experiment.runs.store import write_json
     from fedzmg.report import bench as report
     from fedzmg.simulation import resolve_device
 

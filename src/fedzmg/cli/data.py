@@ -270,7 +270,7 @@ def _population(
     )
     from fedzmg.data.sources import SOURCES, source
     from fedzmg.errors import unknown
-    from fedzmg.experiment.spec import parse_setting
+    from fedzmg.experiment.specs.run import parse_setting
 
     if name not in EMBEDDED and name not in SOURCES:
         raise unknown("data set", name, [*SOURCES, *EMBEDDED])

@@ -54,7 +54,7 @@ def diagnose(
 ) -> None:
     """Measure whether the projection will help: table by layer, figure and a verdict."""
     from fedzmg.diagnose import diagnose as measure
-    from fedzmg.experiment.store import write_json
+    from fedzmg.experiment.runs.store import write_json
     from fedzmg.report import diagnose as report
     from fedzmg.report import style
     from fedzmg.report.writing import check_place
@@ -90,8 +90,8 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
     from dataclasses import replace
 
     from fedzmg import tasks
-    from fedzmg.experiment.spec import parse_setting
-    from fedzmg.experiment.store import RunDirectory
+    from fedzmg.experiment.runs.store import RunDirectory
+    from fedzmg.experiment.specs.run import parse_setting
 
     place = Path(what)
     if what not in tasks.TASKS and place.is_dir():

@@ -56,8 +56,8 @@ def grid(
 ) -> None:
     """Choose learning rates, or any other numbers, by a grid; heat-maps and best points."""
     from fedzmg import trackers
-    from fedzmg.experiment.grid import run_grid
-    from fedzmg.experiment.grid_score import warnings
+    from fedzmg.experiment.grids.grid import run_grid
+    from fedzmg.experiment.grids.score import warnings
     from fedzmg.report import grids, style
 
     work = _prepare("grid", file, set_, out, track, as_json=as_json)
@@ -84,8 +84,8 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
-    from fedzmg.experiment.store import write_json
-    from fedzmg.experiment.study import run_study
+    from fedzmg.experiment.runs.store import write_json
+    from fedzmg.experiment.studies.study import run_study
     from fedzmg.report import comparison, studies, style
 
     work = _prepare("study", file, set_, out, track, as_json=as_json)
@@ -129,14 +129,14 @@ def schema(
     kind: Annotated[str, typer.Argument(help="grid, study or run.")] = "study",
 ) -> None:
     """Print the JSON Schema of a file, for editors that complete and check TOML."""
-    from fedzmg.experiment.spec_files import schema as json_schema
+    from fedzmg.experiment.specs.files import schema as json_schema
 
     typer.echo(json.dumps(json_schema(kind), indent=1))
 
 
 def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
-    from fedzmg.experiment import spec_files
-    from fedzmg.experiment.strict import parse_settings
+    from fedzmg.experiment.specs import files as spec_files
+    from fedzmg.experiment.specs.strict import parse_settings
 
     spec = spec_files.read(file, kind)
     return spec.with_settings(parse_settings(settings or []))  # type: ignore[arg-type]
@@ -196,7 +196,7 @@ class _ending_in_time:
         """Nothing to prepare."""
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        from fedzmg.experiment.budget import TimeIsUp
+        from fedzmg.experiment.work.budget import TimeIsUp
 
         if isinstance(error, TimeIsUp):
             typer.echo(

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fedzmg import algorithms, tasks
-from fedzmg.experiment.grid import choosing
-from fedzmg.experiment.grid_spec import GridSpec
+from fedzmg.experiment.grids.grid import choosing
 from fedzmg.experiment.pace import measure
-from fedzmg.experiment.spec import RunSpec
-from fedzmg.experiment.study_spec import StudySpec
+from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.simulation import Trial
 from fedzmg.tasks.task import Protocol, Task

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedzmg.errors import InputError
-from fedzmg.experiment import lock
-from fedzmg.experiment.store import CLIENTS, FORMAT, LOG, write_json
+from fedzmg.experiment.runs.store import CLIENTS, FORMAT, LOG, write_json
+from fedzmg.experiment.work import lock
 from fedzmg.files import compressed, write_atomic
 
 _WORTH_KEEPING = {".toml", ".json", ".jsonl", ".gz", ".md", ".csv", ".tex", ".png", ".svg", ".pdf"}

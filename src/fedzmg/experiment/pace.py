@@ -17,8 +17,8 @@ import torch
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.engine.local import eager_gradient
 from fedzmg.evaluation import evaluate
-from fedzmg.experiment.plan import Plan
-from fedzmg.experiment.spec import DTYPES, RunSpec
+from fedzmg.experiment.specs.plan import Plan
+from fedzmg.experiment.specs.run import DTYPES, RunSpec
 from fedzmg.models.objective import Batch, Objective
 from fedzmg.simulation import Simulation, Trial, resolve_device
 from fedzmg.tasks.task import Protocol, Task

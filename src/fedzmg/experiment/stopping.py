@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.budget import Budget
-from fedzmg.experiment.strict import Strict
+from fedzmg.experiment.specs.strict import Strict
+from fedzmg.experiment.work.budget import Budget
 from fedzmg.files import write_atomic
 from fedzmg.simulation import RoundReport
 

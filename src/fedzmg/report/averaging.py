@@ -13,7 +13,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedzmg.experiment import scores
+from fedzmg.experiment.studies import scores
 from fedzmg.report.grouping import Study
 from fedzmg.report.numbers import MIB
 from fedzmg.report.runs import Run

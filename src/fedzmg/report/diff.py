@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.experiment.scores import final_score
-from fedzmg.experiment.significance import PairedTest, paired_t
+from fedzmg.experiment.studies.scores import final_score
+from fedzmg.experiment.studies.significance import PairedTest, paired_t
 from fedzmg.report.stored import read_json, read_toml
 from fedzmg.report.tail import Tail
 

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fedzmg.experiment.significance import FamilyTest, PairedTest, holm
-from fedzmg.experiment.significance import family as test_family
+from fedzmg.experiment.studies.significance import FamilyTest, PairedTest, holm
+from fedzmg.experiment.studies.significance import family as test_family
 from fedzmg.report.averaging import RULES, Curve, arrival, drawn_curve, finals, late_means
 from fedzmg.report.grouping import Study
 from fedzmg.report.numbers import MIB

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 from fedzmg import algorithms
 from fedzmg.algorithms.options import known_options
 from fedzmg.errors import InputError
-from fedzmg.experiment.lock import NAME as LOCK
-from fedzmg.experiment.lock import Owner, read_owner
+from fedzmg.experiment.work.lock import NAME as LOCK
+from fedzmg.experiment.work.lock import Owner, read_owner
 from fedzmg.report.stored import read_toml
 from fedzmg.report.tail import Tail
 

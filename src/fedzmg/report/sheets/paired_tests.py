@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedzmg.experiment.significance import FamilyTest
+from fedzmg.experiment.studies.significance import FamilyTest
 from fedzmg.report.numbers import (
     NONE,
     count_text,

@@ -7,12 +7,12 @@ from typing import NamedTuple
 from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError
 from fedzmg.experiment import stopping
-from fedzmg.experiment.claims import first_difference
-from fedzmg.experiment.progress import Progress
-from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.runs.store import Position, RunDirectory
+from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.stopping import Stopped
-from fedzmg.experiment.store import Position, RunDirectory
-from fedzmg.experiment.write_errors import named_write_errors
+from fedzmg.experiment.work.claims import first_difference
+from fedzmg.experiment.work.progress import Progress
+from fedzmg.experiment.work.write_errors import named_write_errors
 from fedzmg.simulation import ClientMetrics, EngineName, Record
 from fedzmg.tasks.task import Task
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Metric
-from fedzmg.experiment.bounds import Known, Rule, hopeless, unsettled
-from fedzmg.experiment.grid_log import Log, Rows
-from fedzmg.experiment.grid_score import known, neighbours
-from fedzmg.experiment.grid_spec import GridSpec
+from fedzmg.experiment.grids.bounds import Known, Rule, hopeless, unsettled
+from fedzmg.experiment.grids.log import Log, Rows
+from fedzmg.experiment.grids.score import known, neighbours
+from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.stopping import Stopped
 
 

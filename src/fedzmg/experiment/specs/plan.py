@@ -16,9 +16,9 @@ from fedzmg import algorithms, tasks
 from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, unknown
-from fedzmg.experiment.axes import Axes, checked, dotted
-from fedzmg.experiment.spec import RunSpec
-from fedzmg.experiment.strict import Setting, Strict, Value, toml
+from fedzmg.experiment.specs.axes import Axes, checked, dotted
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.specs.strict import Setting, Strict, Value, toml
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tasks.tuned import tuned

@@ -7,10 +7,10 @@ from typing import Any
 
 from fedzmg import algorithms, tasks
 from fedzmg.errors import InputError, unknown
-from fedzmg.experiment.grid_spec import GridSpec
-from fedzmg.experiment.spec import RunSpec
-from fedzmg.experiment.strict import Strict, read_toml
-from fedzmg.experiment.study_spec import StudySpec
+from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.specs.strict import Strict, read_toml
+from fedzmg.experiment.specs.study import StudySpec
 
 SPECS: dict[str, type[Strict]] = {"run": RunSpec, "grid": GridSpec, "study": StudySpec}
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedzmg.experiment.store import FORMAT
+from fedzmg.experiment.runs.store import FORMAT
 from fedzmg.simulation import Simulation
 from fedzmg.version import __version__
 

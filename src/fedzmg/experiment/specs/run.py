@@ -13,7 +13,7 @@ from fedzmg import algorithms, tasks
 from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
 from fedzmg.errors import unknown
-from fedzmg.experiment.strict import Strict, Value, parse_setting
+from fedzmg.experiment.specs.strict import Strict, Value, parse_setting
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation import Trial
 from fedzmg.tasks.task import Protocol, Task

@@ -22,12 +22,12 @@ import torch
 
 from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
-from fedzmg.experiment.budget import Budget
-from fedzmg.experiment.claims import FORMAT, claimed, read_json
-from fedzmg.experiment.grid_search import Search
-from fedzmg.experiment.grid_spec import GridSpec
-from fedzmg.experiment.progress import Progress, Silent
-from fedzmg.experiment.store import write_json
+from fedzmg.experiment.grids.search import Search
+from fedzmg.experiment.runs.store import write_json
+from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.work.budget import Budget
+from fedzmg.experiment.work.claims import FORMAT, claimed, read_json
+from fedzmg.experiment.work.progress import Progress, Silent
 from fedzmg.tasks.task import Task
 
 CHECKPOINT_SECONDS = 60.0

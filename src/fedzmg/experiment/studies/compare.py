@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fedzmg.algorithms import ALGORITHMS
-from fedzmg.experiment import scores
-from fedzmg.experiment.curves import curve, final, whole
-from fedzmg.experiment.progress import Progress
-from fedzmg.experiment.run import run_pack
-from fedzmg.experiment.significance import PairedTest, paired_t
-from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.runs.run import run_pack
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.studies import scores
+from fedzmg.experiment.studies.curves import curve, final, whole
+from fedzmg.experiment.studies.significance import PairedTest, paired_t
+from fedzmg.experiment.work.progress import Progress
 from fedzmg.simulation import History
 from fedzmg.tasks.task import Task
 

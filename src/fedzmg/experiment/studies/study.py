@@ -21,20 +21,20 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.experiment import scores
-from fedzmg.experiment.budget import Budget
-from fedzmg.experiment.claims import FORMAT, claimed, read_json
-from fedzmg.experiment.compare import Comparison
-from fedzmg.experiment.curves import curve, final, stopped, whole
-from fedzmg.experiment.progress import Progress, Silent
-from fedzmg.experiment.run import run_pack
-from fedzmg.experiment.scores import FinalRule, ThresholdRule
-from fedzmg.experiment.significance import family
-from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.runs.run import run_pack
+from fedzmg.experiment.runs.store import write_json
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.specs.strict import Value
+from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.stopping import asking
-from fedzmg.experiment.store import write_json
-from fedzmg.experiment.strict import Value
-from fedzmg.experiment.study_spec import StudySpec
+from fedzmg.experiment.studies import scores
+from fedzmg.experiment.studies.compare import Comparison
+from fedzmg.experiment.studies.curves import curve, final, stopped, whole
+from fedzmg.experiment.studies.scores import FinalRule, ThresholdRule
+from fedzmg.experiment.studies.significance import family
+from fedzmg.experiment.work.budget import Budget
+from fedzmg.experiment.work.claims import FORMAT, claimed, read_json
+from fedzmg.experiment.work.progress import Progress, Silent
 from fedzmg.simulation import History
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree

@@ -17,11 +17,18 @@ import torch
 
 from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError
-from fedzmg.experiment import manifest
-from fedzmg.experiment.spec import DTYPES, RunSpec
-from fedzmg.experiment.store import RunDirectory
-from fedzmg.experiment.verdict import Compared, Verdict, circumstances, judge, other_data, remarks
-from fedzmg.experiment.verify_grid import verify_grid
+from fedzmg.experiment.runs import manifest
+from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.experiment.specs.run import DTYPES, RunSpec
+from fedzmg.experiment.verification.grids import verify_grid
+from fedzmg.experiment.verification.verdict import (
+    Compared,
+    Verdict,
+    circumstances,
+    judge,
+    other_data,
+    remarks,
+)
 from fedzmg.simulation import Record, Simulation
 from fedzmg.tasks.task import Task
 

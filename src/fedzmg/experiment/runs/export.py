@@ -7,7 +7,7 @@ from pathlib import Path
 import safetensors.torch
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.store import RunDirectory
+from fedzmg.experiment.runs.store import RunDirectory
 from fedzmg.files import write_atomic
 
 

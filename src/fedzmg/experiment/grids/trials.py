@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 
 from fedzmg.data.federated import Examples
-from fedzmg.experiment.grid_log import GridTrial
-from fedzmg.experiment.grid_score import counted
-from fedzmg.experiment.grid_spec import GridSpec
+from fedzmg.experiment.grids.log import GridTrial
+from fedzmg.experiment.grids.score import counted
+from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.simulation import Record, Simulation, Trial
 from fedzmg.tasks.task import Task
 

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedzmg.experiment.bounds import Known
-from fedzmg.experiment.claims import FORMAT
-from fedzmg.experiment.grid_log import Rows
-from fedzmg.experiment.grid_spec import GridSpec
+from fedzmg.experiment.grids.bounds import Known
+from fedzmg.experiment.grids.log import Rows
+from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.stopping import Stopped
+from fedzmg.experiment.work.claims import FORMAT
 from fedzmg.tasks.task import Task
 
 

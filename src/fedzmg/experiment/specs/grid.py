@@ -12,8 +12,8 @@ import pydantic
 from fedzmg import algorithms, tasks
 from fedzmg.algorithms.options import known_options
 from fedzmg.errors import InputError, unknown
-from fedzmg.experiment.axes import PAPER_RATES, Axes, checked, dotted
-from fedzmg.experiment.plan import Plan
+from fedzmg.experiment.specs.axes import PAPER_RATES, Axes, checked, dotted
+from fedzmg.experiment.specs.plan import Plan
 from fedzmg.experiment.stopping import GridStop
 from fedzmg.tasks.task import Task
 

@@ -6,7 +6,7 @@ import signal
 import threading
 from typing import Any, Self
 
-from fedzmg.experiment.progress import Progress
+from fedzmg.experiment.work.progress import Progress
 
 
 class HeldInterrupt:

@@ -11,22 +11,23 @@ from typing import Any
 from fedzmg.data.federated import Examples
 from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError, Interrupted
-from fedzmg.experiment import grid_pack, manifest
-from fedzmg.experiment.budget import Budget, TimeIsUp
-from fedzmg.experiment.claims import read_json
-from fedzmg.experiment.grid_log import Log, Rows
-from fedzmg.experiment.grid_pack import PackCheckpoint, Unusable
-from fedzmg.experiment.grid_score import counted, score
-from fedzmg.experiment.grid_spec import GridSpec
-from fedzmg.experiment.grid_stops import Stops
-from fedzmg.experiment.grid_trials import built, by_test, evaluated, packs, trials_of
-from fedzmg.experiment.interrupt import HeldInterrupt
-from fedzmg.experiment.lock import Hold
-from fedzmg.experiment.progress import Progress
-from fedzmg.experiment.spec import DTYPES
+from fedzmg.experiment.grids import pack_file
+from fedzmg.experiment.grids.log import Log, Rows
+from fedzmg.experiment.grids.pack_file import PackCheckpoint, Unusable
+from fedzmg.experiment.grids.score import counted, score
+from fedzmg.experiment.grids.stops import Stops
+from fedzmg.experiment.grids.trials import built, by_test, evaluated, packs, trials_of
+from fedzmg.experiment.runs import manifest
+from fedzmg.experiment.runs.store import write_json
+from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.run import DTYPES
 from fedzmg.experiment.stopping import Stopped, Verdict, newly_diverged
-from fedzmg.experiment.store import write_json
-from fedzmg.experiment.write_errors import named_write_errors
+from fedzmg.experiment.work.budget import Budget, TimeIsUp
+from fedzmg.experiment.work.claims import read_json
+from fedzmg.experiment.work.interrupt import HeldInterrupt
+from fedzmg.experiment.work.lock import Hold
+from fedzmg.experiment.work.progress import Progress
+from fedzmg.experiment.work.write_errors import named_write_errors
 from fedzmg.simulation import RoundReport, Simulation, resolve_device
 from fedzmg.tasks.task import Task
 
@@ -135,7 +136,7 @@ class Search:
                     leave = (interrupt.asked or verdict.end) and not finished
                     if leave or (time.monotonic() - saved > pause and not finished):
                         began = time.monotonic()
-                        grid_pack.save(self._path, pack, simulation, active)
+                        pack_file.save(self._path, pack, simulation, active)
                         saved = time.monotonic()
                         if pause > 0:
                             pause = max(pause, (saved - began) / CHECKPOINT_SHARE)
@@ -189,7 +190,7 @@ class Search:
     def _checkpoint(self, pack: list[int]) -> PackCheckpoint | None:
         """Where a pack stopped; a damaged file is said, and its trials start again."""
         try:
-            found = grid_pack.load(self._path, pack)
+            found = pack_file.load(self._path, pack)
             if found is None:
                 return None
             if not self._logged(pack, until=found.round):

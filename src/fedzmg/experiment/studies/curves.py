@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fedzmg.experiment import scores
-from fedzmg.experiment.scores import FinalRule
+from fedzmg.experiment.studies import scores
+from fedzmg.experiment.studies.scores import FinalRule
 from fedzmg.simulation import History
 
 

@@ -37,8 +37,8 @@ import safetensors.numpy
 import safetensors.torch
 
 from fedzmg.errors import InputError
-from fedzmg.experiment import lock
-from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.work import lock
 from fedzmg.files import (
     append,
     is_leftover,

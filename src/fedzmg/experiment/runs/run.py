@@ -11,13 +11,13 @@ from pathlib import Path
 
 from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError
-from fedzmg.experiment.lock import hold
-from fedzmg.experiment.pack_training import PackTraining, Watch
-from fedzmg.experiment.progress import Progress, Silent
-from fedzmg.experiment.run_job import Job, open_job, take_job
-from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.runs.job import Job, open_job, take_job
+from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.experiment.runs.training import PackTraining, Watch
+from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.stopping import Ask, Verdict
-from fedzmg.experiment.store import RunDirectory
+from fedzmg.experiment.work.lock import hold
+from fedzmg.experiment.work.progress import Progress, Silent
 from fedzmg.simulation import EngineName, History, resolve_device
 from fedzmg.tasks.task import Task
 

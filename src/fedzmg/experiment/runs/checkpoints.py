@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fedzmg.data.plan import sample_cohort
-from fedzmg.experiment.run_job import Job
+from fedzmg.experiment.runs.job import Job
 from fedzmg.simulation import Checkpoint, ClientMetrics, Simulation
 from fedzmg.tree import named_leaves, refill, row
 

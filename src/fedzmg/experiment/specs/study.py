@@ -10,10 +10,10 @@ from typing import Any, Literal, Self
 import pydantic
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.plan import Plan
-from fedzmg.experiment.spec import RunSpec
+from fedzmg.experiment.specs.plan import Plan
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.specs.strict import Value
 from fedzmg.experiment.stopping import GridStop, StudyStop
-from fedzmg.experiment.strict import Value
 from fedzmg.tasks.task import Task
 from fedzmg.tasks.tuned import tuned
 

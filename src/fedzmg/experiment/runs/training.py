@@ -9,15 +9,16 @@ from typing import NamedTuple
 
 from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import Interrupted
-from fedzmg.experiment import manifest, run_checkpoints, run_notes, stopping
-from fedzmg.experiment.budget import TimeIsUp
-from fedzmg.experiment.interrupt import HeldInterrupt
-from fedzmg.experiment.lock import Hold
-from fedzmg.experiment.progress import Progress
-from fedzmg.experiment.run_job import Job
-from fedzmg.experiment.spec import DTYPES
+from fedzmg.experiment import stopping
+from fedzmg.experiment.runs import checkpoints, manifest, notes
+from fedzmg.experiment.runs.job import Job
+from fedzmg.experiment.specs.run import DTYPES
 from fedzmg.experiment.stopping import Ask, Verdict
-from fedzmg.experiment.write_errors import named_write_errors
+from fedzmg.experiment.work.budget import TimeIsUp
+from fedzmg.experiment.work.interrupt import HeldInterrupt
+from fedzmg.experiment.work.lock import Hold
+from fedzmg.experiment.work.progress import Progress
+from fedzmg.experiment.work.write_errors import named_write_errors
 from fedzmg.simulation import EngineName, History, RoundReport, Simulation, resolve_device
 from fedzmg.tasks.task import Task
 
@@ -51,11 +52,11 @@ class PackTraining:
         self._place = next((j.directory.path for j in jobs if j.directory is not None), None)
         with named_write_errors(self._place):
             self._simulation = _simulation(task, jobs, engine)
-            run_checkpoints.recall(jobs, self._simulation)
+            checkpoints.recall(jobs, self._simulation)
         for job in jobs:
             if job.directory is not None:
                 if job.existed:
-                    run_notes.warn_if_moved(job.directory, self._simulation, watch.progress)
+                    notes.warn_if_moved(job.directory, self._simulation, watch.progress)
                 else:
                     job.directory.create(job.spec, manifest.describe(self._simulation))
         self._records = [list(job.records) for job in jobs]
@@ -100,7 +101,7 @@ class PackTraining:
                 f"round {report.round}: out of memory; from here on "
                 f"{simulation.chunk} clients train at once"
             )
-            run_notes.note_chunk(self._jobs, report.round, simulation.chunk)
+            notes.note_chunk(self._jobs, report.round, simulation.chunk)
         for i, (job, record) in enumerate(zip(self._jobs, report.records, strict=True)):
             if i in simulation.resting:
                 continue
@@ -125,13 +126,13 @@ class PackTraining:
         stopped = self._stopped(report, verdict)
         last = interrupt.asked or verdict.end or simulation.round == simulation.rounds
         late = time.monotonic() - self._saved > self._watch.checkpoint_seconds
-        large = run_checkpoints.is_large(simulation, self._saved_round)
+        large = checkpoints.is_large(simulation, self._saved_round)
         if last or late or large or stopped:
-            run_checkpoints.save(self._jobs, simulation, self._saved_round, self._clients)
+            checkpoints.save(self._jobs, simulation, self._saved_round, self._clients)
             self._saved_round, self._saved = simulation.round, time.monotonic()
         if stopped:
             simulation.rest(stopped)
-            run_notes.note_pack(self._jobs, simulation)
+            notes.note_pack(self._jobs, simulation)
 
     def _stopped(self, report: RoundReport, verdict: Verdict) -> list[int]:
         """Runs to train no further from now on, each with a line in its directory.
@@ -157,7 +158,7 @@ class PackTraining:
 def _simulation(task: Task, jobs: Sequence[Job], engine: EngineName | EngineChoice) -> Simulation:
     first = jobs[0].spec
     resumed = [
-        run_checkpoints.without_copies(job.position.checkpoint)
+        checkpoints.without_copies(job.position.checkpoint)
         for job in jobs
         if job.position is not None
     ]
@@ -171,7 +172,7 @@ def _simulation(task: Task, jobs: Sequence[Job], engine: EngineName | EngineChoi
         engine=engine,
         precision=first.precision,
         deterministic=first.deterministic,
-        chunk=run_notes.recorded_chunk(task, jobs),
+        chunk=notes.recorded_chunk(task, jobs),
         restored=resumed or None,
         memory_places=places or None,
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedzmg.errors import InputError
-from fedzmg.experiment import lock
-from fedzmg.experiment.lock import Hold, hold
-from fedzmg.experiment.plan import Plan
-from fedzmg.experiment.strict import read_toml
+from fedzmg.experiment.specs.plan import Plan
+from fedzmg.experiment.specs.strict import read_toml
+from fedzmg.experiment.work import lock
+from fedzmg.experiment.work.lock import Hold, hold
 from fedzmg.files import write_atomic
 
 FORMAT = 1

@@ -13,14 +13,21 @@ from typing import Any
 
 from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError
-from fedzmg.experiment import manifest
-from fedzmg.experiment.claims import read_json
-from fedzmg.experiment.grid import choosing
-from fedzmg.experiment.grid_log import GridTrial, Log, Rows
-from fedzmg.experiment.grid_spec import GridSpec
-from fedzmg.experiment.grid_trials import built, evaluated, packs, trials_of
-from fedzmg.experiment.spec import DTYPES
-from fedzmg.experiment.verdict import Compared, Verdict, circumstances, judge, other_data, remarks
+from fedzmg.experiment.grids.grid import choosing
+from fedzmg.experiment.grids.log import GridTrial, Log, Rows
+from fedzmg.experiment.grids.trials import built, evaluated, packs, trials_of
+from fedzmg.experiment.runs import manifest
+from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.run import DTYPES
+from fedzmg.experiment.verification.verdict import (
+    Compared,
+    Verdict,
+    circumstances,
+    judge,
+    other_data,
+    remarks,
+)
+from fedzmg.experiment.work.claims import read_json
 from fedzmg.simulation import Simulation
 from fedzmg.tasks.task import Task
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedzmg.experiment import manifest
-from fedzmg.experiment.progress import Progress
-from fedzmg.experiment.run_job import Job
-from fedzmg.experiment.store import RunDirectory
+from fedzmg.experiment.runs import manifest
+from fedzmg.experiment.runs.job import Job
+from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.experiment.work.progress import Progress
 from fedzmg.simulation import Simulation
 from fedzmg.tasks.task import Task
 

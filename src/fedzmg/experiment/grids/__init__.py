@@ -1,0 +1,1 @@
+"""Grids: a search over hyper-parameters, all points side by side."""

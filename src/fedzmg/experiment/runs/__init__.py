@@ -1,0 +1,1 @@
+"""Runs: directories, packs that train together, resuming."""

@@ -1,0 +1,1 @@
+"""What a user writes: a run, a grid, a study."""

@@ -1,0 +1,1 @@
+"""Studies: algorithms over seeds, their scores and tests."""

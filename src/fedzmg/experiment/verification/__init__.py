@@ -1,0 +1,1 @@
+"""Whether this machine trains again to the same bits."""

@@ -1,0 +1,1 @@
+"""One process at work in a directory: locks, interrupts, budgets, progress."""
