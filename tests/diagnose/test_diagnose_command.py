@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+import safetensors.torch
 from typer.testing import CliRunner
 
 from fedzmg.cli import app
 from fedzmg.errors import InputError
-from fedzmg.report import diagnose as report
 
 runner = CliRunner()
 
@@ -34,12 +32,6 @@ def data_of(place: Path) -> dict[str, object]:
     return found
 
 
-def text_of(data: dict[str, object]) -> str:
-    console = Console(file=io.StringIO(), width=report.WIDTH, force_terminal=False)
-    console.print(report.table(data))
-    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
-
-
 def test_a_task_gives_table_figure_verdict_and_files(tmp_path: Path) -> None:
     out = tmp_path / "made"
     printed = run("logistic", "--along", "2", "--every", "1", "--out", str(out), "--lr", "0.1")
@@ -51,9 +43,8 @@ def test_a_task_gives_table_figure_verdict_and_files(tmp_path: Path) -> None:
     assert (out / "diagnosis.png").read_bytes().startswith(b"\x89PNG")
     data = data_of(out)
     assert [point["round"] for point in data["points"]] == [0, 1, 2]  # type: ignore[attr-defined]
-    shown = text_of(data)
-    assert "are centred" in shown  # the last column is not cut off
-    assert "…" not in shown
+    assert "are centred" in printed  # the last column is not cut off
+    assert "…" not in printed
 
 
 @pytest.mark.usefixtures("_undrawn")
@@ -89,18 +80,42 @@ def test_a_run_directory_is_measured_at_its_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["digit"], "did you mean 'digits'"),
+        (["digit"], "neither a task nor a run directory: did you mean 'digits'"),
+        (["not/there"], r"'not/there' is neither a task nor a run directory \(known: .*digits"),
         (["quadratic", "--set", "client.lr=1"], "expected preset.FIELD=VALUE"),
         (["quadratic", "--set", "preset.starts=zero_sum"], "did you mean 'start'"),
-        (["."], "spec.toml"),
+        (["."], "holds no spec.toml, so it is no run: give the directory of a run, or a task"),
+        (["quadratic", "--every", "3"], "every = 3: .*; give along, too"),
     ],
 )
 def test_mistakes_are_one_line(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as raised:
         runner.invoke(app, ["diagnose", *arguments], catch_exceptions=False)
+    assert "--out" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_the_order_of_a_file_does_not_decide_which_layer_is_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "run"
+    arguments = ["run", "digits", "--rounds", "1", "--engine", "vectorized", "--out", str(place)]
+    runner.invoke(app, [*arguments, "--set", "protocol.cohort=1"], catch_exceptions=False)
+    load = safetensors.torch.load
+    for end in (1, -1):  # a safetensors file has no order of its own
+        monkeypatch.setattr(
+            "safetensors.torch.load", lambda file, end=end: dict(list(load(file).items())[::end])
+        )
+        run(
+            str(place), "--clients", "2", "--examples", "4", "--drifting", "0",
+            "--out", str(tmp_path / "out"),
+        )  # fmt: skip
+        layers = data_of(tmp_path / "out")["points"][0]["layers"]  # type: ignore[index]
+        assert [layer["name"] for layer in layers] == [f"{n}.weight" for n in (1, 3, 6, 8)]
 
 
 @pytest.mark.usefixtures("_undrawn")

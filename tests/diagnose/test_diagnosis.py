@@ -198,6 +198,7 @@ def test_local_training_that_diverges_leaves_drift_out() -> None:
         ({"lr": 0.0}, "lr = 0.0"),
         ({"lr": float("nan")}, "lr = nan"),
         ({"every": 0}, "every = 0"),
+        ({"every": 3}, "every = 3: there is no training"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
     ],
 )
@@ -212,6 +213,47 @@ def test_a_model_of_another_task_is_refused() -> None:
         diagnose(linear_task(), params=other, device="cpu")
     with pytest.raises(InputError, match="give no params"):
         diagnose(linear_task(), params=other, along=2, device="cpu")
+
+
+def test_the_parameters_of_a_module_are_a_model() -> None:
+    module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 3))
+    module[1].requires_grad_(False)
+    task = replace(linear_task(model=module), init="given")
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for place in (0, 2):
+            nn.init.normal_(module[place].weight)
+    state = module.state_dict()  # frozen parameters are in it, too
+    backwards = dict(reversed(state.items()))
+    found = [
+        diagnose(task, params=params, drifting=0, **DOUBLE).points[0].as_dict()
+        for params in (state, backwards, dict(module.named_parameters()))
+    ]
+    assert found[0] == found[1] == found[2]
+    assert found[0] != diagnose(task, drifting=0, **DOUBLE).points[0].as_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"wieght": torch.zeros(3)}, "unknown parameter in params 'wieght': did you mean 'weight'"),
+        ({"bias": None}, "'bias' is missing"),
+        ({"bias": [0.0] * 3}, "'bias' is no tensor"),
+        ({"bias": torch.zeros(4)}, r"'bias' is of shape \(4,\), expected \(3,\)"),
+    ],
+)
+def test_params_that_do_not_fit_are_named(change: dict[str, Any], message: str) -> None:
+    given = {**nn.Linear(6, 3).state_dict(), **change}
+    with pytest.raises(InputError, match=message):
+        diagnose(linear_task(), params=given, device="cpu")
+
+
+def test_a_module_is_no_task_and_no_mapping() -> None:
+    model: Any = nn.Sequential(nn.Linear(6, 3))
+    with pytest.raises(InputError, match=r"needs a task, not a Sequential: .*Task.from_arrays"):
+        diagnose(model)
+    with pytest.raises(InputError, match=r"params is a Sequential: .*state_dict\(\)"):
+        diagnose(linear_task(), params=model, device="cpu")
 
 
 # What the verdict says of problems whose answer follows from how they were made.

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from fedzmg.contract import Layout
 from fedzmg.diagnose import clients as people
 from fedzmg.diagnose.clients import Where
 from fedzmg.diagnose.measure import WHOLE, Measurement, Pair, Part, measure
+from fedzmg.diagnose.order import in_order_of_use
 from fedzmg.diagnose.verdict import Verdict, judge
-from fedzmg.errors import InputError
+from fedzmg.errors import InputError, unknown
 from fedzmg.models.initial import initial_params
 from fedzmg.seeds import stream
 from fedzmg.simulation import RoundReport, Trial, resolve_device, simulate
@@ -87,7 +89,7 @@ class Diagnosis:
 def diagnose(
     task: Task,
     *,
-    params: Tree | None = None,
+    params: Mapping[str, Tensor] | None = None,
     round: int = 0,
     clients: int = CLIENTS,
     examples: int = EXAMPLES,
@@ -104,7 +106,9 @@ def diagnose(
 
     Args:
         task: a preset of ``fedzmg.tasks`` or :meth:`Task.from_arrays`.
-        params: a trained model; the initial one of ``seed`` if not given.
+        params: a trained model by parameter names, such as ``history.params`` or
+            ``module.state_dict()``; frozen parameters are always the task's own. The initial model
+            of ``seed`` if not given.
         round: after how many rounds ``params`` was taken.
         clients: look at so many clients at most, drawn by ``seed``.
         examples: and at so many examples of each at most.
@@ -112,18 +116,29 @@ def diagnose(
         lr: client learning rate for local training and ``along``; by default what the task
             recommends for FedAvg, else 0.05.
         along: also train so many rounds with plain FedAvg and look again on the way.
-        every: after every so many rounds; by default a fifth of ``along``.
+        every: after every so many rounds of ``along``; by default a fifth of them.
         seed: draws clients and examples, initial weights, batches and cohorts.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: of models and gradients; sums are always taken in double precision.
         progress: told in words what comes next.
 
     Raises:
-        InputError: for numbers out of range, or a model that does not belong to the task.
+        InputError: for something else than a task, numbers out of range, or a model that does not
+            belong to the task.
     """
+    if not isinstance(task, Task):
+        raise InputError(
+            f"diagnose needs a task, not a {type(task).__name__}: make one of a model and data "
+            "with fedzmg.tasks.Task.from_arrays, or take one from fedzmg.tasks.get"
+        )
     _check(clients=clients, examples=examples, drifting=drifting, along=along, every=every)
     if params is not None and along:
-        raise InputError(f"along = {along}: training starts at the initial model; give no params")
+        raise InputError(
+            f"along = {along}: training starts at the initial model; give no params "
+            "(a task, not a run)"
+        )
+    if every is not None and not along:
+        raise InputError(f"every = {every}: there is no training to look at; give along, too")
     rate = _learning_rate(task) if lr is None else lr
     if not (isinstance(rate, int | float) and 0 < rate < math.inf):
         raise InputError(f"lr = {lr!r}: expected a finite number > 0")
@@ -132,16 +147,18 @@ def diagnose(
     drawn = people.sample(task, clients, seed)
     part, weights = people.excerpt(task, drawn, examples, seed)
     followed = stream(seed, "probe", "diagnose", "drift").permutation(drawn)
-    watcher = _Watcher(task, part, weights, np.sort(followed[:drifting]), where, rate, seed)
     start = initial_params(task.model, task.init, seed)
-    if params is not None:
-        _check_fits(params, start)
+    given = start if params is None else _fitted(params, start, task)
+    layout, notes = in_order_of_use(task, start)
+    watcher = _Watcher(
+        task, part, weights, np.sort(followed[:drifting]), where, rate, seed, layout
+    )  # fmt: skip
     say("measuring gradients" + (" and drift" if drifting else ""))
-    points = [watcher.look(start if params is None else params, round)]
+    points = [watcher.look(given, round)]
     then = None
     if params is None and (other := people.centred(part)) is not None:
         say("measuring with centred inputs")
-        then = measure(people.gradients(other, start, weights, where), task.model.layout)
+        then = measure(people.gradients(other, start, weights, where), layout)
     inputs = people.input_share(part)
     if along:
         points += _along(watcher, along, every or max(1, along // 5), say)
@@ -156,7 +173,7 @@ def diagnose(
         inputs=inputs,
         points=tuple(points),
         centred=then,
-        verdict=judge(points[0].measurement, inputs=inputs, centred=then),
+        verdict=judge(points[0].measurement, inputs=inputs, centred=then, notes=notes),
     )
 
 
@@ -171,17 +188,18 @@ class _Watcher:
     where: Where
     lr: float
     seed: int
+    layout: Layout
+    """In the order in which layers are shown."""
 
     def look(self, params: Tree, round_: int) -> Point:
-        layout = self.task.model.layout
-        found = measure(people.gradients(self.part, params, self.weights, self.where), layout)
+        found = measure(people.gradients(self.part, params, self.weights, self.where), self.layout)
         drifts: list[dict[str, float]] = []
         for project in (False, True) if len(self.followed) > 1 else ():
             moves = people.updates(
                 self.task, params, self.followed, self.where,
                 lr=self.lr, project=project, seed=self.seed,
             )  # fmt: skip
-            drifts.append(spread_of(moves, layout))
+            drifts.append(spread_of(moves, self.layout))
         if not drifts or not all(math.isfinite(v) for one in drifts for v in one.values()):
             return Point(round_, found, {})
         plain, projected = drifts
@@ -254,12 +272,23 @@ def _check(**given: int | None) -> None:
             )
 
 
-def _check_fits(params: Tree, start: Tree) -> None:
+def _fitted(params: Mapping[str, Tensor], start: Tree, task: Task) -> Tree:
+    """What a user calls a model of this task, with the names and the order of its own."""
+    if not isinstance(params, Mapping):
+        raise InputError(
+            f"params is a {type(params).__name__}: give a mapping of names to tensors, such as "
+            "module.state_dict()"
+        )
+    known = {*start, *task.model.source.state_dict()}
+    for name in params:
+        if name not in known:
+            raise unknown("parameter in params", name, known)
     for name, leaf in start.items():
         other = params.get(name)
-        if other is None or other.shape != leaf.shape:
-            shape = "missing" if other is None else f"of shape {tuple(other.shape)}"
+        if not isinstance(other, Tensor) or other.shape != leaf.shape:
+            is_ = f"of shape {tuple(other.shape)}" if isinstance(other, Tensor) else "no tensor"
             raise InputError(
-                f"params do not belong to this task: {name!r} is {shape}, expected "
-                f"{tuple(leaf.shape)}"
+                f"params do not belong to this task: {name!r} is "
+                f"{'missing' if other is None else is_}, expected {tuple(leaf.shape)}"
             )
+    return Tree({name: params[name].detach() for name in start})

@@ -26,6 +26,8 @@ Part = tuple[Tree, Floats]
 """Gradients of some clients, first axis clients, and the weight of each."""
 
 WHOLE = "whole model"
+ROUNDING = 1e-12
+"""A part of an energy that is smaller than this is what rounding leaves of nothing."""
 
 
 class Spread(NamedTuple):
@@ -118,11 +120,12 @@ def measure(parts: Iterable[Part], layout: Layout) -> Measurement:
     ``m(x)`` is the same for all examples that is what its bias does. So ``nu = m beta + rest`` with
     ``beta`` the gradient of the bias and one ``m`` per layer, by least squares over units and
     clients. The rest is what is lost. An embedding's inputs are one-hot, ``m(x)`` is constant, and
-    its mean is a shift that the layer after it undoes, so nothing of it counts as lost.
+    its mean is a shift that the layer after it undoes, so nothing of it counts as lost. A layer
+    with one input per unit is nothing but its mean and stays where it starts: all of it is lost.
 
     Args:
         parts: gradients, see :data:`Part`; weights need not sum to one.
-        layout: roles and input axes of the parameters.
+        layout: roles and input axes of the parameters; layers are measured in its order.
     """
     sums = _Sums(layout)
     for gradients, weights in parts:
@@ -202,7 +205,9 @@ class _Sums:
         layers = []
         total = dict.fromkeys(("sum", "sum_mean", "loss", "loss_mean", "lost"), 0.0)
         removed = np.zeros(clients)
-        for name, energy in energies.items():
+        # In the order of the layout: gradients have that of whatever the model was read from.
+        for name in self._layout:
+            energy = energies[name]
             numbers = self._numbers(name)
             total = {key: value + numbers[key] for key, value in total.items()}
             if name not in self._axes:
@@ -240,7 +245,7 @@ class _Sums:
             return found
         found["lost"] = found["loss_mean"]
         fit = self._fit[name]
-        if name in self._bias_of and fit[1] > 0:
+        if name in self._bias_of and fit[1] > 0 and inputs > 1:
             beta = (self._weighted[self._bias_of[name]] / self._weight).flatten()
             rest = inputs * float((means - fit[0] / fit[1] * beta).square().sum())
             # Nobody has to use the bias, so it cannot make things worse.
@@ -262,7 +267,7 @@ def _layer(
 ) -> Layer:
     clients = len(energy)
     shares = np.divide(mean, energy, out=np.full(clients, np.nan), where=energy > 0)
-    left = energy - mean
+    left, sum_left = _left(energy, mean), float(_left(numbers["sum"], numbers["sum_mean"]))
     return Layer(
         name=name,
         kind=kind,
@@ -274,11 +279,11 @@ def _layer(
         lost=_ratio(numbers["lost"], numbers["loss"]),
         distance=Pair(
             _distance(energy, numbers["sum"]),
-            _distance(left, numbers["sum"] - numbers["sum_mean"]),
+            _distance(left, sum_left),
         ),
         diversity=Pair(
             _ratio(clients * float(energy.sum()), numbers["sum"]),
-            _ratio(clients * float(left.sum()), numbers["sum"] - numbers["sum_mean"]),
+            _ratio(clients * float(left.sum()), sum_left),
         ),
         identity_error=error,
         shares=tuple(None if np.isnan(one) else float(one) for one in shares),
@@ -291,6 +296,11 @@ def _distance(energy: Floats, of_sum: float) -> float | None:
     if clients < 2:
         return None
     return max(0.0, 2.0 * (clients * float(energy.sum()) - of_sum) / (clients * (clients - 1)))
+
+
+def _left(whole: npt.ArrayLike, mean: npt.ArrayLike) -> Floats:
+    left = np.subtract(whole, mean)
+    return np.where(left > ROUNDING * np.asarray(whole), left, 0.0)
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -1,0 +1,76 @@
+"""The table of a diagnosis on terminals of any width."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from torch import nn
+
+from fedzmg.diagnose import diagnose
+from fedzmg.report import diagnose_view
+from fedzmg.tasks import Task
+
+LONG = "encoder_of_the_first_branch_of_the_network"
+
+
+@pytest.fixture(scope="module")
+def data() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(160, 6)).astype("float32") + 1, rng.integers(0, 3, 160)
+    model = nn.Sequential()
+    model.add_module(LONG, nn.Linear(6, 5))
+    model.add_module("[bold]", nn.Linear(5, 3))  # no markup of ours
+    task = Task.from_arrays(model, x, y, np.arange(160) % 16, test=(x, y), cohort=4)
+    return diagnose(task, along=8, every=1, device="cpu").as_dict()
+
+
+def shown(data: dict[str, Any], width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(diagnose_view.table(data, width), highlight=False)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 120, 200])
+def test_nothing_is_cut_at_any_width(data: dict[str, Any], width: int) -> None:
+    text = shown(data, width)
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    assert "…" not in text
+    numbers = [
+        cell
+        for column in (*diagnose_view._measured(data), *diagnose_view._along(data))
+        for cell in (*column.cells, *column.head.splitlines())
+        if cell
+    ]
+    lines = text.splitlines()
+    assert all(any(cell in line for line in lines) for cell in numbers)
+    # Names are folded, never shortened: their pieces stand one below the other.
+    together = "".join(line.split(" ")[0] for line in lines)
+    assert f"{LONG}.weight" in together
+    assert "[bold].weight" in together
+
+
+def test_room_is_used(data: dict[str, Any]) -> None:
+    heads = [
+        [line for line in shown(data, width).splitlines() if line.startswith("layer")]
+        for width in (40, 80, 200)
+    ]
+    assert [len(found) for found in heads] == sorted((len(f) for f in heads), reverse=True)
+    assert len(heads[-1]) == 2  # one for the layers, one for the rounds
+    for found in heads:
+        words = " ".join(found).split()
+        assert words[-9:] == sorted(words[-9:]) or "layer" in words[-9:]
+        assert [word for word in words if word.isdigit()] == [str(n) for n in range(9)]
+
+
+def test_no_verdict_has_a_table_and_a_figure(data: dict[str, Any]) -> None:
+    from fedzmg.report.diagnose import figure
+
+    verdict = {**data["verdict"], "expect": "unclear"}
+    undecided = {**data, "points": data["points"][:1], "verdict": verdict}
+    assert "verdict  " in shown(undecided, 80)
+    assert figure(undecided).get_suptitle().endswith("before training: no verdict")
