@@ -55,7 +55,9 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="e.g. client.lr=0.03, protocol.cohort=5."),
 ]
-Out = Annotated[Path | None, typer.Option(help="Directory for results [default: under runs/].")]
+Out = Annotated[
+    Path | None, typer.Option(help="Directory for results.", show_default="under runs/")
+]
 
 
 def _show_version(wanted: bool) -> None:
@@ -83,7 +85,9 @@ def compare(
     seeds: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Paired seeds for each [default: 3, or 2 for more than ten algorithms]."
+            min=1,
+            help="Paired seeds for each.",
+            show_default="3, or 2 for more than ten algorithms",
         ),
     ] = None,
     rounds: Rounds = None,
@@ -142,12 +146,12 @@ def compare(
 
 @app.command()
 def run(
-    task: Annotated[str, typer.Argument(help="A task of 'fedzmg list', or a spec file .toml.")],
+    task: Annotated[str, typer.Argument(help="A task of 'fedzmg list', or a spec file (NAME.toml).")],
     algorithm: Annotated[
-        str | None, typer.Option(help="An algorithm of 'fedzmg list' [default: fedzmg].")
+        str | None, typer.Option(help="An algorithm of 'fedzmg list'.", show_default="fedzmg")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Fixes every random choice [default: 0].")
+        int | None, typer.Option(help="Fixes every random choice.", show_default="0")
     ] = None,
     rounds: Rounds = None,
     set_: Settings = None,
@@ -295,7 +299,7 @@ def _show_task(name: str, *, as_json: bool) -> None:
 def export(
     run_directory: Annotated[Path, typer.Argument(help="A run directory.")],
     to: Annotated[
-        Path | None, typer.Option(help="File to write [default: RUN/model.safetensors].")
+        Path | None, typer.Option(help="File to write.", show_default="RUN/model.safetensors")
     ] = None,
 ) -> None:
     """Write a run's trained model as a plain state dict in safetensors."""

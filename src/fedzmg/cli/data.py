@@ -27,7 +27,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to 
 Name = Annotated[str, typer.Argument(help="A data set of 'fedzmg data list'.")]
 Cache = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Data folder [default: $FEDZMG_DATA or the user's cache]."),
+    typer.Option(
+        metavar="DIR", help="Data folder.", show_default="$FEDZMG_DATA or the user's cache"
+    ),
 ]
 
 
@@ -56,7 +58,8 @@ def get(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Address or folder to take the files from [default: $FEDZMG_MIRROR].",
+            help="Address or folder to take the files from.",
+            show_default="$FEDZMG_MIRROR",
         ),
     ] = None,
 ) -> None:
@@ -115,7 +118,8 @@ def path(
 
 Split = Annotated[str, typer.Option(help="train or test.")]
 Out = Annotated[
-    Path | None, typer.Option(help="Folder for files [default: runs/data-NAME].", metavar="DIR")
+    Path | None,
+    typer.Option(help="Folder for files.", show_default="runs/data-NAME", metavar="DIR"),
 ]
 PartitionName = Annotated[
     str | None,
@@ -134,7 +138,7 @@ def describe(
     name: Annotated[str, typer.Argument(help="A data set of 'fedzmg data list', digits or plays.")],
     split: Split = "train",
     sample: Annotated[
-        int | None, typer.Option(min=2, help="Measure this many clients [default: all].")
+        int | None, typer.Option(min=2, help="Measure this many clients.", show_default="all")
     ] = None,
     entropy: Annotated[
         str | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedzmg.errors import InputError
+from fedzmg.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from fedzmg.tasks.task import Task
@@ -29,14 +29,16 @@ def diagnose(
         int, typer.Option(min=0, help="Train so many rounds of plain FedAvg and look on the way.")
     ] = 0,
     every: Annotated[
-        int | None, typer.Option(min=1, help="Rounds between two looks [default: a fifth].")
+        int | None,
+        typer.Option(min=1, help="Rounds between two looks.", show_default="a fifth of --along"),
     ] = None,
     lr: Annotated[
         float | None,
-        typer.Option(help="Client rate of local training [default: the task's for fedavg]."),
+        typer.Option(help="Client rate of local training.", show_default="the task's for fedavg"),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of clients, weights and batches [default: 0, or the run's].")
+        int | None,
+        typer.Option(help="Of clients, weights and batches.", show_default="0, or the run's"),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -46,7 +48,7 @@ def diagnose(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[
-        Path | None, typer.Option(help="Directory for files [default: runs/diagnose-NAME].")
+        Path | None, typer.Option(help="Directory for files.", show_default="runs/diagnose-NAME")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON for a program to read.")
@@ -56,7 +58,7 @@ def diagnose(
     from fedzmg.diagnose import diagnose as measure
     from fedzmg.experiment.runs.store import write_json
     from fedzmg.report import diagnose as report
-    from fedzmg.report import style
+    from fedzmg.report import diagnose_view, style
     from fedzmg.report.writing import check_place
 
     task, params, round_, own_seed = _subject(what, set_ or [])
@@ -81,7 +83,7 @@ def diagnose(
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
-    Console(width=max(console.width, report.WIDTH)).print(report.table(data), highlight=False)
+    console.print(diagnose_view.table(data, console.width), highlight=False)
     console.print(f"figure  {written[0]}", highlight=False, soft_wrap=True)
 
 
@@ -94,7 +96,15 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
     from fedzmg.experiment.specs.run import parse_setting
 
     place = Path(what)
-    if what not in tasks.TASKS and place.is_dir():
+    if what not in tasks.TASKS:
+        if not place.is_dir():
+            near = str(unknown("task", what, tasks.TASKS)).removeprefix(f"unknown task {what!r}")
+            raise InputError(f"{what!r} is neither a task nor a run directory{near}")
+        if not (place / "spec.toml").is_file():
+            raise InputError(
+                f"{what} holds no spec.toml, so it is no run: give the directory of a run, or a "
+                "task of 'fedzmg list'"
+            )
         if settings:
             raise InputError(f"--set {settings[0]}: {what} is a run, whose settings are fixed")
         directory = RunDirectory(place)

@@ -29,7 +29,8 @@ Settings = Annotated[
     ),
 ]
 Out = Annotated[
-    Path | None, typer.Option(help="Directory for results [default: runs/ and the file's name].")
+    Path | None,
+    typer.Option(help="Directory for results.", show_default="runs/ and the file's name"),
 ]
 Minutes = Annotated[
     float | None,

@@ -98,7 +98,8 @@ def diff(
         str | None,
         typer.Option(
             help="What to compare, comma-separated: spec, options, versions, data, curves, scores, "
-            "runs [default: all]."
+            "runs.",
+            show_default="all",
         ),
     ] = None,
     as_json: Json = False,
@@ -125,7 +126,7 @@ def verify(
     ],
     rounds: Annotated[int, typer.Option(min=1, help="First rounds to train again.")] = 3,
     runs: Annotated[
-        int | None, typer.Option(min=1, help="Only so many runs [default: all].")
+        int | None, typer.Option(min=1, help="Only so many runs.", show_default="all")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -15,7 +15,7 @@ def keep(
         typer.Argument(metavar="DIR", help="A run, study, comparison or grid, or some of them."),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Where the copy goes [default: results/NAME].")
+        Path | None, typer.Option(help="Where the copy goes.", show_default="results/NAME")
     ] = None,
 ) -> None:
     """Copy results without checkpoints, logs compressed; report, diff and verify read the copy."""

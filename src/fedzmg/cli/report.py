@@ -20,7 +20,7 @@ def report(
         typer.Argument(metavar="DIR...", help="Run directories, or directories that hold them."),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Directory to write to [default: DIR/report].")
+        Path | None, typer.Option(help="Directory to write to.", show_default="DIR/report")
     ] = None,
     page_only: Annotated[
         bool, typer.Option("--page-only", help="Leave out the files of tables and figures.")

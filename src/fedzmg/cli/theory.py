@@ -16,7 +16,7 @@ NOT_REPRODUCED = 1
 
 def theory(
     checks: Annotated[
-        list[str] | None, typer.Argument(help="T1 to T12, E1 to E9 [default: all].")
+        list[str] | None, typer.Argument(help="T1 to T12, E1 to E9.", show_default="all")
     ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Write figures as PNG and SVG.")] = False,
     out: Annotated[Path, typer.Option(help="Directory for figures.")] = Path("runs/theory"),
