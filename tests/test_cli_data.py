@@ -21,8 +21,8 @@ from fedzmg import cli
 from fedzmg.data import catalog
 from fedzmg.data.fetch import file_hash
 from fedzmg.data.sources import SOURCES, Remote
-from fedzmg.report import downloads
-from fedzmg.report.downloads import Downloads
+from fedzmg.report.terminal import downloads
+from fedzmg.report.terminal.downloads import Downloads
 
 ALONE = f"""
 import sys, types
@@ -186,7 +186,7 @@ def test_help_shows_the_verbs(fedzmg) -> None:
 def test_help_imports_no_reader_and_no_catalog() -> None:
     script = ALONE + (
         "from fedzmg import cli\n"
-        "heavy = {'torch', 'h5py', 'numpy', 'fedzmg.data.catalog', 'fedzmg.report.downloads'}\n"
+        "heavy = {'torch', 'h5py', 'numpy', 'fedzmg.data.catalog', 'fedzmg.report.terminal'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run(

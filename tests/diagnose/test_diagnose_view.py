@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import nn
 
 from fedzmg.diagnose import diagnose
-from fedzmg.report import diagnose_view
+from fedzmg.report.terminal import diagnose as diagnose_view
 from fedzmg.tasks import Task
 
 LONG = "encoder_of_the_first_branch_of_the_network"
@@ -68,7 +68,7 @@ def test_room_is_used(data: dict[str, Any]) -> None:
 
 
 def test_no_verdict_has_a_table_and_a_figure(data: dict[str, Any]) -> None:
-    from fedzmg.report.diagnose import figure
+    from fedzmg.report.plots.diagnose import figure
 
     verdict = {**data["verdict"], "expect": "unclear"}
     undecided = {**data, "points": data["points"][:1], "verdict": verdict}

@@ -18,9 +18,10 @@ from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.experiment.verification.verify import verify
-from fedzmg.report import exports, reading
-from fedzmg.report.diff import compare
-from fedzmg.report.outcome import judge
+from fedzmg.report import exports
+from fedzmg.report.results import reading
+from fedzmg.report.results.diff import compare
+from fedzmg.report.results.outcome import judge
 
 GRID = GridSpec.parse(
     {

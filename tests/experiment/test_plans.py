@@ -20,7 +20,7 @@ from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.strict import parse_settings
 from fedzmg.experiment.specs.study import StudySpec
-from fedzmg.report import studies
+from fedzmg.report.terminal import studies
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").glob("*.toml"))

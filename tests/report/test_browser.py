@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fedzmg.report.page import render
-from fedzmg.report.reading import read
+from fedzmg.report.html.page import render
+from fedzmg.report.results.reading import read
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

@@ -16,10 +16,16 @@ import safetensors.numpy
 from fedzmg.errors import InputError
 from fedzmg.experiment.runs.store import RunDirectory
 from fedzmg.report import exports
-from fedzmg.report.clients import FILE, loss_bands, metric_bands, read_clients, sorted_curves
-from fedzmg.report.outcome import judge
-from fedzmg.report.page import render
-from fedzmg.report.reading import read
+from fedzmg.report.html.page import render
+from fedzmg.report.results.clients import (
+    FILE,
+    loss_bands,
+    metric_bands,
+    read_clients,
+    sorted_curves,
+)
+from fedzmg.report.results.outcome import judge
+from fedzmg.report.results.reading import read
 from fedzmg.report.sheets.clients import clients as sheet_of
 from fedzmg.simulation import ClientMetrics
 
@@ -117,8 +123,8 @@ def test_exports_have_the_table_and_the_figures(known: Path, tmp_path: Path) -> 
     assert {"clients.md", "clients.tex", "clients.csv"} <= tables
     kept = list(csv.DictReader(io.StringIO((tmp_path / "out/tables/clients.csv").read_text())))
     assert float(kept[4]["median"]) == pytest.approx(0.51)
-    from fedzmg.report import plots
-    from fedzmg.report.style import rendered
+    from fedzmg.report.plots import study as plots
+    from fedzmg.report.plots.style import rendered
 
     figures = [
         plots.FIGURES[n](outcomes[0]) for n in ("clients", "clients-by-round", "client-loss")

@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 
 from fedzmg.errors import InputError
-from fedzmg.report import diff_view
-from fedzmg.report.diff import ASPECTS, aspects, compare
+from fedzmg.report.results.diff import ASPECTS, aspects, compare
+from fedzmg.report.terminal import diff as diff_view
 
 Write = Callable[..., Path]
 Line = Callable[..., dict[str, Any]]

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from fedzmg.cli import app
 from fedzmg.errors import InputError
 from fedzmg.report import exports, writing
-from fedzmg.report.formats import latex, markdown
-from fedzmg.report.outcome import Outcome, judge
-from fedzmg.report.reading import Material, read
+from fedzmg.report.results.outcome import Outcome, judge
+from fedzmg.report.results.reading import Material, read
+from fedzmg.report.sheets.formats import latex, markdown
 from fedzmg.report.sheets.sheet import Cell, Sheet
 
 Write = Callable[..., Path]
@@ -140,8 +140,12 @@ def test_a_report_leaves_nothing_of_an_earlier_one(
 ) -> None:
     """Afterwards the directory is as if only the last report had been written, and one's own."""
     # What a figure shows takes long to draw and does not matter here.
-    monkeypatch.setattr("fedzmg.report.plots.study_figures", lambda outcome: [("curves", outcome)])
-    monkeypatch.setattr("fedzmg.report.style.rendered", lambda figure, suffix: suffix.encode())
+    monkeypatch.setattr(
+        "fedzmg.report.plots.study.study_figures", lambda outcome: [("curves", outcome)]
+    )
+    monkeypatch.setattr(
+        "fedzmg.report.plots.style.rendered", lambda figure, suffix: suffix.encode()
+    )
     write_run("other/a", "fedavg", 0, [0.1, 0.2, 0.3], task="plays")
     both, one = [str(study), str(tmp_path / "other")], [str(study)]
 

@@ -9,8 +9,9 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from rich.console import Console
 
-from fedzmg.report import grids, studies
-from fedzmg.report.style import save
+from fedzmg.report import grids
+from fedzmg.report.plots.style import save
+from fedzmg.report.terminal import studies
 
 
 def data(axes: dict[str, list[float]] | None = None, best: Any = "first") -> dict[str, Any]:

@@ -17,9 +17,9 @@ from rich.console import Console
 
 from fedzmg.data.heterogeneity import PAPER, describe
 from fedzmg.errors import InputError
-from fedzmg.report import style
 from fedzmg.report.heterogeneity import MOST_ROWS, figure, table, write_csv, write_json
 from fedzmg.report.numbers import NONE
+from fedzmg.report.plots import style
 from fedzmg.report.sheets.heterogeneity import client_by_client, side_by_side
 
 

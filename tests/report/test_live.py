@@ -11,8 +11,8 @@ from rich.console import Console
 
 from fedzmg import Trial
 from fedzmg.evaluation import ACCURACY
-from fedzmg.report import live
-from fedzmg.report.live import Display, Seen, names
+from fedzmg.report.terminal import live
+from fedzmg.report.terminal.live import Display, Seen, names
 
 
 def report(

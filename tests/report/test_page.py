@@ -18,10 +18,10 @@ from scipy import special
 
 from fedzmg.cli import app
 from fedzmg.report import paper
+from fedzmg.report.html.page import render
+from fedzmg.report.html.svg.parts import ticks
 from fedzmg.report.numbers import MINUS, NONE
-from fedzmg.report.page import render
-from fedzmg.report.reading import read
-from fedzmg.report.svg.parts import ticks
+from fedzmg.report.results.reading import read
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from fedzmg.report.outcome import Outcome, judge
-from fedzmg.report.reading import read
+from fedzmg.report.results.outcome import Outcome, judge
+from fedzmg.report.results.reading import read
 from fedzmg.report.sheets.paired_tests import paired_tests
 
 FINALS = {

@@ -17,10 +17,10 @@ import fedzmg
 from fedzmg.errors import InputError
 from fedzmg.experiment.runs.store import RunDirectory
 from fedzmg.experiment.studies.compare import Comparison
-from fedzmg.report.outcome import judge
-from fedzmg.report.reading import read
-from fedzmg.report.runs import read_log
-from fedzmg.report.summary import summary
+from fedzmg.report.results.outcome import judge
+from fedzmg.report.results.reading import read
+from fedzmg.report.results.runs import read_log
+from fedzmg.report.results.summary import summary
 from fedzmg.simulation import History, Record
 from fedzmg.tree import Tree
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.cli import app
 from fedzmg.data.sources import SOURCES
-from fedzmg.report import tables
+from fedzmg.report.terminal import tables
 from fedzmg.tasks import TASKS
 
 WIDTHS = pytest.mark.parametrize("width", [60, 80, 120])

@@ -20,9 +20,9 @@ from fedzmg.cli import app
 from fedzmg.errors import InputError
 from fedzmg.experiment.work.lock import NAME as LOCK
 from fedzmg.experiment.work.lock import Owner
-from fedzmg.report import watch_view
-from fedzmg.report.tail import Tail
-from fedzmg.report.watch import Watch, Work
+from fedzmg.report.results.tail import Tail
+from fedzmg.report.results.watch import Watch, Work
+from fedzmg.report.terminal import watch as watch_view
 
 Write = Callable[..., Path]
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fedzmg.cli import app
 from fedzmg.errors import InputError
 from fedzmg.report import theory as report
-from fedzmg.report.theory_figures import CHARTS, figures
+from fedzmg.report.plots.theory import CHARTS, figures
 from fedzmg.theory import CHECKS, FULL, QUICK, Finding, Line
 from fedzmg.theory.finding import Size
 

@@ -110,9 +110,10 @@ def compare(
     from fedzmg.api import algorithm_names
     from fedzmg.api import compare as compare_algorithms
     from fedzmg.experiment.runs.store import write_json
-    from fedzmg.report import comparison, tables
-    from fedzmg.report.live import Display
-    from fedzmg.report.style import save
+    from fedzmg.report.plots import comparison
+    from fedzmg.report.plots.style import save
+    from fedzmg.report.terminal import tables
+    from fedzmg.report.terminal.live import Display
 
     makers = trackers.named(track)
     names = algorithm_names(algorithms)
@@ -146,7 +147,7 @@ def compare(
 
 @app.command()
 def run(
-    task: Annotated[str, typer.Argument(help="A task of 'fedzmg list', or a spec file (NAME.toml).")],
+    task: Annotated[str, typer.Argument(help="A task of 'fedzmg list', or a file NAME.toml.")],
     algorithm: Annotated[
         str | None, typer.Option(help="An algorithm of 'fedzmg list'.", show_default="fedzmg")
     ] = None,
@@ -169,7 +170,7 @@ def run(
     from fedzmg.experiment.runs.run import run_pack
     from fedzmg.experiment.specs import files as spec_files
     from fedzmg.experiment.specs.run import RunSpec, parse_setting
-    from fedzmg.report.live import Display
+    from fedzmg.report.terminal.live import Display
 
     makers = trackers.named(track)
     spec = spec_files.read(Path(task), "run") if task.endswith(".toml") else RunSpec(task=task)
@@ -227,7 +228,7 @@ def list_(
     """Show the algorithms and tasks there are, or the card of one of them."""
     from fedzmg import algorithms, tasks
     from fedzmg.algorithms.card import card
-    from fedzmg.report import cards, tables
+    from fedzmg.report.terminal import cards, tables
     from fedzmg.tasks.card import card as task_card
 
     size = None if task is None else task_card(tasks.entry(task))["model"]["bytes"]
@@ -267,8 +268,8 @@ def list_(
 def _show_task(name: str, *, as_json: bool) -> None:
     """A task's card: data, clients, model, protocol and the fields of its preset."""
     from fedzmg import tasks
-    from fedzmg.report import tables
     from fedzmg.report.numbers import bytes_text
+    from fedzmg.report.terminal import tables
     from fedzmg.tasks.card import card
 
     shown = card(tasks.entry(name))

@@ -37,7 +37,7 @@ def bench(
     from fedzmg import algorithms
     from fedzmg.bench.measure import Timing, environment, measure_all
     from fedzmg.experiment.runs.store import write_json
-    from fedzmg.report import bench as report
+    from fedzmg.report.terminal import bench as report
     from fedzmg.simulation import resolve_device
 
     algorithms.get(algorithm)

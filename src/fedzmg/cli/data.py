@@ -17,7 +17,7 @@ from fedzmg.errors import InputError
 if TYPE_CHECKING:
     from fedzmg.data.catalog import Dataset
     from fedzmg.data.population import Population
-    from fedzmg.report.downloads import Downloads
+    from fedzmg.report.terminal.downloads import Downloads
 
 app = typer.Typer(help="Show, get and import data sets.", no_args_is_help=True)
 
@@ -37,7 +37,7 @@ Cache = Annotated[
 def list_(cache: Cache = None, as_json: Json = False) -> None:
     """Show the data sets there are and which of them are here."""
     from fedzmg.data.sources import SOURCES
-    from fedzmg.report import downloads
+    from fedzmg.report.terminal import downloads
 
     found = {name: _summary(name, cache) for name in SOURCES}
     if as_json:
@@ -161,7 +161,7 @@ def describe(
     """Measure how much clients differ: table, figure, CSV and JSON, beside the paper's table."""
     from fedzmg.data import heterogeneity
     from fedzmg.report import heterogeneity as report
-    from fedzmg.report.style import save
+    from fedzmg.report.plots.style import save
     from fedzmg.report.writing import check_place
 
     place = out or Path("runs") / f"data-{name}"
@@ -209,8 +209,8 @@ def show(
     out: Out = None,
 ) -> None:
     """Show some clients' examples: a picture of images, the beginnings of texts."""
-    from fedzmg.report import examples
-    from fedzmg.report.style import save
+    from fedzmg.report.plots import examples
+    from fedzmg.report.plots.style import save
 
     people = _population(name, split, partition, clients, seed, set_, cache)
     owners = people.columns.owners
@@ -338,7 +338,7 @@ def _summary(name: str, cache: Path | None) -> dict[str, Any]:
 @contextlib.contextmanager
 def _progress() -> Iterator[Downloads]:
     """Show work in progress; after Ctrl-C, say how to go on."""
-    from fedzmg.report.downloads import Downloads
+    from fedzmg.report.terminal.downloads import Downloads
 
     try:
         with Downloads(Console(stderr=True)) as progress:

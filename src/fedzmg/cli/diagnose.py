@@ -57,8 +57,9 @@ def diagnose(
     """Measure whether the projection will help: table by layer, figure and a verdict."""
     from fedzmg.diagnose import diagnose as measure
     from fedzmg.experiment.runs.store import write_json
-    from fedzmg.report import diagnose as report
-    from fedzmg.report import diagnose_view, style
+    from fedzmg.report.plots import diagnose as report
+    from fedzmg.report.plots import style
+    from fedzmg.report.terminal import diagnose as diagnose_view
     from fedzmg.report.writing import check_place
 
     task, params, round_, own_seed = _subject(what, set_ or [])

@@ -59,7 +59,8 @@ def grid(
     from fedzmg import trackers
     from fedzmg.experiment.grids.grid import run_grid
     from fedzmg.experiment.grids.score import warnings
-    from fedzmg.report import grids, style
+    from fedzmg.report import grids
+    from fedzmg.report.plots import style
 
     work = _prepare("grid", file, set_, out, track, as_json=as_json)
     spec, place, console = work.spec, work.place, work.console
@@ -87,7 +88,8 @@ def study(
     """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
     from fedzmg.experiment.runs.store import write_json
     from fedzmg.experiment.studies.study import run_study
-    from fedzmg.report import comparison, studies, style
+    from fedzmg.report.plots import comparison, style
+    from fedzmg.report.terminal import studies
 
     work = _prepare("study", file, set_, out, track, as_json=as_json)
     spec, place, console = work.spec, work.place, work.console
@@ -115,7 +117,7 @@ def validate(
 ) -> None:
     """Check a run, grid or study file and say what it will cost; nothing is written."""
     from fedzmg.experiment.estimate import estimate
-    from fedzmg.report import studies
+    from fedzmg.report.terminal import studies
 
     found = estimate(_read(file, None, set_)).as_dict()
     if as_json:
@@ -180,7 +182,7 @@ def _shown(
 ) -> Iterator[Tracking]:
     """Show rounds on the terminal and to trackers, until the time is over."""
     from fedzmg import trackers
-    from fedzmg.report.live import Display
+    from fedzmg.report.terminal.live import Display
 
     with (
         _ending_in_time(),

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 if TYPE_CHECKING:
-    from fedzmg.report.watch import Watch, Work
+    from fedzmg.report.results.watch import Watch, Work
 
 DIFFERENT = 1
 INTERRUPTED = 130
@@ -35,8 +35,8 @@ def watch(
 
     It ends with the work: when all is trained, or when nobody is working on it any more.
     """
-    from fedzmg.report import watch_view
-    from fedzmg.report.watch import Watch
+    from fedzmg.report.results.watch import Watch
+    from fedzmg.report.terminal import watch as watch_view
 
     found, console = Watch(directory), Console()
     works = found.look()
@@ -67,7 +67,7 @@ def _json_lines(found: Watch, works: list[Work], every: float, *, once: bool, wa
 
 
 def _follow(found: Watch, works: list[Work], every: float, console: Console, *, wait: bool) -> None:
-    from fedzmg.report import watch_view
+    from fedzmg.report.terminal import watch as watch_view
 
     if console.is_terminal:
         with Live(watch_view.screen(works), console=console, auto_refresh=False) as live:
@@ -105,8 +105,8 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Compare two runs or studies; exit code 0 without a difference, 1 with one, 2 for trouble."""
-    from fedzmg.report import diff_view
-    from fedzmg.report.diff import aspects, compare
+    from fedzmg.report.results.diff import aspects, compare
+    from fedzmg.report.terminal import diff as diff_view
 
     asked = aspects(only)
     found = compare(left, right)
@@ -132,7 +132,7 @@ def verify(
 ) -> None:
     """Train the first rounds again: same bits here? Exit code 0 if so, 1 if not."""
     from fedzmg.experiment.verification.verify import verify as verify_runs
-    from fedzmg.report import verify_view
+    from fedzmg.report.terminal import verify as verify_view
 
     found = verify_runs(
         directory, rounds=rounds, runs=runs, say=lambda text: typer.echo(text, err=True)

@@ -28,8 +28,9 @@ def report(
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write one self-contained HTML page about runs, and its tables and figures as files."""
-    from fedzmg.report import exports, reading
-    from fedzmg.report.outcome import judge
+    from fedzmg.report import exports
+    from fedzmg.report.results import reading
+    from fedzmg.report.results.outcome import judge
 
     material = reading.read(directories)
     outcomes = [judge(study) for study in material.studies]

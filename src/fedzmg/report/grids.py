@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 
-from fedzmg.report.style import QUIET_INK, STYLE
-from fedzmg.report.tables import metric_text
+from fedzmg.report.plots.style import QUIET_INK, STYLE
+from fedzmg.report.terminal.tables import metric_text
 
 # One hue from paper to ink: order is plain in print and under any colour blindness.
 _COLOURS = LinearSegmentedColormap.from_list(

@@ -31,7 +31,7 @@ from rich.text import Text
 from fedzmg.errors import InputError
 from fedzmg.files import write_atomic
 from fedzmg.report import measures
-from fedzmg.report.style import COLOURS, GRID, QUIET_INK, STYLE, laid_out
+from fedzmg.report.plots.style import COLOURS, GRID, QUIET_INK, STYLE, laid_out
 
 MOST_ROWS = 500
 """More clients than this are averaged in groups of neighbours in the heat-map."""

@@ -149,8 +149,8 @@ def write_figures(findings: Sequence[Finding], out: Path) -> list[Path]:
     Raises:
         InputError: if one cannot be written.
     """
-    from fedzmg.report.style import save
-    from fedzmg.report.theory_figures import figures
+    from fedzmg.report.plots.style import save
+    from fedzmg.report.plots.theory import figures
 
     written: list[Path] = []
     for finding in findings:
@@ -162,7 +162,7 @@ def write_figures(findings: Sequence[Finding], out: Path) -> list[Path]:
 def page(findings: Sequence[Finding]) -> str:
     """One self-contained HTML page."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fedzmg.report", "templates"),
+        loader=jinja2.PackageLoader("fedzmg.report.html", "templates"),
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     return environment.get_template("theory.html.jinja").render(
@@ -188,8 +188,8 @@ def _shown(finding: Finding) -> dict[str, Any]:
 
 
 def _drawings(finding: Finding) -> Iterator[dict[str, Any]]:
-    from fedzmg.report.style import rendered
-    from fedzmg.report.theory_figures import figures
+    from fedzmg.report.plots.style import rendered
+    from fedzmg.report.plots.theory import figures
 
     for name, figure in figures(finding).items():
         # As an image: the parts of two SVGs in one page would share their names.

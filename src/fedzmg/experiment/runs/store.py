@@ -121,8 +121,8 @@ class RunDirectory:
             raise InputError(f"{self.path} is no directory: give a run directory")
         if not (self.path / "spec.toml").is_file():
             raise InputError(
-                f"{self.path} holds no spec.toml, so it is not a whole run directory: give another, "
-                "or remove it"
+                f"{self.path} holds no spec.toml, so it is not a whole run directory: give "
+                "another, or remove it"
             )
         return RunSpec.read(self.path / "spec.toml")
 

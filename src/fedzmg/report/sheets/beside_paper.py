@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedzmg.report import paper
-from fedzmg.report.averaging import arrival, late_means
-from fedzmg.report.grouping import Study
 from fedzmg.report.numbers import goal_text, signed_text, value_text
-from fedzmg.report.outcome import Outcome, Score
+from fedzmg.report.results.averaging import arrival, late_means
+from fedzmg.report.results.grouping import Study
+from fedzmg.report.results.outcome import Outcome, Score
 from fedzmg.report.sheets.scores import index_cell
 from fedzmg.report.sheets.sheet import NOTHING, Cell, Record, Sheet
 

@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Sequence
 
 from fedzmg.evaluation import OverClients, share_short_of
-from fedzmg.report.clients import Clients
-from fedzmg.report.grouping import Study
 from fedzmg.report.numbers import goal_text, spread_text
-from fedzmg.report.outcome import Outcome
-from fedzmg.report.runs import Run
+from fedzmg.report.results.clients import Clients
+from fedzmg.report.results.grouping import Study
+from fedzmg.report.results.outcome import Outcome
+from fedzmg.report.results.runs import Run
 from fedzmg.report.sheets.sheet import NOTHING, Cell, Record, Sheet
 
 _HEADS = {

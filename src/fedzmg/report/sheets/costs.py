@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedzmg.report.numbers import bytes_text, setting_text
-from fedzmg.report.outcome import Outcome
-from fedzmg.report.runs import Run
+from fedzmg.report.results.outcome import Outcome
+from fedzmg.report.results.runs import Run
 from fedzmg.report.sheets.sheet import Cell, Record, Sheet
 
 _RATES = ("client.lr", "server.lr")

@@ -11,7 +11,7 @@ from fedzmg.report.numbers import (
     signed_text,
     value_text,
 )
-from fedzmg.report.outcome import LEVEL, Outcome, holds
+from fedzmg.report.results.outcome import LEVEL, Outcome, holds
 from fedzmg.report.sheets.sheet import NOTHING, Cell, Record, Sheet
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 
-from fedzmg.report.averaging import RULES, arrival, late_means
 from fedzmg.report.numbers import (
     MIB,
     NONE,
@@ -14,7 +13,8 @@ from fedzmg.report.numbers import (
     spread_text,
     value_text,
 )
-from fedzmg.report.outcome import Outcome, Score
+from fedzmg.report.results.averaging import RULES, arrival, late_means
+from fedzmg.report.results.outcome import Outcome, Score
 from fedzmg.report.sheets.sheet import NOTHING, Cell, Record, Sheet
 
 _RULE_NAMES = {"rolling_min": "all above", "stays_above": "stays above"}

@@ -1,0 +1,62 @@
+"""One self-contained page: words, tables and charts of what run directories hold.
+
+It needs no network, no other file and no script; the same directories give the same bytes.
+``SECTIONS`` says what is on it and in which order; what a study's section holds is in
+:data:`fedzmg.report.html.sections.study.BLOCKS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+import jinja2
+
+from fedzmg.report import paper
+from fedzmg.report.html.blocks import Section
+from fedzmg.report.html.sections import again, grids, heterogeneity, study
+from fedzmg.report.results.outcome import Outcome, judge
+from fedzmg.report.results.reading import Material
+from fedzmg.report.results.summary import summary
+from fedzmg.version import __version__
+
+SECTIONS: tuple[Callable[[Material, Sequence[Outcome]], Iterable[Section]], ...] = (
+    study.sections,
+    grids.sections,
+    heterogeneity.sections,
+    again.sections,
+)
+
+
+def render(material: Material, outcomes: Sequence[Outcome] | None = None) -> str:
+    """Make the page.
+
+    Args:
+        material: what was read.
+        outcomes: the studies' outcomes, if they are known already.
+    """
+    outcomes = [judge(study) for study in material.studies] if outcomes is None else outcomes
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fedzmg.report.html", "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["unbroken"] = lambda text: str(text).replace(" %", "\u00a0%")
+    text = environment.get_template("page.html.jinja").render(
+        title=_title(material),
+        names=material.names,
+        version=__version__,
+        summaries=[" ".join(summary(outcome)) for outcome in outcomes],
+        sections=[section for make in SECTIONS for section in make(material, outcomes)],
+    )
+    # What the templates leave between tags is of no use to anybody.
+    return re.sub(r"\n\s*\n+", "\n", text)
+
+
+def _title(material: Material) -> str:
+    tasks = [study.task for study in material.studies]
+    tasks = tasks or [str(extra.content.get("task", "")) for extra in material.grids]
+    shown = [paper.shown(task) for task in dict.fromkeys(tasks) if task] or list(material.names)
+    return "Federated learning on " + ", ".join(shown[:3]) + (" and more" if shown[3:] else "")

@@ -1,0 +1,72 @@
+"""The last section: commands that repeat everything, versions, machines and data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fedzmg.report.html.blocks import Block, Commands, Notes, Pairs, Section, Table
+from fedzmg.report.numbers import NONE
+from fedzmg.report.results.grouping import Study
+from fedzmg.report.results.outcome import Outcome
+from fedzmg.report.results.reading import Material
+from fedzmg.report.results.runs import Run
+from fedzmg.report.sheets.costs import circumstances
+from fedzmg.report.sheets.sheet import Cell, Sheet
+
+
+def sections(material: Material, outcomes: Sequence[Outcome]) -> Iterator[Section]:
+    """What was left out, how to repeat the rest, and under which circumstances it was made."""
+    del outcomes
+    blocks: list[Block] = [Notes("Left out:", material.notes)] if material.notes else []
+    blocks += _commands(material)
+    for study in material.studies:
+        title = "Versions, machine and data"
+        if len(material.studies) > 1:
+            title = f"{study.name}: versions, machine and data"
+        blocks.append(Pairs(title, tuple(circumstances(study.runs)), long=True))
+        sheet = _directories(study)
+        blocks.append(Table(sheet, sheet.title, folded=True))
+    yield Section("again", "Repeat it", "", tuple(blocks))
+
+
+def _commands(material: Material) -> Iterator[Commands]:
+    """What repeats the runs, from what is on disk."""
+    runs = [run for study in material.studies for run in study.runs]
+    recorded = [run.manifest["command"] for run in runs if run.manifest.get("command")]
+    words = [" ".join(one) if isinstance(one, list) else str(one) for one in recorded]
+    whole = []
+    for file in material.plans:
+        place, _, name = file.rpartition("/")
+        whole.append(f"fedzmg {name.removesuffix('.toml')} {file} --out again/{place}")
+    each = [f"fedzmg run {run.place}/spec.toml --out again/{run.place}" for run in runs]
+    for title, lines in (
+        ("As recorded when the runs began", tuple(dict.fromkeys(words))),
+        ("The whole of it again", tuple(whole)),
+        ("Each run again, with every setting as it was", tuple(each)),
+        ("This page again", (f"fedzmg report {' '.join(material.names)}",)),
+    ):
+        if lines:
+            yield Commands(title, lines)
+
+
+def _directories(study: Study) -> Sheet:
+    rows = [
+        [
+            Cell(run.place),
+            Cell(_state(run)),
+            Cell(str(run.manifest.get("engine", NONE))),
+            Cell(f"{run.log.seconds:,.1f}", run.log.seconds),
+        ]
+        for run in study.runs
+    ]
+    title = f"{len(rows)} run directories"
+    return Sheet("directories", title, ("directory", "state", "engine", "seconds"), rows, "", [], 3)
+
+
+def _state(run: Run) -> str:
+    if run.diverged is not None:
+        end = "" if run.done == run.asked else f", stopped after round {run.done:,}"
+        return f"diverged in round {run.diverged:,}{end}"
+    if run.complete:
+        return f"finished, {run.done:,} rounds"
+    return f"round {run.done:,} of {run.asked or '?'}"

@@ -1,0 +1,250 @@
+"""The charts of a study."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from fedzmg.report.html.blocks import Block, Chart, Charts, Entry, Panel, Panels
+from fedzmg.report.html.sections import trouble
+from fedzmg.report.html.svg import curves as svg
+from fedzmg.report.html.svg.parts import (
+    FULL,
+    LOW,
+    Frame,
+    Number,
+    percent,
+    plain,
+    swatch,
+)
+from fedzmg.report.html.svg.rows import Dots, rows
+from fedzmg.report.html.svg.scatter import scatter
+from fedzmg.report.numbers import MIB, MINUS, goal_text, is_share, p_text, value_text
+from fedzmg.report.results.grouping import Study, family
+from fedzmg.report.results.outcome import Outcome, Score
+
+MOST_IN_ONE_CHART = 8
+INDEX = "index of the evaluation"
+INDEX_SENTENCE = "Index 0 follows the first round."
+
+
+def charts(outcome: Outcome, key: str) -> Iterator[Block]:
+    """Every chart that the runs have something for."""
+    few = len(outcome.scores) <= MOST_IN_ONE_CHART
+    makers = (
+        _learning if few else None,
+        _differences,
+        _seeds,
+        _against_traffic if few else _final_by_traffic,
+        trouble.dropped,
+        trouble.diverged,
+    )
+    found = [make(outcome, key) for make in makers if make is not None]
+    drawn = tuple(chart for chart in found if chart is not None)
+    if drawn:
+        yield Charts(drawn)
+
+
+def panels(outcome: Outcome, key: str) -> Iterator[Block]:
+    """A small chart per family, everything else behind it in grey, where there are many."""
+    study = outcome.study
+    drawn = [score for score in outcome.scores if score.curve is not None]
+    if len(outcome.scores) <= MOST_IN_ONE_CHART or not drawn:
+        return
+    lines = [_line(score, 0) for score in drawn]
+    levels, number = _levels(study), _number(study)
+    limits = svg.shared_limits(lines, levels)
+    families: dict[str, list[Score]] = {}
+    for score in drawn:
+        families.setdefault(family(score.label), []).append(score)
+    ground = f"{key}-all"
+    small = []
+    for i, (name, members) in enumerate(families.items()):
+        own = [_line(score, style) for style, score in enumerate(members)]
+        frame = Frame(
+            f"{key}-panel{i}", f"{name}: test {study.metric} by round", _ends(members, study),
+            INDEX,
+        )  # fmt: skip
+        drawing = svg.panel(own, ground, frame, limits, levels=levels, number=number)
+        small.append(Panel(name, drawing, _legend(members)))
+    yield Panels(
+        "Test curves by family",
+        f"{_curve_words(outcome)} Across: {INDEX}. Grey: all the others.",
+        svg.background(lines, ground, limits, number),
+        tuple(small),
+    )
+
+
+def _learning(outcome: Outcome, key: str) -> Chart | None:
+    study = outcome.study
+    drawn = [score for score in outcome.scores if score.curve is not None]
+    if not drawn:
+        return None
+    title = f"Test {study.metric} by round"
+    description = f"{title} on {study.name}: {_ends(drawn, study)}"
+    frame = Frame(f"{key}-curves", title, description, INDEX, f"test {study.metric}")
+    lines = [_line(score, i) for i, score in enumerate(outcome.scores)]
+    drawing = svg.curves(lines, frame, levels=_levels(study), number=_number(study), size=FULL)
+    lead = f"{_curve_words(outcome)} {INDEX_SENTENCE}"
+    return Chart("curves", title, lead, drawing, _legend(outcome.scores), wide=True)
+
+
+def _against_traffic(outcome: Outcome, key: str) -> Chart | None:
+    study = outcome.study
+    if all(score.curve is None for score in outcome.scores):
+        return None
+    title = f"Test {study.metric} by traffic"
+    frame = Frame(
+        f"{key}-traffic", title, f"{title} on {study.name}; the table of traffic has the totals.",
+        "MiB moved, all clients, both ways", f"test {study.metric}",
+    )  # fmt: skip
+    lines = [_line(score, i, by_traffic=True) for i, score in enumerate(outcome.scores)]
+    drawing = svg.curves(lines, frame, levels=_levels(study), number=_number(study), size=LOW)
+    lead = "What a round costs in bytes may differ: the further left, the cheaper."
+    return Chart("traffic", title, lead, drawing, _legend(outcome.scores), wide=True)
+
+
+def _final_by_traffic(outcome: Outcome, key: str) -> Chart | None:
+    study = outcome.study
+    points = [
+        (score.label, score.traffic["total"] / MIB, score.mean)
+        for score in outcome.ranked
+        if score.mean is not None and math.isfinite(score.mean)
+    ]
+    if not points:
+        return None
+    title = f"Final {study.metric} by traffic"
+    best = points[0]
+    frame = Frame(
+        f"{key}-traffic", title,
+        f"{len(points)} algorithms; the best, {best[0]}, moved {best[1]:,.0f} MiB.",
+        "MiB moved in one run, all clients, both ways", f"final {study.metric}",
+    )  # fmt: skip
+    drawing = scatter(points, frame, number=_number(study), named=True, size=FULL)
+    lead = (
+        "A dot is an algorithm: high and left is good. Where names would collide, point at a dot."
+    )
+    return Chart("traffic", title, lead, drawing, wide=True)
+
+
+def _differences(outcome: Outcome, key: str) -> Chart | None:
+    study = outcome.study
+    dots = []
+    for i, score in enumerate(outcome.scores):
+        test = score.test
+        if test is not None:
+            # Shown as the other minus the reference: to the right is more than the reference.
+            dots.append(
+                Dots(
+                    score.label, i, (), -test.mean_difference, (-test.ci_high, -test.ci_low),
+                    f"p = {p_text(score.adjusted)}", score.significant,
+                )
+            )  # fmt: skip
+    if not dots:
+        return None
+    dots.sort(key=lambda one: one.centre or 0.0, reverse=True)
+    title = f"Difference from {study.reference}"
+    described = "; ".join(
+        f"{one.label} {value_text(one.centre, study.metric, signed=True)}, {one.note}"
+        for one in dots
+    )
+    share = is_share(study.metric)
+    frame = Frame(
+        f"{key}-differences", title, f"{described}.",
+        f"final {study.metric} minus that of {study.reference}" + (", in points" if share else ""),
+    )  # fmt: skip
+    better = "right" if study.higher_is_better else "left"
+    lead = (
+        f"Mean over paired seeds with its 95 % interval; {better} of the line is better than "
+        f"{study.reference}. Filled: significant after Holm's correction (p beside it)."
+    )
+    drawing = rows(dots, frame, number=_points if share else plain, zero=True)
+    return Chart("differences", title, lead, drawing)
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.6g}".replace("-", MINUS) if value else "0"
+
+
+def _seeds(outcome: Outcome, key: str) -> Chart | None:
+    study = outcome.study
+    finite = [s for s in outcome.ranked if all(map(math.isfinite, s.finals.values()))]
+    if not finite:
+        return None
+    few = len(outcome.scores) <= MOST_IN_ONE_CHART
+    style = {score.label: i if few else 0 for i, score in enumerate(outcome.scores)}
+    paired = len(finite) <= MOST_IN_ONE_CHART and any(len(s.finals) > 1 for s in finite)
+    dots = [
+        Dots(
+            score.label, style[score.label],
+            [(f"seed {seed}", value) for seed, value in score.finals.items()], score.mean,
+            None, value_text(score.mean, study.metric),
+        )
+        for score in finite
+    ]  # fmt: skip
+    title = f"Final {study.metric} of every seed"
+    described = "; ".join(f"{one.label} {one.note} on average" for one in dots)
+    frame = Frame(f"{key}-seeds", title, f"{described}.", f"final {study.metric}")
+    lead = "A dot is a run, the upright stroke their mean, best first." + (
+        " Thin lines join runs of the same seed." if paired and len(finite) > 1 else ""
+    )
+    return Chart("seeds", title, lead, rows(dots, frame, number=_number(study), paired=paired))
+
+
+def _number(study: Study) -> Number:
+    return percent if is_share(study.metric) else plain
+
+
+def _levels(study: Study) -> list[svg.Level]:
+    return [
+        svg.Level(level, f"threshold {goal_text(level, study.metric)}")
+        for level in study.thresholds
+    ]
+
+
+def shown_label(score: Score) -> str:
+    """A label in a legend, with what has to be known about its curve."""
+    if score.curve is not None and score.curve.broke_off:
+        return f"{score.label} (diverged)"
+    if score.diverged:
+        return f"{score.label} ({score.diverged} diverged)"
+    if score.unfinished and not score.finals:
+        return f"{score.label} (unfinished)"
+    return score.label
+
+
+def _line(score: Score, style: int, *, by_traffic: bool = False) -> svg.Line:
+    curve, label = score.curve, shown_label(score)
+    if curve is None:
+        return svg.Line(label, style, (), ())
+    x = curve.mib if by_traffic else curve.indices
+    spread = None if curve.spread is None else curve.spread.tolist()
+    return svg.Line(label, style, x.tolist(), curve.mean.tolist(), spread, curve.broke_off)
+
+
+def _legend(scores: Sequence[Score]) -> tuple[Entry, ...]:
+    return tuple(Entry(swatch(i), shown_label(score)) for i, score in enumerate(scores))
+
+
+def _ends(scores: Sequence[Score], study: Study) -> str:
+    """Where curves end, for those who do not see them."""
+    told = [
+        f"{shown_label(s)} ends at {value_text(float(s.curve.mean[-1]), study.metric)}"
+        for s in scores
+        if s.curve is not None
+    ]
+    return "; ".join(told) + "."
+
+
+def _curve_words(outcome: Outcome) -> str:
+    curves = [score.curve for score in outcome.scores if score.curve]
+    counts = sorted({curve.averaged for curve in curves})
+    number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    words = f"Mean of {number} runs; the band is one standard deviation either way."
+    if counts == [1]:
+        words = "One run each."
+    longest = max(len(curve.indices) for curve in curves)
+    if longest > svg.MOST_POINTS:
+        step = -(-longest // svg.MOST_POINTS)
+        words += f" Drawn with one of {step} evaluations; tables and files have all of them."
+    return words

@@ -1,0 +1,236 @@
+"""Single clients on the page: a table, their losses by round, and how a metric is spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from fedzmg.report.html.blocks import Block, Chart, Charts, Entry, Notes, Panel, Panels, Table
+from fedzmg.report.html.svg import curves as svg
+from fedzmg.report.html.svg.bands import Band, bands, limits_of, panel
+from fedzmg.report.html.svg.parts import HALF, LOW, Frame, Number, percent, plain, swatch
+from fedzmg.report.html.svg.rows import Dots, rows
+from fedzmg.report.numbers import goal_text, is_share, value_text
+from fedzmg.report.results.clients import (
+    MOST_POINTS,
+    SHARES,
+    Bands,
+    loss_bands,
+    metric_bands,
+    sorted_curves,
+)
+from fedzmg.report.results.outcome import Outcome
+from fedzmg.report.sheets.clients import clients as clients_sheet
+from fedzmg.report.sheets.clients import seen
+
+MOST_IN_ONE_CHART = 8
+
+
+def clients(outcome: Outcome, key: str) -> Iterator[Block]:
+    """How evenly algorithms serve clients, as far as the runs kept it; else what is missing."""
+    sheet = clients_sheet(outcome)
+    if sheet is not None:
+        yield Table(sheet, "Clients")
+    notes = missing(outcome)
+    if notes:
+        yield Notes("", (notes,))
+    few = len(outcome.scores) <= MOST_IN_ONE_CHART
+    spreads = [one for make in (_metric_by_round, _losses) if (one := make(outcome, key)).bands]
+    first = _sorted(outcome, key) if few else _intervals(outcome, key)
+    charts = [] if first is None else [first]
+    # The last one of an odd number would stand beside nothing.
+    odd = (len(charts) + len(spreads)) % 2
+    if few:
+        wide = [odd == 1 and one is spreads[-1] for one in spreads]
+        charts += [_banded(one, wide=full) for one, full in zip(spreads, wide, strict=True)]
+    if charts:
+        yield Charts(tuple(charts))
+    if not few:
+        yield from map(_panels, spreads)
+
+
+def missing(outcome: Outcome) -> str:
+    """What the runs do not say about single clients, in one line; empty if nothing is missing."""
+    runs = outcome.study.runs
+    blind = [run for run in runs if run.clients is None]
+    mute = [run for run in runs if not any(run.log.client_loss)]
+    unlucky = [run for run in runs if run.clients is not None and run.diverged is not None]
+    parts = []
+    if blind:
+        parts.append(
+            f"{_many(len(blind), len(runs))} no metric by client (clients.safetensors), which is "
+            "written when a run ends"
+        )
+    if mute:
+        parts.append(
+            f"{_many(len(mute), len(runs))} no training losses by client, which older versions "
+            "did not keep"
+        )
+    if unlucky:
+        parts.append(f"{len(unlucky)} of {len(runs)} runs diverged and are left out here")
+    return "Clients: " + "; ".join(parts) + "." if parts else ""
+
+
+def _many(some: int, total: int) -> str:
+    return "the runs have" if some == total else f"{some} of {total} runs have"
+
+
+def sorted_averages(outcome: Outcome) -> dict[str, svg.Line]:
+    """The clients of every algorithm, worst first, averaged over runs; shares in percent."""
+    found = {}
+    for i, (label, runs) in enumerate(outcome.study.members.items()):
+        own = [one for _, one in seen(runs)]
+        if own:
+            table = sorted_curves(own, higher_is_better=outcome.study.higher_is_better)
+            spread = table.std(axis=0, ddof=1).tolist() if len(table) > 1 else None
+            x = (100.0 * SHARES).tolist()
+            found[label] = svg.Line(label, i, x, table.mean(axis=0).tolist(), spread)
+    return found
+
+
+def loss_spreads(outcome: Outcome) -> dict[str, Bands]:
+    """Training losses over the clients of a round, of every algorithm that kept them."""
+    found = {
+        label: loss_bands([run.log.client_loss for run in runs])
+        for label, runs in outcome.study.members.items()
+    }
+    return {label: one for label, one in found.items() if one is not None}
+
+
+def metric_spreads(outcome: Outcome) -> dict[str, Bands]:
+    """The metric over clients by round, of every algorithm that looked more than once."""
+    found = {}
+    for label, runs in outcome.study.members.items():
+        own = [one for _, one in seen(runs)]
+        one = metric_bands(own) if own else None
+        if one is not None:
+            found[label] = one
+    return found
+
+
+def _sorted(outcome: Outcome, key: str) -> Chart | None:
+    study = outcome.study
+    lines = list(sorted_averages(outcome).values())
+    if not lines:
+        return None
+    title = f"{study.metric.capitalize()} of every client, worst first"
+    told = "; ".join(
+        f"{line.label}: {value_text(line.y[10], study.metric)} at a tenth of the clients, "
+        f"{value_text(line.y[50], study.metric)} in the middle"
+        for line in lines
+    )
+    frame = Frame(
+        f"{key}-sorted", title, f"{told}.", "share of the clients, in percent",
+        f"{study.metric} on their own examples",
+    )  # fmt: skip
+    levels = [
+        svg.Level(level, f"threshold {goal_text(level, study.metric)}")
+        for level in study.thresholds
+    ]
+    drawing = svg.curves(lines, frame, levels=levels, number=_number(study.metric))
+    lead = (
+        "Clients from the worst served to the best: the flatter and the higher, the fairer."
+        if study.higher_is_better
+        else "Clients from the worst served to the best: the flatter and the lower, the fairer."
+    )
+    if any(line.spread is not None for line in lines):
+        lead += " Mean over seeds, with one standard deviation."
+    return Chart("clients", title, lead, drawing, _legend(lines))
+
+
+def _intervals(outcome: Outcome, key: str) -> Chart | None:
+    """The clients of many algorithms, a row each."""
+    study = outcome.study
+    lines = sorted_averages(outcome)
+    if not lines:
+        return None
+    dots = []
+    for label, line in lines.items():
+        low, high = sorted((line.y[10], line.y[90]))
+        note = value_text(line.y[50], study.metric)
+        dots.append(Dots(label, 0, (), line.y[50], (low, high), note, strong=True))
+    dots.sort(key=lambda one: one.centre or 0.0, reverse=study.higher_is_better)
+    title = f"{study.metric.capitalize()} over clients"
+    told = "; ".join(f"{one.label} {one.note}" for one in dots)
+    frame = Frame(f"{key}-sorted", title, f"{told}.", f"{study.metric} on their own examples")
+    lead = "The median client (beside it its value), and 10 to 90 % of the clients."
+    drawing = rows(dots, frame, number=_number(study.metric))
+    return Chart("clients", title, lead, drawing)
+
+
+class _Spread(NamedTuple):
+    """What is drawn of a spread over clients by round."""
+
+    frame: Frame
+    lead: str
+    number: Number
+    bands: list[Band]
+
+
+def _metric_by_round(outcome: Outcome, key: str) -> _Spread:
+    study = outcome.study
+    title = f"{study.metric.capitalize()} over clients by round"
+    lead = "The median client, and the band from 10 to 90 % of the clients; mean over seeds."
+    ylabel = f"{study.metric} on their own examples"
+    frame = Frame(f"{key}-over-clients", title, "", "index of the round", ylabel)
+    return _spread(outcome, metric_spreads(outcome), frame, lead, study.metric)
+
+
+def _losses(outcome: Outcome, key: str) -> _Spread:
+    title = "Training loss over clients by round"
+    lead = "The median client of a cohort, and the band from 10 to 90 % of its clients; mean over "
+    together = max(run.done for run in outcome.study.runs) > MOST_POINTS
+    lead += "seeds and neighbouring rounds." if together else "seeds."
+    frame = Frame(f"{key}-client-loss", title, "", "index of the round", "mean local loss")
+    return _spread(outcome, loss_spreads(outcome), frame, lead, "loss")
+
+
+def _spread(
+    outcome: Outcome, found: Mapping[str, Bands], frame: Frame, lead: str, metric: str
+) -> _Spread:
+    style = {label: i for i, label in enumerate(outcome.study.members)}
+    drawn = [
+        Band(
+            svg.Line(label, style[label], one.indices.tolist(), one.middle.tolist()),
+            one.low.tolist(),
+            one.high.tolist(),
+        )
+        for label, one in found.items()
+    ]
+    told = "; ".join(
+        f"{band.line.label} ends at {value_text(band.line.y[-1], metric)} "
+        f"({value_text(band.low[-1], metric)} to {value_text(band.high[-1], metric)})"
+        for band in drawn
+    )
+    return _Spread(frame._replace(description=f"{told}."), lead, _number(metric), drawn)
+
+
+def _banded(spread: _Spread, *, wide: bool) -> Chart:
+    frame, lead, number, found = spread
+    drawing = bands(found, frame, number=number, size=LOW if wide else HALF)
+    return Chart(
+        "clients", frame.title, lead, drawing, _legend([band.line for band in found]), wide=wide
+    )
+
+
+def _panels(spread: _Spread) -> Panels:
+    frame, lead, number, found = spread
+    limits = limits_of(found)
+    small = []
+    for i, band in enumerate(found):
+        label = band.line.label
+        own = Frame(f"{frame.key}{i}", f"{label}: {frame.title}", "", frame.xlabel)
+        line = band.line._replace(style=0)
+        drawing = panel(band._replace(line=line), own, limits, number=number)
+        small.append(Panel(label, drawing, ()))
+    return Panels(frame.title, f"{lead} Across: {frame.xlabel}.", Markup(""), tuple(small))
+
+
+def _legend(lines: list[svg.Line]) -> tuple[Entry, ...]:
+    return tuple(Entry(swatch(line.style), line.label) for line in lines)
+
+
+def _number(metric: str) -> Number:
+    return percent if is_share(metric) else plain

@@ -1,0 +1,146 @@
+"""A section per study; ``BLOCKS`` says what it holds, in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from fedzmg.report import paper
+from fedzmg.report.html.blocks import (
+    Block,
+    Notes,
+    Pairs,
+    Section,
+    StudyBlocks,
+    Table,
+    Tile,
+    Tiles,
+)
+from fedzmg.report.html.sections import charts, clients
+from fedzmg.report.numbers import bytes_text, count_text, goal_text, setting_text, value_text
+from fedzmg.report.results.averaging import RULES
+from fedzmg.report.results.grouping import Study
+from fedzmg.report.results.outcome import Outcome
+from fedzmg.report.results.reading import Material
+from fedzmg.report.sheets import costs, scores
+from fedzmg.report.sheets.beside_paper import beside_paper
+from fedzmg.report.sheets.paired_tests import paired_tests
+from fedzmg.report.sheets.sheet import Sheet
+
+
+def sections(material: Material, outcomes: Sequence[Outcome]) -> Iterator[Section]:
+    """One section per study."""
+    del material
+    for i, outcome in enumerate(outcomes):
+        key = f"s{i}"
+        blocks = (block for make in BLOCKS for block in make(outcome, key))
+        yield Section(key, outcome.study.name, _facts(outcome.study), tuple(blocks))
+
+
+def _facts(study: Study) -> str:
+    seeds = {run.seed for run in study.runs}
+    rounds = study.protocol.get("rounds")
+    parts = [
+        count_text(len(study.members), "algorithm"),
+        count_text(len(seeds), "paired seed" if len(study.members) > 1 else "seed"),
+        *([f"{rounds:,} rounds"] if rounds else []),
+    ]
+    clients = study.runs[0].manifest.get("clients")
+    cohort = study.protocol.get("cohort")
+    if clients and cohort:
+        parts.append(f"{cohort} of {clients:,} clients a round")
+    return ", ".join(parts)
+
+
+def _tiles(outcome: Outcome, key: str) -> Iterator[Block]:
+    del key
+    study = outcome.study
+    if not outcome.ranked:
+        return
+    best = outcome.ranked[0]
+    spread = "" if best.sd is None else f" (± {value_text(best.sd, study.metric)})"
+    value = value_text(best.mean, study.metric)
+    tiles = [Tile(f"Best final {study.metric}", value, best.label + spread)]
+    if study.threshold is not None:
+        tiles.append(_first(outcome, study.threshold))
+    if outcome.tests:
+        held = [score for score in outcome.scores if score.test is not None]
+        won = sum(score.significant for score in held)
+        note = f"from {study.reference}, after Holm"
+        tiles.append(Tile("Significant differences", f"{won} of {len(held)}", note))
+    yield Tiles((*tiles, _moved(outcome)))
+
+
+def _first(outcome: Outcome, threshold: float) -> Tile:
+    """Who reached the threshold first."""
+    goal = goal_text(threshold, outcome.study.metric)
+    found = [(s.arrivals[RULES[0]], s.label) for s in outcome.scores]
+    arrived = [(index, label) for index, label in found if index is not None]
+    if not arrived:
+        return Tile(f"First to {goal}", "none", "not reached")
+    first = min(index for index, _ in arrived)
+    labels = [label for index, label in arrived if index == first]
+    who = labels[0] + (f" and {len(labels) - 1} more" if len(labels) > 1 else "")
+    return Tile(f"First to {goal}", f"index {first:,}", who)
+
+
+def _moved(outcome: Outcome) -> Tile:
+    """What a run moved."""
+    sizes = [(score.traffic["total"], score.label) for score in outcome.scores]
+    (least, who), (most, _) = min(sizes), max(sizes)
+    note = "the same for all"
+    if not math.isclose(least, most, rel_tol=1e-3):
+        note = f"least, {who}; most {bytes_text(most)}"
+    return Tile("Traffic of a run", bytes_text(least), note)
+
+
+def _open(make: Callable[[Outcome], Sheet | None]) -> StudyBlocks:
+    def blocks(outcome: Outcome, key: str) -> Iterable[Block]:
+        del key
+        sheet = make(outcome)
+        return [] if sheet is None else [Table(sheet)]
+
+    return blocks
+
+
+def _folded(make: Callable[[Outcome], Sheet], title: str) -> StudyBlocks:
+    def blocks(outcome: Outcome, key: str) -> Iterable[Block]:
+        del key
+        return [Table(make(outcome), title, folded=True)]
+
+    return blocks
+
+
+def _notes(outcome: Outcome, key: str) -> Iterator[Block]:
+    del key
+    notes = list(outcome.notes)
+    if outcome.study.task not in paper.COUNTERPARTS:
+        task = outcome.study.task
+        notes.append(f"The paper has no numbers for {task}, so none stand beside these.")
+    if notes:
+        yield Notes("", tuple(notes))
+
+
+def _settings(outcome: Outcome, key: str) -> Iterator[Block]:
+    del key
+    spec = outcome.study.runs[0].spec
+    tables = {**spec.get("preset", {}), **spec.get("protocol", {})}
+    pairs = ((name.replace("_", " "), setting_text(value)) for name, value in tables.items())
+    yield Pairs("Settings", tuple(pairs))
+    yield Table(costs.settings(outcome), "Hyper-parameters used")
+
+
+BLOCKS: tuple[StudyBlocks, ...] = (
+    _tiles,
+    _open(scores.scores),
+    _open(paired_tests),
+    _open(scores.thresholds),
+    _open(beside_paper),
+    _notes,
+    charts.panels,
+    charts.charts,
+    clients.clients,
+    _folded(scores.finals, "Final value of every seed"),
+    _folded(costs.traffic, "Traffic of one run"),
+    _settings,
+)

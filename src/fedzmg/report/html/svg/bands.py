@@ -1,0 +1,60 @@
+"""Spreads over time: a line in the middle of a band that need not be symmetric."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from fedzmg.report.html.svg.axes import PANEL, Limits, Size, for_both_pages, panel_axes
+from fedzmg.report.html.svg.curves import Line, around, end_labels, line_axes, path_of
+from fedzmg.report.html.svg.parts import HALF, Frame, Number, document, extent, plain
+
+
+class Band(NamedTuple):
+    """A line and what lies around it."""
+
+    line: Line
+    low: Sequence[float]
+    high: Sequence[float]
+
+
+def limits_of(found: Sequence[Band]) -> Limits:
+    """Room for all of these."""
+    heights = [value for band in found for value in (*band.low, *band.high)]
+    return Limits(max(band.line.x[-1] for band in found) or 1.0, *extent(heights))
+
+
+def bands(
+    found: Sequence[Band],
+    frame: Frame,
+    *,
+    number: Number = plain,
+    size: Size = HALF,
+) -> Markup:
+    """Draw lines with bands, for a wide page and for a narrow one; the first comes out on top."""
+    limits, lines = limits_of(found), [band.line for band in found]
+
+    def chart(area: Size, name: str) -> Markup:
+        labels = [line.label for line in lines]
+        axes, direct = line_axes(labels, len(lines), limits, number, area, name)
+        parts = [
+            axes.grid(),
+            axes.names(frame, area[1]),
+            *(around(band.line, band.low, band.high, axes.x, axes.y) for band in reversed(found)),
+            *(path_of(line, axes.x, axes.y) for line in reversed(lines)),
+        ]
+        if direct:
+            parts.append(end_labels(lines, (), axes.x, axes.y, area[1] - 36.0))
+        return document(frame, *area, parts, name)
+
+    return for_both_pages(chart, size)
+
+
+def panel(band: Band, frame: Frame, limits: Limits, *, number: Number = plain) -> Markup:
+    """Draw one of many small charts on the same scales."""
+    axes, line = panel_axes(limits, number), band.line
+    drawn = around(line, band.low, band.high, axes.x, axes.y)
+    parts = [axes.grid(), drawn, path_of(line, axes.x, axes.y)]
+    return document(frame, *PANEL, parts, "panel")

@@ -1,0 +1,152 @@
+"""A row of dots per label: values of runs, or a mean with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from fedzmg.report.html.svg.axes import for_both_pages
+from fedzmg.report.html.svg.parts import (
+    CHARACTER,
+    COLOURS,
+    HALF,
+    MOST_DIRECT_LABELS,
+    Frame,
+    Number,
+    Scale,
+    document,
+    extent,
+    plain,
+    short,
+    text,
+    ticks,
+)
+
+
+class Dots(NamedTuple):
+    """A row of values, each with a name; ``centre`` and ``interval`` are marked."""
+
+    label: str
+    style: int
+    values: Sequence[tuple[str, float]]
+    centre: float | None
+    interval: tuple[float, float] | None = None
+    note: str = ""
+    strong: bool = False
+
+
+def rows(
+    dots: Sequence[Dots],
+    frame: Frame,
+    *,
+    number: Number = plain,
+    paired: bool = False,
+    zero: bool = False,
+) -> Markup:
+    """Draw one row of dots per label.
+
+    Args:
+        dots: the rows from top to bottom.
+        frame: words around it.
+        number: writes a tick.
+        paired: connect the dots of the same name.
+        zero: mark zero with a line.
+    """
+    return for_both_pages(
+        lambda size, name: _chart(dots, frame, number, paired, zero, size[0], name), HALF
+    )
+
+
+def _chart(
+    dots: Sequence[Dots],
+    frame: Frame,
+    number: Number,
+    paired: bool,
+    zero: bool,
+    width: float,
+    name: str,
+) -> Markup:
+    wide = name == "wide"
+    few = len(dots) <= MOST_DIRECT_LABELS
+    pitch = (34.0 if few else 20.0) if wide else (44.0 if few else 32.0)
+    height = 14.0 + pitch * len(dots) + 44.0
+    longest = CHARACTER * max(len(one.label) for one in dots)
+    # A narrow page has no room beside the dots: labels stand above their row.
+    left = min(22.0 + longest, 0.4 * width) if wide else 14.0
+    noted = 14.0 + CHARACTER * max(len(one.note) for one in dots)
+    # Notes stand above their row on a narrow page, unless the line at zero would cross them.
+    right = max(18.0, noted if wide or zero else 0.0)
+    values = [value for one in dots for _, value in one.values]
+    values += [one.centre for one in dots if one.centre is not None]
+    values += [end for one in dots if one.interval for end in one.interval]
+    low, high = extent([*values, 0.0] if zero else values)
+    x = Scale(low, high, left, width - right)
+    bottom = height - 44.0
+    shift = 0.0 if wide else 8.0
+    level = [14.0 + pitch * (i + 0.5) for i in range(len(dots))]
+    parts = []
+    for tick in ticks(low, high, 6 if wide else 4):
+        d = f"M{short(x(tick))} 10V{short(bottom)}"
+        parts.append(Markup('<path class="grid" d="{}"/>').format(d))
+        parts.append(text(x(tick), bottom + 17.0, number(tick), "mid"))
+    if zero:
+        d = f"M{short(x(0.0))} 8V{short(bottom)}"
+        parts.append(Markup('<path class="zero" d="{}"/>').format(d))
+    if paired:
+        parts += _pairs(dots, x, [place + shift for place in level])
+    for one, place in zip(dots, level, strict=True):
+        parts.append(_row(one, x, place, shift, left, width, wide))
+    parts.append(text((x.start + x.end) / 2.0, height - 8.0, frame.xlabel, "mid name"))
+    return document(frame, width, height, parts, name)
+
+
+def _pairs(dots: Sequence[Dots], x: Scale, level: Sequence[float]) -> list[Markup]:
+    """A thin line through the dots of every name."""
+    parts = []
+    for name in dict.fromkeys(name for one in dots for name, _ in one.values):
+        found = [
+            (x(value), place)
+            for one, place in zip(dots, level, strict=True)
+            for own, value in one.values
+            if own == name
+        ]
+        points = " ".join(f"{short(a)},{short(b)}" for a, b in found)
+        parts.append(Markup('<polyline class="pair" points="{}"/>').format(points))
+    return parts
+
+
+def _row(
+    one: Dots, x: Scale, place: float, shift: float, left: float, width: float, wide: bool
+) -> Markup:
+    colour = f"c{one.style % COLOURS}"
+    centre = place + shift
+    height = place + 4.0 if wide else place - 6.0
+    parts = [
+        text(left - 10.0, height, one.label, "end")
+        if wide
+        else text(x.start, height, one.label, "start")
+    ]
+    if one.note:
+        parts.append(text(width - 4.0, height, one.note, "end quiet"))
+    if one.interval is not None:
+        low, high = (short(x(end)) for end in one.interval)
+        tall = short(centre - 4)
+        ends = f"M{low} {short(centre)}H{high}M{low} {tall}v8M{high} {tall}v8"
+        parts.append(Markup('<path class="whisker {}" d="{}"/>').format(colour, ends))
+    if one.centre is not None and one.interval is None:
+        d = f"M{short(x(one.centre))} {short(centre - 9)}v18"
+        parts.append(Markup('<path class="mean {}" d="{}"/>').format(colour, d))
+    for name, value in one.values:
+        parts.append(
+            Markup('<circle class="dot {}" cx="{}" cy="{}" r="4"><title>{}</title></circle>')
+            .format(colour, short(x(value)), short(centre), name)
+        )  # fmt: skip
+    if one.centre is not None and one.interval is not None:
+        parts.append(
+            Markup('<circle class="{} {}" cx="{}" cy="{}" r="5"/>').format(
+                "full" if one.strong else "hollow", colour, short(x(one.centre)), short(centre)
+            )
+        )
+    return Markup('<g data-series="{}">{}</g>').format(one.label, Markup("").join(parts))

@@ -1,0 +1,1 @@
+"""Figures for print, the same bytes every time."""

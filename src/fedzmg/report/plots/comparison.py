@@ -1,0 +1,37 @@
+"""The figure of a comparison, from its ``comparison.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from fedzmg.report.plots.figures import curves
+from fedzmg.report.plots.panels import panels
+from fedzmg.report.plots.series import Series
+
+MOST_IN_ONE_PANEL = 10
+
+
+def figure(data: Mapping[str, Any]) -> Figure:
+    """Mean curve and spread of every algorithm; many of them get a panel per family."""
+    series = [
+        Series(label, _indices(curve), np.array(curve["runs"], dtype=float))
+        for label, curve in data["curves"].items()
+    ]
+    draw = curves if len(series) <= MOST_IN_ONE_PANEL else panels
+    return draw(
+        series,
+        title=f"{data['task']}, {len(data['seeds'])} paired seeds",
+        ylabel=f"test {data['metric']}",
+        threshold=data["threshold"],
+        xlabel="index of the evaluation",
+    )
+
+
+def _indices(curve: Mapping[str, Any]) -> NDArray[np.int64]:
+    """Indices of the evaluations; older files have rounds, which count from 1."""
+    return np.array(curve["indices"]) if "indices" in curve else np.array(curve["rounds"]) - 1

@@ -1,0 +1,148 @@
+"""A diagnosis as a figure, and what every view of one reads from it.
+
+Everything starts from the dictionary of a :class:`fedzmg.diagnose.Diagnosis`, as kept in JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from fedzmg.report.plots.style import COLOURS, DASHES, GRID, QUIET_INK, STYLE, laid_out
+
+_INCHES = 4.6
+
+
+def figure(data: Mapping[str, Any]) -> Figure:
+    """Draw every client's mean share by layer, what the projection leaves, and the way of a run.
+
+    Returns:
+        A figure that belongs to no window.
+    """
+    moving = len(data["points"]) > 1
+    with matplotlib.rc_context(STYLE):
+        layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06)
+        canvas = Figure(
+            figsize=(_INCHES * (3 if moving else 2) + 0.6, 4.4), dpi=100.0, facecolor="white",
+            layout=layout,
+        )  # fmt: skip
+        FigureCanvasAgg(canvas)
+        expect = data["verdict"]["expect"]
+        outlook = "no verdict" if expect == "unclear" else f"expect {expect}"
+        title = f"{data['task']}, {when(data['points'][0])}: {outlook}"
+        canvas.suptitle(
+            title.replace("$", r"\$"), x=0.012, ha="left", fontsize=11.0, fontweight="bold"
+        )
+        panels = canvas.subplots(1, 3 if moving else 2, squeeze=False)[0]
+        _draw_shares(panels[0], data)
+        _draw_left(panels[1], data)
+        if moving:
+            _draw_along(panels[2], data)
+        return laid_out(canvas)
+
+
+def _draw_shares(axes: Axes, data: Mapping[str, Any]) -> None:
+    layers = list(rows(data["points"][0]))
+    centred = by_name(data["centred"])
+    for place, layer in enumerate(layers):
+        found = [share for share in layer["shares"] if share is not None]
+        axes.plot(
+            found, [place] * len(found), "|", color=COLOURS[0], alpha=0.35, markersize=11.0,
+            label="a client" if place == 0 else None,
+        )  # fmt: skip
+        for values, mark, colour, label in (
+            (layer["share"]["mean"], "o", COLOURS[0], "mean over clients"),
+            (layer["forbidden"], "D", COLOURS[1], "loss gradient"),
+            (centred.get(layer["name"], {}).get("share", {}).get("mean"), "s", "white",
+             "mean, inputs centred"),
+        ):  # fmt: skip
+            if values is not None:
+                axes.plot(
+                    [values], [place], mark, color=colour, markersize=6.0,
+                    markeredgecolor="black" if colour == "white" else colour,
+                    label=label if place == 0 else None,
+                )  # fmt: skip
+    _dress_rows(axes, layers, "share of gradient energy that is mean component")
+    axes.set_xlim(-0.02, 1.02)
+    axes.legend(frameon=False, fontsize=8.0, loc="best")
+
+
+def _draw_left(axes: Axes, data: Mapping[str, Any]) -> None:
+    point = data["points"][0]
+    layers = list(rows(point))
+    for offset, colour, label, pairs in (
+        (-0.18, COLOURS[2], "distance of gradients", [one["distance"] for one in layers]),
+        (0.18, COLOURS[5], "drift of local models",
+         [point["drift"].get(one["name"]) for one in layers]),
+    ):  # fmt: skip
+        lengths = [ratio(pair) for pair in pairs]
+        places = [i + offset for i, length in enumerate(lengths) if length is not None]
+        if places:
+            shown = [length for length in lengths if length is not None]
+            axes.barh(places, shown, height=0.34, color=colour, label=label)
+    axes.axvline(1.0, color=QUIET_INK, linewidth=0.9)
+    _dress_rows(axes, layers, "squared distance of clients, projected over plain")
+    axes.tick_params(labelleft=False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=8.0, loc="best")
+
+
+def _draw_along(axes: Axes, data: Mapping[str, Any]) -> None:
+    rounds = [point["round"] for point in data["points"]]
+    for i, row in enumerate(zip(*(rows(point) for point in data["points"]), strict=True)):
+        axes.plot(
+            rounds, [layer["share"]["mean"] for layer in row], color=COLOURS[i % len(COLOURS)],
+            linestyle=DASHES[i % len(DASHES)], linewidth=1.5, marker="o", markersize=3.0,
+            label=row[0]["name"].replace("$", r"\$"),
+        )  # fmt: skip
+    axes.set_xlabel("round of plain FedAvg")
+    axes.set_ylabel("mean component, mean over clients")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_ylim(0.0, 1.02)
+    axes.legend(frameon=False, fontsize=8.0)
+    _plain_frame(axes)
+
+
+def _dress_rows(axes: Axes, layers: Sequence[Mapping[str, Any]], label: str) -> None:
+    axes.set_yticks(range(len(layers)), [one["name"].replace("$", r"\$") for one in layers])
+    axes.set_ylim(len(layers) - 0.5, -0.5)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel(label)
+    _plain_frame(axes)
+
+
+def _plain_frame(axes: Axes) -> None:
+    axes.grid(visible=True, axis="both", color=GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def rows(point: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Every layer of a measurement, and the whole model at the end."""
+    yield from point["layers"]
+    yield point["whole"]
+
+
+def by_name(measurement: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
+    """The same by their names; nothing where nothing was measured."""
+    return {} if measurement is None else {one["name"]: one for one in rows(measurement)}
+
+
+def when(point: Mapping[str, Any]) -> str:
+    """Of which moment a point is."""
+    return "before training" if point["round"] == 0 else f"after round {point['round']}"
+
+
+def ratio(pair: Mapping[str, Any] | None) -> float | None:
+    """After over before; None where there was nothing before."""
+    if pair is None or pair["before"] is None or pair["after"] is None or pair["before"] <= 0.0:
+        return None
+    return float(pair["after"] / pair["before"])

@@ -1,0 +1,166 @@
+"""What a study came to: the scores of every algorithm, and the tests between them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from fedzmg.experiment.studies.significance import FamilyTest, PairedTest, holm
+from fedzmg.experiment.studies.significance import family as test_family
+from fedzmg.report.numbers import MIB
+from fedzmg.report.results.averaging import RULES, Curve, arrival, drawn_curve, finals, late_means
+from fedzmg.report.results.grouping import Study
+
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Score:
+    """One algorithm's outcome."""
+
+    label: str
+    algorithm: str
+    finals: Mapping[int, float]
+    """Final metric of every finished seed; the worst value for a run that diverged."""
+    mean: float | None
+    sd: float | None
+    arrivals: Mapping[str, int | None]
+    """Index of the evaluation at which the mean curve arrived at the threshold, by rule."""
+    arrivals_each: tuple[int | None, ...]
+    """The same for every run alone, by the first rule."""
+    late: float | None
+    evidence: FamilyTest | None
+    """Reference minus this one, over the seeds that both finished."""
+    traffic: Mapping[str, float]
+    """Means over the runs that went furthest, in bytes."""
+    seconds: float
+    dropped: int
+    diverged: int
+    unfinished: int
+    curve: Curve | None
+
+    @property
+    def test(self) -> PairedTest | None:
+        """The paired t-test of the reference minus this one."""
+        return None if self.evidence is None else self.evidence.test
+
+    @property
+    def adjusted(self) -> float | None:
+        """The test's p-value after Holm's correction over the study."""
+        return None if self.evidence is None else self.evidence.p_holm
+
+    @property
+    def significant(self) -> bool:
+        """Whether the test holds after the correction."""
+        return self.evidence is not None and holds(self.evidence)
+
+    @property
+    def per_mib(self) -> float | None:
+        """Final metric over the MiB that moved in one run."""
+        moved = self.traffic["total"]
+        return None if self.mean is None or not moved else self.mean * MIB / moved
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All scores of a study, reference first."""
+
+    study: Study
+    scores: tuple[Score, ...]
+    tests: tuple[FamilyTest, ...]
+    """The whole family, over which Holm's correction goes."""
+    notes: tuple[str, ...]
+
+    @property
+    def ranked(self) -> list[Score]:
+        """Scores with a final value, best first; of equals the one named first."""
+        sign = -1.0 if self.study.higher_is_better else 1.0
+        finished = [(sign * s.mean, i, s) for i, s in enumerate(self.scores) if s.mean is not None]
+        return [score for _, _, score in sorted(finished, key=lambda entry: entry[:2])]
+
+
+def holds(test: FamilyTest) -> bool:
+    """Whether a difference is significant after the correction."""
+    return test.p_holm <= LEVEL
+
+
+def judge(study: Study) -> Outcome:
+    """Score every algorithm of a study."""
+    ends = {label: finals(study, runs) for label, runs in study.members.items()}
+    tests = tested(study, ends)
+    level = study.threshold
+    late, why_not = ({}, "") if level is None else late_means(study, level)
+    found = tuple(_score(study, label, ends[label], tests, late) for label in study.members)
+    notes = [*study.notes, *([why_not] if why_not else []), *_pairing_notes(study, ends)]
+    return Outcome(study, found, tuple(tests), tuple(notes))
+
+
+def tested(study: Study, ends: Mapping[str, Mapping[int, float]]) -> list[FamilyTest]:
+    """Test all pairs of a study as one family, each over the seeds that both have finished."""
+    found: list[FamilyTest] = []
+    for first, second in study.pairs:
+        seeds = [seed for seed in ends[first] if seed in ends[second]]
+        values = {label: [ends[label][seed] for seed in seeds] for label in (first, second)}
+        found += test_family(values, [(first, second)])
+    adjusted = holm([one.test.p for one in found])
+    return [replace(one, p_holm=p) for one, p in zip(found, adjusted, strict=True)]
+
+
+def _score(
+    study: Study,
+    label: str,
+    ends: Mapping[int, float],
+    tests: list[FamilyTest],
+    late: Mapping[str, float],
+) -> Score:
+    runs, values = study.members[label], list(ends.values())
+    # What is under way, or was stopped when it diverged, has not moved all its bytes.
+    whole = [run for run in runs if run.done == max(other.done for other in runs)]
+    level = study.threshold
+    held = (study.reference, label)
+    return Score(
+        label=label,
+        algorithm=runs[0].algorithm,
+        finals=ends,
+        mean=statistics.fmean(values) if values else None,
+        sd=statistics.stdev(values)
+        if len(values) > 1 and all(map(math.isfinite, values))
+        else None,
+        arrivals={
+            rule: None if level is None else arrival(study, runs, level, rule) for rule in RULES
+        },
+        arrivals_each=tuple(
+            None if level is None else arrival(study, [run], level) for run in runs
+        ),
+        late=late.get(label),
+        evidence=next((one for one in tests if (one.first, one.second) == held), None),
+        traffic={
+            name: statistics.fmean(run.log.traffic[name] for run in whole)
+            for name in runs[0].log.traffic
+        },
+        seconds=statistics.fmean(run.log.seconds for run in whole),
+        dropped=sum(sum(run.log.dropped) for run in runs),
+        diverged=sum(run.diverged is not None for run in runs),
+        unfinished=sum(not run.complete for run in runs),
+        curve=drawn_curve(runs),
+    )
+
+
+def _pairing_notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> list[str]:
+    notes = []
+    reference = set(ends[study.reference])
+    for label, runs in study.members.items():
+        unfinished = [run for run in runs if not run.complete]
+        if unfinished:
+            states = ", ".join(
+                f"seed {run.seed} at round {run.done} of {run.asked or '?'}" for run in unfinished
+            )
+            notes.append(f"{label} is not finished ({states}): no final value for it.")
+        if ends[label] and reference and set(ends[label]) != reference:
+            shared = len(reference & set(ends[label]))
+            notes.append(f"{label} shares {shared} finished seeds with {study.reference}.")
+    if max(map(len, ends.values())) < 2:
+        notes.append("One seed each: there is no spread and no test.")
+    return notes

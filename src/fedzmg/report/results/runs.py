@@ -1,0 +1,211 @@
+"""One run directory, read back as plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedzmg.errors import InputError
+from fedzmg.files import log_bytes
+from fedzmg.report.results.clients import Clients, read_clients
+from fedzmg.report.results.stored import read_json, read_toml
+
+FORMAT = 1
+"""Newest format of run directories that is understood."""
+_VARIANT_TABLES = ("client", "server")
+_VARIANT_KEYS = ("weights", "dtype", "precision")
+_UNSAID = {"precision": "float32"}
+"""What older files do not say, because there was nothing else."""
+_SUMMED = ("bytes_down", "bytes_up", "bytes_up_bound", "scalar_bytes_down", "scalar_bytes_up")
+
+
+class Log(NamedTuple):
+    """A run's metrics, in order of rounds; ``evaluated`` and what follows it go together.
+
+    Rounds count from 1, as in the files. What is shown of an evaluation is its index, one less.
+    """
+
+    rounds: tuple[int, ...]
+    dropped: tuple[int, ...]
+    diverged: int | None
+    """The round in which the run diverged."""
+    evaluated: tuple[int, ...]
+    metrics: tuple[float, ...]
+    moved: tuple[int, ...]
+    """Bytes that moved until each evaluation, arrays and scalars, both ways."""
+    traffic: Mapping[str, int]
+    """Sums over rounds; ``total`` counts arrays and scalars both ways, ``kept`` is a client's."""
+    seconds: float
+    client_loss: tuple[Sequence[float] | None, ...] = ()
+    """Training losses over the clients of each round: least, 10 %, median, 90 %, most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run directory."""
+
+    place: str
+    """Name of the given directory and the way from there, with forward slashes."""
+    spec: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    log: Log
+    plan: str = ""
+    """Where the study is that it belongs to, if it was planned as part of one."""
+    label: str = ""
+    """What that study calls its algorithm."""
+    clients: Clients | None = None
+    """How its models did on single clients, if it was looked at."""
+
+    @property
+    def algorithm(self) -> str:
+        """Name of the algorithm."""
+        return str(self.spec["algorithm"])
+
+    @property
+    def seed(self) -> int:
+        """The seed that pairs runs."""
+        return int(self.spec["seed"])
+
+    @property
+    def asked(self) -> int | None:
+        """Rounds that were asked for."""
+        rounds = self.spec.get("protocol", {}).get("rounds")
+        return None if rounds is None else int(rounds)
+
+    @property
+    def done(self) -> int:
+        """Rounds in the log."""
+        return self.log.rounds[-1] if self.log.rounds else 0
+
+    @property
+    def diverged(self) -> int | None:
+        """The round in which it diverged."""
+        return self.log.diverged
+
+    @property
+    def complete(self) -> bool:
+        """Whether every round is there, or none is worth waiting for."""
+        if self.diverged is not None:
+            return True
+        return bool(self.log.evaluated) and self.asked is not None and self.done >= self.asked
+
+    @property
+    def variant(self) -> dict[str, Any]:
+        """What distinguishes settings of one algorithm: ``client.lr`` and so on."""
+        tables = {name: self.spec[name] for name in _VARIANT_TABLES if name in self.spec}
+        said = {**_UNSAID, **self.spec}
+        own = {key: said[key] for key in _VARIANT_KEYS if key in said}
+        return flat(tables) | own
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What runs of one study have in common."""
+        hashes = {name: self.manifest.get(name) for name in ("data_sha256", "task_sha256")}
+        tables = {name: self.spec.get(name, {}) for name in ("preset", "protocol")}
+        return {"task": self.spec["task"], **tables, **hashes}
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables in a table as ``outer.inner``."""
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = value.items() if isinstance(value, Mapping) else None
+        out |= {key: value} if inner is None else {f"{key}.{name}": v for name, v in inner}
+    return out
+
+
+def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
+    """Read a directory that holds a ``spec.toml``; None, and a note, if there is nothing to show.
+
+    Raises:
+        InputError: if a file is damaged or of a newer format.
+    """
+    spec = read_toml(directory / "spec.toml")
+    lacking = [key for key in ("task", "algorithm", "seed") if key not in spec]
+    if lacking:
+        raise InputError(f"{directory / 'spec.toml'} lacks {lacking[0]!r}: restore or remove it")
+    if not (directory / "manifest.json").is_file():
+        notes.append(f"{shown} has no manifest.json: a number without its circumstances is no use")
+        return None
+    manifest = read_json(directory / "manifest.json")
+    if not isinstance(manifest.get("format"), int) or manifest["format"] > FORMAT:
+        raise InputError(
+            f"{directory / 'manifest.json'} has format {manifest.get('format')!r}, this version "
+            f"reads up to {FORMAT}: report with the version that wrote it"
+        )
+    log = read_log(directory / "metrics.jsonl")
+    if not log.rounds:
+        notes.append(f"{shown} has no finished round yet")
+        return None
+    return Run(shown, spec, manifest, log, clients=read_clients(directory))
+
+
+def read_log(path: Path) -> Log:
+    """Read a ``metrics.jsonl``; of lines for the same round the last counts.
+
+    Raises:
+        InputError: for a damaged line; one that a crash broke off is no damage.
+    """
+    lines = log_bytes(path).splitlines()
+    by_round = _at_once(lines)
+    if by_round is None:
+        by_round = _one_by_one(lines, path)
+    records = [by_round[round_] for round_ in sorted(by_round)]
+    try:
+        return _log(records)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path} lacks or garbles a field ({error}): restore or remove it"
+        ) from None
+
+
+def _at_once(lines: Sequence[bytes]) -> dict[int, dict[str, Any]] | None:
+    """All lines in one go, which is much faster; None if any of them needs a closer look."""
+    try:
+        return {values["round"]: values for values in json.loads(b"[" + b",".join(lines) + b"]")}
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _one_by_one(lines: Sequence[bytes], path: Path) -> dict[int, dict[str, Any]]:
+    by_round: dict[int, dict[str, Any]] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            values = json.loads(line)
+            by_round[values["round"]] = values
+        except (ValueError, TypeError, KeyError):
+            if number == len(lines) or not line.endswith(b"}"):
+                continue
+            raise InputError(f"{path}, line {number} is damaged: restore or remove it") from None
+    return by_round
+
+
+def _log(records: Sequence[Mapping[str, Any]]) -> Log:
+    evaluated = [record for record in records if record.get("metric") is not None]
+    last = records[-1] if records else {}
+    traffic = {name: sum(record[name] for record in records) for name in _SUMMED}
+    traffic["kept"] = last.get("bytes_kept", 0)
+    traffic["total"] = _moved(last) if records else 0
+    return Log(
+        rounds=tuple(int(record["round"]) for record in records),
+        dropped=tuple(int(record["dropped"]) for record in records),
+        diverged=next((int(r["round"]) for r in records if r.get("diverged")), None),
+        evaluated=tuple(int(record["round"]) for record in evaluated),
+        # What is not finite is written as a word, which float() reads.
+        metrics=tuple(float(record["metric"]) for record in evaluated),
+        moved=tuple(_moved(record) for record in evaluated),
+        traffic=traffic,
+        seconds=sum(float(record["seconds"]) for record in records),
+        client_loss=tuple(_losses(record.get("client_loss")) for record in records),
+    )
+
+
+def _losses(values: Sequence[float | str] | None) -> Sequence[float] | None:
+    return None if values is None else tuple(map(float, values))
+
+
+def _moved(record: Mapping[str, Any]) -> int:
+    return int(record["total_bytes_down"]) + int(record["total_bytes_up"])

@@ -1,0 +1,113 @@
+"""Who is ahead, by how much, and whether that means anything: a few sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedzmg.report.numbers import count_text, goal_text, p_text, points_text, value_text
+from fedzmg.report.results.averaging import RULES
+from fedzmg.report.results.grouping import Study
+from fedzmg.report.results.outcome import LEVEL, Outcome, Score
+
+
+def summary(outcome: Outcome) -> list[str]:
+    """The sentences at the head of a page."""
+    study, ranked = outcome.study, outcome.ranked
+    if not ranked:
+        return [f"No run on {study.name} is finished yet."]
+    best = ranked[0]
+    seeds = len(best.finals)
+    over = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
+    value = value_text(best.mean, study.metric)
+    if len(ranked) == 1:
+        sentences = [f"{best.label} ends at {value} final {study.metric} on {study.name} ({over})."]
+    else:
+        sentences = [_lead(study, best, ranked[1], value, over), *_tested(outcome, best, ranked)]
+    return [*sentences, *_speed(outcome), *_trouble(outcome)]
+
+
+def _lead(study: Study, best: Score, second: Score, value: str, over: str) -> str:
+    gap = points_text((best.mean or 0.0) - (second.mean or 0.0), study.metric)
+    what = f"final {study.metric} on {study.name}"
+    if best.mean == second.mean:
+        return f"{best.label} and {second.label} share the best {what}, {value} ({over})."
+    return f"{best.label} has the best {what}, {value} ({over}), {gap} ahead of {second.label}."
+
+
+def _tested(outcome: Outcome, best: Score, ranked: Sequence[Score]) -> list[str]:
+    study = outcome.study
+    tested = [score for score in outcome.scores if score.test is not None]
+    if not tested:
+        return ["There are too few seeds for a test."]
+    family = len(outcome.tests)
+    corrected = f", Holm over {family} tests" if family > 1 else ""
+    if best.label != study.reference:
+        return [_over_the_reference(study, best, ranked[1], corrected)]
+    count = len(tested)
+    won = [score.label for score in tested if score.significant]
+    if count == 1:
+        verdict = "significant" if won else "not significant"
+        p = p_text(tested[0].adjusted)
+        return [f"The difference is {verdict} at the {LEVEL:g} level (paired t-test, p = {p})."]
+    if len(won) == count:
+        everyone = "both others" if count == 2 else f"all {count} others"
+        return [
+            f"It is significantly ahead of {everyone} (paired t-tests{corrected}, level {LEVEL:g})."
+        ]
+    second = ranked[1]
+    p = f"p = {p_text(second.adjusted)}"
+    if not won:
+        return [
+            f"None of its leads is significant at the {LEVEL:g} level (paired t-tests{corrected}; "
+            f"against {second.label} {p})."
+        ]
+    return [
+        f"Its lead is significant against {len(won)} of {count} others (paired t-tests{corrected}, "
+        f"level {LEVEL:g}; against {second.label} {p})."
+    ]
+
+
+def _over_the_reference(study: Study, best: Score, second: Score, corrected: str) -> str:
+    test = best.test
+    if test is None:
+        return f"Its lead over the reference {study.reference} cannot be tested."
+    verdict = "is significant" if best.significant else "is not significant"
+    gap = points_text(test.mean_difference, study.metric)
+    lead = f"Its lead of {gap} over the reference {study.reference}"
+    if second.label == study.reference:
+        lead = "That lead"
+    return (
+        f"{lead} {verdict} at the {LEVEL:g} level (paired t-test, {test.n} seeds, "
+        f"p = {p_text(best.adjusted)}{corrected})."
+    )
+
+
+def _speed(outcome: Outcome) -> list[str]:
+    study = outcome.study
+    if study.threshold is None:
+        return []
+    goal = goal_text(study.threshold, study.metric)
+    reached = [(s.arrivals[RULES[0]], s.label) for s in outcome.scores]
+    arrived = [(index, label) for index, label in reached if index is not None]
+    if not arrived:
+        return [f"None reaches {goal}." if len(reached) > 1 else f"It does not reach {goal}."]
+    first = min(index for index, _ in arrived)
+    when = f"at index {first} (after {count_text(first + 1, 'round')})"
+    if len(reached) == 1:
+        return [f"It reaches {goal} {when}."]
+    firsts = [label for index, label in arrived if index == first]
+    who = " and ".join([", ".join(firsts[:-1]), firsts[-1]] if len(firsts) > 1 else firsts)
+    verb = "are" if len(firsts) > 1 else "is"
+    return [f"{who} {verb} first to reach {goal}, {when}."]
+
+
+def _trouble(outcome: Outcome) -> list[str]:
+    diverged = sum(score.diverged for score in outcome.scores)
+    unfinished = sum(score.unfinished for score in outcome.scores)
+    total = len(outcome.study.runs)
+    sentences = []
+    if diverged:
+        sentences.append(f"{diverged} of {total} runs diverged and count as the worst value.")
+    if unfinished:
+        sentences.append(f"{unfinished} of {total} runs are not finished.")
+    return sentences

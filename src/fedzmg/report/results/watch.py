@@ -1,0 +1,389 @@
+"""How far the work in a directory is, as its files tell: nothing is locked, nothing is written."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from fedzmg import algorithms
+from fedzmg.algorithms.options import known_options
+from fedzmg.errors import InputError
+from fedzmg.experiment.work.lock import NAME as LOCK
+from fedzmg.experiment.work.lock import Owner, read_owner
+from fedzmg.report.results.stored import read_toml
+from fedzmg.report.results.tail import Tail
+
+State = Literal["waiting", "running", "interrupted", "stopped", "diverged", "done"]
+Kind = Literal["run", "study", "grid", "starting"]
+
+RECENT = 20
+"""Rounds that speak for the speed."""
+PLANS: dict[str, Kind] = {"study.toml": "study", "grid.toml": "grid", "spec.toml": "run"}
+
+
+class Training(NamedTuple):
+    """One run of a study or trial of a grid."""
+
+    name: str
+    group: str
+    """Its algorithm, as the study or grid calls it."""
+    state: State
+    round: int
+    rounds: int
+    ended: bool
+    """Whether nothing more comes; one that diverged may still be trained along."""
+    evaluated: int | None = None
+    metric: float | None = None
+    """After the round ``evaluated``; of a grid's trial the mean over the rounds that score."""
+    seconds: float | None = None
+    """A round of it, as a share of what trains beside it."""
+    why: str = ""
+
+
+class Work(NamedTuple):
+    """A run, a study or a grid."""
+
+    place: str
+    kind: Kind
+    task: str
+    metric: str
+    higher_is_better: bool
+    trainings: tuple[Training, ...]
+    owner: Owner | None
+    command: str = ""
+    """That made it, where that is known."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether a process is at work."""
+        return self.owner is not None and not self.owner.is_gone
+
+    @property
+    def complete(self) -> bool:
+        """Whether all is trained."""
+        return bool(self.trainings) and all(one.ended for one in self.trainings)
+
+    @property
+    def best(self) -> Training | None:
+        """The training with the best last metric; one that diverged has none."""
+        found = [
+            one
+            for one in self.trainings
+            if one.metric is not None and one.state != "diverged" and math.isfinite(one.metric)
+        ]
+        sign = 1 if self.higher_is_better else -1
+        return max(found, key=lambda one: sign * (one.metric or 0.0), default=None)
+
+    @property
+    def rate(self) -> float | None:
+        """Rounds in a second of what is trained together now."""
+        shares = [one.seconds for one in self.trainings if one.state == "running" and one.seconds]
+        return 1 / sum(shares) if shares else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time until the end at the speed so far; None before there is any."""
+        known: dict[str, list[float]] = {}
+        for one in self.trainings:
+            if one.seconds is not None:
+                known.setdefault(one.group, []).append(one.seconds)
+        if not known:
+            return None
+        usual = statistics.fmean(itertools.chain(*known.values()))
+        left = 0.0
+        for one in self.trainings:
+            if not one.ended:
+                mean = statistics.fmean(known[one.group]) if one.group in known else usual
+                left += (one.rounds - one.round) * (mean if one.seconds is None else one.seconds)
+        return left
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON; what is not finite becomes null."""
+        best = self.best
+        held = None if self.owner is None else {**asdict(self.owner), "gone": not self.alive}
+        return {
+            "place": self.place,
+            "kind": self.kind,
+            "task": self.task,
+            "metric": self.metric,
+            "higher_is_better": self.higher_is_better,
+            "complete": self.complete,
+            "lock": held,
+            "command": self.command,
+            "rounds_per_second": self.rate,
+            "seconds_left": self.seconds_left,
+            "best": None if best is None else best.name,
+            "trainings": [_finite(one._asdict()) for one in self.trainings],
+        }
+
+
+class Watch:
+    """Looks at a directory again and again; every look reads only what is new.
+
+    Args:
+        place: a run, a study, a grid, or a directory that holds some of them.
+
+    Raises:
+        InputError: if there is none, now or at a later look.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._tails: dict[Path, Tail] = {}
+        if not place.is_dir():
+            raise InputError(f"{place} is no directory: give one in which a command is at work")
+
+    def look(self) -> list[Work]:
+        """The work there is, as it is now."""
+        found = [self._work(directory, name) for directory, name in _works(self.place)]
+        if found:
+            return found
+        owner = read_owner(self.place)
+        if owner is None:
+            raise InputError(
+                f"{self.place} holds no run (spec.toml), study (study.toml) or grid (grid.toml): "
+                "give the directory that a command shows at its end, or its --out"
+            )
+        return [Work(str(self.place), "starting", "", "metric", True, (), owner)]
+
+    def _work(self, directory: Path, name: str) -> Work:
+        plan, kind = read_toml(directory / name), PLANS[name]
+        trainings = {"run": self._run, "study": self._study, "grid": self._grid}[kind](
+            directory, plan
+        )
+        facts: Mapping[str, Any] = next(filter(None, map(_json, _manifests(directory, kind))), {})
+        metric = facts.get("metric", "metric")
+        return Work(
+            place=str(directory),
+            kind=kind,
+            task=str(plan.get("task", "")),
+            metric=str(metric["name"] if isinstance(metric, Mapping) else metric),
+            higher_is_better=bool(facts.get("higher_is_better", True)),
+            trainings=tuple(trainings),
+            owner=_owner(directory, kind),
+            command=str(facts.get("command") or ""),
+        )
+
+    def _run(self, directory: Path, plan: Mapping[str, Any]) -> list[Training]:
+        group = str(plan.get("algorithm", ""))
+        rounds = int(plan.get("protocol", {}).get("rounds", 0))
+        name = f"{group}/seed-{plan.get('seed', 0)}"
+        return [self._training(directory, name, group, rounds, _alive(directory))]
+
+    def _study(self, directory: Path, plan: Mapping[str, Any]) -> list[Training]:
+        found = []
+        for label in plan.get("algorithms", {}):
+            for seed in plan.get("seeds", []):
+                place = directory / _folder(label) / f"seed-{seed}"
+                name, rounds = f"{label}/seed-{seed}", int(plan["rounds"])
+                found.append(self._training(place, name, label, rounds, _alive(directory)))
+        return found
+
+    def _training(self, place: Path, name: str, group: str, rounds: int, alive: bool) -> Training:
+        """A run directory, which may not be there yet; ``alive``: its study is at work."""
+        rows = self._tail(place / "metrics.jsonl", "round")
+        if not rows and not (place / "spec.toml").is_file():
+            return Training(name, group, "waiting", 0, rounds, ended=False)
+        last = max(rows, default=0)
+        early = _json(place / "stopped.json")
+        at = early.get("round")
+        stopped = at is not None and last >= at
+        return Training(
+            name=name,
+            group=group,
+            state=_state(
+                rows.values(), early if stopped else {}, last >= rounds,
+                running=_alive(place), waiting=alive,
+            ),
+            round=last,
+            rounds=rounds,
+            ended=stopped or last >= rounds,
+            **_latest(rows.values()),
+            why=str(early.get("words", "")) if stopped else "",
+        )  # fmt: skip
+
+    def _grid(self, directory: Path, plan: Mapping[str, Any]) -> list[Training]:
+        found: list[Training] = []
+        alive, reached = _alive(directory), False
+        for label, variant in plan.get("algorithms", {}).items():
+            place = directory / _folder(label)
+            scored = (place / "scores.json").is_file()
+            # Algorithms come one after another: the first without scores is at work.
+            found += self._search(place, label, variant, plan, scored, alive and not reached)
+            reached = reached or not scored
+        return found
+
+    def _search(
+        self,
+        place: Path,
+        label: str,
+        variant: Mapping[str, Any],
+        plan: Mapping[str, Any],
+        scored: bool,
+        alive: bool,
+    ) -> list[Training]:
+        rounds = int(plan["rounds"])
+        rows: dict[int, list[Mapping[str, Any]]] = {}
+        for line in self._tail(place / "metrics.jsonl", "trial", "round").values():
+            rows.setdefault(line["trial"], []).append(line)
+        stops = self._tail(place / "stopped.jsonl", "trial")
+        names = list(_points(label, variant, plan))
+        begun, members = _checkpointed(place / "checkpoint.safetensors")
+        size = int(plan.get("together", 0)) or len(names)
+        lasts = [
+            max([begun if i in members else 0, *(int(r["round"]) for r in rows.get(i, []))])
+            for i in range(len(names))
+        ]
+        early = {i: s for i, s in stops.items() if not s.get("revoked")}
+        ended = [scored or last >= rounds or i in early for i, last in enumerate(lasts)]
+        # Packs come one after another, too.
+        pack = next((i // size for i, end in enumerate(ended) if not end), None)
+        return [
+            Training(
+                name=name,
+                group=label,
+                state=_state(
+                    rows.get(i, []), early.get(i, {}), ended[i],
+                    running=alive and i // size == pack, waiting=alive or not lasts[i],
+                ),
+                round=lasts[i],
+                rounds=rounds,
+                ended=ended[i],
+                **_latest(
+                    sorted(rows.get(i, []), key=lambda row: int(row["round"])),
+                    counted=rounds - int(plan.get("last", 1)),
+                ),
+                why=str(early.get(i, {}).get("words", "")),
+            )
+            for i, name in enumerate(names)
+        ]  # fmt: skip
+
+    def _tail(self, path: Path, *keys: str) -> dict[Any, dict[str, Any]]:
+        if path not in self._tails:
+            self._tails[path] = Tail(path, *keys)
+        return self._tails[path].update()
+
+
+def _state(
+    rows: Iterable[Mapping[str, Any]],
+    early: Mapping[str, Any],
+    ended: bool,
+    *,
+    running: bool,
+    waiting: bool,
+) -> State:
+    if any(row.get("diverged") for row in rows) or early.get("why") == "diverged":
+        return "diverged"
+    if early:
+        return "stopped"
+    if ended:
+        return "done"
+    if running:
+        return "running"
+    return "waiting" if waiting else "interrupted"
+
+
+def _latest(rows: Iterable[Mapping[str, Any]], counted: int | None = None) -> dict[str, Any]:
+    """The last evaluation, and the time that a round takes.
+
+    A grid scores trials by the mean over rounds after ``counted``: so far, once there are any.
+    """
+    listed = list(rows)
+    evaluated = [row for row in listed if row.get("metric") is not None]
+    scored = [row for row in evaluated if counted is not None and row["round"] > counted]
+    shown = [float(row["metric"]) for row in scored or evaluated[-1:]]
+    # The first round also pays for what is done once.
+    recent = [float(row["seconds"]) for row in (listed[1:] or listed)[-RECENT:] if "seconds" in row]
+    return {
+        "evaluated": int(evaluated[-1]["round"]) if evaluated else None,
+        "metric": statistics.fmean(shown) if shown else None,
+        "seconds": statistics.fmean(recent) if recent else None,
+    }
+
+
+def _points(label: str, variant: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[str]:
+    """Names of a grid's trials, in their order."""
+    axes = _flat(variant.get("axes") or plan.get("axes", {}))
+    try:
+        known = known_options(algorithms.get(str(variant.get("algorithm") or label)))
+    except InputError:
+        known = list(axes)
+    own = {key: values for key, values in axes.items() if key in known}
+    for point in itertools.product(*own.values()):
+        told = " ".join(f"{key}={value:.4g}" for key, value in zip(own, point, strict=True))
+        for seed in plan.get("seeds", []):
+            yield f"{label} {told} seed={seed}"
+
+
+def _checkpointed(path: Path) -> tuple[int, Sequence[int]]:
+    """Round of a grid's checkpoint and the trials in it; only its header is read."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            facts = json.loads(file.read(size))["__metadata__"]
+        return int(facts["round"]), list(json.loads(facts["members"]))
+    except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError):
+        return 0, ()
+
+
+def _works(place: Path) -> Iterator[tuple[Path, str]]:
+    """Studies, grids and runs at or below a place, each with the file that makes it one."""
+    for current, below, files in os.walk(place):
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        name = next((name for name in PLANS if name in files), None)
+        if name is not None:
+            below.clear()
+            yield Path(current), name
+
+
+def _manifests(directory: Path, kind: Kind) -> Iterator[Path]:
+    depth = {"run": "", "grid": "*/", "study": "*/*/"}[kind]
+    yield from sorted(directory.glob(f"{depth}manifest.json"))
+
+
+def _owner(directory: Path, kind: Kind) -> Owner | None:
+    """Who holds the directory; a run of a study may be held as part of that only."""
+    whole = directory.resolve()
+    places = [whole, *whole.parents[:2]] if kind == "run" else [whole]
+    return next(filter(None, map(read_owner, places)), None)
+
+
+def _alive(directory: Path) -> bool:
+    if not (directory / LOCK).exists():
+        return False
+    owner = read_owner(directory)
+    return owner is not None and not owner.is_gone
+
+
+def _folder(name: str) -> str:
+    return name.replace(":", "-").replace(" ", "-")
+
+
+def _flat(axes: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, values in axes.items():
+        inner = values.items() if isinstance(values, Mapping) else ()
+        found |= {f"{key}.{name}": v for name, v in inner} or {key: values}
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A file that may be missing, or be about to be replaced."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()
+    }

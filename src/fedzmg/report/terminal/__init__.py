@@ -1,0 +1,1 @@
+"""For a terminal: tables, cards, live displays."""

@@ -1,0 +1,186 @@
+"""Tables for people: a comparison, the algorithms, the tasks; no wider than a terminal is."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from rich import box
+from rich.cells import cell_len
+from rich.table import Table
+
+_NARROWEST = 6
+
+
+class _Column(NamedTuple):
+    """A column of a comparison."""
+
+    head: str
+    cells: Sequence[str]
+    says: str
+    """For the caption."""
+    rank: int = 0
+    """Columns with the highest ranks go first where there is no room; those with 0 never do."""
+
+    @property
+    def width(self) -> int:
+        return _widest([*self.head.splitlines(), *self.cells])
+
+
+def metric_text(value: float, metric: str) -> str:
+    """An accuracy in percent, any other metric with four digits."""
+    return f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.4g}"
+
+
+def comparison(data: Mapping[str, Any], width: int) -> Table:
+    """Final metric, speed, significance and traffic of a ``comparison.json``; reference first.
+
+    A name or number is never cut: the caption says which columns found no room in ``width``.
+    """
+    columns = _columns(data)
+    shown = _fitting(columns, width)
+    missing = [column.head for column in columns if column not in shown]
+    words = [column.says for column in shown if column.says]
+    if any(row["inferred"] for row in data["algorithms"]):
+        words.append("* partly inferred, see its card")
+    if missing:
+        words.append(f"for want of room only in comparison.json: {', '.join(missing)}")
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=0, pad_edge=False,
+        caption="; ".join(words), caption_justify="left",
+    )  # fmt: skip
+    for column in shown:
+        left = column is columns[0]
+        table.add_column(column.head, justify="left" if left else "right", no_wrap=True)
+    for cells in zip(*(column.cells for column in shown), strict=True):
+        table.add_row(*cells)
+    return table
+
+
+def _columns(data: Mapping[str, Any]) -> list[_Column]:
+    metric, rows = data["metric"], data["algorithms"]
+    goal = metric_text(data["threshold"], metric).replace(".00", "")
+    tests = [_test_cells(row["test"], metric) for row in rows]
+    arrivals = [row["rounds_to_threshold"] for row in rows]
+    traffic = [f"{row['bytes_down'] / 2**20:.0f} / {row['bytes_up'] / 2**20:.0f}" for row in rows]
+    columns = [
+        _Column("algorithm", [row["algorithm"] + "*" * bool(row["inferred"]) for row in rows], ""),
+        _Column(
+            f"final {metric}",
+            [_mean_and_spread(row["mean"], row["sd"], metric) for row in rows],
+            f"final: mean ± sd over {len(data['seeds'])} paired seeds, last tenth of the rounds",
+        ),
+        _Column(
+            f"to {goal}",
+            ["never" if arrived is None else str(arrived) for arrived in arrivals],
+            f"to {goal}: index of the first evaluation there",
+            rank=3,
+        ),
+        _Column(
+            "diff.",
+            [test[0] for test in tests],
+            f"diff. and its p and d_z: paired t-test of {data['reference']} minus this one",
+            rank=1,
+        ),
+        _Column("p", [test[1] for test in tests], "", rank=2),
+        _Column("d_z", [test[2] for test in tests], "", rank=5),
+        _Column(
+            "MiB ↓ / ↑", traffic, "MiB: traffic of one run, all clients, down / up", rank=4
+        ),
+        _Column(
+            "per MiB",
+            [metric_text(row["metric_per_mib"], metric) for row in rows],
+            "per MiB: final over that traffic",
+            rank=6,
+        ),
+    ]  # fmt: skip
+    if any(row["dropped"] or row["diverged"] for row in rows):
+        counts = [f"{row['dropped']} / {row['diverged']}" for row in rows]
+        columns.append(_Column("dropped /\ndiverged", counts, ""))
+    return columns
+
+
+def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
+    """Columns that fit a width with a blank between them and at both edges."""
+    shown = list(columns)
+    while sum(column.width + 1 for column in shown) + 1 > width:
+        last = max(shown, key=lambda column: column.rank)
+        if not last.rank:
+            break
+        shown.remove(last)
+    return shown
+
+
+def _mean_and_spread(mean: float, sd: float | None, metric: str) -> str:
+    if sd is None:
+        return metric_text(mean, metric)
+    return f"{metric_text(mean, metric).removesuffix(' %')} ± {metric_text(sd, metric)}"
+
+
+def _test_cells(test: Mapping[str, Any] | None, metric: str) -> tuple[str, str, str]:
+    if test is None:
+        return "", "", ""
+    difference = test["mean_difference"]
+    return (
+        ("+" if difference >= 0 else "") + metric_text(difference, metric),
+        f"{test['p']:.3g}",
+        f"{test['effect_size']:+.2f}",
+    )
+
+
+def listing(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    *,
+    title: str | None = None,
+    right: Container[str] = (),
+) -> Table:
+    """A table of texts; names in the first column stay whole, other texts break between words.
+
+    Where even that is too wide, words of the last columns are broken.
+
+    Args:
+        heads: of the columns.
+        rows: their texts.
+        width: of the terminal.
+        title: above it.
+        right: heads of columns that end at the right.
+    """
+    columns = list(zip(heads, *rows, strict=True))
+    wanted = [_widest(column) for column in columns]
+    words = [_widest(word for text in column for word in text.split()) for column in columns]
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+        show_edge=False, pad_edge=False,
+    )  # fmt: skip
+    gaps = 2 * (len(columns) - 1)
+    least = [wanted[0], *words[1:]]
+    for i in reversed(range(1, len(least))):
+        too_wide = max(sum(least) - (width - gaps), 0)
+        least[i] = max(least[i] - too_wide, min(least[i], _NARROWEST))
+    widths = shares(wanted, least, width - gaps)
+    for head, room in zip(heads, widths, strict=True):
+        justify: Literal["left", "right"] = "right" if head in right else "left"
+        table.add_column(head, overflow="fold", width=room, justify=justify)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def shares(wanted: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Widths of columns: what they want, or what is left after the least, as evenly as possible.
+
+    >>> shares([10, 30, 8], [10, 7, 5], 80), shares([10, 30, 8], [10, 7, 5], 30)
+    ([10, 30, 8], [10, 12, 8])
+    """
+    widths = list(least)
+    for _ in range(room - sum(least)):
+        growing = [i for i, width in enumerate(widths) if width < wanted[i]]
+        if growing:
+            widths[min(growing, key=widths.__getitem__)] += 1
+    return widths
+
+
+def _widest(texts: Iterable[str]) -> int:
+    return max(map(cell_len, texts), default=0)
