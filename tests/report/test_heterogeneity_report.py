@@ -18,8 +18,10 @@ from rich.console import Console
 from fedzmg.data.heterogeneity import PAPER, describe
 from fedzmg.errors import InputError
 from fedzmg.report.heterogeneity import MOST_ROWS, figure, table, write_csv, write_json
+from fedzmg.report.html.page import render
 from fedzmg.report.numbers import NONE
 from fedzmg.report.plots import style
+from fedzmg.report.results.reading import read
 from fedzmg.report.sheets.heterogeneity import client_by_client, side_by_side
 
 
@@ -268,3 +270,10 @@ def test_tables_put_every_data_set_and_client_beside_the_papers() -> None:
     assert rows["b"] == ["4", "2", "0.406", "0.625", "0.035", "75.0 % (0)"]
     assert rows["paper: 435"] == ["100", "18", "0.430", NONE, "1.730", "48.0 %"]
     assert [row[0].text for row in client_by_client(other).rows] == ["a", "b"]
+
+
+def test_a_page_of_data_sets_alone_is_called_what_it_is(tmp_path: Path) -> None:
+    for name in ("cifar100", "mine"):
+        (tmp_path / name).mkdir()
+        write_json(made_up(3, 4, name=name), tmp_path / name / "heterogeneity.json")
+    assert "<h1>How much clients differ: cifar100, mine</h1>" in render(read([tmp_path]))

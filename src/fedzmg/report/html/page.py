@@ -58,5 +58,8 @@ def render(material: Material, outcomes: Sequence[Outcome] | None = None) -> str
 def _title(material: Material) -> str:
     tasks = [study.task for study in material.studies]
     tasks = tasks or [str(extra.content.get("task", "")) for extra in material.grids]
+    if not tasks and material.heterogeneity:
+        described = [str(extra.content["name"]) for extra in material.heterogeneity]
+        return "How much clients differ: " + ", ".join(described)
     shown = [paper.shown(task) for task in dict.fromkeys(tasks) if task] or list(material.names)
     return "Federated learning on " + ", ".join(shown[:3]) + (" and more" if shown[3:] else "")

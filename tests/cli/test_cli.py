@@ -15,7 +15,7 @@ import pytest
 from fedzmg.cli import _said_once, main
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-STUDIES = Path(__file__).parents[1] / "experiments"
+STUDIES = Path(__file__).parents[2] / "experiments"
 QUICK = ["--rounds", "3", "--engine", "vectorized"]
 
 

@@ -18,7 +18,7 @@ from fedzmg.cli import app, experiments
 from fedzmg.errors import InputError
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-FILES = Path(__file__).parents[1] / "experiments"
+FILES = Path(__file__).parents[2] / "experiments"
 QUICK = ["--set", "rounds=1", "--set", 'algorithms=["fedzmg"]']
 
 

@@ -21,7 +21,7 @@ from fedzmg.errors import InputError
 from fedzmg.trackers import Ending, Entry, TrackedRun
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-FILES = Path(__file__).parents[1] / "experiments"
+FILES = Path(__file__).parents[2] / "experiments"
 STUDY = ["study", str(FILES / "digits-study.toml"), "--set", 'algorithms=["fedzmg"]',
          "--set", "seeds=[0]", "--set", "rounds=2", "--set", "protocol.cohort=2"]  # fmt: skip
 
