@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -21,6 +22,8 @@ from fedzmg import cli
 from fedzmg.data import catalog
 from fedzmg.data.fetch import file_hash
 from fedzmg.data.sources import SOURCES, Remote
+from fedzmg.report.html.page import render
+from fedzmg.report.results.reading import read
 from fedzmg.report.terminal import downloads
 from fedzmg.report.terminal.downloads import Downloads
 
@@ -261,3 +264,14 @@ def test_progress_is_a_bar_in_a_terminal() -> None:
     assert "reading train" in out.getvalue()
     assert "a.gz: 10.0 MiB" not in out.getvalue()
     assert downloads.LINE_SECONDS == 5
+
+
+def test_a_description_says_what_made_it_and_the_page_how_to_repeat_it(
+    fedzmg: Any, tmp_path: Path
+) -> None:
+    done = fedzmg("describe", "digits", "--as-paper", "--out", "described")
+    assert done.code == 0, done.err
+    kept = json.loads((tmp_path / "described" / "heterogeneity.json").read_text())
+    assert kept["made"]["command"] == "fedzmg data describe digits --as-paper --out described"
+    assert len(kept["clients"]) == 10
+    assert kept["made"]["command"] in render(read([tmp_path / "described"]))

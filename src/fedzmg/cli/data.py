@@ -160,6 +160,7 @@ def describe(
 ) -> None:
     """Measure how much clients differ: table, figure, CSV and JSON, beside the paper's table."""
     from fedzmg.data import heterogeneity
+    from fedzmg.provenance import provenance
     from fedzmg.report import heterogeneity as report
     from fedzmg.report.plots.style import save
     from fedzmg.report.writing import check_place
@@ -177,7 +178,8 @@ def describe(
         entropy=entropy or "classes", reference=reference or "global",  # type: ignore[arg-type]
         sample=sample, seed=seed,
     )  # fmt: skip
-    data = {**found.as_dict(), "split": split, "partition": people.partition}
+    where = {"split": split, "partition": people.partition, "made": provenance()}
+    data = {**found.as_dict(), **where}
     paper = None if twin is None else heterogeneity.PAPER[twin]
     report.write_json(data, place / "heterogeneity.json")
     report.write_csv(data, place / "heterogeneity.csv")

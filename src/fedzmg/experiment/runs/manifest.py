@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import platform
-import shlex
-import subprocess
-import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedzmg.experiment.runs.store import FORMAT
+from fedzmg.provenance import provenance
 from fedzmg.simulation import Simulation
-from fedzmg.version import __version__
 
 
 def describe(simulation: Simulation) -> dict[str, Any]:
@@ -24,9 +19,7 @@ def describe(simulation: Simulation) -> dict[str, Any]:
     device = simulation.device
     return {
         "format": FORMAT,
-        "fedzmg": __version__,
-        **_commit(),
-        "command": command(sys.argv),
+        **provenance(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -52,42 +45,4 @@ def describe(simulation: Simulation) -> dict[str, Any]:
         "examples": simulation.task.train.examples.size,
         "data_sha256": simulation.task.train.fingerprint(),
         "task_sha256": simulation.task.fingerprint(),
-    }
-
-
-def command(arguments: Sequence[str]) -> str:
-    """What a user typed, as a shell reads it; ``Python`` if another program called.
-
-    >>> command(["/usr/bin/fedzmg", "run", "digits", "--out", "my runs"]), command(["train.py"])
-    ("fedzmg run digits --out 'my runs'", 'Python')
-    """
-    program = PurePath(arguments[0]) if arguments else PurePath()
-    if program.stem == "fedzmg" or program.parts[-2:] == ("fedzmg", "__main__.py"):
-        return shlex.join(["fedzmg", *arguments[1:]])
-    return "Python"
-
-
-def _commit() -> dict[str, Any]:
-    """Commit of the source tree, if the package runs from one."""
-    here = Path(__file__).parent
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(here), *arguments],
-                capture_output=True,
-                text=True,
-                timeout=10,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout.strip()
-
-    # A checkout that merely contains the environment says nothing about this package.
-    if git("ls-files", "--error-unmatch", __file__) is None:
-        return {"commit": None, "dirty": None}
-    return {
-        "commit": git("rev-parse", "HEAD"),
-        "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
     }

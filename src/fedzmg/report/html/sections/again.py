@@ -33,6 +33,11 @@ def _commands(material: Material) -> Iterator[Commands]:
     """What repeats the runs, from what is on disk."""
     runs = [run for study in material.studies for run in study.runs]
     recorded = [run.manifest["command"] for run in runs if run.manifest.get("command")]
+    recorded += [
+        extra.content["made"]["command"]
+        for extra in material.heterogeneity
+        if extra.content.get("made", {}).get("command")
+    ]
     words = [" ".join(one) if isinstance(one, list) else str(one) for one in recorded]
     whole = []
     for file in material.plans:
@@ -40,7 +45,7 @@ def _commands(material: Material) -> Iterator[Commands]:
         whole.append(f"fedzmg {name.removesuffix('.toml')} {file} --out again/{place}")
     each = [f"fedzmg run {run.place}/spec.toml --out again/{run.place}" for run in runs]
     for title, lines in (
-        ("As recorded when the runs began", tuple(dict.fromkeys(words))),
+        ("As recorded when it was made", tuple(dict.fromkeys(words))),
         ("The whole of it again", tuple(whole)),
         ("Each run again, with every setting as it was", tuple(each)),
         ("This page again", (f"fedzmg report {' '.join(material.names)}",)),
