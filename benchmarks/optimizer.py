@@ -103,9 +103,8 @@ def bytes_moved(name: str, model: nn.Module, decay: bool, device: str) -> tuple[
         else:
             moved = 5 * entries + sum(again)
     else:
-        one_pass = device == "cpu" and name != "ours foreach"
         # sum of g, mean off the velocity; then torch's fused kernel, or velocity and weights apart
-        moved = 3 * centred + (5 if one_pass else 6 if device == "cpu" else 8) * entries
+        moved = 3 * centred + (5 if device == "cpu" else 8) * entries
         moved += 2 * entries if decay else 0
     return 4.0 * moved, cached
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,7 @@ OPTIONS = {
     "climbing": {"maximize": True},
     "rate as a tensor": {"lr": torch.tensor(0.1)},
 }
+warnings.filterwarnings("ignore", "units of parameter")  # rows of one are meant
 ALL = "--all" in sys.argv
 if not ALL:  # one way through every branch of the kernel
     OPTIONS = {"plain": {}}

@@ -154,3 +154,31 @@ def test_axes_by_name() -> None:
     assert Centred(inner, axes={"weight": (0,)}).param_groups[0]["input_axes"] == [(0,)]
     with pytest.raises(InputError, match="did you mean 'weight'"):
         Centred(torch.optim.Adam(layer.named_parameters(), 0.1), axes={"wieght": (0,)})
+
+
+def test_frozen_layers_are_left_alone_until_they_train() -> None:
+    model = model_of()
+    model.requires_grad_(False)
+    last = list(model.children())[-1].requires_grad_(True)
+    centred = Centred(torch.optim.AdamW(model.parameters(), 0.05, weight_decay=0.1), model)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    backward(model, 0)
+    centred.step()
+    moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    assert moved == {n for n, p in model.named_parameters() if p.requires_grad}
+    assert last.weight.requires_grad
+    model.requires_grad_(True)
+    backward(model, 1)
+    centred.step()
+    for n, p, i in projected(model):
+        torch.testing.assert_close(p.detach().sum(i.input_axes), before[n].sum(i.input_axes))
+        assert not torch.equal(p, before[n])
+
+
+def test_a_group_that_is_refused_is_not_kept() -> None:
+    model = model_of()
+    centred = Centred(torch.optim.SGD(model.parameters(), 0.1), model)
+    for wrong in ({"input_axes": 7}, {"input_axes": 1.5}, {"input_axis": (1,)}):
+        with pytest.raises(InputError):
+            centred.add_param_group({"params": [nn.Parameter(torch.ones(2, 3))], **wrong})
+    assert len(centred.optimizer.param_groups) == 1

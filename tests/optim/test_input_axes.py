@@ -5,17 +5,19 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from fedzmg.errors import InputError
-from fedzmg.optim import ZeroMeanSGD, axes
+from fedzmg.optim import Centred, ZeroMeanSGD, axes, zero_mean_
 
 
 @pytest.fixture
 def untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(axes, "_told", False)
+    monkeypatch.setattr(axes, "_told", set())
 
 
 def found(optimizer: ZeroMeanSGD) -> list[list[tuple[int, ...]]]:
@@ -99,3 +101,136 @@ def test_groups_that_do_not_fit_are_refused(given: Any) -> None:
     params = list(nn.Linear(3, 2).parameters())
     with pytest.raises(InputError):
         ZeroMeanSGD([{"params": params, "input_axes": given}], 0.1)
+
+
+@pytest.mark.parametrize("given", [1, np.int64(1), (np.int64(1),), [(-1,), ()], (-1,)])
+def test_axes_may_be_any_whole_numbers(given: Any) -> None:
+    layer = nn.Linear(3, 2)
+    assert found(ZeroMeanSGD([{"params": layer.parameters(), "input_axes": given}], 0.1)) == [
+        [(1,), ()]
+    ]
+    if not isinstance(given, list):
+        assert found(ZeroMeanSGD(layer, 0.1, axes={"weight": given})) == [[(1,), ()]]
+
+
+# --- parameters without a shape, and with one input ------------------------------------------
+
+
+def test_lazy_layers_are_refused_until_they_have_a_shape() -> None:
+    model = nn.Sequential(nn.LazyLinear(3), nn.ReLU(), nn.LazyConv1d(2, 1))
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    for make in (
+        lambda: ZeroMeanSGD(model, 0.1),
+        lambda: ZeroMeanSGD([{"params": model.parameters(), "input_axes": (1,)}], 0.1),
+        lambda: Centred(inner, model),
+        lambda: zero_mean_(model),
+    ):
+        with pytest.raises(InputError, match="has no shape yet: run one forward first"):
+            make()
+    layer = nn.LazyLinear(3)
+    layer(torch.ones(2, 4))
+    assert found(ZeroMeanSGD(layer, 0.1)) == [[(1,), ()]]
+
+
+ONE_INPUT: dict[str, Any] = {
+    "linear": lambda: nn.Linear(1, 4),
+    "depthwise": lambda: nn.Conv2d(4, 4, 1, groups=4),
+    "embedding": lambda: nn.Embedding(1, 4),
+}
+
+
+@pytest.mark.usefixtures("untold")
+@pytest.mark.parametrize("name", ONE_INPUT)
+def test_units_with_one_input_stay_and_that_is_said_once_by_name(name: str) -> None:
+    model = nn.ModuleDict({"first": ONE_INPUT[name](), "more": nn.Linear(2, 2)})
+    with pytest.warns(UserWarning, match=r"parameter first\.weight have one input") as told:
+        optimizer = ZeroMeanSGD(model, 0.1, weight_decay=0.0)
+    assert len(told) == 1
+    before = model["first"].weight.detach().clone()
+    model["first"].weight.grad = torch.randn_like(before)
+    optimizer.step()
+    # Up to rounding: the mean goes through the velocity.
+    torch.testing.assert_close(model["first"].weight.detach(), before, rtol=0, atol=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ZeroMeanSGD(model, 0.1)
+        free = ZeroMeanSGD(model, 0.1, axes={"first.weight": ()})
+    free.step()
+    assert not torch.equal(model["first"].weight, before)
+
+
+# --- frozen layers ---------------------------------------------------------------------------
+
+
+def half_frozen() -> nn.Module:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3), nn.Linear(3, 2))
+    model[:2].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: ZeroMeanSGD(m, 0.1),
+        lambda m: ZeroMeanSGD.for_model(m, 0.1, decay_scope="kernels"),
+        lambda m: Centred(torch.optim.AdamW(m[2].named_parameters("2"), 0.1), m),
+    ],
+)
+def test_layers_that_are_unfrozen_later_have_their_own_axes(make: Any) -> None:
+    model = half_frozen()
+    optimizer = make(model)
+    model.requires_grad_(True)
+    optimizer.add_param_group({"params": list(model[:2].named_parameters())})
+    assert optimizer.param_groups[-1]["input_axes"] == [(0,), (1,), ()]
+    sums = model[0].weight.detach().sum(0)
+    model(torch.tensor([1, 2])).square().sum().backward()
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.0
+    optimizer.step()
+    torch.testing.assert_close(model[0].weight.detach().sum(0), sums)
+
+
+def test_frozen_layers_may_be_named_and_are_not_guessed() -> None:
+    model = nn.ModuleDict({"own": Own(), "last": nn.Linear(3, 2)})
+    model["own"].requires_grad_(False)
+    optimizer = ZeroMeanSGD(model, 0.1)
+    matrix = {"params": [("own.matrix", model["own"].matrix)]}
+    with pytest.raises(InputError, match=r"\(2, 3\) is none of the model's"):
+        optimizer.add_param_group(matrix)
+    optimizer = ZeroMeanSGD(model, 0.1, axes={"own.matrix": (-2,)})
+    optimizer.add_param_group(matrix)
+    assert optimizer.param_groups[-1]["input_axes"] == [(0,)]
+
+
+def test_a_frozen_weight_of_two_layers_is_not_guessed() -> None:
+    model = nn.ModuleList([nn.Embedding(4, 3), nn.Linear(3, 4, bias=False), nn.Linear(2, 2)])
+    model[1].weight = model[0].weight
+    model[0].requires_grad_(False)
+    with pytest.raises(InputError, match="none of the model's"):
+        ZeroMeanSGD(model, 0.1).add_param_group({"params": [("0.weight", model[0].weight)]})
+
+
+# --- weights that are made of others ---------------------------------------------------------
+
+
+def test_spectral_norm_keeps_the_axes_of_its_layer() -> None:
+    model = nn.Sequential(
+        parametrizations.spectral_norm(nn.ConvTranspose1d(3, 2, 2)),
+        parametrizations.spectral_norm(nn.Linear(4, 3)),
+    )
+    chosen = dict(zip(*[ZeroMeanSGD(model, 0.1).param_groups[0][k] for k in (
+        "param_names", "input_axes")], strict=True))  # fmt: skip
+    assert chosen["0.parametrizations.weight.original"] == (0, 2)
+    assert chosen["1.parametrizations.weight.original"] == (1,)
+    alone = parametrizations.spectral_norm(nn.Linear(4, 3, bias=False))
+    assert found(ZeroMeanSGD(alone, 0.1)) == [[(1,)]]
+
+
+@pytest.mark.parametrize("wrap", [parametrizations.weight_norm, parametrizations.orthogonal])
+def test_other_parametrisations_are_named_by_the_user(wrap: Any) -> None:
+    model = nn.Sequential(wrap(nn.Linear(4, 3)))
+    with pytest.raises(InputError, match=r"parametrizations\.weight\.original.*name them"):
+        ZeroMeanSGD(model, 0.1)
+    matrices = [n for n, p in model.named_parameters() if p.ndim > 1]
+    given = {n: (1,) if n.endswith("1") else () for n in matrices}  # original1: the directions
+    ZeroMeanSGD(model, 0.1, axes=given)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedzmg.algorithms.projection import zero_mean
 from fedzmg.errors import InputError
 from fedzmg.models import CharGRU, layout_of
-from fedzmg.optim import zero_mean_
+from fedzmg.optim import axes, zero_mean_
 from fedzmg.optim.projection import centre_
 from golden_problems import GOLDEN
 
@@ -61,3 +61,15 @@ def test_parameters_without_gradient_and_sparse_ones() -> None:
     model[1](torch.tensor([0])).sum().backward()
     with pytest.raises(InputError, match="sparse=False"):
         zero_mean_(model)
+    before = model[1].weight.grad.to_dense()
+    zero_mean_(model, {"1.weight": ()})
+    assert torch.equal(model[1].weight.grad.to_dense(), before)
+
+
+def test_units_with_one_input_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(axes, "_told", set())
+    layer = nn.Linear(1, 2)
+    layer(torch.ones(3, 1)).sum().backward()
+    with pytest.warns(UserWarning, match="parameter weight have one input"):
+        zero_mean_(layer)
+    assert not layer.weight.grad.any()

@@ -221,6 +221,7 @@ def test_without_centring_it_is_torchs_own_sgd() -> None:
 SHAPES = st.lists(st.integers(1, 5), min_size=0, max_size=4)
 
 
+@pytest.mark.filterwarnings("ignore:units of parameter")
 @settings(max_examples=25)
 @having(data=st.data())
 def test_all_ways_agree_for_any_shape_type_and_option(data: st.DataObject) -> None:
@@ -274,7 +275,21 @@ def test_the_fused_way_is_taken_on_processors(monkeypatch: pytest.MonkeyPatch) -
         param = nn.Parameter(torch.ones(2, 2))
         param.grad = torch.ones(2, 2)
         optimizer_of([{"params": [param], "input_axes": (1,)}], **way).step()
-    assert calls == ["fused_on_cpu", "one_by_one", "foreach", "fused_on_cpu", "foreach", "foreach"]
+    kernel = "fused_on_cpu"
+    assert calls == [kernel, "one_by_one", kernel, kernel, kernel, "foreach"]
+
+
+@ways
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_momentum_near_zero_is_none(way: dict[str, Any], dtype: torch.dtype) -> None:
+    """A mean divided by it would be more than the type can say."""
+    param = nn.Parameter(torch.zeros(1, 2, dtype=dtype))
+    group = {"params": [param], "input_axes": (1,)}
+    optimizer = optimizer_of([group], momentum=1e-40, weight_decay=0.0, **way)
+    for _ in range(2):
+        param.grad = torch.tensor([[1.0, 3.0]], dtype=dtype)
+        optimizer.step()
+    torch.testing.assert_close(param.detach(), torch.tensor([[0.2, -0.2]], dtype=dtype))
 
 
 @ways
@@ -324,6 +339,24 @@ def test_sparse_gradients_are_refused_with_a_remedy() -> None:
         optimizer.step()
     embedding.weight.grad = embedding.weight.grad.to_dense()
     optimizer.step()
+
+
+@ways
+def test_sparse_gradients_of_uncentred_weights_are_taken_as_torchs_sgd_does(
+    way: dict[str, Any],
+) -> None:
+    torch.manual_seed(0)
+    ours = nn.Embedding(5, 2, sparse=True).double()
+    theirs = copy.deepcopy(ours)
+    options = {"lr": 0.1, **way}
+    optimizer = ZeroMeanSGD(ours, weight_decay=0.0, axes={"weight": ()}, **options)
+    sgd = torch.optim.SGD(theirs.parameters(), 0.1, momentum=0.9)
+    for _ in range(3):
+        for layer, each in ((ours, optimizer), (theirs, sgd)):
+            each.zero_grad()
+            layer(torch.tensor([1, 3, 1])).square().sum().backward()
+            each.step()
+    torch.testing.assert_close(ours.weight, theirs.weight)
 
 
 # --- what torch's own promise ---------------------------------------------------------------
@@ -401,6 +434,38 @@ def test_the_state_of_torchs_sgd_is_taken_over() -> None:
     damped = torch.optim.SGD(model.parameters(), 0.3, momentum=0.8, dampening=0.5)
     with pytest.raises(InputError, match="dampening"):
         ours.load_state_dict(damped.state_dict())
+
+
+def test_torchs_sgd_takes_over_a_state_of_ours() -> None:
+    model = small()
+    ours = ZeroMeanSGD(model, 0.1)
+    trained(model, ours, 2)
+    sgd = torch.optim.SGD(model.parameters(), 0.3)
+    sgd.load_state_dict(ours.state_dict())
+    trained(model, sgd, 1)
+    assert sgd.param_groups[0]["dampening"] == 0
+    assert sgd.param_groups[0]["momentum"] == 0.9
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.Adagrad])
+def test_a_state_of_another_optimizer_is_refused(kind: Any, steps: int) -> None:
+    model = small()
+    other = kind(model.parameters())
+    trained(model, other, steps)
+    ours = ZeroMeanSGD(model, 0.1)
+    with pytest.raises(InputError, match="another optimizer than SGD"):
+        ours.load_state_dict(other.state_dict())
+    assert ours.param_groups[0]["lr"] == 0.1
+
+
+def test_a_state_with_a_bad_number_changes_nothing() -> None:
+    ours = ZeroMeanSGD(small(), 0.1)
+    state = copy.deepcopy(ours.state_dict())
+    state["param_groups"][0].update(lr=-1.0, momentum=0.5)
+    with pytest.raises(InputError, match="lr = -1"):
+        ours.load_state_dict(state)
+    assert (ours.param_groups[0]["lr"], ours.param_groups[0]["momentum"]) == (0.1, 0.9)
 
 
 def test_a_state_of_other_axes_is_refused() -> None:
@@ -515,6 +580,10 @@ def test_hooks_of_torch_run() -> None:
     [
         ({"lr": -1.0}, "lr = -1"),
         ({"lr": torch.ones(2)}, "2 entries"),
+        ({"lr": torch.tensor(-1.0)}, "lr = -1"),
+        ({"lr": torch.tensor(torch.nan)}, "lr = nan"),
+        ({"lr": float("inf")}, "lr = inf"),
+        ({"lr": "fast"}, "lr = fast"),
         ({"momentum": 1.0}, "momentum = 1"),
         ({"weight_decay": -0.1}, "weight_decay"),
         ({"nesterov": True, "momentum": 0.0}, "nesterov"),
@@ -529,7 +598,18 @@ def test_bad_numbers_are_refused(options: dict[str, Any], match: str) -> None:
 def test_a_refused_group_is_not_kept() -> None:
     optimizer = ZeroMeanSGD(small(), 0.1)
     more = nn.Parameter(torch.ones(2, 2))
-    for wrong in ({"lr": -1.0, "input_axes": (1,)}, {"input_axes": (5,)}):
+    for wrong in (
+        {"lr": -1.0, "input_axes": (1,)},
+        {"input_axes": (5,)},
+        {"input_axes": 1.5},
+        {"input_axes": [(1,), None]},
+        {"input_axes": [None]},
+        {"input_axes": "1"},
+        {"input_axis": (1,)},
+        {"axes": (1,)},
+        {"input_axes": (1,), "foreach": True, "fused": True},
+        {"input_axes": (1,), "dampening": 0.5},
+    ):
         with pytest.raises(InputError):
             optimizer.add_param_group({"params": [("more", more)], **wrong})
     optimizer.add_param_group({"params": [("more", more)], "input_axes": (1,)})

@@ -2,37 +2,103 @@
 
 from __future__ import annotations
 
+import difflib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from operator import index
+from typing import Any, SupportsIndex, TypeAlias
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.parametrize import ParametrizationList
 
-from fedzmg.contract import Layout
 from fedzmg.errors import InputError, unknown
-from fedzmg.models.layout import layout_of
+from fedzmg.models.layout import INPUT_AXES, layout_of
 
 Axes: TypeAlias = tuple[int, ...]
 """Input axes of one parameter; ``()`` leaves it alone."""
 
-GivenAxes: TypeAlias = Axes | Sequence[Axes] | Mapping[str, Axes] | None
+GivenAxes: TypeAlias = int | Axes | Sequence[Axes] | Mapping[str, Axes] | None
 """One tuple for all parameters of a group, a list with a tuple each, or a map by name."""
 
-_told = False
+Known: TypeAlias = Mapping[str, Axes] | Mapping[Tensor, Axes]
+"""What a user has said by name, or what a model says of its parameters."""
+
+_told: set[str] = set()
 
 
-def model_layout(model: nn.Module, axes: Mapping[str, Axes] | None = None) -> Layout:
-    """Input axes of all trainable parameters of a model.
+def model_axes(model: nn.Module, axes: Mapping[str, Axes] | None = None) -> dict[Tensor, Axes]:
+    """Input axes of all parameters of a model, for now and for when frozen ones are trained.
 
     Vectors and scalars are never centred, whatever module they belong to, so a module of a type
-    that is not known matters only if it has weights of two or more axes.
+    that is not known matters only if it has weights of two or more axes. A frozen one is then
+    left out.
     """
-    vectors: dict[str, Axes] = {}
+    told: dict[str, Axes] = dict(axes or {})
+    frozen: dict[Tensor, set[Axes | None]] = {}
     for prefix, module in model.named_modules():
         for own_name, parameter in module.named_parameters(recurse=False):
-            if parameter.requires_grad and parameter.ndim < 2:
-                vectors[f"{prefix}.{own_name}" if prefix else own_name] = ()
-    return layout_of(model, {**vectors, **(axes or {})})
+            name = f"{prefix}.{own_name}" if prefix else own_name
+            _refuse_lazy(parameter, name)
+            if name in told:
+                told[name] = checked(told[name], parameter.ndim, name)
+            elif parameter.ndim < 2:
+                told[name] = ()
+            elif _is_spectral(module):
+                *layer, _, behind = prefix.split(".")
+                found = _by_type(model.get_submodule(".".join(layer)), behind, parameter.ndim)
+                if found is not None:
+                    told[name] = found
+            if not parameter.requires_grad:
+                # Tied ones have several names, which may disagree.
+                says = told.pop(name, _by_type(module, own_name, parameter.ndim))
+                frozen.setdefault(parameter, set()).add(says)
+    named = dict(model.named_parameters())
+    layout = layout_of(model, told)
+    known: dict[Tensor, Axes] = {named[name]: info.input_axes for name, info in layout.items()}
+    for parameter, said in frozen.items():
+        if len(said) == 1 and (one := said.pop()) is not None:
+            known[parameter] = one
+    return known
+
+
+def _by_type(module: nn.Module, own_name: str, rank: int) -> Axes | None:
+    rules = (INPUT_AXES[kind] for kind in type(module).__mro__ if kind in INPUT_AXES)
+    infos = (rule(module, own_name, rank) for rule in rules)
+    return next((info.input_axes for info in infos if info is not None), None)
+
+
+def _is_spectral(module: nn.Module) -> bool:
+    """Whether it keeps a weight that is the layer's own but for a factor."""
+    return isinstance(module, ParametrizationList) and all(
+        isinstance(each, _SpectralNorm) for each in module
+    )
+
+
+def _refuse_lazy(parameter: Any, name: str) -> None:
+    if is_lazy(parameter):
+        raise InputError(f"parameter {name!r} has no shape yet: run one forward first")
+
+
+def axes_of(group: Mapping[str, Any], known: Known | None) -> list[Axes]:
+    """The axes of every parameter of a group: its own ``"input_axes"``, or what is known."""
+    for key in group:
+        if key != "input_axes" and difflib.get_close_matches(key, ["input_axes"], cutoff=0.55):
+            raise InputError(f"a group has {key!r}: did you mean 'input_axes'?")
+    given: Any = group.get("input_axes")
+    by_parameter: Any = known if known and isinstance(next(iter(known)), Tensor) else None
+    if given is None and by_parameter is not None:
+        missing = [p for p in group["params"] if p not in by_parameter and p.ndim > 1]
+        if missing:
+            raise InputError(
+                f"a parameter of shape {tuple(missing[0].shape)} is none of the model's whose "
+                "input axes are known: name it in axes, or give its group 'input_axes'"
+            )
+        given = [by_parameter.get(p, ()) for p in group["params"]]
+    elif given is None and known is not None and "param_names" in group:
+        given = {n: a for n, a in known.items() if n in group["param_names"]}
+    return group_axes(group, given)
 
 
 def group_axes(group: Mapping[str, Any], given: GivenAxes) -> list[Axes]:
@@ -44,35 +110,47 @@ def group_axes(group: Mapping[str, Any], given: GivenAxes) -> list[Axes]:
     """
     params: list[Tensor] = group["params"]
     names: list[str] = group.get("param_names") or [f"number {i}" for i in range(len(params))]
+    for parameter, name in zip(params, names, strict=True):
+        _refuse_lazy(parameter, name)
+    chosen = _chosen(given, params, names)
+    found = [checked(a, p.ndim, n) for a, p, n in zip(chosen, params, names, strict=True)]
+    tell_of_single_inputs(zip(names, params, found, strict=True))
+    return found
+
+
+def _chosen(given: Any, params: list[Tensor], names: list[str]) -> list[Any]:
     if isinstance(given, Mapping):
         return _by_name(given, params, names)
     if given is None:
         if any(p.ndim > 1 for p in params):
-            _tell_once()
-        return [tuple(range(1, p.ndim)) for p in params]
-    if all(isinstance(axis, int) for axis in given):
-        one: Any = tuple(given)
-        chosen = [one if p.ndim > 1 else () for p in params]
-    else:
-        chosen = [tuple(axes) for axes in given]  # type: ignore[arg-type]
-        if len(chosen) != len(params):
-            raise InputError(
-                f"input_axes has {len(chosen)} entries for {len(params)} parameters: "
-                "give one tuple for each, or a single tuple for all"
+            _tell_once(
+                "input axes are not known for a bare list of parameters: all axes but the first "
+                "are taken for inputs, which is wrong for embeddings and transposed layouts; pass "
+                "the model (ZeroMeanSGD.for_model), axes by name, or 'input_axes' in every group"
             )
-    return [_checked(*each) for each in zip(chosen, params, names, strict=True)]
+        return [tuple(range(1, p.ndim)) for p in params]
+    if isinstance(given, SupportsIndex):
+        given = (given,)
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise InputError(f"input_axes = {given!r}: expected a tuple of axes, or a list of tuples")
+    if all(isinstance(axis, SupportsIndex) for axis in given):
+        return [given if p.ndim > 1 else () for p in params]
+    if len(given) != len(params):
+        raise InputError(
+            f"input_axes has {len(given)} entries for {len(params)} parameters: "
+            "give one tuple for each, or a single tuple for all"
+        )
+    return list(given)
 
 
 def _by_name(given: Mapping[str, Axes], params: list[Tensor], names: list[str]) -> list[Axes]:
-    chosen = []
     for name, parameter in zip(names, params, strict=True):
         if name not in given and parameter.ndim > 1:
             raise InputError(
                 f"axes does not name parameter {name!r} of shape {tuple(parameter.shape)}: "
                 "add its input axes, or () to leave it uncentred"
             )
-        chosen.append(_checked(given.get(name, ()), parameter, name))
-    return chosen
+    return [given.get(name, ()) for name in names]
 
 
 def check_names(axes: Mapping[str, Axes], groups: Iterable[Mapping[str, Any]]) -> None:
@@ -88,13 +166,18 @@ def check_names(axes: Mapping[str, Axes], groups: Iterable[Mapping[str, Any]]) -
             raise unknown("parameter in axes", name, known)
 
 
-def _checked(axes: Axes, parameter: Tensor, name: str) -> Axes:
-    rank = parameter.ndim
-    if any(not isinstance(a, int) or not -rank <= a < rank for a in axes):
-        raise InputError(f"input axes {tuple(axes)} of parameter {name}: it has {rank} axes")
+def checked(given: Any, rank: int, name: str) -> Axes:
+    """Axes in ascending order, counted from the front."""
+    place = f"input axes {given} of parameter {name}"
+    try:
+        axes = [index(a) for a in ((given,) if isinstance(given, SupportsIndex) else given)]
+    except TypeError as error:
+        raise InputError(f"{place}: expected a tuple of whole numbers") from error
+    if any(not -rank <= a < rank for a in axes):
+        raise InputError(f"{place}: it has {rank} axes")
     found = tuple(sorted(a % rank for a in axes))
     if len(set(found)) != len(found):
-        raise InputError(f"input axes {tuple(axes)} of parameter {name}: an axis is named twice")
+        raise InputError(f"{place}: an axis is named twice")
     return found
 
 
@@ -106,14 +189,18 @@ def inputs(shape: Sequence[int], axes: Axes) -> int:
     return found
 
 
-def _tell_once() -> None:
-    global _told
-    if not _told:
-        _told = True
-        warnings.warn(
-            "input axes are not known for a bare list of parameters: all axes but the first are "
-            "taken for inputs, which is wrong for embeddings and transposed layouts; pass the "
-            "model (ZeroMeanSGD.for_model), axes by name, or 'input_axes' in every group",
-            UserWarning,
-            stacklevel=6,
+def tell_of_single_inputs(named: Iterable[tuple[str, Tensor, Axes]]) -> None:
+    """Warn of weights that the rule takes out of training: a lone gradient is its own mean."""
+    still = [n for n, p, axes in named if axes and p.numel() and inputs(p.shape, axes) == 1]
+    if still:
+        _tell_once(
+            f"units of parameter {', '.join(still)} have one input each, and a gradient minus its "
+            "own mean is zero: no step but decay will change them; leave them uncentred with "
+            "axes={name: ()} or 'input_axes' of their group"
         )
+
+
+def _tell_once(message: str) -> None:
+    if message not in _told:
+        _told.add(message)
+        warnings.warn(message, UserWarning, stacklevel=8)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from fedzmg.errors import InputError
-from fedzmg.optim.axes import Axes, check_names, group_axes, inputs, model_layout
+from fedzmg.optim.axes import Axes, Known, axes_of, check_names, inputs, model_axes
 from fedzmg.optim.projection import sum_of_inputs
 from fedzmg.optim.shards import local
 
@@ -56,14 +56,12 @@ class Centred(Optimizer):
                 f"optimizer is a {type(optimizer).__name__}: expected a torch.optim.Optimizer"
             )
         self.optimizer = optimizer
-        self._given: Mapping[Any, Axes] = axes or {}
+        self._known: Known | None = axes
         if model is not None:
-            layout = model_layout(model, axes)
-            named = dict(model.named_parameters())
-            self._given = {named[name]: info.input_axes for name, info in layout.items()}
+            self._known = model_axes(model, axes)
         elif axes is not None:
             check_names(axes, optimizer.param_groups)
-        chosen = [self._axes_of(group) for group in optimizer.param_groups]
+        chosen = [axes_of(group, self._known) for group in optimizer.param_groups]
         for group, each in zip(optimizer.param_groups, chosen, strict=True):
             group["input_axes"] = each
         # The groups are those of the optimizer inside: the same dictionaries, then the same list.
@@ -75,29 +73,15 @@ class Centred(Optimizer):
         self.state = self.optimizer.state
         self.defaults = self.optimizer.defaults
 
-    def _axes_of(self, group: dict[str, Any]) -> list[Axes]:
-        given: Any = group.get("input_axes")
-        if given is None and any(isinstance(key, Tensor) for key in self._given):
-            missing = [p for p in group["params"] if p not in self._given and p.ndim > 1]
-            if missing:
-                raise InputError(
-                    f"a parameter of shape {tuple(missing[0].shape)} of the optimizer is none of "
-                    "the model's trainable ones: give its group 'input_axes'"
-                )
-            given = [self._given.get(p, ()) for p in group["params"]]
-        elif given is None and self._given and "param_names" in group:
-            given = {n: a for n, a in self._given.items() if n in group["param_names"]}
-        return group_axes(group, given)
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters to the optimizer inside; ``"input_axes"`` as in ``ZeroMeanSGD``."""
+        """Add parameters to the optimizer inside, with ``"input_axes"`` if none of the model's."""
         if any(param_group is group for group in self.optimizer.param_groups):
             return  # while this one is made: there already
         self.optimizer.add_param_group(param_group)
         group = self.optimizer.param_groups[-1]
         try:
-            group["input_axes"] = self._axes_of(group)
-        except InputError:
+            group["input_axes"] = axes_of(group, self._known)
+        except Exception:
             self.optimizer.param_groups.pop()
             raise
 
@@ -138,7 +122,7 @@ class Centred(Optimizer):
         self._share()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer, "_given": self._given, "defaults": self.defaults}
+        return {"optimizer": self.optimizer, "_known": self._known, "defaults": self.defaults}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

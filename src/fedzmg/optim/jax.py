@@ -21,34 +21,52 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.optim.axes import Axes
+from fedzmg.optim.axes import Axes, checked
 
-AxisRule: TypeAlias = Callable[[str, int], Axes | None]
-"""(name of the layer, rank of its parameter) -> input axes; None if the name does not tell."""
+Shape: TypeAlias = tuple[int, ...]
+AxisRule: TypeAlias = Callable[[list[str], str, Mapping[str, Shape]], Axes | None]
+"""(path of the layer, name of its parameter, all shapes) -> input axes; None if it is not told."""
+REPEATED = re.compile(r"(Scan|Vmap)[A-Z]|__layer_stack")
+"""How Flax and Haiku call modules whose parameters have an axis more, one entry for each layer."""
 
 
-def _none(layer: str, rank: int) -> Axes:
-    del layer, rank
+def _none(layer: list[str], own: str, shapes: Mapping[str, Shape]) -> Axes:
+    del layer, own, shapes
     return ()
 
 
-def _vocabulary(layer: str, rank: int) -> Axes:
-    del layer, rank
-    return (0,)
+def _vocabulary(layer: list[str], own: str, shapes: Mapping[str, Shape]) -> Axes | None:
+    return (0,) if len(shapes["/".join([*layer, own])]) == 2 else None
 
 
-def _flax_kernel(layer: str, rank: int) -> Axes | None:
-    if rank > 2 and re.match(r"DenseGeneral|ConvLocal|Einsum", layer):
-        return None  # which axes are features is known to the layer alone
-    if rank == 3 and layer in ("query", "key", "value"):
-        return (0,)  # (features, heads, size of a head)
+def _inputs_first(layer: list[str], own: str, shapes: Mapping[str, Shape]) -> Axes | None:
+    rank, name = len(shapes["/".join([*layer, own])]), layer[-1] if layer else ""
+    if name.startswith(("Einsum", "ConvLocal")):
+        return None
+    if rank == 2:
+        return (0,)
+    # With more axes only the layer knows which are features, unless it is a convolution.
+    if "conv" not in name.lower() or any(REPEATED.match(part) for part in layer):
+        return None
+    if re.search(r"_transpose(_\d+)?$", name):
+        return (*range(rank - 2), rank - 1)  # Haiku: (spatial..., outputs, inputs)
     return tuple(range(rank - 1))
 
 
-def _haiku_weight(layer: str, rank: int) -> Axes:
-    if re.search(r"_transpose(_\d+)?$", layer):
-        return (*range(rank - 2), rank - 1)  # (spatial..., outputs, inputs)
-    return tuple(range(rank - 1))
+def _flax_kernel(layer: list[str], own: str, shapes: Mapping[str, Shape]) -> Axes | None:
+    def of(*path: str) -> Shape:
+        return shapes.get("/".join(path), ())
+
+    kernel, bias, (*block, name) = of(*layer, own), of(*layer, "bias"), layer or [""]
+    if len(kernel) == 3 and name in ("query", "key", "value", "out"):
+        query, out = of(*block, "query", own), of(*block, "out", own)
+        # (features, heads, size) and (heads, size, features); stacks of matrices do not fit.
+        heads = len(query) == 3 and query[1:] == out[:2] and len(of(*block, "out", "bias")) < 2
+        return ((0, 1) if name == "out" else (0,)) if heads else None
+    if len(kernel) > 2 and bias:
+        # A bias has the axes of the outputs, and in a stack of layers one more.
+        return tuple(range(len(kernel) - 1)) if bias == kernel[-1:] else None
+    return _inputs_first(layer, own, shapes)
 
 
 INPUT_AXES: dict[str, AxisRule] = {
@@ -58,9 +76,9 @@ INPUT_AXES: dict[str, AxisRule] = {
     "bias": _none,
     "scale": _none,
     # Haiku
-    "w": _haiku_weight,
-    "w_i": _haiku_weight,
-    "w_h": _haiku_weight,
+    "w": _inputs_first,
+    "w_i": _inputs_first,
+    "w_h": _inputs_first,
     "embeddings": _vocabulary,
     "b": _none,
     "offset": _none,
@@ -77,20 +95,25 @@ def input_axes(params: Any, axes: Mapping[str, Axes] | None = None) -> dict[str,
     Args:
         params: parameters of Flax or Haiku, or gradients of the same structure.
         axes: for parameters whose name does not tell, or tells wrongly; ``()`` leaves one alone.
+            Those of another part of ``optax.multi_transform`` may be among them.
 
     Raises:
         InputError: for a parameter of two or more axes with a name that is not known, or for an
             unknown name or axis in ``axes``.
     """
-    leaves = _installed("jax.tree_util").tree_leaves_with_path(params)
+    trees, masked = _installed("jax.tree_util"), _installed("optax").MaskedNode
+    leaves = trees.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, masked))
     given = dict(axes or {})
-    ranks = {_name(path): leaf.ndim for path, leaf in leaves}
+    known = {_name(path): leaf for path, leaf in leaves}
+    # A number of Python's has no shape.
+    shapes = {n: getattr(x, "shape", ()) for n, x in known.items() if not isinstance(x, masked)}
+    elsewhere = tuple(f"{n}/" for n in known if n not in shapes)  # parameters or whole layers
     for name in given:
-        if name not in ranks:
-            raise unknown("parameter in axes", name, ranks)
+        if name not in shapes and not f"{name}/".startswith(elsewhere):
+            raise unknown("parameter in axes", name, known)
     return {
-        name: _checked(name, rank, given[name]) if name in given else _by_name(name, rank)
-        for name, rank in ranks.items()
+        name: checked(given[name], len(shape), name) if name in given else _by_name(name, shapes)
+        for name, shape in shapes.items()
     }
 
 
@@ -138,26 +161,18 @@ def _key(part: Any) -> Any:
     return next(found, part)
 
 
-def _by_name(name: str, rank: int) -> Axes:
+def _by_name(name: str, shapes: Mapping[str, Shape]) -> Axes:
+    rank = len(shapes[name])
     if rank < 2:
         return ()
-    *layers, own = name.split("/")
+    *layer, own = name.split("/")
     rule = INPUT_AXES.get(own)
-    found = rule(layers[-1] if layers else "", rank) if rule else None
+    found = rule(layer, own, shapes) if rule else None
     if found is None:
         raise InputError(
             f"parameter {name!r} has {rank} axes, and its name does not tell which are inputs: "
             f"name them with axes={{{name!r}: (...)}}, or () to leave it uncentred"
         )
-    return found
-
-
-def _checked(name: str, rank: int, axes: Axes) -> Axes:
-    if any(not isinstance(a, int) or not -rank <= a < rank for a in axes):
-        raise InputError(f"axes[{name!r}] = {tuple(axes)}: it has {rank} axes")
-    found = tuple(sorted(a % rank for a in axes))
-    if len(set(found)) != len(found):
-        raise InputError(f"axes[{name!r}] = {tuple(axes)}: an axis is named twice")
     return found
 
 

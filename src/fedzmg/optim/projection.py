@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
-from fedzmg.optim.axes import Axes, inputs, model_layout
+from fedzmg.optim.axes import Axes, inputs, model_axes, tell_of_single_inputs
 from fedzmg.optim.shards import local, splits_inputs, sum_over_processes
 
 
@@ -17,13 +17,17 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def refuse_sparse(grad: Tensor) -> None:
-    """A sparse gradient has no entry to subtract a mean from."""
-    if grad.layout is not torch.strided:
+def dense(grad: Tensor, axes: Axes) -> Tensor:
+    """A gradient to compute with: a sparse one has no entries to subtract a mean from."""
+    if grad.layout is torch.strided:
+        return grad
+    if axes:
         raise InputError(
             f"a gradient of shape {tuple(grad.shape)} is sparse, and minus its mean it is dense: "
-            "build the layer with sparse=False, or call grad.to_dense() before the step"
+            "build the layer with sparse=False, call grad.to_dense() before the step, or leave the "
+            "weight uncentred with axes ()"
         )
+    return grad.to_dense()
 
 
 def sum_of_inputs(grad: Tensor, axes: Axes) -> Tensor:
@@ -37,9 +41,8 @@ def sum_of_inputs(grad: Tensor, axes: Axes) -> Tensor:
 def centre_(pairs: Iterable[tuple[Tensor, Axes]]) -> None:
     """Subtract from each tensor its mean over its axes, in place."""
     for tensor, axes in pairs:
-        refuse_sparse(tensor)
         if axes and tensor.numel():
-            total = sum_of_inputs(tensor, axes)
+            total = sum_of_inputs(dense(tensor, axes), axes)
             local(tensor).sub_(total, alpha=1 / inputs(tensor.shape, axes))
 
 
@@ -59,9 +62,7 @@ def zero_mean_(model: nn.Module, axes: Mapping[str, Axes] | None = None) -> None
     >>> layer.weight.grad
     tensor([[-1.,  1.]])
     """
-    named = dict(model.named_parameters())
-    centre_(
-        (grad, info.input_axes)
-        for name, info in model_layout(model, axes).items()
-        if (grad := named[name].grad) is not None
-    )
+    known = model_axes(model, axes)
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+    tell_of_single_inputs((names[p], p, over) for p, over in known.items())
+    centre_((p.grad, over) for p, over in known.items() if p.grad is not None)

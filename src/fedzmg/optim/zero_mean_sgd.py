@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Self, TypeAlias
 
@@ -12,8 +13,8 @@ from torch.optim import Optimizer
 
 from fedzmg.errors import InputError, unknown
 from fedzmg.optim import fused, updates
-from fedzmg.optim.axes import Axes, GivenAxes, check_names, group_axes, model_layout
-from fedzmg.optim.projection import refuse_sparse
+from fedzmg.optim.axes import Axes, Known, axes_of, check_names, model_axes
+from fedzmg.optim.projection import dense
 from fedzmg.optim.shards import is_spread, like_its_parameter
 from fedzmg.optim.updates import Numbers, Weights
 
@@ -76,11 +77,10 @@ class ZeroMeanSGD(Optimizer):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        if foreach and fused:
-            raise InputError("foreach=True and fused=True exclude each other: choose one")
         defaults = {
             "lr": lr,
             "momentum": momentum,
+            "dampening": 0,  # none, which torch's SGD reads in a state of ours
             "weight_decay": weight_decay,
             "nesterov": nesterov,
             "maximize": maximize,
@@ -88,13 +88,14 @@ class ZeroMeanSGD(Optimizer):
             "fused": fused,
             "capturable": capturable,
         }
-        self._axes: Mapping[str, Axes] | None = axes
+        self._known: Known | None = axes
         params: Any = params_or_model
         if isinstance(params_or_model, nn.Module):
-            params, self._axes = _of_model(params_or_model, axes)
+            self._known, axes = model_axes(params_or_model, axes), None
+            params = _trainable(params_or_model)
         super().__init__(params, defaults)
-        if self._axes is not None:
-            check_names(self._axes, self.param_groups)
+        if axes is not None:
+            check_names(axes, self.param_groups)
         if fused:
             # A scaler then hands over its factor and what it found, and leaves gradients alone.
             self._step_supports_amp_scaling = True
@@ -125,7 +126,7 @@ class ZeroMeanSGD(Optimizer):
         """
         if decay_scope not in ("all", "kernels"):
             raise unknown("decay_scope", str(decay_scope), ["all", "kernels"])
-        named, known = _of_model(model, axes)
+        named, known = _trainable(model), model_axes(model, axes)
         groups: list[dict[str, Any]] = [{"params": named}]
         if decay_scope == "kernels":
             groups = [
@@ -133,29 +134,28 @@ class ZeroMeanSGD(Optimizer):
                 {"params": [(n, p) for n, p in named if p.ndim < 2], "weight_decay": 0.0},
             ]
         for group in groups:
-            group["input_axes"] = [known[name] for name, _ in group["params"]]
-        return cls([g for g in groups if g["params"]], lr, momentum, weight_decay, **options)
+            group["input_axes"] = [known[p] for _, p in group["params"]]
+        made = cls([g for g in groups if g["params"]], lr, momentum, weight_decay, **options)
+        made._known = known
+        return made
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with options of their own; see the class for ``"input_axes"``."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        given: GivenAxes = group.get("input_axes")
-        if given is None and self._axes is not None and "param_names" in group:
-            given = {n: a for n, a in self._axes.items() if n in group["param_names"]}
         try:
             _check(group)
-            group["input_axes"] = group_axes(group, given)
-        except InputError:
+            group["input_axes"] = axes_of(group, self._known)
+        except Exception:
             self.param_groups.pop()
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_axes": self._axes}
+        return {**super().__getstate__(), "_known": self._known}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.setdefault("_axes", None)
+        self.__dict__.setdefault("_known", None)
         for group in self.param_groups:
             for name, default in self.defaults.items():
                 group.setdefault(name, default)
@@ -167,9 +167,15 @@ class ZeroMeanSGD(Optimizer):
 
         Input axes belong to the model: a state that was saved with others is refused.
         """
+        entries = {key for each in state_dict["state"].values() for key in each}
+        if strange := sorted(entries - {"momentum_buffer"}):
+            raise InputError(
+                f"the state has {', '.join(strange)}: it is of another optimizer than SGD"
+            )
         for saved, own in zip(state_dict["param_groups"], self.param_groups, strict=False):
-            if saved.get("dampening"):
-                raise InputError(f"dampening = {saved['dampening']}: expected 0 in a loaded state")
+            if "momentum" not in saved:
+                raise InputError("the state has no momentum: it is of another optimizer than SGD")
+            _check({**own, **saved})
             axes = [tuple(each) for each in saved.get("input_axes", own["input_axes"])]
             if axes != own["input_axes"] and len(axes) == len(own["input_axes"]):
                 place = next(i for i, each in enumerate(axes) if each != own["input_axes"][i])
@@ -181,7 +187,6 @@ class ZeroMeanSGD(Optimizer):
         super().load_state_dict(state_dict)
         for group, axes in zip(self.param_groups, own_axes, strict=True):
             group["input_axes"] = axes
-            _check(group)
 
     def _init_group(
         self,
@@ -193,11 +198,8 @@ class ZeroMeanSGD(Optimizer):
         for p in group["params"]:
             if p.grad is None:
                 continue
-            grad = p.grad
-            if grad.layout is not torch.strided:
-                refuse_sparse(grad)
             params.append(p)
-            grads.append(grad)
+            grads.append(p.grad)
             if group["momentum"]:
                 state = self.state[p]
                 if state.get("momentum_buffer") is None:
@@ -221,12 +223,15 @@ class ZeroMeanSGD(Optimizer):
                 for p, each in zip(group["params"], group["input_axes"], strict=True)
                 if p.grad is not None
             ]
+            if any(g.layout is not torch.strided for g in grads):
+                grads = [dense(g, each) for g, each in zip(grads, axes, strict=True)]
             if params:
                 spread = any(map(is_spread, params))
                 if spread:
                     grads = [like_its_parameter(g, p) for g, p in zip(grads, params, strict=True)]
                 weights = Weights(params, grads, velocities, axes, spread)
-                if torch.compiler.is_compiling():
+                # What a scaler has found is a question to the data: no part of a graph.
+                if torch.compiler.is_compiling() and getattr(self, "found_inf", None) is None:
                     updates.one_by_one(weights, _numbers(group, group["lr"]))
                 else:
                     self._eager(number, group, weights)
@@ -241,10 +246,8 @@ class ZeroMeanSGD(Optimizer):
         for (device, dtype), places in by_kind.items():
             some = weights if len(by_kind) == 1 else weights.some(places)
             numbers = _numbers(group, _readable(group, device))
-            if group["foreach"] is False and not group["fused"]:
-                updates.one_by_one(some, numbers)
-                continue
-            if fused.possible(device, dtype):
+            single = group["foreach"] is False and not group["fused"]
+            if not single and fused.possible(device, dtype):
                 some = self._launched(
                     (number, device, dtype), group, some, numbers, scale, found_inf
                 )
@@ -257,8 +260,12 @@ class ZeroMeanSGD(Optimizer):
             if scale is not None:
                 factor = 1 / scale
                 some = some.with_grads([g * factor.to(g.device, g.dtype) for g in some.grads])
-            one_pass = group["foreach"] is not True and updates.fits_fused_on_cpu(some, numbers)
-            (updates.fused_on_cpu if one_pass else updates.foreach)(some, numbers)
+            if single:
+                updates.one_by_one(some, numbers)
+            elif updates.fits_fused_on_cpu(some, numbers):
+                updates.fused_on_cpu(some, numbers)
+            else:
+                updates.foreach(some, numbers)
 
     def _launched(
         self,
@@ -286,29 +293,26 @@ class ZeroMeanSGD(Optimizer):
         return weights.some(others)
 
 
-def _of_model(
-    model: nn.Module, axes: Mapping[str, Axes] | None
-) -> tuple[list[tuple[str, Tensor]], dict[str, Axes]]:
-    layout = model_layout(model, axes)
-    named: list[tuple[str, Tensor]] = [
-        (name, p) for name, p in model.named_parameters() if name in layout
-    ]
-    return named, {name: info.input_axes for name, info in layout.items()}
+def _trainable(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 def _check(group: Mapping[str, Any]) -> None:
-    lr = group["lr"]
-    if isinstance(lr, Tensor):
-        if lr.numel() != 1:
-            raise InputError(f"lr has {lr.numel()} entries: expected one number")
-    elif not lr >= 0:
-        raise InputError(f"lr = {lr}: expected a number >= 0")
-    if not 0 <= group["momentum"] < 1:
-        raise InputError(f"momentum = {group['momentum']}: expected >= 0 and < 1")
-    if not group["weight_decay"] >= 0:
-        raise InputError(f"weight_decay = {group['weight_decay']}: expected >= 0")
+    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
+        raise InputError(f"lr has {group['lr'].numel()} entries: expected one number")
+    for name, end in (("lr", math.inf), ("momentum", 1), ("weight_decay", math.inf)):
+        try:
+            value = float(group[name])
+        except (TypeError, ValueError):
+            value = math.nan
+        if not 0 <= value < end:
+            raise InputError(f"{name} = {group[name]}: expected a number >= 0 and < {end}")
+    if group["dampening"]:
+        raise InputError(f"dampening = {group['dampening']}: expected 0, there is none here")
     if group["nesterov"] and not group["momentum"]:
         raise InputError("nesterov=True needs a momentum: set it above 0")
+    if group["foreach"] and group["fused"]:
+        raise InputError("foreach=True and fused=True exclude each other: choose one")
 
 
 def _readable(group: Mapping[str, Any], device: torch.device) -> float | Tensor:
