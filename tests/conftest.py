@@ -1,4 +1,4 @@
-"""What every test runs under: one thread, and properties that are the same in every run."""
+"""What every test runs under: one thread, and chance that is the same in every run and order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from hypothesis import settings
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci")
 torch.set_num_threads(1)
+
+
+def pytest_runtest_setup() -> None:
+    """Weights that a test leaves to torch do not depend on the tests before it."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
