@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,18 @@ def test_a_reader_is_told_if_the_papers_way_would_choose_another_point() -> None
 def test_also_by_test_is_refused_where_it_says_nothing_new() -> None:
     with pytest.raises(InputError, match='selection = "test" chooses by it already'):
         spec(selection="test", also_by_test=True)
+
+
+def test_the_manifest_says_how_long_all_pieces_took(tmp_path: Path) -> None:
+    def seconds() -> float:
+        return float(json.loads((tmp_path / "fedavg" / "manifest.json").read_text())["seconds"])
+
+    began = time.monotonic()
+    with pytest.raises(MemoryError):
+        run_grid(spec(), tmp_path, task=toy(), progress=Stop(2), checkpoint_seconds=0)
+    first = seconds()
+    run_grid(spec(), tmp_path, task=toy())
+    assert 0 < first < seconds() < time.monotonic() - began
 
 
 def test_selection_says_which_examples_choose() -> None:

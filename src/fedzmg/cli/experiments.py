@@ -74,7 +74,15 @@ def grid(
         return
     console.print(grids.table(data))
     _say(warnings(data))
-    _places(console, {"figure": written[0], "grid": place})
+    _places(console, {"time": _spent(spec, place), "figure": written[0], "grid": place})
+
+
+def _spent(spec: Any, place: Path) -> str:
+    """How long all algorithms of a grid trained, pieces of earlier calls included."""
+    from fedzmg.experiment.work.claims import read_json
+
+    manifests = [place / spec.folder(name) / "manifest.json" for name in spec.algorithms]
+    return f"{sum(read_json(path, None).get('seconds', 0.0) for path in manifests):,.0f} s"
 
 
 def study(
@@ -107,7 +115,9 @@ def study(
     tests = studies.tests(data)
     if tests is not None:
         console.print(tests)
-    _places(console, {"figure": written[0], "study": place})
+    rounds = [r for runs in compared.histories.values() for run in runs for r in run.records]
+    spent = f"{sum(record.seconds for record in rounds):,.0f} s"
+    _places(console, {"time": spent, "figure": written[0], "study": place})
 
 
 def validate(
@@ -215,6 +225,6 @@ def _say(lines: Any) -> None:
         typer.echo(f"fedzmg: {line}", err=True)
 
 
-def _places(console: Console, places: dict[str, Path]) -> None:
+def _places(console: Console, places: Mapping[str, Path | str]) -> None:
     for what, path in places.items():
         console.print(f"{what:<7} {path}", highlight=False, soft_wrap=True)

@@ -114,6 +114,7 @@ class Search:
     def _rounds(self, pack: list[int], active: list[int], simulation: Simulation) -> None:
         """The rounds of a pack; ``active`` are the trials of the simulation."""
         self.progress.begin(self.name, self.spec.rounds, simulation.round)
+        began = time.monotonic()
         saved, pause = time.monotonic(), self.checkpoint_seconds
         try:
             with HeldInterrupt(self.progress) as interrupt:
@@ -135,17 +136,19 @@ class Search:
                     finished = simulation.round == self.spec.rounds or simulation.at_rest
                     leave = (interrupt.asked or verdict.end) and not finished
                     if leave or (time.monotonic() - saved > pause and not finished):
-                        began = time.monotonic()
+                        writing = time.monotonic()
                         pack_file.save(self._path, pack, simulation, active)
                         saved = time.monotonic()
                         if pause > 0:
-                            pause = max(pause, (saved - began) / CHECKPOINT_SHARE)
+                            pause = max(pause, (saved - writing) / CHECKPOINT_SHARE)
                     if leave and interrupt.asked:
                         raise KeyboardInterrupt
                     if leave:
                         raise TimeIsUp(simulation.round, self.spec.rounds)
         except KeyboardInterrupt:
             raise Interrupted(simulation.round, self.spec.rounds) from None
+        finally:
+            self._note(seconds=self._known("seconds", 0.0) + time.monotonic() - began)
 
     def _ask(self, pack: list[int], active: list[int], report: RoundReport) -> Verdict:
         """Whether there is time left, and which trials are trained no further.
@@ -176,12 +179,18 @@ class Search:
         simulation.rest(verdict.stopped)
         # Another width may move the last bits on a GPU, so what trains together is written down.
         left = [t for i, t in enumerate(active) if i not in simulation.resting]
-        facts = read_json(self.place / "manifest.json", None)
-        changes = {(c["pack"], c["round"]): c for c in facts.get("pack_changes", [])}
+        changes = {(c["pack"], c["round"]): c for c in self._known("pack_changes", [])}
         here = pack[0], simulation.round
         changes[here] = {"pack": here[0], "round": here[1], "trials": left}
-        noted = {**facts, "pack_changes": list(changes.values())}
-        write_json(self.place / "manifest.json", noted)
+        self._note(pack_changes=list(changes.values()))
+
+    def _known(self, fact: str, default: Any) -> Any:
+        return read_json(self.place / "manifest.json", None).get(fact, default)
+
+    def _note(self, **facts: Any) -> None:
+        """Put something that came to light into the manifest."""
+        path = self.place / "manifest.json"
+        write_json(path, {**read_json(path, None), **facts})
 
     @property
     def _path(self) -> Path:

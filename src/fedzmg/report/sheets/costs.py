@@ -99,6 +99,9 @@ def circumstances(runs: Sequence[Run]) -> list[tuple[str, str]]:
             texts = dict.fromkeys(map(_fact, values))
             found.append((_FACT_NAMES.get(fact, fact.replace("_", " ")), ", ".join(texts)))
     started = sorted(str(r.manifest["started"]) for r in runs if r.manifest.get("started"))
+    spent = sum(run.log.seconds for run in runs)
+    if spent:
+        found.append(("time of all rounds", f"{spent:,.0f} s"))
     if started:
         found.append(("started", " to ".join(dict.fromkeys((started[0], started[-1])))))
     return found
