@@ -5,7 +5,7 @@ python tools/build_docs.py [--check]
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +76,11 @@ def section(c: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Write the page, or say whether it is out of date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    asked = parser.parse_args()
     page = render()
-    if "--check" in sys.argv[1:]:
+    if asked.check:
         if PAGE.read_text() != page:
             raise SystemExit("docs/algorithms.md is out of date: run python tools/build_docs.py")
     else:

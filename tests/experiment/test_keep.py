@@ -13,6 +13,7 @@ from fedzmg.errors import InputError
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.grids.log import Log
 from fedzmg.experiment.keep import keep
+from fedzmg.experiment.runs.export import export_model
 from fedzmg.experiment.runs.store import RunDirectory
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.study import StudySpec
@@ -113,17 +114,27 @@ def test_nothing_trains_on_in_a_copy(runs: Path, tmp_path: Path) -> None:
 def test_bad_places_are_refused_in_one_line(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "mine.txt").write_text("mine")
+    keep(runs / "grid", tmp_path / "grid")
     for source, to, message in (
         (tmp_path / "none", tmp_path / "kept", "none is no directory"),
         (tmp_path / "else", tmp_path / "kept", "else holds no results"),
         (runs / "study", tmp_path / "else", "else exists and is no kept copy"),
         (runs, runs / "kept", "lies inside"),
+        (runs / "study", tmp_path / "grid", r"holds a copy of other results \(.*toml differs\)"),
+        (tmp_path / "grid", tmp_path / "kept", "is a kept copy already"),
     ):
         with pytest.raises(InputError, match=message) as caught:
             keep(source, to)
         assert "\n" not in str(caught.value)
     assert json.loads((runs / "study" / "study.json").read_text())
     assert (tmp_path / "else" / "mine.txt").read_text() == "mine"
+
+
+def test_a_model_is_exported_from_the_original(runs: Path, tmp_path: Path) -> None:
+    copy = keep(runs / "study", tmp_path / "kept").path
+    with pytest.raises(InputError, match=r"to the kept copy .*; export from the original"):
+        export_model(copy / "fedzmg" / "seed-3")
+    assert export_model(runs / "study" / "fedzmg" / "seed-3").is_file()
 
 
 def test_a_damaged_copy_is_named(runs: Path, tmp_path: Path) -> None:

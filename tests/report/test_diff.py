@@ -132,3 +132,14 @@ def test_bad_input(tmp_path: Path, study: Path, write_run: Write) -> None:
     write_run("x/two", "fedadam", 1, [0.5])
     with pytest.raises(InputError, match="no run in common"):
         compare(study, tmp_path / "x")
+
+
+def test_the_evaluation_after_the_last_round_counts_nowhere(
+    write_run: Write, log_line: Line, tmp_path: Path
+) -> None:
+    """Every run has one, also where it is out of turn; no final score knows it."""
+    lines = [log_line(1, 0.2), log_line(2, None), log_line(3, 0.4), log_line(4, 0.9)]
+    for place in ("a", "b"):
+        write_run(f"{place}/fedavg/seed-0", "fedavg", 0, [], every=2, lines=lines)
+    [score] = compare(tmp_path / "a", tmp_path / "b").scores
+    assert score.left == score.right == {"seed 0": 0.4}

@@ -111,7 +111,10 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
         directory = RunDirectory(place)
         spec, checkpoint = directory.spec(), directory.checkpoint()
         if checkpoint is None:
-            raise InputError(f"{what} holds no checkpoint yet: let the run finish a round first")
+            raise InputError(
+                f"{what} holds no checkpoint: let the run finish a round, or give the original of "
+                "a kept copy"
+            )
         task = spec.build_task()
         task = replace(task, protocol=spec.build_protocol(task))
         return task, checkpoint.params(), checkpoint.round, spec.seed

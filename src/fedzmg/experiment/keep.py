@@ -42,7 +42,7 @@ class Kept(NamedTuple):
 def keep(source: Path, to: Path) -> Kept:
     """Copy a run, study, comparison or grid, or a directory of some, for keeping.
 
-    An earlier copy at ``to`` is replaced as a whole.
+    An earlier copy of the same results at ``to`` is replaced as a whole.
 
     Raises:
         InputError: if there is nothing to keep, something else is at ``to``, or it cannot be
@@ -53,14 +53,11 @@ def keep(source: Path, to: Path) -> Kept:
     wanted = sorted(_worth_keeping(source))
     if not any(path.name in ("manifest.json", "grid.json", "study.json") for path in wanted):
         raise InputError(f"{source} holds no results: give a run, study, comparison or grid")
+    if (source / lock.KEPT).is_file():
+        raise InputError(f"{source} is a kept copy already")
     if to.resolve().is_relative_to(source.resolve()):
         raise InputError(f"{to} lies inside {source}: choose a place outside it with --out")
-    if (
-        to.exists()
-        and not (to / lock.KEPT).is_file()
-        and not (to.is_dir() and not any(to.iterdir()))
-    ):
-        raise InputError(f"{to} exists and is no kept copy: choose another place with --out")
+    _refuse_other_results(source, to)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.") as beside:
@@ -73,6 +70,21 @@ def keep(source: Path, to: Path) -> Kept:
     except OSError as error:
         raise InputError(f"cannot write {to}: {error.strerror}; choose another --out") from None
     return Kept(to, len(wanted), size, sum(path.stat().st_size for path in _files(source)))
+
+
+def _refuse_other_results(source: Path, to: Path) -> None:
+    if not to.exists() or (to.is_dir() and not any(to.iterdir())):
+        return
+    if not (to / lock.KEPT).is_file():
+        raise InputError(f"{to} exists and is no kept copy: choose another place with --out")
+    # What was asked for tells results apart; numbers may have been added since.
+    for path in to.rglob("*.toml"):
+        now = source / path.relative_to(to)
+        if not now.is_file() or now.read_bytes() != path.read_bytes():
+            raise InputError(
+                f"{to} holds a copy of other results ({path.relative_to(to)} differs): choose "
+                "another place with --out, or remove it"
+            )
 
 
 def _worth_keeping(source: Path) -> Iterator[Path]:

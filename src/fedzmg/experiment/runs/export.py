@@ -8,6 +8,7 @@ import safetensors.torch
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.experiment.work.lock import kept_copy
 from fedzmg.files import write_atomic
 
 
@@ -24,7 +25,13 @@ def export_model(run: Path, to: Path | None = None) -> Path:
     spec = directory.spec()
     checkpoint = directory.checkpoint()
     if checkpoint is None:
-        raise InputError(f"{run} holds no checkpoint yet: let the run finish a round first")
+        kept = kept_copy(run)
+        remedy = (
+            f"it belongs to the kept copy {kept}; export from the original"
+            if kept is not None
+            else "let the run finish a round first"
+        )
+        raise InputError(f"{run} holds no checkpoint: {remedy}")
     path = to or run / "model.safetensors"
     facts = {
         "format": "pt",

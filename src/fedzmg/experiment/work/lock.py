@@ -198,13 +198,18 @@ def hold(paths: Sequence[Path], say: Callable[[str], None]) -> Iterator[Hold]:
         held.release()
 
 
+def kept_copy(path: Path) -> Path | None:
+    """The kept copy that a directory is or belongs to, if any."""
+    whole = path.absolute()
+    return next((place for place in (whole, *whole.parents) if (place / KEPT).is_file()), None)
+
+
 def _refuse_kept_copies(path: Path) -> None:
-    for place in (path.absolute(), *path.absolute().parents):
-        if (place / KEPT).is_file():
-            raise InputError(
-                f"{path} belongs to a kept copy, which has no checkpoints to go on from: read it "
-                "with 'fedzmg report', or train at another place with --out"
-            )
+    if kept_copy(path) is not None:
+        raise InputError(
+            f"{path} belongs to a kept copy, which has no checkpoints to go on from: read it with "
+            "'fedzmg report', or train at another place with --out"
+        )
 
 
 def read_owner(path: Path) -> Owner | None:

@@ -212,10 +212,8 @@ def _run(directory: Path, name: str) -> Unit:
     if any(row.get("diverged") for row in rows.values()):
         final = 0.0 if manifest.get("higher_is_better", True) else math.inf
     elif rows and max(rows) >= protocol.get("rounds", math.inf):  # type: ignore[type-var]
-        # Scores of a study do not know the evaluation that every run has after its last round.
-        planned = (directory.resolve().parents[1] / "study.toml").is_file()
-        every = int(protocol.get("eval_every", 1)) if planned else 1
-        final = _final(list(rows.values()), every)
+        # As everywhere: the evaluation that every run has after its last round does not count.
+        final = _final(list(rows.values()), int(protocol.get("eval_every", 1)))
     finals = {} if final is None else {f"seed {seed}": final}
     return Unit(name, group, seed, _flat(spec), manifest, rows, finals)
 
