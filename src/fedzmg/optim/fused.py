@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
@@ -19,31 +21,40 @@ from torch import Tensor
 from fedzmg.optim.axes import Axes, inputs
 from fedzmg.optim.memory import laid_like, without_gaps
 from fedzmg.optim.projection import sum_of_inputs
-from fedzmg.optim.shards import splits_inputs
+from fedzmg.optim.shards import local, splits_inputs
 from fedzmg.optim.updates import Numbers, Weights
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TILE = 4096
 """Entries that a program holds on chip, as rows."""
-SHORT, WIDTHS = (16, 64), (256, 1024, 4096, 8192)
+SHORT, WIDTHS = (16, 64), (256, 512, 1024, 2048, 4096)
 """Row lengths that the kernel holds on chip; those of ``WIDTHS`` only if they are aligned."""
+TAIL = 8
+"""Rows of ``WIDTHS`` may be longer by this part: those of 3 x 3 convolutions are, 9 = 8 + 1."""
 ALIGNMENT = 16
 """Bytes that a thread reads at a time where all rows begin at a multiple of it."""
 TOO_LONG = 1 << 16
 """Rows beyond this are summed by torch, which sets more than one program to a row."""
-FLAT, LONG = 0, 1
+STRIPE = 16
+"""Neighbouring columns that a program takes where the entries of a mean lie below each other."""
+MOST_IN_COLUMN = 1024
+"""Longer columns are summed by torch: one program for a stripe of them would take long."""
+FLAT, LONG, COLUMNS = 0, 1, 2
+
+
+_AS_IT_IS = nullcontext()
 
 
 class Form(NamedTuple):
     """How one tensor lies in memory, as the kernel sees it."""
 
     shape: int
-    """A width of ``WIDTHS`` (rows on chip), ``LONG`` (a row a program) or ``FLAT``."""
+    """A width of ``WIDTHS`` (rows on chip), ``LONG`` (a row a program), ``COLUMNS`` or ``FLAT``."""
     length: int
-    """Entries of a row; of a flat tensor, entries after which its outputs begin anew."""
+    """Entries of a row or column; of a flat tensor, those after which its outputs begin anew."""
     rows: int
-    """Rows; entries of a flat tensor."""
+    """Rows or columns; entries of a flat tensor."""
     inner: int
     """Neighbours in memory that share a mean, in a flat tensor."""
     outputs: int
@@ -53,9 +64,7 @@ class Form(NamedTuple):
     @property
     def tiles(self) -> int:
         """Programs that this tensor takes."""
-        if self.shape == LONG:
-            return self.rows
-        height = TILE if self.shape == FLAT else max(1, TILE // self.shape)
+        height = {FLAT: TILE, LONG: 1, COLUMNS: STRIPE}.get(self.shape) or TILE // self.shape
         return -(-self.rows // height)
 
     @property
@@ -89,9 +98,9 @@ def _form_of(
     ]
     kinds = [kind for kind, _ in runs]
     if not sums_given and kinds in ([], [True], [False], [False, True]) and count <= TOO_LONG:
-        widths = SHORT + WIDTHS if aligned and count % 8 == 0 else SHORT
-        width = next((w for w in widths if count <= w), LONG)
-        return Form(width, count, entries // count, 1, 1, count)
+        return Form(_width(count, aligned), count, entries // count, 1, 1, count)
+    if not sums_given and kinds == [True, False] and count <= MOST_IN_COLUMN:
+        return Form(COLUMNS, count, entries // count, 1, 1, count)
     # Outputs, inputs, outputs, inputs: any of them may have length one.
     sizes = [size for _, size in ([] if kinds and not kinds[0] else [(False, 1)]) + runs]
     # Sums lie in the order of the axes, entries in the order of memory: both must agree.
@@ -102,12 +111,30 @@ def _form_of(
     return Form(FLAT, first * second * inner, entries, inner, second, count)
 
 
+class Fixed(NamedTuple):
+    """Addresses that stay while nobody moves a tensor."""
+
+    params: list[int]
+    velocities: list[int]
+    """Those of weights where there is no momentum."""
+
+
+def _width(length: int, aligned: bool) -> int:
+    for width in SHORT:
+        if length <= width:
+            return width
+    if aligned and length % 8 == 0:
+        for width in WIDTHS:
+            if length <= width + width // TAIL:
+                return width
+    return LONG
+
+
 @dataclass
 class Plan:
     """What stays while no tensor moves: which ones the kernel does, and its tables."""
 
-    fixed: tuple[list[int], list[int]]
-    """Addresses of weights and of velocities."""
+    fixed: Fixed
     aligned: list[bool]
     """Whether a tensor's three addresses are multiples of ``ALIGNMENT``."""
     ours: list[int]
@@ -119,36 +146,54 @@ class Plan:
     """Whether all are ours and lie in the order of their axes."""
     grads: list[int] = field(default_factory=list)
     """Addresses of all gradients in the last step."""
+    sums: dict[int, Tensor] = field(default_factory=dict)
+    """Where sums over the inputs are put, of tensors that the kernel does not sum itself."""
     moving: list[int] = field(default_factory=list)
-    """Addresses of our gradients, then of our sums, as they are in the table."""
+    """Addresses of our gradients, as they are in the table."""
     tables: dict[str, Tensor] = field(default_factory=dict)
+    programs: int = 0
+    """Tiles of all of ours."""
+    launches: dict[tuple[bool, ...], Callable[..., object]] = field(default_factory=dict)
+    """Compiled kernels by their options."""
 
     @classmethod
-    def of(cls, weights: Weights, fixed: tuple[list[int], list[int]], aligned: list[bool]) -> Plan:
+    def of(cls, weights: Weights, fixed: Fixed, aligned: list[bool]) -> Plan:
         """Look at every tensor once."""
         here = weights.local()
         found: dict[int, Form] = {}
+        sums: dict[int, Tensor] = {}
         for i, (param, axes) in enumerate(zip(here.params, here.axes, strict=True)):
             split = splits_inputs(weights.params[i], axes)
             form = form_of(param, axes, sums_given=split, aligned=aligned[i])
-            if form is not None and here.grads[i].dtype == param.dtype:
-                found[i] = form
+            if form is None or here.grads[i].dtype != param.dtype:
+                continue
+            found[i] = form
+            # A process without any entries of a tensor still takes part in its sum.
+            if form.needs_sums or split:
+                outputs = [1 if a in axes else size for a, size in enumerate(param.shape)]
+                sums[i] = torch.empty(outputs, dtype=torch.float32, device=param.device)
         others = [i for i in range(len(aligned)) if i not in found]
         plain = not others and all(p.is_contiguous() for p in here.params)
-        plan = cls(fixed, aligned, list(found), others, list(found.values()), plain)
+        plan = cls(fixed, aligned, list(found), others, list(found.values()), plain, sums=sums)
         if found:
             plan._build(here.params[0].device)
         return plan
 
     def _build(self, device: torch.device) -> None:
         rows = [
-            [self.fixed[0][i], self.fixed[1][i], *form]
+            [
+                self.fixed.params[i],
+                self.fixed.velocities[i],
+                self.sums[i].data_ptr() if i in self.sums else 0,  # never read where there is none
+                *form,
+            ]
             for i, form in zip(self.ours, self.forms, strict=True)
         ]
         counts = torch.tensor([form.tiles for form in self.forms])
         tensor = torch.repeat_interleave(torch.arange(len(counts)), counts)
         within = torch.arange(len(tensor)) - (counts.cumsum(0) - counts)[tensor]
         tiles = torch.stack([tensor, within], 1).to(torch.int32)
+        self.programs = len(tiles)
         self.tables["tiles"] = tiles.contiguous().to(device)
         self.tables["tensors"] = torch.tensor(rows, dtype=torch.int64).to(device)
 
@@ -180,52 +225,45 @@ class Launcher:
         Returns the places of the tensors that were done, and of those that could not be.
         """
         here = weights.local()
-        device = here.params[0].device
-        grads_at = [g.data_ptr() for g in here.grads]
+        grads_at = _addresses(here.grads)
         plan = self._planned(weights, here, grads_at, capturable)
-        grads = [here.grads[i] for i in plan.ours]
-        if not (plan.plain and all(map(Tensor.is_contiguous, grads))):
+        if not (plan.plain and all(map(Tensor.is_contiguous, here.grads))):
+            # Copies live on until the end of this call, behind which they are freed in order.
             grads = [laid_like(here.grads[i], here.params[i]) for i in plan.ours]
-            grads_at = [g.data_ptr() for g in grads]
-        sums = {
-            place: sum_of_inputs(weights.grads[i], weights.axes[i]).contiguous().float()
-            for place, (i, form) in enumerate(zip(plan.ours, plan.forms, strict=True))
-            if form.needs_sums
-        }
-        sums_at = list(grads_at)  # never read where there is no sum
-        for place, total in sums.items():
-            sums_at[place] = total.data_ptr()
-        if plan.ours and len(plan.tables["tiles"]):
-            table = self._moving(plan, grads_at + sums_at, device)
-            _launch(plan, table, here.params[0].dtype, bool(here.velocities), numbers, step, scale,
-                    found_inf)  # fmt: skip
+            grads_at = _addresses(grads)
+        for i, buffer in plan.sums.items():
+            _sum_into(buffer, weights.grads[i], weights.axes[i])
+        if plan.programs:
+            first = here.params[0]
+            with _current(first.device):
+                table = self._moving(plan, grads_at, first.device)
+                _launch(plan, table, first.dtype, numbers, bool(here.velocities), step, scale,
+                        found_inf)  # fmt: skip
         return plan.ours, plan.others
 
     def _planned(
         self, weights: Weights, here: Weights, grads_at: list[int], capturable: bool
     ) -> Plan:
-        params_at = [p.data_ptr() for p in here.params]
-        velocities_at = [v.data_ptr() for v in here.velocities] or params_at
+        params_at = _addresses(here.params)
+        fixed = Fixed(params_at, _addresses(here.velocities) or params_at)
         plan = self._plan
-        same = plan is not None and plan.fixed == (params_at, velocities_at)
+        same = plan is not None and plan.fixed == fixed
         if plan is not None and same and plan.grads == grads_at:
             return plan
-        aligned = [
-            (w | v | g) % ALIGNMENT == 0
-            for w, v, g in zip(params_at, velocities_at, grads_at, strict=True)
-        ]
+        aligned = [(w | v | g) % ALIGNMENT == 0 for w, v, g in zip(*fixed, grads_at, strict=True)]
         if plan is None or not same or plan.aligned != aligned:
-            plan = self._plan = Plan.of(weights, (params_at, velocities_at), aligned)
+            plan = self._plan = Plan.of(weights, fixed, aligned)
             if capturable and here.params[0].is_cuda:
                 # Compiled now, since nothing may be while a graph is recorded.
-                _write(params_at[:1], here.params[0].device)
+                with _current(here.params[0].device):
+                    _write(params_at[:1], here.params[0].device)
         plan.grads = grads_at
         return plan
 
     def _moving(self, plan: Plan, addresses: list[int], device: torch.device) -> Tensor:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             table = _write(addresses, device)
-            self._recorded.append((table, plan.tables))
+            self._recorded.append((table, plan))
             return table
         if plan.moving != addresses:
             plan.moving = addresses
@@ -234,6 +272,24 @@ class Launcher:
                 device, non_blocking=True
             )
         return plan.tables["moving"]
+
+
+def _addresses(tensors: list[Tensor]) -> list[int]:
+    return list(map(Tensor.data_ptr, tensors))
+
+
+def _current(device: torch.device) -> Any:
+    """Triton launches on the current device, whatever its arguments are."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return _AS_IT_IS
+    return torch.cuda.device(device)
+
+
+def _sum_into(buffer: Tensor, grad: Tensor, axes: Axes) -> None:
+    if splits_inputs(grad, axes):
+        buffer.copy_(sum_of_inputs(grad, axes))
+    else:
+        torch.sum(local(grad), dim=axes, keepdim=True, dtype=buffer.dtype, out=buffer)
 
 
 def _write(addresses: list[int], device: torch.device) -> Tensor:
@@ -253,29 +309,33 @@ def _launch(
     plan: Plan,
     moving: Tensor,
     dtype: torch.dtype,
-    buffer: bool,
     numbers: Numbers,
+    buffer: bool,
     step: bool,
     scale: Tensor | None,
     found_inf: Tensor | None,
 ) -> None:
-    import triton.language as tl
-
+    lr, on_device = numbers.lr, isinstance(numbers.lr, Tensor)
+    options = (buffer, numbers.nesterov and buffer, step)
+    arguments = (
+        plan.tables["tiles"], plan.tables["tensors"], moving,
+        0.0 if on_device else lr, float(numbers.momentum), numbers.weight_decay,
+        float(numbers.sign), lr if on_device else None, scale, found_inf,
+    )  # fmt: skip
+    # Tensors of others may be of any type and alignment, for which Triton compiles anew. Our own
+    # tables are not, so the kernel of the last launch is the right one, and Triton need not look.
+    known = not on_device and scale is None and found_inf is None
+    again = plan.launches.get(options) if known else None
+    if again is not None:
+        again(*arguments, None, *options)  # constants are compiled in, whatever is given here
+        return
     from fedzmg.optim import triton_step
 
-    names = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-    tiles = plan.tables["tiles"]
-    on_device = isinstance(numbers.lr, Tensor)
-    triton_step.step[(len(tiles),)](
-        tiles, plan.tables["tensors"], moving, len(plan.ours),
-        0.0 if on_device else numbers.lr, numbers.lr if on_device else tiles,
-        numbers.momentum, numbers.weight_decay, float(numbers.sign),
-        tiles if scale is None else scale, tiles if found_inf is None else found_inf,
-        DTYPE=names[dtype], COLUMNS=triton_step.COLUMNS, TILE=TILE,
-        LR_AT=on_device, SCALED=scale is not None, GUARDED=found_inf is not None,
-        BUFFER=buffer, NESTEROV=numbers.nesterov and buffer, STEP=step,
-        num_warps=triton_step.WARPS,
-    )  # fmt: skip
+    kernel = triton_step.step[(plan.programs,)](
+        *arguments, triton_step.TYPES[dtype], *options, num_warps=triton_step.WARPS
+    )
+    if known and kernel is not None:  # the interpreter has none
+        plan.launches[options] = kernel[(plan.programs, 1, 1)]
 
 
 def interpreted() -> bool:

@@ -2,23 +2,31 @@
 
 A step is nothing but memory traffic: gradient, velocity and weight are read, the latter two are
 written. A mean needs the gradient before the first velocity can be written, so a row of it, all
-entries that share a mean, is held on chip. Rows of up to 8192 entries are read once, several to a
+entries that share a mean, is held on chip. Rows of up to 4608 entries are read once, several to a
 program if they are short; longer ones, and long ones that are no whole number of 16 bytes, are read
-twice by one program, the second time from the cache. Where entries with one mean do not lie
-together (embeddings), their sums come from outside.
+twice by one program, the second time from the cache. So are entries with one mean that lie below
+each other (embeddings), a stripe of such columns a program. Sums of others come from outside.
 
 One launch serves all tensors: a table says for every tile which tensor it belongs to, and for every
 tensor where it lies. Launches are what costs most for models of many small tensors.
+
+All that a tile needs is asked for before anything is waited for, since a load that follows a
+reduction or a store cannot overtake it.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
+from fedzmg.optim import fused
+
 WARPS = 8
-COLUMNS = 8
-"""Numbers that describe one tensor: addresses of weight and velocity, and ``fused.Form``."""
+TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+FIELDS = tl.constexpr(9)
+"""Numbers that describe one tensor: addresses of weight, velocity, sums, and ``fused.Form``."""
+TILE, TAIL, STRIPE = tl.constexpr(fused.TILE), tl.constexpr(fused.TAIL), tl.constexpr(fused.STRIPE)
 
 
 @triton.jit
@@ -30,64 +38,140 @@ def _places(pointer, at, ALIGNED: tl.constexpr):
 
 
 @triton.jit
+def _read(pointer, at, inside, ALIGNED: tl.constexpr):
+    return tl.load(_places(pointer, at, ALIGNED), mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _read_state(
+    param, velocity, at, inside,
+    ALIGNED: tl.constexpr, BUFFER: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Velocity and weight of some entries, as far as a step needs them."""
+    v = 0.0
+    w = 0.0
+    if BUFFER:
+        v = _read(velocity, at, inside, ALIGNED)
+    if STEP:
+        w = _read(param, at, inside, ALIGNED)
+    return v, w
+
+
+@triton.jit
 def _update(
-    param, velocity, at, inside, mean, g, lr, momentum, kept, sign,
+    param, velocity, at, inside, g, v, w, lr, momentum, kept, sign,
     ALIGNED: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Momentum, decay and step of entries whose gradient and mean are known."""
-    g = (g - mean) * sign
+    """Momentum, decay and step of entries whose centred gradient is known."""
+    g = g * sign
     if BUFFER:
+        v = v * momentum + g
         here = _places(velocity, at, ALIGNED)
-        v = tl.load(here, mask=inside, other=0.0).to(tl.float32) * momentum + g
         tl.store(here, v.to(velocity.dtype.element_ty), mask=inside)
         g = g + momentum * v if NESTEROV else v
     if STEP:
         here = _places(param, at, ALIGNED)
-        w = tl.load(here, mask=inside, other=0.0).to(tl.float32)
         tl.store(here, (w * kept - lr * g).to(param.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _short_rows(
+    param, grad, velocity, tile, rows, length, lr, momentum, kept, sign, unscale,
+    WIDTH: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Some rows of any length up to a small width, held on chip: one pass."""
+    row = tile * (TILE // WIDTH) + tl.arange(0, TILE // WIDTH)
+    column = tl.arange(0, WIDTH)
+    inside = (row < rows)[:, None] & (column < length)[None, :]
+    at = row[:, None] * length + column[None, :]
+    g = _read(grad, at, inside, False) * unscale
+    v, w = _read_state(param, velocity, at, inside, False, BUFFER, STEP)
+    mean = tl.sum(g, axis=1) / length.to(tl.float32)
+    _update(
+        param, velocity, at, inside, g - mean[:, None], v, w, lr, momentum, kept, sign,
+        False, BUFFER, NESTEROV, STEP,
+    )  # fmt: skip
 
 
 @triton.jit
 def _rows(
     param, grad, velocity, tile, rows, length, lr, momentum, kept, sign, unscale,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ALIGNED: tl.constexpr,
-    BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
+    WIDTH: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Some rows that are held on chip: one pass."""
-    if ALIGNED:
-        # Arithmetic that changes nothing shows the compiler that all rows begin alike. A hint would
-        # be put on a value that other branches use.
-        length = length // 8 * 8
-    row = tile * HEIGHT + tl.arange(0, HEIGHT)
+    """Some aligned rows of up to nine eighths of a width, held on chip: one pass.
+
+    Lengths on chip are powers of two. A second, short one holds what a 3 x 3 convolution has more.
+    """
+    # Arithmetic that changes nothing shows the compiler that all rows begin alike. A hint would be
+    # put on a value that other branches use.
+    length = length // 8 * 8
+    row = tile * (TILE // WIDTH) + tl.arange(0, TILE // WIDTH)
     column = tl.arange(0, WIDTH)
     inside = (row < rows)[:, None] & (column < length)[None, :]
     at = row[:, None] * length + column[None, :]
-    g = tl.load(_places(grad, at, ALIGNED), mask=inside, other=0.0).to(tl.float32) * unscale
-    mean = tl.sum(g, axis=1) / length.to(tl.float32)
+    column_2 = WIDTH + tl.arange(0, WIDTH // TAIL)
+    inside_2 = (row < rows)[:, None] & (column_2 < length)[None, :]
+    at_2 = row[:, None] * length + column_2[None, :]
+    g = _read(grad, at, inside, True) * unscale
+    g_2 = _read(grad, at_2, inside_2, True) * unscale
+    v, w = _read_state(param, velocity, at, inside, True, BUFFER, STEP)
+    v_2, w_2 = _read_state(param, velocity, at_2, inside_2, True, BUFFER, STEP)
+    mean = (tl.sum(g, axis=1) + tl.sum(g_2, axis=1)) / length.to(tl.float32)
     _update(
-        param, velocity, at, inside, mean[:, None], g, lr, momentum, kept, sign,
-        ALIGNED, BUFFER, NESTEROV, STEP,
+        param, velocity, at, inside, g - mean[:, None], v, w, lr, momentum, kept, sign,
+        True, BUFFER, NESTEROV, STEP,
+    )  # fmt: skip
+    _update(
+        param, velocity, at_2, inside_2, g_2 - mean[:, None], v_2, w_2, lr, momentum, kept, sign,
+        True, BUFFER, NESTEROV, STEP,
     )  # fmt: skip
 
 
 @triton.jit
 def _long_row(
     param, grad, velocity, row, length, lr, momentum, kept, sign, unscale,
-    WIDTH: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
+    BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One row that is not: its gradient is read twice, the second time from the cache."""
     start = row * length
-    total = tl.zeros((WIDTH,), dtype=tl.float32)
-    for first in range(0, length, WIDTH):
-        column = first + tl.arange(0, WIDTH)
-        total += tl.load(grad + start + column, mask=column < length, other=0.0).to(tl.float32)
+    total = tl.zeros((TILE,), dtype=tl.float32)
+    for first in range(0, length, TILE):
+        column = first + tl.arange(0, TILE)
+        total += _read(grad, start + column, column < length, False)
     mean = tl.sum(total, axis=0) * unscale / tl.maximum(length, 1).to(tl.float32)
-    for first in range(0, length, WIDTH):
-        column = first + tl.arange(0, WIDTH)
-        inside = column < length
-        g = tl.load(grad + start + column, mask=inside, other=0.0).to(tl.float32) * unscale
+    for first in range(0, length, TILE):
+        column = first + tl.arange(0, TILE)
+        at, inside = start + column, column < length
+        g = _read(grad, at, inside, False) * unscale
+        v, w = _read_state(param, velocity, at, inside, False, BUFFER, STEP)
         _update(
-            param, velocity, start + column, inside, mean, g, lr, momentum, kept, sign,
+            param, velocity, at, inside, g - mean, v, w, lr, momentum, kept, sign,
+            False, BUFFER, NESTEROV, STEP,
+        )  # fmt: skip
+
+
+@triton.jit
+def _columns(
+    param, grad, velocity, tile, columns, length, lr, momentum, kept, sign, unscale,
+    BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """A stripe of columns, each with a mean: read twice, the second time from the cache."""
+    HEIGHT: tl.constexpr = TILE // STRIPE
+    column = tile * STRIPE + tl.arange(0, STRIPE)
+    total = tl.zeros((HEIGHT, STRIPE), dtype=tl.float32)
+    for first in range(0, length, HEIGHT):
+        row = first + tl.arange(0, HEIGHT)
+        inside = (row < length)[:, None] & (column < columns)[None, :]
+        total += _read(grad, row[:, None] * columns + column[None, :], inside, False)
+    mean = tl.sum(total, axis=0) * unscale / length.to(tl.float32)
+    for first in range(0, length, HEIGHT):
+        row = first + tl.arange(0, HEIGHT)
+        inside = (row < length)[:, None] & (column < columns)[None, :]
+        at = row[:, None] * columns + column[None, :]
+        g = _read(grad, at, inside, False) * unscale
+        v, w = _read_state(param, velocity, at, inside, False, BUFFER, STEP)
+        _update(
+            param, velocity, at, inside, g - mean[None, :], v, w, lr, momentum, kept, sign,
             False, BUFFER, NESTEROV, STEP,
         )  # fmt: skip
 
@@ -96,80 +180,85 @@ def _long_row(
 def _flat(
     param, grad, velocity, sums, tile, count, inner, outputs, inputs, span,
     lr, momentum, kept, sign, unscale,
-    WIDTH: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
+    BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Entries in the order of memory, with sums from outside or none."""
-    at = tile * WIDTH + tl.arange(0, WIDTH)
+    at = tile * TILE + tl.arange(0, TILE)
     inside = at < count
-    g = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32) * unscale
+    g = _read(grad, at, inside, False) * unscale
+    v, w = _read_state(param, velocity, at, inside, False, BUFFER, STEP)
     # inputs is 0 for tensors that are not centred; their sums are never read.
     place = at // span * outputs + at // inner % outputs
     known = at < tl.where(inputs > 0, count, 0)
     mean = tl.load(sums + place, mask=known, other=0.0) * unscale
     mean = mean / tl.maximum(inputs, 1).to(tl.float32)
     _update(
-        param, velocity, at, inside, mean, g, lr, momentum, kept, sign,
+        param, velocity, at, inside, g - mean, v, w, lr, momentum, kept, sign,
         False, BUFFER, NESTEROV, STEP,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["count_all", "lr", "momentum", "decay", "sign"])
+@triton.jit(do_not_specialize=["lr", "momentum", "decay", "sign"])
 def step(
-    tiles, tensors, moving, count_all, lr, lr_at, momentum, decay, sign, scale_at, inf_at,
-    DTYPE: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
-    LR_AT: tl.constexpr, SCALED: tl.constexpr, GUARDED: tl.constexpr,
-    BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
+    tiles, tensors, moving, lr, momentum, decay, sign, lr_at, scale_at, inf_at,
+    DTYPE: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one tensor; see ``fused.Plan`` for the tables."""
+    """One tile of one tensor; see ``fused.Plan`` for the tables. The last pointers may be None."""
     which = tl.load(tiles + 2 * tl.program_id(0)).to(tl.int64)
     tile = tl.load(tiles + 2 * tl.program_id(0) + 1).to(tl.int64)
-    about = tensors + which * COLUMNS
+    about = tensors + which * FIELDS
     pointer = tl.pointer_type(DTYPE)
     param = tl.load(about).to(pointer)
     velocity = tl.load(about + 1).to(pointer)
-    shape = tl.load(about + 2)
-    length = tl.load(about + 3)
-    count = tl.load(about + 4)
-    inner = tl.load(about + 5)
-    outputs = tl.load(about + 6)
-    inputs = tl.load(about + 7)
+    sums = tl.load(about + 2).to(tl.pointer_type(tl.float32))
+    shape = tl.load(about + 3)
+    length = tl.load(about + 4)
+    count = tl.load(about + 5)
+    inner = tl.load(about + 6)
+    outputs = tl.load(about + 7)
+    inputs = tl.load(about + 8)
     grad = tl.load(moving + which).to(pointer)
-    sums = tl.load(moving + count_all + which).to(tl.pointer_type(tl.float32))
-    if LR_AT:
+    if lr_at is not None:
         lr = tl.load(lr_at).to(tl.float32)
     kept = 1.0 - decay * lr
     unscale = 1.0
-    if SCALED:
+    if scale_at is not None:
         unscale = 1.0 / tl.load(scale_at)
-    if GUARDED:
+    if inf_at is not None:
         # An infinite gradient anywhere: nothing is inside any tile.
         count = tl.where(tl.load(inf_at) == 0.0, count, 0)
     if shape == 0:
         _flat(
             param, grad, velocity, sums, tile, count, inner, outputs, inputs, length,
-            lr, momentum, kept, sign, unscale, TILE, BUFFER, NESTEROV, STEP,
+            lr, momentum, kept, sign, unscale, BUFFER, NESTEROV, STEP,
         )  # fmt: skip
+    elif shape == 2:
+        _columns(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
+                 BUFFER, NESTEROV, STEP)  # fmt: skip
     elif shape == 16:
-        _rows(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
-              TILE // 16, 16, False, BUFFER, NESTEROV, STEP)  # fmt: skip
+        _short_rows(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
+                    16, BUFFER, NESTEROV, STEP)  # fmt: skip
     elif shape == 64:
-        _rows(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
-              TILE // 64, 64, False, BUFFER, NESTEROV, STEP)  # fmt: skip
+        _short_rows(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
+                    64, BUFFER, NESTEROV, STEP)  # fmt: skip
     elif shape == 256:
         _rows(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
-              TILE // 256, 256, True, BUFFER, NESTEROV, STEP)  # fmt: skip
+              256, BUFFER, NESTEROV, STEP)  # fmt: skip
+    elif shape == 512:
+        _rows(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
+              512, BUFFER, NESTEROV, STEP)  # fmt: skip
     elif shape == 1024:
         _rows(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
-              TILE // 1024, 1024, True, BUFFER, NESTEROV, STEP)  # fmt: skip
+              1024, BUFFER, NESTEROV, STEP)  # fmt: skip
+    elif shape == 2048:
+        _rows(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
+              2048, BUFFER, NESTEROV, STEP)  # fmt: skip
     elif shape == 4096:
         _rows(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
-              1, 4096, True, BUFFER, NESTEROV, STEP)  # fmt: skip
-    elif shape == 8192:
-        _rows(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
-              1, 8192, True, BUFFER, NESTEROV, STEP)  # fmt: skip
+              4096, BUFFER, NESTEROV, STEP)  # fmt: skip
     else:
         _long_row(param, grad, velocity, tile, tl.where(count > 0, length, 0),
-                  lr, momentum, kept, sign, unscale, TILE, BUFFER, NESTEROV, STEP)  # fmt: skip
+                  lr, momentum, kept, sign, unscale, BUFFER, NESTEROV, STEP)  # fmt: skip
 
 
 HANDED = 8

@@ -20,7 +20,7 @@ fused       8    10   on processors; as foreach, but ``v`` and ``w`` are written
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,8 +35,7 @@ LEAST_MOMENTUM = 1e-6
 """A mean divided by less could be more than float32 can say."""
 
 
-@dataclass(frozen=True)
-class Numbers:
+class Numbers(NamedTuple):
     """The hyper-parameters of one step of one group."""
 
     lr: float | Tensor
@@ -53,8 +52,7 @@ class Numbers:
         return 1 - self.weight_decay * self.lr
 
 
-@dataclass(frozen=True)
-class Weights:
+class Weights(NamedTuple):
     """What a step reads and writes, in parallel lists; ``velocities`` is empty without momentum."""
 
     params: list[Tensor]
@@ -74,6 +72,8 @@ class Weights:
 
     def some(self, places: list[int]) -> Weights:
         """The tensors at some places."""
+        if not places:
+            return NOTHING
         return Weights(
             [self.params[i] for i in places],
             [self.grads[i] for i in places],
@@ -84,7 +84,7 @@ class Weights:
 
     def with_grads(self, grads: list[Tensor]) -> Weights:
         """The same with other gradients."""
-        return replace(self, grads=grads)
+        return self._replace(grads=grads)
 
     def centred(self) -> Weights:
         """The local parts with copies of the gradients that are zero-mean already."""
@@ -92,7 +92,7 @@ class Weights:
         grads = list(here.grads)
         for i, total, count in self.sums():
             grads[i] = grads[i].sub(total, alpha=1 / count).to(grads[i].dtype)
-        return replace(here, grads=grads)
+        return here._replace(grads=grads)
 
     def local(self) -> Weights:
         """The parts that this process holds."""
@@ -104,6 +104,9 @@ class Weights:
             [local(v) for v in self.velocities],
             self.axes,
         )
+
+
+NOTHING = Weights([], [], [], [])
 
 
 def one_by_one(weights: Weights, numbers: Numbers) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any, Literal, Self, TypeAlias
 
 import torch
@@ -21,6 +22,7 @@ from fedzmg.optim.updates import Numbers, Weights
 Params: TypeAlias = (
     nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 )
+Kind: TypeAlias = tuple[torch.device, torch.dtype]
 
 
 class ZeroMeanSGD(Optimizer):
@@ -194,17 +196,27 @@ class ZeroMeanSGD(Optimizer):
         params: list[Tensor],
         grads: list[Tensor],
         velocities: list[Tensor],
-    ) -> None:
+    ) -> bool:
+        """Fill the lists by what has a gradient; whether all of it is plain: dense, in one place.
+
+        Most of a step's time on a fast device is this loop: it is written to do little per tensor.
+        """
+        state, moving, plain = self.state, bool(group["momentum"]), True
         for p in group["params"]:
-            if p.grad is None:
+            grad = p.grad
+            if grad is None:
                 continue
             params.append(p)
-            grads.append(p.grad)
-            if group["momentum"]:
-                state = self.state[p]
-                if state.get("momentum_buffer") is None:
-                    state["momentum_buffer"] = torch.zeros_like(p)
-                velocities.append(state["momentum_buffer"])
+            grads.append(grad)
+            if moving:
+                own = state[p]
+                velocity = own.get("momentum_buffer")
+                if velocity is None:
+                    velocity = own["momentum_buffer"] = torch.zeros_like(p)
+                velocities.append(velocity)
+            if grad.layout is not torch.strided or type(p) is not nn.Parameter:
+                plain = False
+        return plain
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -217,34 +229,36 @@ class ZeroMeanSGD(Optimizer):
             params: list[Tensor] = []
             grads: list[Tensor] = []
             velocities: list[Tensor] = []
-            self._init_group(group, params, grads, velocities)
-            axes = [
-                each
-                for p, each in zip(group["params"], group["input_axes"], strict=True)
-                if p.grad is not None
-            ]
-            if any(g.layout is not torch.strided for g in grads):
+            plain = self._init_group(group, params, grads, velocities)
+            if not params:
+                continue
+            axes = group["input_axes"]
+            if len(params) < len(axes):
+                pairs = zip(group["params"], axes, strict=True)
+                axes = [each for p, each in pairs if p.grad is not None]
+            spread = False
+            if not plain:
                 grads = [dense(g, each) for g, each in zip(grads, axes, strict=True)]
-            if params:
                 spread = any(map(is_spread, params))
-                if spread:
-                    grads = [like_its_parameter(g, p) for g, p in zip(grads, params, strict=True)]
-                weights = Weights(params, grads, velocities, axes, spread)
-                # What a scaler has found is a question to the data: no part of a graph.
-                if torch.compiler.is_compiling() and getattr(self, "found_inf", None) is None:
-                    updates.one_by_one(weights, _numbers(group, group["lr"]))
-                else:
-                    self._eager(number, group, weights)
+            if spread:
+                grads = [like_its_parameter(g, p) for g, p in zip(grads, params, strict=True)]
+            weights = Weights(params, grads, velocities, axes, spread)
+            if not torch.compiler.is_compiling():
+                self._eager(number, group, weights)
+            # What a scaler has found is a question to the data: no part of a graph.
+            elif getattr(self, "found_inf", None) is None:
+                updates.one_by_one(weights, _numbers(group, group["lr"]))
+            else:
+                self._outside_of_graphs(number, group, weights)
         return loss
 
     @_disable_dynamo
+    def _outside_of_graphs(self, number: int, group: dict[str, Any], weights: Weights) -> None:
+        self._eager(number, group, weights)
+
     def _eager(self, number: int, group: dict[str, Any], weights: Weights) -> None:
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-        for i, p in enumerate(weights.params):
-            by_kind.setdefault((p.device, p.dtype), []).append(i)
-        for (device, dtype), places in by_kind.items():
-            some = weights if len(by_kind) == 1 else weights.some(places)
+        for (device, dtype), some in _by_kind(weights):
             numbers = _numbers(group, _readable(group, device))
             single = group["foreach"] is False and not group["fused"]
             if not single and fused.possible(device, dtype):
@@ -283,7 +297,9 @@ class ZeroMeanSGD(Optimizer):
         lr, device = group["lr"], key[1]
         on_device = isinstance(lr, Tensor) and lr.device == device
         launchers = self.__dict__.setdefault("_launchers", {})
-        ours, others = launchers.setdefault(key, fused.Launcher())(
+        if key not in launchers:
+            launchers[key] = fused.Launcher()
+        ours, others = launchers[key](
             weights, _numbers(group, lr) if on_device else numbers, step=step, scale=scale,
             found_inf=found_inf, capturable=group["capturable"],
         )  # fmt: skip
@@ -295,6 +311,18 @@ class ZeroMeanSGD(Optimizer):
 
 def _trainable(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def _by_kind(weights: Weights) -> list[tuple[Kind, Weights]]:
+    """The tensors of each device and type; nearly always there is one of each."""
+    devices = set(map(attrgetter("device"), weights.params))
+    dtypes = set(map(attrgetter("dtype"), weights.params))
+    if len(devices) == len(dtypes) == 1:
+        return [((devices.pop(), dtypes.pop()), weights)]
+    places: dict[Kind, list[int]] = {}
+    for i, p in enumerate(weights.params):
+        places.setdefault((p.device, p.dtype), []).append(i)
+    return [(kind, weights.some(some)) for kind, some in places.items()]
 
 
 def _check(group: Mapping[str, Any]) -> None:

@@ -96,30 +96,62 @@ def _quantile(ranked: list[float], share: float) -> float:
     return low if low == high else low + (high - low) * (place - below)
 
 
-def read_records(
-    round_: int,
+class Reading:
+    """Numbers on their way from a device; asking for them waits for these and for nothing else.
+
+    A plain read would queue behind whatever the device has been given since, such as the next
+    round.
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        self._here, self._arrived = table, None
+        if table.is_cuda:
+            self._here = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
+            self._here.copy_(table, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+
+    def rows(self) -> list[list[float]]:
+        """The table, once it is here."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        found: list[list[float]] = self._here.tolist()
+        return found
+
+
+class Facts(NamedTuple):
+    """What is to be known of a round, on its way from the device."""
+
+    reading: Reading
+    columns: int
+    """Of the table, before the training losses of clients begin."""
+    sizes: list[Sizes]
+
+
+def send_facts(
     alive: Tensor,
     traffic: Tensor,
     sums: Sums,
     scores: Tensor | None,
     sizes: list[Sizes],
     losses: Tensor,
-    *,
-    kept: int,
-    worst: float,
-) -> list[Record]:
-    """Records of a round, seconds left at zero; ``traffic`` includes the round.
+) -> Facts:
+    """Send what a round came to; ``traffic`` includes it, ``losses`` has a row per trial.
 
-    Everything is read from the device at once: each transfer would wait for it anew.
+    Everything travels at once: each transfer would wait for the device anew.
     """
     columns = [alive, sums.clients, sums.dropped, sums.steps, sums.loss]
     columns += [*traffic.T, *([] if scores is None else scores.T)]
-    facts = torch.stack([column.double() for column in columns], 1)
-    read = torch.cat([facts, losses], 1).tolist()
+    table = torch.cat([torch.stack([column.double() for column in columns], 1), losses], 1)
+    return Facts(Reading(table), len(columns), sizes)
+
+
+def read_records(round_: int, facts: Facts, *, kept: int, worst: float) -> list[Record]:
+    """Records of a round, seconds left at zero."""
     records = []
-    for (down, one_up), values in zip(sizes, read, strict=True):
+    for (down, one_up), values in zip(facts.sizes, facts.reading.rows(), strict=True):
         lives, loss = bool(values[0]), values[4]
-        score, own = values[7 : len(columns)], values[len(columns) :]
+        score, own = values[7 : facts.columns], values[facts.columns :]
         clients, dropped, steps, total_down, total_up = (int(values[i]) for i in (1, 2, 3, 5, 6))
         up = one_up.times(clients + dropped)
         records.append(

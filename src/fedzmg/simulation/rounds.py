@@ -15,7 +15,6 @@ from torch import Tensor
 from fedzmg.contract import State
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import Entry
-from fedzmg.engine.aggregate import Sums
 from fedzmg.engine.choose import EngineChoice, choose
 from fedzmg.engine.fit import clients_that_fit, even
 from fedzmg.engine.memory import MemoryStore
@@ -27,7 +26,13 @@ from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.models.kernels import onednn, rounding
 from fedzmg.models.kernels.determinism import same_bits
 from fedzmg.models.kernels.precision import Precision
-from fedzmg.simulation.accounting import Sizes, message_sizes, read_records, traffic_after
+from fedzmg.simulation.accounting import (
+    Facts,
+    message_sizes,
+    read_records,
+    send_facts,
+    traffic_after,
+)
 from fedzmg.simulation.clients import ClientMetrics, Watched, measure
 from fedzmg.simulation.history import Checkpoint, History, Record
 from fedzmg.simulation.packed_rule import PackedRule
@@ -49,11 +54,7 @@ class _Launched(NamedTuple):
     round: int
     snapshot: Snapshot
     """The state after it."""
-    sums: Sums
-    scores: Tensor | None
-    sizes: list[Sizes]
-    losses: Tensor
-    """The training loss of every client, one row per trial."""
+    facts: Facts
 
 
 class RoundReport(NamedTuple):
@@ -190,10 +191,11 @@ class Simulation:
             if self._runs_ahead and launched.round < self.rounds:
                 self._next = self._launch(launched.round + 1, launched.snapshot)
             records = read_records(
-                launched.round, launched.snapshot.alive, launched.snapshot.traffic, launched.sums,
-                launched.scores, launched.sizes, launched.losses, kept=self.memory.kept_bytes,
+                launched.round,
+                launched.facts,
+                kept=self.memory.kept_bytes,
                 worst=0.0 if self.task.metric.higher_is_better else float("inf"),
-            )  # fmt: skip
+            )
         self.round, self.snapshot = launched.round, launched.snapshot
         for i in self.resting:
             records[i] = records[i]._replace(loss=None, metric=None)
@@ -268,12 +270,13 @@ class Simulation:
             cohort=self.task.protocol.cohort, counts=self.weights == "examples",
         )  # fmt: skip
         after = after._replace(traffic=traffic_after(before.traffic, sizes, sums))
+        facts = send_facts(after.alive, after.traffic, sums, scores, sizes, received.losses.table())
         # Nothing of the round is kept before all of it has been computed.
         for owners, kept, accepted in received.remembered:
             self.memory.write(owners, round_, kept, accepted.tolist())
         self._computed += received.computed
         self._useful += sum(len(entry.stream) for entry in entries)
-        return _Launched(round_, after, sums, scores, sizes, received.losses.table())
+        return _Launched(round_, after, facts)
 
     def _evaluate(self, params: Tree, examples: Examples | None = None) -> Tensor:
         """Loss and metric of every trial; zeros for one that rests."""
