@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
 
@@ -14,6 +14,7 @@ from torch import nn
 from fedzmg import InputError, Task, Trial, simulate
 from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.data.plan import Entry
+from fedzmg.engine import captured
 from fedzmg.engine import choose as choosing
 from fedzmg.engine.choose import can_compile
 from fedzmg.engine.fit import even
@@ -89,6 +90,25 @@ def test_auto_compiles_only_when_the_rounds_left_repay_it(monkeypatch: pytest.Mo
     assert simulation("auto", rounds=100_000).choice.path == "compiled"
     monkeypatch.setattr(choosing, "can_compile", lambda device: False)
     assert simulation("auto", rounds=100_000).choice.path == "vectorized"
+
+
+def test_on_a_gpu_the_number_of_trials_decides_whether_compiling_pays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choosing, "_seconds", lambda *args: 7e-3)
+    monkeypatch.setattr(choosing, "can_compile", lambda device: True)
+    built = simulation("vectorized")
+    steps = max(len(e.stream) for e in built._probe()[0])
+    assert steps == 6
+
+    def path(trials: int, rounds: int) -> str:
+        return choosing._on_card(built._program, rounds, built._probe, trials).path
+
+    # 3.5 ms a step, 6 steps: 21 ms a round alone, half of that for every other trial of a pack.
+    assert path(1, 2300) == "captured"
+    assert path(1, 2400) == "compiled"
+    assert path(9, 470) == "captured"
+    assert path(9, 480) == "compiled"
 
 
 def test_unknown_engine_and_device_are_refused() -> None:
@@ -170,6 +190,69 @@ def test_chunks_are_even_and_few() -> None:
     assert even(100, 99) == 50
     assert even(810, 400) == 270
     assert even(7, 3) == 3
+
+
+def captures(built: Simulation) -> list[int]:
+    engine = built._engine
+    assert isinstance(engine, Vectorized)
+    return sorted(engine._captured[0]._held)
+
+
+def test_buffers_are_used_again_until_they_are_twice_too_wide() -> None:
+    packed, alone = simulation("captured", trials=5, rounds=9), simulation("captured", rounds=9)
+    for resting, widths in (
+        ([], [20]),
+        ([4], [20]),
+        ([3], [20]),
+        ([2], [8, 20]),
+        ([1], [4, 8, 20]),
+    ):
+        packed.rest(resting)
+        packed.run_round()
+        alone.run_round()
+        assert captures(packed) == widths
+        for name, leaf in alone.snapshot.params.items():
+            torch.testing.assert_close(packed.snapshot.params[name][0], leaf[0], rtol=0, atol=0)
+
+
+def test_the_last_chunk_of_a_round_takes_the_buffers_of_the_others() -> None:
+    whole, cut = simulation("captured", trials=5), simulation("captured", trials=5)
+    cut.chunk = 8
+    cut._engine = cut._build()
+    for _ in range(2):
+        whole.run_round()
+        cut.run_round()
+    assert captures(cut) == [4, 8], "20 clients: 8, 8 and 4, which are not more than half"
+    for name, leaf in whole.snapshot.params.items():
+        torch.testing.assert_close(cut.snapshot.params[name], leaf, rtol=0, atol=0)
+    cut.chunk = 7
+    cut._engine = cut._build()
+    cut.run_round()
+    assert captures(cut) == [7], "7, 7 and 6"
+    whole.run_round()
+    for name, leaf in whole.snapshot.params.items():
+        torch.testing.assert_close(cut.snapshot.params[name], leaf, rtol=0, atol=0)
+    assert cut.padding() > whole.padding()
+
+
+def test_algorithms_share_what_is_compiled_for_their_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def note(function: Callable[..., object], backend: str = "") -> Callable[..., object]:
+        compiled.append(function.__name__)
+        return function
+
+    monkeypatch.setattr(captured, "compile_apart", note)
+    captured._compiled_loss.cache_clear()
+    shared = task()
+    for name in ("fedzmg", "fedavg"):
+        built = Simulation(
+            shared, [Trial.of(name)], rounds=1, device=CPU, dtype=torch.float32, engine="captured"
+        )
+        built._engine = Vectorized(built._program, compiled=True, captured=True)
+        built.run_round()
+    captured._compiled_loss.cache_clear()
+    assert compiled.count("losses") * 2 == compiled.count("advance") > 0
 
 
 class Tight:

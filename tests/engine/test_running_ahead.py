@@ -9,6 +9,7 @@ from torch import nn
 
 from fedzmg import Task, Trial
 from fedzmg.simulation import Checkpoint, Record, Simulation
+from fedzmg.simulation.accounting import Reading
 
 CPU = torch.device("cpu")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -98,6 +99,19 @@ def test_a_round_is_launched_without_waiting_for_the_gpu() -> None:
         simulation._launch(5, simulation.snapshot)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_reading_does_not_wait_for_what_came_after() -> None:
+    table = torch.arange(6.0, device="cuda").reshape(2, 3)
+    reading = Reading(table)
+    table.zero_()
+    torch.cuda._sleep(2_000_000_000)  # about a second
+    after = torch.cuda.Event()
+    after.record()
+    assert reading.rows() == [[0, 1, 2], [3, 4, 5]]
+    assert not after.query()
 
 
 @pytest.mark.gpu

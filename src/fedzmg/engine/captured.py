@@ -9,6 +9,7 @@ buffers, so clients that are done are left where they are.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,15 +17,18 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedzmg.contract import Given, bind
+from fedzmg.contract import ClientRule, Given, bind
 from fedzmg.data.plan import Padded
 from fedzmg.engine import local
+from fedzmg.engine.compiling import compile_apart
 from fedzmg.engine.local import Work
 from fedzmg.engine.round import Program
 from fedzmg.models.kernels import MappedLayers
-from fedzmg.models.objective import Batch
+from fedzmg.models.kernels.determinism import bits_are_kept
+from fedzmg.models.kernels.precision import precision
+from fedzmg.models.objective import Batch, LossFunction, Objective, PrepareFunction
 from fedzmg.tree import Tree, leaves, row, tree_map
 
 WARM_UPS = 2
@@ -79,6 +83,10 @@ class Captured:
         self._held: dict[int, _Held] = {}
         self._pool: Any = None
         self._spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=1024)
+
+    def room_for(self, clients: int) -> int | None:
+        """The least rows of buffers there are for so many clients, if less than twice as many."""
+        return min((rows for rows in self._held if clients <= rows < 2 * clients), default=None)
 
     def load(self, padded: Padded, state: State, widths: Iterable[int]) -> State:
         """Put a round into the buffers, capturing what is missing first; the buffers' own state."""
@@ -143,16 +151,16 @@ class Captured:
 
     def _capture(self, held: _Held, width: int) -> Callable[[], None]:
         state, plan = row(held.state, slice(width)), row(held.plan, slice(width))
-        plain = _Code(_loss_function(self._program), _advance_function(self._program))
+        plain = _Code(_loss_function(_Learnt.of(self._program)), _advance(self._program.rule))
         if self._program.device.type != "cuda":  # the same step, called instead of replayed
-            code = self._compile(plain) if self._compiled else plain
+            code = self._compile(plain, width) if self._compiled else plain
             return lambda: _step(self._program, code, state, plan, held.time)
         stream = torch.cuda.Stream(self._program.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             # Once without the compiler: layers measure which kernels suit them.
             _step(self._program, plain, state, plan, held.time)
-            code = self._compile(plain) if self._compiled else plain
+            code = self._compile(plain, width) if self._compiled else plain
             for _ in range(WARM_UPS):
                 _step(self._program, code, state, plan, held.time)
         torch.cuda.current_stream().wait_stream(stream)
@@ -162,9 +170,13 @@ class Captured:
         self._pool = self._pool or graph.pool()
         return graph.replay
 
-    def _compile(self, code: _Code) -> _Code:
-        compiled: list[Any] = [torch.compile(f, fullgraph=True, dynamic=False) for f in code]
-        return _Code(*compiled)
+    def _compile(self, plain: _Code, width: int) -> _Code:
+        learnt = _Learnt.of(self._program)
+        try:
+            loss = _compiled_loss(learnt, width, precision(), bits_are_kept())
+        except TypeError:  # a user's function that has no hash
+            loss = compile_apart(plain.loss)
+        return _Code(loss, compile_apart(plain.advance))
 
 
 def _copy_all(places: list[Tensor], values: list[Tensor]) -> None:
@@ -207,29 +219,62 @@ def _step(program: Program, code: _Code, state: State, plan: Plan, time: Tensor)
         time.add_(1)
 
 
-def _loss_function(program: Program) -> Callable[..., Tensor]:
+@dataclass(frozen=True)
+class _Learnt:
+    """What the first half of a step depends on: the task, and nothing of the algorithm."""
+
+    source: nn.Module
+    loss: LossFunction
+    layers_in: torch.dtype | None
+    prepare: PrepareFunction
+    dtype: torch.dtype
+    device: torch.device
+    objective: Objective = field(compare=False)
+    """Any that is made of these."""
+
+    @classmethod
+    def of(cls, program: Program) -> _Learnt:
+        goal = program.objective
+        return cls(
+            goal.model.source, goal.loss, goal.layers_in, program.prepare, program.dtype,
+            program.device, goal,
+        )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled_loss(learnt: _Learnt, *circumstances: Any) -> Callable[..., Tensor]:
+    """The compiled losses of a task: algorithms that train it one after another share them.
+
+    Under other ``circumstances`` (width, rounding, choice of kernels) they are compiled anew.
+    """
+    del circumstances
+    return compile_apart(_loss_function(learnt))
+
+
+def _loss_function(learnt: _Learnt) -> Callable[..., Tensor]:
     """Losses of the clients on the batches of step ``time``."""
-    keyed = program.objective.model.has_dropout
+    objective, prepare, dtype = learnt.objective, learnt.prepare, learnt.dtype
+    keyed = objective.model.has_dropout
 
     def losses(params: dict[str, Tensor], plan: Plan, time: Tensor, x: Tensor, y: Tensor) -> Tensor:
         at = time.reshape(1)
         indices = plan.indices.index_select(1, at).squeeze(1)
         weights = plan.weights.index_select(1, at).squeeze(1)
         key = plan.keys.index_select(1, at).squeeze(1) if keyed else ()
-        batch = Batch(program.prepare(x[indices], program.dtype), y[indices], weights, key)
+        batch = Batch(prepare(x[indices], dtype), y[indices], weights, key)
         # Under the compiler, layers exchange themselves: it cannot trace all that the mode sees.
         quick = contextlib.nullcontext() if torch.compiler.is_compiling() else MappedLayers()
         with quick:
-            return torch.vmap(program.objective.train)(Tree(params), batch)
+            return torch.vmap(objective.train)(Tree(params), batch)
 
     return losses
 
 
-def _advance_function(program: Program) -> Callable[..., None]:
+def _advance(rule: ClientRule) -> Callable[..., None]:
     """The rule's step and the tallies, written where they are kept."""
 
     def one(numbers: Any, given: Given, params: Tree, scratch: Any, grad: Tree, active: Any) -> Any:
-        return local.step(bind(program.rule, numbers), given, params, scratch, grad, active)
+        return local.step(bind(rule, numbers), given, params, scratch, grad, active)
 
     def advance(
         numbers: Any, given: Given, work: Work, grad: Tree, loss: Tensor, lengths: Tensor, time: Any

@@ -10,7 +10,6 @@ a lone client trains beside a copy of itself whose result is dropped.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,9 +23,11 @@ from fedzmg.data.plan import Entry, Padded, full_pass, pad
 from fedzmg.engine import local
 from fedzmg.engine.captured import Captured
 from fedzmg.engine.captured import State as Captures
+from fedzmg.engine.compiling import compile_apart
 from fedzmg.engine.local import Outcome, Work
 from fedzmg.engine.round import Broadcast, Chunk, Program
 from fedzmg.models.kernels import MappedLayers
+from fedzmg.models.kernels.determinism import bits_are_kept
 from fedzmg.models.objective import Batch
 from fedzmg.tree import Tree, row, tree_map
 
@@ -64,11 +65,21 @@ class Vectorized:
             part = list(range(first, min(first + size, len(entries))))
             # Longest stream first; the sort is stable, so equal streams keep the cohort's order.
             order = sorted(part, key=lambda i: -len(entries[i].stream))
-            rows = order if len(order) >= MIN_WIDTH else order * MIN_WIDTH
+            rows = order + order[-1:] * (self._slots(len(order)) - len(order))
             chosen = [entries[i] for i in rows]
             outcomes = self._train_sorted(chosen, sent, row(memory, rows))
             computed = sum(self._widths([len(e.stream) for e in chosen]))
             yield Chunk(order, list(range(len(order))), outcomes, computed)
+
+    def _slots(self, clients: int) -> int:
+        """How many rows to compute for so many clients; those beyond are copies of the last one.
+
+        Buffers that are less than twice too wide serve as well: to capture anew, and maybe to
+        compile, takes longer than some rows more. Not where bits must be those of a pack that
+        began with fewer clients.
+        """
+        room = self._captured[0].room_for(clients) if self._captured else None
+        return max(clients, MIN_WIDTH) if room is None or bits_are_kept() else room
 
     def _train_sorted(self, entries: list[Entry], sent: Broadcast, memory: State) -> Outcome:
         program = self.program
@@ -173,12 +184,8 @@ class Vectorized:
     def _step(self, *, masked: bool) -> MappedStep:
         if masked not in self._steps:
             if self.compiled:
-                self._steps[masked] = torch.compile(
-                    _own_code(compiled_step(self.program, masked=masked)),
-                    fullgraph=True,
-                    dynamic=False,
-                    backend=self.backend,
-                )
+                step = compiled_step(self.program, masked=masked)
+                self._steps[masked] = compile_apart(step, self.backend)
             else:
                 self._steps[masked] = eager_step(self.program, masked=masked)
         return self._steps[masked]
@@ -290,17 +297,3 @@ def compiled_step(program: Program, *, masked: bool) -> MappedStep:
         return torch.vmap(one, in_dims=in_dims)(numbers, given, params, scratch, batch, active)
 
     return mapped
-
-
-def _own_code(function: MappedStep) -> MappedStep:
-    """A twin with its own code object: the compiler counts recompilations per code object.
-
-    Widths of another task or algorithm in the same process must not use up this one's allowance.
-    """
-    return types.FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )

@@ -115,7 +115,13 @@ class Simulation:
             self.choice = (
                 engine
                 if isinstance(engine, EngineChoice)
-                else choose(engine, self._program, rounds - self.round, self._probe)
+                else choose(
+                    engine,
+                    self._program,
+                    rounds - self.round,
+                    self._probe,
+                    trials=len(self.trials),
+                )
             )
             if chunk is None and self.choice.path != "sequential":
                 limit = clients_that_fit(self._program, *self._probe())
@@ -212,10 +218,6 @@ class Simulation:
         if self.resting == before:
             return
         self._next = None  # it was begun with clients that are no more
-        if self.device.type == "cuda":
-            del self._engine  # and with it the buffers for the wider pack
-            torch.cuda.empty_cache()
-            self._engine = self._build()
 
     @property
     def at_rest(self) -> bool:
