@@ -89,12 +89,12 @@ def bytes_moved(name: str, model: nn.Module, decay: bool, device: str) -> tuple[
     elif name == "SGD fused":
         moved = 5 * entries
     elif fused_kernel:
-        # Long rows are read twice; where entries with one mean lie apart, torch sums them first.
+        # Long rows and columns are read twice; what lies further apart is summed by torch first.
         forms = [OPTIM.fused.form_of(p, axes) for p, axes in weights]
         again = [
             p.numel()
             for (p, axes), form in zip(weights, forms, strict=True)
-            if axes and (form.shape == OPTIM.fused.LONG or form.needs_sums)
+            if axes and (form.shape in (OPTIM.fused.LONG, OPTIM.fused.COLUMNS) or form.needs_sums)
         ]
         cached = 4.0 * sum(again)
         if name == "ours foreach":

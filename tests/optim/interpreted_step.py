@@ -25,12 +25,24 @@ SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "rows of three": ((300, 3), (1,)),
     "convolution": ((5, 3, 5, 5), (1, 2, 3)),
     "rows of 64": ((9, 64), (1,)),
+    "rows of 72": ((31, 72), (1,)),
     "rows of 257": ((3, 257), (1,)),
+    "rows of 288": ((9, 32, 3, 3), (1, 2, 3)),
+    "rows of 520": ((5, 520), (1,)),
+    "rows of 1152": ((3, 1152), (1,)),
+    "rows of 1160": ((2, 1160), (1,)),
+    "rows of 2304": ((2, 2304), (1,)),
     "rows of 3136": ((2, 3136), (1,)),
     "rows of 4608": ((2, 4608), (1,)),
     "longer than a tile": ((2, 9001), (1,)),
     "far longer": ((1, 70_000), (1,)),
+    "rows of 4616": ((2, 4616), (1,)),
     "embedding": ((11, 6), (0,)),
+    "embedding of width one": ((11, 1), (0,)),
+    "long embedding": ((300, 17), (0,)),
+    "longest embedding": ((1024, 3), (0,)),
+    "too long embedding": ((1025, 3), (0,)),
+    "embedding of two axes": ((4, 5, 33), (0, 1)),
     "transposed convolution": ((4, 3, 2, 2), (0, 2, 3)),
     "middle axis": ((3, 4, 5), (1,)),
     "every second axis": ((3, 4, 2, 5), (1, 3)),
@@ -53,10 +65,12 @@ if not ALL:  # one way through every branch of the kernel
         "rows of three": ((300, 3), (1,)),
         "rows of 25": ((2, 25), (1,)),
         "rows of 72": ((17, 72), (1,)),
+        "rows of 576": ((5, 576), (1,)),
         "rows of 600": ((2, 600), (1,)),
-        "rows of 4096": ((1, 4096), (1,)),
+        "rows of 2048": ((1, 2048), (1,)),
         "rows of 4608": ((1, 4608), (1,)),
         "rows of 4097": ((1, 4097), (1,)),
+        "embedding": ((130, 17), (0,)),
         "transposed convolution": ((4, 3, 2, 2), (0, 2, 3)),
     }
 
@@ -108,6 +122,61 @@ def scaled_step(found_inf: float) -> float:
     return difference([p.detach() for p in params], [p.detach() for p in plain])
 
 
+def moving() -> float:
+    """Steps between which tensors, their memory and their state come, go and move."""
+    results = []
+    for options in ({"fused": True}, {"foreach": False}):
+        torch.manual_seed(2)
+        params = [nn.Parameter(torch.randn(4, 3)) for _ in range(3)]
+        params.append(nn.Parameter(torch.randn(1030, 3)))  # its sums are kept in a buffer
+        groups = [{"params": params, "input_axes": [(1,), (1,), (), (0,)]}]
+        optimizer = ZeroMeanSGD(groups, lr=0.1, **options)
+        state = optimizer.state
+        kept = []  # nothing is freed, so nothing comes back at the same address
+
+        def weight_moves(params: Any = params) -> None:
+            params[0].data = params[0].data.clone()
+
+        def weight_turns(params: Any = params) -> None:
+            params[3].data = params[3].data.t().clone().t()
+
+        def velocity_moves(params: Any = params, state: Any = state) -> None:
+            state[params[1]]["momentum_buffer"].data = torch.ones(4, 3)
+
+        def velocity_is_another(params: Any = params, state: Any = state) -> None:
+            state[params[1]]["momentum_buffer"] = torch.ones(4, 3)
+
+        def gradient_goes(params: Any = params) -> None:
+            params[2].grad = None
+
+        def gradient_turns(params: Any = params) -> None:
+            params[0].grad = torch.randn(3, 4).t()
+
+        def rate_changes(optimizer: Any = optimizer) -> None:
+            optimizer.param_groups[0]["lr"] = 0.01
+
+        def options_change(optimizer: Any = optimizer) -> None:
+            optimizer.param_groups[0].update(momentum=0.5, nesterov=True, weight_decay=0.1)
+
+        def momentum_ends(optimizer: Any = optimizer) -> None:
+            optimizer.param_groups[0].update(momentum=0.0, nesterov=False)
+
+        events: list[Callable[[], object]] = [
+            weight_moves, velocity_moves, velocity_is_another, gradient_goes, gradient_turns,
+            rate_changes, options_change, state.clear, momentum_ends, weight_turns,
+        ]  # fmt: skip
+        for happens in events:
+            for _ in range(2):
+                for p in params:
+                    kept += [p.data, p.grad]
+                    p.grad = torch.randn(p.shape)
+                optimizer.step()
+            happens()
+            optimizer.step()
+        results.append([p.detach() for p in params])
+    return difference(*results) / len(events)  # every step rounds anew
+
+
 def count_launches() -> Callable[[], int]:
     """A function that says how often the kernel was launched since it was last asked."""
     launched, launch = 0, fused._launch
@@ -144,6 +213,7 @@ def main() -> None:
         found[f"{dtype} / rounding"] = difference(got, exact) / torch.finfo(dtype).eps * 1e-7
     for inf in (0.0, 1.0) if ALL else (1.0,):
         found[f"scaled, infinite: {inf}"] = scaled_step(inf)
+    found["what moves"] = moving()
     json.dump(found, sys.stdout)
 
 

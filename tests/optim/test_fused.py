@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib.util
 import itertools
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +51,7 @@ def interpreted(*arguments: str) -> dict[str, float]:
 @needs_triton
 def test_steps_under_the_interpreter() -> None:
     found = interpreted()
-    assert len(found) == 2
+    assert len(found) == 3
     assert {name: value for name, value in found.items() if not value < 1e-6} == {}
 
 
@@ -57,7 +59,7 @@ def test_steps_under_the_interpreter() -> None:
 @pytest.mark.slow
 def test_steps_of_every_option_under_the_interpreter() -> None:
     found = interpreted("--all")
-    assert len(found) == 16
+    assert len(found) == 17
     assert {name: value for name, value in found.items() if not value < 1e-6} == {}
 
 
@@ -77,6 +79,8 @@ def test_importing_the_package_needs_no_triton() -> None:
 def walked(form: fused.Form, order: list[int], shape: list[int]) -> list[int]:
     """For every entry in memory the number of its mean, as the kernel computes it."""
     entries = int(np.prod(shape))
+    if form.shape == fused.COLUMNS:
+        return [at % form.rows for at in range(entries)]
     if form.shape != fused.FLAT:
         return [at // form.length for at in range(entries)]
     return [
@@ -119,7 +123,8 @@ def test_entries_share_a_mean_exactly_if_their_outputs_agree(data: st.DataObject
     ("length", "aligned", "width"),
     [
         (3, True, 16), (25, False, 64), (65, True, fused.LONG), (72, True, 256),
-        (72, False, fused.LONG), (3136, True, 4096), (4608, True, 8192), (8200, True, fused.LONG),
+        (72, False, fused.LONG), (288, True, 256), (296, True, 512), (1152, True, 1024),
+        (3136, True, 4096), (4608, True, 4096), (4616, True, fused.LONG),
         (70_000, True, fused.FLAT),
     ],
 )  # fmt: skip
@@ -131,12 +136,36 @@ def test_which_rows_are_held_on_chip(length: int, aligned: bool, width: int) -> 
 
 
 def test_tiles_cover_every_entry_once() -> None:
-    for shape, axes in (((300, 3), (1,)), ((9000,), ()), ((5, 4608), (1,)), ((70, 64), (0,))):
-        tensor = torch.empty(shape)
-        form = fused.form_of(tensor, axes)
+    for shape, axes, height in (
+        ((300, 3), (1,), 128), ((9000,), (), 2048), ((5, 4608), (1,), 1), ((70, 576), (1,), 4),
+        ((5, 9000), (1,), 1), ((70, 64), (0,), 16), ((70, 65), (0,), 16),
+    ):  # fmt: skip
+        form = fused.form_of(torch.empty(shape), axes)
         assert form is not None
-        height = 1 if form.shape == fused.LONG else max(1, fused.TILE // (form.shape or 1))
         assert (form.tiles - 1) * height < form.rows <= form.tiles * height
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "expected"),
+    [
+        ((66, 256), (0,), fused.COLUMNS),
+        ((1024, 8), (0,), fused.COLUMNS),
+        ((1025, 8), (0,), fused.FLAT),
+        ((4, 5, 6), (0, 1), fused.COLUMNS),
+        ((4, 5, 6), (1,), fused.FLAT),
+        ((66, 1), (0,), fused.LONG),
+    ],
+)
+def test_which_columns_the_kernel_sums(
+    shape: tuple[int, ...], axes: tuple[int, ...], expected: int
+) -> None:
+    form = fused.form_of(torch.empty(shape), axes)
+    assert form is not None
+    assert form.shape == expected
+    # Sums over processes are given to the kernel, which has a part of them only.
+    given = fused.form_of(torch.empty(shape), axes, sums_given=True)
+    assert given is not None
+    assert given.needs_sums
 
 
 def test_gaps_in_memory() -> None:
@@ -160,6 +189,150 @@ def test_fused_on_another_device_is_refused() -> None:
     optimizer = ZeroMeanSGD([{"params": [param], "input_axes": (1,)}], 0.1, fused=True)
     with pytest.raises(InputError, match="no kernel for meta"):
         optimizer.step()
+
+
+class Compiler:
+    """In place of Triton's: remembers what was launched through it, and what past it."""
+
+    def __init__(self) -> None:
+        self.compiled: list[tuple[Any, ...]] = []
+        self.again: list[tuple[Any, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*arguments: Any, **options: Any) -> Compiler:
+            self.compiled.append(arguments)
+            return self
+
+        def launch_again(*arguments: Any) -> None:
+            self.again.append(arguments)
+
+        return launch if len(grid) == 1 else launch_again
+
+
+@needs_triton
+def test_a_compiled_kernel_is_launched_again_only_where_it_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fedzmg.optim import triton_step
+
+    compiler = Compiler()
+    monkeypatch.setattr(fused, "interpreted", lambda: True)
+    monkeypatch.setattr(triton_step, "step", compiler)
+    param = nn.Parameter(torch.ones(4, 3))
+    param.grad = torch.ones(4, 3)
+    optimizer = ZeroMeanSGD([{"params": [param], "input_axes": (1,)}], 0.1)
+    group = optimizer.param_groups[0]
+
+    def launched() -> tuple[int, int]:
+        before = len(compiler.compiled), len(compiler.again)
+        optimizer.step()
+        return len(compiler.compiled) - before[0], len(compiler.again) - before[1]
+
+    assert launched() == (1, 0)
+    group["lr"] = 0.2
+    assert launched() == (0, 1)
+    first, again = compiler.compiled[0], compiler.again[0]
+    assert len(first) == len(again)
+    assert first[:3] == again[:3]  # the very tables
+    assert (first[3], again[3]) == (0.1, 0.2)
+    moved = torch.ones(4, 3)
+    param.grad = moved  # beside the one before
+    assert launched() == (0, 1)
+    assert compiler.again[-1][2].tolist() == [moved.data_ptr()]
+    group["nesterov"] = True
+    assert launched() == (1, 0)
+    assert launched() == (0, 1)
+    group["lr"] = torch.tensor(0.1)  # of a type and alignment that a later one may not have
+    assert launched() == (1, 0)
+    assert launched() == (1, 0)
+    group["lr"] = 0.1
+    optimizer.found_inf = torch.tensor(0.0)  # type: ignore[attr-defined]
+    assert launched() == (1, 0)
+    del optimizer.found_inf  # type: ignore[attr-defined]
+    assert launched() == (0, 1)
+    param.data = torch.ones(4, 3)
+    assert launched() == (1, 0)
+    kinds = {tuple(map(type, arguments[3:7])) for arguments in compiler.compiled}
+    assert kinds == {(float, float, float, float)}  # whole numbers would be of another type
+
+
+@needs_triton
+def test_sums_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = []
+    monkeypatch.setattr(fused, "interpreted", lambda: True)
+    monkeypatch.setattr(fused, "_launch", lambda plan, table, *_: tables.append((plan, table)))
+    param = nn.Parameter(torch.ones(3, 4, 5, dtype=torch.bfloat16))
+    param.grad = torch.ones(3, 4, 5, dtype=torch.bfloat16)
+    optimizer = ZeroMeanSGD([{"params": [param], "input_axes": (1,)}], 0.1)
+    for factor in (1, 2):
+        param.grad.fill_(factor)
+        optimizer.step()
+        (plan, table), (sums,) = tables[-1], tables[-1][0].sums.values()
+        assert table.tolist() == [param.grad.data_ptr()]
+        assert plan.tables["tensors"][0, 2] == sums.data_ptr()
+        assert torch.equal(sums, torch.full((3, 1, 5), 4.0 * factor))
+    assert tables[0][0] is tables[1][0]
+    assert tables[0][1] is tables[1][1]
+
+
+@needs_triton
+@COMPILER_WARNS
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "options", "given"),
+    [
+        (torch.float32, (True, False, True), False),
+        (torch.float32, (True, True, True), True),
+        (torch.float32, (True, False, False), False),
+        (torch.bfloat16, (False, False, True), True),
+    ],
+)
+def test_the_kernel_compiles_for_a_gpu_that_is_not_here(
+    dtype: torch.dtype, options: tuple[bool, ...], given: bool,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    # The interpreter takes what the compiler does not, such as a name of two types.
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from fedzmg.optim import triton_step
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel: Any = triton_step.step
+    signature = {
+        "tiles": "*i32", "tensors": "*i64", "moving": "*i64", "lr": "fp32", "momentum": "fp32",
+        "decay": "fp32", "sign": "fp32",
+    }  # fmt: skip
+    constants: dict[str, Any] = {"DTYPE": triton_step.TYPES[dtype]}
+    constants.update(zip(("BUFFER", "NESTEROV", "STEP"), options, strict=True))
+    for pointer in ("lr_at", "scale_at", "inf_at"):
+        if given:
+            signature[pointer] = "*fp32"
+        else:
+            constants[pointer] = None
+    source = ASTSource(
+        kernel,
+        {name: signature.get(name, "constexpr") for name in kernel.arg_names},
+        {(kernel.arg_names.index(name),): value for name, value in constants.items()},
+    )
+    compiled = triton.compile(source, GPUTarget("cuda", 90, 32), dict(triton_step.OPTIONS))
+    assert "ld.global.v4" in compiled.asm["ptx"]  # aligned rows are read 16 bytes at a time
+
+
+def test_an_optimizer_that_has_launched_is_copied_and_pickled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fused, "possible", lambda *_: True)
+    monkeypatch.setattr(fused, "_launch", lambda *_: None)
+    param = nn.Parameter(torch.ones(4, 3))
+    param.grad = torch.ones(4, 3)
+    optimizer = ZeroMeanSGD([{"params": [param], "input_axes": (1,)}], 0.1)
+    optimizer.step()
+    assert optimizer._launchers
+    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert not hasattr(other, "_launchers")
+        other.step()
 
 
 # --- on a GPU -------------------------------------------------------------------------------
@@ -198,6 +371,32 @@ def test_kernel_and_lists_agree_with_single_tensors(make: Any, options: dict[str
     for way in ({"fused": True}, {"foreach": True}, {}):
         for got, wanted in zip(trained(make, **way, **options), expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@COMPILER_WARNS
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("way", [{"fused": True}, {"foreach": True}])
+def test_options_change_between_launches_of_a_compiled_kernel(way: dict[str, Any]) -> None:
+    changes: list[dict[str, Any]] = [
+        {}, {"lr": 0.02}, {"momentum": 0.5}, {"weight_decay": 0.0}, {"maximize": True},
+        {"nesterov": True}, {"lr": torch.tensor(0.01, device="cuda")}, {"lr": 0.05},
+    ]  # fmt: skip
+    results = []
+    for chosen in ({"foreach": False}, way):
+        torch.manual_seed(0)
+        model = shakespeare_gru().cuda()
+        optimizer = ZeroMeanSGD.for_model(model, 0.1, **chosen)
+        grads = [torch.randn_like(p) for p in model.parameters()]
+        for p, grad in zip(model.parameters(), grads, strict=True):
+            p.grad = grad  # stays in place
+        for change in changes:
+            optimizer.param_groups[0].update(change)
+            for _ in range(2):
+                optimizer.step()
+        results.append([p.detach().cpu() for p in model.parameters()])
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
 @COMPILER_WARNS

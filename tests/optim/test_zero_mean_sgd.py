@@ -487,6 +487,36 @@ def test_copies_are_independent() -> None:
     )] == [True] * len(expected)  # fmt: skip
 
 
+@pytest.mark.parametrize("way", [{}, {"foreach": True}, {"fused": True}])
+def test_a_group_of_several_types_is_stepped_as_one_of_each(way: dict[str, Any]) -> None:
+    def made(i: int) -> Tensor:
+        torch.manual_seed(i)
+        dtype = (torch.float32, torch.float64, torch.bfloat16)[i % 3]
+        start = torch.randn(4, 3 + i, dtype=dtype)
+        # A plain tensor is as good as a parameter.
+        return start.requires_grad_() if i == 4 else nn.Parameter(start)
+
+    together, apart = [made(i) for i in range(6)], [made(i) for i in range(6)]
+    axes = [(1,), (0,), (), (1,), (0, 1), (0,)]
+    optimizers = [
+        ZeroMeanSGD([{"params": together, "input_axes": axes}], 0.1, **way),
+        *(
+            ZeroMeanSGD([{"params": [p], "input_axes": [over]}], 0.1, foreach=False)
+            for p, over in zip(apart, axes, strict=True)
+        ),
+    ]
+    for step in range(4):
+        for i, (a, b) in enumerate(zip(together, apart, strict=True)):
+            grad = torch.randn(a.shape, dtype=a.dtype)
+            # Some come and go.
+            a.grad, b.grad = (grad, grad.clone()) if step % 3 != i % 4 else (None, None)
+        for optimizer in optimizers:
+            optimizer.step()
+    for a, b in zip(together, apart, strict=True):
+        tolerance = 0.05 if a.dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
 def test_groups_have_rates_and_axes_of_their_own() -> None:
     a, b, c = (nn.Parameter(torch.zeros(2, 3)) for _ in range(3))
     optimizer = ZeroMeanSGD(

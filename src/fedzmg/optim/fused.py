@@ -26,8 +26,9 @@ from fedzmg.optim.updates import Numbers, Weights
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-TILE = 4096
-"""Entries that a program holds on chip, as rows."""
+TILE = 2048
+"""Entries that a program holds on chip, if a row is not longer; few, so that several programs find
+room for theirs at a time."""
 SHORT, WIDTHS = (16, 64), (256, 512, 1024, 2048, 4096)
 """Row lengths that the kernel holds on chip; those of ``WIDTHS`` only if they are aligned."""
 TAIL = 8
@@ -40,6 +41,8 @@ STRIPE = 16
 """Neighbouring columns that a program takes where the entries of a mean lie below each other."""
 MOST_IN_COLUMN = 1024
 """Longer columns are summed by torch: one program for a stripe of them would take long."""
+MOST_ENTRIES = 1 << 31
+"""Of tensors whose rows are not each summed by one program: places in them have 32 bits."""
 FLAT, LONG, COLUMNS = 0, 1, 2
 
 
@@ -64,8 +67,8 @@ class Form(NamedTuple):
     @property
     def tiles(self) -> int:
         """Programs that this tensor takes."""
-        height = {FLAT: TILE, LONG: 1, COLUMNS: STRIPE}.get(self.shape) or TILE // self.shape
-        return -(-self.rows // height)
+        heights = {FLAT: TILE, LONG: 1, COLUMNS: STRIPE}
+        return -(-self.rows // heights.get(self.shape, TILE // max(self.shape, 1) or 1))
 
     @property
     def needs_sums(self) -> bool:
@@ -99,6 +102,8 @@ def _form_of(
     kinds = [kind for kind, _ in runs]
     if not sums_given and kinds in ([], [True], [False], [False, True]) and count <= TOO_LONG:
         return Form(_width(count, aligned), count, entries // count, 1, 1, count)
+    if entries >= MOST_ENTRIES:
+        return None
     if not sums_given and kinds == [True, False] and count <= MOST_IN_COLUMN:
         return Form(COLUMNS, count, entries // count, 1, 1, count)
     # Outputs, inputs, outputs, inputs: any of them may have length one.
@@ -332,7 +337,7 @@ def _launch(
     from fedzmg.optim import triton_step
 
     kernel = triton_step.step[(plan.programs,)](
-        *arguments, triton_step.TYPES[dtype], *options, num_warps=triton_step.WARPS
+        *arguments, triton_step.TYPES[dtype], *options, **triton_step.OPTIONS
     )
     if known and kernel is not None:  # the interpreter has none
         plan.launches[options] = kernel[(plan.programs, 1, 1)]

@@ -22,7 +22,8 @@ import triton.language as tl
 
 from fedzmg.optim import fused
 
-WARPS = 8
+OPTIONS = {"num_warps": 8} if torch.version.hip else {"num_warps": 8, "maxnreg": 80}
+"""Three programs at a time have room on a multiprocessor, and nothing is spilled for it."""
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 FIELDS = tl.constexpr(9)
 """Numbers that describe one tensor: addresses of weight, velocity, sums, and ``fused.Form``."""
@@ -75,12 +76,27 @@ def _update(
 
 
 @triton.jit
+def _moved(param, grad, velocity, by):
+    """Pointers to where a tile begins, so that places within it need no more than 32 bits."""
+    return param + by, grad + by, velocity + by
+
+
+@triton.jit
+def _left(count, first):
+    """How many there are from the first of a tile on, in 32 bits: no tile has more."""
+    return tl.minimum(tl.maximum(count - first, 0), TILE).to(tl.int32)
+
+
+@triton.jit
 def _short_rows(
     param, grad, velocity, tile, rows, length, lr, momentum, kept, sign, unscale,
     WIDTH: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Some rows of any length up to a small width, held on chip: one pass."""
-    row = tile * (TILE // WIDTH) + tl.arange(0, TILE // WIDTH)
+    first = tile * (TILE // WIDTH)
+    param, grad, velocity = _moved(param, grad, velocity, first * length)
+    rows, length = _left(rows, first), length.to(tl.int32)
+    row = tl.arange(0, TILE // WIDTH)
     column = tl.arange(0, WIDTH)
     inside = (row < rows)[:, None] & (column < length)[None, :]
     at = row[:, None] * length + column[None, :]
@@ -102,10 +118,13 @@ def _rows(
 
     Lengths on chip are powers of two. A second, short one holds what a 3 x 3 convolution has more.
     """
+    HEIGHT: tl.constexpr = TILE // WIDTH if WIDTH < TILE else 1
+    first = tile * HEIGHT
+    param, grad, velocity = _moved(param, grad, velocity, first * length)
     # Arithmetic that changes nothing shows the compiler that all rows begin alike. A hint would be
     # put on a value that other branches use.
-    length = length // 8 * 8
-    row = tile * (TILE // WIDTH) + tl.arange(0, TILE // WIDTH)
+    rows, length = _left(rows, first), length.to(tl.int32) // 8 * 8
+    row = tl.arange(0, HEIGHT)
     column = tl.arange(0, WIDTH)
     inside = (row < rows)[:, None] & (column < length)[None, :]
     at = row[:, None] * length + column[None, :]
@@ -133,15 +152,16 @@ def _long_row(
     BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One row that is not: its gradient is read twice, the second time from the cache."""
-    start = row * length
+    param, grad, velocity = _moved(param, grad, velocity, row * length)
+    length = length.to(tl.int32)
     total = tl.zeros((TILE,), dtype=tl.float32)
     for first in range(0, length, TILE):
-        column = first + tl.arange(0, TILE)
-        total += _read(grad, start + column, column < length, False)
+        at = first + tl.arange(0, TILE)
+        total += _read(grad, at, at < length, False)
     mean = tl.sum(total, axis=0) * unscale / tl.maximum(length, 1).to(tl.float32)
     for first in range(0, length, TILE):
-        column = first + tl.arange(0, TILE)
-        at, inside = start + column, column < length
+        at = first + tl.arange(0, TILE)
+        inside = at < length
         g = _read(grad, at, inside, False) * unscale
         v, w = _read_state(param, velocity, at, inside, False, BUFFER, STEP)
         _update(
@@ -157,6 +177,8 @@ def _columns(
 ):  # fmt: skip
     """A stripe of columns, each with a mean: read twice, the second time from the cache."""
     HEIGHT: tl.constexpr = TILE // STRIPE
+    # Whole tensors of this form are small enough for places of 32 bits.
+    tile, columns, length = tile.to(tl.int32), columns.to(tl.int32), length.to(tl.int32)
     column = tile * STRIPE + tl.arange(0, STRIPE)
     total = tl.zeros((HEIGHT, STRIPE), dtype=tl.float32)
     for first in range(0, length, HEIGHT):
@@ -183,15 +205,18 @@ def _flat(
     BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Entries in the order of memory, with sums from outside or none."""
-    at = tile * TILE + tl.arange(0, TILE)
-    inside = at < count
+    first = tile * TILE
+    param, grad, velocity = _moved(param, grad, velocity, first)
+    at = tl.arange(0, TILE)
+    inside = at < _left(count, first)
     g = _read(grad, at, inside, False) * unscale
     v, w = _read_state(param, velocity, at, inside, False, BUFFER, STEP)
-    # inputs is 0 for tensors that are not centred; their sums are never read.
-    place = at // span * outputs + at // inner % outputs
-    known = at < tl.where(inputs > 0, count, 0)
-    mean = tl.load(sums + place, mask=known, other=0.0) * unscale
-    mean = mean / tl.maximum(inputs, 1).to(tl.float32)
+    mean = tl.zeros((TILE,), dtype=tl.float32)
+    if inputs > 0:  # tensors that are not centred have no sums
+        entry = first.to(tl.int32) + at  # of a tensor that is small enough
+        place = entry // span.to(tl.int32) * outputs.to(tl.int32)
+        place += entry // inner.to(tl.int32) % outputs.to(tl.int32)
+        mean = tl.load(sums + place, mask=inside, other=0.0) * unscale / inputs.to(tl.float32)
     _update(
         param, velocity, at, inside, g - mean, v, w, lr, momentum, kept, sign,
         False, BUFFER, NESTEROV, STEP,

@@ -202,6 +202,7 @@ class ZeroMeanSGD(Optimizer):
         Most of a step's time on a fast device is this loop: it is written to do little per tensor.
         """
         state, moving, plain = self.state, bool(group["momentum"]), True
+        strided, parameter = torch.strided, nn.Parameter
         for p in group["params"]:
             grad = p.grad
             if grad is None:
@@ -214,7 +215,7 @@ class ZeroMeanSGD(Optimizer):
                 if velocity is None:
                     velocity = own["momentum_buffer"] = torch.zeros_like(p)
                 velocities.append(velocity)
-            if grad.layout is not torch.strided or type(p) is not nn.Parameter:
+            if grad.layout is not strided or type(p) is not parameter:
                 plain = False
         return plain
 
