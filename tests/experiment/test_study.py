@@ -169,6 +169,30 @@ def test_variants_of_one_algorithm_stand_side_by_side(tmp_path: Path) -> None:
     assert [r["algorithm"] for r in compared.as_dict()["algorithms"]] == ["projected", "without"]
 
 
+def test_algorithms_that_differ_in_numbers_train_in_one_pack(tmp_path: Path) -> None:
+    variants = {
+        "plain": {"algorithm": "fedzmg", "client": {"momentum": 0.0}},
+        "fedavg": {},
+        "heavy": {"algorithm": "fedzmg", "client": {"momentum": 0.9}},
+    }
+    data, _ = run_study(spec(algorithms=variants), tmp_path / "all", task=toy())
+    assert list(data["algorithms"]) == ["plain", "fedavg", "heavy"], "as they were asked for"
+
+    def fact(name: str) -> Any:
+        return RunDirectory(tmp_path / "all" / name / "seed-3").manifest()["pack"]
+
+    assert fact("plain") == fact("heavy") == ["fedzmg/seed-3", "fedzmg/seed-5"] * 2
+    assert fact("fedavg") == ["fedavg/seed-3", "fedavg/seed-5"]
+    for name, variant in variants.items():
+        run_study(spec(algorithms={name: variant}), tmp_path / name, task=toy())
+        for seed in (3, 5):
+            packed, alone = (
+                RunDirectory(tmp_path / place / name / f"seed-{seed}").records()
+                for place in ("all", name)
+            )
+            assert [r._replace(seconds=0) for r in packed] == [r._replace(seconds=0) for r in alone]
+
+
 def test_rates_come_from_where_the_study_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,21 @@ def clients(*shape: int) -> Tensor:
     return torch.randn(shape, device="cuda", requires_grad=True)
 
 
+def test_models_on_the_same_images_and_one_model_on_many() -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(4, 3, 9, 9), torch.randn(5, 6, 3, 3, 3)
+
+    def one(x: Tensor, w: Tensor) -> Tensor:
+        return convolution.conv2d(x, w, 1, 0, "ieee")
+
+    got = torch.vmap(one, in_dims=(None, 0))(x, w)
+    torch.testing.assert_close(got, torch.stack([F.conv2d(x, each, padding=(1, 0)) for each in w]))
+    many = torch.randn(4, 2, 3, 9, 9)
+    got = torch.vmap(one, in_dims=(1, None))(many, w[0])
+    want = torch.stack([F.conv2d(each, w[0], padding=(1, 0)) for each in many.unbind(1)])
+    torch.testing.assert_close(got, want)
+
+
 @COMPILER_WARNS
 @pytest.mark.gpu
 @on_gpu
@@ -62,7 +77,7 @@ def test_convolutions_of_the_papers_models(
     channels: int, filters: int, size: int, taps: int, choice: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(convolution, "_ours_is_faster", lambda *_: choice)
+    monkeypatch.setattr(convolution, "_ours_is_faster", lambda *_, **__: choice)
     monkeypatch.setattr(convolution, "_chosen", {})
     pad = taps // 2
     x, w = clients(3, 4, channels, size, size), clients(3, filters, channels, taps, taps)

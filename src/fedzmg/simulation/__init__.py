@@ -12,7 +12,7 @@ from fedzmg.simulation.history import Checkpoint, History, Record
 from fedzmg.simulation.rounds import EngineName, RoundReport, Simulation
 from fedzmg.simulation.snapshot import Snapshot
 from fedzmg.simulation.training import Observer, simulate
-from fedzmg.simulation.trial import Trial
+from fedzmg.simulation.trial import Trial, packs
 
 __all__ = [
     "Checkpoint",
@@ -26,6 +26,7 @@ __all__ = [
     "Simulation",
     "Snapshot",
     "Trial",
+    "packs",
     "resolve_device",
     "simulate",
 ]

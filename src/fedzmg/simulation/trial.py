@@ -48,8 +48,8 @@ def pack(task: Task, trials: Sequence[Trial]) -> Pack:
     """Check that trials have equal structure, and give the rules that all of them share."""
     if not trials:
         raise InputError("no trial to simulate: give at least one")
-    fitted = [trial.algorithm.for_layout(task.model.layout) for trial in trials]
-    shapes = [(structure(a.client), structure(a.server), a.weights) for a in fitted]
+    fitted = [_fitted(task, trial) for trial in trials]
+    shapes = [_shape(algorithm) for algorithm in fitted]
     for trial, shape in zip(trials, shapes, strict=True):
         if shape != shapes[0]:
             raise InputError(
@@ -57,3 +57,24 @@ def pack(task: Task, trials: Sequence[Trial]) -> Pack:
                 "than numbers: simulate them in separate calls"
             )
     return Pack(fitted, *shapes[0])
+
+
+def packs(task: Task, trials: Sequence[Trial]) -> list[list[int]]:
+    """Places of trials that can train together, in the order of their first ones."""
+    shapes: list[Any] = []
+    found: list[list[int]] = []
+    for place, trial in enumerate(trials):
+        shape = _shape(_fitted(task, trial))
+        if shape not in shapes:
+            shapes.append(shape)
+            found.append([])
+        found[shapes.index(shape)].append(place)
+    return found
+
+
+def _fitted(task: Task, trial: Trial) -> Algorithm:
+    return trial.algorithm.for_layout(task.model.layout)
+
+
+def _shape(algorithm: Algorithm) -> tuple[Any, Any, str]:
+    return structure(algorithm.client), structure(algorithm.server), algorithm.weights

@@ -35,7 +35,7 @@ from fedzmg.experiment.studies.significance import family
 from fedzmg.experiment.work.budget import Budget
 from fedzmg.experiment.work.claims import FORMAT, claimed, read_json
 from fedzmg.experiment.work.progress import Progress, Silent
-from fedzmg.simulation import History
+from fedzmg.simulation import History, packs
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
 
@@ -75,21 +75,30 @@ def run_study(
     if spec.rates != "tuned":
         task = replace(task, options={})
     runs = {name: study_runs(spec, name, rates.get(name, {})) for name in spec.algorithms}
-    for specs in runs.values():
-        # Every mistake is found before the first round is trained.
-        specs[0].resolved(task)
+    # Every mistake is found before the first round is trained.
+    firsts = [specs[0].resolved(task).trial(task) for specs in runs.values()]
+    together = [[list(runs)[i] for i in places] for places in packs(task, firsts)]
     stop = asking(budget, diverged=spec.stop.diverged)
     histories: dict[str, list[History]] = {}
+    finished: dict[str, list[History]] = {}
     data: dict[str, Any] = {}
     with claimed(out, spec, "study.toml", progress.say):
-        for name, specs in runs.items():
-            places = [out / spec.folder(name) / f"seed-{run.seed}" for run in specs]
-            found = run_pack(task, specs, places, progress=progress, stop=stop, label=name)
-            # Models are in the run directories; here they would fill the device.
-            histories[spec.shown(name)] = [replace(h, params=Tree({})) for h in found]
-            data = summary(spec, task, histories, runs)
+        for names in together:
+            # Algorithms that differ in numbers only train side by side.
+            specs = [run for name in names for run in runs[name]]
+            places = [
+                out / spec.folder(name) / f"seed-{run.seed}" for name in names for run in runs[name]
+            ]
+            found = iter(
+                run_pack(task, specs, places, progress=progress, stop=stop, label=", ".join(names))
+            )
+            for name in names:
+                # Models are in the run directories; here they would fill the device.
+                histories[name] = [replace(next(found), params=Tree({})) for _ in runs[name]]
+            finished = {spec.shown(n): histories[n] for n in runs if n in histories}
+            data = summary(spec, task, finished, runs)
             write_json(out / "study.json", data)
-    return data, Comparison(task, histories)
+    return data, Comparison(task, finished)
 
 
 def study_runs(spec: StudySpec, name: str, rates: Mapping[str, Value]) -> list[RunSpec]:

@@ -62,18 +62,22 @@ def _over_clients(
         out = F.conv2d(many.flatten(0, 1), w, padding=(rows, columns))
         return out.reshape(*many.shape[:2], *out.shape[1:]), 0
     w = w.movedim(in_dims[1], 0)
-    x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
-    return _of_clients(x, w, rows, columns, rounding), 0
+    if in_dims[0] is None:  # one set of images: clients are more filters
+        out = F.conv2d(x, w.flatten(0, 1), padding=(rows, columns))
+        return out.reshape(len(x), info.batch_size, -1, *out.shape[2:]).transpose(0, 1), 0
+    return _of_clients(x.movedim(in_dims[0], 0), w, rows, columns, rounding), 0
 
 
 conv2d.register_vmap(_over_clients)
 
 
 def _of_clients(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:
-    key = (tuple(x.shape), tuple(w.shape), rows, columns, x.dtype, rounding)
+    # What is traced is trained; models are evaluated as they are.
+    learns = torch.is_grad_enabled() or not _concrete(x)
+    key = (tuple(x.shape), tuple(w.shape), rows, columns, x.dtype, rounding, learns)
     measured = not bits_are_kept()
     if measured and key not in _chosen and _concrete(x):
-        _chosen[key] = _ours_is_faster(x, w, rows, columns, rounding)
+        _chosen[key] = _ours_is_faster(x, w, rows, columns, rounding, learns=learns)
     if not measured or _chosen.get(key, True):
         ours: Tensor = clients_conv2d(x, w, rows, columns, rounding)
         return ours
@@ -85,8 +89,10 @@ def _concrete(x: Tensor) -> bool:
     return type(x) is Tensor and not torch.cuda.is_current_stream_capturing()
 
 
-def _ours_is_faster(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> bool:
-    """Time the products of a training step both ways, on tensors like these."""
+def _ours_is_faster(
+    x: Tensor, w: Tensor, rows: int, columns: int, rounding: str, *, learns: bool
+) -> bool:
+    """Time the products of a step both ways, on tensors like these; one product if none learns."""
     x, w = x.detach(), w.detach()
     clients, batch = x.shape[:2]
     taps = list(w.shape[-2:])
@@ -98,17 +104,19 @@ def _ours_is_faster(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str
 
     def ours() -> None:
         clients_conv2d(x, w, rows, columns, rounding)
-        clients_conv2d_weight(x, signal, taps, rows, columns, rounding)
-        if not first:
+        if learns:
+            clients_conv2d_weight(x, signal, taps, rows, columns, rounding)
+        if learns and not first:
             clients_conv2d_input(signal, w, rows, columns, rounding)
 
     def grouped() -> None:
         flat, pad = w.flatten(0, 1), [rows, columns]
         F.conv2d(wide, flat, padding=pad, groups=clients)
-        torch.ops.aten.convolution_backward(
-            back, wide, flat, None, [1, 1], pad, [1, 1], False, [0, 0], clients,
-            [not first, True, False],
-        )  # fmt: skip
+        if learns:
+            torch.ops.aten.convolution_backward(
+                back, wide, flat, None, [1, 1], pad, [1, 1], False, [0, 0], clients,
+                [not first, True, False],
+            )  # fmt: skip
 
     return _seconds(ours) < _seconds(grouped)
 
