@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,6 +52,8 @@ def test_trials_are_told_apart_by_what_differs() -> None:
     both = [Trial.of("fedavg", s, client_lr=lr) for lr in (0.1, 0.3) for s in (1, 2)]
     assert names(both)[2] == "client.lr 0.3, seed 1"
     assert names(both[:1]) == ["seed 1"]
+    named = [replace(trial, name=f"no {i // 2}") for i, trial in enumerate(both)]
+    assert names(named)[2] == "no 1, seed 1"
 
 
 def test_best_is_remembered_with_its_index_and_a_resting_trial_brings_nothing_new() -> None:

@@ -99,15 +99,16 @@ def test_study_calls_runs_by_its_own_names(tmp_path: Path) -> None:
     kept: list[Recorder] = []
     spec = StudySpec.parse(
         {"task": "toy", "seeds": [4], "rounds": 1, "rates": "given", "engine": "vectorized",
-         "algorithms": {"with clip": {"algorithm": "fedavg"}, "fedzmg": {}}}
+         "algorithms": {"with clip": {"algorithm": "fedavg"}, "fedzmg": {},
+                        "light": {"algorithm": "fedzmg", "client": {"momentum": 0.1}}}}
     )  # fmt: skip
     with Tracking({"own": partial(Recorder, kept)}, tmp_path / "s") as progress:
         run_study(spec, tmp_path / "s", task=federation(), progress=progress)
         names = [r.run.name for r in kept if r.run]
-        assert names == ["with-clip/seed-4", "fedzmg/seed-4"]
+        assert names == ["with-clip/seed-4", "fedzmg/seed-4", "light/seed-4"]
         # A study that is complete trains nothing, so there is nothing to tell.
         run_study(spec, tmp_path / "s", task=federation(), progress=progress)
-    assert len(kept) == 2
+    assert len(kept) == 3
     assert kept[0].run is not None
     assert kept[0].run.project == "s"
 

@@ -95,13 +95,13 @@ def study(
 ) -> None:
     """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
     from fedzmg.experiment.runs.store import write_json
-    from fedzmg.experiment.studies.study import run_study
+    from fedzmg.experiment.studies.study import run_study, study_packs
     from fedzmg.report.plots import comparison, style
     from fedzmg.report.terminal import studies
 
     work = _prepare("study", file, set_, out, track, as_json=as_json)
     spec, place, console = work.spec, work.place, work.console
-    with _shown(work, dict.fromkeys(spec.algorithms, 1)) as progress:
+    with _shown(work, dict.fromkeys(study_packs(spec, work.task), 1)) as progress:
         data, compared = run_study(
             spec, place, task=work.task, progress=progress, max_minutes=max_minutes
         )

@@ -226,6 +226,12 @@ def _seeds(data: Mapping[str, Any]) -> str:
     return "one seed" if len(data["seeds"]) == 1 else f"{len(data['seeds'])} seeds"
 
 
+def _same_by_test(data: Mapping[str, Any]) -> bool:
+    """Whether all test examples were asked, too, and choose as the tuning half does."""
+    pairs = [(e["best"], e.get("best_by_test")) for e in data["algorithms"].values()]
+    return all(a is not None and b is not None and a["options"] == b["options"] for a, b in pairs)
+
+
 def table(data: Mapping[str, Any]) -> Table:
     """The best point of every algorithm, with its neighbours."""
     remark = f" ({data['label']})" if data["label"] else ""
@@ -238,7 +244,8 @@ def table(data: Mapping[str, Any]) -> Table:
         caption=f"{data['metric']} on {half} ({data['examples']:,} examples), mean of the last "
         f"{data['last']} of {data['rounds']} rounds over {_seeds(data)}; neighbours: "
         "one step away; diverged points count 0"
-        + ("; stopped: trained no further, see stopped.jsonl" if "stop" in data else ""),
+        + ("; stopped: trained no further, see stopped.jsonl" if "stop" in data else "")
+        + ("; the whole test set chooses the same" if _same_by_test(data) else ""),
         caption_justify="left",
     )
     shown.add_column("algorithm", no_wrap=True)

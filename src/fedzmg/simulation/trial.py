@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fedzmg import algorithms
@@ -19,6 +19,8 @@ class Trial:
 
     algorithm: Algorithm
     seed: int = 0
+    name: str = field(default="", compare=False)
+    """What it is called where variants of an algorithm train together."""
 
     @classmethod
     def of(cls, name: str, seed: int = 0, task: Task | None = None, **options: Any) -> Trial:

@@ -126,7 +126,8 @@ class Tracking:
 
 def by_seed(label: str, trial: Trial) -> str:
     """A run of a study or comparison."""
-    return f"{label.replace(':', '-').replace(' ', '-')}/seed-{trial.seed}"
+    name = (trial.name or label).replace(":", "-").replace(" ", "-")
+    return f"{name}/seed-{trial.seed}"
 
 
 def by_point(spec: GridSpec) -> Naming:

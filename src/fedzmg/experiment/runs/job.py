@@ -29,6 +29,8 @@ class Job(NamedTuple):
     clients: tuple[ClientMetrics, ...] = ()
     stopped: Stopped | None = None
     """The decision, if one was made, to train it no further from some round on."""
+    name: str = ""
+    """What it is called in a pack of several algorithms."""
 
     @property
     def done(self) -> int:

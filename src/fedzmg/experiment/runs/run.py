@@ -34,6 +34,7 @@ def run_pack(
     checkpoint_seconds: float | None = None,
     stop: Ask | None = None,
     label: str | None = None,
+    names: Sequence[str] | None = None,
 ) -> list[History]:
     """Train runs that differ only in numbers and seeds; one history each, in the given order.
 
@@ -48,6 +49,7 @@ def run_pack(
             a run has fewer records than rounds, and its directory a ``stopped.json``; it is not
             taken up again.
         label: what the work is called; by default the algorithm's name.
+        names: what each run is called, if they are of several algorithms.
 
     Raises:
         InputError: for a directory that holds another run, that another process is at work in, or
@@ -80,6 +82,8 @@ def run_pack(
                     progress.say(f"{directory.path}: back to round {least}, where its pack is")
                     jobs[i] = take_job(fitted, resolved[i], directory, progress, until=least)
         watch = Watch(progress, seconds, held, stop or (lambda _: Verdict()))
+        if names is not None:
+            jobs = [job._replace(name=name) for job, name in zip(jobs, names, strict=True)]
         return _run_jobs(fitted, jobs, label or specs[0].algorithm, watch)
 
 

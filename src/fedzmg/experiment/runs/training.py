@@ -165,7 +165,7 @@ def _simulation(task: Task, jobs: Sequence[Job], engine: EngineName | EngineChoi
     places = [job.directory.path for job in jobs if job.directory is not None]
     return Simulation(
         task,
-        [job.spec.trial(task) for job in jobs],
+        [replace(job.spec.trial(task), name=job.name) for job in jobs],
         rounds=task.protocol.rounds,
         device=resolve_device(first.device),
         dtype=DTYPES[first.dtype],

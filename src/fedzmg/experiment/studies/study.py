@@ -70,27 +70,26 @@ def run_study(
     """
     progress, budget = progress or Silent(), Budget(max_minutes)
     spec.check(task)
-    rates = find_rates(spec)
-    task = task or spec.build_task()
-    if spec.rates != "tuned":
-        task = replace(task, options={})
-    runs = {name: study_runs(spec, name, rates.get(name, {})) for name in spec.algorithms}
+    task, runs = _planned(spec, task or spec.build_task())
     # Every mistake is found before the first round is trained.
-    firsts = [specs[0].resolved(task).trial(task) for specs in runs.values()]
-    together = [[list(runs)[i] for i in places] for places in packs(task, firsts)]
+    together = _packs(task, runs)
     stop = asking(budget, diverged=spec.stop.diverged)
     histories: dict[str, list[History]] = {}
     finished: dict[str, list[History]] = {}
     data: dict[str, Any] = {}
     with claimed(out, spec, "study.toml", progress.say):
-        for names in together:
-            # Algorithms that differ in numbers only train side by side.
-            specs = [run for name in names for run in runs[name]]
-            places = [
-                out / spec.folder(name) / f"seed-{run.seed}" for name in names for run in runs[name]
-            ]
+        for label, names in together.items():
+            each = [(name, run) for name in names for run in runs[name]]
             found = iter(
-                run_pack(task, specs, places, progress=progress, stop=stop, label=", ".join(names))
+                run_pack(
+                    task,
+                    [run for _, run in each],
+                    [out / spec.folder(name) / f"seed-{run.seed}" for name, run in each],
+                    progress=progress,
+                    stop=stop,
+                    label=label,
+                    names=[name for name, _ in each],
+                )
             )
             for name in names:
                 # Models are in the run directories; here they would fill the device.
@@ -99,6 +98,30 @@ def run_study(
             data = summary(spec, task, finished, runs)
             write_json(out / "study.json", data)
     return data, Comparison(task, finished)
+
+
+def study_packs(spec: StudySpec, task: Task) -> dict[str, list[str]]:
+    """Names of algorithms that differ in numbers only and train side by side, by label.
+
+    Raises:
+        InputError: for a mistake in the study.
+    """
+    return _packs(*_planned(spec, task))
+
+
+def _planned(spec: StudySpec, task: Task) -> tuple[Task, dict[str, list[RunSpec]]]:
+    """The task without rates that the study does not use, and its runs by algorithm."""
+    rates = find_rates(spec)
+    if spec.rates != "tuned":
+        task = replace(task, options={})
+    return task, {n: study_runs(spec, n, rates.get(n, {})) for n in spec.algorithms}
+
+
+def _packs(task: Task, runs: Mapping[str, Sequence[RunSpec]]) -> dict[str, list[str]]:
+    names = list(runs)
+    firsts = [specs[0].resolved(task).trial(task) for specs in runs.values()]
+    found = [[names[i] for i in places] for places in packs(task, firsts)]
+    return {", ".join(each): each for each in found}
 
 
 def study_runs(spec: StudySpec, name: str, rates: Mapping[str, Value]) -> list[RunSpec]:

@@ -235,7 +235,9 @@ class Display:
 
 
 def names(trials: Any) -> list[str]:
-    """What tells the trials of a pack apart: their seeds, and options in which they differ."""
+    """What tells the trials of a pack apart: their seeds, and names or options that differ."""
+    if len({trial.name for trial in trials}) > 1:
+        return [f"{trial.name}, seed {trial.seed}" for trial in trials]
     options = [trial.algorithm.options() for trial in trials]
     keys = [key for key in options[0] if len({str(own.get(key)) for own in options}) > 1]
     seeded = len({trial.seed for trial in trials}) > 1 or not keys
