@@ -45,6 +45,17 @@ def test_options_versions_and_data_are_told_apart(write_run: Write) -> None:
     assert not found.differs(aspects("curves,runs"))
 
 
+@pytest.mark.parametrize(("device", "differs"), [("cpu", False), ("cuda", True)])
+def test_packing_counts_only_where_it_moves_bits(
+    write_run: Write, device: str, differs: bool
+) -> None:
+    facts = {"device": device, "pack": ["fedzmg/seed-0"], "seconds": 1.0}
+    one = write_run("a", "fedzmg", 0, [0.5] * 3, manifest=facts)
+    packed = {**facts, "pack": ["fedzmg/seed-0", "fedzmg/seed-1"], "seconds": 2.0}
+    other = write_run("b", "fedzmg", 0, [0.5] * 3, manifest=packed)
+    assert compare(one, other).differs() is differs
+
+
 def test_curves_first_difference_and_its_size(write_run: Write, log_line: Line) -> None:
     lines = [log_line(r, r / 10, train_loss=1 / r) for r in range(1, 6)]
     one = write_run("a", "fedzmg", 0, [], lines=lines)

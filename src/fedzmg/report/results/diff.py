@@ -23,9 +23,11 @@ ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
 
 OPTIONS = ("algorithm", "weights", "client", "server", "algorithms", "axes")
 DATA = ("data_sha256", "task_sha256", "clients", "examples", "preset", "metric")
-NEVER_EQUAL = ("started", "engine_reason", "command")
-"""Facts of a manifest that say when and how it was typed, not what was done."""
 TIME = "seconds"
+NEVER_EQUAL = ("started", "engine_reason", "command", TIME)
+"""Facts of a manifest that say when and how it was typed, not what was done."""
+PACKING = ("pack", "pack_changes")
+"""Facts that move no bit on processors."""
 CURVES = ("metric", "loss", "train_loss")
 
 
@@ -269,7 +271,12 @@ def _changes(pairs: Sequence[tuple[Unit, Unit]]) -> list[Change]:
     found: dict[str, tuple[Aspect, str, Any, Any, list[str]]] = {}
     for a, b in pairs:
         listed = [(_aspect(key), key, x, y) for key, x, y in _unequal(a.spec, b.spec)]
-        facts = _unequal(_facts(a.manifest), _facts(b.manifest))
+        alike = a.manifest.get("device") == b.manifest.get("device") == "cpu"
+        facts = [
+            fact
+            for fact in _unequal(_facts(a.manifest), _facts(b.manifest))
+            if not (alike and fact[0] in PACKING)
+        ]
         listed += [("data" if key in DATA else "versions", key, x, y) for key, x, y in facts]
         for aspect, key, x, y in listed:
             same = json.dumps([aspect, key, x, y], sort_keys=True, default=str)
