@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fedzmg.cli.options import Json
 from fedzmg.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ app = typer.Typer(help="Show, get and import data sets.", no_args_is_help=True)
 
 INTERRUPTED = 130
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Name = Annotated[str, typer.Argument(help="A data set of 'fedzmg data list'.")]
 Cache = Annotated[
     Path | None,

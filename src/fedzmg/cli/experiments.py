@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
+from fedzmg.cli.options import Json, Track
+
 if TYPE_CHECKING:  # a command that only prints help does without torch
     from fedzmg.tasks.task import Task
     from fedzmg.trackers import Tracking
@@ -38,13 +40,6 @@ Minutes = Annotated[
         help="End cleanly after so many minutes (exit code 75); the same command goes on."
     ),
 ]
-Track = Annotated[
-    str | None,
-    typer.Option(
-        help="Show every round also to trackers, comma-separated: tensorboard, mlflow, wandb."
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 
 def grid(

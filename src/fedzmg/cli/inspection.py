@@ -11,13 +11,13 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from fedzmg.cli.options import Json
+
 if TYPE_CHECKING:
     from fedzmg.report.results.watch import Watch, Work
 
 DIFFERENT = 1
 INTERRUPTED = 130
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 
 def watch(

@@ -1,4 +1,4 @@
-"""``fedzmg keep``: results that are small enough to commit or send."""
+"""``fedzmg keep`` and ``export``: what leaves a directory of results."""
 
 from __future__ import annotations
 
@@ -24,6 +24,19 @@ def keep(
     kept = keep_results(directory, out or Path("results") / directory.resolve().name)
     before, after = (_mebibytes(size) for size in (kept.bytes_before, kept.bytes))
     typer.echo(f"kept    {kept.path} ({kept.files} files, {after} MiB of {before})")
+
+
+def export(
+    run_directory: Annotated[Path, typer.Argument(help="A run directory.")],
+    to: Annotated[
+        Path | None, typer.Option(help="File to write.", show_default="RUN/model.safetensors")
+    ] = None,
+) -> None:
+    """Write a run's trained model as a plain state dict in safetensors."""
+    from fedzmg.experiment.runs.export import export_model
+
+    path = export_model(run_directory, to)
+    typer.echo(str(path))
 
 
 def _mebibytes(size: int) -> str:

@@ -1,0 +1,209 @@
+"""``fedzmg run`` and ``compare``: train without a file of settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedzmg.cli.options import DEVICES, ENGINES, Json, Out, Rounds, Track
+from fedzmg.errors import InputError
+
+
+def compare(
+    task: Annotated[str, typer.Argument(help="A task of 'fedzmg list'.")] = "digits",
+    algorithms: Annotated[
+        str, typer.Option(help="Comma-separated, or all; the first is the reference of the tests.")
+    ] = "fedzmg,fedavg,fedadam",
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Paired seeds for each.",
+            show_default="3, or 2 for more than ten algorithms",
+        ),
+    ] = None,
+    rounds: Rounds = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="ALGORITHM.KEY=VALUE",
+            help="e.g. fedavg.client.lr=0.03, or preset.centring=image for all.",
+        ),
+    ] = None,
+    engine: Annotated[str, typer.Option(help=ENGINES)] = "auto",
+    device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
+    out: Out = None,
+    track: Track = None,
+    as_json: Json = False,
+) -> None:
+    """Train algorithms on paired seeds; table, figure and run directories."""
+    from fedzmg import tasks, trackers
+    from fedzmg.api import algorithm_names
+    from fedzmg.api import compare as compare_algorithms
+    from fedzmg.experiment.runs.store import write_json
+    from fedzmg.report.plots import comparison
+    from fedzmg.report.plots.style import save
+    from fedzmg.report.terminal import tables
+    from fedzmg.report.terminal.live import Display
+
+    makers = trackers.named(track)
+    names = algorithm_names(algorithms)
+    seeds = seeds or (3 if len(names) <= 10 else 2)
+    settings, preset = _settings_by_algorithm(set_ or [], names)
+    chosen = tasks.get(task, preset)
+    wanted = {"algorithms": names, "seeds": seeds, "rounds": rounds, "settings": settings,
+              "engine": engine, "device": device, "preset": preset}  # fmt: skip
+    place = out or Path("runs") / f"compare-{task}-{_digest(wanted)}"
+    _refuse_to_replace(place, names)
+    console = Console(stderr=as_json)
+    _show_notes(chosen.notes)
+    with (
+        Display(console, chosen.metric.name) as display,
+        trackers.Tracking(makers, place, display) as progress,
+    ):
+        result = compare_algorithms(
+            chosen, names, seeds=seeds, rounds=rounds, settings=settings,
+            engine=engine, device=device, out=place, progress=progress,  # type: ignore[arg-type]
+        )  # fmt: skip
+    data = result.as_dict()
+    write_json(place / "comparison.json", data)
+    written = save(comparison.figure(data), place / "curves")
+    if as_json:
+        typer.echo(json.dumps({**data, "directory": str(place)}))
+        return
+    console.print(tables.comparison(data, console.width))
+    for what, path in (("figure", written[0]), ("", written[1]), ("runs", place)):
+        console.print(f"{what:<7} {path}", highlight=False, soft_wrap=True)
+
+
+def run(
+    task: Annotated[str, typer.Argument(help="A task of 'fedzmg list', or a file NAME.toml.")],
+    algorithm: Annotated[
+        str | None, typer.Option(help="An algorithm of 'fedzmg list'.", show_default="fedzmg")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Fixes every random choice.", show_default="0")
+    ] = None,
+    rounds: Rounds = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="e.g. client.lr=0.03, protocol.cohort=5."),
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help=ENGINES)] = None,
+    device: Annotated[str | None, typer.Option(help=DEVICES)] = None,
+    out: Out = None,
+    track: Track = None,
+    as_json: Json = False,
+) -> None:
+    """Train one algorithm on one task, or what a spec file says."""
+    from fedzmg import trackers
+    from fedzmg.experiment.runs.run import run_pack
+    from fedzmg.experiment.specs import files as spec_files
+    from fedzmg.experiment.specs.run import RunSpec, parse_setting
+    from fedzmg.report.terminal.live import Display
+
+    makers = trackers.named(track)
+    spec = spec_files.read(Path(task), "run") if task.endswith(".toml") else RunSpec(task=task)
+    assert isinstance(spec, RunSpec)
+    given: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "protocol.rounds": rounds,
+                             "engine": engine, "device": device}  # fmt: skip
+    settings = dict(parse_setting(text) for text in set_ or [])
+    given |= {"algorithm": settings.pop("algorithm", algorithm)}
+    spec, left_out = spec.for_algorithm(str(given["algorithm"] or spec.algorithm))
+    if left_out:
+        typer.echo(
+            f"fedzmg: {', '.join(left_out)} of {task} left out: they were not chosen for "
+            f"{spec.algorithm}",
+            err=True,
+        )
+    spec = spec.with_settings({k: v for k, v in given.items() if v is not None})
+    spec = spec.with_settings(settings)
+    chosen = spec.build_task()
+    spec = spec.resolved(chosen)
+    name = f"{spec.task}-{spec.algorithm.replace(':', '-')}-seed-{spec.seed}"
+    place = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
+    console = Console(stderr=as_json)
+    _show_notes(chosen.notes)
+    with (
+        Display(console, chosen.metric.name) as display,
+        trackers.Tracking(makers, place, display) as progress,
+    ):
+        [history] = run_pack(chosen, [spec], [place], progress=progress)
+    last = history.records[-1]
+    summary = {
+        "task": spec.task, "algorithm": spec.algorithm, "seed": spec.seed, "rounds": last.round,
+        "metric": chosen.metric.name, "final": last.metric, "loss": last.loss,
+        "diverged": history.diverged, "directory": str(place),
+    }  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    if history.diverged is not None:
+        console.print(f"diverged in round {history.diverged}: try a smaller client.lr")
+    console.print(
+        f"{chosen.metric.name} {last.metric:.4f}, loss {last.loss:.4f} after {last.round} rounds",
+        highlight=False,
+    )
+    console.print(f"run     {place}", highlight=False, soft_wrap=True)
+
+
+def _show_notes(notes: tuple[str, ...]) -> None:
+    for note in notes:
+        typer.echo(f"fedzmg: {note}", err=True)
+
+
+def _settings_by_algorithm(
+    texts: list[str], names: list[str]
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """``fedavg.client.lr=0.1`` for one algorithm, ``client.lr=0.1`` for all of them.
+
+    ``preset.centring=image`` is apart: it changes the task that all of them train on.
+    """
+    from fedzmg.experiment.specs.run import parse_setting
+
+    settings: dict[str, dict[str, Any]] = {name: {} for name in names}
+    preset: dict[str, Any] = {}
+    for text in texts:
+        key, value = parse_setting(text)
+        owner, _, rest = key.partition(".")
+        if owner == "preset" and rest:
+            preset[rest] = value
+            continue
+        for name in [owner] if owner in settings and rest else names:
+            settings[name][rest if owner in settings and rest else key] = value
+    return settings, preset
+
+
+def _refuse_to_replace(place: Path, names: list[str]) -> None:
+    """A comparison may grow in its place; one that lacks an algorithm would replace it."""
+    path = place / "comparison.json"
+    if not path.is_file():
+        return
+    try:
+        there = [row["algorithm"] for row in json.loads(path.read_text())["algorithms"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} cannot be read ({error}): restore or remove it") from None
+    missing = [name for name in there if name not in names]
+    if missing:
+        raise InputError(
+            f"{place} holds a comparison that also has {', '.join(missing)}: name these too, or "
+            "choose another place with --out"
+        )
+
+
+def _digest(values: dict[str, Any]) -> str:
+    """A short name for settings, so that the same command finds its own directory again.
+
+    What was added to settings later counts only where it is used, so that older directories are
+    found again.
+    """
+    usual = {"preset": {}, "precision": "float32", "deterministic": False}
+    named = {k: v for k, v in values.items() if k not in usual or v != usual[k]}
+    text = json.dumps(named, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
