@@ -1,5 +1,7 @@
 """Hugging Face Trainer: pass the optimizer in; its layers tell the axes of a transformer."""
 
+from tempfile import mkdtemp
+
 import torch
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
@@ -7,7 +9,6 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 from fedzmg.optim import ZeroMeanSGD
 
 LR, DECAY = 0.1, 5e-4
-
 torch.manual_seed(0)
 tokens = torch.randint(1, 20, (640, 8))
 labels = (tokens[:, 0] > 9).long()
@@ -26,7 +27,7 @@ def sums() -> Tensor:
 
 
 before = sums()
-settings = TrainingArguments("unused", save_strategy="no", report_to=[], logging_steps=10,
+settings = TrainingArguments(mkdtemp(), save_strategy="no", report_to=[], logging_steps=10,
     per_device_train_batch_size=16, num_train_epochs=3, use_cpu=True)  # fmt: skip
 optimizer = ZeroMeanSGD(model, lr=LR, momentum=0.9, weight_decay=DECAY)
 constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
