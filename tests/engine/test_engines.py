@@ -200,14 +200,8 @@ def captures(built: Simulation) -> list[int]:
 
 def test_buffers_are_used_again_until_they_are_twice_too_wide() -> None:
     packed, alone = simulation("captured", trials=5, rounds=9), simulation("captured", rounds=9)
-    for resting, widths in (
-        ([], [20]),
-        ([4], [20]),
-        ([3], [20]),
-        ([2], [8, 20]),
-        ([1], [4, 8, 20]),
-    ):
-        packed.rest(resting)
+    for awake, widths in ((5, [20]), (4, [20]), (3, [20]), (2, [10, 20]), (1, [5, 10, 20])):
+        packed.rest(range(awake, 5))
         packed.run_round()
         alone.run_round()
         assert captures(packed) == widths

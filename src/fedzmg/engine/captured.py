@@ -84,9 +84,17 @@ class Captured:
         self._pool: Any = None
         self._spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=1024)
 
-    def room_for(self, clients: int) -> int | None:
-        """The least rows of buffers there are for so many clients, if less than twice as many."""
-        return min((rows for rows in self._held if clients <= rows < 2 * clients), default=None)
+    def rows_for(self, clients: int) -> int:
+        """How many rows to compute for so many clients.
+
+        Buffers that are less than twice too wide serve as well: to capture anew, and maybe to
+        compile, takes longer than some rows more. Wider ones are halved, so that packs that shrink
+        one after another come to the same few widths.
+        """
+        rows = min((rows for rows in self._held if rows >= clients), default=clients)
+        while rows >= 2 * clients:
+            rows = -(-rows // 2)
+        return rows
 
     def load(self, padded: Padded, state: State, widths: Iterable[int]) -> State:
         """Put a round into the buffers, capturing what is missing first; the buffers' own state."""

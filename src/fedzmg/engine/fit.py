@@ -14,9 +14,10 @@ from fedzmg.tree import num_bytes, row
 
 SHARE = 0.85
 """Of the free memory, what clients may take; the rest is for evaluation and for fragments."""
-ENOUGH = 2.5e9
-"""Bytes of weights of clients that train at once: more of them are no faster per client (seen on an
-H200: 0.066 ms a step at 3.5 GB, 0.065 at 9), and smaller parts follow a pack that loses trials."""
+ENOUGH = 1.25e9
+"""Bytes of weights of clients that train at once: with more of them each is hardly faster (seen on
+an H200: 0.069 ms a step at 0.9 GB, 0.065 at 2.4, 0.063 at 7), and small parts follow a pack that
+loses trials."""
 
 
 def clients_that_fit(

@@ -74,12 +74,11 @@ class Vectorized:
     def _slots(self, clients: int) -> int:
         """How many rows to compute for so many clients; those beyond are copies of the last one.
 
-        Buffers that are less than twice too wide serve as well: to capture anew, and maybe to
-        compile, takes longer than some rows more. Not where bits must be those of a pack that
-        began with fewer clients.
+        Just so many where bits must be those of a pack that began with fewer clients.
         """
-        room = self._captured[0].room_for(clients) if self._captured else None
-        return max(clients, MIN_WIDTH) if room is None or bits_are_kept() else room
+        clients = max(clients, MIN_WIDTH)
+        reuse = self._captured and not bits_are_kept()
+        return self._captured[0].rows_for(clients) if reuse else clients
 
     def _train_sorted(self, entries: list[Entry], sent: Broadcast, memory: State) -> Outcome:
         program = self.program
