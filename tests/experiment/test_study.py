@@ -18,7 +18,7 @@ from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.studies.compare import Comparison
 from fedzmg.experiment.studies.curves import final
-from fedzmg.experiment.studies.study import find_rates, run_study, summary
+from fedzmg.experiment.studies.study import find_rates, run_study, study_packs, summary
 from fedzmg.experiment.work.budget import TimeIsUp
 from fedzmg.simulation import History, Record, Trial
 from fedzmg.tree import Tree
@@ -191,6 +191,20 @@ def test_algorithms_that_differ_in_numbers_train_in_one_pack(tmp_path: Path) -> 
                 for place in ("all", name)
             )
             assert [r._replace(seconds=0) for r in packed] == [r._replace(seconds=0) for r in alone]
+
+
+def test_packs_of_a_study_are_not_too_large_and_keep_promised_bits() -> None:
+    momenta = {f"m{i}": {"algorithm": "fedzmg", "client": {"momentum": i / 10}} for i in range(9)}
+    plan = spec(algorithms={**momenta, "fedavg": {}}, seeds=[1, 2, 3])
+    assert study_packs(plan, toy()) == {
+        "m0 and 4 more": ["m0", "m1", "m2", "m3", "m4"],
+        "m5 and 3 more": ["m5", "m6", "m7", "m8"],
+        "fedavg": ["fedavg"],
+    }
+    kept = spec(algorithms={"m0": momenta["m0"], "m9": momenta["m8"]}, deterministic=True)
+    assert list(study_packs(kept, toy())) == ["m0", "m9"]
+    many = spec(algorithms=momenta, seeds=list(range(20)))
+    assert list(study_packs(many, toy())) == list(momenta)
 
 
 def test_rates_come_from_where_the_study_says(

@@ -91,6 +91,20 @@ def test_plain_lines_say_all_of_a_pack(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (third, fourth) == ("fedadam: complete already", "fedadam: goes on after round 10")
 
 
+def test_time_for_all_packs_goes_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(live.time, "monotonic", lambda: now)
+    console = Console(file=io.StringIO(), width=100)
+    display = Display(console, "accuracy", {"large": 1, "small": 1}, {"large": 4, "small": 1})
+    display.begin("large", 10, 0)
+    for round_ in range(1, 5):
+        now += 8.0
+        display.advance(report(round_, [0.5]))
+    # 8 s a round: 6 rounds are left, and 10 of a pack that is a quarter as large.
+    assert display._left() == 48.0
+    assert display._left_in_all() == 68.0
+
+
 def test_terminal_shows_a_line_per_trial_or_the_best_of_many() -> None:
     display, out = shown(terminal=True)
     with display:

@@ -96,7 +96,8 @@ def study(
 
     work = _prepare("study", file, set_, out, track, as_json=as_json)
     spec, place, console = work.spec, work.place, work.console
-    with _shown(work, dict.fromkeys(study_packs(spec, work.task), 1)) as progress:
+    sizes = {label: len(names) for label, names in study_packs(spec, work.task).items()}
+    with _shown(work, dict.fromkeys(sizes, 1), sizes=sizes) as progress:
         data, compared = run_study(
             spec, place, task=work.task, progress=progress, max_minutes=max_minutes
         )
@@ -183,7 +184,10 @@ def _prepare(
 
 @contextlib.contextmanager
 def _shown(
-    work: _Work, packs: Mapping[str, int], naming: Naming | None = None
+    work: _Work,
+    packs: Mapping[str, int],
+    naming: Naming | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Iterator[Tracking]:
     """Show rounds on the terminal and to trackers, until the time is over."""
     from fedzmg import trackers
@@ -191,7 +195,7 @@ def _shown(
 
     with (
         _ending_in_time(),
-        Display(work.console, work.task.metric.name, packs) as display,
+        Display(work.console, work.task.metric.name, packs, sizes) as display,
         trackers.Tracking(work.trackers, work.place, display, naming) as progress,
     ):
         yield progress

@@ -161,14 +161,14 @@ class Captured:
         state, plan = row(held.state, slice(width)), row(held.plan, slice(width))
         plain = _Code(_loss_function(_Learnt.of(self._program)), _advance(self._program.rule))
         if self._program.device.type != "cuda":  # the same step, called instead of replayed
-            code = self._compile(plain, width) if self._compiled else plain
+            code = self._compile(plain, plan) if self._compiled else plain
             return lambda: _step(self._program, code, state, plan, held.time)
         stream = torch.cuda.Stream(self._program.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             # Once without the compiler: layers measure which kernels suit them.
             _step(self._program, plain, state, plan, held.time)
-            code = self._compile(plain, width) if self._compiled else plain
+            code = self._compile(plain, plan) if self._compiled else plain
             for _ in range(WARM_UPS):
                 _step(self._program, code, state, plan, held.time)
         torch.cuda.current_stream().wait_stream(stream)
@@ -178,10 +178,11 @@ class Captured:
         self._pool = self._pool or graph.pool()
         return graph.replay
 
-    def _compile(self, plain: _Code, width: int) -> _Code:
+    def _compile(self, plain: _Code, plan: Plan) -> _Code:
         learnt = _Learnt.of(self._program)
+        shapes = tuple(part.shape for part in (plan.indices, *self._program.data.examples))
         try:
-            loss = _compiled_loss(learnt, width, precision(), bits_are_kept())
+            loss = _compiled_loss(learnt, shapes, precision(), bits_are_kept())
         except TypeError:  # a user's function that has no hash
             loss = compile_apart(plain.loss)
         return _Code(loss, compile_apart(plain.advance))
@@ -253,7 +254,7 @@ class _Learnt:
 def _compiled_loss(learnt: _Learnt, *circumstances: Any) -> Callable[..., Tensor]:
     """The compiled losses of a task: algorithms that train it one after another share them.
 
-    Under other ``circumstances`` (width, rounding, choice of kernels) they are compiled anew.
+    Under other ``circumstances`` (shapes, rounding, choice of kernels) they are compiled anew.
     """
     del circumstances
     return compile_apart(_loss_function(learnt))

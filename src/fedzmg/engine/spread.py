@@ -39,7 +39,8 @@ class Spread:
                 return [
                     chunk._replace(
                         entries=[share[i] for i in chunk.entries],
-                        outcomes=tree_map(lambda leaf: leaf.to(home), chunk.outcomes),
+                        # A copy even at home: an engine's buffers are those of its next chunk.
+                        outcomes=tree_map(lambda leaf: leaf.to(home, copy=True), chunk.outcomes),
                     )
                     for chunk in engine.train([entries[i] for i in share], there, own)
                 ]

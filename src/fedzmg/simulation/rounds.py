@@ -218,6 +218,8 @@ class Simulation:
         if self.resting == before:
             return
         self._next = None  # it was begun with clients that are no more
+        if self.deterministic and self.device.type == "cuda":
+            self._rebuild()  # every width has buffers of its own then
 
     @property
     def at_rest(self) -> bool:
@@ -237,11 +239,16 @@ class Simulation:
         now = self.chunk or len(self.trials) * self.task.protocol.cohort
         if now <= MIN_WIDTH:
             raise InputError(
-                f"{self.device} has too little memory for {MIN_WIDTH} clients of this task: use a "
+                f"{self.device} has too little memory for {MIN_WIDTH} clients and "
+                f"{len(self.trials)} models of this task: train fewer runs at once, or use a "
                 "smaller batch_size or --device cpu"
             ) from None
         self.chunk = max(MIN_WIDTH, -(-now // 2))
-        del self._engine  # and with it the buffers that took the room
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        """A new engine, without the buffers of the old one."""
+        del self._engine
         torch.cuda.empty_cache()
         self._engine = self._build()
 

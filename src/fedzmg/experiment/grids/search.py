@@ -231,7 +231,7 @@ class Search:
             ),
             precision=spec.precision,
             deterministic=spec.deterministic,
-            chunk=facts.get("chunk"),
+            chunk=manifest.chunk(facts, self.task, len(active)) if facts else None,
             restored=None if kept is None else [kept.trials[i] for i in active],
             memory_places=[self._memory(i) for i in active],
         )

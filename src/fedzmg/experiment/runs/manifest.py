@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from fedzmg.experiment.runs.store import FORMAT
 from fedzmg.provenance import provenance
 from fedzmg.simulation import Simulation
+from fedzmg.tasks.task import Task
 
 
 def describe(simulation: Simulation) -> dict[str, Any]:
@@ -46,3 +48,14 @@ def describe(simulation: Simulation) -> dict[str, Any]:
         "data_sha256": simulation.task.train.fingerprint(),
         "task_sha256": simulation.task.fingerprint(),
     }
+
+
+def chunk(facts: Mapping[str, Any], task: Task, trials: int) -> int | None:
+    """How many clients of so many trials trained at once; None: it does not matter.
+
+    On a GPU other widths move the last bits, so all at once is a number there, too.
+    """
+    found: int | None = facts.get("chunk")
+    if found is None and facts["device"] == "cuda":
+        return trials * task.protocol.cohort
+    return found

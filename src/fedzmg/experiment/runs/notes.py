@@ -21,10 +21,7 @@ def recorded_chunk(task: Task, jobs: Sequence[Job]) -> int | None:
         return None
     facts = jobs[0].directory.manifest()
     changes = facts.get("chunk_changes", [])
-    chunk: int | None = changes[-1]["chunk"] if changes else facts.get("chunk")
-    if chunk is None and facts["device"] == "cuda":
-        return len(jobs) * task.protocol.cohort
-    return chunk
+    return changes[-1]["chunk"] if changes else manifest.chunk(facts, task, len(jobs))
 
 
 def note_chunk(jobs: Sequence[Job], round_: int, chunk: int | None) -> None:

@@ -3,7 +3,7 @@
 ::
 
     study.toml                  what was asked for
-    study.json                  scores and tests; rewritten after every algorithm
+    study.json                  scores and tests; rewritten after every pack of runs
     ALGORITHM/seed-SEED/        run directories
 
 Rounds count from 1. Scores speak of round indices, as the paper does: index ``r`` is the state
@@ -39,6 +39,8 @@ from fedzmg.simulation import History, packs
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
 
+MOST_RUNS = 16
+"""Of several algorithms in one pack: more hardly train faster side by side, and take memory."""
 RULES: tuple[ThresholdRule, ...] = get_args(ThresholdRule)
 FINAL_RULES: tuple[FinalRule, ...] = get_args(FinalRule)
 
@@ -72,7 +74,7 @@ def run_study(
     spec.check(task)
     task, runs = _planned(spec, task or spec.build_task())
     # Every mistake is found before the first round is trained.
-    together = _packs(task, runs)
+    together = _packs(spec, task, runs)
     stop = asking(budget, diverged=spec.stop.diverged)
     histories: dict[str, list[History]] = {}
     finished: dict[str, list[History]] = {}
@@ -106,7 +108,7 @@ def study_packs(spec: StudySpec, task: Task) -> dict[str, list[str]]:
     Raises:
         InputError: for a mistake in the study.
     """
-    return _packs(*_planned(spec, task))
+    return _packs(spec, *_planned(spec, task))
 
 
 def _planned(spec: StudySpec, task: Task) -> tuple[Task, dict[str, list[RunSpec]]]:
@@ -117,11 +119,23 @@ def _planned(spec: StudySpec, task: Task) -> tuple[Task, dict[str, list[RunSpec]
     return task, {n: study_runs(spec, n, rates.get(n, {})) for n in spec.algorithms}
 
 
-def _packs(task: Task, runs: Mapping[str, Sequence[RunSpec]]) -> dict[str, list[str]]:
+def _packs(
+    spec: StudySpec, task: Task, runs: Mapping[str, Sequence[RunSpec]]
+) -> dict[str, list[str]]:
     names = list(runs)
     firsts = [specs[0].resolved(task).trial(task) for specs in runs.values()]
-    found = [[names[i] for i in places] for places in packs(task, firsts)]
-    return {", ".join(each): each for each in found}
+    # Where bits are promised, what trains beside a run must not depend on the rest of the study.
+    size = 1 if spec.deterministic else max(1, MOST_RUNS // len(spec.seeds))
+    found = [
+        [names[i] for i in places[first : first + size]]
+        for places in packs(task, firsts)
+        for first in range(0, len(places), size)
+    ]
+    return {_label(each): each for each in found}
+
+
+def _label(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
 
 
 def study_runs(spec: StudySpec, name: str, rates: Mapping[str, Value]) -> list[RunSpec]:

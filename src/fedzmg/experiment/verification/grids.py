@@ -98,7 +98,7 @@ def _verify(spec: GridSpec, name: str, task: Task, place: Path, wanted: int) -> 
                     engine=EngineChoice(facts["engine"], "as recorded", facts["onednn"]),
                     precision=spec.precision,
                     deterministic=spec.deterministic,
-                    chunk=facts.get("chunk"),
+                    chunk=manifest.chunk(facts, task, len(pack)),
                     memory_places=places,
                 )
                 # The manifest is that of the first pack.

@@ -18,7 +18,8 @@ from fedzmg.tasks.task import Task
 
 NUMBERS = ("metric", "loss", "train_loss")
 UNTOLD = ("started", "engine_reason", "command", "chunk_changes", "pack_changes")
-"""Facts of a manifest that say nothing about where a run's bits come from."""
+"""Facts of a manifest that say nothing about where a run's bits come from; on a processor, who
+trained beside it does not, either."""
 
 
 class Fact(NamedTuple):
@@ -98,10 +99,12 @@ def judge(
             first, fields = round_, unequal
         for key in NUMBERS:
             size = max(size, _distance(old.get(key), new[key]))
+    untold = [*UNTOLD, *(["pack"] if then.get("device") == now.get("device") == "cpu" else [])]
+    untold += ["chunk"] if then.get("chunk") is None else []  # all at once, which it still is
     facts = tuple(
         Fact(key, then[key], value)
         for key, value in now.items()
-        if key in then and key not in UNTOLD and then[key] != value
+        if key in then and key not in untold and then[key] != value
     )
     return Verdict(name, len(seen), first, fields, size if seen else None, facts, note)
 

@@ -157,7 +157,7 @@ def _verify(task: Task, pack: Sequence[_Kept], wanted: int) -> list[Verdict]:
     moved = [other_data(run.name, plain, facts) for run in pack]
     if moved[0] is not None:
         return [verdict for verdict in moved if verdict is not None]
-    limit, chunk, note = _comparable(pack[0], wanted)
+    limit, chunk, note = _comparable(pack[0], wanted, manifest.chunk(facts, plain, len(pack)))
     end = min(limit, max(run.records[-1].round for run in pack))
     with circumstances(pack[0].name, facts) as device, tempfile.TemporaryDirectory() as place:
         simulation = _simulation(plain, pack, device, chunk, Path(place))
@@ -166,9 +166,8 @@ def _verify(task: Task, pack: Sequence[_Kept], wanted: int) -> list[Verdict]:
     return [_judge(run, [each[i] for each in again], now, note) for i, run in enumerate(pack)]
 
 
-def _comparable(run: _Kept, wanted: int) -> tuple[int, int | None, str]:
+def _comparable(run: _Kept, wanted: int, chunk: int | None) -> tuple[int, int | None, str]:
     """Rounds that trained in one shape, the chunk they trained in, and what to say about them."""
-    chunk = run.facts.get("chunk")
     changes = [(change["round"], change["chunk"]) for change in run.facts.get("chunk_changes", [])]
     # One in the first round came before anything was kept.
     chunk = next((size for round_, size in reversed(changes) if round_ == 1), chunk)

@@ -70,13 +70,18 @@ class Display:
         console: where to show it; anything but a terminal gets a plain line now and then.
         metric: name of the metric, for its format.
         packs: how many packs every algorithm has, so that the time for all of them can be told.
+        sizes: how large a pack of each is, if they differ.
     """
 
     def __init__(
-        self, console: Console, metric: str, packs: Mapping[str, int] | None = None
+        self,
+        console: Console,
+        metric: str,
+        packs: Mapping[str, int] | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
         self._console, self._metric = console, metric
-        self._to_come = dict(packs or {})
+        self._to_come, self._sizes = dict(packs or {}), dict(sizes or {})
         self._label, self._rounds, self._round = "", 0, 0
         self._begun, self._first = 0.0, 0
         self._trials: list[Seen] = []
@@ -187,8 +192,9 @@ class Display:
         return each * (self._rounds - self._round)
 
     def _left_in_all(self) -> float | None:
-        """Seconds until everything is done, if every pack takes as long as this one."""
-        here, packs = self._left(), sum(self._to_come.values())
+        """Seconds until everything is done, if packs take as long as this one, by their size."""
+        here, own = self._left(), self._sizes.get(self._label, 1)
+        packs = sum(n * self._sizes.get(name, 1) / own for name, n in self._to_come.items())
         measured = self._round - self._first - 1
         if here is None or not packs or measured < 1:
             return None
