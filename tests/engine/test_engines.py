@@ -22,7 +22,8 @@ from fedzmg.engine.round import Broadcast, Chunk
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import MappedLayers, onednn
-from fedzmg.simulation import Simulation
+from fedzmg.simulation import Simulation, rounds
+from fedzmg.tree import Tree
 
 CPU = torch.device("cpu")
 COMPILER_WARNS = pytest.mark.filterwarnings("ignore")
@@ -279,6 +280,30 @@ def test_running_out_of_memory_halves_the_chunk_and_loses_nothing(
         assert a._replace(seconds=0) == b._replace(seconds=0)
     for name, leaf in roomy.snapshot.params.items():
         torch.testing.assert_close(tight.snapshot.params[name], leaf, rtol=0, atol=0)
+
+
+def test_models_that_do_not_fit_together_are_evaluated_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    roomy, tight = simulation("vectorized", trials=7), simulation("vectorized", trials=7)
+    whole, asked = rounds.evaluate, list[int]()
+
+    def narrow(params: Tree, *rest: object) -> torch.Tensor:
+        asked.append(len(next(iter(params.values()))))
+        if asked[-1] > 2:
+            raise torch.OutOfMemoryError("no room")
+        return whole(params, *rest)  # type: ignore[arg-type]
+
+    expected, later = roomy.run_round().records, roomy.run_round().records
+    monkeypatch.setattr(rounds, "evaluate", narrow)
+    got = tight.run_round().records
+    assert asked == [7, 4, 2, 2, 2, 1], "and clients train as they did"
+    assert tight.chunk is None
+    for a, b in zip(got, expected, strict=True):
+        assert a._replace(seconds=0) == b._replace(seconds=0)
+    tight.rest([0, 3])
+    assert tight.run_round().records[1].metric == later[1].metric
+    assert asked[6:] == [2, 2, 1]
 
 
 def test_a_device_without_room_for_two_clients_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,8 @@ class Simulation:
                 chunk = even(share, limit)
         self.chunk = chunk
         """At most this many clients train at once; None: all of a round."""
+        self._models = len(self.trials)
+        """At most this many models are evaluated at once."""
         self._engine = self._build()
 
     def _circumstances(self) -> contextlib.ExitStack:
@@ -290,13 +292,27 @@ class Simulation:
     def _evaluate(self, params: Tree, examples: Examples | None = None) -> Tensor:
         """Loss and metric of every trial; zeros for one that rests."""
         awake = [i for i in range(len(self.trials)) if i not in self.resting]
-        found = evaluate(
-            row(params, awake) if self.resting else params,
-            self._test if examples is None else examples,
-            self._program.objective,
-            self.task.metric,
-            self.task.prepare,
-        )
+        chosen = row(params, awake) if self.resting else params
+        test = self._test if examples is None else examples
+        while True:
+            try:
+                parts = [
+                    evaluate(
+                        row(chosen, slice(first, first + self._models)),
+                        test,
+                        self._program.objective,
+                        self.task.metric,
+                        self.task.prepare,
+                    )
+                    for first in range(0, len(awake), self._models)
+                ]
+                break
+            except torch.OutOfMemoryError:
+                if self._models <= MIN_WIDTH:
+                    raise
+                self._models = max(MIN_WIDTH, -(-self._models // 2))
+                torch.cuda.empty_cache()
+        found = torch.cat(parts)
         if not self.resting:
             return found
         whole = found.new_zeros((len(self.trials), found.shape[1]))
