@@ -15,6 +15,7 @@ from toys import Stop, toy
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.grids.grid import run_grid
+from fedzmg.experiment.runs import manifest
 from fedzmg.experiment.runs.run import run_pack
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
@@ -79,6 +80,17 @@ def test_same_machine_reproduces_and_nothing_is_touched(
     assert (alone.reproduced, alone.rounds) == (True, 3)
     assert alone.facts == ()
     assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("device", "recorded", "chunk"),
+    [("cpu", None, None), ("cpu", 4, 4), ("cuda", 4, 4), ("cuda", None, 15)],
+)
+def test_all_clients_at_once_is_a_width_on_a_gpu(
+    device: str, recorded: int | None, chunk: int | None
+) -> None:
+    facts = {"device": device, "chunk": recorded}
+    assert manifest.chunk(facts, toy(), trials=5) == chunk, "five trials of three clients"
 
 
 def test_difference_is_found_in_its_round_with_its_size(runs: Path) -> None:

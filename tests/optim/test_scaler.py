@@ -1,4 +1,4 @@
-"""A scaler that leaves unscaling to the optimizer: right on every way through a step."""
+"""Scalers of losses, also those that leave unscaling to the optimizer: right on every way."""
 
 from __future__ import annotations
 
@@ -16,6 +16,18 @@ from fedzmg.optim import ZeroMeanSGD
 def small() -> nn.Module:
     torch.manual_seed(3)
     return mlp(6, 5, outputs=3)
+
+
+def single(model: nn.Module) -> ZeroMeanSGD:
+    return ZeroMeanSGD(model, 0.05, foreach=False)
+
+
+def foreach(model: nn.Module) -> ZeroMeanSGD:
+    return ZeroMeanSGD(model, 0.05, foreach=True)
+
+
+def fused(model: nn.Module) -> ZeroMeanSGD:
+    return ZeroMeanSGD(model, 0.05, fused=True)
 
 
 def loaded(model: nn.Module) -> ZeroMeanSGD:
@@ -39,7 +51,7 @@ def compiled(model: nn.Module) -> ZeroMeanSGD:
 
 @pytest.mark.filterwarnings("ignore")  # what the compiler warns of inside itself changes
 @pytest.mark.parametrize("beforehand", [False, True])
-@pytest.mark.parametrize("make", [loaded, mixed, compiled])
+@pytest.mark.parametrize("make", [single, foreach, fused, loaded, mixed, compiled])
 def test_gradients_are_unscaled_and_infinite_ones_skipped(
     make: Callable[[nn.Module], ZeroMeanSGD], beforehand: bool
 ) -> None:
@@ -60,6 +72,7 @@ def test_gradients_are_unscaled_and_infinite_ones_skipped(
             scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
+    assert scaler.get_scale() == 2.0**9
     for a, b in zip(plain.parameters(), scaled.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     # The same optimizer without a scaler takes gradients as they are.

@@ -573,29 +573,6 @@ def test_schedulers_drive_it_as_they_drive_torchs(schedule: Any, lr: Any) -> Non
     torch.testing.assert_close(found[0], found[1])
 
 
-@ways
-def test_a_scaler_unscales_gradients_and_skips_infinite_ones(way: dict[str, Any]) -> None:
-    plain, scaled = small(torch.float32), small(torch.float32)
-    x = torch.randn(4, 6)
-    plain_optimizer = ZeroMeanSGD(plain, 0.1, foreach=False)
-    optimizer = optimizer_of(scaled, **way)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    for blow_up in (False, True, False):
-        optimizer.zero_grad()
-        scaler.scale(scaled(x).square().mean()).backward()
-        if blow_up:
-            next(scaled.parameters()).grad[0, 0] = torch.inf
-        else:
-            plain_optimizer.zero_grad()
-            plain(x).square().mean().backward()
-            plain_optimizer.step()
-        scaler.step(optimizer)
-        scaler.update()
-    assert scaler.get_scale() == 2.0**9
-    for a, b in zip(plain.parameters(), scaled.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-
-
 def test_hooks_of_torch_run() -> None:
     model, seen = small(), []
     optimizer = ZeroMeanSGD(model, 0.1)
