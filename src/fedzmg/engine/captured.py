@@ -167,16 +167,20 @@ class Captured:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             # Once without the compiler: layers measure which kernels suit them.
-            _step(self._program, plain, state, plan, held.time)
+            self._warm_up(held, plain, state, plan)
             code = self._compile(plain, plan) if self._compiled else plain
             for _ in range(WARM_UPS):
-                _step(self._program, code, state, plan, held.time)
+                self._warm_up(held, code, state, plan)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             _step(self._program, code, state, plan, held.time)
         self._pool = self._pool or graph.pool()
         return graph.replay
+
+    def _warm_up(self, held: _Held, code: _Code, state: State, plan: Plan) -> None:
+        held.time.zero_()  # there may be fewer steps to train than to warm up with
+        _step(self._program, code, state, plan, held.time)
 
     def _compile(self, plain: _Code, plan: Plan) -> _Code:
         learnt = _Learnt.of(self._program)
