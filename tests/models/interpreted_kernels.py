@@ -17,13 +17,18 @@ from fedzmg.models.kernels import triton_convolution, triton_recurrence
 
 CONVOLUTIONS = {
     # clients, batch, channels, filters, height, width, taps, padding
-    "one tap slice": (2, 2, 32, 32, 6, 6, 3, 1),
+    "rows and columns of taps": (2, 1, 32, 32, 6, 6, 3, 1),
     "few channels": (2, 2, 3, 5, 6, 7, 3, 1),
-    "one channel": (3, 1, 1, 6, 9, 9, 5, 2),
-    "odd sizes": (3, 2, 4, 17, 5, 5, 5, 2),
-    "no padding": (2, 1, 20, 8, 8, 8, 3, 0),
+    "one channel, several shares": (1, 1, 1, 6, 28, 28, 5, 2),
+    "odd sizes": (2, 2, 4, 17, 5, 5, 5, 2),
+    "channels in no multiple of a tile": (2, 1, 20, 8, 8, 8, 3, 0),
     "more padding than needed": (1, 2, 2, 3, 4, 4, 3, 3),
+    "more padding, rows of taps": (1, 2, 16, 3, 4, 3, 3, 3),
     "one client, one pixel": (1, 1, 2, 2, 1, 1, 1, 0),
+    "one tap": (1, 2, 16, 16, 3, 3, 1, 0),
+    "rows of taps in unequal groups": (1, 2, 16, 20, 7, 9, 5, 2),
+    "blocks of channels and filters": (1, 1, 64, 70, 5, 4, 3, 0),
+    "rows of taps, several shares": (1, 3, 16, 8, 14, 14, 3, 1),
 }
 RECURRENCES = {
     # clients, batch, steps, units
@@ -51,18 +56,28 @@ def convolution(
     width: int,
     taps: int,
     pad: int,
+    *,
+    precision: str = "tf32",
+    dtype: torch.dtype = torch.float32,
 ) -> float:
-    x = torch.randn(clients, batch, channels, height, width, requires_grad=True)
-    w = torch.randn(clients, filters, channels, taps, taps, requires_grad=True)
-    expected = torch.stack([F.conv2d(a, b, padding=pad) for a, b in zip(x, w, strict=True)])
-    signal = torch.randn_like(expected)
-    for_x, for_w = torch.autograd.grad(expected, [x, w], signal)
+    """The interpreter multiplies in float32 whatever the precision: it only chooses the tiles."""
+    x = torch.randn(clients, batch, channels, height, width).to(dtype)
+    w = torch.randn(clients, filters, channels, taps, taps).to(dtype)
+    exact, slow = x.float().requires_grad_(), w.float().requires_grad_()
+    expected = torch.stack([F.conv2d(a, b, padding=pad) for a, b in zip(exact, slow, strict=True)])
+    signal = torch.randn_like(expected).to(dtype)
+    for_x, for_w = torch.autograd.grad(expected, [exact, slow], signal.float())
     kernels = triton_convolution
     with torch.no_grad():
-        out = kernels.convolve(last(x), w, (pad, pad), "ieee")
-        back = kernels.convolve(last(signal), w, (pad, pad), "ieee", turned=True)
-        slope = kernels.weight_gradient(last(x), last(signal), (taps, taps), (pad, pad), "ieee")
-        return difference((out, last(expected)), (back, last(for_x)), (slope, for_w))
+        out = kernels.convolve(last(x), w, (pad, pad), precision)
+        back = kernels.convolve(last(signal), w, (pad, pad), precision, turned=True)
+        slope = kernels.weight_gradient(last(x), last(signal), (taps, taps), (pad, pad), precision)
+        worst = difference((slope, for_w))
+        for got, want in ((out, last(expected)), (back, last(for_x))):
+            # Outputs may lose half a unit of their last place; more is ours.
+            own = (got.float() - want).abs() - want.abs() * torch.finfo(dtype).eps / 2
+            worst = max(worst, difference((want + own.relu(), want)))
+        return worst
 
 
 def recurrence(clients: int, batch: int, steps: int, units: int) -> float:
@@ -94,6 +109,10 @@ def recurrence(clients: int, batch: int, steps: int, units: int) -> float:
 def main() -> None:
     torch.manual_seed(0)
     found = {f"convolution, {name}": convolution(*case) for name, case in CONVOLUTIONS.items()}
+    case = CONVOLUTIONS["more padding, rows of taps"]
+    found["convolution, float32 products"] = convolution(*case, precision="ieee")
+    # The interpreter cannot multiply bfloat16: halves stand for it.
+    found["convolution, 16 bits"] = convolution(*case, dtype=torch.float16)
     found |= {f"recurrence, {name}": recurrence(*case) for name, case in RECURRENCES.items()}
     json.dump(found, sys.stdout)
 

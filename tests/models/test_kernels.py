@@ -35,7 +35,7 @@ def test_gpu_kernels_under_the_interpreter() -> None:
         check=True,
     )
     found = json.loads(done.stdout)
-    assert len(found) == 11
+    assert len(found) == 18
     assert {name: value for name, value in found.items() if not value < 1e-5} == {}
 
 
@@ -95,6 +95,40 @@ def test_convolutions_of_the_papers_models(
         theirs = torch.autograd.grad(expected, [x, w, b], signal)
     for a, e in zip((got, *mine), (expected, *theirs), strict=True):
         torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4 * float(e.abs().max()))
+
+
+@COMPILER_WARNS
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["tf32", "bf16"])
+@pytest.mark.parametrize(
+    ("channels", "filters", "size", "taps"),
+    [(3, 32, 32, 3), (32, 32, 32, 3), (64, 64, 16, 3), (32, 64, 14, 5)],
+)
+def test_products_on_tensor_cores(
+    channels: int, filters: int, size: int, taps: int, dtype: torch.dtype
+) -> None:
+    from fedzmg.models.kernels import triton_convolution as kernels
+
+    torch.manual_seed(0)
+    pad = (taps // 2, taps // 2)
+    x, w = clients(3, 5, channels, size, size), clients(3, filters, channels, taps, taps)
+    x, w = x.to(dtype).double(), w.to(dtype).double()
+    expected = torch.stack([F.conv2d(a, b, padding=pad) for a, b in zip(x, w, strict=True)])
+    signal = torch.randn_like(expected).to(dtype)
+    for_x, for_w = torch.autograd.grad(expected, [x, w], signal.double())
+
+    def last(images: Tensor) -> Tensor:
+        return images.detach().to(dtype).permute(0, 1, 3, 4, 2).contiguous()
+
+    weights = w.detach().to(dtype)
+    out = kernels.convolve(last(x), weights, pad, "tf32")
+    back = kernels.convolve(last(signal), weights, pad, "tf32", turned=True)
+    slope = kernels.weight_gradient(last(x), last(signal), (taps, taps), pad, "tf32")
+    first = (0, 1, 4, 2, 3)
+    pairs = ((out.permute(first), expected), (back.permute(first), for_x), (slope, for_w))
+    for got, want in pairs:
+        assert float((got - want).abs().max() / want.abs().max()) < 4e-3
 
 
 @COMPILER_WARNS

@@ -9,6 +9,7 @@ weights.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,100 +23,152 @@ from fedzmg.models.kernels.determinism import bits_are_kept
 
 @triton.jit
 def _pixels_kernel(
-    x, weights, out,
-    batch, height, width, out_height, out_width, pad_height, pad_width,
+    x, weights, out, batch,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    PAD_ROWS: tl.constexpr, PAD_COLUMNS: tl.constexpr,
     C: tl.constexpr, FILTERS: tl.constexpr, TAPS: tl.constexpr, TAP_COLUMNS: tl.constexpr,
     OUTPUTS: tl.constexpr, PRECISION: tl.constexpr,
-    PIXELS: tl.constexpr, DEPTH: tl.constexpr,
+    PIXELS: tl.constexpr, DEPTH: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     """A tile of output pixels of one client: sum over taps of shifted inputs times weights."""
+    RUN: tl.constexpr = BYTES * 8 // x.dtype.element_ty.primitive_bitwidth
     client = tl.program_id(1).to(tl.int64)
-    out_area = out_height * out_width
     place = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    image, rest = place // out_area, place % out_area
-    row, column = rest // out_width - pad_height, rest % out_width - pad_width
-    real = place < batch * out_area
+    line = place // OUT_WIDTH
+    row, column = line % OUT_HEIGHT - PAD_ROWS, place % OUT_WIDTH - PAD_COLUMNS
+    real = place < batch * (OUT_HEIGHT * OUT_WIDTH)
     outputs = tl.arange(0, OUTPUTS)
-    x += client * batch * height * width * C
-    weights += client * FILTERS * TAPS * C
-    corner = ((image * height + row) * width + column) * C
+    x += client * batch * (HEIGHT * WIDTH * C)
+    weights += client * (FILTERS * TAPS * C)
+    corner = ((line // OUT_HEIGHT * HEIGHT + row) * WIDTH + column) * C
+    row = tl.where(real, row, HEIGHT)  # a row that is outside for every tap
+    depth = tl.arange(0, DEPTH)
     total = tl.zeros((PIXELS, OUTPUTS), dtype=tl.float32)
     for first in range(0, TAPS * C, DEPTH):
-        depth = first + tl.arange(0, DEPTH)
+        known = (outputs < FILTERS)[None, :]
         if C % DEPTH == 0:  # the whole slice belongs to one tap
             tap = first // C
             r, c = row + tap // TAP_COLUMNS, column + tap % TAP_COLUMNS
-            inside = real & (r >= 0) & (r < height) & (c >= 0) & (c < width)
-            shift = (tap // TAP_COLUMNS * width + tap % TAP_COLUMNS) * C + depth - tap * C
-            tile = tl.load(x + corner[:, None] + shift[None, :], mask=inside[:, None], other=0.0)
+            inside = ((r >= 0) & (r < HEIGHT) & (c >= 0) & (c < WIDTH))[:, None]
+            shift = (tap // TAP_COLUMNS * WIDTH + tap % TAP_COLUMNS) * C + first % C
+            shift = tl.multiple_of(shift, DEPTH)
+            at = tl.max_contiguous(corner[:, None] + depth[None, :], [1, RUN])
+            tile = tl.load(x + shift + at, mask=inside, other=0.0)
         else:
-            tap = depth // C
+            tap = (first + depth) // C
             r = row[:, None] + (tap // TAP_COLUMNS)[None, :]
             c = column[:, None] + (tap % TAP_COLUMNS)[None, :]
-            inside = real[:, None] & (r >= 0) & (r < height) & (c >= 0) & (c < width)
-            shift = (tap // TAP_COLUMNS * width + tap % TAP_COLUMNS) * C + depth % C
-            inside &= (depth < TAPS * C)[None, :]
+            inside = (tap < TAPS)[None, :] & (r >= 0) & (r < HEIGHT) & (c >= 0) & (c < WIDTH)
+            shift = (tap // TAP_COLUMNS * WIDTH + tap % TAP_COLUMNS) * C + (first + depth) % C
             tile = tl.load(x + corner[:, None] + shift[None, :], mask=inside, other=0.0)
-        w = tl.load(
-            weights + outputs[None, :] * (TAPS * C) + depth[:, None],
-            mask=(outputs < FILTERS)[None, :] & (depth < TAPS * C)[:, None],
-            other=0.0,
-        )
+            known &= (tap < TAPS)[:, None]
+        of = outputs[None, :] * (TAPS * C) + depth[:, None]
+        w = tl.load(weights + first + of, mask=known, other=0.0)
         total = tl.dot(tile, w, total, input_precision=PRECISION)
-    target = out + (client * batch * out_area + place)[:, None] * FILTERS + outputs[None, :]
+    target = client * batch * (OUT_HEIGHT * OUT_WIDTH) + place
     tl.store(
-        target, total.to(out.dtype.element_ty), mask=real[:, None] & (outputs < FILTERS)[None, :]
+        out + target[:, None] * FILTERS + outputs[None, :],
+        total.to(out.dtype.element_ty),
+        mask=real[:, None] & (outputs < FILTERS)[None, :],
     )
 
 
 @triton.jit
 def _weights_kernel(
-    x, signal, out,
-    batch, height, width, out_height, out_width, pad_height, pad_width, splits,
-    C: tl.constexpr, FILTERS: tl.constexpr, TAPS: tl.constexpr, TAP_COLUMNS: tl.constexpr,
-    OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
-    PIXELS: tl.constexpr,
+    x, signal, out, batch, splits,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    PAD_ROWS: tl.constexpr, PAD_COLUMNS: tl.constexpr,
+    C: tl.constexpr, FILTERS: tl.constexpr, TAP_ROWS: tl.constexpr, TAP_COLUMNS: tl.constexpr,
+    SHIFTED: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr, ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr, GROUPS: tl.constexpr, OUTPUTS: tl.constexpr, PRECISION: tl.constexpr,
+    PIXELS: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of some (tap, channel) columns, over one share of the pixels of one client."""
+    """The gradient of a block of weights, over one share of the pixels of one client.
+
+    ``SHIFTED``: of a tap's shift, the column moves the inputs and the row moves the gradient of the
+    outputs, the other way. So a tile per column of taps and a tile per row of taps are read, each
+    is multiplied with each (an accumulator per tap), and whether a pixel is inside does not depend
+    on the channel. Pixels are counted by rows of the inputs and columns of the outputs.
+
+    Otherwise (few channels) all taps' channels stand side by side as columns of one matrix, cut in
+    pieces, and pixels are counted as those of the outputs.
+
+    A program takes one of ``BLOCKS`` of columns, of ``GROUPS`` of rows of taps and of blocks of
+    filters.
+    """
+    RUN: tl.constexpr = BYTES * 8 // x.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = HEIGHT if SHIFTED else OUT_HEIGHT
+    STEP: tl.constexpr = C if SHIFTED else COLUMNS  # from one piece to the next
+    SPAN: tl.constexpr = COLUMNS if SHIFTED else PIECES * COLUMNS
+    part, split = tl.program_id(0), tl.program_id(1)
     client = tl.program_id(2).to(tl.int64)
-    split = tl.program_id(1)
-    out_area = out_height * out_width
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    tap = column // C
-    tap_row, tap_column = tap // TAP_COLUMNS, tap % TAP_COLUMNS
-    shift = (tap_row * width + tap_column) * C + column % C
-    known = column < TAPS * C
-    outputs = tl.arange(0, OUTPUTS)
-    x += client * batch * height * width * C
-    signal += client * batch * out_area * FILTERS
-    total = tl.zeros((OUTPUTS, COLUMNS), dtype=tl.float32)
-    end = batch * out_area
+    column = part % BLOCKS * SPAN + tl.arange(0, COLUMNS)
+    first_tap = part // BLOCKS % GROUPS * ROWS
+    output = part // (BLOCKS * GROUPS) * OUTPUTS + tl.arange(0, OUTPUTS)
+    x += client * batch * (HEIGHT * WIDTH * C)
+    signal += client * batch * (OUT_HEIGHT * OUT_WIDTH * FILTERS)
+    totals = ()  # type: Any
+    for _ in tl.static_range(ROWS * PIECES):
+        totals += (tl.zeros((COLUMNS, OUTPUTS), dtype=tl.float32),)
+    end = batch * (LINES * OUT_WIDTH)
     share = tl.cdiv(tl.cdiv(end, splits), PIXELS) * PIXELS
     for first in range(split * share, min(end, (split + 1) * share), PIXELS):
         place = first + tl.arange(0, PIXELS)
-        image, rest = place // out_area, place % out_area
-        row, col = rest // out_width - pad_height, rest % out_width - pad_width
+        line = place // OUT_WIDTH
+        image, row = line // LINES, line % LINES
+        left = place % OUT_WIDTH - PAD_COLUMNS
         real = place < end
-        r, c = row[:, None] + tap_row[None, :], col[:, None] + tap_column[None, :]
-        inside = real[:, None] & known[None, :] & (r >= 0) & (r < height) & (c >= 0) & (c < width)
-        corner = ((image * height + row) * width + col) * C
-        tile = tl.load(x + corner[:, None] + shift[None, :], mask=inside, other=0.0)
-        back = tl.load(
-            signal + place[:, None] * FILTERS + outputs[None, :],
-            mask=real[:, None] & (outputs < FILTERS)[None, :],
-            other=0.0,
-        )
-        total = tl.dot(tl.trans(back), tile, total, input_precision=PRECISION)
-    target = out + (client * splits + split) * FILTERS * TAPS * C
-    tl.store(
-        target + outputs[:, None] * (TAPS * C) + column[None, :],
-        total,
-        mask=(outputs < FILTERS)[:, None] & known[None, :],
-    )
+        if SHIFTED:
+            corner = (place + line * (WIDTH - OUT_WIDTH) - PAD_COLUMNS) * C
+            near = x + tl.max_contiguous(corner[None, :] + column[:, None], [RUN, 1])
+            back_line = image * (OUT_HEIGHT - HEIGHT) + PAD_ROWS - first_tap
+            start = (place + back_line * OUT_WIDTH) * FILTERS
+        else:
+            corner = ((image * HEIGHT + row - PAD_ROWS) * WIDTH + left) * C
+            near = x + corner[None, :]
+            start = place * FILTERS
+        far = signal + tl.max_contiguous(start[:, None] + output[None, :], [1, RUN])
+        tiles = ()  # type: Any
+        for piece in tl.static_range(PIECES):
+            if SHIFTED:
+                c = left + piece
+                inside = (real & (c >= 0) & (c < WIDTH))[None, :]
+                at = near + piece * C
+            else:
+                tap, channel = (column + piece * STEP) // C, (column + piece * STEP) % C
+                r = (row - PAD_ROWS)[None, :] + (tap // TAP_COLUMNS)[:, None]
+                c = left[None, :] + (tap % TAP_COLUMNS)[:, None]
+                inside = real[None, :] & (r >= 0) & (r < HEIGHT) & (c >= 0) & (c < WIDTH)
+                inside &= (tap < TAP_ROWS * TAP_COLUMNS)[:, None]
+                shift = (tap // TAP_COLUMNS * WIDTH + tap % TAP_COLUMNS) * C + channel
+                at = near + shift[:, None]
+            tiles += (tl.load(at, mask=inside, other=0.0),)
+        backs = ()  # type: Any
+        for tap_row in tl.static_range(ROWS):
+            inside = real
+            if SHIFTED:
+                r = row + PAD_ROWS - first_tap - tap_row
+                inside &= (r >= 0) & (r < OUT_HEIGHT)
+            known = inside[:, None] & (output < FILTERS)[None, :]
+            at = far - tap_row * (OUT_WIDTH * FILTERS)
+            backs += (tl.load(at, mask=known, other=0.0),)
+        sums = ()  # type: Any
+        for i in tl.static_range(ROWS * PIECES):
+            tile, back = tiles[i % PIECES], backs[i // PIECES]
+            sums += (tl.dot(tile, back, totals[i], input_precision=PRECISION),)
+        totals = sums
+    DEPTH: tl.constexpr = TAP_ROWS * TAP_COLUMNS * C
+    out += (client * splits + split) * (FILTERS * DEPTH)
+    for i in tl.static_range(ROWS * PIECES):
+        flat = (first_tap + i // PIECES) * (TAP_COLUMNS * C) + i % PIECES * STEP + column
+        known = (flat < DEPTH)[:, None] & (output < FILTERS)[None, :]
+        tl.store(out + flat[:, None] + output[None, :] * DEPTH, totals[i], mask=known)
 
 
 TIMED = 5
-_SHAPE = ["batch", "height", "width", "C", "FILTERS", "TAPS", "PRECISION"]
+_SHAPE = ["batch", "HEIGHT", "WIDTH", "C", "FILTERS", "TAP_COLUMNS", "PRECISION"]
 
 
 def _tuned(kernel: Any, configs: list[Any]) -> Any:
@@ -144,20 +197,30 @@ def _launch(tuned: Any, grid: Any, *args: Any, **constants: Any) -> None:
         tuned[grid](*args, **constants)
 
 
+# Copies of 16 bytes pass by the first-level cache, those of 8 fill it: twice the instructions, but
+# a shifted tile is then mostly found there. Which is faster depends on the shape.
 _pixels = _tuned(
     _pixels_kernel,
     [
-        triton.Config({"PIXELS": pixels, "DEPTH": 32}, num_warps=warps, num_stages=stages)
-        for pixels, warps, stages in ((128, 4, 3), (256, 8, 2), (64, 4, 3))
+        triton.Config(
+            {"PIXELS": pixels, "DEPTH": 32, "BYTES": size}, num_warps=warps, num_stages=stages
+        )
+        for pixels, size, warps, stages in ((128, 16, 4, 3), (256, 16, 8, 2), (128, 8, 4, 2))
     ],
 )
-_weights = _tuned(
-    _weights_kernel,
-    [
-        triton.Config({"PIXELS": pixels}, num_warps=warps, num_stages=stages)
-        for pixels, warps, stages in ((64, 4, 2), (32, 4, 3), (64, 8, 2))
-    ],
-)
+# Two warps for tiles of 32 filters, four for 64: Triton cuts products like these along one side,
+# and more warps would repeat each other. Taller tiles would go to the instructions of whole warp
+# groups, which want 32-bit numbers pixel by pixel in memory; ours lie channel by channel.
+_weights = {
+    warps: _tuned(
+        _weights_kernel,
+        [
+            triton.Config({"PIXELS": pixels, "BYTES": size}, num_warps=warps, num_stages=stages)
+            for pixels, size, stages in ((32, 16, 3), (32, 8, 3), (16, 8, 4))
+        ],
+    )
+    for warps in (2, 4)
+}
 
 
 def _padded(size: int) -> int:
@@ -188,8 +251,9 @@ def convolve(
         return triton.cdiv(batch * out_height * out_width, meta["PIXELS"]), clients
 
     _launch(
-        _pixels, grid, x, flat, out,
-        batch, height, width, out_height, out_width, rows, columns,
+        _pixels, grid, x, flat, out, batch,
+        HEIGHT=height, WIDTH=width, OUT_HEIGHT=out_height, OUT_WIDTH=out_width,
+        PAD_ROWS=rows, PAD_COLUMNS=columns,
         C=channels, FILTERS=outputs, TAPS=tap_rows * tap_columns, TAP_COLUMNS=tap_columns,
         OUTPUTS=_padded(outputs), PRECISION=precision,
     )  # fmt: skip
@@ -202,19 +266,55 @@ def weight_gradient(
     """Gradient of the weights ``[clients, FILTERS, C, rows, columns]``, in float32."""
     clients, batch, height, width, channels = x.shape
     out_height, out_width, outputs = signal.shape[2:]
-    number = taps[0] * taps[1]
-    wide = min(128 if outputs <= 64 else 64, _padded(number * channels))
-    blocks = triton.cdiv(number * channels, wide)
-    # Few clients alone would leave most of the card idle: share a client's pixels out.
-    splits = max(1, min(batch * out_height * out_width // 512, 528 // (clients * blocks)))
+    tile = _tile(channels, outputs, taps, precision)
+    parts = tile["BLOCKS"] * tile["GROUPS"] * triton.cdiv(outputs, tile["OUTPUTS"])
+    warps = 4 if tile["OUTPUTS"] == 64 else 2
+    lines = height if tile["SHIFTED"] else out_height
+    splits = _splits(clients * parts, batch * lines * out_width, warps)
     out = torch.empty(
         (clients, splits, outputs, *taps, channels), dtype=torch.float32, device=x.device
     )
     _launch(
-        _weights, (blocks, splits, clients), x, signal, out,
-        batch, height, width, out_height, out_width, *padding, splits,
-        C=channels, FILTERS=outputs, TAPS=number, TAP_COLUMNS=taps[1],
-        OUTPUTS=_padded(outputs), COLUMNS=wide, PRECISION=precision,
+        _weights[warps], (parts, splits, clients), x, signal, out, batch, splits,
+        HEIGHT=height, WIDTH=width, OUT_HEIGHT=out_height, OUT_WIDTH=out_width,
+        PAD_ROWS=padding[0], PAD_COLUMNS=padding[1],
+        C=channels, FILTERS=outputs, TAP_ROWS=taps[0], TAP_COLUMNS=taps[1],
+        **tile, PRECISION=precision,
     )  # fmt: skip
     summed = out.sum(1) if splits > 1 else out[:, 0]
     return summed.permute(0, 1, 4, 2, 3)
+
+
+def _tile(channels: int, outputs: int, taps: tuple[int, int], precision: str) -> dict[str, int]:
+    """What one program of the gradient of the weights takes: see the kernel."""
+    # So many accumulators of 32 by 64 fit in the registers; sums without tensor cores take more.
+    most = 5 if precision == "ieee" else 10
+    depth = taps[0] * taps[1] * channels
+    columns = next((n for n in (32, 16) if channels % n == 0), min(32, _padded(depth)))
+    shifted = channels % columns == 0 and taps[1] <= most
+    pieces = taps[1] if shifted else min(most, triton.cdiv(depth, columns))
+    groups = triton.cdiv(taps[0], most // pieces) if shifted else 1
+    return {
+        "SHIFTED": shifted,
+        "COLUMNS": columns,
+        "PIECES": pieces,
+        "ROWS": triton.cdiv(taps[0], groups) if shifted else 1,
+        "BLOCKS": channels // columns if shifted else triton.cdiv(depth, pieces * columns),
+        "GROUPS": groups,
+        "OUTPUTS": min(64, _padded(outputs)),
+    }
+
+
+@cache
+def _splits(programs: int, pixels: int, warps: int) -> int:
+    """Into how many shares a client's pixels go, so that a card is busy to the end.
+
+    Programs run in waves of as many as a large card holds (a constant: bits depend on shapes
+    alone). Each costs its tiles and something for its start and for the sum over shares.
+    """
+    wave, tiles, fixed = 132 * 8 // warps, triton.cdiv(pixels, 32), 8
+
+    def cost(shares: int) -> int:
+        return int(triton.cdiv(programs * shares, wave) * (triton.cdiv(tiles, shares) + fixed))
+
+    return min(range(1, max(1, tiles // fixed) + 1), key=cost)
