@@ -18,6 +18,7 @@ from matplotlib.text import Text
 from numpy.typing import NDArray
 
 from fedzmg.errors import InputError
+from fedzmg.report.plots import comparison
 from fedzmg.report.plots.figures import MOST_DIRECT_LABELS, curves
 from fedzmg.report.plots.placing import moved_apart
 from fedzmg.report.plots.series import Series
@@ -130,6 +131,27 @@ def test_threshold_is_a_labelled_line_in_view() -> None:
     assert "threshold 0.75" in texts(figure)
     assert figure.axes[0].get_ylim()[1] > 0.75
     assert any(set(heights(line)) == {0.75} for line in lines(figure))
+
+
+def test_a_study_marks_all_its_thresholds_and_no_label_covers_another() -> None:
+    tops = {"fedzmg": 0.355, "fedavg": 0.341, "fedadam": 0.383}
+    data = {
+        "task": "toy", "metric": "accuracy", "threshold": 0.2, "seeds": [0, 1, 2],
+        "curves": {
+            name: {"indices": ROUNDS.tolist(), "runs": made_up(name, top).runs.tolist()}
+            for name, top in tops.items()
+        },
+    }  # fmt: skip
+    assert [t for t in texts(comparison.figure(data)) if "thresh" in t] == ["threshold 0.2"]
+    levels = [0.33, 0.335, 0.34, 0.1]
+    figure = comparison.figure(data, levels)
+    marked = {next(iter(heights(line))) for line in lines(figure) if len(set(heights(line))) == 1}
+    assert marked == set(levels)
+    named = {*tops, *(f"threshold {level:g}" for level in levels)}
+    labels = [one for one in figure.findobj(Text) if isinstance(one, Text)]
+    boxes = [one.get_window_extent() for one in labels if one.get_text() in named]
+    assert len(boxes) == len(named)
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 def test_few_series_are_named_at_their_ends_and_many_in_a_legend() -> None:

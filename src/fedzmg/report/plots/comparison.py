@@ -1,8 +1,8 @@
-"""The figure of a comparison, from its ``comparison.json``."""
+"""The figure of a comparison, from its ``comparison.json`` and a study's levels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,13 @@ from fedzmg.report.plots.series import Series
 MOST_IN_ONE_PANEL = 10
 
 
-def figure(data: Mapping[str, Any]) -> Figure:
-    """Mean curve and spread of every algorithm; many of them get a panel per family."""
+def figure(data: Mapping[str, Any], thresholds: Sequence[float] = ()) -> Figure:
+    """Mean curve and spread of every algorithm; many of them get a panel per family.
+
+    Args:
+        data: a ``comparison.json``.
+        thresholds: levels to mark, those of a study; by default the comparison's own.
+    """
     series = [
         Series(label, _indices(curve), np.array(curve["runs"], dtype=float))
         for label, curve in data["curves"].items()
@@ -27,7 +32,7 @@ def figure(data: Mapping[str, Any]) -> Figure:
         series,
         title=f"{data['task']}, {len(data['seeds'])} paired seeds",
         ylabel=f"test {data['metric']}",
-        threshold=data["threshold"],
+        threshold=list(thresholds) or data["threshold"],
         xlabel="index of the evaluation",
     )
 
