@@ -77,6 +77,23 @@ def test_rates_can_be_those_that_all_test_examples_choose(tmp_path: Path) -> Non
     assert find_rates(by_tune)["fedavg"]["client.lr"] in (0.03, 0.3)
 
 
+def test_examples_that_chose_the_rates_are_not_reported_on_as_if_they_had_not() -> None:
+    plan = {"algorithms": ["fedavg"], "rates": "given", "rates_by": "test"}
+    paper = StudySpec.parse({**plan, "task": "cifar100"})
+    with pytest.raises(InputError, match=r'say preset\.selection = "test" as well'):
+        paper.check()
+    paper.with_settings({"preset.selection": "test"}).check()
+    with pytest.raises(InputError, match="as if they had not: leave it out"):
+        StudySpec.parse({**plan, "task": "digits"}).check()
+    # A user's own task, whose examples tell.
+    own = spec(algorithms=["fedavg"], rates_by="test")
+    with pytest.raises(InputError, match="toy would report on some of the examples"):
+        own.check(toy())
+    own.check(replace(toy(), tune=None))
+    task = toy()
+    own.check(replace(task, tune=task.test))
+
+
 def test_summary_of_known_curves() -> None:
     """Arrivals, late-stage means and tests that can be told by hand."""
     plan = spec(

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 import pydantic
 
+from fedzmg import tasks
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.plan import Plan
 from fedzmg.experiment.specs.run import RunSpec
@@ -33,7 +34,7 @@ class StudySpec(Plan):
     directory of a finished grid. Options in the tables go first."""
     rates_by: Literal["tune", "test"] = "tune"
     """Examples by which the grid's point is chosen: those set aside, or all, as in the paper; then
-    ``preset.selection = "test"`` reports on all, too."""
+    all have to report, too, which ``preset.selection = "test"`` says."""
     thresholds: list[float] = []
     """Levels of the metric to be reached; by default the task's own."""
     window: int = 4
@@ -68,6 +69,26 @@ class StudySpec(Plan):
     ) -> RunSpec:
         found = super().run_spec(name, seed, options, **protocol)
         return found.model_copy(update={"client_metrics_every": self.client_metrics_every})
+
+    def check(self, task: Task | None = None) -> None:
+        if self.rates_by == "test":
+            self._check_reporting(task)
+        super().check(task)
+
+    def _check_reporting(self, task: Task | None) -> None:
+        """Refuse to report on some examples as if they had not chosen the rates."""
+        if task is None:
+            can_report_all = "selection" in tasks.entry(self.task).preset.options()
+            all_report = can_report_all and self.preset.get("selection") == "test"
+        else:
+            can_report_all = "selection" in task.preset
+            all_report = task.tune is None or task.tune.x is task.test.x
+        if not all_report:
+            remedy = 'say preset.selection = "test" as well' if can_report_all else "leave it out"
+            raise InputError(
+                f'rates_by = "test": {self.task} would report on some of the examples that chose '
+                f"its rates, as if they had not: {remedy}"
+            )
 
     def check_algorithm(self, name: str, task: Task | None) -> None:
         super().check_algorithm(name, task)
