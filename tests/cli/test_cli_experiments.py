@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,15 +42,19 @@ def test_grid_then_study_with_its_rates(tmp_path: Path) -> None:
     assert (place / "heat-maps.png").read_bytes()[:4] == b"\x89PNG"
     assert (place / "fedzmg" / "heat-map.svg").exists()
     assert "best point" in done.output
+    assert "fedzmg: the best point of fedzmg lies on the border (server.lr = " in done.stderr
     best = json.loads((place / "grid.json").read_text())["algorithms"]["fedzmg"]["best"]
     done = fedzmg(
         "study", str(FILES / "digits-study.toml"), *QUICK, "--json", "--out", "s",
-        "--set", "rates=runs/digits-grid", "--set", "seeds=[0]",
+        "--set", "rates=runs/digits-grid", "--set", "seeds=[0]", "--set", "thresholds=[0.3,0.45]",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     data = json.loads(done.stdout)
     assert data["algorithms"]["fedzmg"]["options"]["server.lr"] == best["options"]["server.lr"]
     assert (tmp_path / "s" / "curves.png").exists()
+    # Text is drawn as outlines, each with a remark that says what it reads.
+    figure = (tmp_path / "s" / "curves.svg").read_text()
+    assert re.findall(r"<!-- (threshold .*) -->", figure) == ["threshold 0.3", "threshold 0.45"]
     assert (tmp_path / "s" / "fedzmg" / "seed-0" / "spec.toml").exists()
 
 
@@ -72,6 +77,12 @@ def test_schema_is_json() -> None:
         ("grid", 'task = "digits"\nalgorithms = ["fedzmg"]\nlsat = 3\n', "did you mean 'last'?"),
         ("study", 'task = "digits"\nalgorithms = ["fedzgm"]\n', "did you mean 'fedzmg'?"),
         ("study", 'task = "digits"\nalgorithms = ["fedzmg"]\nrates = "x"\n', "finished grid"),
+        (
+            "study",
+            'task = "cifar100"\nalgorithms = ["fedzmg"]\nrates = "x"\nrates_by = "test"\n',
+            'rates_by = "test": cifar100 would report on some of the examples that chose its '
+            'rates, as if they had not: say preset.selection = "test" as well',
+        ),
         ("validate", 'kind = "grid"\ntask = "digits"\n', "algorithms is missing"),
         ("validate", 'task = "digits"\nalgorithm = "fedagv"\n', "did you mean 'fedavg'?"),
     ],

@@ -166,7 +166,7 @@ def test_diverged_points_score_zero_and_never_win(tmp_path: Path) -> None:
     assert data["algorithms"]["fedavg"]["best"]["options"]["client.lr"] == 0.1
     nothing = run_grid(spec(axes={"client.lr": [1e24, 1e25]}), tmp_path / "all", task=toy())
     assert nothing["algorithms"]["fedavg"]["best"] is None
-    assert warnings(nothing) == ["fedavg: every point diverged; search smaller rates"]
+    assert warnings(nothing) == ["every point of fedavg diverged; search smaller rates"]
 
 
 def test_border_and_neighbours_are_told(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_reader_is_told_if_the_papers_way_would_choose_another_point() -> None
     best = {"options": {"client.lr": 0.1}, "border": False}
     other = {"options": {"client.lr": 0.3}, "border": False}
     for chosen, expected in ((best, []), (other, [
-        "a: the whole test set, by which the paper chooses, would choose client.lr = 0.3"
+        "for a the whole test set, by which the paper chooses, would choose client.lr = 0.3"
     ])):  # fmt: skip
         assert warnings({"algorithms": {"a": {"best": best, "best_by_test": chosen}}}) == expected
 

@@ -185,27 +185,31 @@ def _described(
 
 
 def warnings(data: Mapping[str, Any]) -> list[str]:
-    """What a reader of a grid has to know: borders, grids that only diverged, heuristics."""
+    """What a reader of a grid has to know: borders, grids that only diverged, heuristics.
+
+    A line does not begin with an algorithm: the command's name, which may be the same word, is put
+    before it.
+    """
     found = []
     for name, entry in data["algorithms"].items():
         best = entry["best"]
         if best is None:
-            found.append(f"{name}: every point diverged; search smaller rates")
+            found.append(f"every point of {name} diverged; search smaller rates")
         elif best["border"]:
             edges = ", ".join(f"{key} = {best['options'][key]:.4g}" for key in best["border_axes"])
             found.append(
-                f"{name}: the best lies on the border ({edges}); a wider grid may do better"
+                f"the best point of {name} lies on the border ({edges}); a wider grid may do better"
             )
         other = entry.get("best_by_test")
         if best is not None and other is not None and other["options"] != best["options"]:
             options = ", ".join(f"{key} = {value:.4g}" for key, value in other["options"].items())
             found.append(
-                f"{name}: the whole test set, by which the paper chooses, would choose {options}"
+                f"for {name} the whole test set, by which the paper chooses, would choose {options}"
             )
         halved = entry.get("stopped", {}).get("halving", 0)
         if halved:
             found.append(
-                f"{name}: {halved} trials were stopped by a heuristic (heuristic_halving); one of "
-                "them might have won"
+                f"{halved} trials of {name} were stopped by a heuristic (heuristic_halving); one "
+                "of them might have won"
             )
     return found
