@@ -183,8 +183,41 @@ def test_a_report_leaves_nothing_of_an_earlier_one(
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["report.html", "written.json"])
+def test_what_no_report_wrote_is_not_replaced(study: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_text("mine")
+    done = CliRunner().invoke(app, ["report", str(study), "--out", str(out)])
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception) == (
+        f"no report wrote {out / name}, and one would replace it: move it away, or choose another "
+        "place with --out"
+    )
+    assert names(out) == {name}
+    assert (out / name).read_text() == "mine"
+
+
+def test_tables_and_links_are_not_replaced_either(tmp_path: Path) -> None:
+    (tmp_path / "page").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "a.md").write_text("mine")
+    with pytest.raises(InputError, match=r"no report wrote .*page and 1 more, and one would"):
+        writing.replace_files(tmp_path, {"new": b"1", "page": b"2", "tables/a.md": b"3"})
+    assert names(tmp_path) == {"tables/a.md"}
+
+
+@pytest.mark.parametrize("listed", ["{", "[]", '{"files": ["a"]}'])
+def test_a_list_of_somebody_else_is_left_alone(tmp_path: Path, listed: str) -> None:
+    (tmp_path / writing.LIST).write_text(listed)
+    with pytest.raises(InputError, match=r"no report wrote .*written\.json, and one would"):
+        writing.replace_files(tmp_path, {"a": b"1"})
+    assert names(tmp_path) == {writing.LIST}
+    assert (tmp_path / writing.LIST).read_text() == listed
+
+
 @pytest.mark.parametrize("listed", [
-    "{", "[]", '{"files": ["a"]}', '{"files": {"../mine": "HASH"}}', '{"files": {"PLACE": "HASH"}}',
+    '{"files": {"../mine": "HASH"}}', '{"files": {"PLACE": "HASH"}}',
     '{"files": {"link/mine": "HASH"}}', '{"files": {"linked": "HASH"}}',
 ])  # fmt: skip
 def test_whatever_a_list_says_nothing_elsewhere_is_removed(tmp_path: Path, listed: str) -> None:

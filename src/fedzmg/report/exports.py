@@ -23,7 +23,7 @@ from fedzmg.report.sheets.formats import comma_separated, latex, markdown
 from fedzmg.report.sheets.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.sheets.paired_tests import paired_tests
 from fedzmg.report.sheets.sheet import Sheet
-from fedzmg.report.writing import Cleared, check_place, replace_files
+from fedzmg.report.writing import Cleared, check_place, refuse_foreign, replace_files
 from fedzmg.report.writing import write as write_file
 
 PAGE = "report.html"
@@ -66,9 +66,11 @@ def publish(
         page_only: leave out the files of tables and figures.
 
     Raises:
-        InputError: if a file cannot be written.
+        InputError: if a file cannot be written, or would replace one that no report wrote.
     """
     check_place(out)
+    # Before the long work; the names of tables and figures are known only after it.
+    refuse_foreign(out, [PAGE])
     tables = {} if page_only else dict(_tables(material, outcomes))
     figures = {} if page_only else dict(_figures(material, outcomes))
     page = {PAGE: render(material, outcomes).encode()}

@@ -1,7 +1,7 @@
 """Files for people: places are tried before the work, and a report takes along its predecessor.
 
 A report leaves ``written.json`` beside its files: their names and hashes. By it the next report in
-the same directory knows what to remove; anything else there is not its own.
+the same directory knows what to replace and what to remove; anything else there is not its own.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -57,6 +58,23 @@ def write(path: Path, content: bytes, remedy: str = ELSEWHERE) -> None:
         raise _unwritable(path, error, remedy) from None
 
 
+def refuse_foreign(out: Path, names: Iterable[str]) -> None:
+    """Find out whether files may be written, or would replace what no report wrote.
+
+    Raises:
+        InputError: for the first that would.
+    """
+    own = _listed(out)
+    # A link counts as what is there, wherever it leads.
+    foreign = [name for name in names if name not in own and os.path.lexists(out / name)]
+    if foreign:
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        raise InputError(
+            f"no report wrote {out / foreign[0]}{more}, and one would replace it: move it away, or "
+            f"{ELSEWHERE}"
+        )
+
+
 def replace_files(out: Path, files: Mapping[str, bytes]) -> Cleared:
     """Write files and remove those that an earlier call wrote and this one does not.
 
@@ -65,8 +83,10 @@ def replace_files(out: Path, files: Mapping[str, bytes]) -> Cleared:
         files: contents by name; a name may have folders, with ``/``.
 
     Raises:
-        InputError: if one cannot be written.
+        InputError: if one cannot be written, or would replace what no earlier call wrote; then
+            nothing is changed.
     """
+    refuse_foreign(out, files)
     before = _listed(out)
     now = {name: _hash(content) for name, content in files.items()}
     # First of all: should the work end halfway, the next report still knows all the files.
@@ -81,12 +101,20 @@ def replace_files(out: Path, files: Mapping[str, bytes]) -> Cleared:
 
 
 def _listed(out: Path) -> dict[str, str]:
-    """Files of the report before; none where the list is missing or damaged."""
+    """Files of the report before; none where there was none.
+
+    Raises:
+        InputError: if the list is none of ours.
+    """
+    if not os.path.lexists(out / LIST):
+        return {}
     try:
         found: Any = json.loads((out / LIST).read_text(encoding="utf-8"))["files"]
         return {str(name): str(digest) for name, digest in found.items() if _is_inside(str(name))}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+        raise InputError(
+            f"no report wrote {out / LIST}, and one would replace it: move it away, or {ELSEWHERE}"
+        ) from None
 
 
 def _write_list(out: Path, files: Mapping[str, str]) -> None:
