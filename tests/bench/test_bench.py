@@ -97,9 +97,12 @@ def test_bad_input_is_refused_before_anything_runs(
 def test_command_prints_a_table_and_keeps_json(tmp_path: object) -> None:
     kept = f"{tmp_path}/bench.json"
     arguments = ["bench", "mlp", "--engine", "vectorized", "--rounds", "1", "--out", kept]
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "60"})
     assert result.exit_code == 0, result.output
     assert "over floor" in result.output
+    table = [line for line in result.stdout.splitlines() if "ms per trial" not in line]
+    assert max(map(len, table)) <= 60
+    assert "…" not in result.stdout
     with open(kept) as file:
         data = json.load(file)
     assert data["timings"][0]["workload"] == "mlp"

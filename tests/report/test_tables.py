@@ -52,6 +52,7 @@ def test_names_of_algorithms_and_tasks_are_never_broken(width: int) -> None:
         (["list", "fedzmg"], ["client.embedding_axis", "heavy_ball", "nesterov"]),
         (["list", "cifar100"], ["preset.partition_seed", "flip-shift"]),
         (["data", "list"], [*SOURCES, "671,585", "77,483"]),
+        (["theory", "T2", "--quick"], ["predicted", "0.38369", "2.25", "agrees"]),
     ],
 )
 def test_keys_and_numbers_are_never_broken(

@@ -63,4 +63,4 @@ def bench(
     if as_json:
         typer.echo(json.dumps(data))
     else:
-        Console(width=max(console.width, report.WIDTH)).print(report.table(data))
+        console.print(report.table(data, console.width), highlight=False)

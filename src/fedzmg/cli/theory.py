@@ -40,7 +40,6 @@ def theory(
     report.check_places(out if plot else None, html)
     quiet = as_json or as_markdown
     console = Console(stderr=quiet)
-    wide = Console(width=max(console.width, report.WIDTH), stderr=quiet)
     findings, begun = [], time.perf_counter()
     for found in run(checks or [], QUICK if quick else FULL):
         finding = found.as_dict()
@@ -48,7 +47,7 @@ def theory(
         if quiet:
             console.print(f"{found.id}: {found.verdict}", highlight=False, soft_wrap=True)
         else:
-            wide.print(report.one(finding), highlight=False)
+            console.print(report.one(finding), highlight=False)
     seconds = time.perf_counter() - begun
     if plot:
         for path in report.write_figures(findings, out):

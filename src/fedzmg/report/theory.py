@@ -21,8 +21,6 @@ from fedzmg.errors import InputError
 from fedzmg.report.writing import check_place, write
 from fedzmg.version import __version__
 
-WIDTH = 116
-"""Columns that the table needs; cut off, its numbers would be worth nothing."""
 ANOTHER_FILE = "choose another file"
 Finding = Mapping[str, Any]
 _MINUS = "\u2212"
@@ -73,7 +71,8 @@ def tolerance(line: Mapping[str, Any]) -> str:
 def one(finding: Finding) -> RenderableType:
     """A check as a block of a terminal: claim, setting, lines and verdict."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("what", min_width=52)
+    # The words break where the terminal is narrow; cut off, numbers would be worth nothing.
+    table.add_column("what", overflow="fold")
     for head in ("predicted", "measured", "tolerance"):
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("agrees", no_wrap=True)

@@ -2,41 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from rich.table import Table
+from rich.console import Group, RenderableType
+from rich.text import Text
 
-WIDTH = 175
-"""Columns that the table needs; cut off, its figures would be worth nothing."""
+from fedzmg.report.terminal.stacked import Column, stacked
 
 
 def line(timing: Mapping[str, Any]) -> str:
     """One timing as one line, while the next is being measured."""
-    return (
-        f"{timing['workload']} {timing['engine']} {timing['precision']} x {timing['trials']}: "
-        f"{timing['trial_round_ms']:.2f} ms per trial and round"
-    )
+    return f"{_name(timing)}: {timing['trial_round_ms']:.2f} ms per trial and round"
 
 
-def table(data: Mapping[str, Any]) -> Table:
-    """All timings side by side."""
-    facts = data["environment"]
-    title = f"{facts['machine']}, torch {facts['torch']}"
-    out = Table(title=title, title_justify="left", title_style="bold")
-    for name in ("workload", "engine", "precision"):
-        out.add_column(name)
-    for name in (
-        "trials", "ms / round", "ms / trial round", "steps / s", "of matmul", "of memory",
-        "over floor", "not steps", "peak MiB", "padded", "cold s",
-    ):  # fmt: skip
-        out.add_column(name, justify="right")
-    for t in data["timings"]:
-        out.add_row(
-            t["workload"], t["engine"], t["precision"], str(t["trials"]),
-            f"{t['round_ms']:.1f}", f"{t['trial_round_ms']:.2f}", f"{t['steps_per_second']:,.0f}",
-            f"{t['matmul_share']:.1%}", f"{t['bandwidth_share']:.1%}", f"{t['over_floor']:.1f} x",
-            "" if t.get("outside_steps") is None else f"{t['outside_steps']:.1%}",
-            f"{t['peak_mib']:,.0f}", f"{t['padded_over_useful']:.2f}", f"{t['cold_seconds']:.1f}",
-        )  # fmt: skip
-    return out
+def table(data: Mapping[str, Any], width: int) -> RenderableType:
+    """All timings side by side.
+
+    Args:
+        data: what ``fedzmg bench --json`` prints.
+        width: of the terminal; columns that find no room go on below, with the names again.
+    """
+    facts, timings = data["environment"], data["timings"]
+    title = Text(f"{facts['machine']}, torch {facts['torch']}\n", style="bold")
+    names = Column("workload", [_name(timing) for timing in timings])
+    columns = [Column(head, [cell(timing) for timing in timings]) for head, cell in _CELLS.items()]
+    return Group(title, *stacked(names, columns, width))
+
+
+def _name(timing: Mapping[str, Any]) -> str:
+    return f"{timing['workload']} {timing['engine']} {timing['precision']} x {timing['trials']}"
+
+
+def _outside(timing: Mapping[str, Any]) -> str:
+    share = timing.get("outside_steps")
+    return "" if share is None else f"{share:.1%}"
+
+
+_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "ms / round": lambda t: f"{t['round_ms']:.1f}",
+    "ms / trial round": lambda t: f"{t['trial_round_ms']:.2f}",
+    "steps / s": lambda t: f"{t['steps_per_second']:,.0f}",
+    "of matmul": lambda t: f"{t['matmul_share']:.1%}",
+    "of memory": lambda t: f"{t['bandwidth_share']:.1%}",
+    "over floor": lambda t: f"{t['over_floor']:.1f} x",
+    "not steps": _outside,
+    "peak MiB": lambda t: f"{t['peak_mib']:,.0f}",
+    "padded": lambda t: f"{t['padded_over_useful']:.2f}",
+    "cold s": lambda t: f"{t['cold_seconds']:.1f}",
+}

@@ -5,17 +5,16 @@ Everything starts from the dictionary of a :class:`fedzmg.diagnose.Diagnosis`, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-from rich import box
-from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from fedzmg.report.numbers import NONE
 from fedzmg.report.plots.diagnose import by_name, ratio, rows, when
+from fedzmg.report.terminal.stacked import Column, stacked
 
 _STYLES = {"gain": "bold green", "little": "bold", "loss": "bold yellow", "unclear": "bold"}
 _CAPTION = (
@@ -24,17 +23,6 @@ _CAPTION = (
     "bias can do instead. distance, drift: squared distance of clients' gradients, and of their "
     "local models, after the projection over before. diversity: 1 if clients agree."
 )
-_GAP = 2
-"""Blanks between two columns."""
-
-
-class _Column(NamedTuple):
-    head: str
-    cells: Sequence[str]
-
-    @property
-    def width(self) -> int:
-        return max(map(cell_len, [*self.head.splitlines(), *self.cells]))
 
 
 def table(data: Mapping[str, Any], width: int) -> RenderableType:
@@ -45,21 +33,21 @@ def table(data: Mapping[str, Any], width: int) -> RenderableType:
         width: of the terminal; columns that find no room go on below, with the names again.
     """
     point = data["points"][0]
-    names = [layer["name"] for layer in rows(point)]
+    names = Column("layer", [layer["name"] for layer in rows(point)])
     steps = f" Local steps: lr {data['lr']:g}, {data['drifting']} clients."
     parts: list[RenderableType] = [
         Text(f"{data['task']}, {when(point)}: {_who(data)}\n", style="bold"),
-        *_stacked(names, _measured(data), width),
+        *stacked(names, _measured(data), width),
         Text(_CAPTION + (steps if point["drift"] else ""), style="table.caption"),
         Text(),
     ]
     if len(data["points"]) > 1:
         title = "Mean component along plain FedAvg by round, mean over clients\n"
-        parts += [Text(title, style="bold"), *_stacked(names, _along(data), width)]
+        parts += [Text(title, style="bold"), *stacked(names, _along(data), width)]
     return Group(*parts, *_verdict(data["verdict"]))
 
 
-def _measured(data: Mapping[str, Any]) -> list[_Column]:
+def _measured(data: Mapping[str, Any]) -> list[Column]:
     point, centred = data["points"][0], by_name(data["centred"])
     layers = list(rows(point))
     columns = {
@@ -76,38 +64,14 @@ def _measured(data: Mapping[str, Any]) -> list[_Column]:
         columns["mean if inputs\nare centred"] = [
             _percent(centred[layer["name"]]["share"]["mean"]) for layer in layers
         ]
-    return [_Column(head, cells) for head, cells in columns.items()]
+    return [Column(head, cells) for head, cells in columns.items()]
 
 
-def _along(data: Mapping[str, Any]) -> list[_Column]:
+def _along(data: Mapping[str, Any]) -> list[Column]:
     return [
-        _Column(str(point["round"]), [_percent(layer["share"]["mean"]) for layer in rows(point)])
+        Column(str(point["round"]), [_percent(layer["share"]["mean"]) for layer in rows(point)])
         for point in data["points"]
     ]
-
-
-def _stacked(
-    names: Sequence[str], columns: Sequence[_Column], width: int
-) -> Iterator[RenderableType]:
-    """Tables one below the other, each with the names and as many columns as there is room for.
-
-    Names take half of the width at most and are folded where they are longer; numbers never are.
-    """
-    widest = max(column.width for column in columns)
-    room = min(_Column("layer", names).width, width // 2, width - _GAP - widest)
-    left = list(columns)
-    while left:
-        shown = [left.pop(0)]
-        used = room + _GAP + shown[0].width
-        while left and (used := used + _GAP + left[0].width) <= width:
-            shown.append(left.pop(0))
-        out = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        out.add_column("layer", overflow="fold", width=room)
-        for column in shown:
-            out.add_column(column.head, justify="right", no_wrap=True, min_width=column.width)
-        for name, *cells in zip(names, *(column.cells for column in shown), strict=True):
-            out.add_row(Text(name), *cells)
-        yield from (out, Text())
 
 
 def _verdict(verdict: Mapping[str, Any]) -> tuple[RenderableType, ...]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import statistics
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -17,17 +20,19 @@ from fedzmg.report.results.diff import ASPECTS, Change, Difference
 from fedzmg.report.terminal.tables import metric_text
 
 MOST_ROWS = 40
+_HEAD = 14
+"""Characters of a line of a head: two such columns find room beside all others in 80."""
 
 
 def screen(found: Difference, asked: Collection[str]) -> Iterator[RenderableType]:
     """The parts that were asked for, and a verdict."""
     changes = [change for change in found.changes if change.aspect in asked]
     if changes:
-        yield _changes(found, changes)
+        yield from (_changes(found, changes), Text())
     if "curves" in asked:
-        yield _curves(found)
+        yield from (_curves(found), Text())
     if "scores" in asked and found.scores:
-        yield _scores(found)
+        yield from (_scores(found), Text())
     if "runs" in asked:
         for place, names in ((found.left, found.only_left), (found.right, found.only_right)):
             if names:
@@ -45,8 +50,46 @@ def verdict(found: Difference, asked: Collection[str]) -> str:
     return f"they differ in {', '.join(unequal)}{rest}"
 
 
+def short_names(left: str, right: str) -> tuple[str, str]:
+    """Two places by what tells them apart: the ends of their paths, without what both share.
+
+    >>> short_names("runs/2024/study", "runs/2025/study-b")
+    ('study', 'study-b')
+    >>> short_names("runs/one/fedzmg/seed-0", "runs/two/fedzmg/seed-0")
+    ('one/.../seed-0', 'two/.../seed-0')
+    """
+    ends = [Path(os.path.abspath(place)).parts for place in (left, right)]
+    depth = 1
+    while ends[0] != ends[1] and ends[0][-depth:] == ends[1][-depth:]:
+        depth += 1
+    first, second = (
+        Path(*(parts[-depth:] if depth < 3 else (parts[-depth], "...", parts[-1]))).as_posix()
+        for parts in ends
+    )
+    return first, second
+
+
+def _heads(found: Difference) -> tuple[str, str]:
+    first, second = (_broken(name) for name in short_names(found.left, found.right))
+    return first, second
+
+
+def _broken(name: str) -> str:
+    r"""A name in lines that end where its parts do.
+
+    >>> _broken("compare-digits-3f2a1b9c")
+    'compare-\ndigits-\n3f2a1b9c'
+    """
+    lines = [""]
+    for part in re.findall(r"[^-_./ ]*[-_./ ]*", name):
+        if lines[-1] and len(lines[-1]) + len(part) > _HEAD:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
 def _changes(found: Difference, changes: list[Change]) -> Table:
-    table = _table("settings and circumstances", "what", "key", found.left, found.right, "runs")
+    table = _table("settings and circumstances", "what", "key", *_heads(found), "runs")
     total = len(found.curves)
     for change in changes:
         count = len(change.runs)
@@ -68,7 +111,7 @@ def _curves(found: Difference) -> RenderableType:
     equal = len(found.curves) - len(unequal)
     if not unequal:
         rounds = sum(pair.shared for pair in found.curves)
-        return Text(f"curves: all {equal} bit-identical ({rounds} lines compared)\n")
+        return Text(f"curves: all {equal} bit-identical ({rounds} lines compared)")
     table = _table(
         f"curves: {equal} of {len(found.curves)} bit-identical",
         "run", "lines", "first difference", "there in", f"most in {found.metric}", "in losses",
@@ -97,7 +140,7 @@ def _number(largest: Mapping[str, float], *names: str) -> str:
 def _scores(found: Difference) -> Table:
     table = _table(
         f"final {found.metric}, means over seeds (of a grid: its best point)",
-        "algorithm", found.left, found.right, "difference", "p", "d_z", "pairs",
+        "algorithm", *_heads(found), "difference", "p", "d_z", "pairs",
     )  # fmt: skip
     for pair in found.scores:
         left, right = (_score(found, values) for values in (pair.left, pair.right))
@@ -129,7 +172,10 @@ def _signed(value: float, metric: str) -> str:
 
 
 def _table(title: str, *heads: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+        show_edge=False, pad_edge=False,
+    )  # fmt: skip
     for head in heads:
         table.add_column(head, overflow="fold")
     return table
