@@ -77,6 +77,17 @@ def test_rates_can_be_those_that_all_test_examples_choose(tmp_path: Path) -> Non
     assert find_rates(by_tune)["fedavg"]["client.lr"] in (0.03, 0.3)
 
 
+def test_a_grid_of_the_whole_test_set_gives_rates_to_reports_on_all_of_it(tmp_path: Path) -> None:
+    best = {"algorithm": "fedavg", "fixed": {}, "best": {"options": {"client.lr": 0.3}}}
+    grid = {"format": 1, "task": "cifar100", "selection": "test", "algorithms": {"fedavg": best}}
+    (tmp_path / "grid.json").write_text(json.dumps(grid))
+    plan = {"task": "cifar100", "algorithms": ["fedavg"], "rates": str(tmp_path)}
+    with pytest.raises(InputError, match="the whole test set chose the rates"):
+        find_rates(StudySpec.parse(plan))
+    on_all = StudySpec.parse({**plan, "preset": {"selection": "test"}})
+    assert find_rates(on_all) == {"fedavg": {"client.lr": 0.3}}
+
+
 def test_examples_that_chose_the_rates_are_not_reported_on_as_if_they_had_not() -> None:
     plan = {"algorithms": ["fedavg"], "rates": "given", "rates_by": "test"}
     paper = StudySpec.parse({**plan, "task": "cifar100"})

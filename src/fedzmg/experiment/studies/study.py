@@ -20,6 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from fedzmg import tasks
 from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.runs.run import run_pack
 from fedzmg.experiment.runs.store import write_json
@@ -148,7 +149,8 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
     """The best points of the grid that a study names, by algorithm; empty if it names none.
 
     Raises:
-        InputError: if the grid is of another task, not finished or lacks an algorithm.
+        InputError: if the grid is of another task, not finished, lacks an algorithm, or was
+            scored by examples that this study would report on as if they were new.
     """
     if spec.rates in ("tuned", "given"):
         return {}
@@ -161,6 +163,12 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
     data = read_json(place / "grid.json")
     if data["task"] != spec.task:
         raise InputError(f"{place} chose rates for {data['task']!r}, not for {spec.task!r}")
+    halves = spec.task in tasks.TASKS and "selection" in tasks.entry(spec.task).preset.options()
+    if data["selection"] == "test" and halves and spec.preset.get("selection") != "test":
+        raise InputError(
+            f"the whole test set chose the rates of {place}, so half of it cannot report as if it "
+            'had not: say preset.selection = "test", or let the half choose'
+        )
     found: dict[str, dict[str, Value]] = {}
     for name in spec.algorithms:
         # By the study's own name for it, else by the algorithm's.
