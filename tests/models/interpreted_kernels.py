@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedzmg.models.kernels import triton_convolution, triton_recurrence
+from fedzmg.models.kernels import triton_convolution, triton_draws, triton_recurrence
+from fedzmg.models.kernels.draws import RANGE, random_bits
 
 CONVOLUTIONS = {
     # clients, batch, channels, filters, height, width, taps, padding
@@ -29,6 +30,12 @@ CONVOLUTIONS = {
     "rows of taps in unequal groups": (1, 2, 16, 20, 7, 9, 5, 2),
     "blocks of channels and filters": (1, 1, 64, 70, 5, 4, 3, 0),
     "rows of taps, several shares": (1, 3, 16, 8, 14, 14, 3, 1),
+}
+DRAWS = {
+    # layer, call, places, share of them that is under the bound
+    "a quarter": (0, 0, 1500, 0.25),
+    "nearly all, second call": (7, 1, 100, 0.999),
+    "bits": (1, 2, 1025, None),
 }
 RECURRENCES = {
     # clients, batch, steps, units
@@ -106,6 +113,15 @@ def recurrence(clients: int, batch: int, steps: int, units: int) -> float:
         )
 
 
+def draws(layer: int, call: int, places: int, share: float | None) -> float:
+    """How many places differ."""
+    keys = torch.randint(-(2**63), 2**63 - 1, (3,))
+    below = None if share is None else int(share * RANGE)
+    got = triton_draws.draws(keys, layer, call, places, below)
+    bits = random_bits(keys[:, None], layer, torch.Size((places,)), keys.device, call)
+    return float((got != (bits if below is None else bits < below)).sum())
+
+
 def main() -> None:
     torch.manual_seed(0)
     found = {f"convolution, {name}": convolution(*case) for name, case in CONVOLUTIONS.items()}
@@ -114,6 +130,7 @@ def main() -> None:
     # The interpreter cannot multiply bfloat16: halves stand for it.
     found["convolution, 16 bits"] = convolution(*case, dtype=torch.float16)
     found |= {f"recurrence, {name}": recurrence(*case) for name, case in RECURRENCES.items()}
+    found |= {f"draws, {name}": draws(*case) for name, case in DRAWS.items()}
     json.dump(found, sys.stdout)
 
 

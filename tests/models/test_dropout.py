@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedzmg.models import FunctionalModel
 from fedzmg.models.dropout import KeyedDropout
-from fedzmg.models.keyed import RANGE, hash32, random_bits
+from fedzmg.models.kernels.draws import BLOCK, RANGE, draws, hash32, random_bits
 from fedzmg.seeds import step_keys
 
 KEYS = [int(k) for k in step_keys(0, "dropout", 1, 2, 0, steps=40)]
@@ -204,3 +204,39 @@ def test_masks_are_frozen() -> None:
         "1101111011001000",
         "1101000101001100",
     ]
+
+
+KEYS64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    keys=st.lists(KEYS64, min_size=1, max_size=3),
+    layer=st.integers(0, 50),
+    call=st.integers(0, 3),
+    places=st.sampled_from([1, 7, BLOCK - 1, BLOCK, BLOCK + 3]),
+    below=st.none() | st.integers(0, RANGE - 1),
+)
+def test_operator_draws_what_the_definition_says(
+    keys: list[int], layer: int, call: int, places: int, below: int | None
+) -> None:
+    of = torch.tensor(keys)
+    got = torch.vmap(lambda key: draws(key, layer, call, places, below))(of)
+    bits = random_bits(of[:, None], layer, torch.Size((places,)), of.device, call)
+    assert torch.equal(got, bits if below is None else bits < below)
+    assert torch.equal(draws(of[0], layer, call, places, below), got[0])
+
+
+def test_operator_is_fit_for_the_compiler() -> None:
+    for below in (None, RANGE // 3):
+        torch.library.opcheck(draws, (torch.tensor(KEYS[0]), 2, 1, 100, below))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("below", [None, 0, RANGE // 4, RANGE // 2, RANGE - 1])
+def test_draws_on_a_gpu_are_those_of_a_processor(below: int | None) -> None:
+    keys = torch.tensor([*KEYS, -1, -(2**63), 2**63 - 1])
+    for layer, call, places in ((0, 0, 70_000), (5, 2, 33)):
+        here = torch.vmap(lambda key: draws(key, layer, call, places, below))  # noqa: B023
+        assert torch.equal(here(keys), here(keys.cuda()).cpu())

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedzmg.errors import InputError
-from fedzmg.models.keyed import RANGE, KeyedLayer
+from fedzmg.models.kernels.draws import RANGE
+from fedzmg.models.keyed import KeyedLayer
 
 
 class RandomFlip(KeyedLayer):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedzmg.models.keyed import RANGE, KeyedLayer
+from fedzmg.models.kernels.draws import RANGE
+from fedzmg.models.keyed import KeyedLayer
 
 
 class KeyedDropout(KeyedLayer):
@@ -21,8 +22,8 @@ class KeyedDropout(KeyedLayer):
             return x
         if self.p == 1:
             return x * 0
-        keep = self.draw(x.shape, x.device) >= int(self.p * RANGE)
-        return torch.where(keep, x / (1 - self.p), torch.zeros_like(x))
+        zeroed = self.draw_under(int(self.p * RANGE), x.shape, x.device)
+        return torch.where(zeroed, torch.zeros_like(x), x / (1 - self.p))
 
     def extra_repr(self) -> str:
         """Probability and layer, as printed inside a model."""

@@ -8,38 +8,12 @@ padded to a longer batch draws the same numbers.
 from __future__ import annotations
 
 import copy
-from typing import Self, TypeVar
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-# Each constant is below 2^31, so that a product with a 32-bit value stays inside a signed 64-bit
-# lane: no overflow, hence the same bits eager, compiled, on CPU and on GPU.
-_MULTIPLIERS = (0x7FEB352D, 0x45D9F3B3 & 0x7FFFFFFF, 0x31848BAB)
-_MASK32 = 0xFFFFFFFF
-RANGE = _MASK32 + 1
-"""Random bits are whole numbers from 0 up to, not including, this one."""
-
-Whole = TypeVar("Whole", int, Tensor)
-
-
-def hash32(value: Whole) -> Whole:
-    """Scramble 32-bit integers (in int64 lanes): three rounds of xor-shift and multiply."""
-    for multiplier in _MULTIPLIERS:
-        value = value ^ (value >> 16)
-        value = (value * multiplier) & _MASK32
-    return value ^ (value >> 15)
-
-
-def random_bits(
-    key: Tensor, layer: int, shape: torch.Size, device: torch.device, call: int = 0
-) -> Tensor:
-    """32 random bits for every place of a batch of shape ``shape`` (examples first)."""
-    place = torch.arange(shape.numel(), device=device).reshape(shape)
-    low, high = key & _MASK32, (key >> 32) & _MASK32
-    bits = hash32(hash32(hash32(place ^ low) ^ high) ^ hash32(layer + 1))
-    # The first call keeps the bits it has always had.
-    return bits if call == 0 else hash32(bits ^ hash32(call))
+from fedzmg.models.kernels.draws import draws
 
 
 class KeyedLayer(nn.Module):
@@ -65,6 +39,14 @@ class KeyedLayer(nn.Module):
 
     def draw(self, shape: torch.Size, device: torch.device) -> Tensor:
         """32 random bits for every place of ``shape`` (examples first)."""
+        return self._draws(shape, device, None)
+
+    def draw_under(self, below: int, shape: torch.Size, device: torch.device) -> Tensor:
+        """Whether the random bits of each place are under a number."""
+        return self._draws(shape, device, below)
+
+    def _draws(self, shape: torch.Size, device: torch.device, below: int | None) -> Tensor:
         call = self.calls
         self.calls = call + 1
-        return random_bits(self.key, self.layer, shape, device, call)
+        found: Tensor = draws(self.key.to(device), self.layer, call, shape.numel(), below)
+        return found.reshape(shape)
