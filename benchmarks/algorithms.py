@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shlex
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import torch
 
 from engines import mlp_task
 from fedzmg.algorithms import ALGORITHMS
+from fedzmg.bench.measure import environment
 from fedzmg.simulation import Simulation, Trial
 
 
@@ -53,7 +56,12 @@ def main() -> None:
     for name, value in sorted(medians.items(), key=lambda item: item[1]):
         print(f"{name:<24} {value:8.2f} {value / medians['fedavg']:9.2f}")
     if arguments.json:
-        facts = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+        made = {**environment(torch.device("cpu")), "command": shlex.join(["python", *sys.argv])}
+        facts = {
+            "environment": made,
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+        }
         report = {**facts, "machine": platform.machine(), "ms_per_step": medians}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -13,7 +13,9 @@ import argparse
 import copy
 import json
 import platform
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedzmg import Task, Trial, tasks
+from fedzmg.bench.measure import environment
 from fedzmg.data.plan import Entry
 from fedzmg.models import mlp
 from fedzmg.simulation import Simulation
@@ -118,6 +121,10 @@ def main() -> None:
     compiled = not arguments.no_compile
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
     results = {
+        "environment": {
+            **environment(torch.device("cpu")),
+            "command": shlex.join(["python", *sys.argv]),
+        },
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),

@@ -26,6 +26,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,8 @@ def main() -> None:
     print(json.dumps(found, indent=1))
     if arguments.out:
         results = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            **importlib.import_module("fedzmg.provenance").provenance(),
             "torch": torch.__version__,
             "device": name,
             "threads": torch.get_num_threads(),

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from fedzmg import InputError, Task, algorithms
+from fedzmg.bench import memory
 from fedzmg.bench.counting import step_cost
 from fedzmg.bench.machine import Machine
 from fedzmg.bench.measure import measure_all, time_rounds
@@ -106,4 +111,23 @@ def test_command_prints_a_table_and_keeps_json(tmp_path: object) -> None:
     with open(kept) as file:
         data = json.load(file)
     assert data["timings"][0]["workload"] == "mlp"
-    assert data["environment"]["torch"] == torch.__version__
+    made = data["environment"]
+    assert made["torch"] == torch.__version__
+    assert made["commit"] is None or re.fullmatch(r"[0-9a-f]{40}", made["commit"])
+    assert made["dirty"] in (None, True, False)
+    age = datetime.now(UTC) - datetime.fromisoformat(made["date"])
+    assert 0 <= age.total_seconds() < 600
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is one peak for all")
+def test_a_peak_is_that_of_the_process_and_can_start_again() -> None:
+    ballast = bytearray(b"x" * (200 * 2**20))
+    assert memory.host_peak_mib() > 200
+    # A small child of this large process; the module alone needs no torch.
+    program = f"import runpy; print(runpy.run_path({memory.__file__!r})['host_peak_mib']())"
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert 1 < float(child.stdout) < 100
+    high = memory.host_peak_mib()
+    del ballast
+    memory.reset_host_peak()
+    assert memory.host_peak_mib() < high - 150

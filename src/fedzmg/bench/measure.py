@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import platform
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, get_args
 
 import torch
 
 from fedzmg.bench.counting import step_cost
 from fedzmg.bench.machine import Machine, measure, wait
+from fedzmg.bench.memory import host_peak_mib, reset_host_peak
 from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels import PRECISIONS
 from fedzmg.models.kernels.precision import Precision
+from fedzmg.provenance import provenance
 from fedzmg.simulation import EngineName, Simulation, Trial
 from fedzmg.tasks.task import Task
-from fedzmg.version import __version__
 
 NEVER = 10**9
 BLOCKS = 3
@@ -56,6 +56,7 @@ class Timing:
     """The longer of: all operations at the machine's rate, all bytes at its bandwidth."""
     over_floor: float
     peak_mib: float
+    """Of the GPU's memory since before the first round; without one, of the whole process."""
     padded_over_useful: float
     """Steps computed for clients, also those that were done, over steps they had."""
     deterministic: bool = False
@@ -87,6 +88,8 @@ def time_rounds(
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+    else:
+        reset_host_peak()
     began = time.perf_counter()
     packed = [Trial.of(algorithm, seed=0, client_lr=0.01 * (1 + i / 1000)) for i in range(trials)]
     simulation = Simulation(
@@ -180,7 +183,7 @@ def measure_all(
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Machine and versions, to be kept with the figures."""
+    """Machine, versions, commit and date, to be kept with the figures."""
     machine = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"
@@ -190,14 +193,12 @@ def environment(device: torch.device) -> dict[str, Any]:
         "machine": machine,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "fedzmg": __version__,
-        "command": " ".join(["fedzmg", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **provenance(),
     }
 
 
 def _peak_mib(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    # Linux counts in KiB, macOS in bytes.
-    unit = 2**20 if platform.system() == "Darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    return host_peak_mib()

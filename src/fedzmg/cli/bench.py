@@ -9,10 +9,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+ON_PROCESSOR = ("mlp",)
+ON_GPU = ("cifar100", "emnist62", "shakespeare")
+"""What is timed where no workload is named."""
+
 
 def bench(
     workloads: Annotated[
-        list[str] | None, typer.Argument(help="mlp, cifar100, emnist62, shakespeare, ragged-text.")
+        list[str] | None,
+        typer.Argument(
+            help="mlp, cifar100, emnist62, shakespeare, ragged-text.",
+            show_default=f"{', '.join(ON_PROCESSOR)} on a processor; {', '.join(ON_GPU)} on a GPU",
+        ),
     ] = None,
     engine: Annotated[
         str,
@@ -45,7 +53,7 @@ def bench(
     console = Console(stderr=as_json)
     found: list[Timing] = []
     for timing in measure_all(
-        workloads or (["mlp"] if place.type == "cpu" else ["cifar100", "emnist62", "shakespeare"]),
+        workloads or (ON_PROCESSOR if place.type == "cpu" else ON_GPU),
         engine.split(","),
         precision.split(","),
         [int(count) if count.isdigit() else count for count in trials.split(",")],
