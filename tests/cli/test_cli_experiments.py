@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 
 from fedzmg.cli import app, experiments
 from fedzmg.errors import InputError
+from fedzmg.report import exports
+from fedzmg.report.results.reading import read
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 FILES = Path(__file__).parents[2] / "experiments"
@@ -33,7 +35,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_grid_then_study_with_its_rates(tmp_path: Path) -> None:
+def test_grid_then_study_with_its_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smaller = [*QUICK, "--set", "last=1", "--set", "axes.client.lr=[0.1]",
                "--set", "axes.server.lr=[0.5,1]"]  # fmt: skip
     done = fedzmg("grid", str(FILES / "digits-grid.toml"), *smaller)
@@ -56,6 +58,15 @@ def test_grid_then_study_with_its_rates(tmp_path: Path) -> None:
     figure = (tmp_path / "s" / "curves.svg").read_text()
     assert re.findall(r"<!-- (threshold .*) -->", figure) == ["threshold 0.3", "threshold 0.45"]
     assert (tmp_path / "s" / "fedzmg" / "seed-0" / "spec.toml").exists()
+    # A report makes the same files from what is kept; its own figures of the study are left out.
+    monkeypatch.setattr("fedzmg.report.plots.style.FORMATS", ("png", "svg"))
+    exports.write_figures(read([Path("s"), place]), [], Path("again"))
+    for kept, again in (
+        ("s/curves", "overview-curves"), ("runs/digits-grid/heat-maps", "overview-heat-maps"),
+        ("runs/digits-grid/fedzmg/heat-map", "grid-fedzmg"),
+    ):  # fmt: skip
+        drawn = Path(f"again/figures/{again}.svg").read_bytes()
+        assert drawn == Path(f"{kept}.svg").read_bytes(), again
 
 
 def test_validate_says_what_it_costs_and_writes_nothing(tmp_path: Path) -> None:
@@ -64,6 +75,28 @@ def test_validate_says_what_it_costs_and_writes_nothing(tmp_path: Path) -> None:
     for word in ("trials       18", "72 in all", "local steps", "down", "disk", "about"):
         assert word in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_validate_says_that_the_grid_has_to_come_first(tmp_path: Path) -> None:
+    command = ["validate", str(FILES / "digits-study.toml"), "--set", "rates=first", *QUICK]
+    later = "and the study will need it: run the grid first, or name another with --set rates=DIR"
+    place = tmp_path / "first"
+    begun = {"format": 1, "complete": False, "algorithms": {}}
+    for content, state in (
+        (None, "does not hold a grid yet"),
+        (begun, "holds a grid that is not finished yet"),
+    ):
+        if content is not None:
+            place.mkdir()
+            (place / "grid.json").write_text(json.dumps(content))
+        done = fedzmg(*command)
+        assert done.exit_code == 0, done.output
+        assert done.stderr == f"fedzmg: rates = 'first': the directory {state}, {later}\n"
+        assert "trials" in done.stdout
+    # What the study would refuse is refused here, too.
+    other = {"format": 1, "complete": True, "algorithms": {}, "task": "plays"}
+    (place / "grid.json").write_text(json.dumps(other))
+    assert "chose rates for 'plays', not for 'digits'" in str(fedzmg(*command).exception)
 
 
 def test_schema_is_json() -> None:

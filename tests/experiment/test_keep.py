@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -52,7 +53,9 @@ def runs(trained: Path, tmp_path: Path) -> Path:
 
 
 def page(place: Path) -> bytes:
-    material = reading.read([place])
+    # By its name from beside it: a page repeats the path that it was asked for.
+    with contextlib.chdir(place.parent):
+        material = reading.read([Path(place.name)])
     written = exports.write(material, [judge(s) for s in material.studies], place.parent / "page")
     return written.read_bytes()
 

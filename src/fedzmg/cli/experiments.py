@@ -124,9 +124,18 @@ def validate(
 ) -> None:
     """Check a run, grid or study file and say what it will cost; nothing is written."""
     from fedzmg.experiment.estimate import estimate
+    from fedzmg.experiment.specs.study import StudySpec
+    from fedzmg.experiment.studies.study import find_rates, missing_grid
     from fedzmg.report.terminal import studies
 
-    found = estimate(_read(file, None, set_)).as_dict()
+    spec = _read(file, None, set_)
+    to_do = ""
+    if isinstance(spec, StudySpec):
+        to_do = missing_grid(spec)
+        if not to_do:
+            find_rates(spec)  # whatever is wrong with the grid that is there
+    found = estimate(spec).as_dict()
+    _say([to_do] if to_do else [])
     if as_json:
         typer.echo(json.dumps(found))
         return

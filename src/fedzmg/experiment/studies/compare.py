@@ -30,7 +30,7 @@ class Row:
     mean: float
     sd: float | None
     rounds_to_threshold: int | None
-    """Index of the evaluation at which the mean curve's rolling average has reached the threshold:
+    """Index of the round at which the mean curve's rolling average has reached the threshold:
     index ``r`` is the state after round ``r + 1``."""
     test: PairedTest | None
     """Paired test of the reference minus this algorithm; None for the reference itself."""

@@ -1,8 +1,8 @@
 """Curves of runs as scores see them: the regular evaluations, and nothing beside them.
 
-Rounds count from 1, and evaluations are named by an index that counts from 0: index ``r`` is the
-state after round ``r + 1``, so evaluations every five rounds have the indices 0, 5, 10, ... A run
-is evaluated once more after its last round; that one is shown, but no score knows of it.
+Rounds count from 1. Evaluations go by the index of their round, which counts from 0: index ``r`` is
+the state after round ``r + 1``, so evaluations every five rounds have the indices 0, 5, 10, ... A
+run is evaluated once more after its last round; that one is shown, but no score knows of it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def rounds_to_threshold(
 ) -> int | None:
     """Return the round index at which a curve has arrived at a threshold.
 
-    The answer is the index of the last evaluation in the first full window that qualifies, so
+    The answer is the index of the last round in the first full window that qualifies, so
     with an evaluation every five rounds and a window of four it is at least 15. A window that
     holds a non-finite value never qualifies.
 

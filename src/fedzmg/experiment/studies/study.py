@@ -145,6 +145,23 @@ def study_runs(spec: StudySpec, name: str, rates: Mapping[str, Value]) -> list[R
     return [spec.run_spec(name, seed, options, eval_every=spec.eval_every) for seed in spec.seeds]
 
 
+def missing_grid(spec: StudySpec) -> str:
+    """What is to be done before a study can find its rates; empty if nothing is."""
+    if spec.rates in ("tuned", "given"):
+        return ""
+    file, state = Path(spec.rates) / "grid.json", "does not hold a grid yet"
+    if file.is_file():
+        data = read_json(file)
+        known = data["algorithms"]
+        if data["complete"] or all(n in known or spec.base(n) in known for n in spec.algorithms):
+            return ""
+        state = "holds a grid that is not finished yet"
+    return (
+        f"rates = {spec.rates!r}: the directory {state}, and the study will need it: run the grid "
+        "first, or name another with --set rates=DIR"
+    )
+
+
 def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
     """The best points of the grid that a study names, by algorithm; empty if it names none.
 
