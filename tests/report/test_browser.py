@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -101,3 +102,28 @@ def test_45_long_runs_open_in_two_seconds(write_run: Any, tmp_path: Path) -> Non
     found = re.search(FOUND, document)
     assert found is not None
     assert int(found[5]) < 2000
+
+
+def test_data_sets_side_by_side_are_not_cut_off(tmp_path: Path) -> None:
+    """The longest names there are, and spreads as wide as real ones."""
+    spread = {"mean": 4544.4, "sd": 4655.5}
+    report = {
+        "name": "shakespeare-by-role", "unit": "characters", "entropy": "present", "seed": 0,
+        "reference": "pooled", "total": 715, "sample": 10, "labels": ["a"], "clients": [],
+        "summary": {"volume": spread, "distinct": {"mean": 51.3, "sd": 7.1}}
+        | {m: {"mean": 0.798, "sd": 0.027} for m in ("entropy", "gini", "kl", "dominant_share")},
+    }  # fmt: skip
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "heterogeneity.json").write_text(json.dumps(report))
+    probe = (
+        '<script>window.addEventListener("load", () => { document.title = "PROBE over=" + '
+        'Math.max(...Array.from(document.querySelectorAll(".scroll"), (one) => one.scrollWidth - '
+        "one.clientWidth)); });</script>"
+    )
+    page = tmp_path / "page.html"
+    page.write_text(render(read([tmp_path])).replace("</body>", probe + "</body>"))
+    document, _ = browse(page, tmp_path / "profile", 1200)
+    found = re.search(r"PROBE over=(\d+)", document)
+    assert found is not None
+    assert int(found[1]) == 0

@@ -127,8 +127,23 @@ def test_grid_becomes_a_heat_map_file(tmp_path: Path) -> None:
         "examples": 10, "precision": "float32", "algorithms": {"fedavg": entry},
     }  # fmt: skip
     (tmp_path / "grid.json").write_text(json.dumps(data))
-    written = exports.write_figures(read([tmp_path]), [], tmp_path / "out")
-    assert {path.name for path in written} == {f"grid-fedavg.{s}" for s in ("png", "svg", "pdf")}
+    material = read([tmp_path])
+    written = exports.write_figures(material, [], tmp_path / "out")
+    assert {path.name for path in written} == {
+        f"{stem}.{s}"
+        for stem in ("grid-fedavg", "overview-heat-maps")
+        for s in ("png", "svg", "pdf")
+    }
+    exports.write_tables(material, [], tmp_path / "out")
+    _, _, [name, point, score, *_, remark] = rows_of(
+        (tmp_path / "out" / "tables" / "grid.md").read_text()
+    )
+    assert (name, point, score) == ("fedavg", "client.lr 1", "40.00 %")
+    assert remark == "on the border"
+    with (tmp_path / "out" / "tables" / "grid.csv").open(newline="") as file:
+        [row] = csv.DictReader(file)
+    assert (row["client.lr"], row["score"], row["border"]) == ("1.0", "0.4", "client.lr")
+    assert (row["points"], row["diverged"], row["neighbours_low"]) == ("2", "0", "")
 
 
 def names(place: Path) -> set[str]:

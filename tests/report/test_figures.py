@@ -274,3 +274,12 @@ def test_invalid_figures() -> None:
         drawn()
     with pytest.raises(ValueError, match="threshold must be finite, got nan"):
         drawn(made_up("FedAvg", 0.5), threshold=float("nan"))
+
+
+def test_axis_counts_rounds_as_the_curve_does() -> None:
+    """Three evaluations in rounds 1, 6 and 11: the axis names rounds, not evaluations."""
+    run = {"indices": [0, 5, 10], "runs": [[0.1, 0.2, 0.3]]}
+    data = {"task": "t", "metric": "accuracy", "seeds": [0], "curves": {"fedavg": run}}
+    [axes] = comparison.figure(data).axes
+    assert np.asarray(axes.lines[0].get_xdata()).tolist() == [0, 5, 10]
+    assert axes.get_xlabel() == "index of the round (index r follows round r + 1)"

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from fedzmg.data.heterogeneity import PAPER, describe
 from fedzmg.errors import InputError
+from fedzmg.report import exports
 from fedzmg.report.heterogeneity import MOST_ROWS, figure, table, write_csv, write_json
 from fedzmg.report.html.page import render
 from fedzmg.report.numbers import NONE
@@ -277,3 +278,14 @@ def test_a_page_of_data_sets_alone_is_called_what_it_is(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         write_json(made_up(3, 4, name=name), tmp_path / name / "heterogeneity.json")
     assert "<h1>How much clients differ: cifar100, mine</h1>" in render(read([tmp_path]))
+
+
+def test_report_draws_the_figure_that_describe_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(style, "FORMATS", ("svg",))
+    data = made_up(6, 3, name="mnist-by-writer")
+    write_json(data, tmp_path / "heterogeneity.json")
+    [written] = exports.write_figures(read([tmp_path]), [], tmp_path / "out")
+    assert written.name == "heterogeneity.svg"
+    assert written.read_bytes() == style.rendered(figure(data, PAPER["emnist62"]), "svg")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shlex
 import time
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -64,8 +66,9 @@ class Outline(HTMLParser):
         return " ".join(" ".join(self.words).replace("\u00a0", " ").replace(MINUS, "-").split())
 
 
-def test_page_is_whole_in_itself(study: Path) -> None:
-    text = render(read([study]))
+def test_page_is_whole_in_itself(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(study.parent)
+    text = render(read([Path("study")]))
     page = Outline(text)
     assert page.open == []
     assert page.outside == []
@@ -85,8 +88,26 @@ def test_page_says_who_is_ahead(study: Path) -> None:
     ) in text
     assert "80.00 ± 20.00 %" in text
     assert "The paper has no numbers for digits" in text
-    for fact in ("c0ffee", "a" * 64, "2.13.0", "fedzmg run study/fedavg/seed-1/spec.toml"):
+    for fact in ("c0ffee", "a" * 64, "2.13.0", "study/fedavg/seed-1 finished, 10 rounds"):
         assert fact in text
+
+
+@pytest.mark.parametrize(
+    ("stand", "given"), [(".", "my results/s"), ("my results/s", "."), ("other", "../my results/s")]
+)
+def test_commands_work_where_the_report_was_asked_for(
+    write_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand: str, given: str
+) -> None:
+    write_run("my results/s/fedavg/seed-0", "fedavg", 0, [0.1, 0.2])
+    (tmp_path / "my results" / "s" / "study.toml").write_text("")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / stand)
+    page = html.unescape(render(read([Path(given)])))
+    lines = [shlex.split(line) for line in re.findall(r"(?:<code>|\n)(fedzmg [^<\n]+)", page)]
+    assert [words[1] for words in lines] == ["study", "run", "report"]
+    assert all(Path(words[2]).exists() for words in lines)
+    assert [words[4] for words in lines[:2]] == ["again/s", "again/s/fedavg/seed-0"]
+    assert lines[2][2:] == [given]
 
 
 def test_names_cannot_break_out(write_run: Any, tmp_path: Path) -> None:
@@ -189,7 +210,9 @@ def test_grids_and_heterogeneity_alone_make_a_page(grid: dict[str, Any], tmp_pat
     (tmp_path / "heterogeneity.json").write_text(json.dumps(report))
     text = render(read([tmp_path]))
     words = Outline(text).text
-    assert "There are no training runs here." in words
+    assert "A grid over client.lr and server.lr on digits: 6 points, 1 algorithm." in words
+    assert "The clients of 1 data set, described by what they hold" in words
+    assert "no training runs" not in words
     assert "Best: client.lr = 0.1, server.lr = 10: 50.00 %" in words
     assert "The best lies on the border of client.lr" in words
     assert "entropy 0.500 ± 0.100 0.56 ± 0.07 -0.060" in words
@@ -201,6 +224,35 @@ def test_grids_and_heterogeneity_alone_make_a_page(grid: dict[str, Any], tmp_pat
     darkest = max(cells, key=lambda one: float(one.get("fill-opacity", "0")))
     assert float(best.get("x", "0")) == pytest.approx(float(darkest.get("x", "9")) + 1)
     assert float(best.get("y", "0")) == pytest.approx(float(darkest.get("y", "9")) + 1)
+
+
+def test_maps_of_a_grid_share_one_scale_of_colours(grid: dict[str, Any], tmp_path: Path) -> None:
+    """The best of the weaker algorithm is as dark as the same score of the stronger one."""
+    weaker = json.loads(json.dumps(grid["algorithms"]["fedzmg"]))
+    for point in weaker["points"]:
+        point["score"] /= 5.0
+    weaker |= {"label": "fedavg", "best": {**weaker["best"], "score": 0.1}}
+    data = {**grid, "algorithms": {**grid["algorithms"], "fedavg": weaker}}
+    (tmp_path / "grid.json").write_text(json.dumps(data))
+    stronger, other = (
+        [
+            float(one.get("fill-opacity", "9"))
+            for one in heat.iter("rect")
+            if one.get("fill-opacity")
+        ]
+        for heat in charts(render(read([tmp_path])))
+    )
+    assert max(stronger) == 1.0
+    assert max(other) == 0.2
+    assert sorted(stronger)[1] == 0.2
+
+
+def test_the_chart_of_differences_has_the_sign_of_the_table(study: Path) -> None:
+    text = render(read([study]))
+    assert "fedzmg minus fedavg +20.00 %" in Outline(text).text
+    [chart, _] = [one for one in charts(text) if "differences" in one.get("aria-labelledby", "")]
+    assert "fedzmg minus fedavg: +20.00 %, p = 0.0742." in (chart.findtext("desc") or "")
+    assert "Difference from" not in text
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.integers(2, 12))
@@ -275,5 +327,6 @@ def test_grids_and_studies_share_a_page(
         "s0", "s1", "grids", "again",
     ]  # fmt: skip
     assert len(page.ids) == len(set(page.ids))
-    for words in ("digits, first", "digits, second", "fedzmg report study other first second"):
+    again = shlex.join(["fedzmg", "report", *map(str, places)])
+    for words in ("digits, first", "digits, second", again):
         assert words in page.text

@@ -180,7 +180,8 @@ def test_a_planned_study_gives_names_thresholds_and_schedule(
     (tmp_path / "planned" / "study.json").write_text(json.dumps(plan))
     (tmp_path / "planned" / "study.toml").write_text("")
     material = read([tmp_path / "planned"])
-    assert material.plans == ("planned/study.toml",)
+    file = (tmp_path / "planned" / "study.toml").as_posix()
+    assert material.plans == (("study", "planned", file),)
     [study] = material.studies
     assert study.name == "digits, ablation"
     assert list(study.members) == ["second one", "first"]
@@ -189,6 +190,17 @@ def test_a_planned_study_gives_names_thresholds_and_schedule(
     # The evaluation after the last round was not due, so it does not count.
     assert score.finals == {0: 0.5, 1: 0.5}
     assert score.arrivals["rolling_mean"] == 5
+
+
+def test_studies_in_directories_of_one_name_are_two(write_run: Any, tmp_path: Path) -> None:
+    entry = {"algorithm": "fedavg", "directory": "fedavg"}
+    for where, top in (("old", 0.2), ("new", 0.6)):
+        write_run(f"{where}/s/fedavg/seed-0", "fedavg", 0, [0.1, top])
+        plan = json.dumps({"task": "digits", "algorithms": {"fedavg": entry}})
+        (tmp_path / where / "s" / "study.json").write_text(plan)
+    material = read([tmp_path / "old" / "s", tmp_path / "new" / "s"])
+    assert [one.runs[0].log.metrics[-1] for one in material.studies] == [0.2, 0.6]
+    assert material.notes == ()
 
 
 def test_numbers_without_circumstances_stay_out(study: Path) -> None:
@@ -236,3 +248,10 @@ def test_a_run_stopped_when_it_diverged_scores_as_if_it_had_gone_on(
         assert one.late == other.late
         assert one.traffic["total"] == other.traffic["total"]
     assert whole.tests == stopped.tests
+
+
+def test_a_comparison_without_curves_is_told_and_left_out(study: Path) -> None:
+    (study / "comparison.json").write_text(json.dumps({"task": "digits", "metric": "accuracy"}))
+    material = read([study])
+    assert material.compared == ()
+    assert material.notes == ("study/comparison.json lacks 'seeds': no figure is drawn",)

@@ -162,13 +162,14 @@ def describe(
     from fedzmg.data import heterogeneity
     from fedzmg.provenance import provenance
     from fedzmg.report import heterogeneity as report
+    from fedzmg.report import paper
     from fedzmg.report.plots.style import save
     from fedzmg.report.writing import check_place
 
     place = out or Path("runs") / f"data-{name}"
     check_place(place)
     people = _population(name, split, partition, clients, seed, set_, cache)
-    twin = PAPERS.get(name)
+    twin = paper.twin(name)
     if as_paper:
         sample = sample or 10
         reference = reference or "pooled"
@@ -180,15 +181,14 @@ def describe(
     )  # fmt: skip
     where = {"split": split, "partition": people.partition, "made": provenance()}
     data = {**found.as_dict(), **where}
-    paper = None if twin is None else heterogeneity.PAPER[twin]
     report.write_json(data, place / "heterogeneity.json")
     report.write_csv(data, place / "heterogeneity.csv")
-    written = save(report.figure(data, paper), place / "heterogeneity")
+    written = save(report.figure(data, paper.described(name)), place / "heterogeneity")
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
     console = Console()
-    console.print(report.table(data, paper))
+    console.print(report.table(data, paper.described(name)))
     if twin is not None and twin != name:
         _print(console, f"The paper's column is about its own {twin}, not about {name}.")
     for note in people.notes:
@@ -242,20 +242,6 @@ def show(
     )
     written = save(picture, (out or Path("runs") / f"data-{name}") / "examples")
     _print(console, f"figure  {written[0]}")
-
-
-PAPERS = {
-    "emnist62": "emnist62",
-    "emnist10": "emnist62",
-    "mnist-by-writer": "emnist62",
-    "chars74k": "emnist62",
-    "cifar100": "cifar100",
-    "cifar100-tff": "cifar100",
-    "shakespeare": "shakespeare",
-    "shakespeare-by-role": "shakespeare",
-    "plays": "shakespeare",
-}
-"""Whose column of the paper's table stands beside a data set's own."""
 
 
 def _population(

@@ -104,7 +104,10 @@ def diff(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare two runs or studies; exit code 0 without a difference, 1 with one, 2 for trouble."""
+    """Compare two runs, studies or grids: settings, versions, data, curves, scores.
+
+    Exit code 0 without a difference, 1 with one, 2 for trouble.
+    """
     from fedzmg.report.results.diff import aspects, compare
     from fedzmg.report.terminal import diff as diff_view
 

@@ -1,4 +1,4 @@
-"""``fedzmg report``: a page, tables and figures from run directories."""
+"""``fedzmg report``: a page, tables and figures from directories of results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 def report(
     directories: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="Run directories, or directories that hold them."),
+        typer.Argument(
+            metavar="DIR...",
+            help="Runs, comparisons, studies, grids, what 'fedzmg data describe' wrote, or "
+            "directories that hold some.",
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(help="Directory to write to.", show_default="DIR/report")
@@ -27,7 +31,10 @@ def report(
     ] = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Write one self-contained HTML page about runs, and its tables and figures as files."""
+    """Write one self-contained HTML page about runs, grids or clients, and its tables and figures.
+
+    Nothing is trained. Overview figures of the directories are made again, bit for bit.
+    """
     from fedzmg.report import exports
     from fedzmg.report.results import reading
     from fedzmg.report.results.outcome import judge

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from fedzmg.report import paper
 from fedzmg.report.html.page import render
-from fedzmg.report.html.sections.grids import name_of
 from fedzmg.report.numbers import slug
 from fedzmg.report.results.outcome import Outcome
 from fedzmg.report.results.reading import Material
@@ -20,6 +19,7 @@ from fedzmg.report.sheets import costs, scores
 from fedzmg.report.sheets.beside_paper import beside_paper
 from fedzmg.report.sheets.clients import clients
 from fedzmg.report.sheets.formats import comma_separated, latex, markdown
+from fedzmg.report.sheets.grids import best_points, name_of
 from fedzmg.report.sheets.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.sheets.paired_tests import paired_tests
 from fedzmg.report.sheets.sheet import Sheet
@@ -136,18 +136,31 @@ def _tables(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[s
 
 def _figures(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, bytes]]:
     # Drawing takes its time to load, and a page alone does not need it.
-    from fedzmg.report import grids
+    from fedzmg.report import grids, heterogeneity
+    from fedzmg.report.plots import comparison
     from fedzmg.report.plots import study as plots
     from fedzmg.report.plots.style import FORMATS, rendered
 
     jobs: list[tuple[str, Any]] = []
     for prefix, outcome in zip(_prefixes(outcomes), outcomes, strict=True):
         jobs += [(prefix + name, figure) for name, figure in plots.study_figures(outcome)]
-    for i, extra in enumerate(material.grids):
-        several = len(material.grids) > 1
-        before = f"grid{i + 1}-{slug(name_of(extra.content))}-" if several else "grid-"
+    for before, extra in zip(_grid_names(material), material.grids, strict=True):
         data = {**extra.content, "task": paper.shown(str(extra.content["task"]))}
-        jobs += [(before + slug(name), grids.figure(data, name)) for name in data["algorithms"]]
+        jobs += [
+            (f"{before}-{slug(name)}", grids.figure(data, name)) for name in data["algorithms"]
+        ]
+    # What stands in the directories already, from the same functions: the same bytes.
+    places = [one.place for one in material.compared]
+    for before, one in zip(_overviews(places), material.compared, strict=True):
+        jobs.append((f"{before}-curves", comparison.figure(one.content, one.thresholds)))
+    places = [extra.place for extra in material.grids]
+    for before, extra in zip(_overviews(places), material.grids, strict=True):
+        jobs.append((f"{before}-heat-maps", grids.figures(extra.content)))
+    described = [extra.content for extra in material.heterogeneity]
+    for after, report in zip(_numbered(described), described, strict=True):
+        if report.get("clients") and report.get("counts"):
+            drawing = heterogeneity.figure(report, paper.described(str(report["name"])))
+            jobs.append((f"heterogeneity{after}", drawing))
     for stem, figure in jobs:
         for suffix in FORMATS:
             yield f"figures/{stem}.{suffix}", rendered(figure, suffix)
@@ -159,13 +172,32 @@ def _sheets(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[s
             sheet = make(outcome)
             if sheet is not None:
                 yield prefix + sheet.key, sheet
+    for name, extra in zip(_grid_names(material), material.grids, strict=True):
+        yield name, best_points(extra.content)
     described = [extra.content for extra in material.heterogeneity]
     if len(described) > 1:
         yield "heterogeneity", side_by_side(described)
-    for i, report in enumerate(described):
-        after = f"-{i + 1}" if len(described) > 1 else ""
+    for after, report in zip(_numbered(described), described, strict=True):
         yield f"heterogeneity{after}", heterogeneity(report)
         yield f"heterogeneity-clients{after}", client_by_client(report)
+
+
+def _grid_names(material: Material) -> list[str]:
+    """What tells the files of several grids apart."""
+    if len(material.grids) == 1:
+        return ["grid"]
+    return [f"grid{i + 1}-{slug(name_of(one.content))}" for i, one in enumerate(material.grids)]
+
+
+def _overviews(places: Sequence[str]) -> list[str]:
+    """The same for figures of whole directories."""
+    if len(places) == 1:
+        return ["overview"]
+    return [f"overview{i + 1}-{slug(place)}" for i, place in enumerate(places)]
+
+
+def _numbered(found: Sequence[object]) -> list[str]:
+    return [""] if len(found) == 1 else [f"-{i + 1}" for i in range(len(found))]
 
 
 def _prefixes(outcomes: Sequence[Outcome]) -> list[str]:

@@ -19,6 +19,7 @@ from rich import box
 from rich.table import Table
 
 from fedzmg.report.plots.style import QUIET_INK, STYLE
+from fedzmg.report.sheets.grids import best_points
 from fedzmg.report.terminal.tables import metric_text
 
 # One hue from paper to ink: order is plain in print and under any colour blindness.
@@ -78,6 +79,13 @@ def field(entry: Mapping[str, Any], *, higher_is_better: bool = True) -> Field:
     return Field(rows, columns, *values, scores, diverged & ~stopped, keys[2:], stopped)
 
 
+def limits_of(fields: Sequence[Field]) -> tuple[float, float]:
+    """Lowest and highest score of several algorithms, for one scale of colours."""
+    shown = [f.scores[~f.diverged & np.isfinite(f.scores)] for f in fields]
+    values = np.concatenate(shown) if shown else np.array([])
+    return (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+
+
 def figure(data: Mapping[str, Any], name: str) -> Figure:
     """The heat-map of one algorithm of a grid.
 
@@ -98,9 +106,7 @@ def figures(data: Mapping[str, Any], names: Sequence[str] | None = None) -> Figu
     chosen = list(data["algorithms"]) if names is None else list(names)
     higher = data["higher_is_better"]
     fields = [field(data["algorithms"][name], higher_is_better=higher) for name in chosen]
-    shown = [f.scores[~f.diverged & np.isfinite(f.scores)] for f in fields]
-    values = np.concatenate(shown) if shown else np.array([])
-    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+    low, high = limits_of(fields)
     if high == low:
         low, high = low - 0.5, high + 0.5
     across = min(len(fields), 4)
@@ -222,69 +228,20 @@ def _ticks(values: Sequence[float]) -> list[str]:
     return [f"{v:.3g}" for v in values]
 
 
-def _seeds(data: Mapping[str, Any]) -> str:
-    return "one seed" if len(data["seeds"]) == 1 else f"{len(data['seeds'])} seeds"
-
-
-def _same_by_test(data: Mapping[str, Any]) -> bool:
-    """Whether all test examples were asked, too, and choose as the tuning half does."""
-    pairs = [(e["best"], e.get("best_by_test")) for e in data["algorithms"].values()]
-    return all(a is not None and b is not None and a["options"] == b["options"] for a, b in pairs)
-
-
 def table(data: Mapping[str, Any]) -> Table:
-    """The best point of every algorithm, with its neighbours."""
+    """The best point of every algorithm, with its neighbours, for a terminal."""
+    sheet = best_points(data)
     remark = f" ({data['label']})" if data["label"] else ""
-    half = "the tuning half" if data["selection"] == "tune" else "the whole test set"
     shown = Table(
         title=f"{data['task']}{remark}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
-        caption=f"{data['metric']} on {half} ({data['examples']:,} examples), mean of the last "
-        f"{data['last']} of {data['rounds']} rounds over {_seeds(data)}; neighbours: "
-        "one step away; diverged points count 0"
-        + ("; stopped: trained no further, see stopped.jsonl" if "stop" in data else "")
-        + ("; the whole test set chooses the same" if _same_by_test(data) else ""),
+        caption=sheet.caption,
         caption_justify="left",
     )
-    shown.add_column("algorithm", no_wrap=True)
-    stopping = ["stopped"] if "stop" in data else []
-    for head in ("best point", "score", "neighbours", "diverged", *stopping, ""):
-        shown.add_column(head, justify="left" if head == "best point" else "right")
-    for entry in data["algorithms"].values():
-        lost = sum(bool(point["diverged"]) for point in entry["points"])
-        cells = [f"{lost} of {len(entry['points'])}"]
-        cells += [_stopped(entry["stopped"])] if stopping else []
-        best = entry["best"]
-        if best is None:
-            shown.add_row(entry["label"], "none", "", "", *cells, "all diverged")
-            continue
-        around = [n["score"] for n in best["neighbours"] if n["score"] is not None]
-        span = (
-            f"{metric_text(min(around), data['metric']).removesuffix(' %')} to "
-            f"{metric_text(max(around), data['metric'])}"
-            if around
-            else ""
-        )
-        shown.add_row(
-            entry["label"],
-            ", ".join(f"{key} {value:.4g}" for key, value in best["options"].items()),
-            metric_text(best["score"], data["metric"]),
-            span,
-            *cells,
-            "on the border" if best["border"] else "",
-        )
+    for i, head in enumerate(sheet.heads):
+        shown.add_column(head, justify="left" if i < sheet.words else "right", no_wrap=i == 0)
+    for row in sheet.rows:
+        shown.add_row(*(cell.text for cell in row))
     return shown
-
-
-def _stopped(counts: Mapping[str, int]) -> str:
-    """How many trials were stopped and why, and what of the rounds was trained.
-
-    >>> _stopped({"diverged": 3, "halving": 4, "rounds": 30, "rounds_asked": 60})
-    '3 diverged, 4 halving (heuristic); 50 % of the rounds trained'
-    """
-    words = {"cannot_win": "cannot win", "halving": "halving (heuristic)"}
-    why = [f"{n} {words.get(k, k)}" for k, n in counts.items() if not k.startswith("rounds")]
-    share = counts["rounds"] / counts["rounds_asked"]
-    return f"{', '.join(why)}; {share:.0%} of the rounds trained".replace("%", " %") if why else "-"

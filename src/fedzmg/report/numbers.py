@@ -9,6 +9,9 @@ from typing import Any
 MINUS, NONE = "\u2212", "\u2013"
 """A minus as wide as a plus, and what stands where there is no number."""
 MIB = 2**20
+INDEX = "index of the round"
+"""What evaluations are counted by, as in the paper."""
+INDEX_EXPLAINED = f"{INDEX} (index r follows round r + 1)"
 
 
 def value_text(value: float | None, metric: str, *, signed: bool = False) -> str:

@@ -2,20 +2,23 @@
 
 These are all numbers of its result tables; it prints no final accuracies and no chosen learning
 rates, which are only to be seen in figures. Percentages are fractions here. Rounds are the paper's:
-indices of evaluations, which count from 0. The paper's heterogeneity table is in
+indices, which count from 0. The paper's heterogeneity table is in
 :data:`fedzmg.data.heterogeneity.PAPER`.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedzmg.data.heterogeneity import PAPER
 
 
 class Line(NamedTuple):
     """One algorithm's line in a table of the paper."""
 
     to_low: int
-    """Index of the evaluation at which 20 % was reached."""
+    """Index of the round at which 20 % was reached."""
     to_high: int
     """The same for 33 %."""
     late: float
@@ -102,6 +105,30 @@ COUNTERPARTS = {
     "chars74k": Counterpart(_EMNIST, True),
     "shakespeare-by-role": Counterpart(_SHAKESPEARE, True),
 }
+
+
+_DESCRIBED = {
+    "emnist62": "emnist62",
+    "emnist10": "emnist62",
+    "mnist-by-writer": "emnist62",
+    "chars74k": "emnist62",
+    "cifar100": "cifar100",
+    "cifar100-tff": "cifar100",
+    "shakespeare": "shakespeare",
+    "shakespeare-by-role": "shakespeare",
+    "plays": "shakespeare",
+}
+
+
+def twin(name: str) -> str | None:
+    """Whose column of the paper's table of clients stands beside a data set's own."""
+    return _DESCRIBED.get(name)
+
+
+def described(name: str) -> Mapping[str, Any] | None:
+    """That column; None if the paper has nothing like the data set."""
+    found = twin(name)
+    return None if found is None else PAPER[found]
 
 
 def shown(task: str) -> str:

@@ -15,9 +15,11 @@ import jinja2
 from fedzmg.report import paper
 from fedzmg.report.html.blocks import Section
 from fedzmg.report.html.sections import again, grids, heterogeneity, study
+from fedzmg.report.numbers import count_text
 from fedzmg.report.results.outcome import Outcome, judge
 from fedzmg.report.results.reading import Material
 from fedzmg.report.results.summary import summary
+from fedzmg.report.sheets.grids import name_of
 from fedzmg.version import __version__
 
 SECTIONS: tuple[Callable[[Material, Sequence[Outcome]], Iterable[Section]], ...] = (
@@ -48,11 +50,28 @@ def render(material: Material, outcomes: Sequence[Outcome] | None = None) -> str
         title=_title(material),
         names=material.names,
         version=__version__,
-        summaries=[" ".join(summary(outcome)) for outcome in outcomes],
+        summaries=[" ".join(summary(outcome)) for outcome in outcomes] or _without_runs(material),
         sections=[section for make in SECTIONS for section in make(material, outcomes)],
     )
     # What the templates leave between tags is of no use to anybody.
     return re.sub(r"\n\s*\n+", "\n", text)
+
+
+def _without_runs(material: Material) -> list[str]:
+    """What is on a page about no runs."""
+    words = []
+    for extra in material.grids:
+        entries = list(extra.content["algorithms"].values())
+        axes = dict.fromkeys(axis for entry in entries for axis in entry["axes"])
+        points = sum(len(entry["points"]) for entry in entries)
+        words.append(
+            f"A grid over {' and '.join(axes)} on {name_of(extra.content)}: "
+            f"{count_text(points, 'point')}, {count_text(len(entries), 'algorithm')}."
+        )
+    if material.heterogeneity:
+        sets = count_text(len(material.heterogeneity), "data set")
+        words.append(f"The clients of {sets}, described by what they hold; nothing is trained.")
+    return words or ["Nothing can be shown yet: the last section says why."]
 
 
 def _title(material: Material) -> str:

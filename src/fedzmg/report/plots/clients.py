@@ -13,6 +13,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import ArrayLike
 
 from fedzmg.report.html.sections.clients import loss_spreads, metric_spreads, sorted_averages
+from fedzmg.report.numbers import INDEX_EXPLAINED
 from fedzmg.report.plots.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE
 from fedzmg.report.results.clients import Bands
 from fedzmg.report.results.outcome import Outcome
@@ -61,7 +62,7 @@ def _banded(outcome: Outcome, found: Mapping[str, Bands], title: str, ylabel: st
         return None
     style = {label: i for i, label in enumerate(outcome.study.members)}
     with matplotlib.rc_context(STYLE):
-        figure, axes = _canvas(title, "index of the round", ylabel)
+        figure, axes = _canvas(title, INDEX_EXPLAINED, ylabel)
         for label, one in found.items():
             colour = COLOURS[style[label] % len(COLOURS)]
             _plot(axes, label, style[label], one.indices, one.middle)

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from fedzmg.report.numbers import INDEX_EXPLAINED
 from fedzmg.report.plots.figures import curves
 from fedzmg.report.plots.panels import panels
 from fedzmg.report.plots.series import Series
@@ -32,11 +33,11 @@ def figure(data: Mapping[str, Any], thresholds: Sequence[float] = ()) -> Figure:
         series,
         title=f"{data['task']}, {len(data['seeds'])} paired seeds",
         ylabel=f"test {data['metric']}",
-        threshold=list(thresholds) or data["threshold"],
-        xlabel="index of the evaluation",
+        threshold=list(thresholds) or data.get("threshold"),
+        xlabel=INDEX_EXPLAINED,
     )
 
 
 def _indices(curve: Mapping[str, Any]) -> NDArray[np.int64]:
-    """Indices of the evaluations; older files have rounds, which count from 1."""
+    """Indices of the evaluated rounds; older files have rounds, which count from 1."""
     return np.array(curve["indices"]) if "indices" in curve else np.array(curve["rounds"]) - 1

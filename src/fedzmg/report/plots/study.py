@@ -11,8 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from fedzmg.report.html.sections.charts import INDEX, shown_label
-from fedzmg.report.numbers import count_text
+from fedzmg.report.html.sections.charts import shown_label
+from fedzmg.report.numbers import INDEX_EXPLAINED, count_text
 from fedzmg.report.plots import clients as client_plots
 from fedzmg.report.plots.figures import curves
 from fedzmg.report.plots.panels import panels
@@ -50,7 +50,7 @@ def _learning(outcome: Outcome) -> Figure | None:
         title=f"{study.name}, {seeds}",
         ylabel=f"test {study.metric}",
         threshold=study.thresholds,
-        xlabel=INDEX,
+        xlabel=INDEX_EXPLAINED,
     )
 
 

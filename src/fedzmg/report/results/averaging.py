@@ -1,6 +1,6 @@
 """Runs of one algorithm, averaged: the curve that is drawn and the one that arrives somewhere.
 
-Evaluations go by their index, as in the paper: index 0 follows the first round.
+Evaluations go by the index of their round, as in the paper: index 0 follows the first round.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def finals(study: Study, runs: Sequence[Run]) -> dict[int, float]:
 def arrival(
     study: Study, runs: Sequence[Run], threshold: float, rule: scores.ThresholdRule = RULES[0]
 ) -> int | None:
-    """Index of the evaluation at which the averaged curve of runs reaches a threshold."""
+    """Index of the round at which the averaged curve of runs reaches a threshold."""
     shared, table = _table([scored(study, run) for run in runs])
     if not shared:
         return None

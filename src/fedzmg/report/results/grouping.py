@@ -10,6 +10,7 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from fedzmg.report import paper
@@ -84,7 +85,8 @@ def planned(run: Run, plans: Mapping[str, Mapping[str, Any]]) -> Run:
     """A run, and what the study around it calls it."""
     for place, plan in plans.items():
         for label, entry in plan.get("algorithms", {}).items():
-            if run.place == f"{place}/{entry.get('directory')}/seed-{run.seed}":
+            own = PurePosixPath(place, str(entry.get("directory")), f"seed-{run.seed}")
+            if run.path == str(own):
                 return replace(run, plan=place, label=label)
     return run
 

@@ -27,7 +27,7 @@ class Score:
     mean: float | None
     sd: float | None
     arrivals: Mapping[str, int | None]
-    """Index of the evaluation at which the mean curve arrived at the threshold, by rule."""
+    """Index of the round at which the mean curve arrived at the threshold, by rule."""
     arrivals_each: tuple[int | None, ...]
     """The same for every run alone, by the first rule."""
     late: float | None

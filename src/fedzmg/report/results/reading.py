@@ -15,6 +15,9 @@ from fedzmg.report.results.grouping import Study, planned, studies
 from fedzmg.report.results.runs import Run, read_run
 from fedzmg.report.results.stored import read_json
 
+_OF_FIGURES = ("task", "metric", "seeds", "curves")
+"""What the figure of a comparison cannot do without."""
+
 
 class Extra(NamedTuple):
     """A JSON file beside the runs."""
@@ -23,16 +26,39 @@ class Extra(NamedTuple):
     content: Mapping[str, Any]
 
 
+class Compared(NamedTuple):
+    """The curves of a comparison or a study."""
+
+    place: str
+    content: Mapping[str, Any]
+    """A ``comparison.json``."""
+    thresholds: tuple[float, ...]
+    """Levels of the study, if it is one."""
+
+
+class Plan(NamedTuple):
+    """A file that says what was asked for."""
+
+    kind: str
+    """``study`` or ``grid``."""
+    place: str
+    """Its directory as it is shown."""
+    path: str
+    """The file as the user's own path leads to it."""
+
+
 class Material(NamedTuple):
     """All that a report is made of."""
 
     names: tuple[str, ...]
-    """The given directories."""
+    """What the given directories are called."""
+    given: tuple[str, ...]
+    """The same as the user wrote them."""
     studies: tuple[Study, ...]
     grids: tuple[Extra, ...]
     heterogeneity: tuple[Extra, ...]
-    plans: tuple[str, ...]
-    """Files that say what was asked for: ``PLACE/study.toml``, ``PLACE/grid.toml``."""
+    compared: tuple[Compared, ...]
+    plans: tuple[Plan, ...]
     notes: tuple[str, ...]
     """What was left out, and why."""
 
@@ -48,9 +74,9 @@ def read(places: Sequence[Path]) -> Material:
     """
     runs: list[Run] = []
     found: dict[str, list[Extra]] = {"grid.json": [], "heterogeneity.json": []}
-    comparisons: list[Mapping[str, Any]] = []
+    comparisons: list[Compared] = []
     plans: dict[str, Mapping[str, Any]] = {}
-    files: list[str] = []
+    files: list[Plan] = []
     notes: list[str] = []
     for place in places:
         before = len(runs) + len(notes) + sum(map(len, found.values()))
@@ -58,12 +84,12 @@ def read(places: Sequence[Path]) -> Material:
             raise InputError(f"{place} is no directory: give one that holds runs")
         for directory, shown in _walk(place):
             files += [
-                f"{shown}/{kind}.toml"
+                Plan(kind, shown, path.as_posix())
                 for kind in ("grid", "study")
-                if (directory / f"{kind}.toml").is_file()
+                if (path := directory / f"{kind}.toml").is_file()
             ]
             if (directory / "study.json").is_file():
-                plans[shown] = read_json(directory / "study.json")
+                plans[directory.as_posix()] = read_json(directory / "study.json")
             if (directory / "spec.toml").is_file():
                 run = read_run(directory, shown, notes)
                 runs += [] if run is None else [planned(run, plans)]
@@ -71,17 +97,30 @@ def read(places: Sequence[Path]) -> Material:
                 if (directory / file).is_file():
                     extras.append(Extra(shown, read_json(directory / file)))
             if (directory / "comparison.json").is_file():
-                comparisons.append(read_json(directory / "comparison.json"))
+                levels = plans.get(directory.as_posix(), {}).get("thresholds") or []
+                thresholds = tuple(float(level["threshold"]) for level in levels)
+                content = read_json(directory / "comparison.json")
+                comparisons.append(Compared(shown, content, thresholds))
         if len(runs) + len(notes) + sum(map(len, found.values())) == before:
             raise InputError(
                 f"{place} holds no run directory (spec.toml), grid.json or heterogeneity.json: "
-                "give a directory that 'fedzmg run', 'compare' or 'study' wrote"
+                "give a directory that 'fedzmg run', 'compare', 'study', 'grid' or "
+                "'data describe' wrote"
             )
+    drawn = []
+    for one in comparisons:
+        lacking = [key for key in _OF_FIGURES if key not in one.content]
+        if lacking:
+            notes.append(f"{one.place}/comparison.json lacks {lacking[0]!r}: no figure is drawn")
+        else:
+            drawn.append(one)
     return Material(
         tuple(_name(place) for place in places),
-        tuple(studies(runs, comparisons, plans, notes)),
+        tuple(place.as_posix() for place in places),
+        tuple(studies(runs, [one.content for one in comparisons], plans, notes)),
         tuple(found["grid.json"]),
         tuple(found["heterogeneity.json"]),
+        tuple(drawn),
         tuple(files),
         tuple(notes),
     )

@@ -25,7 +25,7 @@ _SUMMED = ("bytes_down", "bytes_up", "bytes_up_bound", "scalar_bytes_down", "sca
 class Log(NamedTuple):
     """A run's metrics, in order of rounds; ``evaluated`` and what follows it go together.
 
-    Rounds count from 1, as in the files. What is shown of an evaluation is its index, one less.
+    Rounds count from 1, as in the files. Shown is the index of an evaluated round, one less.
     """
 
     rounds: tuple[int, ...]
@@ -49,6 +49,8 @@ class Run:
 
     place: str
     """Name of the given directory and the way from there, with forward slashes."""
+    path: str
+    """The directory as the user's own path leads to it."""
     spec: Mapping[str, Any]
     manifest: Mapping[str, Any]
     log: Log
@@ -140,7 +142,8 @@ def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
     if not log.rounds:
         notes.append(f"{shown} has no finished round yet")
         return None
-    return Run(shown, spec, manifest, log, clients=read_clients(directory))
+    path = directory.as_posix()
+    return Run(shown, path, spec, manifest, log, clients=read_clients(directory))
 
 
 def read_log(path: Path) -> Log:

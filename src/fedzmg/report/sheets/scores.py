@@ -19,8 +19,8 @@ from fedzmg.report.sheets.sheet import NOTHING, Cell, Record, Sheet
 
 _RULE_NAMES = {"rolling_min": "all above", "stays_above": "stays above"}
 INDEX_WORDS = (
-    "evaluations go by their index, as in the paper: index 0 follows the first round, index 5 the "
-    "sixth"
+    "evaluations go by the index of their round, as in the paper: index 0 follows the first round, "
+    "index 5 the sixth"
 )
 
 

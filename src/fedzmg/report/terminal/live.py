@@ -33,7 +33,7 @@ class Seen(NamedTuple):
     """After the last evaluation."""
     best: float | None = None
     best_index: int = 0
-    """Index of the best evaluation: that after round 1 has the index 0."""
+    """Index of the round with the best evaluation: round 1 has the index 0."""
     train_loss: float = math.nan
     diverged: int | None = None
     stopped: int | None = None

@@ -22,7 +22,7 @@ def scores(data: Mapping[str, Any]) -> Table:
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
-        caption="final: mean ± sd of the last tenth of the rounds; to: index of the evaluation at "
+        caption="final: mean ± sd of the last tenth of the rounds; to: index of the round at "
         "which the run-averaged curve's rolling mean has arrived (index r follows round r + 1); "
         "after: mean after the slowest algorithm has arrived",
         caption_justify="left",

@@ -73,7 +73,7 @@ def _columns(data: Mapping[str, Any]) -> list[_Column]:
         _Column(
             f"to {goal}",
             ["never" if arrived is None else str(arrived) for arrived in arrivals],
-            f"to {goal}: index of the first evaluation there",
+            f"to {goal}: index of the round that arrives (index r follows round r + 1)",
             rank=3,
         ),
         _Column(

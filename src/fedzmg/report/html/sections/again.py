@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from fedzmg.report.html.blocks import Block, Commands, Notes, Pairs, Section, Table
@@ -39,19 +40,21 @@ def _commands(material: Material) -> Iterator[Commands]:
         if extra.content.get("made", {}).get("command")
     ]
     words = [" ".join(one) if isinstance(one, list) else str(one) for one in recorded]
-    whole = []
-    for file in material.plans:
-        place, _, name = file.rpartition("/")
-        whole.append(f"fedzmg {name.removesuffix('.toml')} {file} --out again/{place}")
-    each = [f"fedzmg run {run.place}/spec.toml --out again/{run.place}" for run in runs]
+    # Files by the user's own paths, so that the lines work where the report was asked for.
+    whole = [_line(plan.kind, plan.path, "--out", f"again/{plan.place}") for plan in material.plans]
+    each = [_line("run", f"{run.path}/spec.toml", "--out", f"again/{run.place}") for run in runs]
     for title, lines in (
         ("As recorded when it was made", tuple(dict.fromkeys(words))),
         ("The whole of it again", tuple(whole)),
         ("Each run again, with every setting as it was", tuple(each)),
-        ("This page again", (f"fedzmg report {' '.join(material.names)}",)),
+        ("This page again", (_line("report", *material.given),)),
     ):
         if lines:
             yield Commands(title, lines)
+
+
+def _line(*words: str) -> str:
+    return shlex.join(["fedzmg", *words])
 
 
 def _directories(study: Study) -> Sheet:

@@ -19,13 +19,12 @@ from fedzmg.report.html.svg.parts import (
 )
 from fedzmg.report.html.svg.rows import Dots, rows
 from fedzmg.report.html.svg.scatter import scatter
-from fedzmg.report.numbers import MIB, MINUS, goal_text, is_share, p_text, value_text
+from fedzmg.report.numbers import INDEX, MIB, MINUS, goal_text, is_share, p_text, value_text
 from fedzmg.report.results.grouping import Study, family
 from fedzmg.report.results.outcome import Outcome, Score
 
 MOST_IN_ONE_CHART = 8
-INDEX = "index of the evaluation"
-INDEX_SENTENCE = "Index 0 follows the first round."
+INDEX_SENTENCE = "Index 0 follows the first round, index 5 the sixth."
 
 
 def charts(outcome: Outcome, key: str) -> Iterator[Block]:
@@ -69,7 +68,7 @@ def panels(outcome: Outcome, key: str) -> Iterator[Block]:
         small.append(Panel(name, drawing, _legend(members)))
     yield Panels(
         "Test curves by family",
-        f"{_curve_words(outcome)} Across: {INDEX}. Grey: all the others.",
+        f"{_curve_words(outcome)} Across: {INDEX}. {INDEX_SENTENCE} Grey: all the others.",
         svg.background(lines, ground, limits, number),
         tuple(small),
     )
@@ -133,30 +132,31 @@ def _differences(outcome: Outcome, key: str) -> Chart | None:
     for i, score in enumerate(outcome.scores):
         test = score.test
         if test is not None:
-            # Shown as the other minus the reference: to the right is more than the reference.
+            # The reference minus the other, as in the table of tests.
             dots.append(
                 Dots(
-                    score.label, i, (), -test.mean_difference, (-test.ci_high, -test.ci_low),
+                    score.label, i, (), test.mean_difference, (test.ci_low, test.ci_high),
                     f"p = {p_text(score.adjusted)}", score.significant,
                 )
             )  # fmt: skip
     if not dots:
         return None
-    dots.sort(key=lambda one: one.centre or 0.0, reverse=True)
-    title = f"Difference from {study.reference}"
+    dots.sort(key=lambda one: one.centre or 0.0)
+    title = f"{study.reference} minus each of the others"
     described = "; ".join(
-        f"{one.label} {value_text(one.centre, study.metric, signed=True)}, {one.note}"
+        f"minus {one.label}: {value_text(one.centre, study.metric, signed=True)}, {one.note}"
         for one in dots
     )
     share = is_share(study.metric)
     frame = Frame(
-        f"{key}-differences", title, f"{described}.",
-        f"final {study.metric} minus that of {study.reference}" + (", in points" if share else ""),
+        f"{key}-differences", title, f"{study.reference} {described}.",
+        f"final {study.metric} of {study.reference} minus that of the other"
+        + (", in points" if share else ""),
     )  # fmt: skip
     better = "right" if study.higher_is_better else "left"
     lead = (
-        f"Mean over paired seeds with its 95 % interval; {better} of the line is better than "
-        f"{study.reference}. Filled: significant after Holm's correction (p beside it)."
+        f"Mean over paired seeds with its 95 % interval; {better} of the line "
+        f"{study.reference} is better. Filled: significant after Holm's correction (p beside it)."
     )
     drawing = rows(dots, frame, number=_points if share else plain, zero=True)
     return Chart("differences", title, lead, drawing)

@@ -12,7 +12,7 @@ from fedzmg.report.html.svg import curves as svg
 from fedzmg.report.html.svg.bands import Band, bands, limits_of, panel
 from fedzmg.report.html.svg.parts import HALF, LOW, Frame, Number, percent, plain, swatch
 from fedzmg.report.html.svg.rows import Dots, rows
-from fedzmg.report.numbers import goal_text, is_share, value_text
+from fedzmg.report.numbers import INDEX, goal_text, is_share, value_text
 from fedzmg.report.results.clients import (
     MOST_POINTS,
     SHARES,
@@ -174,7 +174,7 @@ def _metric_by_round(outcome: Outcome, key: str) -> _Spread:
     title = f"{study.metric.capitalize()} over clients by round"
     lead = "The median client, and the band from 10 to 90 % of the clients; mean over seeds."
     ylabel = f"{study.metric} on their own examples"
-    frame = Frame(f"{key}-over-clients", title, "", "index of the round", ylabel)
+    frame = Frame(f"{key}-over-clients", title, "", INDEX, ylabel)
     return _spread(outcome, metric_spreads(outcome), frame, lead, study.metric)
 
 
@@ -183,7 +183,7 @@ def _losses(outcome: Outcome, key: str) -> _Spread:
     lead = "The median client of a cohort, and the band from 10 to 90 % of its clients; mean over "
     together = max(run.done for run in outcome.study.runs) > MOST_POINTS
     lead += "seeds and neighbouring rounds." if together else "seeds."
-    frame = Frame(f"{key}-client-loss", title, "", "index of the round", "mean local loss")
+    frame = Frame(f"{key}-client-loss", title, "", INDEX, "mean local loss")
     return _spread(outcome, loss_spreads(outcome), frame, lead, "loss")
 
 

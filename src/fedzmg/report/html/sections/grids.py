@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedzmg.report import paper
-from fedzmg.report.html.blocks import Block, Map, Maps, Notes, Section
+from fedzmg.report.html.blocks import Block, Map, Maps, Notes, Section, Table
 from fedzmg.report.html.svg.cells import heat_map
 from fedzmg.report.html.svg.parts import Frame
 from fedzmg.report.numbers import NONE, count_text, is_share, setting_text, value_text
 from fedzmg.report.results.outcome import Outcome
 from fedzmg.report.results.reading import Extra, Material
+from fedzmg.report.sheets.grids import best_points, name_of
+
+if TYPE_CHECKING:
+    from fedzmg.report.grids import Field
 
 DIVERGED = "\u00d7"
 _HALVES = {"tune": "the half of the test data set aside for choosing", "test": "all test data"}
@@ -23,7 +27,9 @@ def sections(material: Material, outcomes: Sequence[Outcome]) -> Iterator[Sectio
     del outcomes
     if not material.grids:
         return
-    blocks: list[Block] = [_block(extra, i) for i, extra in enumerate(material.grids)]
+    blocks: list[Block] = []
+    for i, extra in enumerate(material.grids):
+        blocks += [_block(extra, i), Table(best_points(extra.content), "Best points")]
     if any(str(extra.content["task"]) in paper.COUNTERPARTS for extra in material.grids):
         words = (
             "The paper shows its own grids only as heat-maps in a figure and prints neither the "
@@ -31,16 +37,10 @@ def sections(material: Material, outcomes: Sequence[Outcome]) -> Iterator[Sectio
         )
         blocks.append(Notes("", (words,)))
     facts = (
-        "A stronger colour is better; the frame marks the chosen point; "
-        f"{DIVERGED} diverged; {NONE} stopped early."
+        "A stronger colour is better, on one scale for all maps of a grid; the frame marks the "
+        f"chosen point; {DIVERGED} diverged; {NONE} stopped early."
     )
     yield Section("grids", "Grids", facts, tuple(blocks))
-
-
-def name_of(data: Mapping[str, Any]) -> str:
-    """What a grid is called: its task, and its label if it has one."""
-    task = paper.shown(str(data["task"]))
-    return f"{task}, {data['label']}" if data.get("label") else task
 
 
 def _block(extra: Extra, position: int) -> Maps:
@@ -55,16 +55,26 @@ def _block(extra: Extra, position: int) -> Maps:
     ]
     if not data["complete"]:
         facts.append("not finished yet")
+    # Only grids need what draws them, and that takes its time to load.
+    from fedzmg.report.grids import field, limits_of
+
+    entries = list(data["algorithms"].values())
+    fields = [field(entry, higher_is_better=data["higher_is_better"]) for entry in entries]
+    limits = limits_of(fields)
     maps = tuple(
-        _map(entry, data, f"g{position}-{i}") for i, entry in enumerate(data["algorithms"].values())
+        _map(entry, data, one, limits, f"g{position}-{i}")
+        for i, (entry, one) in enumerate(zip(entries, fields, strict=True))
     )
     return Maps(name_of(data), " · ".join(facts), maps)
 
 
-def _map(entry: Mapping[str, Any], data: Mapping[str, Any], key: str) -> Map:
-    # Only grids need what draws them, and that takes its time to load.
-    from fedzmg.report.grids import field
-
+def _map(
+    entry: Mapping[str, Any],
+    data: Mapping[str, Any],
+    one: Field,
+    limits: tuple[float, float],
+    key: str,
+) -> Map:
     metric, best = str(data["metric"]), entry["best"]
     name = str(entry["label"])
     lead, warning = "Every point diverged.", ""
@@ -75,7 +85,6 @@ def _map(entry: Mapping[str, Any], data: Mapping[str, Any], key: str) -> Map:
         if best["border"]:
             edges = ", ".join(best["border_axes"])
             warning = f"The best lies on the border of {edges}: a wider grid may do better."
-    one = field(entry, higher_is_better=data["higher_is_better"])
     across = one.columns + (f"; best over {', '.join(one.others)}" if one.others else "")
     # The largest on top, as on any vertical axis.
     cells = [
@@ -101,6 +110,7 @@ def _map(entry: Mapping[str, Any], data: Mapping[str, Any], key: str) -> Map:
         [_three(value) for value in one.column_values],
         [_three(value) for value in reversed(one.row_values)] if one.rows else [""],
         cells,
+        limits=limits,
         best=chosen,
         number=_percent if is_share(metric) else _three,
         falling=not data["higher_is_better"],

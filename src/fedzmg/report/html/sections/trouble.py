@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from fedzmg.report.html.blocks import Chart, Entry
 from fedzmg.report.html.svg.curves import Line, curves
 from fedzmg.report.html.svg.parts import MOST_DIRECT_LABELS, Frame, swatch
+from fedzmg.report.numbers import INDEX
 from fedzmg.report.results.outcome import Outcome
 from fedzmg.report.results.runs import Run
 
@@ -44,7 +45,7 @@ def _chart(
     if not lines:
         return None
     totals = "; ".join(f"{line.label}: at most {max(line.y):g}" for line in lines)
-    frame = Frame(key, title, f"{totals}.", "index of the round", ylabel)
+    frame = Frame(key, title, f"{totals}.", INDEX, ylabel)
     legend = tuple(Entry(swatch(line.style), line.label) for line in lines)
     drawing = curves(lines, frame, whole=True)
     return Chart("trouble", title, lead, drawing, legend, len(lines) > MOST_DIRECT_LABELS)

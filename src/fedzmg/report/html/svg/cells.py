@@ -28,6 +28,7 @@ def heat_map(
     lines: Sequence[str],
     cells: Sequence[Sequence[float | str]],
     *,
+    limits: tuple[float, float],
     best: tuple[int, int] | None,
     number: Number = plain,
     falling: bool = False,
@@ -39,6 +40,7 @@ def heat_map(
         columns: names of the columns.
         lines: names of the lines.
         cells: scores, or a sign where there is none.
+        limits: scores of the lightest and the darkest shade, or the other way round.
         best: line and column of the chosen cell.
         number: writes a score.
         falling: whether less is better, and therefore darker.
@@ -46,8 +48,7 @@ def heat_map(
     left = 34.0 + CHARACTER * max(map(len, lines))
     foot = 8.0 + _TALL * len(lines)
     width, height = left + _WIDE * len(columns) + 8.0, foot + 46.0
-    known = [value for line in cells for value in line if not isinstance(value, str)]
-    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    low, high = limits
     parts = []
     for i, line in enumerate(cells):
         top = 8.0 + _TALL * i
