@@ -61,11 +61,16 @@ def _over_clients(
         many = x.movedim(in_dims[0], 0)
         out = F.conv2d(many.flatten(0, 1), w, padding=(rows, columns))
         return out.reshape(*many.shape[:2], *out.shape[1:]), 0
-    w = w.movedim(in_dims[1], 0)
+    w = _first(w, in_dims[1])
     if in_dims[0] is None:  # one set of images: clients are more filters
         out = F.conv2d(x, w.flatten(0, 1), padding=(rows, columns))
         return out.reshape(len(x), info.batch_size, -1, *out.shape[2:]).transpose(0, 1), 0
-    return _of_clients(x.movedim(in_dims[0], 0), w, rows, columns, rounding), 0
+    return _of_clients(_first(x, in_dims[0]), w, rows, columns, rounding), 0
+
+
+def _first(x: Tensor, axis: int) -> Tensor:
+    """Clients first; not through a view where they are, since the compiler copies what it hides."""
+    return x if axis == 0 else x.movedim(axis, 0)
 
 
 conv2d.register_vmap(_over_clients)
@@ -79,9 +84,14 @@ def _of_clients(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) ->
     if measured and key not in _chosen and _concrete(x):
         _chosen[key] = _ours_is_faster(x, w, rows, columns, rounding, learns=learns)
     if not measured or _chosen.get(key, True):
-        ours: Tensor = clients_conv2d(x, w, rows, columns, rounding)
+        ours: Tensor = clients_conv2d(_laid(x), w, rows, columns, rounding)
         return ours
     return grouped_conv2d(x, w, rows, columns)
+
+
+def choices() -> str:
+    """What was chosen so far, for those who keep code that depends on it."""
+    return repr(sorted(_chosen.items(), key=repr))
 
 
 def _concrete(x: Tensor) -> bool:
@@ -94,28 +104,26 @@ def _ours_is_faster(
 ) -> bool:
     """Time the products of a step both ways, on tensors like these; one product if none learns."""
     x, w = x.detach(), w.detach()
-    clients, batch = x.shape[:2]
-    taps = list(w.shape[-2:])
-    signal = torch.ones(_shape(x, w, rows, columns), dtype=x.dtype, device=x.device)
-    wide = x.transpose(0, 1).reshape(batch, -1, *x.shape[3:])
-    back = signal.transpose(0, 1).reshape(batch, -1, *signal.shape[3:])
+    clients, taps = len(x), list(w.shape[-2:])
+    laid = _laid(x)
+    signal = _laid(torch.ones(_shape(x, w, rows, columns), dtype=x.dtype, device=x.device))
     # The first layer of a network has no inputs that need a gradient.
     first = x.shape[2] <= 4
 
     def ours() -> None:
-        clients_conv2d(x, w, rows, columns, rounding)
+        clients_conv2d(laid, w, rows, columns, rounding)
         if learns:
-            clients_conv2d_weight(x, signal, taps, rows, columns, rounding)
+            clients_conv2d_weight(laid, signal, taps, rows, columns, rounding)
         if learns and not first:
             clients_conv2d_input(signal, w, rows, columns, rounding)
 
     def grouped() -> None:
-        flat, pad = w.flatten(0, 1), [rows, columns]
-        F.conv2d(wide, flat, padding=pad, groups=clients)
+        grouped_conv2d(x, w, rows, columns)
         if learns:
+            wide, back = (each.transpose(0, 1).flatten(1, 2) for each in (x, signal))
             torch.ops.aten.convolution_backward(
-                back, wide, flat, None, [1, 1], pad, [1, 1], False, [0, 0], clients,
-                [not first, True, False],
+                back, wide, w.flatten(0, 1), None, [1, 1], [rows, columns], [1, 1], False, [0, 0],
+                clients, [not first, True, False],
             )  # fmt: skip
 
     return _seconds(ours) < _seconds(grouped)
@@ -143,6 +151,15 @@ def grouped_conv2d(x: Tensor, w: Tensor, rows: int, columns: int) -> Tensor:
     wide = x.transpose(0, 1).reshape(batch, -1, *x.shape[3:])
     out = F.conv2d(wide, w.flatten(0, 1), padding=(rows, columns), groups=clients)
     return out.reshape(batch, clients, -1, *out.shape[2:]).transpose(0, 1)
+
+
+def _laid(x: Tensor) -> Tensor:
+    """The same numbers, laid out as our kernels read them.
+
+    What the compiler sees asked for, it writes so at once. Inside of an operator it would be a
+    copy.
+    """
+    return _channels_last(x).permute(0, 1, 4, 2, 3)
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -213,6 +230,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, signal: Tensor) -> tuple[Tensor | None, ...]:
     x, w = ctx.saved_tensors
+    signal = _laid(signal)
     for_x = clients_conv2d_input(signal, w, *ctx.rest) if ctx.needs_input_grad[0] else None
     for_w = (
         clients_conv2d_weight(x, signal, list(w.shape[-2:]), *ctx.rest)
