@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedzmg.models import GRU
-from fedzmg.models.kernels import MappedLayers, convolution, rounding
+from fedzmg.models.kernels import MappedLayers, convolution, measurements, rounding
+from fedzmg.models.kernels.measurements import remembered
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 COMPILER_WARNS = pytest.mark.filterwarnings("ignore")
@@ -37,6 +38,31 @@ def test_gpu_kernels_under_the_interpreter() -> None:
     found = json.loads(done.stdout)
     assert len(found) == 21
     assert {name: value for name, value in found.items() if not value < 1e-5} == {}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton (Linux)")
+def test_a_measurement_is_made_once_per_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    asked: list[str] = []
+
+    def answer(question: str, value: bool) -> bool:
+        def measure() -> bool:
+            asked.append(question)
+            return value
+
+        return remembered(question, measure)
+
+    assert answer("is it faster?", True)
+    assert answer("is it faster?", False)  # it was, and is not asked again
+    assert not answer("is that one?", False)
+    assert asked == ["is it faster?", "is that one?"]
+    for file in tmp_path.rglob("*.json"):
+        file.write_text("{")
+    assert not answer("is it faster?", False)
+    monkeypatch.setattr(measurements, "code_hash", lambda: "other code")
+    assert answer("is that one?", True)
 
 
 def clients(*shape: int) -> Tensor:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from fedzmg.models import kernels
 from fedzmg.models.kernels import convolution
 from fedzmg.models.kernels.determinism import bits_are_kept
+from fedzmg.models.kernels.measurements import code_hash
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,14 +48,7 @@ def _inductor(graph: Any, inputs: Any) -> Any:
     """
     from torch._inductor.compile_fx import compile_fx
 
-    own = f"fedzmg {_kernels()} {bits_are_kept()} {convolution.choices()}"
+    own = f"fedzmg {code_hash()} {bits_are_kept()} {convolution.choices()}"
     config = torch.compiler.config
     with config.patch(cache_key_tag=f"{config.cache_key_tag} {own}"):  # type: ignore[attr-defined]
         return compile_fx(graph, inputs)
-
-
-@functools.cache
-def _kernels() -> str:
-    """A hash of the code that says what operators become."""
-    files = sorted(Path(kernels.__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -2,7 +2,7 @@
 
 Mapped over clients whose weights differ, torch turns a convolution into a grouped one, for which
 cuDNN has fast kernels for some shapes and very slow ones for others. Our own kernels are the
-alternative; which one a layer takes is measured once per shape.
+alternative; which one a layer takes is measured once per shape, and remembered.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from fedzmg.models.kernels.determinism import bits_are_kept
+from fedzmg.models.kernels.measurements import remembered
 from fedzmg.models.kernels.precision import HAS_TRITON
 
 MAX_CHANNELS = 128
@@ -82,7 +83,10 @@ def _of_clients(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) ->
     key = (tuple(x.shape), tuple(w.shape), rows, columns, x.dtype, rounding, learns)
     measured = not bits_are_kept()
     if measured and key not in _chosen and _concrete(x):
-        _chosen[key] = _ours_is_faster(x, w, rows, columns, rounding, learns=learns)
+        _chosen[key] = remembered(
+            f"{torch.cuda.get_device_name(x.device)} {key}",
+            lambda: _ours_is_faster(x, w, rows, columns, rounding, learns=learns),
+        )
     if not measured or _chosen.get(key, True):
         ours: Tensor = clients_conv2d(_laid(x), w, rows, columns, rounding)
         return ours

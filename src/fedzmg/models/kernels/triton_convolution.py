@@ -174,7 +174,8 @@ _SHAPE = ["batch", "HEIGHT", "WIDTH", "C", "FILTERS", "TAP_COLUMNS", "PRECISION"
 def _tuned(kernel: Any, configs: list[Any]) -> Any:
     """The kernel with its fastest tile, measured once per shape; interpreted: with the first."""
     chosen = configs[:1] if isinstance(kernel, InterpretedFunction) else configs
-    return triton.autotune(chosen, key=_SHAPE, do_bench=_milliseconds)(kernel)
+    tune = triton.autotune(chosen, key=_SHAPE, do_bench=_milliseconds, cache_results=True)
+    return tune(kernel)
 
 
 def _milliseconds(call: Any, quantiles: Any) -> list[float]:
