@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from fedzmg.models.kernels.determinism import bits_are_kept
+from fedzmg.models.kernels.mapping import clients_first
 from fedzmg.models.kernels.measurements import remembered
 from fedzmg.models.kernels.precision import HAS_TRITON
 
@@ -59,19 +60,14 @@ def _over_clients(
     info: Any, in_dims: Any, x: Tensor, w: Tensor, rows: int, columns: int, rounding: str
 ) -> tuple[Tensor, int]:
     if in_dims[1] is None:  # one set of weights: clients are more examples
-        many = x.movedim(in_dims[0], 0)
+        many = clients_first(x, in_dims[0])
         out = F.conv2d(many.flatten(0, 1), w, padding=(rows, columns))
         return out.reshape(*many.shape[:2], *out.shape[1:]), 0
-    w = _first(w, in_dims[1])
+    w = clients_first(w, in_dims[1])
     if in_dims[0] is None:  # one set of images: clients are more filters
         out = F.conv2d(x, w.flatten(0, 1), padding=(rows, columns))
         return out.reshape(len(x), info.batch_size, -1, *out.shape[2:]).transpose(0, 1), 0
-    return _of_clients(_first(x, in_dims[0]), w, rows, columns, rounding), 0
-
-
-def _first(x: Tensor, axis: int) -> Tensor:
-    """Clients first; not through a view where they are, since the compiler copies what it hides."""
-    return x if axis == 0 else x.movedim(axis, 0)
+    return _of_clients(clients_first(x, in_dims[0]), w, rows, columns, rounding), 0
 
 
 conv2d.register_vmap(_over_clients)

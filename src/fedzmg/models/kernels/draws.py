@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from fedzmg.models.kernels.mapping import clients_first
 from fedzmg.models.kernels.precision import HAS_TRITON
 
 # Each constant is below 2^31, so that a product with a 32-bit value stays inside a signed 64-bit
@@ -73,7 +74,7 @@ def _over_clients(
     below: int | None = None,
 ) -> tuple[Tensor, int]:
     del info
-    return draws_of_clients(key.movedim(in_dims[0], 0), layer, call, places, below), 0
+    return draws_of_clients(clients_first(key, in_dims[0]), layer, call, places, below), 0
 
 
 draws.register_vmap(_over_clients)

@@ -23,7 +23,7 @@ def remembered(question: str, measure: Callable[[], bool]) -> bool:
 
     asked = f"{code_hash()} {torch.__version__} {torch.version.cuda} {question}"
     store = get_cache_manager(hashlib.sha256(asked.encode()).hexdigest())
-    with contextlib.suppress(OSError, ValueError):  # a damaged file is no answer
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # damaged: no answer
         found = store.get_file(_NAME)
         if found is not None:
             return bool(json.loads(Path(found).read_text())["answer"])

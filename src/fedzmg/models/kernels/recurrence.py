@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from fedzmg.models.kernels.mapping import clients_first
 from fedzmg.models.kernels.precision import HAS_TRITON, precision
 
 MAX_BATCH = 64
@@ -63,7 +64,7 @@ def _over_clients(
     info: Any, in_dims: Any, from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str
 ) -> tuple[Tensor, int]:
     every = [
-        t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+        t.expand(info.batch_size, *t.shape) if d is None else clients_first(t, d)
         for t, d in zip((from_input, weights, bias), in_dims, strict=False)
     ]
     states, _ = clients_gru(*every, rounding)
