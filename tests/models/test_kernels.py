@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedzmg.models import GRU
 from fedzmg.models.kernels import MappedLayers, convolution, measurements, rounding
-from fedzmg.models.kernels.measurements import remembered
+from fedzmg.models.kernels.measurements import milliseconds, remembered
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 COMPILER_WARNS = pytest.mark.filterwarnings("ignore")
@@ -63,6 +63,20 @@ def test_a_measurement_is_made_once_per_machine(
     assert not answer("is it faster?", False)
     monkeypatch.setattr(measurements, "code_hash", lambda: "other code")
     assert answer("is that one?", True)
+
+
+@on_gpu
+@pytest.mark.gpu
+def test_a_call_is_timed_from_a_graph() -> None:
+    calls, count = [], torch.zeros((), device="cuda")
+
+    def call() -> None:
+        calls.append(None)
+        count.add_(1)
+
+    assert milliseconds(call, times=5) > 0
+    assert len(calls) == 1 + 5  # once as it is, five times into the graph
+    assert int(count) == 1 + 2 * 5  # which ran twice
 
 
 def clients(*shape: int) -> Tensor:

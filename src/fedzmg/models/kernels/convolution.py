@@ -7,7 +7,6 @@ alternative; which one a layer takes is measured once per shape, and remembered.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.library import custom_op
 
 from fedzmg.models.kernels.determinism import bits_are_kept
 from fedzmg.models.kernels.mapping import clients_first
-from fedzmg.models.kernels.measurements import remembered
+from fedzmg.models.kernels.measurements import milliseconds, remembered
 from fedzmg.models.kernels.precision import HAS_TRITON
 
 MAX_CHANNELS = 128
@@ -126,23 +125,7 @@ def _ours_is_faster(
                 clients, [not first, True, False],
             )  # fmt: skip
 
-    return _seconds(ours) < _seconds(grouped)
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def _seconds(function: Callable[[], None]) -> float:
-    for _ in range(2):
-        function()
-    begin, end = (_event() for _ in range(2))
-    begin.record()
-    for _ in range(3):
-        function()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end))
+    return milliseconds(ours) < milliseconds(grouped)
 
 
 def grouped_conv2d(x: Tensor, w: Tensor, rows: int, columns: int) -> Tensor:

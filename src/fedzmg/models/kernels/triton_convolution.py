@@ -19,6 +19,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 from fedzmg.models.kernels.determinism import bits_are_kept
+from fedzmg.models.kernels.measurements import milliseconds
 
 
 @triton.jit
@@ -167,27 +168,19 @@ def _weights_kernel(
         tl.store(out + flat[:, None] + output[None, :] * DEPTH, totals[i], mask=known)
 
 
-TIMED = 5
 _SHAPE = ["batch", "HEIGHT", "WIDTH", "C", "FILTERS", "TAP_COLUMNS", "PRECISION"]
 
 
 def _tuned(kernel: Any, configs: list[Any]) -> Any:
     """The kernel with its fastest tile, measured once per shape; interpreted: with the first."""
     chosen = configs[:1] if isinstance(kernel, InterpretedFunction) else configs
-    tune = triton.autotune(chosen, key=_SHAPE, do_bench=_milliseconds, cache_results=True)
+    tune = triton.autotune(chosen, key=_SHAPE, do_bench=_quantiles, cache_results=True)
     return tune(kernel)
 
 
-def _milliseconds(call: Any, quantiles: Any) -> list[float]:
+def _quantiles(call: Any, quantiles: Any) -> list[float]:
     """A few calls tell tiles apart; Triton's own way takes a tenth of a second for each."""
-    call()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(TIMED):
-        call()
-    end.record()
-    end.synchronize()
-    return [begin.elapsed_time(end) / TIMED] * len(quantiles)
+    return [milliseconds(call)] * len(quantiles)
 
 
 def _launch(tuned: Any, grid: Any, *args: Any, **constants: Any) -> None:
