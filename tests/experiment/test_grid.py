@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from toys import Stop, toy
 
 from fedzmg import Task
+from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment.grids.grid import choosing, run_grid
 from fedzmg.experiment.grids.log import Log
@@ -25,7 +26,7 @@ from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.verification.verify import verify
 from fedzmg.experiment.work.budget import TimeIsUp
 from fedzmg.experiment.work.lock import hold
-from fedzmg.simulation import Trial, simulate
+from fedzmg.simulation import Trial, rounds, simulate
 
 AXES = {"client.lr": [0.03, 0.3], "server.lr": [0.5, 1.0]}
 
@@ -101,6 +102,25 @@ def test_finished_algorithms_are_not_trained_again(tmp_path: Path) -> None:
     data = run_grid(spec("fedavg", "fedadam"), tmp_path, task=toy())
     assert (tmp_path / "fedavg" / "metrics.jsonl").read_bytes() == before
     assert list(data["algorithms"]) == ["fedavg", "fedadam"]
+
+
+def test_the_choice_of_engine_knows_how_many_algorithms_are_to_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share what is compiled, so that it may pay even if it would not for one of them."""
+    asked: list[int] = []
+
+    def choice(*_: object, alike: int, **__: object) -> EngineChoice:
+        asked.append(alike)
+        return EngineChoice("vectorized", "for the test")
+
+    monkeypatch.setattr(rounds, "choose", choice)
+    plan = spec("fedavg", "fedadam", "fedzmg", engine="auto")
+    with pytest.raises(MemoryError):
+        run_grid(plan, tmp_path, task=toy(), progress=Stop(1, pack=2))
+    run_grid(plan, tmp_path, task=toy())
+    # What had begun goes on with the choice that it began with.
+    assert asked == [3, 2, 1]
 
 
 def test_time_that_is_over_ends_cleanly_and_goes_on(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class EngineChoice:
 
 
 def choose(
-    name: str, program: Program, rounds_left: int, probe: Probe, *, trials: int = 1
+    name: str, program: Program, rounds_left: int, probe: Probe, *, trials: int = 1, alike: int = 1
 ) -> EngineChoice:
     """The named path, or for ``auto`` the fastest one as measured on this machine.
 
@@ -71,6 +71,8 @@ def choose(
         rounds_left: rounds to come.
         probe: one trial's round.
         trials: how many trials train together.
+        alike: how many trainings of this length follow each other here, this one included; on a GPU
+            they share what is compiled.
 
     Raises:
         InputError: for an unknown name.
@@ -80,7 +82,7 @@ def choose(
     if name != "auto":
         raise unknown("engine", name, ["auto", *get_args(Path)])
     if program.device.type == "cuda":
-        return _on_card(program, rounds_left, probe, trials)
+        return _on_card(program, rounds_left * alike, probe, trials)
     entries, sent, memory = probe()
     short = [e._replace(stream=e.stream[:PROBE_STEPS]) for e in entries]
     found: dict[tuple[Path, bool], float] = {}

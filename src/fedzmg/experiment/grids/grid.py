@@ -68,12 +68,14 @@ def run_grid(
     reporting = whole.test if spec.also_by_test else None
     with claimed(out, spec, "grid.toml", progress.say) as held:
         found: dict[str, Any] = {}
-        for name in spec.algorithms:
-            place = out / spec.folder(name)
+        places = {name: out / spec.folder(name) for name in spec.algorithms}
+        for name, place in places.items():
             if not (place / "scores.json").is_file():
+                to_come = sum(not (p / "scores.json").is_file() for p in places.values())
                 search = Search(
-                    spec, name, task, place, progress, budget, checkpoint_seconds, held, reporting
-                )
+                    spec, name, task, place, progress, budget, checkpoint_seconds, held, reporting,
+                    to_come,
+                )  # fmt: skip
                 search.run()
             else:
                 progress.begin(name, spec.rounds, spec.rounds)
