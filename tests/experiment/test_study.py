@@ -181,6 +181,35 @@ def test_study_in_pieces_is_the_same_study(tmp_path: Path) -> None:
     assert found == whole
 
 
+def test_checkpoints_of_finished_runs_may_be_removed(tmp_path: Path) -> None:
+    """They are most of a study's bytes, and its scores do not need them."""
+    whole, _ = run_study(spec(), tmp_path, task=toy())
+    runs = {
+        p.parent: (p.parent / "metrics.jsonl").read_bytes() for p in tmp_path.rglob("*-*/spec.toml")
+    }
+    assert len(runs) == 4
+    for place in runs:
+        for file in place.glob("checkpoint*"):
+            file.unlink()
+    last = tmp_path / "fedavg" / "seed-5" / "metrics.jsonl"
+    lines = last.read_bytes().splitlines(keepends=True)
+    last.write_bytes(b"".join(lines[:-1]))  # this one is not finished, and starts again
+    again, _ = run_study(spec(), tmp_path, task=toy())
+    assert _but_seconds(again) == _but_seconds(whole)
+    for place, before in runs.items():
+        if place != last.parent:
+            assert (place / "metrics.jsonl").read_bytes() == before
+            assert not list(place.glob("checkpoint*"))
+    assert (last.parent / "checkpoint.safetensors").is_file()
+
+
+def _but_seconds(data: dict[str, Any]) -> dict[str, Any]:
+    each = {
+        n: {k: v for k, v in a.items() if k != "seconds"} for n, a in data["algorithms"].items()
+    }
+    return {**data, "algorithms": each}
+
+
 def test_variants_of_one_algorithm_stand_side_by_side(tmp_path: Path) -> None:
     plan = spec(
         algorithms={

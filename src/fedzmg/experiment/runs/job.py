@@ -31,6 +31,8 @@ class Job(NamedTuple):
     """The decision, if one was made, to train it no further from some round on."""
     name: str = ""
     """What it is called in a pack of several algorithms."""
+    only_log: bool = False
+    """Its log is whole, its checkpoints were removed, and nobody asks for its model."""
 
     @property
     def done(self) -> int:
@@ -40,7 +42,7 @@ class Job(NamedTuple):
     def complete(self, rounds: int) -> bool:
         """Whether nothing is left to train."""
         last = rounds if self.stopped is None else self.stopped.round
-        return self.position is not None and self.done >= last
+        return self.only_log or (self.position is not None and self.done >= last)
 
     @property
     def before(self) -> int:
@@ -49,7 +51,12 @@ class Job(NamedTuple):
 
 
 def open_job(
-    task: Task, spec: RunSpec, directory: RunDirectory | None, until: int | None = None
+    task: Task,
+    spec: RunSpec,
+    directory: RunDirectory | None,
+    until: int | None = None,
+    *,
+    models: bool = True,
 ) -> Job:
     """Read what a run directory holds, if it holds this run.
 
@@ -58,6 +65,7 @@ def open_job(
         spec: the run it should hold, every default written out.
         directory: where it lies; None if nothing is kept.
         until: leave out checkpoints of later rounds.
+        models: whether the model is asked for; if not, a whole log is enough.
 
     Raises:
         InputError: if it holds another run, or one that cannot go on.
@@ -89,11 +97,14 @@ def open_job(
         )
     records = {record.round: record for record in directory.records()}
     position = directory.position(logged=records, until=until)
-    done = 0 if position is None else position.checkpoint.round
+    stopped = stopping.read(directory.path)
+    last = task.protocol.rounds if stopped is None else stopped.round
+    only_log = not models and position is None and all(r in records for r in range(1, last + 1))
+    done = last if only_log else 0 if position is None else position.checkpoint.round
     kept = [records[round_] for round_ in range(1, done + 1)]
     choice = EngineChoice(facts["engine"], "as before", facts["onednn"])
-    clients, stopped = directory.clients(until=done), stopping.read(directory.path)
-    return Job(spec, directory, position, kept, choice, True, clients, stopped)
+    clients = directory.clients(until=done)
+    return Job(spec, directory, position, kept, choice, True, clients, stopped, only_log=only_log)
 
 
 def take_job(

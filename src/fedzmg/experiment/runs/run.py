@@ -20,6 +20,7 @@ from fedzmg.experiment.work.lock import hold
 from fedzmg.experiment.work.progress import Progress, Silent
 from fedzmg.simulation import EngineName, History, resolve_device
 from fedzmg.tasks.task import Task
+from fedzmg.tree import Tree
 
 CHECKPOINT_SECONDS = 10.0
 ENVIRONMENT = "FEDZMG_CHECKPOINT_SECONDS"
@@ -35,6 +36,7 @@ def run_pack(
     stop: Ask | None = None,
     label: str | None = None,
     names: Sequence[str] | None = None,
+    models: bool = True,
 ) -> list[History]:
     """Train runs that differ only in numbers and seeds; one history each, in the given order.
 
@@ -50,6 +52,8 @@ def run_pack(
             taken up again.
         label: what the work is called; by default the algorithm's name.
         names: what each run is called, if they are of several algorithms.
+        models: whether histories need their models. If not, a run counts as complete when its log
+            is, though its checkpoints were removed to save space.
 
     Raises:
         InputError: for a directory that holds another run, that another process is at work in, or
@@ -64,7 +68,9 @@ def run_pack(
     resolved = [spec.resolved(task) for spec in specs]
     directories = [None if places is None else RunDirectory(places[i]) for i in range(len(specs))]
     # Complete runs are only read, so they need no lock and may lie where nothing can be written.
-    jobs = [open_job(fitted, *pair) for pair in zip(resolved, directories, strict=True)]
+    jobs = [
+        open_job(fitted, *pair, models=models) for pair in zip(resolved, directories, strict=True)
+    ]
     together = _must_stay_together(specs[0]) and not all(job.complete(rounds) for job in jobs)
     unfinished = [
         d
@@ -108,8 +114,8 @@ def _run_jobs(task: Task, jobs: Sequence[Job], label: str, watch: Watch) -> list
     histories: list[History | None] = [None] * len(jobs)
     groups: dict[tuple[int, int, EngineName | EngineChoice], list[int]] = defaultdict(list)
     for i, job in enumerate(jobs):
-        if job.position is not None and job.complete(rounds):
-            params = job.position.checkpoint.params()
+        if job.complete(rounds):
+            params = Tree({}) if job.position is None else job.position.checkpoint.params()
             trial, records = job.spec.trial(task), tuple(job.records)
             histories[i] = History(task, trial, records, params, job.clients)
         else:

@@ -92,6 +92,7 @@ def run_study(
                     stop=stop,
                     label=label,
                     names=[name for name, _ in each],
+                    models=False,
                 )
             )
             for name in names:
