@@ -69,9 +69,9 @@ def run_grid(
     with claimed(out, spec, "grid.toml", progress.say) as held:
         found: dict[str, Any] = {}
         places = {name: out / spec.folder(name) for name in spec.algorithms}
+        to_come = sum(not (place / "scores.json").is_file() for place in places.values())
         for name, place in places.items():
             if not (place / "scores.json").is_file():
-                to_come = sum(not (p / "scores.json").is_file() for p in places.values())
                 search = Search(
                     spec, name, task, place, progress, budget, checkpoint_seconds, held, reporting,
                     to_come,

@@ -57,7 +57,7 @@ class Search:
         self.reporting = reporting
         """Examples that report, if points are scored on them too."""
         self.alike = alike
-        """How many algorithms are still to be searched, this one included."""
+        """How many algorithms are searched one after another, this one included."""
         self.log = Log(place / "metrics.jsonl")
         self.rows: Rows = self.log.read()
         self.stops = Stops(spec, name, task.metric, place / "stopped.jsonl")
