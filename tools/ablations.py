@@ -1,0 +1,131 @@
+"""What FedZMG owes to each of its parts: differences within and between the ablation studies.
+
+    python tools/ablations.py
+
+Reads results/ and trains nothing. All studies share seeds, cohorts and batches, so variants are
+paired across them, too. Differences are in points of the final accuracy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+SERVERS = {"average": "ablation-factors-study", "adam": "ablation-factors-adam-study"}
+PARTS = ("projection", "momentum", "decay")
+AVERAGE, ADAM = (f"{study}/{server}" for server, study in SERVERS.items())
+LAYERS, KIN, HYBRIDS, CENTRED = (
+    f"ablation-{name}-study" for name in ("layers", "centralization", "hybrids", "centring")
+)
+COMPARED = {
+    "where the projection acts": [
+        (f"{LAYERS}/first-layer", f"{AVERAGE}-decay"),
+        (f"{LAYERS}/convolutions", f"{AVERAGE}-decay"),
+        (f"{LAYERS}/all-but-last", f"{AVERAGE}-decay"),
+        (f"{AVERAGE}-projection-decay", f"{AVERAGE}-decay"),
+    ],
+    "its kin": [
+        (f"{KIN}/local-gc", f"{AVERAGE}-projection-momentum-decay"),
+        (f"{KIN}/gc-fed", f"{AVERAGE}-projection-momentum-decay"),
+        (f"{KIN}/global-gc", f"{AVERAGE}-momentum-decay"),
+    ],
+    "a projected step of Adam on the server": [
+        (f"{HYBRIDS}/fedzmg-adam-projected", f"{ADAM}-projection-momentum-decay"),
+        (f"{HYBRIDS}/without-momentum", f"{ADAM}-projection-decay"),
+        (f"{HYBRIDS}/server-only", f"{ADAM}-decay"),
+    ],
+    "centred images": [
+        (f"{CENTRED}/fedavg", f"{AVERAGE}-plain"),
+        (f"{CENTRED}/projection", f"{AVERAGE}-projection-decay"),
+        (f"{CENTRED}/momentum", f"{AVERAGE}-momentum-decay"),
+        (f"{CENTRED}/fedzmg", f"{AVERAGE}-projection-momentum-decay"),
+    ],
+    "the projection, images centred": [
+        (f"{CENTRED}/projection", f"{CENTRED}/fedavg"),
+        (f"{CENTRED}/fedzmg", f"{CENTRED}/momentum"),
+    ],
+}
+"""Variants and what each is compared with, by question; named by study and directory."""
+
+
+def score(variant: str) -> dict[str, Any] | None:
+    """Final accuracies by seed in %, and arrivals at the thresholds; None if it was not run."""
+    study, _, directory = variant.partition("/")
+    path = RESULTS / study / "study.json"
+    if not path.is_file():
+        return None
+    data = json.loads(path.read_text(encoding="utf-8"))
+    for label, entry in data["algorithms"].items():
+        if entry["directory"] == directory:
+            rules = [t["rules"]["rolling_mean"] for t in data["thresholds"]]
+            return {
+                "finals": 100 * np.array(entry["final"]["full"]["runs"]),
+                "arrivals": [rule["arrival"][label]["averaged"] for rule in rules],
+                "options": entry["options"],
+            }
+    return None
+
+
+def gaps_in_words(gaps: npt.NDArray[np.float64]) -> str:
+    """Mean, 95 % interval of the paired t-test, and every seed."""
+    half = stats.sem(gaps) * stats.t.ppf(0.975, len(gaps) - 1)
+    seeds = ", ".join(f"{gap:+.1f}" for gap in gaps)
+    return f"{gaps.mean():+6.2f}  ({gaps.mean() - half:+.1f} to {gaps.mean() + half:+.1f}; {seeds})"
+
+
+def variant_of(server: str, parts: set[str]) -> str:
+    """The name of a variant that has some of FedZMG's parts."""
+    chosen = [part for part in PARTS if part in parts] or ["plain"]
+    return f"{SERVERS[server]}/{'-'.join([server, *chosen])}"
+
+
+def print_parts(server: str) -> None:
+    """Every variant of a server, then what each part adds to the others."""
+    sets = [set(c) for n in range(4) for c in itertools.combinations(PARTS, n)]
+    found = {frozenset(parts): score(variant_of(server, parts)) for parts in sets}
+    if any(each is None for each in found.values()):
+        print(f"server {server}: not run yet")
+        return
+    known = {parts: each for parts, each in found.items() if each is not None}
+    print(f"server {server}: final accuracy, mean and sd of three seeds; arrivals at 20 and 33 %")
+    for parts, each in known.items():
+        name = " + ".join(part for part in PARTS if part in parts) or "plain"
+        rates = each["options"]["client.lr"], each["options"]["server.lr"]
+        finals = each["finals"]
+        print(
+            f"  {name:30}{finals.mean():6.2f} ± {finals.std(ddof=1):.2f}  "
+            f"{each['arrivals'][0]!s:>5} {each['arrivals'][1]!s:>5}   rates {rates[0]}, {rates[1]}"
+        )
+    for part in PARTS:
+        print(f"  what {part} adds, to")
+        for parts, each in known.items():
+            if part not in parts:
+                gaps = known[parts | {part}]["finals"] - each["finals"]
+                name = " + ".join(p for p in PARTS if p in parts) or "nothing else"
+                print(f"    {name:28}{gaps_in_words(gaps)}")
+
+
+def main() -> None:
+    """Print it all."""
+    for server in SERVERS:
+        print_parts(server)
+    for question, pairs in COMPARED.items():
+        print(question)
+        for variant, base in pairs:
+            one, other = score(variant), score(base)
+            name = f"{variant.partition('/')[2]} minus {base.partition('/')[2]}"
+            if one is None or other is None:
+                print(f"  {name}: not run yet")
+            else:
+                print(f"  {name:70}{gaps_in_words(one['finals'] - other['finals'])}")
+
+
+if __name__ == "__main__":
+    main()
