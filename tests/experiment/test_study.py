@@ -89,7 +89,9 @@ def test_a_grid_of_the_whole_test_set_gives_rates_to_reports_on_all_of_it(tmp_pa
 
 
 def test_examples_that_chose_the_rates_are_not_reported_on_as_if_they_had_not() -> None:
-    plan = {"algorithms": ["fedavg"], "rates": "given", "rates_by": "test"}
+    plan = {"algorithms": ["fedavg"], "rates": "runs/grid", "rates_by": "test"}
+    with pytest.raises(InputError, match="rates = 'given' names none: leave it out"):
+        StudySpec.parse({**plan, "task": "digits", "rates": "given"})
     paper = StudySpec.parse({**plan, "task": "cifar100"})
     with pytest.raises(InputError, match=r'say preset\.selection = "test" as well'):
         paper.check()
@@ -97,7 +99,7 @@ def test_examples_that_chose_the_rates_are_not_reported_on_as_if_they_had_not() 
     with pytest.raises(InputError, match="as if they had not: leave it out"):
         StudySpec.parse({**plan, "task": "digits"}).check()
     # A user's own task, whose examples tell.
-    own = spec(algorithms=["fedavg"], rates_by="test")
+    own = spec(algorithms=["fedavg"], rates="runs/grid", rates_by="test")
     with pytest.raises(InputError, match="toy would report on some of the examples"):
         own.check(toy())
     own.check(replace(toy(), tune=None))

@@ -60,6 +60,11 @@ class StudySpec(Plan):
                 raise InputError(f"{name} = {getattr(self, name)}: expected at least 1")
         if not all(map(math.isfinite, self.thresholds)):
             raise InputError(f"thresholds = {self.thresholds!r}: expected finite numbers")
+        if self.rates_by == "test" and self.rates in ("tuned", "given"):
+            raise InputError(
+                f'rates_by = "test" chooses among the points of a grid, and rates = {self.rates!r} '
+                "names none: leave it out, or name the grid's directory as rates"
+            )
         if any(variant.axes is not None for variant in self.algorithms.values()):
             raise InputError("axes belong to a grid: a study has none")
         return self
