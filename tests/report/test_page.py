@@ -110,6 +110,28 @@ def test_commands_work_where_the_report_was_asked_for(
     assert lines[2][2:] == [given]
 
 
+def test_a_study_finds_the_grid_that_was_kept_with_it(
+    write_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run("results/s/fedavg/seed-0", "fedavg", 0, [0.1, 0.2])
+    (tmp_path / "results" / "s" / "study.toml").write_text('rates = "runs/g"\n')
+    monkeypatch.chdir(tmp_path)
+
+    def command() -> list[str]:
+        page = html.unescape(render(read([Path("results/s")])))
+        return shlex.split(re.findall(r"(?:<code>|\n)(fedzmg study [^<\n]+)", page)[0])
+
+    assert "--set" not in command()  # it is nowhere
+    kept = tmp_path / "results" / "g" / "grid.json"
+    kept.parent.mkdir()
+    kept.write_text("{}")
+    assert command()[3:5] == ["--set", "rates=results/g"]
+    made = tmp_path / "runs" / "g" / "grid.json"
+    made.parent.mkdir(parents=True)
+    made.write_text("{}")
+    assert "--set" not in command()
+
+
 def test_names_cannot_break_out(write_run: Any, tmp_path: Path) -> None:
     bad = "<script>alert(1)</script>&'"
     write_run("all/x", bad, 0, [0.1, 0.2, 0.3, 0.4])

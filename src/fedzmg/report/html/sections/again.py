@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from fedzmg.errors import InputError
+from fedzmg.experiment.specs.strict import read_toml
 from fedzmg.report.html.blocks import Block, Commands, Notes, Pairs, Section, Table
 from fedzmg.report.numbers import NONE
 from fedzmg.report.results.grouping import Study
 from fedzmg.report.results.outcome import Outcome
-from fedzmg.report.results.reading import Material
+from fedzmg.report.results.reading import Material, Plan
 from fedzmg.report.results.runs import Run
 from fedzmg.report.sheets.costs import circumstances
 from fedzmg.report.sheets.sheet import Cell, Sheet
+
+GRID = "grid.json"
 
 
 def sections(material: Material, outcomes: Sequence[Outcome]) -> Iterator[Section]:
@@ -41,7 +46,10 @@ def _commands(material: Material) -> Iterator[Commands]:
     ]
     words = [" ".join(one) if isinstance(one, list) else str(one) for one in recorded]
     # Files by the user's own paths, so that the lines work where the report was asked for.
-    whole = [_line(plan.kind, plan.path, "--out", f"again/{plan.place}") for plan in material.plans]
+    whole = [
+        _line(plan.kind, plan.path, *_rates(plan), "--out", f"again/{plan.place}")
+        for plan in material.plans
+    ]
     each = [_line("run", f"{run.path}/spec.toml", "--out", f"again/{run.place}") for run in runs]
     for title, lines in (
         ("As recorded when it was made", tuple(dict.fromkeys(words))),
@@ -51,6 +59,26 @@ def _commands(material: Material) -> Iterator[Commands]:
     ):
         if lines:
             yield Commands(title, lines)
+
+
+def _rates(plan: Plan) -> tuple[str, ...]:
+    """Where to find the grid of a study that was kept together with it, if it is no longer there.
+
+    ::
+
+        runs/a-grid, runs/a-study       where they were made
+        results/a-grid, results/a-study where they are kept
+    """
+    if plan.kind != "study":
+        return ()
+    try:
+        rates = read_toml(Path(plan.path)).get("rates", "")
+    except InputError:
+        return ()
+    beside = Path(plan.path).parent.parent / Path(str(rates)).name
+    if Path(str(rates), GRID).is_file() or not (beside / GRID).is_file():
+        return ()
+    return "--set", f"rates={beside.as_posix()}"
 
 
 def _line(*words: str) -> str:
