@@ -11,7 +11,10 @@ from rich.console import Console
 
 from fedzmg.report import grids
 from fedzmg.report.plots.style import save
+from fedzmg.report.terminal import grids as grid_view
 from fedzmg.report.terminal import studies
+
+WIDE = 140
 
 
 def data(axes: dict[str, list[float]] | None = None, best: Any = "first") -> dict[str, Any]:
@@ -39,7 +42,7 @@ def data(axes: dict[str, list[float]] | None = None, best: Any = "first") -> dic
 
 
 def text(shown: Any) -> str:
-    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=WIDE, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
         console.print(shown)
     return console.export_text()
@@ -91,7 +94,8 @@ def test_points_that_were_stopped_are_shown_as_such() -> None:
     assert not (field.stopped & field.diverged).any()
     axes = grids.figure(known, "fedzmg").axes[0]
     assert sorted(line.get_marker() for line in axes.lines) == ["_", "_", "x"]
-    assert "2 cannot win; 75 % of the rounds trained" in " ".join(text(grids.table(known)).split())
+    shown = text(grid_view.table(known, WIDE))
+    assert "2 cannot win; 75 % of the rounds trained" in shown
 
 
 def test_one_axis_and_grids_that_only_diverged_are_drawn() -> None:
@@ -100,14 +104,14 @@ def test_one_axis_and_grids_that_only_diverged_are_drawn() -> None:
     for point in lost["algorithms"]["fedzmg"]["points"]:
         point["diverged"], point["score"] = 1, 0.0
     grids.figures(lost).draw_without_rendering()
-    assert "all diverged" in text(grids.table(lost))
+    assert "all diverged" in text(grid_view.table(lost, WIDE))
 
 
 def test_table_says_what_chose_and_where_the_best_lies() -> None:
-    shown = text(grids.table(data()))
+    shown = text(grid_view.table(data(), WIDE))
     for word in ("client.lr 1, server.lr 1", "50.00 %", "on the border", "1 of 6", "tuning half"):
         assert word in shown
-    assert "whole test set" in text(grids.table({**data(), "selection": "test"}))
+    assert "whole test set" in text(grid_view.table({**data(), "selection": "test"}, WIDE))
 
 
 def test_estimate_without_data_says_what_to_do() -> None:

@@ -56,6 +56,7 @@ def grid(
     from fedzmg.experiment.grids.score import warnings
     from fedzmg.report import grids
     from fedzmg.report.plots import style
+    from fedzmg.report.terminal import grids as grid_view
 
     work = _prepare("grid", file, set_, out, track, as_json=as_json)
     spec, place, console = work.spec, work.place, work.console
@@ -67,7 +68,7 @@ def grid(
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
-    console.print(grids.table(data))
+    console.print(grid_view.table(data, console.width), highlight=False)
     _say(warnings(data))
     _places(console, {"time": _spent(spec, place), "figure": written[0], "grid": place})
 
@@ -108,10 +109,9 @@ def study(
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
-    console.print(studies.scores(data))
-    tests = studies.tests(data)
-    if tests is not None:
-        console.print(tests)
+    for part in (studies.scores(data, console.width), studies.tests(data, console.width)):
+        if part is not None:
+            console.print(part, highlight=False)
     rounds = [r for runs in compared.histories.values() for run in runs for r in run.records]
     spent = f"{sum(record.seconds for record in rounds):,.0f} s"
     _places(console, {"time": spent, "figure": written[0], "study": place})

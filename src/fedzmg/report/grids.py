@@ -1,4 +1,4 @@
-"""A grid of hyper-parameters, from its ``grid.json``: heat-maps and a table."""
+"""A grid of hyper-parameters, from its ``grid.json``: heat-maps."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
-from rich import box
-from rich.table import Table
 
 from fedzmg.report.plots.style import QUIET_INK, STYLE
-from fedzmg.report.sheets.grids import best_points
 from fedzmg.report.terminal.tables import metric_text
 
 # One hue from paper to ink: order is plain in print and under any colour blindness.
@@ -226,22 +223,3 @@ def _ticks(values: Sequence[float]) -> list[str]:
     if all(abs(h - round(h)) < 1e-3 for h in halves):
         return [f"$10^{{{round(h) / 2:g}}}$" for h in halves]
     return [f"{v:.3g}" for v in values]
-
-
-def table(data: Mapping[str, Any]) -> Table:
-    """The best point of every algorithm, with its neighbours, for a terminal."""
-    sheet = best_points(data)
-    remark = f" ({data['label']})" if data["label"] else ""
-    shown = Table(
-        title=f"{data['task']}{remark}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        caption=sheet.caption,
-        caption_justify="left",
-    )
-    for i, head in enumerate(sheet.heads):
-        shown.add_column(head, justify="left" if i < sheet.words else "right", no_wrap=i == 0)
-    for row in sheet.rows:
-        shown.add_row(*(cell.text for cell in row))
-    return shown

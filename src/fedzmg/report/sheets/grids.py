@@ -32,7 +32,7 @@ def best_points(data: Mapping[str, Any]) -> Sheet:
         row = [Cell(str(entry["label"])), *_best(entry["best"], str(data["metric"]))]
         lost = _lost(entry)
         row.append(Cell(f"{lost} of {len(entry['points'])}", lost))
-        row += [Cell(_stopped(entry["stopped"]))] if stopping else []
+        row += [Cell(stopped_text(entry["stopped"]))] if stopping else []
         row += [Cell(remark)] if any(remarks) else []
         rows.append(row)
     axes = dict.fromkeys(axis for entry in entries for axis in entry["axes"])
@@ -68,15 +68,24 @@ def _remark(best: Mapping[str, Any] | None) -> str:
     return "on the border" if best["border"] else ""
 
 
-def _stopped(counts: Mapping[str, int]) -> str:
+def stopped_text(counts: Mapping[str, int]) -> str:
     """How many trials were stopped and why, and what of the rounds was trained.
 
-    >>> _stopped({"diverged": 3, "halving": 4, "rounds": 30, "rounds_asked": 60})
+    >>> stopped_text({"diverged": 3, "halving": 4, "rounds": 30, "rounds_asked": 60})
     '3 diverged, 4 halving (heuristic); 50 % of the rounds trained'
     """
-    why = [f"{n} {_WORDS.get(k, k)}" for k, n in counts.items() if not k.startswith("rounds")]
+    why = [f"{n} {_WORDS.get(k, k)}" for k, n in _reasons(counts)]
     share = 100 * counts["rounds"] / counts["rounds_asked"]
     return f"{', '.join(why)}; {share:.0f} % of the rounds trained" if why else "-"
+
+
+def stopped_count(counts: Mapping[str, int]) -> int:
+    """How many trials were stopped, for any reason."""
+    return sum(n for _, n in _reasons(counts))
+
+
+def _reasons(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return [(why, n) for why, n in counts.items() if not why.startswith("rounds")]
 
 
 def _caption(data: Mapping[str, Any]) -> str:

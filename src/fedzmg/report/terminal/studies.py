@@ -2,95 +2,142 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich import box
-from rich.table import Table
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from fedzmg.report.numbers import bytes_text, duration
+from fedzmg.report.terminal.stacked import Column, fits, stacked
 from fedzmg.report.terminal.tables import metric_text
 
 RULE = "rolling_mean"
+_STOPPED = "stopped after"
 
 
-def scores(data: Mapping[str, Any]) -> Table:
-    """Final metric, indices at which thresholds are reached, and the mean after the slowest."""
-    metric, remark = data["metric"], f" ({data['label']})" if data["label"] else ""
-    table = Table(
-        title=f"{data['task']}{remark}: {len(data['seeds'])} seeds, {data['rounds']} rounds",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        caption="final: mean ± sd of the last tenth of the rounds; to: index of the round at "
+def scores(data: Mapping[str, Any], width: int) -> RenderableType:
+    """Final metric, indices at which thresholds are reached, and the mean after the slowest.
+
+    Args:
+        data: what ``study.json`` holds.
+        width: of the terminal.
+    """
+    remark = f" ({data['label']})" if data["label"] else ""
+    title = f"{data['task']}{remark}: {len(data['seeds'])} seeds, {data['rounds']} rounds"
+    names = Column("algorithm", list(data["algorithms"]))
+    columns = _score_columns(data)
+    caption = (
+        "final: mean ± sd of the last tenth of the rounds; to: index of the round at "
         "which the run-averaged curve's rolling mean has arrived (index r follows round r + 1); "
-        "after: mean after the slowest algorithm has arrived",
-        caption_justify="left",
+        "after: mean after the slowest algorithm has arrived"
     )
-    table.add_column("algorithm", no_wrap=True)
-    table.add_column(f"final {metric}", justify="right", no_wrap=True)
+    if any(column.head == _STOPPED for column in columns):
+        caption += f"; {_STOPPED}: rounds after which diverged runs were trained no further"
+    if not fits(names, columns, width):
+        columns = [column._replace(head=_upright(column.head)) for column in columns]
+    return _under(title, stacked(names, columns, width), caption)
+
+
+def _score_columns(data: Mapping[str, Any]) -> list[Column]:
+    metric, rows = data["metric"], data["algorithms"]
+    finals = [_mean_and_sd(row["final"]["full"], metric) for row in rows.values()]
+    columns = [Column(f"final {metric}", finals)]
     for level in data["thresholds"]:
         goal = metric_text(level["threshold"], metric).replace(".00", "")
-        table.add_column(f"to {goal}", justify="right")
-        table.add_column(f"after {goal}", justify="right")
-    for label, row in data["algorithms"].items():
-        final = row["final"]["full"]
-        cells = []
-        for level in data["thresholds"]:
-            found = level["rules"][RULE]
-            arrived = found["arrival"][label]["averaged"]
-            late = found["late_stage_mean"]
-            mean = None if late is None else late[label]
-            cells.append("never" if arrived is None else str(arrived))
-            cells.append("-" if mean is None else metric_text(mean, metric))
-        table.add_row(label + _ended(row), _mean_and_sd(final, metric), *cells)
-    return table
+        found = level["rules"][RULE]
+        arrivals = [found["arrival"][label]["averaged"] for label in rows]
+        late = found["late_stage_mean"] or {}
+        means = [late.get(label) for label in rows]
+        columns += [
+            Column(f"to {goal}", ["never" if a is None else str(a) for a in arrivals]),
+            Column(f"after {goal}", ["-" if m is None else metric_text(m, metric) for m in means]),
+        ]
+    return columns + _lost(list(rows.values()))
 
 
-def tests(data: Mapping[str, Any]) -> Table | None:
-    """Paired tests of a study; None if there are none."""
+def _lost(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """What has to be known of runs that did not train to their end; nothing if all did."""
+    lost = [sum(round_ is not None for round_ in row["diverged"]) for row in rows]
+    stopped = [[r for r in row.get("stopped", []) if r is not None] for row in rows]
+    columns = []
+    if any(lost):
+        counts = [f"{n} of {len(row['diverged'])}" for n, row in zip(lost, rows, strict=True)]
+        columns.append(Column("diverged", counts))
+    if any(stopped):
+        columns.append(Column(_STOPPED, [_span(rounds) for rounds in stopped]))
+    return columns
+
+
+def _span(rounds: Sequence[int]) -> str:
+    """A few rounds one by one, more by the first and the last.
+
+    >>> _span([7, 3, 3]), _span([1, 2, 5, 9]), _span([])
+    ('3, 7', '1 to 9', '-')
+    """
+    known = sorted(set(rounds))
+    return ", ".join(map(str, known)) or "-" if len(known) < 4 else f"{known[0]} to {known[-1]}"
+
+
+def _upright(head: str) -> str:
+    r"""A head in lines: the word that says what, and below it of what.
+
+    >>> _upright("after 30 %"), _upright("diverged")
+    ('after\n30 %', 'diverged')
+    """
+    return head.replace(" ", "\n", 1)
+
+
+def tests(data: Mapping[str, Any], width: int) -> RenderableType | None:
+    """Paired tests of a study; None if there are none.
+
+    Args:
+        data: what ``study.json`` holds.
+        width: of the terminal.
+    """
     pairs, metric = data["tests"]["pairs"], data["metric"]
     if not pairs:
         return None
-    floor = pairs[0]["smallest_sign_flip"]
-    table = Table(
-        title=f"paired tests of the final {metric}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),  # eight columns of figures, which must not be cut at 80 characters
-        caption="below a difference: its 95 % interval; Holm: p over the family of "
-        f"{len(pairs)}; sign flip: exact, at least {floor:.3g} "
-        "here; seeds: needed to find such an effect with power 0.8 at the level 0.05",
-        caption_justify="left",
+    names = Column("", [f"{pair['first']} - {pair['second']}" for pair in pairs])
+    columns = _test_columns(pairs, metric)
+    firsts = {pair["first"] for pair in pairs}
+    if not fits(names, columns, width) and len(firsts) == 1:
+        names = Column(f"{firsts.pop()} minus", [pair["second"] for pair in pairs])
+    return _under(
+        f"paired tests of the final {metric}",
+        stacked(names, columns, width),
+        f"below a difference: its 95 % interval; Holm: p over the family of {len(pairs)}; sign "
+        f"flip: exact, at least {pairs[0]['smallest_sign_flip']:.3g} here; seeds: needed to find "
+        "such an effect with power 0.8 at the level 0.05",
     )
-    table.add_column("")
-    for head in ("difference", "t", "p", "Holm", "sign flip", "d_z", "seeds"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for pair in pairs:
-        test = pair["test"]
-        low, high = (metric_text(test[end], metric) for end in ("ci_low", "ci_high"))
-        table.add_row(
-            f"{pair['first']} - {pair['second']}",
-            f"{metric_text(test['mean_difference'], metric)}\n{low.removesuffix(' %')} to {high}",
-            _number(test["t"], ".3f"),
-            _number(test["p"], ".3g"),
-            _number(pair["p_holm"], ".3g"),
-            _number(pair["sign_flip"], ".3g"),
-            _number(test["effect_size"], "+.2f"),
-            "-" if pair["seeds_needed"] is None else str(pair["seeds_needed"]),
-        )
-    return table
 
 
-def _ended(row: Mapping[str, Any]) -> str:
-    """What has to be known of runs that did not train to their end."""
-    stopped = [round_ for round_ in row.get("stopped", []) if round_ is not None]
-    if stopped:
-        rounds = ", ".join(map(str, sorted(set(stopped))))
-        return f" ({len(stopped)} diverged, stopped after round {rounds})"
-    lost = sum(round_ is not None for round_ in row["diverged"])
-    return f" ({lost} diverged)" if lost else ""
+def _test_columns(pairs: Sequence[Mapping[str, Any]], metric: str) -> list[Column]:
+    results = [pair["test"] for pair in pairs]
+    needed = [pair["seeds_needed"] for pair in pairs]
+    columns = {
+        "difference": [_difference(test, metric) for test in results],
+        "t": [_number(test["t"], ".3f") for test in results],
+        "p": [_number(test["p"], ".3g") for test in results],
+        "Holm": [_number(pair["p_holm"], ".3g") for pair in pairs],
+        "sign flip": [_number(pair["sign_flip"], ".3g") for pair in pairs],
+        "d_z": [_number(test["effect_size"], "+.2f") for test in results],
+        "seeds": ["-" if seeds is None else str(seeds) for seeds in needed],
+    }
+    return [Column(head, cells) for head, cells in columns.items()]
+
+
+def _difference(test: Mapping[str, Any], metric: str) -> str:
+    """The mean, and its interval below."""
+    low, high = (metric_text(test[end], metric) for end in ("ci_low", "ci_high"))
+    return f"{metric_text(test['mean_difference'], metric)}\n{low.removesuffix(' %')} to {high}"
+
+
+def _under(title: str, parts: Iterable[RenderableType], caption: str) -> RenderableType:
+    """A table with a title above and words below it."""
+    return Group(
+        Text(f"{title}\n", style="bold"), *parts, Text(caption, style="table.caption"), Text()
+    )
 
 
 def _number(value: float | None, form: str) -> str:
