@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from fedzmg.experiment.runs.store import RunDirectory
+
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SERVERS = {"average": "ablation-factors-study", "adam": "ablation-factors-adam-study"}
 PARTS = ("projection", "momentum", "decay")
@@ -68,9 +70,19 @@ def score(variant: str) -> dict[str, Any] | None:
             return {
                 "finals": 100 * np.array(entry["final"]["full"]["runs"]),
                 "arrivals": [rule["arrival"][label]["averaged"] for rule in rules],
+                "by seed": [rule["arrival"][label]["runs"] for rule in rules],
+                "curve": 100 * np.mean(data["curves"][label]["runs"], axis=0),
+                "indices": np.array(data["curves"][label]["indices"]),
+                "own": 100 * own_accuracy(RESULTS / study / directory),
                 "options": entry["options"],
             }
     return None
+
+
+def own_accuracy(place: Path) -> float:
+    """Mean over runs and clients of the last model's accuracy on their own examples."""
+    runs = [RunDirectory(run).clients()[-1] for run in sorted(place.glob("seed-*"))]
+    return float(np.mean([run.metric.mean() for run in runs]))
 
 
 def gaps_in_words(gaps: npt.NDArray[np.float64]) -> str:
@@ -94,14 +106,29 @@ def print_parts(server: str) -> None:
         print(f"server {server}: not run yet")
         return
     known = {parts: each for parts, each in found.items() if each is not None}
-    print(f"server {server}: final accuracy, mean and sd of three seeds; arrivals at 20 and 33 %")
+    print(
+        f"server {server}: final accuracy, mean and sd of three seeds; arrivals at 20 and 33 %, at "
+        "33 % by seed; accuracy on clients' own examples; rates"
+    )
     for parts, each in known.items():
         name = " + ".join(part for part in PARTS if part in parts) or "plain"
         rates = each["options"]["client.lr"], each["options"]["server.lr"]
         finals = each["finals"]
         print(
             f"  {name:30}{finals.mean():6.2f} ± {finals.std(ddof=1):.2f}  "
-            f"{each['arrivals'][0]!s:>5} {each['arrivals'][1]!s:>5}   rates {rates[0]}, {rates[1]}"
+            f"{each['arrivals'][0]!s:>5} {each['arrivals'][1]!s:>5} {each['by seed'][1]!s:20}"
+            f"{each['own']:7.1f}   {rates[0]}, {rates[1]}"
+        )
+    for rest in ({"momentum"}, {"momentum", "decay"}):
+        lead = known[frozenset(rest | {"projection"})]["curve"] - known[frozenset(rest)]["curve"]
+        rolled, at = (
+            np.convolve(lead, np.ones(4) / 4, "valid"),
+            known[frozenset(rest)]["indices"][3:],
+        )
+        small = next(i for i in range(len(at)) if (rolled[i:] < 1).all())
+        print(
+            f"  lead of the projection beside {' + '.join(sorted(rest))}: {rolled.max():.1f} at "
+            f"most, at index {at[rolled.argmax()]}; below 1 from index {at[small]} on"
         )
     for part in PARTS:
         print(f"  what {part} adds, to")

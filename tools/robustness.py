@@ -22,10 +22,10 @@ ALGORITHMS = ("fedzmg", "fedavg", "fedadam")
 Curves = npt.NDArray[np.float64]
 
 
-def curves(study: str, algorithm: str) -> tuple[npt.NDArray[np.int64], Curves]:
+def curves(study: str, algorithm: str, seeds: int = 5) -> tuple[npt.NDArray[np.int64], Curves]:
     """Indices of the scheduled evaluations (every fifth round), and accuracy in % by seed."""
     found = []
-    for seed in range(5):
+    for seed in range(seeds):
         log = log_bytes(RESULTS / study / algorithm / f"seed-{seed}" / "metrics.jsonl")
         lines = [json.loads(line) for line in log.splitlines()]
         evaluated = {
@@ -60,7 +60,11 @@ def main() -> None:
         arrived = [index[(rolling(values) >= level).argmax(1)].tolist() for level in (20, 33)]
         print(f"  {name:8}{arrived[0]}  {arrived[1]}")
     ahead = rolling(of["fedzmg"].mean(0)) > rolling(of["fedadam"].mean(0))
-    print(f"the averaged curve of fedzmg leads fedadam's until index {index[ahead].max()}")
+    print(f"the averaged curve of fedzmg leads fedadam's until index {index[ahead].max()}", end="")
+    ahead = rolling(of["fedzmg"]) > rolling(of["fedadam"])
+    print("; with single seeds:", *(index[each].max() for each in ahead))
+    arrived = rolling(np.delete(of["fedzmg"], 2, axis=0).mean(0)) >= 33
+    print(f"fedzmg's averaged curve without seed 2 is at 33 % at index {index[arrived.argmax()]}")
     windows = {"final": index >= 900, "late stage": index > 755}
     for other in ("fedavg", "fedadam"):
         print(f"fedzmg minus {other}, paired over seeds")
@@ -71,6 +75,19 @@ def main() -> None:
                 f"  {name:11}{words(gaps)}, p {probability(gaps):.3f}; without one seed:", end=" "
             )
             print(*(f"{p:.3f}" for p in without))
+    middle = (index >= 450) & (index < 500)
+    print("indices 450 to 495")
+    for name, values in of.items():
+        means = values[:, middle].mean(1)
+        print(f"  {name:8}{means[:3].mean():.2f} with seeds 0 to 2, {means.mean():.2f} with all")
+    for name, variant in (
+        ("fedzmg", "average-projection-momentum-decay"),
+        ("fedavg", "average-plain"),
+    ):
+        there, values = curves("ablation-factors-study", variant, seeds=3)
+        gaps = values[:, there >= 450].mean(1) - of[name][:3, middle].mean(1)
+        print(f"  {name:8}trained again for the ablation: {words(gaps)}; by seed:", end=" ")
+        print(*(f"{gap:+.2f}" for gap in gaps))
     own, tf32 = curves("precision-tf32", "fedzmg")
     last = own[own >= 135]
     gaps = of["fedzmg"][:, np.isin(index, last)].mean(1) - tf32[:, np.isin(own, last)].mean(1)
