@@ -63,8 +63,8 @@ def main() -> None:
     print(f"the averaged curve of fedzmg leads fedadam's until index {index[ahead].max()}", end="")
     ahead = rolling(of["fedzmg"]) > rolling(of["fedadam"])
     print("; with single seeds:", *(index[each].max() for each in ahead))
-    arrived = rolling(np.delete(of["fedzmg"], 2, axis=0).mean(0)) >= 33
-    print(f"fedzmg's averaged curve without seed 2 is at 33 % at index {index[arrived.argmax()]}")
+    there = rolling(np.delete(of["fedzmg"], 2, axis=0).mean(0)) >= 33
+    print(f"fedzmg's averaged curve without seed 2 is at 33 % at index {index[there.argmax()]}")
     windows = {"final": index >= 900, "late stage": index > 755}
     for other in ("fedavg", "fedadam"):
         print(f"fedzmg minus {other}, paired over seeds")
@@ -84,8 +84,8 @@ def main() -> None:
         ("fedzmg", "average-projection-momentum-decay"),
         ("fedavg", "average-plain"),
     ):
-        there, values = curves("ablation-factors-study", variant, seeds=3)
-        gaps = values[:, there >= 450].mean(1) - of[name][:3, middle].mean(1)
+        own, values = curves("ablation-factors-study", variant, seeds=3)
+        gaps = values[:, own >= 450].mean(1) - of[name][:3, middle].mean(1)
         print(f"  {name:8}trained again for the ablation: {words(gaps)}; by seed:", end=" ")
         print(*(f"{gap:+.2f}" for gap in gaps))
     own, tf32 = curves("precision-tf32", "fedzmg")
