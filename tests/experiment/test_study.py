@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from toys import Stop, toy
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.grids.grid import run_grid
+from fedzmg.experiment.runs import run
+from fedzmg.experiment.runs.run import run_pack
 from fedzmg.experiment.runs.store import RunDirectory
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.study import StudySpec
@@ -20,7 +23,7 @@ from fedzmg.experiment.studies.compare import Comparison
 from fedzmg.experiment.studies.curves import final
 from fedzmg.experiment.studies.study import find_rates, run_study, study_packs, summary
 from fedzmg.experiment.work.budget import TimeIsUp
-from fedzmg.simulation import History, Record, Trial
+from fedzmg.simulation import History, Record, Simulation, Trial
 from fedzmg.tree import Tree
 
 
@@ -203,6 +206,63 @@ def test_checkpoints_of_finished_runs_may_be_removed(tmp_path: Path) -> None:
             assert (place / "metrics.jsonl").read_bytes() == before
             assert not list(place.glob("checkpoint*"))
     assert (last.parent / "checkpoint.safetensors").is_file()
+
+
+def test_a_whole_log_is_no_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last line is written before the last checkpoint, and before clients are looked at."""
+
+    def die(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "evaluate_clients", die)
+        with pytest.raises(MemoryError):
+            run_study(spec(), tmp_path, task=toy())
+    place = RunDirectory(tmp_path / "fedzmg" / "seed-3")
+    assert len(place.records()) == 3
+    assert place.checkpoint() is None
+    run_study(spec(), tmp_path, task=toy())
+    assert place.checkpoint() is not None
+    assert place.clients()
+    # Trained again in place, but not to the end: old lines do not stand for new ones.
+    (place.path / "checkpoint.safetensors").unlink()
+    with pytest.raises(MemoryError):
+        run_pack(toy(), [place.spec()], [place.path], progress=Stop(1), checkpoint_seconds=1e9)
+    run_study(spec(), tmp_path, task=toy())
+    assert place.checkpoint() is not None
+
+
+def test_stopped_runs_without_checkpoints_are_finished(tmp_path: Path) -> None:
+    plan = spec(algorithms={"fedavg": {"client": {"lr": 1e30}}}, stop={"diverged": True}, rounds=5)
+    whole, _ = run_study(plan, tmp_path, task=toy())
+    assert whole["algorithms"]["fedavg"]["stopped"] == [3, 3]
+    places = list(tmp_path.rglob("seed-*/checkpoint.safetensors"))
+    assert len(places) == 2
+    for place in places:
+        place.unlink()
+    again, _ = run_study(plan, tmp_path, task=toy())
+    assert again == whole
+    assert not any(place.exists() for place in places)
+
+
+def test_where_bits_are_promised_a_pack_without_checkpoints_starts_again_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, that is; what else trains decides the last bits there."""
+    monkeypatch.setattr(run, "_must_stay_together", lambda _: True)
+    plan = spec(algorithms=["fedavg"], seeds=[3, 5, 7])
+    whole, _ = run_study(plan, tmp_path, task=toy())
+    for file in tmp_path.rglob("checkpoint*"):
+        file.unlink()
+    run_study(plan, tmp_path, task=toy(), progress=Stop(1))  # nothing is trained
+    shutil.rmtree(tmp_path / "fedavg" / "seed-5")
+    seen = Stop(99)
+    again, _ = run_study(plan, tmp_path, task=toy(), progress=seen)
+    assert seen.said.count("back to round 0, where its pack is") == 2
+    assert _but_seconds(again) == _but_seconds(whole)
+    for seed in (3, 7):
+        log = (tmp_path / "fedavg" / f"seed-{seed}" / "metrics.jsonl").read_bytes()
+        assert len(log.splitlines()) == 2 * 3
 
 
 def _but_seconds(data: dict[str, Any]) -> dict[str, Any]:

@@ -112,8 +112,8 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
         spec, checkpoint = directory.spec(), directory.checkpoint()
         if checkpoint is None:
             raise InputError(
-                f"{what} holds no checkpoint: let the run finish a round, or give the original of "
-                "a kept copy"
+                f"{what} holds no checkpoint: let the run finish a round, train it again if its "
+                "checkpoints were removed, or give the original of a kept copy"
             )
         task = spec.build_task()
         task = replace(task, protocol=spec.build_protocol(task))

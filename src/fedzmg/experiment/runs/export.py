@@ -29,7 +29,7 @@ def export_model(run: Path, to: Path | None = None) -> Path:
         remedy = (
             f"it belongs to the kept copy {kept}; export from the original"
             if kept is not None
-            else "let the run finish a round first"
+            else "let the run finish a round, or train it again if its checkpoints were removed"
         )
         raise InputError(f"{run} holds no checkpoint: {remedy}")
     path = to or run / "model.safetensors"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError
 from fedzmg.experiment import stopping
+from fedzmg.experiment.runs import manifest
 from fedzmg.experiment.runs.store import Position, RunDirectory
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.stopping import Stopped
@@ -32,17 +33,19 @@ class Job(NamedTuple):
     name: str = ""
     """What it is called in a pack of several algorithms."""
     only_log: bool = False
-    """Its log is whole, its checkpoints were removed, and nobody asks for its model."""
+    """It has finished, its checkpoints were removed, and nobody asks for its model."""
 
     @property
     def done(self) -> int:
         """Rounds that need not be repeated."""
+        if self.only_log:
+            return len(self.records)
         return 0 if self.position is None else self.position.checkpoint.round
 
     def complete(self, rounds: int) -> bool:
         """Whether nothing is left to train."""
         last = rounds if self.stopped is None else self.stopped.round
-        return self.only_log or (self.position is not None and self.done >= last)
+        return self.done >= last
 
     @property
     def before(self) -> int:
@@ -65,7 +68,7 @@ def open_job(
         spec: the run it should hold, every default written out.
         directory: where it lies; None if nothing is kept.
         until: leave out checkpoints of later rounds.
-        models: whether the model is asked for; if not, a whole log is enough.
+        models: whether the model is asked for; if not, the log of a finished run is enough.
 
     Raises:
         InputError: if it holds another run, or one that cannot go on.
@@ -99,7 +102,12 @@ def open_job(
     position = directory.position(logged=records, until=until)
     stopped = stopping.read(directory.path)
     last = task.protocol.rounds if stopped is None else stopped.round
-    only_log = not models and position is None and all(r in records for r in range(1, last + 1))
+    only_log = (
+        not models
+        and position is None
+        and manifest.FINISHED in facts
+        and all(round_ in records for round_ in range(1, last + 1))
+    )
     done = last if only_log else 0 if position is None else position.checkpoint.round
     kept = [records[round_] for round_ in range(1, done + 1)]
     choice = EngineChoice(facts["engine"], "as before", facts["onednn"])
@@ -113,6 +121,8 @@ def take_job(
     directory: RunDirectory,
     progress: Progress,
     until: int | None = None,
+    *,
+    models: bool = True,
 ) -> Job:
     """Open a directory that this process holds, and put right what a crash left of it.
 
@@ -122,8 +132,9 @@ def take_job(
         directory: where it lies.
         progress: told of a checkpoint that cannot be used.
         until: leave out checkpoints of later rounds.
+        models: whether the model is asked for.
     """
-    job = open_job(task, spec, directory, until)
+    job = open_job(task, spec, directory, until, models=models)
     if until is None and job.position is not None and job.position.passed_over:
         progress.say(
             f"{job.position.passed_over}: the previous checkpoint is used, from round {job.done}"

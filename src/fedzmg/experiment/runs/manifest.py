@@ -15,6 +15,9 @@ from fedzmg.provenance import provenance
 from fedzmg.simulation import Simulation
 from fedzmg.tasks.task import Task
 
+FINISHED = "finished"
+"""When the last checkpoint of a run was written; not there while there is something to train."""
+
 
 def describe(simulation: Simulation) -> dict[str, Any]:
     """Versions, machine, data and execution path, with everything that shares a pack."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
 from fedzmg.experiment.runs import manifest
 from fedzmg.experiment.runs.job import Job
@@ -44,6 +45,24 @@ def note_pack(jobs: Sequence[Job], simulation: Simulation) -> None:
             facts = directory.manifest()
             before = [c for c in facts.get("pack_changes", []) if c["round"] < simulation.round]
             directory.note({**facts, "pack_changes": [*before, change]})
+
+
+def note_finished(jobs: Iterable[Job]) -> None:
+    """Record that nothing is left to train and that the last checkpoints are written.
+
+    A log alone does not say so: its last line comes before the last checkpoint.
+    """
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    for job in jobs:
+        if job.directory is not None:
+            job.directory.note({**job.directory.manifest(), manifest.FINISHED: now})
+
+
+def note_unfinished(directory: RunDirectory) -> None:
+    """Take back that nothing is left to train, before it is trained again."""
+    facts = directory.manifest()
+    if facts.pop(manifest.FINISHED, None) is not None:
+        directory.note(facts)
 
 
 def warn_if_moved(directory: RunDirectory, simulation: Simulation, progress: Progress) -> None:

@@ -52,8 +52,8 @@ def run_pack(
             taken up again.
         label: what the work is called; by default the algorithm's name.
         names: what each run is called, if they are of several algorithms.
-        models: whether histories need their models. If not, a run counts as complete when its log
-            is, though its checkpoints were removed to save space.
+        models: whether histories need their models. If not, a run that finished is complete even
+            if its checkpoints were removed to save space.
 
     Raises:
         InputError: for a directory that holds another run, that another process is at work in, or
@@ -73,18 +73,18 @@ def run_pack(
     ]
     together = _must_stay_together(specs[0]) and not all(job.complete(rounds) for job in jobs)
     unfinished = [
-        d
-        for job, d in zip(jobs, directories, strict=True)
-        if d and (not job.complete(rounds) or (together and job.stopped is None))
+        directory
+        for job, directory in zip(jobs, directories, strict=True)
+        if directory and (together or not job.complete(rounds))
     ]
     with hold([d.path for d in unfinished], progress.say) as held:
         for i, directory in enumerate(directories):
             if directory in unfinished:
-                jobs[i] = take_job(fitted, resolved[i], directory, progress)
+                jobs[i] = take_job(fitted, resolved[i], directory, progress, models=models)
         if together:
-            least = min(job.done for job in jobs if job.stopped is None)
+            least = _common_round(jobs, rounds)
             for i, directory in enumerate(directories):
-                if directory in unfinished and jobs[i].done > least:
+                if directory is not None and jobs[i].done > least:
                     progress.say(f"{directory.path}: back to round {least}, where its pack is")
                     jobs[i] = take_job(fitted, resolved[i], directory, progress, until=least)
         watch = Watch(progress, seconds, held, stop or (lambda _: Verdict()))
@@ -107,6 +107,13 @@ def checkpoint_interval() -> float:
 def _must_stay_together(spec: RunSpec) -> bool:
     """Whether runs of a pack must be at the same round: on a GPU, widths decide the last bits."""
     return spec.deterministic and resolve_device(spec.device).type == "cuda"
+
+
+def _common_round(jobs: Sequence[Job], rounds: int) -> int:
+    """The round from which all runs of a pack can go on together."""
+    least = min(job.done for job in jobs if not job.complete(rounds))
+    # Without a checkpoint there is no way back but to the start.
+    return 0 if any(job.only_log and job.done > least for job in jobs) else least
 
 
 def _run_jobs(task: Task, jobs: Sequence[Job], label: str, watch: Watch) -> list[History]:

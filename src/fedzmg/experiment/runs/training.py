@@ -57,6 +57,7 @@ class PackTraining:
             if job.directory is not None:
                 if job.existed:
                     notes.warn_if_moved(job.directory, self._simulation, watch.progress)
+                    notes.note_unfinished(job.directory)
                 else:
                     job.directory.create(job.spec, manifest.describe(self._simulation))
         self._records = [list(job.records) for job in jobs]
@@ -130,6 +131,12 @@ class PackTraining:
         if last or late or large or stopped:
             checkpoints.save(self._jobs, simulation, self._saved_round, self._clients)
             self._saved_round, self._saved = simulation.round, time.monotonic()
+            ended = simulation.round == simulation.rounds
+            notes.note_finished(
+                job
+                for i, job in enumerate(self._jobs)
+                if i in stopped or (ended and i not in simulation.resting)
+            )
         if stopped:
             simulation.rest(stopped)
             notes.note_pack(self._jobs, simulation)

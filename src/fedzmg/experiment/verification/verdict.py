@@ -17,7 +17,7 @@ from fedzmg.simulation import resolve_device
 from fedzmg.tasks.task import Task
 
 NUMBERS = ("metric", "loss", "train_loss")
-UNTOLD = ("started", "engine_reason", "command", "chunk_changes", "pack_changes")
+UNTOLD = ("started", "finished", "engine_reason", "command", "chunk_changes", "pack_changes")
 """Facts of a manifest that say nothing about where a run's bits come from; on a processor, who
 trained beside it does not, either."""
 

@@ -24,7 +24,7 @@ ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
 OPTIONS = ("algorithm", "weights", "client", "server", "algorithms", "axes")
 DATA = ("data_sha256", "task_sha256", "clients", "examples", "preset", "metric")
 TIME = "seconds"
-NEVER_EQUAL = ("started", "engine_reason", "command", TIME)
+NEVER_EQUAL = ("started", "finished", "engine_reason", "command", TIME)
 """Facts of a manifest that say when and how it was typed, not what was done."""
 PACKING = ("pack", "pack_changes")
 """Facts that move no bit on processors."""
