@@ -102,14 +102,21 @@ def test_on_a_gpu_the_number_of_trials_decides_whether_compiling_pays(
     steps = max(len(e.stream) for e in built._probe()[0])
     assert steps == 6
 
-    def path(trials: int, rounds: int) -> str:
-        return choosing._on_card(built._program, rounds, built._probe, trials).path
+    on_card = replace(built._program, device=torch.device("cuda"))
+
+    def path(trials: int, rounds: int, trainings: int = 1) -> str:
+        return choosing.choose(
+            "auto", on_card, rounds, built._probe, trials=trials, trainings=trainings
+        ).path
 
     # 3.5 ms a step, 6 steps: 21 ms a round alone, half of that for every other trial of a pack.
     assert path(1, 2300) == "captured"
     assert path(1, 2400) == "compiled"
     assert path(9, 470) == "captured"
     assert path(9, 480) == "compiled"
+    # Ten of them share what is compiled.
+    assert path(9, 47, trainings=10) == "captured"
+    assert path(9, 48, trainings=10) == "compiled"
 
 
 def test_unknown_engine_and_device_are_refused() -> None:

@@ -104,23 +104,24 @@ def test_finished_algorithms_are_not_trained_again(tmp_path: Path) -> None:
     assert list(data["algorithms"]) == ["fedavg", "fedadam"]
 
 
-def test_the_choice_of_engine_knows_how_many_algorithms_are_searched(
+def test_the_choice_of_engine_knows_how_much_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They share what is compiled, so that it may pay even if it would not for one of them."""
     asked: list[int] = []
 
-    def choice(*_: object, alike: int, **__: object) -> EngineChoice:
-        asked.append(alike)
+    def choice(*_: object, trainings: int, **__: object) -> EngineChoice:
+        asked.append(trainings)
         return EngineChoice("vectorized", "for the test")
 
     monkeypatch.setattr(rounds, "choose", choice)
-    plan = spec("fedavg", "fedadam", "fedzmg", engine="auto")
+    plan = spec("fedavg", "fedadam", "fedzmg", engine="auto", together=2)
     with pytest.raises(MemoryError):
         run_grid(plan, tmp_path, task=toy(), progress=Stop(1, pack=2))
     run_grid(plan, tmp_path, task=toy())
-    # What had begun goes on with the choice that it began with.
-    assert asked == [3, 3, 2]
+    # Three algorithms of two packs each, wherever it was interrupted; what had begun, packs of the
+    # same algorithm among it, goes on with the choice that it began with.
+    assert asked == [6, 6, 6]
 
 
 def test_time_that_is_over_ends_cleanly_and_goes_on(tmp_path: Path) -> None:

@@ -61,7 +61,13 @@ class EngineChoice:
 
 
 def choose(
-    name: str, program: Program, rounds_left: int, probe: Probe, *, trials: int = 1, alike: int = 1
+    name: str,
+    program: Program,
+    rounds_left: int,
+    probe: Probe,
+    *,
+    trials: int = 1,
+    trainings: int = 1,
 ) -> EngineChoice:
     """The named path, or for ``auto`` the fastest one as measured on this machine.
 
@@ -71,8 +77,8 @@ def choose(
         rounds_left: rounds to come.
         probe: one trial's round.
         trials: how many trials train together.
-        alike: how many trainings of this length follow each other here, this one included; on a GPU
-            they share what is compiled.
+        trainings: how many of this length and width are planned, this one included; on a GPU they
+            share the compiled losses.
 
     Raises:
         InputError: for an unknown name.
@@ -82,7 +88,7 @@ def choose(
     if name != "auto":
         raise unknown("engine", name, ["auto", *get_args(Path)])
     if program.device.type == "cuda":
-        return _on_card(program, rounds_left * alike, probe, trials)
+        return _on_card(program, rounds_left, probe, trials, trainings)
     entries, sent, memory = probe()
     short = [e._replace(stream=e.stream[:PROBE_STEPS]) for e in entries]
     found: dict[tuple[Path, bool], float] = {}
@@ -113,7 +119,9 @@ def choose(
     return EngineChoice(path, figures, flag)
 
 
-def _on_card(program: Program, rounds_left: int, probe: Probe, trials: int) -> EngineChoice:
+def _on_card(
+    program: Program, rounds_left: int, probe: Probe, trials: int, trainings: int = 1
+) -> EngineChoice:
     """On a GPU: graphs, compiled where the training is long enough; whatever works, otherwise."""
     entries, sent, memory = probe()
     short = [e._replace(stream=e.stream[:PROBE_STEPS]) for e in entries]
@@ -131,9 +139,10 @@ def _on_card(program: Program, rounds_left: int, probe: Probe, trials: int) -> E
     figures += f"{1e3 * replayed:.1f} ms"
     steps = max((len(e.stream) for e in entries), default=0)
     left = replayed / PROBE_STEPS * steps * rounds_left * (1 + (trials - 1) * PACKED_COST)
-    saved = CARD_GAIN * left
+    saved = CARD_GAIN * left * trainings
     if saved > COMPILE_SECONDS and can_compile(program.device):
-        return EngineChoice("compiled", f"{figures}; compiling should save {saved:.0f} s")
+        planned = f" in {trainings} trainings" if trainings > 1 else ""
+        return EngineChoice("compiled", f"{figures}; compiling should save {saved:.0f} s{planned}")
     return EngineChoice("captured", figures)
 
 

@@ -80,7 +80,7 @@ class Simulation:
         precision: Precision = "float32",
         deterministic: bool = False,
         chunk: int | None = None,
-        alike: int = 1,
+        trainings: int = 1,
         restored: Sequence[Checkpoint] | None = None,
         memory_places: Sequence[Path] | None = None,
     ) -> None:
@@ -122,7 +122,7 @@ class Simulation:
                     rounds - self.round,
                     self._probe,
                     trials=len(self.trials),
-                    alike=alike,
+                    trainings=trainings,
                 )
             )
             if chunk is None and self.choice.path != "sequential":

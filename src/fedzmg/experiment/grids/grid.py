@@ -68,13 +68,12 @@ def run_grid(
     reporting = whole.test if spec.also_by_test else None
     with claimed(out, spec, "grid.toml", progress.say) as held:
         found: dict[str, Any] = {}
-        places = {name: out / spec.folder(name) for name in spec.algorithms}
-        to_come = sum(not (place / "scores.json").is_file() for place in places.values())
-        for name, place in places.items():
+        for name in spec.algorithms:
+            place = out / spec.folder(name)
             if not (place / "scores.json").is_file():
                 search = Search(
                     spec, name, task, place, progress, budget, checkpoint_seconds, held, reporting,
-                    to_come,
+                    sum(spec.packs().values()),
                 )  # fmt: skip
                 search.run()
             else:

@@ -49,15 +49,15 @@ class Search:
         checkpoint_seconds: float,
         held: Hold,
         reporting: Examples | None = None,
-        alike: int = 1,
+        trainings: int = 1,
     ) -> None:
         self.spec, self.name, self.task, self.place = spec, name, task, place
         self.progress, self.budget, self.held = progress, budget, held
         self.checkpoint_seconds = checkpoint_seconds
         self.reporting = reporting
         """Examples that report, if points are scored on them too."""
-        self.alike = alike
-        """How many algorithms are searched one after another, this one included."""
+        self.trainings = trainings
+        """How many packs the whole grid trains, one after another."""
         self.log = Log(place / "metrics.jsonl")
         self.rows: Rows = self.log.read()
         self.stops = Stops(spec, name, task.metric, place / "stopped.jsonl")
@@ -235,7 +235,7 @@ class Search:
             precision=spec.precision,
             deterministic=spec.deterministic,
             chunk=manifest.chunk(facts, self.task, len(active)) if facts else None,
-            alike=self.alike,
+            trainings=self.trainings,
             restored=None if kept is None else [kept.trials[i] for i in active],
             memory_places=[self._memory(i) for i in active],
         )
