@@ -110,26 +110,42 @@ def test_commands_work_where_the_report_was_asked_for(
     assert lines[2][2:] == [given]
 
 
+@pytest.mark.parametrize(
+    ("stand", "given", "found"),
+    [(".", "results/s", "results/g"), ("results/s", ".", "../g"), ("results", "s", "g")],
+)
 def test_a_study_finds_the_grid_that_was_kept_with_it(
-    write_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write_run: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stand: str,
+    given: str,
+    found: str,
 ) -> None:
     write_run("results/s/fedavg/seed-0", "fedavg", 0, [0.1, 0.2])
-    (tmp_path / "results" / "s" / "study.toml").write_text('rates = "runs/g"\n')
-    monkeypatch.chdir(tmp_path)
+    plan = tmp_path / "results" / "s" / "study.toml"
+    made = tmp_path / "runs" / "g"
+    plan.write_text(f'task = "digits"\nrates = "{made.as_posix()}"\n')
+    monkeypatch.chdir(tmp_path / stand)
 
     def command() -> list[str]:
-        page = html.unescape(render(read([Path("results/s")])))
+        page = html.unescape(render(read([Path(given)])))
         return shlex.split(re.findall(r"(?:<code>|\n)(fedzmg study [^<\n]+)", page)[0])
 
+    def grid(place: Path, task: str) -> None:
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "grid.json").write_text(f'{{"task": "{task}"}}')
+
     assert "--set" not in command()  # it is nowhere
-    kept = tmp_path / "results" / "g" / "grid.json"
-    kept.parent.mkdir()
-    kept.write_text("{}")
-    assert command()[3:5] == ["--set", "rates=results/g"]
-    made = tmp_path / "runs" / "g" / "grid.json"
-    made.parent.mkdir(parents=True)
-    made.write_text("{}")
-    assert "--set" not in command()
+    grid(tmp_path / "results" / "g", "plays")
+    assert "--set" not in command()  # it is another
+    grid(tmp_path / "results" / "g", "digits")
+    assert command()[3:5] == ["--set", f"rates={found}"]
+    grid(made, "digits")
+    assert "--set" not in command()  # it is where it was
+    for text in ('task = "digits"', 'task = "digits"\nrates = "tuned"'):
+        plan.write_text(text)
+        assert "--set" not in command()
 
 
 def test_names_cannot_break_out(write_run: Any, tmp_path: Path) -> None:

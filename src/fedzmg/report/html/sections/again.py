@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.specs.strict import read_toml
 from fedzmg.report.html.blocks import Block, Commands, Notes, Pairs, Section, Table
 from fedzmg.report.numbers import NONE
 from fedzmg.report.results.grouping import Study
 from fedzmg.report.results.outcome import Outcome
 from fedzmg.report.results.reading import Material, Plan
 from fedzmg.report.results.runs import Run
+from fedzmg.report.results.stored import read_json, read_toml
 from fedzmg.report.sheets.costs import circumstances
 from fedzmg.report.sheets.sheet import Cell, Sheet
 
@@ -72,11 +73,12 @@ def _rates(plan: Plan) -> tuple[str, ...]:
     if plan.kind != "study":
         return ()
     try:
-        rates = read_toml(Path(plan.path)).get("rates", "")
-    except InputError:
-        return ()
-    beside = Path(plan.path).parent.parent / Path(str(rates)).name
-    if Path(str(rates), GRID).is_file() or not (beside / GRID).is_file():
+        asked = read_toml(Path(plan.path))
+        grid = Path(asked["rates"])
+        beside = Path(os.path.normpath(Path(plan.path).parent / ".." / grid.name))
+        if (grid / GRID).is_file() or read_json(beside / GRID)["task"] != asked["task"]:
+            return ()
+    except (InputError, KeyError):  # it names no grid, or there is none
         return ()
     return "--set", f"rates={beside.as_posix()}"
 
