@@ -27,6 +27,7 @@ from fedzmg.engine.local import Work
 from fedzmg.engine.round import Program
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.kernels.determinism import bits_are_kept
+from fedzmg.models.kernels.measurements import timer
 from fedzmg.models.kernels.precision import precision
 from fedzmg.models.objective import Batch, LossFunction, Objective, PrepareFunction
 from fedzmg.tree import Tree, leaves, row, tree_map
@@ -125,7 +126,7 @@ class Captured:
         if self._program.device.type != "cuda":
             yield
             return
-        span = _event(), _event()
+        span = timer(), timer()
         span[0].record()
         yield
         span[1].record()
@@ -201,10 +202,6 @@ def _copy_all(places: list[Tensor], values: list[Tensor]) -> None:
         own[1].append(value)
     for there, new in by_type.values():
         torch._foreach_copy_(there, new)
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _upload(array: npt.NDArray[Any], place: Tensor) -> None:

@@ -18,7 +18,7 @@ TIMES = 5
 _NAME = "fedzmg.json"
 
 
-def milliseconds(call: Callable[[], object], times: int = TIMES) -> float:
+def milliseconds(call: Callable[[], object]) -> float:
     """What a call keeps the GPU busy for, without what it takes Python to launch it.
 
     Steps are replayed from graphs, where launches cost next to nothing. Timed from Python, small
@@ -32,20 +32,21 @@ def milliseconds(call: Callable[[], object], times: int = TIMES) -> float:
         # Other threads may go on using the device.
         graph.capture_begin(capture_error_mode="thread_local")
         try:
-            for _ in range(times):
+            for _ in range(TIMES):
                 call()
         finally:
             graph.capture_end()
     graph.replay()
-    begin, end = _event(), _event()
+    begin, end = timer(), timer()
     begin.record()
     graph.replay()
     end.record()
     end.synchronize()
-    return float(begin.elapsed_time(end)) / times
+    return float(begin.elapsed_time(end)) / TIMES
 
 
-def _event() -> torch.cuda.Event:
+def timer() -> torch.cuda.Event:
+    """A mark on the device's own clock."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 

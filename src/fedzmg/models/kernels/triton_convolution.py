@@ -174,11 +174,11 @@ _SHAPE = ["batch", "HEIGHT", "WIDTH", "C", "FILTERS", "TAP_COLUMNS", "PRECISION"
 def _tuned(kernel: Any, configs: list[Any]) -> Any:
     """The kernel with its fastest tile, measured once per shape; interpreted: with the first."""
     chosen = configs[:1] if isinstance(kernel, InterpretedFunction) else configs
-    tune = triton.autotune(chosen, key=_SHAPE, do_bench=_quantiles, cache_results=True)
+    tune = triton.autotune(chosen, key=_SHAPE, do_bench=_bench, cache_results=True)
     return tune(kernel)
 
 
-def _quantiles(call: Any, quantiles: Any) -> list[float]:
+def _bench(call: Any, quantiles: Any) -> list[float]:
     """A few calls tell tiles apart; Triton's own way takes a tenth of a second for each."""
     return [milliseconds(call)] * len(quantiles)
 
