@@ -22,6 +22,8 @@ from fedzmg.experiment.runs.store import RunDirectory
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SERVERS = {"average": "ablation-factors-study", "adam": "ablation-factors-adam-study"}
 PARTS = ("projection", "momentum", "decay")
+PROTOCOL = ([0, 1, 2], 500, "tf32")
+"""Seeds, rounds and precision of all of them."""
 AVERAGE, ADAM = (f"{study}/{server}" for server, study in SERVERS.items())
 LAYERS, KIN, HYBRIDS, CENTRED = (
     f"ablation-{name}-study" for name in ("layers", "centralization", "hybrids", "centring")
@@ -34,9 +36,9 @@ COMPARED = {
         (f"{AVERAGE}-projection-decay", f"{AVERAGE}-decay"),
     ],
     "its kin": [
-        (f"{KIN}/local-gc", f"{AVERAGE}-projection-momentum-decay"),
-        (f"{KIN}/gc-fed", f"{AVERAGE}-projection-momentum-decay"),
-        (f"{KIN}/global-gc", f"{AVERAGE}-momentum-decay"),
+        (f"{KIN}/local-gc", f"{AVERAGE}-projection-momentum"),
+        (f"{KIN}/gc-fed", f"{AVERAGE}-projection-momentum"),
+        (f"{KIN}/global-gc", f"{AVERAGE}-momentum"),
     ],
     "a projected step of Adam on the server": [
         (f"{HYBRIDS}/fedzmg-adam-projected", f"{ADAM}-projection-momentum-decay"),
@@ -64,6 +66,8 @@ def score(variant: str) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     data = json.loads(path.read_text(encoding="utf-8"))
+    # Else pairs would be no pairs.
+    assert (data["seeds"], data["rounds"], data["precision"]) == PROTOCOL, path
     for label, entry in data["algorithms"].items():
         if entry["directory"] == directory:
             rules = [t["rules"]["rolling_mean"] for t in data["thresholds"]]
