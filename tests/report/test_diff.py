@@ -86,7 +86,7 @@ def test_heads_are_names_that_tell_both_apart_and_are_not_cut(
     found = compare(*places)
     shown = io.StringIO()
     console = Console(width=80, file=shown)
-    for part in diff_view.screen(found, ["scores"]):
+    for part in diff_view.screen(found, ["scores"], 80):
         console.print(part, highlight=False)
     [head] = [line for line in shown.getvalue().splitlines() if line.startswith("algorithm")]
     assert head.split()[1:3] == ["precision-tf32", "precision-bf16"]

@@ -1,4 +1,4 @@
-"""Tables of grids and studies with long labels: every number stays whole, at any width."""
+"""Tables with long labels and places: every number stays whole, at any width."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import io
 import itertools
 import json
 import re
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -16,9 +18,14 @@ from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from typer.testing import CliRunner
 
-from fedzmg.cli import app
+from fedzmg.cli import app, inspection
+from fedzmg.experiment.studies.significance import PairedTest
+from fedzmg.experiment.work.lock import NAME as LOCK
+from fedzmg.experiment.work.lock import Owner
 from fedzmg.report.numbers import NONE
-from fedzmg.report.terminal import grids, studies
+from fedzmg.report.results.diff import ASPECTS, Change, Curves, Difference, Scores
+from fedzmg.report.results.watch import State, Training, Work
+from fedzmg.report.terminal import diff, grids, studies, tables, verify, watch
 from fedzmg.report.terminal.stacked import Column, stacked
 
 FACTORS = [
@@ -27,6 +34,8 @@ FACTORS = [
     for words in itertools.combinations(("projection", "momentum", "decay"), n)
 ]
 LABELS = [f"{server}: {own}" for server in ("average", "Adam") for own in FACTORS]
+JOINED = [label.replace(": ", "-").replace(" + ", "-") for label in LABELS]
+"""As directories are called."""
 SHORT = ["fedzmg", "fedzmg-adam", "fedavg"]
 WIDTHS = pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
 
@@ -260,3 +269,285 @@ def test_files_get_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ]
         table = done.stdout[done.stdout.index("\ndigits") + 1 :].splitlines()
         check(table, 80, numbers, labels)
+
+
+def trials(labels: list[str]) -> Work:
+    """A grid at work: six points of every algorithm, some in every state."""
+    found = []
+    for i, label in enumerate(labels):
+        for k, (client, server) in enumerate(itertools.product((0.0316, 0.1, 0.316), (0.316, 1.0))):
+            state: State = get_args(State)[(i + k) % 6]
+            name = f"{label} client.lr={client:.4g} server.lr={server:.4g} seed=1000"
+            found.append(
+                Training(name, label, state, 11 * k + i, 1500, False, 5, 0.1012 + i / 97 + k / 977)
+            )
+    return Work("runs/grid", "grid", "toy", "accuracy", True, tuple(found), None)
+
+
+def runs(labels: list[str], seeds: int, **last: Any) -> Work:
+    """A study at work."""
+    found = [
+        Training(
+            f"{label}/seed-{seed}", label, get_args(State)[(i + seed) % 6], 1000 + 13 * i + seed,
+            1500, False, 5, 0.1012 + i / 97 + seed / 977,
+        )
+        for i, label in enumerate(labels)
+        for seed in range(seeds)
+    ]  # fmt: skip
+    found[-1] = found[-1]._replace(**last)
+    return Work("runs/study", "study", "toy", "accuracy", True, tuple(found), None)
+
+
+def bests(work: Work) -> list[Training]:
+    """Of every algorithm; a metric grows with the place in a list."""
+    groups = itertools.groupby(work.trainings, lambda one: one.group)
+    return [[one for one in own if one.state != "diverged"][-1] for _, own in groups]
+
+
+def text_of(parts: Iterable[RenderableType], width: int) -> list[str]:
+    return [line for part in parts for line in printed(part, width)]
+
+
+@WIDTHS
+@pytest.mark.parametrize("labels", [LABELS, JOINED, SHORT])
+def test_a_grid_at_work_shows_every_algorithm(width: int, labels: list[str]) -> None:
+    work = trials(labels)
+    lines = printed(watch.screen([work], width), width)
+    numbers = []
+    for one in bests(work):
+        options = dict(part.split("=") for part in one.name.removeprefix(one.group).split())
+        numbers += [percent(one.metric or 0.0), options["client.lr"], options["server.lr"]]
+    numbers += [str(first + i) for i in range(len(labels)) for first in (0, 55)]
+    check([line.replace("=", " ") for line in lines], width, ["1500", "1000", *numbers], labels)
+    counts = re.findall(r"\b1 (\w+)", " ".join(lines))
+    assert [counts.count(state) for state in get_args(State)] == [len(labels)] * 6
+
+
+@WIDTHS
+@pytest.mark.parametrize("labels", [LABELS[:8], JOINED[:8], SHORT])
+def test_a_study_at_work_shows_every_run(width: int, labels: list[str]) -> None:
+    work = runs(labels, 3)
+    lines = printed(watch.screen([work], width), width)
+    numbers = [percent(one.metric or 0.0) for one in work.trainings]
+    numbers += [str(one.round) for one in work.trainings]
+    check(lines, width, ["1500", *numbers], [one.name for one in work.trainings])
+    found = " ".join(lines).split()
+    states = [one.state for one in work.trainings]
+    assert all(found.count(state) == states.count(state) for state in states)
+
+
+@WIDTHS
+@pytest.mark.parametrize("labels", [LABELS, JOINED])
+def test_many_runs_at_work_are_summed_up(width: int, labels: list[str]) -> None:
+    work = runs(labels, 4)
+    lines = printed(watch.screen([work], width), width)
+    numbers = [percent(one.metric or 0.0) for one in bests(work)]
+    numbers += [one.name.removeprefix(f"{one.group}/") for one in bests(work)]
+    check(lines, width, ["1500", *numbers], labels)
+
+
+def test_a_narrow_grid_at_work_says_below_what_points_are() -> None:
+    done = [one._replace(state="done", round=50, rounds=50) for one in trials(JOINED).trainings]
+    lost = done[-1]._replace(state="diverged", round=3)
+    work = Work("g", "grid", "toy", "accuracy", True, (*done[:-1], lost), None)
+    lines = [line.rstrip() for line in printed(watch.screen([work], 80), 80)]
+    assert "average-projection-momentum-decay  6 done           50   17.85 %  0.316, 1" in lines
+    assert "best point: client.lr, server.lr; seed=1000 in all" in lines
+    at = next(i for i, line in enumerate(lines) if line.startswith(JOINED[-1]))
+    assert " ".join(lines[at].split()[1:]) == "5 done, 3 to 50 25.99 % 0.316, 0.316"
+    assert lines[at + 1].strip() == "1 diverged"
+    other = work._replace(trainings=(done[0]._replace(name=f"{JOINED[0]} seed=7"), *work.trainings))
+    lines = printed(watch.screen([other], 60), 60)
+    assert any(line.startswith("best point: seed, client.lr, server.lr") for line in lines)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_why_a_run_stopped_is_beside_it_or_below(width: int) -> None:
+    why = "its loss is no number, and no round after this one can change that"
+    work = runs(JOINED[:8], 2, why=why, state="stopped")
+    lines = printed(watch.screen([work], width), width)
+    name = work.trainings[-1].name
+    beside = any(line.startswith(f"{name} ") and line.rstrip().endswith(why) for line in lines)
+    assert beside == (width == 200)
+    assert beside or f"{name}: {why}" in " ".join(" ".join(lines).split())
+
+
+def test_watch_redraws_for_the_width_there_is(
+    planned_long: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a terminal, until nobody is at work; its window is made narrower in between."""
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=120, height=50)
+    monkeypatch.setattr(inspection, "Console", lambda: console)
+    frames = []
+
+    def wait(_: float) -> None:
+        frames.append(shown.getvalue())
+        if len(frames) == 1:
+            console.width = 60
+        else:
+            (planned_long / LOCK).unlink()
+
+    monkeypatch.setattr("time.sleep", wait)
+    inspection.watch(planned_long)
+    frames.append(shown.getvalue())
+    for i, (width, text) in enumerate(zip((120, 60, 60), frames, strict=True)):
+        new = text[len(frames[i - 1]) if i else 0 :]
+        lines = re.sub(r"\x1b\[[0-9?;]*[a-zA-Z]|\r", "", new).splitlines()
+        check(lines, width, ["40.00"], [f"{JOINED[7]}/seed-0", f"{JOINED[7]}/seed-1"])
+        assert "nobody is at work" in " ".join(lines) or i < 2
+
+
+def test_watch_in_a_file_has_whole_names(
+    planned_long: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    done = CliRunner().invoke(app, ["watch", str(planned_long), "--once"])
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    table = lines[next(i for i, line in enumerate(lines) if line.startswith("run")) :]
+    check(table, 80, ["40.00"], [f"{JOINED[7]}/seed-0", f"{JOINED[7]}/seed-1"])
+
+
+@pytest.fixture
+def planned_long(tmp_path: Path, write_run: Callable[..., Path]) -> Path:
+    """A study of this process with a long name."""
+    write_run(f"study/{JOINED[7]}/seed-0", "fedavg", 0, [0.2, 0.4], rounds=10)
+    place = tmp_path / "study"
+    (place / "study.toml").write_text(
+        'kind = "study"\ntask = "digits"\nrounds = 10\nseeds = [0, 1]\n\n'
+        f"[algorithms.{JOINED[7]}]\n"
+    )
+    (place / LOCK).write_text(json.dumps(asdict(Owner.of_this_process())))
+    return place
+
+
+FIELDS = ("train_loss", "loss", "metric", "client_loss")
+
+
+def difference(labels: list[str], places: tuple[str, str]) -> Difference:
+    """Everything differs, with numbers as wide as they come."""
+    keys = ["rates", *(f"algorithms.{label}.client.lr" for label in labels)]
+    changes = [
+        Change("options", key, 0.03162277660168379 + i, f"runs/cifar100-grid-{i}", ("a",) * (i % 3))
+        for i, key in enumerate(keys)
+    ]
+    changes.append(Change("versions", "commit", "ab" * 20, "cd" * 20, ()))
+    changes.append(Change("spec", "seeds", list(range(30)), None, ()))
+    curves = [
+        Curves(f"{label}/seed-0", 150 + i, (1000 + i, 150 + i), None if i == 1 else 100 + i,
+               () if i == 1 else FIELDS, {"metric": 0.0123 + i, "loss": 1.23e-05 + i})
+        for i, label in enumerate(labels)
+    ]  # fmt: skip
+    scores = [
+        Scores(label, {"seed 0": 0.4012 + i / 97}, {"seed 0": 0.7034 + i / 89},
+               PairedTest(12, 0.1, 0.1, 1.0, 1.23e-05 * (i + 1), -12.34 - i, 0.0, 1.0))
+        for i, label in enumerate(labels)
+    ]  # fmt: skip
+    return Difference(*places, "accuracy", True, tuple(changes), tuple(curves), tuple(scores),
+                      (), ())  # fmt: skip
+
+
+PLACES = [
+    ("results/precision-float32", "results/precision-bf16"),
+    ("runs/compare-cifar100-resnet-3f2a1b9c", "runs/ablation-of-every-factor-with-adam-and-decay"),
+]
+
+
+@WIDTHS
+@pytest.mark.parametrize("labels", [LABELS[:8], JOINED[:8], SHORT])
+@pytest.mark.parametrize("places", PLACES)
+def test_a_difference_shows_every_number(
+    width: int, labels: list[str], places: tuple[str, str]
+) -> None:
+    found = difference(labels, places)
+    lines = text_of(diff.screen(found, ["scores"], width), width)
+    numbers = ["12"]
+    for pair in found.scores:
+        left, right = pair.left["seed 0"], pair.right["seed 0"]
+        assert pair.test is not None
+        numbers += [percent(left), percent(right), percent(left - right)]
+        numbers += [f"{pair.test.p:.3g}", f"{pair.test.effect_size:+.2f}"]
+    check(lines, width, numbers, labels)
+    lines = text_of(diff.screen(found, ["curves"], width), width)
+    numbers = [*FIELDS, "none"]
+    for pair in found.curves:
+        numbers += [str(n) for n in (*pair.rounds, pair.first) if n is not None]
+        numbers += [f"{pair.largest[key]:.3g}" for key in ("metric", "loss")]
+    check(lines, width, numbers, [pair.name for pair in found.curves])
+
+
+@WIDTHS
+@pytest.mark.parametrize("labels", [JOINED[:8], SHORT])
+@pytest.mark.parametrize("places", PLACES)
+def test_a_difference_shows_every_setting(
+    width: int, labels: list[str], places: tuple[str, str]
+) -> None:
+    found = difference(labels, places)
+    lines = text_of(diff.screen(found, ["spec", "options", "versions"], width), width)
+    values = [str(change.left) for change in found.changes if change.aspect == "options"]
+    values += [str(change.right) for change in found.changes if change.aspect == "options"]
+    values += ["abababababab", "cdcdcdcdcdcd"]
+    check(lines, width, values, [])
+    if width > 60 or labels == SHORT:  # a key of 50 characters leaves 8 to values
+        check(lines, width, [change.key for change in found.changes], [])
+    seeds = re.sub(r"\s+", " ", " ".join(lines))
+    assert all(re.search(rf"\b{seed}[],]", seeds) for seed in range(30))
+
+
+def test_heads_of_a_difference_are_whole_where_there_is_room() -> None:
+    found = difference(SHORT, PLACES[0])
+    lines = text_of(diff.screen(found, ASPECTS, 83), 83)
+    [head] = [line for line in lines if line.startswith("algorithm")]
+    whole = "algorithm precision-float32 precision-bf16 difference p d_z pairs"
+    assert " ".join(head.split()) == whole
+    lines = text_of(diff.screen(found, ASPECTS, 80), 80)
+    [at] = [i for i, line in enumerate(lines) if line.startswith("algorithm")]
+    assert lines[at - 1].split() == ["precision-"]
+    assert " ".join(lines[at].split()) == whole.replace("precision-", "", 1)
+    # Values of both sides are one below the other where they find no room beside each other.
+    at = next(i for i, line in enumerate(lines) if line.startswith("what"))
+    assert [lines[at - 1].split(), lines[at].split()] == [
+        ["precision-float32"],
+        ["what", "(runs)", "precision-bf16"],
+    ]
+    row = next(i for i, line in enumerate(lines) if line.startswith("options: rates"))
+    assert lines[row].split()[2:] == ["(the", "plan)", "0.03162277660168379"]
+    assert lines[row + 1].split() == ["runs/cifar100-grid-0"]
+
+
+@WIDTHS
+@pytest.mark.parametrize("labels", [LABELS[:8], JOINED[:8], SHORT])
+def test_what_was_trained_again_is_shown_whole(width: int, labels: list[str]) -> None:
+    verdicts = [
+        {
+            "name": f"{label}/seed-0", "rounds": 3, "reproduced": not i,
+            "first": 1000 + i if i else None, "fields": FIELDS if i else (),
+            "size": f"{1.23e-05 + i}", "facts": [], "note": "",
+        }
+        for i, label in enumerate(labels)
+    ]  # fmt: skip
+    numbers = [f"{1.23e-05 + i:.3g}" for i in range(1, len(labels))]
+    numbers += [f"{1000 + i}" for i in range(1, len(labels))]
+    lines = text_of(verify.screen(verdicts, width), width)
+    check(lines, width, [*FIELDS, *numbers], [f"{label}/seed-0" for label in labels])
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("labels", [LABELS[:8], JOINED[:8], ["package.algorithms:" + "x" * 33]])
+def test_a_comparison_folds_names_rather_than_cut_numbers(width: int, labels: list[str]) -> None:
+    rows = [
+        {
+            "algorithm": label, "inferred": False, "mean": 0.4012 + i / 97, "sd": 0.1034,
+            "test": None, "rounds_to_threshold": 1234, "bytes_down": 2**30, "bytes_up": 2**30,
+            "metric_per_mib": 0.3377, "dropped": 1, "diverged": 2,
+        }
+        for i, label in enumerate(labels)
+    ]  # fmt: skip
+    data = {"metric": "accuracy", "threshold": 0.8, "seeds": [0, 1], "reference": labels[0],
+            "algorithms": rows}  # fmt: skip
+    lines = printed(tables.comparison(data, width), width)
+    check(lines, width, ["10.34", *(percent(row["mean"]) for row in rows)], [])
+    # Names have no digits: what is before them, one below the other.
+    names = "".join(re.split(r"\d", line)[0].replace(" ", "") for line in lines)
+    assert all(label.replace(" ", "") in names for label in labels)

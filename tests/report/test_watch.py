@@ -106,7 +106,7 @@ def test_lone_run_and_several_together(tmp_path: Path, write_run: Write) -> None
     assert [(work.kind, work.complete) for work in works] == [("run", True), ("run", False)]
     assert only(tmp_path / "a").trainings[0].name == "fedzmg/seed-0"
     shown = io.StringIO()
-    Console(width=100, file=shown).print(watch_view.screen(works))
+    Console(width=100, file=shown).print(watch_view.screen(works, 100))
     assert "interrupted" in shown.getvalue()
 
 

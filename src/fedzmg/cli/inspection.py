@@ -43,7 +43,7 @@ def watch(
     if as_json:
         _json_lines(found, works, every, once=once, wait=wait)
     elif once:
-        console.print(watch_view.screen(works), highlight=False)
+        console.print(watch_view.screen(works, console.width), highlight=False)
     else:
         try:
             _follow(found, works, every, console, wait=wait)
@@ -70,11 +70,12 @@ def _follow(found: Watch, works: list[Work], every: float, console: Console, *, 
     from fedzmg.report.terminal import watch as watch_view
 
     if console.is_terminal:
-        with Live(watch_view.screen(works), console=console, auto_refresh=False) as live:
+        first = watch_view.screen(works, console.width)
+        with Live(first, console=console, auto_refresh=False) as live:
             while not _ended(works, wait):
                 time.sleep(every)
                 works = found.look()
-                live.update(watch_view.screen(works), refresh=True)
+                live.update(watch_view.screen(works, console.width), refresh=True)
         return
     shown: list[str] = []
     while True:
@@ -117,7 +118,7 @@ def diff(
         typer.echo(json.dumps(found.as_dict(), allow_nan=False))
     else:
         console = Console()
-        for part in diff_view.screen(found, asked):
+        for part in diff_view.screen(found, asked, console.width):
             console.print(part, highlight=False)
     if found.differs(asked):
         raise SystemExit(DIFFERENT)
@@ -146,7 +147,7 @@ def verify(
         typer.echo(json.dumps({"reproduced": good, "runs": data}, allow_nan=False))
     else:
         console = Console()
-        for part in verify_view.screen(data):
+        for part in verify_view.screen(data, console.width):
             console.print(part, highlight=False)
     if not good:
         raise SystemExit(DIFFERENT)

@@ -7,32 +7,40 @@ import math
 import os
 import re
 import statistics
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from fedzmg.report.results.diff import ASPECTS, Change, Difference
+from fedzmg.report.results.diff import ASPECTS, Change, Curves, Difference
+from fedzmg.report.terminal.stacked import Column, fits, fits_folded, folded, stacked
 from fedzmg.report.terminal.tables import metric_text
 
 MOST_ROWS = 40
-_HEAD = 14
+_SHORT_HEAD = 14
 """Characters of a line of a head: two such columns find room beside all others in 80."""
+_LONG_HEAD = 20
+"""The same where tables are one below the other anyway."""
+_HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-def screen(found: Difference, asked: Collection[str]) -> Iterator[RenderableType]:
-    """The parts that were asked for, and a verdict."""
+def screen(found: Difference, asked: Collection[str], width: int) -> Iterator[RenderableType]:
+    """The parts that were asked for, and a verdict.
+
+    Args:
+        found: what differs.
+        asked: aspects of it.
+        width: of the terminal.
+    """
     changes = [change for change in found.changes if change.aspect in asked]
     if changes:
-        yield from (_changes(found, changes), Text())
+        yield from _changes(found, changes, width)
     if "curves" in asked:
-        yield from (_curves(found), Text())
+        yield from _curves(found, width)
     if "scores" in asked and found.scores:
-        yield from (_scores(found), Text())
+        yield from _scores(found, width)
     if "runs" in asked:
         for place, names in ((found.left, found.only_left), (found.right, found.only_right)):
             if names:
@@ -69,33 +77,30 @@ def short_names(left: str, right: str) -> tuple[str, str]:
     return first, second
 
 
-def _heads(found: Difference) -> tuple[str, str]:
-    first, second = (_broken(name) for name in short_names(found.left, found.right))
-    return first, second
+def _changes(found: Difference, changes: Sequence[Change], width: int) -> Iterator[RenderableType]:
+    yield _title("settings and circumstances")
+    names = [f"{change.aspect}: {change.key}" for change in changes]
+    left, right = short_names(found.left, found.right)
+    first = Column(left, [_value(change.left) for change in changes], words=True)
+    second = Column(right, [_value(change.right) for change in changes], words=True)
+    runs = [_count(change, len(found.curves)) for change in changes]
+    what, columns = Column("what", names), [first, second, Column("runs", runs, words=True)]
+    if not fits_folded(what, columns, width):
+        runs = [f"({text.replace(' of ', '/')})" for text in runs]
+        what = Column("what (runs)", [" ".join(pair) for pair in zip(names, runs, strict=True)])
+        columns = [_one_below_the_other(first, second)]
+    yield from stacked(what, columns, width)
 
 
-def _broken(name: str) -> str:
-    r"""A name in lines that end where its parts do.
-
-    >>> _broken("compare-digits-3f2a1b9c")
-    'compare-\ndigits-\n3f2a1b9c'
-    """
-    lines = [""]
-    for part in re.findall(r"[^-_./ ]*[-_./ ]*", name):
-        if lines[-1] and len(lines[-1]) + len(part) > _HEAD:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(lines)
+def _one_below_the_other(first: Column, second: Column) -> Column:
+    """Both in the room of one."""
+    both = [f"{a}\n{b}" for a, b in zip(first.cells, second.cells, strict=True)]
+    return first._replace(head=f"{first.head}\n{second.head}", cells=both)
 
 
-def _changes(found: Difference, changes: list[Change]) -> Table:
-    table = _table("settings and circumstances", "what", "key", *_heads(found), "runs")
-    total = len(found.curves)
-    for change in changes:
-        count = len(change.runs)
-        runs = "the plan" if not count else "all" if count == total else f"{count} of {total}"
-        table.add_row(change.aspect, change.key, _value(change.left), _value(change.right), runs)
-    return table
+def _count(change: Change, total: int) -> str:
+    count = len(change.runs)
+    return "the plan" if not count else "all" if count == total else f"{count} of {total}"
 
 
 def _value(value: Any) -> str:
@@ -103,33 +108,49 @@ def _value(value: Any) -> str:
         return "-"
     text = value if isinstance(value, str) else json.dumps(value)
     # A hash needs no more than its beginning.
-    return text[:12] if len(text) == 64 and " " not in text else text
+    return text[:12] if _HASH.fullmatch(text) else text
 
 
-def _curves(found: Difference) -> RenderableType:
+def _curves(found: Difference, width: int) -> Iterator[RenderableType]:
     unequal = [pair for pair in found.curves if not pair.identical]
     equal = len(found.curves) - len(unequal)
     if not unequal:
         rounds = sum(pair.shared for pair in found.curves)
-        return Text(f"curves: all {equal} bit-identical ({rounds} lines compared)")
-    table = _table(
-        f"curves: {equal} of {len(found.curves)} bit-identical",
-        "run", "lines", "first difference", "there in", f"most in {found.metric}", "in losses",
-    )  # fmt: skip
-    for pair in unequal[:MOST_ROWS]:
-        table.add_row(
-            pair.name,
+        yield Text(f"curves: all {equal} bit-identical ({rounds} lines compared)\n")
+        return
+    yield _title(f"curves: {equal} of {len(found.curves)} bit-identical")
+    shown = unequal[:MOST_ROWS]
+    names = Column("run", [pair.name for pair in shown])
+    columns = _curve_columns(shown, found.metric)
+    whole = [_in_one_line(column) for column in columns]
+    yield from stacked(names, whole if fits(names, whole, width) else columns, width)
+    if len(unequal) > len(shown):
+        yield Text(f"and {len(unequal) - len(shown)} more\n")
+
+
+def _in_one_line(column: Column) -> Column:
+    head, *cells = (text.replace("\n", " ") for text in (column.head, *column.cells))
+    return column._replace(head=head, cells=cells)
+
+
+def _curve_columns(pairs: Sequence[Curves], metric: str) -> list[Column]:
+    """In two lines where that takes less room."""
+    columns = {
+        "lines": [
             str(pair.shared)
             if pair.rounds[0] == pair.rounds[1]
-            else "{} and {}".format(*pair.rounds),
-            "none as far as both go" if pair.first is None else f"round {pair.first}",
-            ", ".join(pair.fields),
-            _number(pair.largest, "metric"),
-            _number(pair.largest, "loss", "train_loss"),
-        )
-    if len(unequal) > MOST_ROWS:
-        table.add_row(f"and {len(unequal) - MOST_ROWS} more")
-    return table
+            else "{} and {}".format(*pair.rounds)
+            for pair in pairs
+        ],
+        "first\ndifference": [
+            "none as far\nas both go" if pair.first is None else f"round {pair.first}"
+            for pair in pairs
+        ],
+        f"most in\n{metric}": [_number(pair.largest, "metric") for pair in pairs],
+        "in\nlosses": [_number(pair.largest, "loss", "train_loss") for pair in pairs],
+    }
+    fields = Column("differs first in", [", ".join(pair.fields) for pair in pairs], words=True)
+    return [*(Column(head, cells) for head, cells in columns.items()), fields]
 
 
 def _number(largest: Mapping[str, float], *names: str) -> str:
@@ -137,25 +158,35 @@ def _number(largest: Mapping[str, float], *names: str) -> str:
     return f"{max(known):.3g}" if known else "-"
 
 
-def _scores(found: Difference) -> Table:
-    table = _table(
-        f"final {found.metric}, means over seeds (of a grid: its best point)",
-        "algorithm", *_heads(found), "difference", "p", "d_z", "pairs",
-    )  # fmt: skip
-    for pair in found.scores:
-        left, right = (_score(found, values) for values in (pair.left, pair.right))
-        both = left is not None and right is not None
-        test = pair.test
-        table.add_row(
-            pair.name,
-            "-" if left is None else metric_text(left, found.metric),
-            "-" if right is None else metric_text(right, found.metric),
-            _signed((left or 0.0) - (right or 0.0), found.metric) if both else "-",
-            "-" if test is None else f"{test.p:.3g}",
-            "-" if test is None else f"{test.effect_size:+.2f}",
-            "-" if test is None else str(test.n),
-        )
-    return table
+def _scores(found: Difference, width: int) -> Iterator[RenderableType]:
+    yield _title(f"final {found.metric}, means over seeds (of a grid: its best point)")
+    names = Column("algorithm", [pair.name for pair in found.scores])
+    columns = _score_columns(found)
+    for room in (width, _SHORT_HEAD, _LONG_HEAD):
+        shown = [column._replace(head=folded(column.head, room)) for column in columns]
+        if fits_folded(names, shown, width):
+            break
+    yield from stacked(names, shown, width)
+
+
+def _score_columns(found: Difference) -> list[Column]:
+    metric = found.metric
+    lefts = [_score(found, pair.left) for pair in found.scores]
+    rights = [_score(found, pair.right) for pair in found.scores]
+    gaps = [
+        None if left is None or right is None else left - right
+        for left, right in zip(lefts, rights, strict=True)
+    ]
+    tests = [pair.test for pair in found.scores]
+    first, second = short_names(found.left, found.right)
+    return [
+        Column(first, ["-" if score is None else metric_text(score, metric) for score in lefts]),
+        Column(second, ["-" if score is None else metric_text(score, metric) for score in rights]),
+        Column("difference", ["-" if gap is None else _signed(gap, metric) for gap in gaps]),
+        Column("p", ["-" if test is None else f"{test.p:.3g}" for test in tests]),
+        Column("d_z", ["-" if test is None else f"{test.effect_size:+.2f}" for test in tests]),
+        Column("pairs", ["-" if test is None else str(test.n) for test in tests]),
+    ]
 
 
 def _score(found: Difference, values: Mapping[str, float]) -> float | None:
@@ -171,11 +202,5 @@ def _signed(value: float, metric: str) -> str:
     return ("+" if value >= 0 else "") + metric_text(value, metric)
 
 
-def _table(title: str, *heads: str) -> Table:
-    table = Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
-        show_edge=False, pad_edge=False,
-    )  # fmt: skip
-    for head in heads:
-        table.add_column(head, overflow="fold")
-    return table
+def _title(text: str) -> Text:
+    return Text(f"{text}\n", style="bold")

@@ -8,6 +8,9 @@ from typing import Any, Literal, NamedTuple
 from rich import box
 from rich.cells import cell_len
 from rich.table import Table
+from rich.text import Text
+
+from fedzmg.report.terminal.stacked import folded
 
 _NARROWEST = 6
 
@@ -35,7 +38,8 @@ def metric_text(value: float, metric: str) -> str:
 def comparison(data: Mapping[str, Any], width: int) -> Table:
     """Final metric, speed, significance and traffic of a ``comparison.json``; reference first.
 
-    A name or number is never cut: the caption says which columns found no room in ``width``.
+    A name or number is never cut: the caption says which columns found no room in ``width``. Names
+    that are too long even beside the others are folded.
     """
     columns = _columns(data)
     shown = _fitting(columns, width)
@@ -49,11 +53,13 @@ def comparison(data: Mapping[str, Any], width: int) -> Table:
         box=box.SIMPLE_HEAD, padding=0, pad_edge=False,
         caption="; ".join(words), caption_justify="left",
     )  # fmt: skip
-    for column in shown:
-        left = column is columns[0]
-        table.add_column(column.head, justify="left" if left else "right", no_wrap=True)
-    for cells in zip(*(column.cells for column in shown), strict=True):
-        table.add_row(*cells)
+    names, *numbers = shown
+    room = min(names.width, width - _used(numbers) - 1)
+    table.add_column(names.head, overflow="fold", width=room)
+    for column in numbers:
+        table.add_column(column.head, justify="right", no_wrap=True)
+    for name, *cells in zip(*(column.cells for column in shown), strict=True):
+        table.add_row(Text(folded(name, room)), *cells)
     return table
 
 
@@ -103,12 +109,17 @@ def _columns(data: Mapping[str, Any]) -> list[_Column]:
 def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
     """Columns that fit a width with a blank between them and at both edges."""
     shown = list(columns)
-    while sum(column.width + 1 for column in shown) + 1 > width:
+    while _used(shown) > width:
         last = max(shown, key=lambda column: column.rank)
         if not last.rank:
             break
         shown.remove(last)
     return shown
+
+
+def _used(columns: Sequence[_Column]) -> int:
+    """By columns with their blanks."""
+    return sum(column.width + 1 for column in columns) + 1
 
 
 def _mean_and_spread(mean: float, sd: float | None, metric: str) -> str:

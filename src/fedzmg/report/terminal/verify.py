@@ -11,30 +11,53 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedzmg.report.terminal.stacked import Column, fits, said_below, stacked
 
-def screen(verdicts: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
-    """A row per run; where bits differ, what is not as it was."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("run", "rounds", "reproduced", "first difference", "there in", "at most", ""):
-        table.add_column(head, overflow="fold")
-    for one in verdicts:
-        first = one["first"]
-        table.add_row(
-            one["name"],
-            str(one["rounds"]),
-            "bit for bit" if one["reproduced"] else "no",
-            "" if first is None else f"round {first}",
-            ", ".join(one["fields"]),
-            "" if first is None else f"{float(one['size']):.3g}",
-            one["note"],
-        )
-    yield table
+
+def screen(verdicts: Sequence[Mapping[str, Any]], width: int) -> Iterator[RenderableType]:
+    """A row per run; where bits differ, what is not as it was.
+
+    Args:
+        verdicts: of runs.
+        width: of the terminal.
+    """
+    names = Column("run", [one["name"] for one in verdicts])
+    columns = _columns(verdicts)
+    notes = Column("note", [one["note"] for one in verdicts], words=True)
+    if any(notes.cells) and fits(names, [*columns, notes], width):
+        yield from stacked(names, [*columns, notes], width)
+    else:
+        yield from stacked(names, columns, width)
+        yield from map(Text, said_below(names, notes))
     failed = [one for one in verdicts if not one["reproduced"]]
     if not failed:
         yield Text("this machine reproduces them bit for bit")
         return
     yield from _facts(failed)
     yield Text(f"not reproduced: {len(failed)} of {len(verdicts)}")
+
+
+def _columns(verdicts: Sequence[Mapping[str, Any]]) -> list[Column]:
+    columns = [
+        Column("rounds", [str(one["rounds"]) for one in verdicts]),
+        Column(
+            "reproduced",
+            ["bit for bit" if one["reproduced"] else "no" for one in verdicts],
+            words=True,
+        ),
+    ]
+    firsts = [one["first"] for one in verdicts]
+    if all(first is None for first in firsts):
+        return columns
+    sizes = ["" if one["first"] is None else f"{float(one['size']):.3g}" for one in verdicts]
+    return [
+        *columns,
+        Column(
+            "first\ndifference", ["" if first is None else f"round {first}" for first in firsts]
+        ),
+        Column("at most", sizes),
+        Column("differs first in", [", ".join(one["fields"]) for one in verdicts], words=True),
+    ]
 
 
 def _facts(failed: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:

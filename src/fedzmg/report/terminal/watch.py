@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import get_args
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, get_args
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from fedzmg.report.numbers import duration
+from fedzmg.report.numbers import NONE, duration
 from fedzmg.report.results.watch import State, Training, Work
+from fedzmg.report.terminal.stacked import Column, fits, said_below, stacked
 from fedzmg.report.terminal.tables import metric_text
 
 MOST_ROWS = 30
@@ -20,44 +19,125 @@ MOST_ROWS = 30
 STYLES = {"running": "green", "diverged": "red", "interrupted": "yellow", "done": "dim"}
 
 
-def screen(works: Iterable[Work]) -> RenderableType:
-    """All there is to see."""
+class _Rows(NamedTuple):
+    """What a table shows."""
+
+    names: Column
+    columns: list[Column]
+    below: list[str]
+    """Words that find no room in it."""
+
+
+def screen(works: Iterable[Work], width: int) -> RenderableType:
+    """All there is to see.
+
+    Args:
+        works: each with a table of its own.
+        width: of the terminal; what finds no room beside is below.
+    """
     parts: list[RenderableType] = []
     for work in works:
-        parts += [table(work), *(Text(line) for line in facts(work)), Text()]
+        parts += [*table(work, width), *(Text(line) for line in facts(work)), Text()]
     return Group(*parts)
 
 
-def table(work: Work) -> Table:
+def table(work: Work, width: int) -> Iterator[RenderableType]:
     """A row per training, or per algorithm where there are too many."""
-    each = work.kind != "grid" and len(work.trainings) <= MOST_ROWS
-    found = Table(
-        title=f"{work.place}: {work.kind} of {work.task}" if work.task else work.place,
-        title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
-    )  # fmt: skip
-    found.add_column("run" if each else "algorithm", no_wrap=True)
-    found.add_column("state")
-    found.add_column("round", justify="right", no_wrap=True)
-    found.add_column(work.metric if each else f"best {work.metric}", justify="right", no_wrap=True)
-    found.add_column("", overflow="fold")
-    if each:
-        for one in work.trainings:
-            state = Text(one.state, style=STYLES.get(one.state, ""))
-            found.add_row(
-                one.name, state, f"{one.round} / {one.rounds}", _metric(work, one), one.why
-            )
-        return found
-    for group in dict.fromkeys(one.group for one in work.trainings):
-        members = [one for one in work.trainings if one.group == group]
-        best = work._replace(trainings=tuple(members)).best
-        found.add_row(
-            group,
-            states(members),
-            f"{_rounds(members)} / {members[0].rounds}",
-            "" if best is None else _metric(work, best),
-            "" if best is None else best.name.removeprefix(group).strip(" /"),
-        )
-    return found
+    title = f"{work.place}: {work.kind} of {work.task}" if work.task else work.place
+    yield Text(f"{title}\n", style="bold")
+    if work.trainings:
+        each = work.kind != "grid" and len(work.trainings) <= MOST_ROWS
+        rows = _one_by_one(work, width) if each else _by_algorithm(work, width)
+        yield from stacked(rows.names, rows.columns, width)
+        yield from map(Text, rows.below)
+
+
+def _one_by_one(work: Work, width: int) -> _Rows:
+    shown = work.trainings
+    names = Column("run", [one.name for one in shown])
+    state = Column("state", [one.state for one in shown], words=True, styles=STYLES)
+    metric = Column(work.metric, [_metric(work, one) for one in shown])
+    at = [str(one.round) for one in shown]
+    columns = [state, _beside_all(work, at), metric]
+    if not fits(names, columns, width):
+        columns = [state, _below_all(work, at), metric]
+    why = Column("why", [one.why for one in shown], words=True)
+    if any(why.cells) and fits(names, [*columns, why], width):
+        return _Rows(names, [*columns, why], [])
+    return _Rows(names, columns, said_below(names, why))
+
+
+def _by_algorithm(work: Work, width: int) -> _Rows:
+    groups: dict[str, list[Training]] = {}
+    for one in work.trainings:
+        groups.setdefault(one.group, []).append(one)
+    members = list(groups.values())
+    bests = [work._replace(trainings=tuple(own)).best for own in members]
+    at = [_rounds(own) for own in members]
+    state = Column("state", [states(own) for own in members], words=True)
+    names = Column("algorithm", list(groups))
+    best = Column(
+        f"best {work.metric}", ["" if one is None else _metric(work, one) for one in bests]
+    )
+    point = Column(
+        "best point" if work.kind == "grid" else "best run",
+        ["" if one is None else _point(one) for one in bests],
+        words=True,
+    )
+    whole = [state, _beside_all(work, at), best, point]
+    if fits(names, whole, width):
+        return _Rows(names, whole, [])
+    columns = [
+        state._replace(cells=[cell.replace(", ", ",\n") for cell in state.cells]),
+        _below_all(work, at),
+        best._replace(head=f"best\n{work.metric}"),
+    ]
+    if work.kind != "grid":
+        return _Rows(names, [*columns, point], [])
+    axes, words = _axes(work.trainings)
+    points = ["" if one is None else _numbers(one, axes) for one in bests]
+    return _Rows(names, [*columns, point._replace(cells=points)], [f"best point: {words}"])
+
+
+def _beside_all(work: Work, at: Sequence[str]) -> Column:
+    """Rounds done, each with how many there are in all."""
+    return Column("round", [f"{done} / {work.trainings[0].rounds}" for done in at])
+
+
+def _below_all(work: Work, at: Sequence[str]) -> Column:
+    """The same in less room."""
+    return Column(f"round\nof {work.trainings[0].rounds}", at)
+
+
+def _point(one: Training) -> str:
+    """Its name without the algorithm."""
+    return one.name.removeprefix(one.group).strip(" /")
+
+
+def _options(one: Training) -> dict[str, str]:
+    """Of a grid's trial.
+
+    >>> _options(Training("a b client.lr=0.1 seed=7", "a b", "done", 3, 3, True))
+    {'client.lr': '0.1', 'seed': '7'}
+    """
+    pairs = (part.partition("=") for part in _point(one).split())
+    return {key: value for key, _, value in pairs}
+
+
+def _axes(trials: Sequence[Training]) -> tuple[list[str], str]:
+    """Options that tell trials of a grid apart, and words on them and on those that do not."""
+    points = [_options(one) for one in trials]
+    keys = dict.fromkeys(key for point in points for key in point)
+    axes = [key for key in keys if len({point.get(key) for point in points}) > 1]
+    same = [f"{key}={points[0][key]}" for key in keys if key not in axes]
+    return axes, "; ".join(
+        filter(None, [", ".join(axes), f"{', '.join(same)} in all" * bool(same)])
+    )
+
+
+def _numbers(one: Training, axes: Sequence[str]) -> str:
+    options = _options(one)
+    return ", ".join(options.get(axis, NONE) for axis in axes)
 
 
 def facts(work: Work) -> list[str]:
