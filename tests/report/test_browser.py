@@ -127,3 +127,51 @@ def test_data_sets_side_by_side_are_not_cut_off(tmp_path: Path) -> None:
     found = re.search(r"PROBE over=(\d+)", document)
     assert found is not None
     assert int(found[1]) == 0
+
+
+WORDS_PROBE = """
+<script>
+window.addEventListener("load", () => {
+  let texts = 0;
+  const out = [];
+  for (const chart of document.querySelectorAll("svg.chart")) {
+    const outer = chart.getBoundingClientRect();
+    if (outer.width === 0) continue;
+    for (const text of chart.querySelectorAll("text")) {
+      if (!text.textContent) continue;
+      texts += 1;
+      const box = text.getBoundingClientRect();
+      const over = Math.max(outer.left - box.left, box.right - outer.right,
+        outer.top - box.top, box.bottom - outer.bottom);
+      if (over > 1) out.push(text.textContent);
+    }
+  }
+  for (const figure of document.querySelectorAll("figure.card")) {
+    const legend = figure.querySelector(".legend");
+    if (legend && legend.scrollWidth > legend.clientWidth) out.push("legend");
+  }
+  document.title = `PROBE texts=${texts} outside=${out.length} ${out.join("; ")}`;
+});
+</script>
+"""
+
+
+@pytest.mark.parametrize("width", [1600, 1200, 700])
+def test_words_of_charts_are_inside_them(write_run: Any, tmp_path: Path, width: int) -> None:
+    """In whatever font this system has; the words of the longest label cannot be broken."""
+    words = "average of all: projection + momentum + decay with Wide MEMORY and of all the rest"
+    for place, lengths in (("few", [10, 40, 80]), ("more", [12, 30, 50])):
+        for i, length in enumerate(lengths):
+            name = f"{i} {words}"[:length].strip()
+            name = name.replace(" ", "-") if length == 80 else name
+            for seed in (0, 1):
+                tops = [0.1, 0.5, 0.7 + 0.01 * i + 0.01 * seed]
+                write_run(f"{place}/{i}/{seed}", name, seed, tops, task=place)
+    page = tmp_path / "page.html"
+    text = render(read([tmp_path / "few", tmp_path / "more"]))
+    page.write_text(text.replace("</body>", WORDS_PROBE + "</body>"))
+    document, _ = browse(page, tmp_path / "profile", width)
+    found = re.search(r"PROBE texts=(\d+) outside=(\d+) ([^<]*)", document)
+    assert found is not None
+    assert int(found[1]) > 80
+    assert int(found[2]) == 0, found[3]

@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike
 
 from fedzmg.report.html.sections.clients import loss_spreads, metric_spreads, sorted_averages
 from fedzmg.report.numbers import INDEX_EXPLAINED
-from fedzmg.report.plots.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE
+from fedzmg.report.plots.legends import add_legend_outside, add_title
+from fedzmg.report.plots.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE, laid_out
 from fedzmg.report.results.clients import Bands
 from fedzmg.report.results.outcome import Outcome
 
@@ -86,8 +87,7 @@ def _canvas(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
     figure.set_layout_engine(ConstrainedLayoutEngine())
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    words = title.replace("$", r"\$")
-    figure.suptitle(words, x=0.01, ha="left", fontsize=11.0, fontweight="bold")
+    add_title(figure, title)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.grid(color=GRID, linewidth=0.7)
@@ -97,13 +97,6 @@ def _canvas(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
 
 
 def _named(figure: Figure) -> Figure:
-    """Put the names beside the axes and lay the figure out once, not for every file again."""
-    figure.legend(
-        loc="outside right upper", fontsize=7.5, frameon=False, handlelength=3.2,
-        ncols=math.ceil(len(figure.axes[0].get_lines()) / 22),
-    )  # fmt: skip
-    engine = figure.get_layout_engine()
-    assert engine is not None
-    engine.execute(figure)
-    figure.set_layout_engine("none")
-    return figure
+    """Put the names outside the axes and lay the figure out."""
+    add_legend_outside(figure, columns=math.ceil(len(figure.axes[0].get_lines()) / 22))
+    return laid_out(figure)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from fedzmg.report.plots.lettering import folded
 from fedzmg.report.plots.placing import moved_apart
 from fedzmg.report.plots.series import Average
 from fedzmg.report.plots.style import QUIET_INK
@@ -24,7 +25,14 @@ _NARROWEST_AXES_POINTS = 270.0
 _TITLE_LINE_POINTS = 13.0
 _LEGEND_ROWS = 21
 _LABEL_SIZE = 9.0
+_LEGEND_SIZE = 8.0
 _LABEL_GAP_POINTS = 12.5
+_LINE_POINTS = 11.5
+"""What a further line adds to a label."""
+_END_LINES = 16
+"""As many lines of labels have room beside the axes."""
+_FOLDED_POINTS = (200.0, 300.0, 400.0)
+"""How wide long labels may be: the first that does not give too many lines."""
 _LEADER_POINTS = 16.0
 _EDGE_POINTS = 8.0
 
@@ -48,6 +56,8 @@ def label_ends(
 ) -> None:
     """Name each curve where it ends, moved apart where the ends are close."""
     labels = _end_labels(axes, ends, levels)
+    words = _readable([label.text for label in labels], _LABEL_SIZE, _END_LINES)
+    labels = [replace(label, text=own) for label, own in zip(labels, words, strict=True)]
     widest = max(_text_width(axes, label.text) for label in labels)
     width, height = _fit(figure, axes, right=_LEADER_POINTS + widest + _EDGE_POINTS)
 
@@ -56,8 +66,19 @@ def label_ends(
         0.0 if label.point is None else (label.point[1] - bottom) / (top - bottom) * height
         for label in labels
     ]
-    for label, level in zip(labels, moved_apart(wanted, _LABEL_GAP_POINTS, height), strict=True):
+    taller = [_LINE_POINTS * label.text.count("\n") for label in labels]
+    placed = moved_apart(wanted, _LABEL_GAP_POINTS, height, taller)
+    for label, level in zip(labels, placed, strict=True):
         _draw_end_label(axes, label, left=1.0 + _LEADER_POINTS / width, level=level / height)
+
+
+def _readable(labels: Sequence[str], size: float, most: int) -> list[str]:
+    """Fold long labels, to at most so many lines in all; else leave them as they are."""
+    for room in _FOLDED_POINTS:
+        found = [folded(label, room, size, cut=True) for label in labels]
+        if sum(map(len, found)) <= most:
+            return ["\n".join(lines) for lines in found]
+    return list(labels)
 
 
 def _end_labels(
@@ -96,7 +117,7 @@ def _draw_end_label(axes: Axes, label: _EndLabel, left: float, level: float) -> 
         textcoords="offset points",
         fontsize=_LABEL_SIZE,
         color=label.colour,
-        va="center_baseline",
+        va="center" if "\n" in label.text else "center_baseline",
     )
     if label.point is not None:
         axes.annotate(
@@ -120,16 +141,17 @@ def _draw_end_label(axes: Axes, label: _EndLabel, left: float, level: float) -> 
 def add_legend(figure: Figure, axes: Axes, entries: Sequence[tuple[float, str, Line2D]]) -> None:
     """Name the curves in a legend beside the axes, ordered by the height at which they end."""
     ordered = sorted(entries, key=lambda entry: entry[0], reverse=True)
+    words = _readable([label for _, label, _ in ordered], _LEGEND_SIZE, _LEGEND_ROWS)
     legend = axes.legend(
         [line for _, _, line in ordered],
-        [label for _, label, _ in ordered],
+        words,
         loc="upper left",
         bbox_to_anchor=(1.0, 1.0),
         borderaxespad=0.0,
         borderpad=0.0,
         handlelength=3.6,
         labelspacing=0.3,
-        fontsize=8.0,
+        fontsize=_LEGEND_SIZE,
         frameon=False,
         ncols=math.ceil(len(ordered) / _LEGEND_ROWS),
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -11,12 +12,17 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedzmg.report.plots.figures import levels_of
+from fedzmg.report.plots.lettering import folded
 from fedzmg.report.plots.series import Average, Series, average
 from fedzmg.report.plots.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE
 from fedzmg.report.results.grouping import family
 
 COLUMNS = 4
 _PANEL_INCHES = (2.5, 1.75)
+_NAME_POINTS = 120.0
+_LEGEND_SIZE = 6.5
+_LEGEND_LINE = 0.13
+"""Inches of a line in a legend."""
 
 
 def panels(
@@ -41,17 +47,32 @@ def panels(
     for one in averages:
         families.setdefault(family(one.label), []).append(one)
     rows = math.ceil(len(families) / COLUMNS)
+    words = {one.label: "\n".join(_folded(one.label, _LEGEND_SIZE)) for one in averages}
+    # Long names would cover the curves: they stand below their panels, which get room for them.
+    below = any("\n" in own for own in words.values())
+    lines = max(
+        sum(1 + words[one.label].count("\n") for one in {averages[0], *members})
+        for members in families.values()
+    )
+    higher = _LEGEND_LINE * lines if below else 0.0
     with matplotlib.rc_context(STYLE):
         figure = Figure(
-            figsize=(COLUMNS * _PANEL_INCHES[0], rows * _PANEL_INCHES[1] + 0.9),
+            figsize=(COLUMNS * _PANEL_INCHES[0], rows * (_PANEL_INCHES[1] + higher) + 0.9),
             layout="constrained",
         )
         FigureCanvasAgg(figure)
         figure.suptitle(title, x=0.01, ha="left", fontsize=11.0, fontweight="bold")
         grid = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
         for axes, (name, members) in zip(grid.flat, families.items(), strict=False):
-            _panel(axes, averages, members, levels_of(threshold))
-            axes.set_title(name, loc="left", fontsize=9.0, fontweight="bold", pad=3)
+            _panel(axes, averages, members, levels_of(threshold), words)
+            _add_legend(axes, below=below)
+            axes.set_title(
+                "\n".join(_folded(name, 9.0, bold=True)),
+                loc="left",
+                fontsize=9.0,
+                fontweight="bold",
+                pad=3,
+            )
         for axes in grid.flat[len(families) :]:
             axes.set_visible(False)
         # The last row may be short: the panels above its gaps keep their tick labels.
@@ -62,8 +83,16 @@ def panels(
     return figure
 
 
+def _folded(name: str, size: float, *, bold: bool = False) -> tuple[str, ...]:
+    return folded(name, _NAME_POINTS, size, bold=bold, cut=True)
+
+
 def _panel(
-    axes: Axes, everything: Sequence[Average], members: Sequence[Average], levels: Sequence[float]
+    axes: Axes,
+    everything: Sequence[Average],
+    members: Sequence[Average],
+    levels: Sequence[float],
+    words: Mapping[str, str],
 ) -> None:
     for other in everything:
         axes.plot(other.rounds, other.mean, color="#DDDDDD", linewidth=0.6, zorder=1)
@@ -71,13 +100,13 @@ def _panel(
     if reference not in members:
         axes.plot(
             reference.rounds, reference.mean, color=QUIET_INK, linewidth=1.0, zorder=2,
-            linestyle=(0, (1.2, 1.2)), label=reference.label,
+            linestyle=(0, (1.2, 1.2)), label=words[reference.label],
         )  # fmt: skip
     for i, shown in enumerate(members):
         colour = COLOURS[i % len(COLOURS)]
         axes.plot(
             shown.rounds, shown.mean, color=colour, linewidth=1.4, zorder=4,
-            linestyle=DASHES[i % len(DASHES)], label=shown.label,
+            linestyle=DASHES[i % len(DASHES)], label=words[shown.label],
         )  # fmt: skip
         if shown.spread is not None:
             low, high = shown.mean - shown.spread, shown.mean + shown.spread
@@ -89,5 +118,11 @@ def _panel(
     axes.grid(color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=6.5, frameon=False, loc="lower right", handlelength=2.0, borderpad=0.1)
     axes.tick_params(labelsize=7)
+
+
+def _add_legend(axes: Axes, *, below: bool) -> None:
+    place: dict[str, Any] = {"loc": "lower right"}
+    if below:
+        place = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.16), "borderaxespad": 0.0}
+    axes.legend(fontsize=_LEGEND_SIZE, frameon=False, handlelength=2.0, borderpad=0.1, **place)

@@ -15,6 +15,7 @@ from fedzmg.report.html.sections.charts import shown_label
 from fedzmg.report.numbers import INDEX_EXPLAINED, count_text
 from fedzmg.report.plots import clients as client_plots
 from fedzmg.report.plots.figures import curves
+from fedzmg.report.plots.legends import add_legend_outside, add_title, row_name
 from fedzmg.report.plots.panels import panels
 from fedzmg.report.plots.series import Average
 from fedzmg.report.plots.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE, laid_out
@@ -59,7 +60,7 @@ def _canvas(width: float, height: float, title: str) -> tuple[Figure, Axes]:
     figure.set_layout_engine(ConstrainedLayoutEngine())
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=11.0, fontweight="bold")
+    add_title(figure, title)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
@@ -88,11 +89,7 @@ def _against_traffic(outcome: Outcome) -> Figure | None:
         axes.set_xlim(left=0.0)
         axes.set_xlabel("MiB moved, all clients, both ways")
         axes.set_ylabel(f"test {study.metric}")
-        # Beside the axes, where it covers nothing.
-        figure.legend(
-            loc="outside right upper", fontsize=7.5, frameon=False, handlelength=3.2,
-            ncols=math.ceil(len(drawn) / 22),
-        )  # fmt: skip
+        add_legend_outside(figure, columns=math.ceil(len(drawn) / 22))
         return laid_out(figure)
 
 
@@ -104,7 +101,10 @@ def _seeds(outcome: Outcome) -> Figure | None:
     position = {score.label: i for i, score in enumerate(outcome.scores)}
     with matplotlib.rc_context(STYLE):
         title = f"{study.name}: final {study.metric} of every seed"
-        figure, axes = _canvas(7.0, 1.3 + 0.3 * len(finished), title)
+        names = [_plain("\n".join(row_name(score.label, 7.0))) for score in finished]
+        lines = 1 + max(name.count("\n") for name in names)
+        pitch = 0.3 if lines == 1 else 0.1 + 0.15 * lines
+        figure, axes = _canvas(7.0, 1.3 + pitch * len(finished), title)
         if len(finished) <= MOST_IN_ONE_PANEL:
             for seed in sorted({seed for score in finished for seed in score.finals}):
                 pairs = [(s.finals[seed], y) for y, s in enumerate(finished) if seed in s.finals]
@@ -114,7 +114,7 @@ def _seeds(outcome: Outcome) -> Figure | None:
             values = list(score.finals.values())
             axes.plot(values, [y] * len(values), "o", color=colour, markersize=4.5, zorder=3)
             axes.plot([score.mean or 0.0], [y], "|", color=colour, markersize=15, markeredgewidth=2)
-        axes.set_yticks(range(len(finished)), [_plain(score.label) for score in finished])
+        axes.set_yticks(range(len(finished)), names)
         axes.set_ylim(len(finished) - 0.4, -0.6)
         axes.grid(axis="x", color=GRID, linewidth=0.7)
         axes.set_xlabel(f"final {study.metric}")

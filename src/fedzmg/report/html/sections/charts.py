@@ -85,7 +85,10 @@ def _learning(outcome: Outcome, key: str) -> Chart | None:
     lines = [_line(score, i) for i, score in enumerate(outcome.scores)]
     drawing = svg.curves(lines, frame, levels=_levels(study), number=_number(study), size=FULL)
     lead = f"{_curve_words(outcome)} {INDEX_SENTENCE}"
-    return Chart("curves", title, lead, drawing, _legend(outcome.scores), wide=True)
+    return Chart(
+        "curves", title, lead, drawing.markup, _legend(outcome.scores), not drawing.named,
+        wide=True,
+    )  # fmt: skip
 
 
 def _against_traffic(outcome: Outcome, key: str) -> Chart | None:
@@ -100,7 +103,10 @@ def _against_traffic(outcome: Outcome, key: str) -> Chart | None:
     lines = [_line(score, i, by_traffic=True) for i, score in enumerate(outcome.scores)]
     drawing = svg.curves(lines, frame, levels=_levels(study), number=_number(study), size=LOW)
     lead = "What a round costs in bytes may differ: the further left, the cheaper."
-    return Chart("traffic", title, lead, drawing, _legend(outcome.scores), wide=True)
+    return Chart(
+        "traffic", title, lead, drawing.markup, _legend(outcome.scores), not drawing.named,
+        wide=True,
+    )  # fmt: skip
 
 
 def _final_by_traffic(outcome: Outcome, key: str) -> Chart | None:

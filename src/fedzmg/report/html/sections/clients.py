@@ -137,7 +137,7 @@ def _sorted(outcome: Outcome, key: str) -> Chart | None:
     )
     if any(line.spread is not None for line in lines):
         lead += " Mean over seeds, with one standard deviation."
-    return Chart("clients", title, lead, drawing, _legend(lines))
+    return Chart("clients", title, lead, drawing.markup, _legend(lines), not drawing.named)
 
 
 def _intervals(outcome: Outcome, key: str) -> Chart | None:
@@ -211,8 +211,9 @@ def _banded(spread: _Spread, *, wide: bool) -> Chart:
     frame, lead, number, found = spread
     drawing = bands(found, frame, number=number, size=LOW if wide else HALF)
     return Chart(
-        "clients", frame.title, lead, drawing, _legend([band.line for band in found]), wide=wide
-    )
+        "clients", frame.title, lead, drawing.markup, _legend([band.line for band in found]),
+        not drawing.named, wide=wide,
+    )  # fmt: skip
 
 
 def _panels(spread: _Spread) -> Panels:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fedzmg.report.html.blocks import Chart, Entry
 from fedzmg.report.html.svg.curves import Line, curves
-from fedzmg.report.html.svg.parts import MOST_DIRECT_LABELS, Frame, swatch
+from fedzmg.report.html.svg.parts import Frame, swatch
 from fedzmg.report.numbers import INDEX
 from fedzmg.report.results.outcome import Outcome
 from fedzmg.report.results.runs import Run
@@ -48,7 +48,7 @@ def _chart(
     frame = Frame(key, title, f"{totals}.", INDEX, ylabel)
     legend = tuple(Entry(swatch(line.style), line.label) for line in lines)
     drawing = curves(lines, frame, whole=True)
-    return Chart("trouble", title, lead, drawing, legend, len(lines) > MOST_DIRECT_LABELS)
+    return Chart("trouble", title, lead, drawing.markup, legend, not drawing.named)
 
 
 def _dropped_by_round(runs: Sequence[Run]) -> _Counts:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup
 
+from fedzmg.report.html.svg.labels import axis_names, kept_inside, more_below
 from fedzmg.report.html.svg.parts import (
     CHARACTER,
     NARROW,
     Frame,
     Number,
     Scale,
-    axis_names,
-    grid,
+    document,
+    plain,
+    short,
+    text,
     ticks,
 )
 
@@ -51,14 +54,29 @@ class Axes(NamedTuple):
     y_ticks: list[float]
     number: Number
 
-    def grid(self) -> Markup:
-        """Lines and numbers."""
-        return grid(self.x, self.y, self.x_ticks, self.y_ticks, self.number)
+    def grid(self, width: float) -> Markup:
+        """Lines at the vertical axis' ticks, the horizontal axis, and all their numbers."""
+        x, y = self.x, self.y
+        parts = []
+        for tick in self.y_ticks:
+            d = f"M{short(x.start)} {short(y(tick))}H{short(x.end)}"
+            parts.append(Markup('<path class="grid" d="{}"/>').format(d))
+            parts.append(text(x.start - 6.0, y(tick) + 4.0, self.number(tick), "end"))
+        for tick in self.x_ticks:
+            words = plain(tick)
+            parts.append(text(kept_inside(x(tick), words, width), y.start + 16.0, words, "mid"))
+            d = f"M{short(x(tick))} {short(y.start)}v4"
+            parts.append(Markup('<path class="axis" d="{}"/>').format(d))
+        d = f"M{short(x.start)} {short(y.start)}H{short(x.end)}"
+        parts.append(Markup('<path class="axis" d="{}"/>').format(d))
+        return Markup("").join(parts)
 
-    def names(self, frame: Frame, height: float) -> Markup:
-        """What stands beside the middles of the axes."""
+    def chart(self, frame: Frame, size: Size, parts: Sequence[str | Markup], name: str) -> Markup:
+        """A whole chart: grid, names beside the middles of the axes, and what is drawn."""
         across, up = ((scale.start + scale.end) / 2.0 for scale in (self.x, self.y))
-        return axis_names(frame, across, up, height)
+        around = [self.grid(size[0]), axis_names(frame, across, up, *size)]
+        height = size[1] + more_below(frame, size[0])
+        return document(frame, size[0], height, [*around, *parts], name)
 
 
 def axes_of(

@@ -8,7 +8,16 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from fedzmg.report.html.svg.axes import PANEL, Limits, Size, for_both_pages, panel_axes
-from fedzmg.report.html.svg.curves import Line, around, end_labels, line_axes, path_of
+from fedzmg.report.html.svg.curves import (
+    NO_ENDS,
+    Drawing,
+    Line,
+    around,
+    end_labels,
+    ends_of,
+    line_axes,
+    path_of,
+)
 from fedzmg.report.html.svg.parts import HALF, Frame, Number, document, extent, plain
 
 
@@ -32,29 +41,27 @@ def bands(
     *,
     number: Number = plain,
     size: Size = HALF,
-) -> Markup:
+) -> Drawing:
     """Draw lines with bands, for a wide page and for a narrow one; the first comes out on top."""
     limits, lines = limits_of(found), [band.line for band in found]
+    ends = ends_of(lines, (), size)
 
     def chart(area: Size, name: str) -> Markup:
-        labels = [line.label for line in lines]
-        axes, direct = line_axes(labels, len(lines), limits, number, area, name)
+        shown = ends if name == "wide" else NO_ENDS
+        axes = line_axes(shown, limits, number, area)
         parts = [
-            axes.grid(),
-            axes.names(frame, area[1]),
             *(around(band.line, band.low, band.high, axes.x, axes.y) for band in reversed(found)),
             *(path_of(line, axes.x, axes.y) for line in reversed(lines)),
+            end_labels(shown, axes.x, axes.y, area[1]),
         ]
-        if direct:
-            parts.append(end_labels(lines, (), axes.x, axes.y, area[1] - 36.0))
-        return document(frame, *area, parts, name)
+        return axes.chart(frame, area, parts, name)
 
-    return for_both_pages(chart, size)
+    return Drawing(for_both_pages(chart, size), named=bool(ends.lines))
 
 
 def panel(band: Band, frame: Frame, limits: Limits, *, number: Number = plain) -> Markup:
     """Draw one of many small charts on the same scales."""
     axes, line = panel_axes(limits, number), band.line
     drawn = around(line, band.low, band.high, axes.x, axes.y)
-    parts = [axes.grid(), drawn, path_of(line, axes.x, axes.y)]
+    parts = [axes.grid(PANEL[0]), drawn, path_of(line, axes.x, axes.y)]
     return document(frame, *PANEL, parts, "panel")

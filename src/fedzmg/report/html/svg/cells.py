@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from fedzmg.report.html.svg.labels import axis_names, more_below
 from fedzmg.report.html.svg.parts import (
     CHARACTER,
     Frame,
     Number,
-    axis_names,
     document,
     plain,
     short,
@@ -79,5 +79,5 @@ def heat_map(
         )  # fmt: skip
     for j, column in enumerate(columns):
         parts.append(text(left + _WIDE * (j + 0.5), foot + 17.0, column, "mid"))
-    parts.append(axis_names(frame, (left + width) / 2.0, foot / 2.0, height))
-    return document(frame, width, height, parts, "any")
+    parts.append(axis_names(frame, (left + width) / 2.0, foot / 2.0, width, height))
+    return document(frame, width, height + more_below(frame, width), parts, "any")

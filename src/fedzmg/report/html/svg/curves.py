@@ -18,8 +18,8 @@ from fedzmg.report.html.svg.axes import (
     for_both_pages,
     panel_axes,
 )
+from fedzmg.report.html.svg.labels import LINE, Label, Lines, beside, taller, written
 from fedzmg.report.html.svg.parts import (
-    CHARACTER,
     COLOURS,
     HALF,
     MOST_DIRECT_LABELS,
@@ -35,7 +35,10 @@ from fedzmg.report.html.svg.parts import (
 from fedzmg.report.plots.placing import moved_apart
 
 MOST_POINTS = 300
-_LABEL_GAP = 14.0
+_LEADER = 18.0
+"""From the axes to the names at the ends."""
+_HEAD, _FOOT = 8.0, 36.0
+"""Above and below all these names."""
 
 
 class Line(NamedTuple):
@@ -56,6 +59,28 @@ class Level(NamedTuple):
     label: str
 
 
+class Ends(NamedTuple):
+    """What is named at the right ends, and how."""
+
+    lines: Sequence[Line]
+    levels: Sequence[Level]
+    words: tuple[Lines, ...]
+    """Lines of every name."""
+    room: float
+    """Right of the axes."""
+
+
+NO_ENDS = Ends((), (), (), 12.0)
+
+
+class Drawing(NamedTuple):
+    """A chart of lines."""
+
+    markup: Markup
+    named: bool
+    """Whether the lines of a wide page bear their names; else they need a legend."""
+
+
 def curves(
     lines: Sequence[Line],
     frame: Frame,
@@ -64,7 +89,7 @@ def curves(
     number: Number = plain,
     size: Size = HALF,
     whole: bool = False,
-) -> Markup:
+) -> Drawing:
     """Draw lines with bands, for a wide page and for a narrow one; one of them is shown.
 
     Args:
@@ -77,39 +102,40 @@ def curves(
     """
     drawn = [thinned(line) for line in lines if len(line.x)]
     limits = shared_limits(drawn, levels)
-    labels = [line.label for line in drawn] + [level.label for level in levels]
+    ends = ends_of(drawn, levels, size)
 
     def chart(area: Size, name: str) -> Markup:
-        axes, direct = line_axes(labels, len(drawn), limits, number, area, name, whole=whole)
+        shown = ends if name == "wide" else NO_ENDS
+        axes = line_axes(shown, limits, number, area, whole=whole)
         parts = [
-            axes.grid(),
-            axes.names(frame, area[1]),
             *_inside(drawn, levels, axes.x, axes.y),
+            end_labels(shown, axes.x, axes.y, area[1]),
         ]
-        if direct:
-            parts.append(end_labels(drawn, levels, axes.x, axes.y, area[1] - 36.0))
-        return document(frame, *area, parts, name)
+        return axes.chart(frame, area, parts, name)
 
-    return for_both_pages(chart, size)
+    return Drawing(for_both_pages(chart, size), named=bool(ends.lines))
+
+
+def ends_of(lines: Sequence[Line], levels: Sequence[Level], size: Size) -> Ends:
+    """Which names have room at the right ends: all, those of levels, or none."""
+    room = size[1] - _FOOT - _HEAD
+    for own in (lines, ()) if len(lines) <= MOST_DIRECT_LABELS else ((),):
+        labels = [Label(line.label, bold=True) for line in own]
+        labels += [Label(level.label) for level in levels]
+        found = beside(labels, _LEADER, 8.0, size[0], room) if labels else None
+        if found is not None:
+            return Ends(own, levels, found.lines, found.room)
+    return NO_ENDS
 
 
 def line_axes(
-    labels: Sequence[str],
-    lines: int,
-    limits: Limits,
-    number: Number,
-    size: Size,
-    name: str,
-    *,
-    whole: bool = False,
-) -> tuple[Axes, bool]:
-    """Axes of a chart of lines, and whether labels have room at the ends of the lines."""
-    direct = name == "wide" and lines <= MOST_DIRECT_LABELS
-    right = min(26.0 + CHARACTER * max(map(len, labels)), 0.4 * size[0]) if direct else 12.0
+    ends: Ends, limits: Limits, number: Number, size: Size, *, whole: bool = False
+) -> Axes:
+    """Axes of a chart of lines that leave room for the names at their ends."""
     most = 10 if size[0] > 800.0 else 6, 7
     heights = limits.low, limits.high
     across = 0.0, limits.end
-    return axes_of(across, heights, number, size, Room(right), most, whole=whole), direct
+    return axes_of(across, heights, number, size, Room(ends.room), most, whole=whole)
 
 
 def panel(
@@ -124,7 +150,7 @@ def panel(
     """Draw one of many small charts; ``ground`` is the key of what :func:`background` drew."""
     axes = panel_axes(limits, number)
     parts = [
-        axes.grid(),
+        axes.grid(PANEL[0]),
         Markup('<use href="#{}"/>').format(ground),
         *_inside([thinned(line) for line in members], levels, axes.x, axes.y),
     ]
@@ -218,24 +244,23 @@ def path_of(line: Line, x: Scale, y: Scale) -> Markup:
     return drawn
 
 
-def end_labels(
-    lines: Sequence[Line], levels: Sequence[Level], x: Scale, y: Scale, room: float
-) -> Markup:
+def end_labels(ends: Ends, x: Scale, y: Scale, height: float) -> Markup:
     """Names of lines and levels at their right ends, moved apart."""
     found = [
-        (y(line.y[-1]), x(line.x[-1]), line.label, f"c{line.style % COLOURS}") for line in lines
+        (y(line.y[-1]), x(line.x[-1]), line.label, f"c{line.style % COLOURS}")
+        for line in ends.lines
     ]
-    found += [(y(level.value), x.end, level.label, "quiet") for level in levels]
-    places = moved_apart([entry[0] for entry in found], _LABEL_GAP, room)
+    found += [(y(level.value), x.end, level.label, "quiet") for level in ends.levels]
+    wanted = [entry[0] - _HEAD for entry in found]
+    places = moved_apart(
+        wanted, LINE + 1.0, height - _FOOT - _HEAD, [taller(own) for own in ends.words]
+    )
     parts = []
-    for (wanted, start, label, colour), place in zip(found, places, strict=True):
-        leader = f"M{short(start + 2)} {short(wanted)}L{short(x.end + 14)} {short(place)}"
+    for (end, start, label, colour), own, low in zip(found, ends.words, places, strict=True):
+        place = low + _HEAD
+        leader = f"M{short(start + 2)} {short(end)}L{short(x.end + 14)} {short(place)}"
         parts.append(Markup('<path class="leader {}" d="{}"/>').format(colour, leader))
-        parts.append(
-            Markup('<text x="{}" y="{}" class="label {}" data-series="{}">{}</text>').format(
-                short(x.end + 18.0), short(place + 4.0), colour, label, label
-            )
-        )
+        parts.append(written(x.end + _LEADER, place + 4.0, own, f"label {colour}", label))
     return Markup("").join(parts)
 
 

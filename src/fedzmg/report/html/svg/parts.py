@@ -14,6 +14,8 @@ COLOURS = 7
 """Classes ``c0`` to ``c6`` of the style sheet."""
 DASHES = ("", "7 3", "9 3 2 3", "2 2.5", "12 3 2 3 2 3")
 MOST_DIRECT_LABELS = 8
+LETTERS = 12.0
+"""Size of the letters."""
 CHARACTER = 6.7
 """Width of a letter, on average."""
 FULL, LOW, HALF, NARROW = (1040.0, 400.0), (1040.0, 320.0), (560.0, 330.0), (360.0, 300.0)
@@ -106,31 +108,6 @@ def document(
         description=frame.description,
         inside=Markup("").join(parts),
     )
-
-
-def grid(
-    x: Scale, y: Scale, x_ticks: Sequence[float], y_ticks: Sequence[float], y_number: Number
-) -> Markup:
-    """Lines at the vertical axis' ticks, the horizontal axis, and all their numbers."""
-    parts = []
-    for tick in y_ticks:
-        d = f"M{short(x.start)} {short(y(tick))}H{short(x.end)}"
-        parts.append(Markup('<path class="grid" d="{}"/>').format(d))
-        parts.append(text(x.start - 6.0, y(tick) + 4.0, y_number(tick), "end"))
-    for tick in x_ticks:
-        parts.append(text(x(tick), y.start + 16.0, plain(tick), "mid"))
-        d = f"M{short(x(tick))} {short(y.start)}v4"
-        parts.append(Markup('<path class="axis" d="{}"/>').format(d))
-    d = f"M{short(x.start)} {short(y.start)}H{short(x.end)}"
-    parts.append(Markup('<path class="axis" d="{}"/>').format(d))
-    return Markup("").join(parts)
-
-
-def axis_names(frame: Frame, across: float, down: float, height: float) -> Markup:
-    """Names of both axes; ``across`` and ``down`` are where the middles of the axes are."""
-    return text(across, height - 7.0, frame.xlabel, "mid name") + Markup(
-        '<text transform="{}" class="mid name">{}</text>'
-    ).format(f"translate(12 {short(down)}) rotate(-90)", frame.ylabel)
 
 
 def text(x: float, y: float, words: str, kind: str) -> Markup:

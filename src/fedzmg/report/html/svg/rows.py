@@ -8,6 +8,16 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from fedzmg.report.html.svg.axes import for_both_pages
+from fedzmg.report.html.svg.labels import (
+    LINE,
+    Label,
+    beside,
+    fitted,
+    kept_inside,
+    more_below,
+    name_below,
+    written,
+)
 from fedzmg.report.html.svg.parts import (
     CHARACTER,
     COLOURS,
@@ -23,6 +33,9 @@ from fedzmg.report.html.svg.parts import (
     text,
     ticks,
 )
+
+_GAP = 10.0
+"""Between labels and axes."""
 
 
 class Dots(NamedTuple):
@@ -68,15 +81,25 @@ def _chart(
     width: float,
     name: str,
 ) -> Markup:
-    wide = name == "wide"
     few = len(dots) <= MOST_DIRECT_LABELS
-    pitch = (34.0 if few else 20.0) if wide else (44.0 if few else 32.0)
-    height = 14.0 + pitch * len(dots) + 44.0
-    longest = CHARACTER * max(len(one.label) for one in dots)
-    # A narrow page has no room beside the dots: labels stand above their row.
-    left = min(22.0 + longest, 0.4 * width) if wide else 14.0
+    labels = [Label(one.label) for one in dots]
+    # A narrow page has no room beside the dots, nor has a wide one for very long labels: there
+    # they stand above their row.
+    fit = beside(labels, _GAP, 12.0, width) if name == "wide" else None
     noted = 14.0 + CHARACTER * max(len(one.note) for one in dots)
-    # Notes stand above their row on a narrow page, unless the line at zero would cross them.
+    wide = fit is not None
+    if fit is not None:
+        left, words = fit.room, fit.lines
+    else:
+        left = 14.0
+        words = tuple(fitted(one.label, width - left - noted) for one in dots)
+    lines = max(map(len, words))
+    if wide:
+        pitch = max(34.0 if few else 20.0, LINE * lines + 6.0)
+    else:
+        pitch = (44.0 if few else 32.0) + LINE * (lines - 1)
+    height = 14.0 + pitch * len(dots) + 44.0
+    # Notes stand above their row with the labels, unless the line at zero would cross them.
     right = max(18.0, noted if wide or zero else 0.0)
     values = [value for one in dots for _, value in one.values]
     values += [one.centre for one in dots if one.centre is not None]
@@ -84,22 +107,31 @@ def _chart(
     low, high = extent([*values, 0.0] if zero else values)
     x = Scale(low, high, left, width - right)
     bottom = height - 44.0
-    shift = 0.0 if wide else 8.0
+    shift = 0.0 if wide else 8.0 + LINE * (lines - 1) / 2.0
     level = [14.0 + pitch * (i + 0.5) for i in range(len(dots))]
     parts = []
-    for tick in ticks(low, high, 6 if wide else 4):
+    for tick in ticks(low, high, 6 if name == "wide" else 4):
         d = f"M{short(x(tick))} 10V{short(bottom)}"
         parts.append(Markup('<path class="grid" d="{}"/>').format(d))
-        parts.append(text(x(tick), bottom + 17.0, number(tick), "mid"))
+        words_below = number(tick)
+        middle = kept_inside(x(tick), words_below, width)
+        parts.append(text(middle, bottom + 17.0, words_below, "mid"))
     if zero:
         d = f"M{short(x(0.0))} 8V{short(bottom)}"
         parts.append(Markup('<path class="zero" d="{}"/>').format(d))
     if paired:
         parts += _pairs(dots, x, [place + shift for place in level])
-    for one, place in zip(dots, level, strict=True):
-        parts.append(_row(one, x, place, shift, left, width, wide))
-    parts.append(text((x.start + x.end) / 2.0, height - 8.0, frame.xlabel, "mid name"))
-    return document(frame, width, height, parts, name)
+    for one, own, place in zip(dots, words, level, strict=True):
+        # A label above its row ends right above the dots, however many lines it has.
+        middle = place + 4.0 if wide else place + shift - 14.0 - LINE * (len(own) - 1) / 2.0
+        label = (
+            written(left - _GAP, middle, own, "end")
+            if wide
+            else written(x.start, middle, own, "start")
+        )
+        parts.append(_row(one, x, place + shift, label, middle, width))
+    parts.append(name_below(frame, (x.start + x.end) / 2.0, width, height - 8.0))
+    return document(frame, width, height + more_below(frame, width), parts, name)
 
 
 def _pairs(dots: Sequence[Dots], x: Scale, level: Sequence[float]) -> list[Markup]:
@@ -118,18 +150,12 @@ def _pairs(dots: Sequence[Dots], x: Scale, level: Sequence[float]) -> list[Marku
 
 
 def _row(
-    one: Dots, x: Scale, place: float, shift: float, left: float, width: float, wide: bool
+    one: Dots, x: Scale, centre: float, label: Markup, beside_label: float, width: float
 ) -> Markup:
     colour = f"c{one.style % COLOURS}"
-    centre = place + shift
-    height = place + 4.0 if wide else place - 6.0
-    parts = [
-        text(left - 10.0, height, one.label, "end")
-        if wide
-        else text(x.start, height, one.label, "start")
-    ]
+    parts = [label]
     if one.note:
-        parts.append(text(width - 4.0, height, one.note, "end quiet"))
+        parts.append(text(width - 4.0, beside_label, one.note, "end quiet"))
     if one.interval is not None:
         low, high = (short(x(end)) for end in one.interval)
         tall = short(centre - 4)
