@@ -21,6 +21,8 @@ from fedzmg.tree import Tree, leaves, num_bytes, tree_map
 
 NAMES = list(ALGORITHMS)
 CPU = torch.device("cpu")
+PACK = 2
+"""Trials that train side by side."""
 SIZES = [3, 9, 1, 14, 6, 11, 2]
 """Client 2 has one example, which is no full batch and no partial one that is kept below."""
 
@@ -48,7 +50,7 @@ def task(**protocol: object) -> Task:
     return Task.from_arrays(Net(), x, y, owner, test=(x, y), **settings)  # type: ignore[arg-type]
 
 
-def trials(name: str, count: int = 3) -> list[Trial]:
+def trials(name: str, count: int = PACK) -> list[Trial]:
     """Different seeds and learning rates, so that a pack mixes both."""
     base = ALGORITHMS[name].algorithm
     rates = [{"client.lr": 0.02 * (1 + i), "server.lr": 0.5 / (1 + i)} for i in range(count)]
@@ -57,7 +59,7 @@ def trials(name: str, count: int = 3) -> list[Trial]:
     return [Trial(base.with_options(options), seed=i) for i, options in enumerate(has)]
 
 
-def run(name: str, engine: str, *, count: int = 3, **kwargs: object) -> list[Tree]:
+def run(name: str, engine: str, *, count: int = PACK, **kwargs: object) -> list[Tree]:
     histories = simulate(
         task(),
         trials(name, count),
@@ -124,7 +126,7 @@ def test_resume_equals_no_interruption_bit_for_bit(name: str, engine: str) -> No
     first = simulation(name, engine)
     for _ in range(2):
         first.run_round()
-    kept = [first.checkpoint(i) for i in range(3)]
+    kept = [first.checkpoint(i) for i in range(PACK)]
     second = simulation(name, engine, restored=kept)
     assert second.round == 2
     resumed = [second.run_round() for _ in range(2)]
@@ -162,7 +164,7 @@ def test_client_without_a_batch_changes_nothing(name: str, engine: str) -> None:
         records = sim.run_round().records
         other.run_round()
     # Clients of 3, 1 and 2 examples hold no full batch of 4.
-    assert [r.clients for r in records] == [4, 4, 4]
+    assert [r.clients for r in records] == [4] * PACK
     assert distance(sim.snapshot.params, other.snapshot.params) < 1e-12
 
 
@@ -183,7 +185,7 @@ def test_upload_that_is_not_finite_is_dropped_and_counted(name: str, engine: str
     for _ in range(2):
         records = sim.run_round().records
         other.run_round()
-    assert [(r.clients, r.dropped) for r in records] == [(6, 1)] * 3
+    assert [(r.clients, r.dropped) for r in records] == [(6, 1)] * PACK
     assert distance(sim.snapshot.params, other.snapshot.params) < 1e-9
 
 
@@ -201,7 +203,7 @@ def test_cohort_that_loses_every_upload_leaves_everything_untouched(name: str) -
     ):
         assert torch.equal(a, b)
     assert [[r.diverged for r in report.records] for report in reports] == [
-        [False] * 3, [False] * 3, [True] * 3, [True] * 3
+        [lost] * PACK for lost in (False, False, True, True)
     ]  # fmt: skip
     assert reports[-1].records[0].metric == 0.0
 
