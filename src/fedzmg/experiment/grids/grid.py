@@ -72,9 +72,8 @@ def run_grid(
             place = out / spec.folder(name)
             if not (place / "scores.json").is_file():
                 search = Search(
-                    spec, name, task, place, progress, budget, checkpoint_seconds, held, reporting,
-                    sum(spec.packs().values()),
-                )  # fmt: skip
+                    spec, name, task, place, progress, budget, checkpoint_seconds, held, reporting
+                )
                 search.run()
             else:
                 progress.begin(name, spec.rounds, spec.rounds)

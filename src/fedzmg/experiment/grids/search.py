@@ -49,15 +49,12 @@ class Search:
         checkpoint_seconds: float,
         held: Hold,
         reporting: Examples | None = None,
-        trainings: int = 1,
     ) -> None:
         self.spec, self.name, self.task, self.place = spec, name, task, place
         self.progress, self.budget, self.held = progress, budget, held
         self.checkpoint_seconds = checkpoint_seconds
         self.reporting = reporting
         """Examples that report, if points are scored on them too."""
-        self.trainings = trainings
-        """How many packs the whole grid trains, one after another."""
         self.log = Log(place / "metrics.jsonl")
         self.rows: Rows = self.log.read()
         self.stops = Stops(spec, name, task.metric, place / "stopped.jsonl")
@@ -235,7 +232,7 @@ class Search:
             precision=spec.precision,
             deterministic=spec.deterministic,
             chunk=manifest.chunk(facts, self.task, len(active)) if facts else None,
-            trainings=self.trainings,
+            trainings=sum(spec.packs().values()),
             restored=None if kept is None else [kept.trials[i] for i in active],
             memory_places=[self._memory(i) for i in active],
         )
