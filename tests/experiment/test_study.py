@@ -245,8 +245,9 @@ def test_stopped_runs_without_checkpoints_are_finished(tmp_path: Path) -> None:
     assert not any(place.exists() for place in places)
 
 
+@pytest.mark.parametrize("begun", [0, 2])
 def test_where_bits_are_promised_a_pack_without_checkpoints_starts_again_as_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: int
 ) -> None:
     """On a GPU, that is; what else trains decides the last bits there."""
     monkeypatch.setattr(run, "_must_stay_together", lambda _: True)
@@ -255,10 +256,16 @@ def test_where_bits_are_promised_a_pack_without_checkpoints_starts_again_as_a_wh
     for file in tmp_path.rglob("checkpoint*"):
         file.unlink()
     run_study(plan, tmp_path, task=toy(), progress=Stop(1))  # nothing is trained
-    shutil.rmtree(tmp_path / "fedavg" / "seed-5")
+    late = RunDirectory(tmp_path / "fedavg" / "seed-5")
+    asked = late.spec()
+    shutil.rmtree(late.path)
+    if begun:
+        with pytest.raises(MemoryError):
+            run_pack(toy(), [asked], [late.path], progress=Stop(begun), checkpoint_seconds=0)
+        assert late.checkpoint().round == begun  # type: ignore[union-attr]
     seen = Stop(99)
     again, _ = run_study(plan, tmp_path, task=toy(), progress=seen)
-    assert seen.said.count("back to round 0, where its pack is") == 2
+    assert seen.said.count("back to round 0, where its pack is") == (3 if begun else 2)
     assert _but_seconds(again) == _but_seconds(whole)
     for seed in (3, 7):
         log = (tmp_path / "fedavg" / f"seed-{seed}" / "metrics.jsonl").read_bytes()

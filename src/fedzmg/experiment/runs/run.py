@@ -72,14 +72,14 @@ def run_pack(
         open_job(fitted, *pair, models=models) for pair in zip(resolved, directories, strict=True)
     ]
     together = _must_stay_together(specs[0]) and not all(job.complete(rounds) for job in jobs)
-    unfinished = [
+    to_hold = [
         directory
         for job, directory in zip(jobs, directories, strict=True)
         if directory and (together or not job.complete(rounds))
     ]
-    with hold([d.path for d in unfinished], progress.say) as held:
+    with hold([d.path for d in to_hold], progress.say) as held:
         for i, directory in enumerate(directories):
-            if directory in unfinished:
+            if directory in to_hold:
                 jobs[i] = take_job(fitted, resolved[i], directory, progress, models=models)
         if together:
             least = _common_round(jobs, rounds)
