@@ -72,7 +72,8 @@ def score(variant: str) -> dict[str, Any] | None:
         if entry["directory"] == directory:
             rules = [t["rules"]["rolling_mean"] for t in data["thresholds"]]
             return {
-                "finals": 100 * np.array(entry["final"]["full"]["runs"]),
+                "finals": finals_of(entry),
+                "diverged": entry["diverged"],
                 "arrivals": [rule["arrival"][label]["averaged"] for rule in rules],
                 "by seed": [rule["arrival"][label]["runs"] for rule in rules],
                 "curve": 100 * np.mean(data["curves"][label]["runs"], axis=0),
@@ -83,6 +84,12 @@ def score(variant: str) -> dict[str, Any] | None:
     return None
 
 
+def finals_of(entry: dict[str, Any]) -> npt.NDArray[np.float64]:
+    """Final accuracies by seed in %, nan where a run diverged: its zero is no accuracy."""
+    runs = zip(entry["final"]["full"]["runs"], entry["diverged"], strict=True)
+    return np.array([100 * final if round_ is None else np.nan for final, round_ in runs])
+
+
 def own_accuracy(place: Path) -> float:
     """Mean over runs and clients of the last model's accuracy on their own examples."""
     runs = [RunDirectory(run).clients()[-1] for run in sorted(place.glob("seed-*"))]
@@ -90,10 +97,20 @@ def own_accuracy(place: Path) -> float:
 
 
 def gaps_in_words(gaps: npt.NDArray[np.float64]) -> str:
-    """Mean, 95 % interval of the paired t-test, and every seed."""
+    """Mean, 95 % interval of the paired t-test, and every seed; no mean of some of the seeds."""
+    seeds = ", ".join("diverged" if np.isnan(gap) else f"{gap:+.1f}" for gap in gaps)
+    if np.isnan(gaps).any():
+        return f"   none  ({seeds})"
     half = stats.sem(gaps) * stats.t.ppf(0.975, len(gaps) - 1)
-    seeds = ", ".join(f"{gap:+.1f}" for gap in gaps)
     return f"{gaps.mean():+6.2f}  ({gaps.mean() - half:+.1f} to {gaps.mean() + half:+.1f}; {seeds})"
+
+
+def finals_in_words(each: dict[str, Any]) -> str:
+    """Mean and sd of three seeds, or where runs diverged."""
+    finals = each["finals"]
+    if np.isnan(finals).any():
+        return f"diverged: {each['diverged']}"
+    return f"{finals.mean():6.2f} ± {finals.std(ddof=1):.2f}"
 
 
 def variant_of(server: str, parts: set[str]) -> str:
@@ -117,9 +134,8 @@ def print_parts(server: str) -> None:
     for parts, each in known.items():
         name = " + ".join(part for part in PARTS if part in parts) or "plain"
         rates = each["options"]["client.lr"], each["options"]["server.lr"]
-        finals = each["finals"]
         print(
-            f"  {name:30}{finals.mean():6.2f} ± {finals.std(ddof=1):.2f}  "
+            f"  {name:30}{finals_in_words(each)}  "
             f"{each['arrivals'][0]!s:>5} {each['arrivals'][1]!s:>5} {each['by seed'][1]!s:20}"
             f"{each['own']:7.1f}   {rates[0]}, {rates[1]}"
         )
@@ -129,10 +145,11 @@ def print_parts(server: str) -> None:
             np.convolve(lead, np.ones(4) / 4, "valid"),
             known[frozenset(rest)]["indices"][3:],
         )
-        small = next(i for i in range(len(at)) if (rolled[i:] < 1).all())
+        above = np.flatnonzero(rolled >= 1)
         print(
             f"  lead of the projection beside {' + '.join(sorted(rest))}: {rolled.max():.1f} at "
-            f"most, at index {at[rolled.argmax()]}; below 1 from index {at[small]} on"
+            f"most, at index {at[rolled.argmax()]}; last above 1 at index {at[above[-1]]}, at the "
+            f"end {rolled[-1]:+.1f}"
         )
     for part in PARTS:
         print(f"  what {part} adds, to")
@@ -148,14 +165,18 @@ def main() -> None:
     for server in SERVERS:
         print_parts(server)
     for question, pairs in COMPARED.items():
-        print(question)
+        print(f"{question}: final accuracy; arrivals at 20 and 33 %; minus another")
         for variant, base in pairs:
             one, other = score(variant), score(base)
-            name = f"{variant.partition('/')[2]} minus {base.partition('/')[2]}"
+            name, base_name = (each.partition("/")[2] for each in (variant, base))
             if one is None or other is None:
                 print(f"  {name}: not run yet")
             else:
-                print(f"  {name:70}{gaps_in_words(one['finals'] - other['finals'])}")
+                arrivals = " ".join(f"{arrival!s:>5}" for arrival in one["arrivals"])
+                print(
+                    f"  {name:26}{finals_in_words(one):14} {arrivals}; minus {base_name:30}"
+                    f"{gaps_in_words(one['finals'] - other['finals'])}"
+                )
 
 
 if __name__ == "__main__":

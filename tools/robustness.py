@@ -1,4 +1,4 @@
-"""How much the conclusions on CIFAR-100 hang on windows, on single seeds and on rounding.
+"""How much the conclusions of the studies hang on windows, on single seeds and on rounding.
 
     python tools/robustness.py
 
@@ -51,8 +51,8 @@ def words(gaps: Curves) -> str:
     return f"{gaps.mean():+.2f} (sd {gaps.std(ddof=1):.2f})"
 
 
-def main() -> None:
-    """Print it all."""
+def cifar100() -> None:
+    """Arrivals, windows, single seeds, and trainings of the same with other kernels."""
     index, _ = curves("cifar100-study", "fedzmg")
     of = {name: curves("cifar100-study", name)[1] for name in ALGORITHMS}
     print("arrivals of single seeds, at 20 % and at 33 %")
@@ -93,6 +93,32 @@ def main() -> None:
     gaps = of["fedzmg"][:, np.isin(index, last)].mean(1) - tf32[:, np.isin(own, last)].mean(1)
     print("the same five seeds in tf32 with other kernels, indices", *last, end=": ")
     print(f"{words(gaps)}, at most {abs(gaps).max():.2f}")
+
+
+def mnist_by_writer() -> None:
+    """The seed with which FedAdam collapsed, and everything without it."""
+    index, adam = curves("mnist-by-writer-study", "fedadam")
+    fell = index[(adam[0] < 90) & (index > 100)]
+    print(
+        f"fedadam, seed 0: {adam[0][index == fell[0] - 5].item():.1f} % at index {fell[0] - 5}, "
+        f"{adam[0][index == fell[1]].item():.1f} % at {fell[1]}, at most "
+        f"{adam[0][index > fell[1]].max():.1f} % from there on; other seeds from index 100 on at "
+        f"least {adam[1:, index >= 100].min():.1f} %"
+    )
+    for name in ALGORITHMS:
+        values = curves("mnist-by-writer-study", name)[1]
+        means = [values[1:, index > 15].mean(), values[1:, index >= 900].mean()]
+        print(f"  {name:8}seeds 1 to 4: late stage {means[0]:.2f} %, final {means[1]:.2f} %")
+    gaps = (curves("mnist-by-writer-study", "fedzmg")[1] - adam)[1:, index >= 900].mean(1)
+    print(f"  fedzmg minus fedadam, seeds 1 to 4: {words(gaps)}, p {probability(gaps):.4f}")
+
+
+def main() -> None:
+    """Print it all."""
+    print("CIFAR-100")
+    cifar100()
+    print("MNIST by writer")
+    mnist_by_writer()
 
 
 if __name__ == "__main__":
