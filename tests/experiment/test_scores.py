@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fedzmg.experiment.studies import scores
 from fedzmg.experiment.studies.scores import (
     ThresholdRule,
+    fell_from,
     final_score,
     late_stage_mean,
     mean_curve,
@@ -241,6 +242,21 @@ def test_final_score_lies_within_the_curve(values: list[float], last: int) -> No
 def test_final_score_invalid_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         final_score([0, 5], [0.1, 0.2], **options)
+
+
+@pytest.mark.parametrize(
+    ("values", "final", "expected"),
+    [
+        ([0.1, 0.8, 0.8, 0.1, 0.1], 0.1, 0.8),
+        ([0.1, 0.8, 0.8, 0.4, 0.4], 0.4, None),  # exactly half is kept
+        ([0.0, 0.0, 1.0, 0.0, 0.3], 0.3, None),  # one lucky evaluation is no height
+        ([0.1, 0.2, 0.3, 0.4, 0.5], 0.5, None),
+        ([0.8, 0.8, math.nan, 0.1, 0.1], 0.1, None),  # that one diverged, which is said elsewhere
+        ([0.8], 0.1, None),
+    ],
+)
+def test_falling_back(values: list[float], final: float, expected: float | None) -> None:
+    assert fell_from(values, final, window=2) == expected
 
 
 def test_mean_curve_marks_what_a_diverged_run_spoils() -> None:

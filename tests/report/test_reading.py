@@ -99,6 +99,15 @@ def test_a_diverged_run_counts_as_zero_and_is_not_drawn(study: Path, log_line: L
     assert fedavg.curve.mean[-1] == pytest.approx(0.65)
 
 
+def test_a_run_that_lost_what_it_had_learnt_is_named(study: Path, log_line: Line) -> None:
+    assert not any("fell back" in note for note in judge(read([study]).studies[0]).notes)
+    log = study / "fedavg" / "seed-1" / "metrics.jsonl"
+    lines = [log_line(r, 0.9 if r < 8 else 0.1) for r in range(1, 11)]
+    log.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    notes = judge(read([study]).studies[0]).notes
+    assert "fedavg, seed 1, fell back from 90.00 % to 10.00 %." in notes
+
+
 def test_scores_by_hand(study: Path) -> None:
     ours, theirs = judge(read([study]).studies[0]).scores
     assert ours.mean == pytest.approx(0.8)

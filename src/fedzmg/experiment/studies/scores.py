@@ -181,6 +181,26 @@ def final_score(
     return _mean(heights[first_counted:])
 
 
+def fell_from(values: ArrayLike, final: float, *, window: int = 4) -> float | None:
+    """Return the height from which a rising curve fell back, None if it kept half of it.
+
+    Such a run did not diverge, yet its final value says nothing of how well it had learnt.
+
+    Args:
+        values: One value per evaluation.
+        final: What counts as the end of the run, as from :func:`final_score`.
+        window: Number of consecutive evaluations whose mean counts as a height.
+
+    Returns:
+        The best mean of a window if the end lies below half of it.
+    """
+    heights = np.asarray(values, dtype=np.float64)
+    if len(heights) < window or not math.isfinite(final) or not np.isfinite(heights).all():
+        return None
+    best = float(sliding_window_view(heights, window).mean(-1).max())
+    return best if final < best / 2 else None
+
+
 def mean_curve(runs: ArrayLike) -> NDArray[np.float64]:
     """Return the average over runs of an array ``[runs, evaluations]``.
 

@@ -7,10 +7,19 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from fedzmg.experiment.studies.scores import fell_from
 from fedzmg.experiment.studies.significance import FamilyTest, PairedTest, holm
 from fedzmg.experiment.studies.significance import family as test_family
-from fedzmg.report.numbers import MIB
-from fedzmg.report.results.averaging import RULES, Curve, arrival, drawn_curve, finals, late_means
+from fedzmg.report.numbers import MIB, value_text
+from fedzmg.report.results.averaging import (
+    RULES,
+    Curve,
+    arrival,
+    drawn_curve,
+    finals,
+    late_means,
+    scored,
+)
 from fedzmg.report.results.grouping import Study
 
 LEVEL = 0.05
@@ -93,7 +102,12 @@ def judge(study: Study) -> Outcome:
     level = study.threshold
     late, why_not = ({}, "") if level is None else late_means(study, level)
     found = tuple(_score(study, label, ends[label], tests, late) for label in study.members)
-    notes = [*study.notes, *([why_not] if why_not else []), *_pairing_notes(study, ends)]
+    notes = [
+        *study.notes,
+        *([why_not] if why_not else []),
+        *_fallen_notes(study, ends),
+        *_pairing_notes(study, ends),
+    ]
     return Outcome(study, found, tuple(tests), tuple(notes))
 
 
@@ -146,6 +160,23 @@ def _score(
         unfinished=sum(not run.complete for run in runs),
         curve=drawn_curve(runs),
     )
+
+
+def _fallen_notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> list[str]:
+    """Runs that had learnt and lost it again: they hide in a mean and in its deviation."""
+    if not study.higher_is_better:
+        return []
+    notes = []
+    for label, runs in study.members.items():
+        for run in runs:
+            if run.diverged is not None or run.seed not in ends[label]:
+                continue
+            final = ends[label][run.seed]
+            height = fell_from(scored(study, run)[1], final, window=study.window)
+            if height is not None:
+                had, has = (value_text(value, study.metric) for value in (height, final))
+                notes.append(f"{label}, seed {run.seed}, fell back from {had} to {has}.")
+    return notes
 
 
 def _pairing_notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> list[str]:

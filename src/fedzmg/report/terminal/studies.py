@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from fedzmg.experiment.studies.scores import fell_from
 from fedzmg.report.numbers import bytes_text, duration
 from fedzmg.report.terminal.stacked import Column, fits, stacked
 from fedzmg.report.terminal.tables import metric_text
@@ -34,9 +35,31 @@ def scores(data: Mapping[str, Any], width: int) -> RenderableType:
     )
     if any(column.head == _STOPPED for column in columns):
         caption += f"; {_STOPPED}: rounds after which diverged runs were trained no further"
+    caption += "".join(f"; {words}" for words in _fallen(data))
     if not fits(names, columns, width):
         columns = [column._replace(head=_upright(column.head)) for column in columns]
     return _under(title, stacked(names, columns, width), caption)
+
+
+def _fallen(data: Mapping[str, Any]) -> list[str]:
+    """Which runs had learnt and lost it again."""
+    if not data["higher_is_better"]:
+        return []
+    found = []
+    for label, row in data["algorithms"].items():
+        runs = zip(
+            data["seeds"],
+            data["curves"][label]["runs"],
+            row["final"]["full"]["runs"],
+            row["diverged"],
+            strict=True,
+        )
+        for seed, values, final, diverged in runs:
+            height = fell_from(values, final, window=data["window"]) if diverged is None else None
+            if height is not None:
+                had, has = (metric_text(value, data["metric"]) for value in (height, final))
+                found.append(f"{label}, seed {seed}, fell back from {had} to {has}")
+    return found
 
 
 def _score_columns(data: Mapping[str, Any]) -> list[Column]:
