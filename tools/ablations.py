@@ -29,16 +29,26 @@ LAYERS, KIN, HYBRIDS, CENTRED = (
     f"ablation-{name}-study" for name in ("layers", "centralization", "hybrids", "centring")
 )
 COMPARED = {
+    "all parts, or all but one, against none": [
+        (f"{AVERAGE}-projection-momentum-decay", f"{AVERAGE}-plain"),
+        (f"{AVERAGE}-projection-decay", f"{AVERAGE}-plain"),
+        (f"{AVERAGE}-momentum-decay", f"{AVERAGE}-plain"),
+        (f"{ADAM}-projection-momentum-decay", f"{ADAM}-plain"),
+    ],
     "where the projection acts": [
         (f"{LAYERS}/first-layer", f"{AVERAGE}-decay"),
         (f"{LAYERS}/convolutions", f"{AVERAGE}-decay"),
         (f"{LAYERS}/all-but-last", f"{AVERAGE}-decay"),
         (f"{AVERAGE}-projection-decay", f"{AVERAGE}-decay"),
+        (f"{LAYERS}/convolutions", f"{LAYERS}/first-layer"),
+        (f"{LAYERS}/all-but-last", f"{LAYERS}/convolutions"),
+        (f"{AVERAGE}-projection-decay", f"{LAYERS}/all-but-last"),
     ],
     "its kin": [
         (f"{KIN}/local-gc", f"{AVERAGE}-projection-momentum"),
         (f"{KIN}/gc-fed", f"{AVERAGE}-projection-momentum"),
         (f"{KIN}/global-gc", f"{AVERAGE}-momentum"),
+        (f"{KIN}/global-gc", f"{AVERAGE}-projection-decay"),
     ],
     "a projected step of Adam on the server": [
         (f"{HYBRIDS}/fedzmg-adam-projected", f"{ADAM}-projection-momentum-decay"),
@@ -174,7 +184,7 @@ def main() -> None:
             else:
                 arrivals = " ".join(f"{arrival!s:>5}" for arrival in one["arrivals"])
                 print(
-                    f"  {name:26}{finals_in_words(one):14} {arrivals}; minus {base_name:30}"
+                    f"  {name:37}{finals_in_words(one):14} {arrivals}; minus {base_name:30}"
                     f"{gaps_in_words(one['finals'] - other['finals'])}"
                 )
 
