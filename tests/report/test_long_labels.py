@@ -91,7 +91,9 @@ def study(labels: list[str], thresholds: int = 2, *, every_pair: bool = False) -
     """A ``study.json`` with numbers as wide as they come; the last algorithm diverged."""
     rows = {
         label: {
-            "final": {"full": {"mean": 0.4012 + i / 97, "sd": 0.1034 + i / 89}},
+            "final": {"full": {
+                "runs": [0.4, 0.4], "mean": 0.4012 + i / 97, "sd": 0.1034 + i / 89,
+            }},
             "diverged": [None, None],
         }
         for i, label in enumerate(labels)
@@ -121,6 +123,8 @@ def study(labels: list[str], thresholds: int = 2, *, every_pair: bool = False) -
     ]  # fmt: skip
     return {
         "task": "toy", "label": "", "metric": "accuracy", "seeds": [0, 1], "rounds": 2000,
+        "higher_is_better": True, "window": 4,
+        "curves": {label: {"runs": [[0.4] * 5, [0.4] * 5]} for label in labels},
         "thresholds": levels, "algorithms": rows, "tests": {"pairs": pairs},
     }  # fmt: skip
 
@@ -170,7 +174,7 @@ def test_a_study_shows_every_score(width: int, labels: list[str], thresholds: in
     data = study(labels, thresholds)
     numbers = ["1033"]
     for i, (label, row) in enumerate(data["algorithms"].items()):
-        numbers += [percent(value) for value in row["final"]["full"].values()]
+        numbers += [percent(row["final"]["full"][what]) for what in ("mean", "sd")]
         for n, level in enumerate(data["thresholds"]):
             numbers.append(str(1000 * n + i or "never"))
             numbers.append(percent(level["rules"]["rolling_mean"]["late_stage_mean"][label]))
