@@ -224,6 +224,103 @@ def test_watch_ends_where_a_process_died_before_it_wrote_anything(tmp_path: Path
     assert "nobody is at work" in done.stdout
 
 
+def window(width: int = 100, height: int = 24) -> Console:
+    return Console(width=width, height=height, file=io.StringIO(), force_terminal=True)
+
+
+def seen(works: list[Work], console: Console) -> list[str]:
+    fitted = watch_view.fitted(works, console)
+    return ["".join(part.text for part in row) for row in console.render_lines(fitted)]
+
+
+@pytest.fixture
+def tall(tmp_path: Path, write_run: Write, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A study of 24 runs: 20 are done, the next one is at work."""
+    monkeypatch.chdir(tmp_path)  # the same paths, and so the same lines, everywhere
+    place = Path("tall")
+    place.mkdir()
+    (place / "study.toml").write_text(
+        'kind = "study"\ntask = "digits"\nrounds = 4\nseeds = [0, 1]\n\n'
+        + "".join(f'[algorithms.m{i}]\nalgorithm = "fedzmg"\n' for i in range(12))
+    )
+    for i in range(20):
+        write_run(f"tall/m{i // 2}/seed-{i % 2}", "fedzmg", i % 2, [0.2] * 4)
+    held(place)
+    held(write_run("tall/m10/seed-0", "fedzmg", 0, [0.2] * 3, rounds=4))
+    return place
+
+
+def test_window_with_few_lines_shows_what_moves(tall: Path) -> None:
+    works = Watch(tall).look()
+    lines = seen(works, window(height=18))
+    assert len(lines) == 17
+    text = "\n".join(lines)
+    assert "m10/seed-0" in text
+    # Title, blank, head, rule and blank; then the others, four facts and a blank: six rows.
+    assert "and 18 more: 15 done, 3 waiting" in text
+    for part in ("m2/seed-0", "best so far", "about 6 s left", "held by"):
+        assert part in text
+    assert "m2/seed-1" not in text
+    whole = seen(works, window(height=60))
+    assert "more:" not in "".join(whole)
+    assert len(whole) > 24
+
+
+@pytest.mark.parametrize("width", [40, 100])
+def test_no_window_gets_more_lines_than_it_has(
+    tall: Path, grid: Path, write_run: Write, width: int
+) -> None:
+    held(grid)
+    for i in range(4):
+        write_run(f"left-{i}", "fedzmg", i, [0.2] * 4, rounds=8)
+    for works in (Watch(tall).look(), Watch(grid).look(), Watch(Path()).look()):
+        for height in (2, 4, 11, 26):
+            lines = seen(works, window(width, height))
+            assert 0 < len(lines) < height
+    # Works that nobody is at work on are the first to lose their tables.
+    lines = seen(Watch(Path()).look(), window(width, 48))
+    assert sum("left-" in line for line in lines) == 4
+    assert any("m10/seed-0" in line for line in lines)
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_live_view_fits_its_window(tall: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = window(height=12)
+    monkeypatch.setattr("fedzmg.cli.inspection.Console", lambda: console)
+    assert isinstance(watch(tall).exception, Waits)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "1 running" in shown or "m10/seed-0" in shown
+    # One frame, and it again when the view is left.
+    assert shown.count("\n") < 2 * 12
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_variants_are_called_by_their_labels(tmp_path: Path, write_run: Write, grid: Path) -> None:
+    place = tmp_path / "study"
+    place.mkdir()
+    (place / "study.toml").write_text(
+        'kind = "study"\ntask = "digits"\nrounds = 2\nseeds = [0]\n\n'
+        '[algorithms.average-plain]\nalgorithm = "fedzmg"\nlabel = "average: plain [sgd]"\n'
+        "[algorithms.fedavg]\n"
+    )
+    write_run("study/average-plain/seed-0", "fedzmg", 0, [0.2, 0.5])
+    for shown in (watch(place).stdout, watch(place, "--once").stdout):
+        assert "average: plain [sgd]/seed-0" in shown
+        assert "average-plain" not in shown
+    assert "fedavg/seed-0" in watch(place, "--once").stdout
+    # For programs, names are those of directories.
+    [work] = json.loads(watch(place, "--json").stdout)["works"]
+    assert work["best"] == "average-plain/seed-0"
+    plan = grid / "grid.toml"
+    plan.write_text(plan.read_text().replace(".fedavg]", '.fedavg]\nlabel = "the average"'))
+    write_rows(grid / "fedavg", [{"trial": 0, "round": 6, "metric": 0.5}])
+    shown = watch(grid, "--once").stdout
+    assert "the average" in shown
+    assert "client.lr=0.1 server.lr=0.5 seed=7" in shown
+    assert "fedavg" not in shown
+
+
 LINES = [json.dumps({"round": r, "metric": r / 10}) + "\n" for r in (1, 2, 3, 2, 3, 4)]
 
 

@@ -43,7 +43,8 @@ def watch(
     if as_json:
         _json_lines(found, works, every, once=once, wait=wait)
     elif once:
-        console.print(watch_view.screen(works, console.width), highlight=False)
+        shown = watch_view.labelled(works)
+        console.print(watch_view.screen(shown, console.width), highlight=False)
     else:
         try:
             _follow(found, works, every, console, wait=wait)
@@ -69,27 +70,28 @@ def _json_lines(found: Watch, works: list[Work], every: float, *, once: bool, wa
 def _follow(found: Watch, works: list[Work], every: float, console: Console, *, wait: bool) -> None:
     from fedzmg.report.terminal import watch as watch_view
 
+    works = watch_view.labelled(works)
     if console.is_terminal:
-        first = watch_view.screen(works, console.width)
+        first = watch_view.fitted(works, console)
         with Live(first, console=console, auto_refresh=False) as live:
             while not _ended(works, wait):
                 time.sleep(every)
-                works = found.look()
-                live.update(watch_view.screen(works, console.width), refresh=True)
+                works = watch_view.labelled(found.look())
+                live.update(watch_view.fitted(works, console), refresh=True)
         return
     shown: list[str] = []
     while True:
         lines = [watch_view.line(work) for work in works]
         for line in lines:
             if line not in shown:
-                console.print(
-                    f"{time.strftime('%H:%M:%S')} {line}", highlight=False, soft_wrap=True
-                )
+                # A label may hold brackets, which are no markup.
+                now = time.strftime("%H:%M:%S")
+                console.print(f"{now} {line}", highlight=False, markup=False, soft_wrap=True)
         shown = lines
         if _ended(works, wait):
             return
         time.sleep(every)
-        works = found.look()
+        works = watch_view.labelled(found.look())
 
 
 def diff(

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple, get_args
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from fedzmg.report.numbers import NONE, duration
-from fedzmg.report.results.watch import State, Training, Work
+from fedzmg.report.results.stored import read_toml
+from fedzmg.report.results.watch import PLANS, State, Training, Work
 from fedzmg.report.terminal.stacked import Column, fits, said_below, stacked
 from fedzmg.report.terminal.tables import metric_text
 
 MOST_ROWS = 30
 """Trainings that are shown one by one; more of them are summed up by algorithm."""
 STYLES = {"running": "green", "diverged": "red", "interrupted": "yellow", "done": "dim"}
+FIRST: tuple[State, ...] = ("running", "interrupted", "diverged", "stopped", "done", "waiting")
+"""Whose rows stay longest where a window has no room for all."""
 
 
 class _Rows(NamedTuple):
@@ -28,6 +34,26 @@ class _Rows(NamedTuple):
     """Words that find no room in it."""
 
 
+def labelled(works: Iterable[Work]) -> list[Work]:
+    """The same, with trainings called by the labels that tables and figures use."""
+    return [_with_labels(work) for work in works]
+
+
+def _with_labels(work: Work) -> Work:
+    if work.kind not in ("study", "grid"):
+        return work
+    plan = next(name for name, kind in PLANS.items() if kind == work.kind)
+    variants = read_toml(Path(work.place) / plan).get("algorithms", {})
+    labels = {key: str(variant.get("label") or key) for key, variant in variants.items()}
+    called = [
+        one._replace(
+            name=labels[one.group] + one.name.removeprefix(one.group), group=labels[one.group]
+        )
+        for one in work.trainings
+    ]
+    return work._replace(trainings=tuple(called))
+
+
 def screen(works: Iterable[Work], width: int) -> RenderableType:
     """All there is to see.
 
@@ -35,21 +61,105 @@ def screen(works: Iterable[Work], width: int) -> RenderableType:
         works: each with a table of its own.
         width: of the terminal; what finds no room beside is below.
     """
+    return Group(*(part for work in works for part in _whole(work, width)))
+
+
+def fitted(works: Sequence[Work], console: Console) -> RenderableType:
+    """As much as a window has lines for, with one left for what comes after it.
+
+    Rows of a table are summed up first, those at work last; then works that nobody is at work on
+    have no table, and at last none has.
+
+    Args:
+        works: each with a table of its own, if there is room.
+        console: the window.
+    """
+    height = max(console.height - 1, 1)
+    for with_table in ([True] * len(works), [work.alive for work in works]):
+        screens = partial(_screen, list(zip(works, with_table, strict=True)), console.width)
+        sizes = [max(len(w.trainings), 1) for w, yes in zip(works, with_table, strict=True) if yes]
+        most = bisect_right(
+            range(1, max(sizes, default=0) + 1),
+            height,
+            key=lambda rows: len(console.render_lines(screens(rows))),
+        )
+        if most:
+            return screens(most)
+    return Group(*_lines(works, height))
+
+
+def _screen(works: Iterable[tuple[Work, bool]], width: int, most: int) -> RenderableType:
+    """Tables of at most so many rows, and a line for each work that shall have none."""
     parts: list[RenderableType] = []
-    for work in works:
-        parts += [*table(work, width), *(Text(line) for line in facts(work)), Text()]
+    for work, with_table in works:
+        parts += _whole(work, width, most) if with_table else [_one_line(line(work))]
     return Group(*parts)
 
 
-def table(work: Work, width: int) -> Iterator[RenderableType]:
-    """A row per training, or per algorithm where there are too many."""
+def _whole(work: Work, width: int, most: int | None = None) -> list[RenderableType]:
+    return [*table(work, width, most), *(Text(fact) for fact in facts(work)), Text()]
+
+
+def _lines(works: Sequence[Work], height: int) -> Iterator[Text]:
+    """A line for each work, those at work first, and one about all that find no room."""
+    order = sorted(works, key=lambda work: not work.alive)
+    shown = order if len(order) <= height else order[: height - 1]
+    yield from (_one_line(line(work)) for work in shown)
+    hidden = order[len(shown) :]
+    if hidden:
+        yield _one_line(_more(len(hidden), [one for work in hidden for one in work.trainings]))
+
+
+def _one_line(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def _more(count: int, trainings: Sequence[Training]) -> str:
+    """Words on what is not shown.
+
+    >>> _more(2, [Training("a", "a", "done", 3, 3, True), Training("b", "b", "done", 3, 3, True)])
+    'and 2 more: 2 done'
+    """
+    return f"and {count} more{': ' * bool(trainings)}{states(trainings)}"
+
+
+def table(work: Work, width: int, most: int | None = None) -> Iterator[RenderableType]:
+    """A row per training, or per algorithm where there are too many.
+
+    Args:
+        work: whose trainings.
+        width: of the terminal.
+        most: rows to show; a line sums up the others.
+    """
     title = f"{work.place}: {work.kind} of {work.task}" if work.task else work.place
     yield Text(f"{title}\n", style="bold")
     if work.trainings:
         each = work.kind != "grid" and len(work.trainings) <= MOST_ROWS
-        rows = _one_by_one(work, width) if each else _by_algorithm(work, width)
+        groups = [[one] for one in work.trainings] if each else _groups(work.trainings)
+        shown = _foremost(groups, most)
+        kept = work._replace(trainings=tuple(one for i in shown for one in groups[i]))
+        rows = _one_by_one(kept, width) if each else _by_algorithm(kept, width)
         yield from stacked(rows.names, rows.columns, width)
         yield from map(Text, rows.below)
+        hidden = [one for i, group in enumerate(groups) if i not in shown for one in group]
+        if hidden:
+            yield Text(_more(len(groups) - len(shown), hidden))
+
+
+def _foremost(groups: Sequence[Sequence[Training]], most: int | None) -> list[int]:
+    """Places of the rows to show, in the order of the table."""
+    order = sorted(
+        range(len(groups)), key=lambda i: min(FIRST.index(one.state) for one in groups[i])
+    )
+    return sorted(order[:most])
+
+
+def _groups(trainings: Iterable[Training]) -> list[list[Training]]:
+    """By algorithm."""
+    found: dict[str, list[Training]] = {}
+    for one in trainings:
+        found.setdefault(one.group, []).append(one)
+    return list(found.values())
 
 
 def _one_by_one(work: Work, width: int) -> _Rows:
@@ -68,14 +178,11 @@ def _one_by_one(work: Work, width: int) -> _Rows:
 
 
 def _by_algorithm(work: Work, width: int) -> _Rows:
-    groups: dict[str, list[Training]] = {}
-    for one in work.trainings:
-        groups.setdefault(one.group, []).append(one)
-    members = list(groups.values())
+    members = _groups(work.trainings)
     bests = [work._replace(trainings=tuple(own)).best for own in members]
     at = [_rounds(own) for own in members]
     state = Column("state", [states(own) for own in members], words=True)
-    names = Column("algorithm", list(groups))
+    names = Column("algorithm", [own[0].group for own in members])
     best = Column(
         f"best {work.metric}", ["" if one is None else _metric(work, one) for one in bests]
     )
@@ -217,4 +324,4 @@ def _left(work: Work) -> str:
     return "" if left is None else f"about {duration(left)} left"
 
 
-__all__ = ["facts", "line", "screen", "states", "table"]
+__all__ = ["facts", "fitted", "labelled", "line", "screen", "states", "table"]
