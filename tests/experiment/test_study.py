@@ -307,7 +307,8 @@ def test_algorithms_that_differ_in_numbers_train_in_one_pack(tmp_path: Path) -> 
     def fact(name: str) -> Any:
         return RunDirectory(tmp_path / "all" / name / "seed-3").manifest()["pack"]
 
-    assert fact("plain") == fact("heavy") == ["fedzmg/seed-3", "fedzmg/seed-5"] * 2
+    both = ["plain/seed-3", "plain/seed-5", "heavy/seed-3", "heavy/seed-5"]
+    assert fact("plain") == fact("heavy") == both, "each by its directory"
     assert fact("fedavg") == ["fedavg/seed-3", "fedavg/seed-5"]
     for name, variant in variants.items():
         run_study(spec(algorithms={name: variant}), tmp_path / name, task=toy())

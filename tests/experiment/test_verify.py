@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from fedzmg.experiment.runs import manifest
 from fedzmg.experiment.runs.run import run_pack
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.specs.study import StudySpec
+from fedzmg.experiment.studies.study import run_study
 from fedzmg.experiment.verification import verify as module
 from fedzmg.experiment.verification.verify import verify
 
@@ -132,6 +136,97 @@ def test_recorded_engine_precision_and_threads_are_used(
     assert seen == [("sequential", False, 2)]
     assert [v.name for v in verify(runs, runs=1, rounds=1, task=toy())] == ["seed-0"]
     assert torch.get_num_threads() == threads
+
+
+@pytest.fixture(scope="module")
+def varied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of two variants of one algorithm that train in one pack."""
+    place = tmp_path_factory.mktemp("varied") / "study"
+    variants = {
+        "no momentum": {"algorithm": "fedzmg", "label": "plain", "client": {"momentum": 0.0}},
+        "heavy": {"algorithm": "fedzmg", "client": {"momentum": 0.9}},
+    }
+    plan = {"task": "toy", "algorithms": variants, "rounds": 3, "eval_every": 1, "seeds": [3, 5]}
+    run_study(
+        StudySpec.parse({**plan, "rates": "given", "engine": "vectorized"}), place, task=toy()
+    )
+    return place
+
+
+MEMBERS = ["no-momentum/seed-3", "no-momentum/seed-5", "heavy/seed-3", "heavy/seed-5"]
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many runs each simulation trained."""
+    sizes: list[int] = []
+    real = module.Simulation
+
+    def simulation(task: Any, trials: list[Any], **options: Any) -> Any:
+        sizes.append(len(trials))
+        return real(task, trials, **options)
+
+    monkeypatch.setattr(module, "Simulation", simulation)
+    return sizes
+
+
+def test_variants_are_packed_again_as_they_were(
+    varied: Path, tmp_path: Path, together: list[int]
+) -> None:
+    found = verify(varied, rounds=2, task=toy())
+    assert sorted(v.name for v in found) == sorted(MEMBERS)
+    assert all(v.reproduced and v.rounds == 2 for v in found)
+    assert together == [4]
+    # A copy beside it is a pack of its own.
+    for name in ("one", "two"):
+        shutil.copytree(varied, tmp_path / name)
+    assert all(v.reproduced for v in verify(tmp_path, rounds=1, task=toy()))
+    assert together == [4, 4, 4]
+    # Where one is missing, the others are looked at alone.
+    shutil.rmtree(tmp_path / "one" / "heavy" / "seed-5")
+    assert all(v.reproduced for v in verify(tmp_path / "one", rounds=1, task=toy()))
+    assert together == [4, 4, 4, 1, 1, 1]
+
+
+def test_names_of_older_versions_tell_no_variants_apart(
+    varied: Path, tmp_path: Path, together: list[int]
+) -> None:
+    place = shutil.copytree(varied, tmp_path / "study")
+    for name in MEMBERS:
+        edit(place / name / "manifest.json", pack=["fedzmg/seed-3", "fedzmg/seed-5"] * 2)
+    assert all(v.reproduced for v in verify(place, rounds=1, task=toy()))
+    assert together == [1, 1, 1, 1]
+
+
+def test_neighbours_on_a_gpu_are_found_among_all_variants(
+    varied: Path, tmp_path: Path, together: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def any_device(*_: Any) -> Iterator[torch.device]:
+        yield torch.device("cpu")
+
+    monkeypatch.setattr(module, "circumstances", any_device)
+    place = shutil.copytree(varied, tmp_path / "study")
+    for name in MEMBERS:
+        edit(place / name / "manifest.json", device="cuda")
+    monkeypatch.chdir(place / "heavy" / "seed-5")
+    [verdict] = verify(Path(), rounds=1, task=toy())
+    assert together == [4]
+    assert verdict.reproduced
+    assert "pack" not in [fact.name for fact in verdict.facts], "the same ones, in their order"
+
+
+def test_settings_that_no_longer_fit_their_pack_are_looked_at_alone(
+    varied: Path, tmp_path: Path, together: list[int]
+) -> None:
+    place = shutil.copytree(varied, tmp_path / "study")
+    spec = place / "heavy" / "seed-5" / "spec.toml"
+    text = spec.read_text()
+    spec.write_text(text.replace('project = "all"', 'project = "none"'))
+    assert spec.read_text() != text
+    found = {v.name: v.reproduced for v in verify(place, rounds=2, task=toy())}
+    assert found == {name: name != "heavy/seed-5" for name in MEMBERS}
+    assert together == [1, 1, 1, 1]
 
 
 def test_rounds_after_a_change_of_shape_are_left_out(runs: Path) -> None:

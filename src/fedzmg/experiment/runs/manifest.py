@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedzmg.experiment.runs.store import FORMAT
+from fedzmg.experiment.specs.plan import Plan
 from fedzmg.provenance import provenance
 from fedzmg.simulation import Simulation
 from fedzmg.tasks.task import Task
@@ -42,7 +43,7 @@ def describe(simulation: Simulation) -> dict[str, Any]:
         "onednn": simulation.choice.onednn,
         "engine_reason": simulation.choice.reason,
         "chunk": simulation.chunk,
-        "pack": [f"{t.algorithm.name}/seed-{t.seed}" for t in simulation.trials],
+        "pack": members(simulation),
         "metric": simulation.task.metric.name,
         "higher_is_better": simulation.task.metric.higher_is_better,
         "preset": dict(simulation.task.preset),
@@ -51,6 +52,17 @@ def describe(simulation: Simulation) -> dict[str, Any]:
         "data_sha256": simulation.task.train.fingerprint(),
         "task_sha256": simulation.task.fingerprint(),
     }
+
+
+def members(simulation: Simulation) -> list[str]:
+    """What trains side by side: by its directory in a study, else by its algorithm.
+
+    Variants of one algorithm have directories of their own, so that no two share a name.
+    """
+    return [
+        f"{Plan.folder(trial.name) or trial.algorithm.name}/seed-{trial.seed}"
+        for trial in simulation.trials
+    ]
 
 
 def chunk(facts: Mapping[str, Any], task: Task, trials: int) -> int | None:

@@ -29,7 +29,7 @@ from fedzmg.experiment.verification.verdict import (
     other_data,
     remarks,
 )
-from fedzmg.simulation import Record, Simulation
+from fedzmg.simulation import Record, Simulation, packs
 from fedzmg.tasks.task import Task
 
 ROUNDS = 3
@@ -41,6 +41,14 @@ class _Kept(NamedTuple):
     spec: RunSpec
     facts: Mapping[str, Any]
     records: list[Record]
+    variant: str
+    """Its directory in a study, if its manifest names the members of its pack so; manifests of
+    older versions name them by their algorithms, which variants of one share."""
+
+    @property
+    def member(self) -> str:
+        """What its manifest calls it."""
+        return f"{self.variant or self.spec.algorithm}/seed-{self.spec.seed}"
 
 
 def verify(
@@ -118,7 +126,13 @@ def _read(directory: Path, place: Path) -> _Kept:
     if not records:
         raise InputError(f"{directory} has no finished round yet: nothing can be compared")
     shown = str(place) if name == "." else name
-    return _Kept(directory, shown, run.spec(), facts, records)
+    spec = run.spec()
+    return _Kept(directory, shown, spec, facts, records, _variant(directory, spec.seed, facts))
+
+
+def _variant(directory: Path, seed: int, facts: Mapping[str, Any]) -> str:
+    pack, folder = facts.get("pack", []), directory.resolve().parent.name
+    return folder if f"{folder}/seed-{seed}" in pack and len(set(pack)) == len(pack) else ""
 
 
 def _neighbours(runs: Sequence[_Kept], place: Path) -> list[_Kept]:
@@ -128,31 +142,54 @@ def _neighbours(runs: Sequence[_Kept], place: Path) -> list[_Kept]:
     for run in runs:
         if run.facts.get("device") == "cpu" or len(run.facts.get("pack", [])) < 2:
             continue
-        for path in sorted(run.path.resolve().parent.glob("*/spec.toml")):
-            if path.parent not in known:
-                known.add(path.parent)
-                found.append(_read(path.parent, place))
+        for path in _beside(run):
+            if path not in known:
+                known.add(path)
+                found.append(_read(path, place))
     return found
+
+
+def _beside(run: _Kept) -> list[Path]:
+    """Directories of runs that may have trained beside one."""
+    whole = run.path.resolve()
+    if run.variant:
+        places = [whole.parent.parent / name for name in run.facts["pack"]]
+        return [place for place in places if (place / "spec.toml").is_file()]
+    return sorted(path.parent for path in whole.parent.glob("*/spec.toml"))
 
 
 def _packs(runs: Sequence[_Kept]) -> list[list[_Kept]]:
     """Runs that trained side by side, in their order; those without their neighbours, alone."""
     groups: dict[str, list[_Kept]] = {}
     for run in runs:
-        shared = run.spec.model_copy(update={"seed": 0}).model_dump_json()
-        groups.setdefault(f"{run.facts.get('pack')} {shared}", []).append(run)
+        groups.setdefault(f"{run.facts.get('pack')} {_shared(run)}", []).append(run)
     found: list[list[_Kept]] = []
     for members in groups.values():
         pack = list(members[0].facts.get("pack", []))
-        by_name = {f"{run.spec.algorithm}/seed-{run.spec.seed}": run for run in members}
+        by_name = {run.member: run for run in members}
         whole = len(by_name) == len(members) == len(pack) and set(by_name) == set(pack)
         found += [[by_name[name] for name in pack]] if whole else [[run] for run in members]
     return found
 
 
+def _shared(run: _Kept) -> str:
+    """What runs of one pack have in common; where names do not tell variants apart, all but seeds.
+
+    A study is in one directory, so that its copy is another pack.
+    """
+    own: dict[str, Any] = {"seed": 0}
+    if not run.variant:
+        return run.spec.model_copy(update=own).model_dump_json()
+    own |= {"algorithm": "", "weights": None, "client": {}, "server": {}}
+    study = run.path.resolve().parent.parent
+    return f"{study} {run.spec.model_copy(update=own).model_dump_json()}"
+
+
 def _verify(task: Task, pack: Sequence[_Kept], wanted: int) -> list[Verdict]:
     # Everything is written out in a run's own file; what a task recommends today is beside it.
     plain = replace(task, options={}, protocol=pack[0].spec.build_protocol(task))
+    if len(packs(plain, [run.spec.trial(plain) for run in pack])) > 1:  # changed since
+        return [verdict for run in pack for verdict in _verify(task, [run], wanted)]
     facts = pack[0].facts
     moved = [other_data(run.name, plain, facts) for run in pack]
     if moved[0] is not None:
@@ -188,7 +225,7 @@ def _simulation(
         each.mkdir()
     return Simulation(
         task,
-        [run.spec.trial(task) for run in pack],
+        [replace(run.spec.trial(task), name=run.variant) for run in pack],
         rounds=task.protocol.rounds,
         device=device,
         dtype=DTYPES[first.spec.dtype],
