@@ -102,6 +102,29 @@ def test_a_comparison_never_cuts_a_number(width: int) -> None:
     assert "fedzmg* " in caption
 
 
+def caption(data: dict[str, Any], width: int) -> str:
+    return str(tables.comparison(data, width).caption).partition("; for want of room")[0]
+
+
+def test_caption_explains_the_columns_that_are_there() -> None:
+    assert "; diff., p and d_z: paired t-test of fedzmg minus this one" in caption(compared(), 120)
+    narrow = caption(compared(), 60)
+    assert "; diff. and p: paired t-test of fedzmg minus this one" in narrow
+    assert not any(head in narrow for head in ("d_z", "MiB", "to 80"))
+    assert "; diff.: paired t-test of fedzmg minus this one" in caption(compared(), 52)
+    assert "test" not in caption(compared(), 44)
+
+
+@WIDTHS
+def test_one_seed_has_no_columns_of_a_test(width: int) -> None:
+    data = {**compared(sd=None, test=None), "seeds": [0]}
+    shown = " ".join(words(printed(tables.comparison(data, width), width)))
+    for word in ("diff.", " p ", "d_z", "±", "paired", "t-test"):
+        assert word not in shown
+    assert "final accuracy: the only seed, last tenth of the rounds" in shown
+    assert "to 80 %: index" in shown
+
+
 def test_lost_runs_are_shown_in_the_narrowest_window() -> None:
     lines = printed(tables.comparison(compared(dropped=3, diverged=1), 60), 60)
     [row] = [line for line in lines if " fedavg " in line]

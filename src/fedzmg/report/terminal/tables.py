@@ -21,7 +21,7 @@ class _Column(NamedTuple):
     head: str
     cells: Sequence[str]
     says: str
-    """For the caption."""
+    """For the caption, where columns that say the same stand together."""
     rank: int = 0
     """Columns with the highest ranks go first where there is no room; those with 0 never do."""
 
@@ -44,7 +44,7 @@ def comparison(data: Mapping[str, Any], width: int) -> Table:
     columns = _columns(data)
     shown = _fitting(columns, width)
     missing = [column.head for column in columns if column not in shown]
-    words = [column.says for column in shown if column.says]
+    words = _said(shown)
     if any(row["inferred"] for row in data["algorithms"]):
         words.append("* partly inferred, see its card")
     if missing:
@@ -63,10 +63,29 @@ def comparison(data: Mapping[str, Any], width: int) -> Table:
     return table
 
 
+def _said(columns: Sequence[_Column]) -> list[str]:
+    """What the columns that are there mean.
+
+    >>> _said([_Column("a", [], "one"), _Column("b", [], ""), _Column("c", [], "one")])
+    ['a and c: one']
+    """
+    heads: dict[str, list[str]] = {}
+    for column in columns:
+        heads.setdefault(column.says, []).append(column.head)
+    return [
+        f"{' and '.join(filter(None, [', '.join(own[:-1]), own[-1]]))}: {says}"
+        for says, own in heads.items()
+        if says
+    ]
+
+
 def _columns(data: Mapping[str, Any]) -> list[_Column]:
     metric, rows = data["metric"], data["algorithms"]
     goal = metric_text(data["threshold"], metric).replace(".00", "")
+    seeds = len(data["seeds"])
+    over = "the only seed" if seeds == 1 else f"mean ± sd over {seeds} paired seeds"
     tests = [_test_cells(row["test"], metric) for row in rows]
+    tested = f"paired t-test of {data['reference']} minus this one"
     arrivals = [row["rounds_to_threshold"] for row in rows]
     traffic = [f"{row['bytes_down'] / 2**20:.0f} / {row['bytes_up'] / 2**20:.0f}" for row in rows]
     columns = [
@@ -74,32 +93,27 @@ def _columns(data: Mapping[str, Any]) -> list[_Column]:
         _Column(
             f"final {metric}",
             [_mean_and_spread(row["mean"], row["sd"], metric) for row in rows],
-            f"final: mean ± sd over {len(data['seeds'])} paired seeds, last tenth of the rounds",
+            f"{over}, last tenth of the rounds",
         ),
         _Column(
             f"to {goal}",
             ["never" if arrived is None else str(arrived) for arrived in arrivals],
-            f"to {goal}: index of the round that arrives (index r follows round r + 1)",
+            "index of the round that arrives (index r follows round r + 1)",
             rank=3,
         ),
-        _Column(
-            "diff.",
-            [test[0] for test in tests],
-            f"diff. and its p and d_z: paired t-test of {data['reference']} minus this one",
-            rank=1,
-        ),
-        _Column("p", [test[1] for test in tests], "", rank=2),
-        _Column("d_z", [test[2] for test in tests], "", rank=5),
-        _Column(
-            "MiB ↓ / ↑", traffic, "MiB: traffic of one run, all clients, down / up", rank=4
-        ),
+        _Column("diff.", [test[0] for test in tests], tested, rank=1),
+        _Column("p", [test[1] for test in tests], tested, rank=2),
+        _Column("d_z", [test[2] for test in tests], tested, rank=5),
+        _Column("MiB ↓ / ↑", traffic, "traffic of one run, all clients, down / up", rank=4),
         _Column(
             "per MiB",
             [metric_text(row["metric_per_mib"], metric) for row in rows],
-            "per MiB: final over that traffic",
+            "final over that traffic",
             rank=6,
         ),
-    ]  # fmt: skip
+    ]
+    # One seed or one algorithm makes no test.
+    columns = [column for column in columns if column.says != tested or any(column.cells)]
     if any(row["dropped"] or row["diverged"] for row in rows):
         counts = [f"{row['dropped']} / {row['diverged']}" for row in rows]
         columns.append(_Column("dropped /\ndiverged", counts, ""))
