@@ -46,6 +46,28 @@ def test_it_is_one_line_before_the_work(arguments: list[str], message: str) -> N
     assert "\n" not in str(done.exception)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["diagnose", "digits"], "diagnosis.json"),
+        (["diagnose", "digits"], "diagnosis.svg"),
+        (["data", "describe", "digits"], "heterogeneity.csv"),
+        (["data", "describe", "digits"], "written.json"),
+    ],
+)
+def test_a_file_of_somebody_else_is_left_alone_before_the_work(
+    arguments: list[str], name: str
+) -> None:
+    Path("folder", name).write_text("mine")
+    done = CliRunner().invoke(app, [*arguments, "--out", "folder"])
+    command = " ".join(arguments[:-1])
+    assert str(done.exception) == (
+        f"no 'fedzmg {command}' wrote folder/{name}, and one would replace it: move it away, or "
+        "choose another place with --out"
+    )
+    assert Path("folder", name).read_text() == "mine"
+
+
 def test_a_place_that_can_be_written_is_not_made_before_the_work() -> None:
     done = CliRunner().invoke(app, ["theory", "--plot", "--out", "new/inner", "--html", "n/p.html"])
     assert isinstance(done.exception, AssertionError)

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -249,6 +250,49 @@ def test_whatever_a_list_says_nothing_elsewhere_is_removed(tmp_path: Path, liste
     assert mine.read_text() == (out / "linked").read_text() == "mine"
     assert writing.replace_files(out, {}).removed == ("a/b",)
     assert not (out / "a").exists()
+
+
+def stage(out: Path, writer: str, **files: Any) -> None:
+    with writing.staged(out, writer) as folder:
+        for name, text in files.items():
+            (folder / name).write_text(text)
+
+
+def test_commands_in_one_directory_keep_to_their_own_files(tmp_path: Path) -> None:
+    stage(tmp_path, "theory", a="1", b="1")
+    stage(tmp_path, "theory", a="2")
+    assert [(tmp_path / name).read_text() for name in "ab"] == ["2", "1"], "nothing is removed"
+    stage(tmp_path, "diagnose", c="3")
+    with pytest.raises(InputError, match=r"no 'fedzmg diagnose' wrote .*b, and one would replace"):
+        stage(tmp_path, "diagnose", b="mine", c="4")
+    assert [(tmp_path / name).read_text() for name in "abc"] == ["2", "1", "3"]
+    # A report neither replaces nor removes them, and they do not touch the report.
+    with pytest.raises(InputError, match=r"no report wrote .*a, and one would replace it"):
+        writing.replace_files(tmp_path, {"a": b"5"})
+    writing.replace_files(tmp_path, {"page": b"6"})
+    stage(tmp_path, "diagnose", c="7")
+    assert writing.replace_files(tmp_path, {"other": b"8"}).removed == ("page",)
+    assert names(tmp_path) == {"a", "b", "c", "other", writing.LIST}
+
+
+def test_files_of_before_there_were_lists_are_replaced_as_a_whole_only(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    with pytest.raises(InputError, match="move it away"):
+        stage(tmp_path, "theory", a="2", b="2")
+    assert names(tmp_path) == {"a"}
+    (tmp_path / "b").write_text("1")
+    stage(tmp_path, "theory", a="2", b="2")
+    assert [(tmp_path / name).read_text() for name in "ab"] == ["2", "2"]
+    (tmp_path / "c").write_text("mine")
+    with pytest.raises(InputError, match="move it away"):
+        stage(tmp_path, "theory", c="2")
+
+
+def test_what_fails_while_it_is_made_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        stage(tmp_path / "out", "theory", a="1", b=None)
+    stage(tmp_path / "out", "theory")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_ends_halfway_is_known_to_the_next_report(

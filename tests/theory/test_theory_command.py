@@ -51,12 +51,27 @@ def test_figures_and_page_are_written(tmp_path: Path) -> None:
     done = call("T3", "--quick", "--plot", "--out", str(tmp_path / "f"), "--html",
                 str(tmp_path / "page.html"))  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert {path.name for path in (tmp_path / "f").iterdir()} == {"T3.png", "T3.svg"}
+    files = {path.name for path in (tmp_path / "f").iterdir()}
+    assert files == {"T3.png", "T3.svg", "written.json"}
+    assert f"figure  {tmp_path / 'f' / 'T3.png'}" in done.output
     page = (tmp_path / "page.html").read_text()
     assert 'id="T3"' in page
     assert page.count("data:image/svg+xml;base64,") == 1
     # Self-contained: nothing is fetched.
     assert not re.search(r'(src|href)="(https?:)?//', page)
+
+
+def test_a_figure_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "T3.svg").write_text("mine")
+    done = call("T3", "--quick", "--plot", "--json", "--out", str(tmp_path))
+    assert isinstance(done.exception, InputError)
+    assert f"no 'fedzmg theory' wrote {tmp_path / 'T3.svg'}" in str(done.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["T3.svg"]
+    assert (tmp_path / "T3.svg").read_text() == "mine"
+    assert json.loads(done.stdout)["findings"], "what was found is not lost"
+    (tmp_path / "T3.svg").unlink()
+    for _ in range(2):
+        assert call("T3", "--quick", "--plot", "--out", str(tmp_path)).exit_code == 0
 
 
 def test_unknown_check_is_refused_before_work() -> None:

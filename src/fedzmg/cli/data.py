@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Show, get and import data sets.", no_args_is_help=True)
 
 INTERRUPTED = 130
+DESCRIPTION = tuple(f"heterogeneity.{suffix}" for suffix in ("json", "csv", "png", "svg"))
 
 Name = Annotated[str, typer.Argument(help="A data set of 'fedzmg data list'.")]
 Cache = Annotated[
@@ -164,10 +165,11 @@ def describe(
     from fedzmg.report import heterogeneity as report
     from fedzmg.report import paper
     from fedzmg.report.plots.style import save
-    from fedzmg.report.writing import check_place
+    from fedzmg.report.writing import check_place, refuse_foreign, staged
 
     place = out or Path("runs") / f"data-{name}"
     check_place(place)
+    refuse_foreign(place, DESCRIPTION, "data describe")
     people = _population(name, split, partition, clients, seed, set_, cache)
     twin = paper.twin(name)
     if as_paper:
@@ -181,9 +183,10 @@ def describe(
     )  # fmt: skip
     where = {"split": split, "partition": people.partition, "made": provenance()}
     data = {**found.as_dict(), **where}
-    report.write_json(data, place / "heterogeneity.json")
-    report.write_csv(data, place / "heterogeneity.csv")
-    written = save(report.figure(data, paper.described(name)), place / "heterogeneity")
+    with staged(place, "data describe") as folder:
+        report.write_json(data, folder / "heterogeneity.json")
+        report.write_csv(data, folder / "heterogeneity.csv")
+        save(report.figure(data, paper.described(name)), folder / "heterogeneity")
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
@@ -193,7 +196,7 @@ def describe(
         _print(console, f"The paper's column is about its own {twin}, not about {name}.")
     for note in people.notes:
         _print(console, f"note: {note}")
-    _print(console, f"figure  {written[0]}")
+    _print(console, f"figure  {place / 'heterogeneity.png'}")
     _print(console, f"files   {place}")
 
 

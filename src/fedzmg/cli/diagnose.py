@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from fedzmg.tasks.task import Task
     from fedzmg.tree import Tree
 
+WRITER = "diagnose"
+FILES = ("diagnosis.json", "diagnosis.png", "diagnosis.svg")
+
 
 def diagnose(
     what: Annotated[
@@ -60,11 +63,12 @@ def diagnose(
     from fedzmg.report.plots import diagnose as report
     from fedzmg.report.plots import style
     from fedzmg.report.terminal import diagnose as diagnose_view
-    from fedzmg.report.writing import check_place
+    from fedzmg.report.writing import check_place, refuse_foreign, staged
 
     task, params, round_, own_seed = _subject(what, set_ or [])
     place = out or Path("runs") / f"diagnose-{task.name}{f'-round-{round_}' if round_ else ''}"
     check_place(place, "choose another --out")
+    refuse_foreign(place, FILES, WRITER)
     console = Console(stderr=as_json)
     with console.status("measuring") as status:
         found = measure(
@@ -75,17 +79,14 @@ def diagnose(
             progress=status.update,
         )  # fmt: skip
     data = found.as_dict()
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        write_json(place / "diagnosis.json", data)
-        written = style.save(report.figure(data), place / "diagnosis")
-    except OSError as error:
-        raise InputError(f"cannot write {place}: {error.strerror}; choose another --out") from None
+    with staged(place, WRITER) as folder:
+        write_json(folder / "diagnosis.json", data)
+        style.save(report.figure(data), folder / "diagnosis")
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
     console.print(diagnose_view.table(data, console.width), highlight=False)
-    console.print(f"figure  {written[0]}", highlight=False, soft_wrap=True)
+    console.print(f"figure  {place / 'diagnosis.png'}", highlight=False, soft_wrap=True)
 
 
 def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, int]:

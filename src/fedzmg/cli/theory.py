@@ -35,6 +35,7 @@ def theory(
 ) -> None:
     """Check the theory: predicted value, measured value and verdict of every claim."""
     from fedzmg.report import theory as report
+    from fedzmg.report.writing import staged
     from fedzmg.theory import FULL, QUICK, run
 
     report.check_places(out if plot else None, html)
@@ -49,16 +50,19 @@ def theory(
         else:
             console.print(report.one(finding), highlight=False)
     seconds = time.perf_counter() - begun
-    if plot:
-        for path in report.write_figures(findings, out):
-            console.print(f"figure  {path}", highlight=False, soft_wrap=True)
-    if html is not None:
-        report.write_page(findings, html)
-        console.print(f"page    {html}", highlight=False, soft_wrap=True)
+    # Before files, one of which may turn out to be somebody else's.
     if as_json:
         typer.echo(json.dumps({"findings": findings, "seconds": round(seconds, 3)}))
     elif as_markdown:
         typer.echo(report.markdown(findings), nl=False)
+    if html is not None:
+        report.write_page(findings, html)
+        console.print(f"page    {html}", highlight=False, soft_wrap=True)
+    if plot:
+        with staged(out, "theory") as folder:
+            drawn = report.write_figures(findings, folder)
+        for path in drawn:
+            console.print(f"figure  {out / path.name}", highlight=False, soft_wrap=True)
     console.print(report.summary(findings, seconds), highlight=False)
     if any(finding["verdict"] == "not reproduced" for finding in findings):
         raise SystemExit(NOT_REPRODUCED)

@@ -2,6 +2,7 @@
 
 A report leaves ``written.json`` beside its files: their names and hashes. By it the next report in
 the same directory knows what to replace and what to remove; anything else there is not its own.
+Other commands that fill a directory keep a list of their own in the same file, and remove nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from fedzmg.files import write_atomic
 
 LIST = "written.json"
 ELSEWHERE = "choose another place with --out"
+REPORT = "report"
 
 
 class Cleared(NamedTuple):
@@ -58,21 +60,48 @@ def write(path: Path, content: bytes, remedy: str = ELSEWHERE) -> None:
         raise _unwritable(path, error, remedy) from None
 
 
-def refuse_foreign(out: Path, names: Iterable[str]) -> None:
-    """Find out whether files may be written, or would replace what no report wrote.
+def refuse_foreign(out: Path, names: Iterable[str], writer: str = REPORT) -> None:
+    """Find out whether files may be written, or would replace what this command did not write.
+
+    Args:
+        out: a directory.
+        names: all that are to be written there, or those that are known.
+        writer: the command.
 
     Raises:
         InputError: for the first that would.
     """
-    own = _listed(out)
+    own, wanted = _listed(out, writer), list(names)
     # A link counts as what is there, wherever it leads.
-    foreign = [name for name in names if name not in own and os.path.lexists(out / name)]
-    if foreign:
+    foreign = [name for name in wanted if name not in own and os.path.lexists(out / name)]
+    # Before commands other than reports kept lists, they left all of their files and no list.
+    older = writer != REPORT and foreign == wanted and not os.path.lexists(out / LIST)
+    if foreign and not older:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-        raise InputError(
-            f"no report wrote {out / foreign[0]}{more}, and one would replace it: move it away, or "
-            f"{ELSEWHERE}"
-        )
+        raise _foreign(f"{out / foreign[0]}{more}", writer)
+
+
+@contextlib.contextmanager
+def staged(out: Path, writer: str) -> Iterator[Path]:
+    """A folder for files that then go to a directory, in place of those of the same names.
+
+    Args:
+        out: the directory; it is made.
+        writer: the command; what it wrote there before under other names stays.
+
+    Raises:
+        InputError: if a file cannot be written, or would replace what this command did not write;
+            then nothing is changed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+        files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+    refuse_foreign(out, files, writer)
+    if files:
+        own = {name: _hash(content) for name, content in files.items()}
+        _write_list(out, {**_listed(out, writer), **own}, writer)
+    for name, content in files.items():
+        write(out / name, content)
 
 
 def replace_files(out: Path, files: Mapping[str, bytes]) -> Cleared:
@@ -100,26 +129,44 @@ def replace_files(out: Path, files: Mapping[str, bytes]) -> Cleared:
     return Cleared(tuple(gone), tuple(kept))
 
 
-def _listed(out: Path) -> dict[str, str]:
-    """Files of the report before; none where there was none.
+def _listed(out: Path, writer: str = REPORT) -> dict[str, str]:
+    """Files that a command wrote before; none where it wrote none.
 
     Raises:
         InputError: if the list is none of ours.
     """
+    return _lists(out, writer).get(_key(writer), {})
+
+
+def _lists(out: Path, writer: str) -> dict[str, dict[str, str]]:
     if not os.path.lexists(out / LIST):
-        return {}
+        return {"files": {}}
     try:
-        found: Any = json.loads((out / LIST).read_text(encoding="utf-8"))["files"]
-        return {str(name): str(digest) for name, digest in found.items() if _is_inside(str(name))}
+        found: dict[str, Any] = json.loads((out / LIST).read_text(encoding="utf-8"))
+        found["files"].items()  # every list of ours has them
+        return {
+            key: {str(name): str(digest) for name, digest in own.items() if _is_inside(str(name))}
+            for key, own in found.items()
+            if key != "format"
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise InputError(
-            f"no report wrote {out / LIST}, and one would replace it: move it away, or {ELSEWHERE}"
-        ) from None
+        raise _foreign(str(out / LIST), writer) from None
 
 
-def _write_list(out: Path, files: Mapping[str, str]) -> None:
-    content = {"format": 1, "files": dict(sorted(files.items()))}
-    write(out / LIST, (json.dumps(content, indent=1) + "\n").encode())
+def _write_list(out: Path, files: Mapping[str, str], writer: str = REPORT) -> None:
+    lists = {**_lists(out, writer), _key(writer): dict(sorted(files.items()))}
+    write(out / LIST, (json.dumps({"format": 1, **lists}, indent=1) + "\n").encode())
+
+
+def _key(writer: str) -> str:
+    return "files" if writer == REPORT else writer
+
+
+def _foreign(place: str, writer: str) -> InputError:
+    who = "report" if writer == REPORT else f"'fedzmg {writer}'"
+    return InputError(
+        f"no {who} wrote {place}, and one would replace it: move it away, or {ELSEWHERE}"
+    )
 
 
 def _is_inside(name: str) -> bool:
