@@ -130,9 +130,12 @@ def frame(xlabel: str = "index of the round") -> Frame:
 def lines_of(names: list[str]) -> list[Line]:
     """Lines that end close to each other."""
     return [
-        Line(name, i, X, [0.1, 0.2, 0.3, 0.31 + 0.001 * i], [0.01] * 4)
+        Line(
+            name, i, X, [0.1, 0.2, 0.3, 0.31 + 0.001 * i],
+            ([0.09, 0.19, 0.29, 0.3 + 0.001 * i], [0.11, 0.21, 0.31, 0.32 + 0.001 * i]),
+        )
         for i, name in enumerate(names)
-    ]
+    ]  # fmt: skip
 
 
 LEVELS = [Level(0.2, "threshold 20 %"), Level(0.33, "threshold 33 %")]

@@ -14,11 +14,11 @@ import pytest
 import safetensors.numpy
 
 from fedzmg.errors import InputError
+from fedzmg.experiment.runs.clients import CLIENTS
 from fedzmg.experiment.runs.store import RunDirectory
 from fedzmg.report import exports
 from fedzmg.report.html.page import render
 from fedzmg.report.results.clients import (
-    FILE,
     loss_bands,
     metric_bands,
     read_clients,
@@ -101,7 +101,7 @@ def test_runs_from_before_say_in_one_line_what_is_missing(study: Path) -> None:
 
 
 def test_some_runs_without_and_a_diverged_one_are_counted(known: Path, log_line: Line) -> None:
-    (known / "fedzmg" / "seed-0" / FILE).unlink()
+    (known / "fedzmg" / "seed-0" / CLIENTS).unlink()
     lines = [log_line(r, 0.1, diverged=r >= 4) for r in range(1, 11)]
     (known / "fedavg" / "seed-1" / "metrics.jsonl").write_text(
         "".join(json.dumps(one) + "\n" for one in lines)
@@ -168,7 +168,7 @@ def test_bands_by_hand() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04.", b'\x08\0\0\0\0\0\0\0{"a":1}'])
 def test_damage_is_one_line(known: Path, content: bytes) -> None:
-    (known / "fedavg" / "seed-1" / FILE).write_bytes(content)
+    (known / "fedavg" / "seed-1" / CLIENTS).write_bytes(content)
     with pytest.raises(InputError, match=r"clients\.safetensors cannot be read") as caught:
         read([known])
     assert "\n" not in str(caught.value)
@@ -176,12 +176,14 @@ def test_damage_is_one_line(known: Path, content: bytes) -> None:
 
 def test_table_of_another_shape_is_damage(tmp_path: Path) -> None:
     tensors = {
+        "client": np.arange(3, dtype=np.int32),
         "examples": np.ones(3, np.int32),
         "round": np.ones(1, np.int32),
         "metric": np.ones((1, 2)),
+        "loss": np.ones((1, 2)),
     }
     content = safetensors.numpy.save(tensors, {"part": "training", "population": "3"})
-    (tmp_path / FILE).write_bytes(content)
+    (tmp_path / CLIENTS).write_bytes(content)
     with pytest.raises(InputError, match=r"a table of shape \(1, 2\)"):
         read_clients(tmp_path)
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fedzmg.errors import InputError
 from fedzmg.report.plots import comparison
 from fedzmg.report.plots.figures import MOST_DIRECT_LABELS, curves
+from fedzmg.report.plots.panels import panels
 from fedzmg.report.plots.placing import moved_apart
 from fedzmg.report.plots.series import Series
 from fedzmg.report.plots.style import save
@@ -184,6 +185,33 @@ def test_everything_lies_within_the_figure(number: int, name: str) -> None:
     assert min(inches.x0, inches.y0) >= 0.0
     assert inches.x1 <= width
     assert inches.y1 <= height
+
+
+@pytest.mark.parametrize(("number", "space"), [(1, " "), (1, "M"), (MOST_DIRECT_LABELS + 1, "-")])
+def test_titles_of_wide_letters_are_whole_and_inside(number: int, space: str) -> None:
+    title = space.join(["MAXIMUM MOMENTUM WITH WWW AND WEIGHTED MEAN OF MNIST"] * 3)
+    series = [made_up(f"series {i}", 0.5) for i in range(number)]
+    figure = curves(series, title=title, ylabel="accuracy")
+    [shown] = [
+        one for one in figure.findobj(Text)
+        if isinstance(one, Text) and one.get_text().startswith("MAXIMUM")
+    ]  # fmt: skip
+    assert "".join(shown.get_text().split()) == "".join(title.split())
+    box, (width, height) = shown.get_window_extent(), figure.bbox.size
+    assert box.x0 >= 0.0
+    assert box.x1 <= width
+    assert box.y1 <= height
+
+
+def test_titles_over_many_panels_are_inside() -> None:
+    title = "mean accuracy of every algorithm and of its variants with MOMENTUM, " * 3
+    figure = panels([made_up(f"family{i}", 0.5) for i in range(2)], title=title, ylabel="accuracy")
+    figure.draw_without_rendering()
+    [shown] = [one for one in figure.texts if one.get_text() == figure.get_suptitle()]
+    assert "".join(shown.get_text().split()) == "".join(title.split())
+    box = shown.get_window_extent()
+    assert box.x0 >= 0.0
+    assert box.x1 <= figure.bbox.x1
 
 
 @pytest.mark.parametrize("rounds", [[0], [3], [0, 1], [0, 1, 2]])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 from rich.console import Console
 
 from fedzmg.report import grids
-from fedzmg.report.plots.style import save
+from fedzmg.report.plots.style import PNG_DPI, save
 from fedzmg.report.terminal import grids as grid_view
 from fedzmg.report.terminal import studies
 
@@ -78,6 +82,96 @@ def test_heat_map_marks_the_best_and_what_diverged(tmp_path: Path) -> None:
     png, svg = save(figure, tmp_path / "map")
     assert png.read_bytes()[:4] == b"\x89PNG"
     assert b"<svg" in svg.read_bytes()
+
+
+LONG = "Adam on the server: projection + momentum + decay of every layer but the last"
+RATES = [0.01, 10**-1.5, 0.1, 10**-0.5]
+SQUARE = {"client.lr": RATES, "server.lr": RATES}
+FURTHER = {f"client.option_{i}": [0.5] for i in range(3)}
+
+
+def labelled(labels: list[str], axes: dict[str, list[float]] | None = None) -> dict[str, Any]:
+    """A grid of as many algorithms as labels."""
+    known = data(axes)
+    [entry] = known["algorithms"].values()
+    entry["best"]["border"] = False
+    return {**known, "algorithms": {f"a{i}": {**entry, "label": x} for i, x in enumerate(labels)}}
+
+
+def headings(figure: Figure) -> list[list[Text]]:
+    """Title, note and name of the horizontal axis of every panel, as they are drawn."""
+    found = []
+    for axes in figure.axes[:-1]:
+        if not axes.get_visible():
+            continue
+        texts = [one for one in axes.findobj(Text) if isinstance(one, Text) and one.get_text()]
+        [title] = [one for one in texts if one.get_text() == axes.get_title(loc="left")]
+        [note] = [one for one in axes.texts if one.get_text().startswith(("best", "every"))]
+        found.append([title, note, axes.xaxis.label])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("labels", "axes"),
+    [
+        # The last one is wider than its cells, and the scale of colours stands beside it.
+        (["plain", "Adam: projection + momentum + decay"], SQUARE),
+        pytest.param([LONG, LONG.replace(" ", "-")], SQUARE, marks=pytest.mark.slow),
+        ([LONG], {**SQUARE, **FURTHER}),
+        pytest.param(
+            ["a", "b", "c", "d", LONG],
+            {"client.lr": [0.1, 1.0], "server.lr": [1.0]},
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["one", "long", "options", "short-row"],
+)
+def test_words_of_heat_maps_are_inside_and_cover_nothing(
+    labels: list[str], axes: dict[str, list[float]]
+) -> None:
+    figure = grids.figures({**labelled(labels, axes), "label": LONG})
+    [title] = [one for one in figure.texts if one.get_text() == figure.get_suptitle()]
+    # As PNG, and so fine that letters are as wide as in an SVG, where nothing is rounded.
+    for dpi in (PNG_DPI, 600):
+        figure.set_dpi(dpi)
+        figure.draw_without_rendering()
+        words = headings(figure)
+        shown = ["".join(own[0].get_text().split()) for own in words]
+        assert shown == ["".join(label.split()) for label in labels]
+        boxes = {
+            f"{text.get_text()} ({i})": text.get_window_extent()
+            for i, text in enumerate([title, *itertools.chain(*words)])
+        }
+        scale = figure.axes[-1].get_tightbbox()
+        assert scale is not None
+        for name, box in boxes.items():
+            assert min(box.x0, box.y0) >= 0.0, name
+            assert box.x1 <= figure.bbox.x1, name
+            assert box.y1 <= figure.bbox.y1, name
+        everything = {**boxes, "scale": scale}
+        for one, other in itertools.combinations(everything, 2):
+            assert not everything[one].overlaps(everything[other]), (one, other)
+
+
+def test_words_of_heat_maps_that_have_room_stay_in_one_line() -> None:
+    labels = ["plain", "a label over the scale of colours"]
+    figure = grids.figures(labelled(labels, SQUARE))
+    for label, own in zip(labels, headings(figure), strict=True):
+        assert own[0].get_text() == label
+        assert not any("\n" in text.get_text() for text in own)
+    # 3.6 inches for each and the scale; 0.46 for a row, and what is above and below.
+    assert figure.get_size_inches() == pytest.approx([2 * 3.6 + 0.9, 4 * 0.46 + 1.8])
+
+
+def test_folded_words_leave_cells_as_large_as_they_were() -> None:
+    figures = [grids.figures(labelled([own], SQUARE)) for own in ("a", LONG)]
+    heights = []
+    for figure in figures:
+        figure.set_dpi(PNG_DPI)
+        figure.draw_without_rendering()
+        heights.append([axes.get_window_extent().height for axes in figure.axes[:-1]])
+    np.testing.assert_allclose(heights[1], heights[0], rtol=0.03)
+    assert figures[1].get_figheight() > figures[0].get_figheight()
 
 
 def test_points_that_were_stopped_are_shown_as_such() -> None:

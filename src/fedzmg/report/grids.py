@@ -16,7 +16,9 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
-from fedzmg.report.plots.style import QUIET_INK, STYLE
+from fedzmg.report.plots import headings
+from fedzmg.report.plots.lettering import folded, width_of
+from fedzmg.report.plots.style import PNG_DPI, QUIET_INK, STYLE
 from fedzmg.report.terminal.tables import metric_text
 
 # One hue from paper to ink: order is plain in print and under any colour blindness.
@@ -28,6 +30,13 @@ _BEST = "#D55E00"
 _CELL_INCHES = 0.46
 _NUMBERED_CELLS = 14
 """Along the longer side: with more cells, numbers no longer fit into them."""
+_TITLE_SIZE = 10.5
+_TITLE_PITCH = 0.18
+"""Inches that a further line of the title adds."""
+_NARROWEST = 0.9
+"""Share of its inches that a cell keeps at least."""
+_ATTEMPTS = 4
+"""To fold words: folded ones move the panels a little, and with them the room."""
 _WORDS = {"client.lr": "client learning rate", "server.lr": "server learning rate"}
 
 
@@ -96,27 +105,98 @@ def figure(data: Mapping[str, Any], name: str) -> Figure:
 def figures(data: Mapping[str, Any], names: Sequence[str] | None = None) -> Figure:
     """Heat-maps side by side on one scale of colours.
 
+    Words that have no room beside each other are folded, and the figure is so much higher.
+
     Args:
         data: what ``grid.json`` holds.
         names: the algorithms; by default all of the grid.
     """
-    chosen = list(data["algorithms"]) if names is None else list(names)
-    higher = data["higher_is_better"]
-    fields = [field(data["algorithms"][name], higher_is_better=higher) for name in chosen]
+    chosen = data["algorithms"] if names is None else names
+    entries = [data["algorithms"][name] for name in chosen]
+    maps = [(one, field(one, higher_is_better=data["higher_is_better"])) for one in entries]
+    whole = [_words(data, *one) for one in maps]
+    if all(_surely_fits(own, one) for own, (_, one) in zip(whole, maps, strict=True)):
+        return _sheet(data, maps, whole).figure
+    # Only what is drawn tells what room there is. A figure that is fine is drawn anew, since to
+    # lay it out moves it.
+    widest = max(width_of(own.note[0], headings.NOTE) for own in whole)
+    if widest < 72.0 * _panel_inches(maps) and _settled(_sheet(data, maps, whole)):
+        return _sheet(data, maps, whole).figure
+    lines = whole
+    for _ in range(_ATTEMPTS):
+        sheet = _sheet(data, maps, lines, narrow=True)
+        if _settled(sheet):
+            break
+        found = headings.rooms(*sheet)
+        lines = [own.within(room) for own, room in zip(whole, found, strict=True)]
+    sheet.figure.set_layout_engine("none")
+    return sheet.figure
+
+
+def _surely_fits(words: headings.Words, one: Field) -> bool:
+    """Whether nothing is wider than the cells, which are never narrower than planned."""
+    room = 72.0 * _CELL_INCHES * len(one.column_values)
+    return words == words.within(headings.Room(room, room))
+
+
+class _Sheet(NamedTuple):
+    """A figure and what stands in it."""
+
+    figure: Figure
+    panels: list[headings.Panel]
+    scale: Axes
+
+
+def _settled(sheet: _Sheet) -> bool:
+    """Whether everything has room, also when a figure is laid out again, which moves it."""
+    sheet.figure.set_dpi(PNG_DPI)
+    for _ in range(2):
+        sheet.figure.draw_without_rendering()
+        if not headings.have_room(*sheet):
+            return False
+    # Wide notes push panels apart, at the cost of their cells.
+    return headings.narrowest_cell(sheet.figure, sheet.panels) >= _NARROWEST * _CELL_INCHES
+
+
+def _sheet(
+    data: Mapping[str, Any],
+    maps: Sequence[tuple[Mapping[str, Any], Field]],
+    words: Sequence[headings.Words],
+    *,
+    narrow: bool = False,
+) -> _Sheet:
+    """Draw heat-maps.
+
+    Args:
+        data: what ``grid.json`` holds.
+        maps: the algorithms and their scores.
+        words: around each.
+        narrow: whether notes are folded, so that panels need not make room for them.
+    """
+    fields = [one for _, one in maps]
     low, high = limits_of(fields)
     if high == low:
         low, high = low - 0.5, high + 0.5
     across = min(len(fields), 4)
     down = -(-len(fields) // across)
-    width = max(3.6, _CELL_INCHES * max(len(f.column_values) for f in fields) + 1.1)
     height = max(2.2, _CELL_INCHES * max(len(f.row_values) for f in fields) + 1.25)
+    wide = across * _panel_inches(maps) + 0.9
+    title = _title(data, wide)
+    more = sum(
+        max(own.more_inches for own in words[i : i + across])
+        for i in range(0, len(words), across)
+    ) + _TITLE_PITCH * (len(title) - 2)  # fmt: skip
     with matplotlib.rc_context(STYLE):
-        canvas = Figure(figsize=(across * width + 0.9, down * height + 0.55), layout="constrained")
+        canvas = Figure(figsize=(wide, down * height + 0.55 + more), layout="constrained")
         FigureCanvasAgg(canvas)
         grid = canvas.subplots(down, across, squeeze=False)
         drawn: Any = None
-        for axes, name, one in zip(grid.flat, chosen, fields, strict=False):
-            drawn = _draw(axes, data, data["algorithms"][name], one, low, high)
+        panels = []
+        for i, (axes, (entry, one), own) in enumerate(zip(grid.flat, maps, words, strict=False)):
+            drawn = _draw_cells(axes, data, one, low, high)
+            _mark_best(axes, entry, one)
+            panels.append(_dress(axes, i % across, one, own))
+            panels[-1].note.set_in_layout(not narrow)
         for axes in grid.flat[len(fields) :]:
             axes.set_visible(False)
         bar = canvas.colorbar(
@@ -126,27 +206,47 @@ def figures(data: Mapping[str, Any], names: Sequence[str] | None = None) -> Figu
         bar.ax.tick_params(labelsize=7, length=2)
         if data["metric"] == "accuracy":
             bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.0f} %"))
-        canvas.suptitle(_title(data), x=0.01, ha="left", fontsize=10.5, fontweight="bold")
-    return canvas
+        canvas.suptitle(
+            headings.plain(title), x=0.01, ha="left", fontsize=_TITLE_SIZE, fontweight="bold"
+        )
+    return _Sheet(canvas, panels, bar.ax)
 
 
-def _title(data: Mapping[str, Any]) -> str:
+def _panel_inches(maps: Sequence[tuple[Mapping[str, Any], Field]]) -> float:
+    """Width of a heat-map with what is beside it."""
+    return max(3.6, _CELL_INCHES * max(len(one.column_values) for _, one in maps) + 1.1)
+
+
+def _title(data: Mapping[str, Any], inches: float) -> list[str]:
+    """Lines of the title of a figure so wide."""
     remark = f" ({data['label']})" if data["label"] else ""
     half = "tuning half" if data["selection"] == "tune" else "whole test set"
-    return (
-        f"{data['task']}{remark}: {data['metric']} on the {half},\nmean after each of the last "
-        f"{data['last']} of {data['rounds']} rounds"
+    lines = (
+        f"{data['task']}{remark}: {data['metric']} on the {half},",
+        f"mean after each of the last {data['last']} of {data['rounds']} rounds",
     )
+    room = 0.97 * 72.0 * inches
+    return [part for own in lines for part in folded(own, room, _TITLE_SIZE, bold=True, cut=True)]
 
 
-def _draw(
-    axes: Axes,
-    data: Mapping[str, Any],
-    entry: Mapping[str, Any],
-    one: Field,
-    low: float,
-    high: float,
-) -> Any:
+def _words(data: Mapping[str, Any], entry: Mapping[str, Any], one: Field) -> headings.Words:
+    """What is written around a heat-map, each in one line."""
+    best = entry["best"]
+    note = "every point diverged"
+    if best is not None:
+        note = f"best {metric_text(best['score'], data['metric'])} at " + ", ".join(
+            f"{key.removesuffix('.lr')} {value:.3g}" for key, value in best["options"].items()
+        )
+        note += " (border)" if best["border"] else ""
+        note += "; x diverged" if one.diverged.any() else ""
+        note += "; - stopped" if one.stopped.any() else ""
+    below = _WORDS.get(one.columns, one.columns)
+    if one.others:
+        below += f"; best over {', '.join(one.others)}"
+    return headings.Words((entry["label"],), (note,), (below,))
+
+
+def _draw_cells(axes: Axes, data: Mapping[str, Any], one: Field, low: float, high: float) -> Any:
     image = np.ma.masked_where(one.diverged | ~np.isfinite(one.scores), one.scores)
     colours = _COLOURS if data["higher_is_better"] else _COLOURS.reversed()
     drawn = axes.imshow(
@@ -167,46 +267,48 @@ def _draw(
                 column, row, _cell_text(score, data["metric"]), ha="center", va="center",
                 fontsize=6.8, color="white" if dark else "#222222",
             )  # fmt: skip
+    return drawn
+
+
+def _mark_best(axes: Axes, entry: Mapping[str, Any], one: Field) -> None:
     best = entry["best"]
-    words = "every point diverged"
-    if best is not None:
-        column = one.column_values.index(best["options"][one.columns])
-        row = one.row_values.index(best["options"][one.rows]) if one.rows else 0
-        axes.add_patch(
-            Rectangle(
-                (column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=_BEST, linewidth=2.0,
-                clip_on=False, zorder=5,
-            )
-        )  # fmt: skip
-        words = f"best {metric_text(best['score'], data['metric'])} at " + ", ".join(
-            f"{key.removesuffix('.lr')} {value:.3g}" for key, value in best["options"].items()
+    if best is None:
+        return
+    column = one.column_values.index(best["options"][one.columns])
+    row = one.row_values.index(best["options"][one.rows]) if one.rows else 0
+    axes.add_patch(
+        Rectangle(
+            (column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=_BEST, linewidth=2.0,
+            clip_on=False, zorder=5,
         )
-        words += " (border)" if best["border"] else ""
-    axes.set_title(entry["label"], loc="left", fontsize=9.5, fontweight="bold", pad=17)
-    if best is not None:
-        words += "; x diverged" if one.diverged.any() else ""
-        words += "; - stopped" if one.stopped.any() else ""
-    axes.annotate(
-        words, (0.0, 1.0), xycoords="axes fraction", xytext=(0, 3.5), textcoords="offset points",
-        fontsize=7.2, color=QUIET_INK, va="bottom",
+    )  # fmt: skip
+
+
+def _dress(axes: Axes, column: int, one: Field, words: headings.Words) -> headings.Panel:
+    """Write what stands around the cells, and draw seams between them."""
+    title = axes.set_title(
+        headings.plain(words.title), loc="left", fontsize=headings.TITLE, fontweight="bold",
+        pad=words.pad,
+    )  # fmt: skip
+    note = axes.annotate(
+        headings.plain(words.note), (0.0, 1.0), xycoords="axes fraction", xytext=(0, 3.5),
+        textcoords="offset points", fontsize=headings.NOTE, color=QUIET_INK, va="bottom",
     )  # fmt: skip
     axes.set_xticks(range(len(one.column_values)), _ticks(one.column_values), fontsize=7)
     axes.set_yticks(
         range(len(one.row_values)), _ticks(one.row_values) if one.rows else [""], fontsize=7
     )
-    axes.set_xlabel(_WORDS.get(one.columns, one.columns), fontsize=8.5)
+    axes.set_xlabel(headings.plain(words.below), fontsize=headings.BELOW)
     if one.rows:
         axes.set_ylabel(_WORDS.get(one.rows, one.rows), fontsize=8.5)
-    if one.others:
-        axes.set_xlabel(f"{axes.get_xlabel()}; best over {', '.join(one.others)}", fontsize=8.5)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     # White seams between the cells.
-    axes.set_xticks(np.arange(-0.5, image.shape[1]), minor=True)
-    axes.set_yticks(np.arange(-0.5, image.shape[0]), minor=True)
+    axes.set_xticks(np.arange(-0.5, len(one.column_values)), minor=True)
+    axes.set_yticks(np.arange(-0.5, len(one.row_values)), minor=True)
     axes.grid(which="minor", color="white", linewidth=1.2)
     axes.tick_params(which="minor", length=0)
-    return drawn
+    return headings.Panel(axes, column, title, note)
 
 
 def _cell_text(score: float, metric: str) -> str:

@@ -35,10 +35,8 @@ def sorted_clients(outcome: Outcome) -> Figure | None:
         for line in lines.values():
             colour = COLOURS[line.style % len(COLOURS)]
             _plot(axes, line.label, line.style, line.x, line.y)
-            if line.spread is not None:
-                low = [y - s for y, s in zip(line.y, line.spread, strict=True)]
-                high = [y + s for y, s in zip(line.y, line.spread, strict=True)]
-                axes.fill_between(line.x, low, high, color=colour, alpha=0.14, linewidth=0.0)
+            if line.band is not None:
+                axes.fill_between(line.x, *line.band, color=colour, alpha=0.14, linewidth=0.0)
         for level in study.thresholds:
             axes.axhline(level, color=QUIET_INK, linestyle=DOTTED, linewidth=1.0)
         axes.set_xlim(0.0, 100.0)

@@ -13,6 +13,7 @@ from fedzmg.report.numbers import INDEX_EXPLAINED
 from fedzmg.report.plots.figures import curves
 from fedzmg.report.plots.panels import panels
 from fedzmg.report.plots.series import Series
+from fedzmg.report.plots.spread import possible
 
 MOST_IN_ONE_PANEL = 10
 
@@ -35,6 +36,7 @@ def figure(data: Mapping[str, Any], thresholds: Sequence[float] = ()) -> Figure:
         ylabel=f"test {data['metric']}",
         threshold=list(thresholds) or data.get("threshold"),
         xlabel=INDEX_EXPLAINED,
+        possible=possible(data["metric"]),
     )
 
 

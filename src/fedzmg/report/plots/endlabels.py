@@ -19,8 +19,8 @@ from fedzmg.report.plots.style import QUIET_INK
 FIGURE_INCHES = (7.0, 4.2)
 SCREEN_DPI = 100.0
 CAPTION_POINTS = 23.0
-_POINTS_PER_INCH = 72.0
-_POINTS_PER_PIXEL = _POINTS_PER_INCH / SCREEN_DPI
+POINTS_PER_INCH = 72.0
+_POINTS_PER_PIXEL = POINTS_PER_INCH / SCREEN_DPI
 _NARROWEST_AXES_POINTS = 270.0
 _TITLE_LINE_POINTS = 13.0
 _LEGEND_ROWS = 21
@@ -34,7 +34,7 @@ _END_LINES = 16
 _FOLDED_POINTS = (200.0, 300.0, 400.0)
 """How wide long labels may be: the first that does not give too many lines."""
 _LEADER_POINTS = 16.0
-_EDGE_POINTS = 8.0
+EDGE_POINTS = 8.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def label_ends(
     words = _readable([label.text for label in labels], _LABEL_SIZE, _END_LINES)
     labels = [replace(label, text=own) for label, own in zip(labels, words, strict=True)]
     widest = max(_text_width(axes, label.text) for label in labels)
-    width, height = _fit(figure, axes, right=_LEADER_POINTS + widest + _EDGE_POINTS)
+    width, height = _fit(figure, axes, right=_LEADER_POINTS + widest + EDGE_POINTS)
 
     bottom, top = axes.get_ylim()
     wanted = [
@@ -156,7 +156,7 @@ def add_legend(figure: Figure, axes: Axes, entries: Sequence[tuple[float, str, L
         ncols=math.ceil(len(ordered) / _LEGEND_ROWS),
     )
     legend_width = legend.get_window_extent().width * _POINTS_PER_PIXEL
-    axes_width, _ = _fit(figure, axes, right=_LEADER_POINTS + legend_width + _EDGE_POINTS)
+    axes_width, _ = _fit(figure, axes, right=_LEADER_POINTS + legend_width + EDGE_POINTS)
     legend.set_bbox_to_anchor((1.0 + _LEADER_POINTS / axes_width, 1.0), transform=axes.transAxes)
 
 
@@ -174,16 +174,16 @@ def _fit(figure: Figure, axes: Axes, right: float) -> tuple[float, float]:
     inner = axes.get_window_extent()
     boxes = [axis.get_tightbbox() for axis in (axes.xaxis, axes.yaxis)]
     outer = [box for box in boxes if box is not None]
-    left = (inner.x0 - min(box.x0 for box in outer)) * _POINTS_PER_PIXEL + _EDGE_POINTS
-    below = (inner.y0 - min(box.y0 for box in outer)) * _POINTS_PER_PIXEL + _EDGE_POINTS
+    left = (inner.x0 - min(box.x0 for box in outer)) * _POINTS_PER_PIXEL + EDGE_POINTS
+    below = (inner.y0 - min(box.y0 for box in outer)) * _POINTS_PER_PIXEL + EDGE_POINTS
     title_lines = 1 + axes.get_title(loc="left").count("\n")
-    above = CAPTION_POINTS + _TITLE_LINE_POINTS * title_lines + _EDGE_POINTS
+    above = CAPTION_POINTS + _TITLE_LINE_POINTS * title_lines + EDGE_POINTS
 
-    figure_width, figure_height = (inches * _POINTS_PER_INCH for inches in FIGURE_INCHES)
+    figure_width, figure_height = (inches * POINTS_PER_INCH for inches in FIGURE_INCHES)
     width = max(figure_width - left - right, _NARROWEST_AXES_POINTS)
     height = figure_height - below - above
     figure_width = left + width + right
-    figure.set_size_inches(figure_width / _POINTS_PER_INCH, figure_height / _POINTS_PER_INCH)
+    figure.set_size_inches(figure_width / POINTS_PER_INCH, figure_height / POINTS_PER_INCH)
     axes.set_position(
         (left / figure_width, below / figure_height, width / figure_width, height / figure_height)
     )

@@ -21,13 +21,17 @@ from numpy.typing import NDArray
 
 from fedzmg.report.plots.endlabels import (
     CAPTION_POINTS,
+    EDGE_POINTS,
     FIGURE_INCHES,
+    POINTS_PER_INCH,
     SCREEN_DPI,
     add_legend,
     label_ends,
     level_words,
 )
+from fedzmg.report.plots.lettering import folded, widest
 from fedzmg.report.plots.series import Average, Series, average
+from fedzmg.report.plots.spread import ANY, Band, Range, band_around
 from fedzmg.report.plots.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE
 
 MOST_DIRECT_LABELS = 7
@@ -35,6 +39,7 @@ MOST_DIRECT_LABELS = 7
 # Once the dash patterns repeat, markers keep curves apart in greyscale.
 _MARKERS = ("", "o", "s", "^", "D", "v", "P")
 _TITLE_CHARACTERS = 60
+_TITLE_SIZE = 11.0
 
 
 def curves(
@@ -44,6 +49,7 @@ def curves(
     ylabel: str,
     threshold: float | Sequence[float] | None = None,
     xlabel: str = "communication round",
+    possible: Range = ANY,
 ) -> Figure:
     """Draw the mean curve of each series with a band of one standard deviation.
 
@@ -57,6 +63,7 @@ def curves(
         ylabel: Name of the metric.
         threshold: Values at which to draw dotted lines.
         xlabel: What evaluations are counted by.
+        possible: What the metric can be; bands end there.
 
     Returns:
         A figure that belongs to no window.
@@ -66,18 +73,41 @@ def curves(
     """
     if not series:
         raise ValueError("series must hold at least one curve, got none")
-    levels = levels_of(threshold)
+    lines = textwrap.wrap(title, _TITLE_CHARACTERS)
+    figure = _drawn(series, lines, ylabel, levels_of(threshold), xlabel, possible)
+    left = figure.axes[0].get_position().x0
+    room = (1.0 - left) * figure.get_figwidth() * POINTS_PER_INCH - EDGE_POINTS
+    if lines and widest(lines, _TITLE_SIZE, bold=True) > room:
+        # Only now is known where the axes begin, which depends on the numbers beside them.
+        lines = list(folded(title, room, _TITLE_SIZE, bold=True, cut=True))
+        figure = _drawn(series, lines, ylabel, levels_of(threshold), xlabel, possible)
+    return figure
+
+
+def _drawn(
+    series: Sequence[Series | Average],
+    title: Sequence[str],
+    ylabel: str,
+    levels: Sequence[float],
+    xlabel: str,
+    possible: Range,
+) -> Figure:
     averages = [average(one) for one in series]
+    bands = [
+        None if one.spread is None else band_around(one.mean, one.spread, possible)
+        for one in averages
+    ]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=FIGURE_INCHES, dpi=SCREEN_DPI, facecolor="white")
         FigureCanvasAgg(figure)
         axes = figure.add_axes((0.1, 0.12, 0.7, 0.75))
         entries = [
-            (_end_height(one), one.label, _draw_curve(axes, one, position, len(series)))
-            for position, one in enumerate(averages)
+            (_end_height(one), one.label, _draw_curve(axes, one, around, position, len(series)))
+            for position, (one, around) in enumerate(zip(averages, bands, strict=True))
         ]
         entries += [(level, level_words(level), _draw_threshold(axes, level)) for level in levels]
-        _dress(axes, title, _caption(averages), xlabel, ylabel)
+        cut = any(around is not None and around.cut for around in bands)
+        _dress(axes, title, _caption(averages, cut=cut), xlabel, ylabel)
         _set_limits(axes, [one.rounds for one in series])
         if len(series) <= MOST_DIRECT_LABELS:
             ends = [(one, COLOURS[i % len(COLOURS)]) for i, one in enumerate(averages)]
@@ -107,16 +137,19 @@ def _end_height(shown: Average) -> float:
     return float(shown.mean[-1]) if len(shown.mean) else -math.inf
 
 
-def _caption(averages: Sequence[Average]) -> str:
-    """Say over how many runs the curves are averaged."""
+def _caption(averages: Sequence[Average], *, cut: bool) -> str:
+    """Say over how many runs the curves are averaged, and whether a band is cut."""
     counts = sorted({one.averaged for one in averages})
     if counts == [1]:
         return "single run"
     number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"mean ± 1 standard deviation, {number} runs"
+    words = f"mean ± 1 standard deviation, {number} runs"
+    return f"{words}; bands cut to what is possible" if cut else words
 
 
-def _draw_curve(axes: Axes, shown: Average, position: int, total: int) -> Line2D:
+def _draw_curve(
+    axes: Axes, shown: Average, around: Band | None, position: int, total: int
+) -> Line2D:
     """Draw the line and the band of one series."""
     colour = COLOURS[position % len(COLOURS)]
     repeats = position // len(DASHES)
@@ -138,11 +171,11 @@ def _draw_curve(axes: Axes, shown: Average, position: int, total: int) -> Line2D
         zorder=3.0 - 0.5 * position / total,
         solid_capstyle="round",
     )
-    if shown.spread is not None:
+    if around is not None:
         axes.fill_between(
             shown.rounds,
-            shown.mean - shown.spread,
-            shown.mean + shown.spread,
+            around.low,
+            around.high,
             color=colour,
             alpha=0.06 if crowded else 0.16,
             linewidth=0.0,
@@ -168,14 +201,14 @@ def _draw_threshold(axes: Axes, threshold: float) -> Line2D:
     return axes.axhline(threshold, color=QUIET_INK, linestyle=DOTTED, linewidth=1.2, zorder=1.5)
 
 
-def _dress(axes: Axes, title: str, caption: str, xlabel: str, ylabel: str) -> None:
+def _dress(axes: Axes, title: Sequence[str], caption: str, xlabel: str, ylabel: str) -> None:
     """Set title, axis names, grid and frame."""
     axes.set_title(
         # Wrapped by hand: a title wider than the figure would be cut off.
-        "\n".join(textwrap.wrap(title, _TITLE_CHARACTERS)),
+        "\n".join(title),
         loc="left",
         pad=CAPTION_POINTS,
-        fontsize=11.0,
+        fontsize=_TITLE_SIZE,
         fontweight="bold",
     )
     axes.annotate(

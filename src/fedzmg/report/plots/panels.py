@@ -12,8 +12,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedzmg.report.plots.figures import levels_of
+from fedzmg.report.plots.legends import add_title
 from fedzmg.report.plots.lettering import folded
 from fedzmg.report.plots.series import Average, Series, average
+from fedzmg.report.plots.spread import ANY, Range, band_around
 from fedzmg.report.plots.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE
 from fedzmg.report.results.grouping import family
 
@@ -32,6 +34,7 @@ def panels(
     ylabel: str,
     threshold: float | Sequence[float] | None = None,
     xlabel: str = "communication round",
+    possible: Range = ANY,
 ) -> Figure:
     """Draw a panel per family; the first series, the reference, is drawn in every panel.
 
@@ -41,6 +44,7 @@ def panels(
         ylabel: name of the metric.
         threshold: levels to mark.
         xlabel: what evaluations are counted by.
+        possible: what the metric can be; bands end there.
     """
     averages = [average(one) for one in series]
     families: dict[str, list[Average]] = {}
@@ -61,10 +65,10 @@ def panels(
             layout="constrained",
         )
         FigureCanvasAgg(figure)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11.0, fontweight="bold")
+        add_title(figure, title)
         grid = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
         for axes, (name, members) in zip(grid.flat, families.items(), strict=False):
-            _panel(axes, averages, members, levels_of(threshold), words)
+            _panel(axes, averages, members, levels_of(threshold), words, possible)
             _add_legend(axes, below=below)
             axes.set_title(
                 "\n".join(_folded(name, 9.0, bold=True)),
@@ -93,6 +97,7 @@ def _panel(
     members: Sequence[Average],
     levels: Sequence[float],
     words: Mapping[str, str],
+    possible: Range,
 ) -> None:
     for other in everything:
         axes.plot(other.rounds, other.mean, color="#DDDDDD", linewidth=0.6, zorder=1)
@@ -109,7 +114,7 @@ def _panel(
             linestyle=DASHES[i % len(DASHES)], label=words[shown.label],
         )  # fmt: skip
         if shown.spread is not None:
-            low, high = shown.mean - shown.spread, shown.mean + shown.spread
+            low, high, _ = band_around(shown.mean, shown.spread, possible)
             axes.fill_between(
                 shown.rounds, low, high, color=colour, alpha=0.14, linewidth=0, zorder=3
             )

@@ -18,6 +18,7 @@ from fedzmg.report.plots.figures import curves
 from fedzmg.report.plots.legends import add_legend_outside, add_title, row_name
 from fedzmg.report.plots.panels import panels
 from fedzmg.report.plots.series import Average
+from fedzmg.report.plots.spread import possible
 from fedzmg.report.plots.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE, laid_out
 from fedzmg.report.results.outcome import Outcome
 
@@ -52,6 +53,7 @@ def _learning(outcome: Outcome) -> Figure | None:
         ylabel=f"test {study.metric}",
         threshold=study.thresholds,
         xlabel=INDEX_EXPLAINED,
+        possible=possible(study.metric),
     )
 
 

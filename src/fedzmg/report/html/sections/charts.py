@@ -20,6 +20,8 @@ from fedzmg.report.html.svg.parts import (
 from fedzmg.report.html.svg.rows import Dots, rows
 from fedzmg.report.html.svg.scatter import scatter
 from fedzmg.report.numbers import INDEX, MIB, MINUS, goal_text, is_share, p_text, value_text
+from fedzmg.report.plots.spread import Band, band_around, possible
+from fedzmg.report.results.averaging import Curve
 from fedzmg.report.results.grouping import Study, family
 from fedzmg.report.results.outcome import Outcome, Score
 
@@ -50,7 +52,7 @@ def panels(outcome: Outcome, key: str) -> Iterator[Block]:
     drawn = [score for score in outcome.scores if score.curve is not None]
     if len(outcome.scores) <= MOST_IN_ONE_CHART or not drawn:
         return
-    lines = [_line(score, 0) for score in drawn]
+    lines = [_line(score, 0, study) for score in drawn]
     levels, number = _levels(study), _number(study)
     limits = svg.shared_limits(lines, levels)
     families: dict[str, list[Score]] = {}
@@ -59,7 +61,7 @@ def panels(outcome: Outcome, key: str) -> Iterator[Block]:
     ground = f"{key}-all"
     small = []
     for i, (name, members) in enumerate(families.items()):
-        own = [_line(score, style) for style, score in enumerate(members)]
+        own = [_line(score, style, study) for style, score in enumerate(members)]
         frame = Frame(
             f"{key}-panel{i}", f"{name}: test {study.metric} by round", _ends(members, study),
             INDEX,
@@ -82,7 +84,7 @@ def _learning(outcome: Outcome, key: str) -> Chart | None:
     title = f"Test {study.metric} by round"
     description = f"{title} on {study.name}: {_ends(drawn, study)}"
     frame = Frame(f"{key}-curves", title, description, INDEX, f"test {study.metric}")
-    lines = [_line(score, i) for i, score in enumerate(outcome.scores)]
+    lines = [_line(score, i, study) for i, score in enumerate(outcome.scores)]
     drawing = svg.curves(lines, frame, levels=_levels(study), number=_number(study), size=FULL)
     lead = f"{_curve_words(outcome)} {INDEX_SENTENCE}"
     return Chart(
@@ -100,7 +102,7 @@ def _against_traffic(outcome: Outcome, key: str) -> Chart | None:
         f"{key}-traffic", title, f"{title} on {study.name}; the table of traffic has the totals.",
         "MiB moved, all clients, both ways", f"test {study.metric}",
     )  # fmt: skip
-    lines = [_line(score, i, by_traffic=True) for i, score in enumerate(outcome.scores)]
+    lines = [_line(score, i, study, by_traffic=True) for i, score in enumerate(outcome.scores)]
     drawing = svg.curves(lines, frame, levels=_levels(study), number=_number(study), size=LOW)
     lead = "What a round costs in bytes may differ: the further left, the cheaper."
     return Chart(
@@ -219,13 +221,20 @@ def shown_label(score: Score) -> str:
     return score.label
 
 
-def _line(score: Score, style: int, *, by_traffic: bool = False) -> svg.Line:
+def _line(score: Score, style: int, study: Study, *, by_traffic: bool = False) -> svg.Line:
     curve, label = score.curve, shown_label(score)
     if curve is None:
         return svg.Line(label, style, (), ())
     x = curve.mib if by_traffic else curve.indices
-    spread = None if curve.spread is None else curve.spread.tolist()
-    return svg.Line(label, style, x.tolist(), curve.mean.tolist(), spread, curve.broke_off)
+    around = _band(curve, study)
+    edges = None if around is None else (around.low.tolist(), around.high.tolist())
+    return svg.Line(label, style, x.tolist(), curve.mean.tolist(), edges, curve.broke_off)
+
+
+def _band(curve: Curve, study: Study) -> Band | None:
+    if curve.spread is None:
+        return None
+    return band_around(curve.mean, curve.spread, possible(study.metric))
 
 
 def _legend(scores: Sequence[Score]) -> tuple[Entry, ...]:
@@ -246,7 +255,9 @@ def _curve_words(outcome: Outcome) -> str:
     curves = [score.curve for score in outcome.scores if score.curve]
     counts = sorted({curve.averaged for curve in curves})
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    words = f"Mean of {number} runs; the band is one standard deviation either way."
+    bands = [_band(curve, outcome.study) for curve in curves]
+    cut = ", cut to what is possible" if any(one is not None and one.cut for one in bands) else ""
+    words = f"Mean of {number} runs; the band is one standard deviation either way{cut}."
     if counts == [1]:
         words = "One run each."
     longest = max(len(curve.indices) for curve in curves)

@@ -13,6 +13,7 @@ from fedzmg.report.html.svg.bands import Band, bands, limits_of, panel
 from fedzmg.report.html.svg.parts import HALF, LOW, Frame, Number, percent, plain, swatch
 from fedzmg.report.html.svg.rows import Dots, rows
 from fedzmg.report.numbers import INDEX, goal_text, is_share, value_text
+from fedzmg.report.plots.spread import band_around, possible
 from fedzmg.report.results.clients import (
     MOST_POINTS,
     SHARES,
@@ -84,9 +85,12 @@ def sorted_averages(outcome: Outcome) -> dict[str, svg.Line]:
         own = [one for _, one in seen(runs)]
         if own:
             table = sorted_curves(own, higher_is_better=outcome.study.higher_is_better)
-            spread = table.std(axis=0, ddof=1).tolist() if len(table) > 1 else None
-            x = (100.0 * SHARES).tolist()
-            found[label] = svg.Line(label, i, x, table.mean(axis=0).tolist(), spread)
+            x, mean, edges = (100.0 * SHARES).tolist(), table.mean(axis=0), None
+            if len(table) > 1:
+                spread = table.std(axis=0, ddof=1)
+                low, high, _ = band_around(mean, spread, possible(outcome.study.metric))
+                edges = low.tolist(), high.tolist()
+            found[label] = svg.Line(label, i, x, mean.tolist(), edges)
     return found
 
 
@@ -135,7 +139,7 @@ def _sorted(outcome: Outcome, key: str) -> Chart | None:
         if study.higher_is_better
         else "Clients from the worst served to the best: the flatter and the lower, the fairer."
     )
-    if any(line.spread is not None for line in lines):
+    if any(line.band is not None for line in lines):
         lead += " Mean over seeds, with one standard deviation."
     return Chart("clients", title, lead, drawing.markup, _legend(lines), not drawing.named)
 

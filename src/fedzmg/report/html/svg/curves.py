@@ -42,13 +42,13 @@ _HEAD, _FOOT = 8.0, 36.0
 
 
 class Line(NamedTuple):
-    """A curve, with a band around it if ``spread`` is given."""
+    """A curve, with a band around it if its lower and upper edge are given."""
 
     label: str
     style: int
     x: Sequence[float]
     y: Sequence[float]
-    spread: Sequence[float] | None = None
+    band: tuple[Sequence[float], Sequence[float]] | None = None
     broke_off: bool = False
 
 
@@ -175,9 +175,8 @@ def shared_limits(lines: Sequence[Line], levels: Sequence[Level]) -> Limits:
     """Scales on which every line, band and level fits."""
     heights = [level.value for level in levels]
     for line in lines:
-        spread = line.spread if line.spread is not None else [0.0] * len(line.y)
-        heights += [b + s for b, s in zip(line.y, spread, strict=True)]
-        heights += [b - s for b, s in zip(line.y, spread, strict=True)]
+        for edge in line.band or (line.y,):
+            heights += edge
     longest = max((line.x for line in lines if len(line.x)), key=lambda x: x[-1])
     end = longest[-1]
     spacing = end - longest[-2] if len(longest) > 1 else 0.0
@@ -191,8 +190,8 @@ def thinned(line: Line) -> Line:
     if step <= 1:
         return line
     kept = sorted({*range(0, len(line.x), step), len(line.x) - 1})
-    spread = None if line.spread is None else [line.spread[i] for i in kept]
-    return line._replace(x=[line.x[i] for i in kept], y=[line.y[i] for i in kept], spread=spread)
+    x, y, *edges = ([own[i] for i in kept] for own in (line.x, line.y, *(line.band or ())))
+    return line._replace(x=x, y=y, band=(edges[0], edges[1]) if edges else None)
 
 
 def _inside(
@@ -201,7 +200,7 @@ def _inside(
     # The first one on top: it is the reference.
     return [
         *(_level(level, x, y) for level in levels),
-        *(_band(line, x, y) for line in reversed(lines)),
+        *(around(line, *line.band, x, y) for line in reversed(lines) if line.band is not None),
         *(path_of(line, x, y) for line in reversed(lines)),
     ]
 
@@ -209,14 +208,6 @@ def _inside(
 def _level(level: Level, x: Scale, y: Scale) -> Markup:
     d = f"M{short(x.start)} {short(y(level.value))}H{short(x.end)}"
     return Markup('<path class="level" d="{}"><title>{}</title></path>').format(d, level.label)
-
-
-def _band(line: Line, x: Scale, y: Scale) -> Markup:
-    if line.spread is None:
-        return Markup("")
-    upper = [b + s for b, s in zip(line.y, line.spread, strict=True)]
-    lower = [b - s for b, s in zip(line.y, line.spread, strict=True)]
-    return around(line, lower, upper, x, y)
 
 
 def around(line: Line, low: Sequence[float], high: Sequence[float], x: Scale, y: Scale) -> Markup:
