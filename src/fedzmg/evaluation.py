@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,6 +27,20 @@ class Metric:
     function: Callable[[Tensor, Tensor], Tensor]
     higher_is_better: bool = True
 
+    @property
+    def worst(self) -> float:
+        """What a model that diverged is recorded with."""
+        return worst(self.higher_is_better)
+
+
+def worst(higher_is_better: bool) -> float:
+    """The value that no metric falls behind: 0 for one to maximise, else infinity.
+
+    >>> worst(True), worst(False)
+    (0.0, inf)
+    """
+    return 0.0 if higher_is_better else math.inf
+
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Share of right classes per example; over all positions where an example is a sequence."""
@@ -37,7 +52,7 @@ ACCURACY = Metric("accuracy", accuracy)
 
 
 class Statistic(NamedTuple):
-    """Sums of loss and metric over examples, one row per model; ``+`` merges."""
+    """Sums of loss and metric over examples, one row per model; :meth:`merged` adds them."""
 
     loss: Tensor
     metric: Tensor

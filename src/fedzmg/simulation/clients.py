@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.data.federated import Examples
-from fedzmg.evaluation import OverClients, evaluate_by_owner, share_short_of
+from fedzmg.evaluation import evaluate_by_owner
 from fedzmg.models.objective import Objective
 from fedzmg.seeds import stream
 from fedzmg.tasks.task import Task
@@ -42,14 +42,6 @@ class ClientMetrics:
     examples: npt.NDArray[np.int64]
     metric: npt.NDArray[np.float64]
     loss: npt.NDArray[np.float64]
-
-    def spread(self, *, higher_is_better: bool = True) -> OverClients:
-        """Mean, deviation, median, worst and best tenth of the metric over clients."""
-        return OverClients.of(self.metric, higher_is_better=higher_is_better)
-
-    def short_of(self, threshold: float, *, higher_is_better: bool = True) -> float:
-        """Share of the clients that do not reach a threshold."""
-        return share_short_of(self.metric, threshold, higher_is_better=higher_is_better)
 
 
 class Watched(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -30,8 +30,8 @@ def resolve_device(device: str) -> torch.device:
     Raises:
         InputError: for an unknown name or a device this machine does not have.
     """
-    if device not in ("auto", "cpu", "cuda"):
-        raise unknown("device", device, ["auto", "cpu", "cuda"])
+    if device not in get_args(Device):
+        raise unknown("device", device, get_args(Device))
     if device == "cuda" and not has_gpu():
         raise InputError("device 'cuda': no CUDA device is available here; use --device cpu")
     if device == "auto":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from fedzmg.contract import State
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import Entry
-from fedzmg.engine.choose import EngineChoice, choose
+from fedzmg.engine.choose import EngineChoice, PathName, choose
 from fedzmg.engine.fit import clients_that_fit, even
 from fedzmg.engine.memory import MemoryStore
 from fedzmg.engine.round import Broadcast, Engine
@@ -45,7 +45,7 @@ from fedzmg.simulation.uploads import receive
 from fedzmg.tasks.task import Task, check
 from fedzmg.tree import Tree, row, tree_map
 
-EngineName = Literal["auto", "sequential", "vectorized", "captured", "compiled"]
+EngineName = Literal["auto", PathName]
 
 
 class _Launched(NamedTuple):
@@ -90,7 +90,6 @@ class Simulation:
         self.deterministic = deterministic or device.type != "cuda"
         self._memory_places = memory_places
         packed = pack(task, self.trials)
-        self.client, self.server = packed.client, packed.server
         self.weights = packed.weights
         self._program, self._elsewhere, self._test = place(
             task, packed.client, device, dtype, precision
@@ -112,7 +111,7 @@ class Simulation:
         else:
             for i in range(len(self.trials)):
                 self.memory.rewind(i, 0)
-        with self._circumstances():
+        with self._rounding():
             self.choice = (
                 engine
                 if isinstance(engine, EngineChoice)
@@ -135,12 +134,20 @@ class Simulation:
         """At most this many models are evaluated at once."""
         self._engine = self._build()
 
-    def _circumstances(self) -> contextlib.ExitStack:
+    @contextlib.contextmanager
+    def _rounding(self) -> Iterator[None]:
         """How kernels round, and whether they must give the same bits in every process."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(rounding(self.precision))
-            stack.enter_context(same_bits(self.deterministic and self.device.type == "cuda"))
-            return stack.pop_all()
+        with (
+            rounding(self.precision),
+            same_bits(self.deterministic and self.device.type == "cuda"),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def _circumstances(self) -> Iterator[None]:
+        """All that decides the last bits, now that there is a choice: of every number reported."""
+        with onednn(self.choice.onednn), self._rounding():
+            yield
 
     def _build(self) -> Engine:
         """The chosen engine, on every device there is."""
@@ -195,7 +202,7 @@ class Simulation:
     def run_round(self) -> RoundReport:
         """Train, merge, update and, when due, evaluate; then move to the next round."""
         began = time.perf_counter()
-        with onednn(self.choice.onednn), self._circumstances():
+        with self._circumstances():
             launched = self._next or self._launch(self.round + 1, self.snapshot)
             self._next = None
             if self._runs_ahead and launched.round < self.rounds:
@@ -204,7 +211,7 @@ class Simulation:
                 launched.round,
                 launched.facts,
                 kept=self.memory.kept_bytes,
-                worst=0.0 if self.task.metric.higher_is_better else float("inf"),
+                worst=self.task.metric.worst,
             )
         self.round, self.snapshot = launched.round, launched.snapshot
         for i in self.resting:
@@ -345,7 +352,7 @@ class Simulation:
         """How every trial's model does on each client's own examples; see :class:`Watched`."""
         watched = self._watched
         data = self._test if watched.part == "test" else self._program.data.examples
-        with onednn(self.choice.onednn), rounding(self.precision):
+        with self._circumstances():
             return measure(
                 self.task, watched, self.snapshot.params, data, self._program.objective, self.round
             )

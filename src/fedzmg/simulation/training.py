@@ -38,7 +38,8 @@ def simulate(
         trials: algorithms that differ only in numbers, and seeds.
         rounds: instead of the task's own number of rounds.
         engine: ``auto`` measures and picks; ``sequential`` is the reference loop, ``vectorized``
-            maps over clients, ``compiled`` also compiles the step.
+            maps over clients, ``captured`` replays the mapped step from fixed buffers (on a GPU as
+            a CUDA graph), ``compiled`` compiles it.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: type of parameters and updates.
         precision: how layers are computed on a GPU: ``float32``, ``tf32`` or ``bf16``.
