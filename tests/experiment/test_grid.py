@@ -145,6 +145,21 @@ def test_ctrl_c_is_an_interruption(tmp_path: Path) -> None:
     assert not isinstance(caught.value, TimeIsUp)
 
 
+def test_seconds_between_checkpoints_come_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seconds, written in (("", False), ("0", True), ("1e9", False)):
+        monkeypatch.setenv("FEDZMG_CHECKPOINT_SECONDS", seconds)
+        place = tmp_path / f"every-{seconds}"
+        with pytest.raises(MemoryError):
+            run_grid(spec(), place, task=toy(), progress=Stop(3))
+        assert (place / "fedavg" / "checkpoint.safetensors").exists() == written
+    monkeypatch.setenv("FEDZMG_CHECKPOINT_SECONDS", "-1")
+    with pytest.raises(InputError, match=r"FEDZMG_CHECKPOINT_SECONDS = '-1': expected a number"):
+        run_grid(spec(), tmp_path / "x", task=toy())
+    assert not (tmp_path / "x").exists()
+
+
 @pytest.mark.parametrize("damage", ["hash", "header", "log"])
 def test_damaged_checkpoint_is_said_and_results_stay_right(tmp_path: Path, damage: str) -> None:
     plan = spec(rounds=5, last=3)

@@ -8,10 +8,11 @@ scores will be.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
+
+from fedzmg.evaluation import worst
 
 
 class Known(NamedTuple):
@@ -43,7 +44,7 @@ class Rule(NamedTuple):
     @property
     def worst(self) -> float:
         """The score of a trial that diverged, and the least that an evaluation may come to."""
-        return 0.0 if self.higher else math.inf
+        return worst(self.higher)
 
     def sign(self, value: float) -> float:
         """Heights grow as points get better."""

@@ -23,6 +23,7 @@ import torch
 from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
 from fedzmg.experiment.grids.search import Search
+from fedzmg.experiment.runs.run import checkpoint_interval
 from fedzmg.experiment.runs.store import write_json
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.work.budget import Budget
@@ -31,6 +32,7 @@ from fedzmg.experiment.work.progress import Progress, Silent
 from fedzmg.tasks.task import Task
 
 CHECKPOINT_SECONDS = 60.0
+"""Less often than a run: a checkpoint holds all trials of a pack."""
 
 
 def run_grid(
@@ -40,7 +42,7 @@ def run_grid(
     task: Task | None = None,
     progress: Progress | None = None,
     max_minutes: float | None = None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    checkpoint_seconds: float | None = None,
 ) -> dict[str, Any]:
     """Train every point of the grid and score it; what is finished is not trained again.
 
@@ -51,7 +53,7 @@ def run_grid(
         progress: what shows how far the work is.
         max_minutes: end cleanly after the first round past this time.
         checkpoint_seconds: how often to write checkpoints, or less often where they are large;
-            0: after every round.
+            0: after every round; else ``$FEDZMG_CHECKPOINT_SECONDS``, else 60.
 
     Returns:
         What ``grid.json`` holds.
@@ -62,6 +64,9 @@ def run_grid(
         Interrupted: on Ctrl-C, likewise.
     """
     progress, budget = progress or Silent(), Budget(max_minutes)
+    seconds = checkpoint_seconds
+    if seconds is None:
+        seconds = checkpoint_interval(CHECKPOINT_SECONDS)
     spec.check(task)
     whole = task or spec.build_task()
     task = choosing(whole, spec)
@@ -71,10 +76,7 @@ def run_grid(
         for name in spec.algorithms:
             place = out / spec.folder(name)
             if not (place / "scores.json").is_file():
-                search = Search(
-                    spec, name, task, place, progress, budget, checkpoint_seconds, held, reporting
-                )
-                search.run()
+                Search(spec, name, task, place, progress, budget, seconds, held, reporting).run()
             else:
                 progress.begin(name, spec.rounds, spec.rounds)
             found[name] = read_json(place / "scores.json")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from fedzmg.errors import InputError
-from fedzmg.files import append, log_bytes
+from fedzmg.files import append
+from fedzmg.formats import json_words, log_lines
 from fedzmg.simulation import Record
 
 Rows: TypeAlias = dict[tuple[int, int], dict[str, Any]]
@@ -46,7 +45,7 @@ class Log:
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add the lines of a round together."""
-        text = "".join(f"{json.dumps(_words(row), allow_nan=False)}\n" for row in rows)
+        text = "".join(f"{json.dumps(json_words(row), allow_nan=False)}\n" for row in rows)
         append(self.path, text.encode())
 
     def lines(self) -> list[dict[str, Any]]:
@@ -55,24 +54,9 @@ class Log:
         Raises:
             InputError: for a line that is damaged and was not merely broken off.
         """
-        found: list[dict[str, Any]] = []
-        lines = log_bytes(self.path).splitlines()
-        for number, line in enumerate(lines, 1):
-            try:
-                values = json.loads(line)
-                for key, value in values.items():
-                    if value in ("nan", "inf", "-inf"):
-                        values[key] = float(value)
-                int(values["trial"]), int(values["round"])
-            except (ValueError, TypeError, KeyError, AttributeError):
-                if number == len(lines) or not line.endswith(b"}"):
-                    continue
-                raise InputError(
-                    f"{self.path}, line {number} is damaged: restore it, or remove "
-                    f"{self.path.parent} to start again"
-                ) from None
-            found.append(values)
-        return found
+        return log_lines(
+            self.path, _parsed, f"restore it, or remove {self.path.parent} to start again"
+        )
 
     def read(self) -> Rows:
         """Every line by trial and round.
@@ -83,8 +67,6 @@ class Log:
         return {(line["trial"], line["round"]): line for line in self.lines()}
 
 
-def _words(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Strict JSON has no word for what is not finite, so it is written as a string."""
-    return {
-        k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
-    }
+def _parsed(values: dict[str, Any]) -> dict[str, Any]:
+    int(values["trial"]), int(values["round"])
+    return {k: float(v) if v in ("nan", "inf", "-inf") else v for k, v in values.items()}

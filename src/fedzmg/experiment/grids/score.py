@@ -54,8 +54,7 @@ def score(
     """
     stops = stops or {}
     axes, points, seeds = spec.axes_of(name), spec.points(name), len(spec.seeds)
-    higher = task.metric.higher_is_better
-    worst = 0.0 if higher else math.inf
+    higher, worst = task.metric.higher_is_better, task.metric.worst
     listed: list[dict[str, Any]] = []
     for i, options in enumerate(points):
         trials = range(i * seeds, (i + 1) * seeds)

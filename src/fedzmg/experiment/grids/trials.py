@@ -46,7 +46,7 @@ def by_test(
     """
     if simulation.round not in counted(spec):
         return {}
-    worst = 0.0 if simulation.task.metric.higher_is_better else math.inf
+    worst = simulation.task.metric.worst
     sizes, found = (simulation.task.test.size, reporting.size), dict[int, float]()
     for i, other in enumerate(simulation.evaluate(reporting)):
         metric = records[i].metric
@@ -64,7 +64,7 @@ def evaluated(spec: GridSpec, simulation: Simulation, records: list[Record]) -> 
     awake = [i for i in range(len(records)) if i not in simulation.resting]
     if not due or records[awake[0]].metric is not None:
         return records
-    worst = 0.0 if simulation.task.metric.higher_is_better else math.inf
+    worst = simulation.task.metric.worst
     found, scores = list(records), simulation.evaluate()
     for i in awake:
         loss, metric = scores[i]

@@ -93,11 +93,11 @@ def run_pack(
         return _run_jobs(fitted, jobs, label or specs[0].algorithm, watch)
 
 
-def checkpoint_interval() -> float:
+def checkpoint_interval(default: float = CHECKPOINT_SECONDS) -> float:
     """Seconds between checkpoints, unless the environment says otherwise."""
     text = os.environ.get(ENVIRONMENT)
     if not text:
-        return CHECKPOINT_SECONDS
+        return default
     with contextlib.suppress(ValueError):
         if (seconds := float(text)) >= 0:
             return seconds

@@ -1,13 +1,11 @@
-"""Curves of runs as scores see them: the regular evaluations, and nothing beside them.
+"""Curves of runs as scores see them: the evaluations of :func:`.scores.scheduled`, no others.
 
 Rounds count from 1. Evaluations go by the index of their round, which counts from 0: index ``r`` is
-the state after round ``r + 1``, so evaluations every five rounds have the indices 0, 5, 10, ... A
-run is evaluated once more after its last round; that one is shown, but no score knows of it.
+the state after round ``r + 1``.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,15 +15,10 @@ from fedzmg.simulation import History
 
 
 class Curve(NamedTuple):
-    """The regular evaluations of a run."""
+    """The evaluations of a run that count."""
 
     indices: list[int]
     metrics: list[float]
-
-
-def worst(history: History) -> float:
-    """What a run that diverged counts as: 0 for a metric to maximise."""
-    return 0.0 if history.task.metric.higher_is_better else math.inf
 
 
 def stopped(history: History) -> int | None:
@@ -40,7 +33,7 @@ def whole(histories: Sequence[History]) -> History:
 
 
 def curve(history: History) -> Curve:
-    """The regular evaluations of a run.
+    """The evaluations of a run that count.
 
     One that was stopped is filled up with the worst value, which is what a run that diverged would
     have been recorded with.
@@ -48,10 +41,10 @@ def curve(history: History) -> Curve:
     protocol = history.task.protocol
     seen = dict(zip(history.rounds, history.metrics, strict=True))
     found = Curve([], [])
-    for index in range(0, protocol.rounds, protocol.eval_every):
+    for index in scores.scheduled(protocol.rounds, protocol.eval_every):
         if index + 1 in seen or stopped(history) is not None:
             found.indices.append(index)
-            found.metrics.append(seen.get(index + 1, worst(history)))
+            found.metrics.append(seen.get(index + 1, history.task.metric.worst))
     return found
 
 
@@ -62,6 +55,6 @@ def final(history: History, rule: FinalRule = "full") -> float:
     twenty evaluations with the indices 900 to 995; ``author`` leaves the first of them out.
     """
     if history.diverged is not None:
-        return worst(history)
+        return history.task.metric.worst
     indices, metrics = curve(history)
     return scores.final_score(indices, metrics, total=history.records[-1].round, rule=rule)
