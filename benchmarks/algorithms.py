@@ -1,6 +1,6 @@
 """Cost of every algorithm's local training beside FedAvg's, in one run.
 
-    python benchmarks/algorithms.py [--json benchmarks/results/algorithms-cpu.json]
+    python benchmarks/algorithms.py [--out benchmarks/results/algorithms-cpu.json]
 
 The 54,000-parameter MLP of ``engines.py``, vectorized engine, one trial of 10 clients. Rounds of
 the algorithms are interleaved, so that a busy machine slows all of them alike; the median counts.
@@ -38,7 +38,7 @@ def main() -> None:
     """Print milliseconds per local step of a cohort, and the ratio to FedAvg."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     runs = {name: local_training(name) for name in ALGORITHMS}
     for turn in range(arguments.rounds + 2):
@@ -55,7 +55,7 @@ def main() -> None:
     print(f"{'algorithm':<24} {'ms/step':>8} {'x FedAvg':>9}")
     for name, value in sorted(medians.items(), key=lambda item: item[1]):
         print(f"{name:<24} {value:8.2f} {value / medians['fedavg']:9.2f}")
-    if arguments.json:
+    if arguments.out:
         made = {**environment(torch.device("cpu")), "command": shlex.join(["python", *sys.argv])}
         facts = {
             "environment": made,
@@ -63,7 +63,7 @@ def main() -> None:
             "threads": torch.get_num_threads(),
         }
         report = {**facts, "machine": platform.machine(), "ms_per_step": medians}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

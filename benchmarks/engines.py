@@ -1,6 +1,6 @@
 """Milliseconds per round of a plain PyTorch loop and of the library's engines, in one run.
 
-    python benchmarks/engines.py [--json benchmarks/results/engines-cpu.json]
+    python benchmarks/engines.py [--out benchmarks/results/engines-cpu.json]
 
 Two problems: the ``digits`` preset, and a 54,000-parameter MLP on 10 clients of 40 examples, batch
 20, 4 epochs. All paths do the same FedAvg round on the same batches; rounds of the paths are
@@ -116,7 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     compiled = not arguments.no_compile
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
@@ -131,8 +131,8 @@ def main() -> None:
         "mlp": measure("mlp", mlp_task(), arguments.rounds, compiled),
         "digits": measure("digits", tasks.get("digits"), arguments.rounds, compiled),
     }
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

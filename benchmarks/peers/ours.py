@@ -37,7 +37,7 @@ def task_of(facts: Facts) -> Task:
 
 def has_dropout(network: str) -> bool:
     """Whether the workload draws masks."""
-    return WORKLOADS[network].build(clients=10).model.has_dropout
+    return WORKLOADS[network].build(clients=10).model.needs_key
 
 
 def define(facts: Facts, rounds: int) -> Work:

@@ -203,7 +203,8 @@ def test_chunks_are_even_and_few() -> None:
 def captures(built: Simulation) -> list[int]:
     engine = built._engine
     assert isinstance(engine, Vectorized)
-    return sorted(engine._captured[0]._held)
+    assert engine._captured is not None
+    return sorted(engine._captured._held)
 
 
 def test_buffers_are_used_again_until_they_are_twice_too_wide() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,28 @@ def test_half_written_row_is_not_believed(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.tolist() == [1.0, 1.0]
 
 
+def test_a_large_population_is_kept_in_few_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients, written, write = 5_000, [], os.pwrite
+
+    def counted(file: int, data: bytes, offset: int) -> int:
+        written.append(len(data))
+        return write(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", counted)
+    store = Slots(FileRows(tmp_path / "rows", 2, np.float64), clients, tmp_path / "stamps")
+    store.write(4_321, 1, np.array([1.0, 2.0]))
+    assert len(written) == 3  # all stamps, the row, its stamps
+    store.flush()
+    assert len(written) == 4
+    stamps = np.fromfile(tmp_path / "stamps", dtype=np.int64).reshape(clients, 2)
+    assert stamps.max() == 1
+    assert np.argwhere(stamps != -1)[:, 0].tolist() == [4_321]
+    again = Slots(FileRows(tmp_path / "rows", 2, np.float64), clients, tmp_path / "stamps")
+    assert again.visited() == [4_321]
+
+
 def fresh() -> object:
     """Two trials, a tree and a whole number each."""
     return Tree({"a": torch.zeros(2, 3)}), torch.zeros(2, dtype=torch.int64)
@@ -91,7 +114,7 @@ def fresh() -> object:
 @pytest.mark.parametrize("in_memory", [0, 1 << 30])
 def test_store_keeps_types_and_trials_apart(in_memory: int) -> None:
     store = MemoryStore(fresh(), CLIENTS, in_memory=in_memory)
-    assert store.on_disk == (in_memory == 0)
+    assert isinstance(store._trials[0]._rows, MemoryRows if in_memory else FileRows)
     owners = [(0, 2), (1, 2), (0, 3)]
     rows = Tree({"a": torch.arange(9.0).reshape(3, 3)}), torch.tensor([7, 8, 9])
     store.write(owners, 1, rows, [True, True, False])
@@ -112,11 +135,11 @@ def test_nothing_to_remember_costs_nothing() -> None:
 SCRIPT = """
 import resource, sys
 import torch
-from fedzmg.engine.memory import MemoryStore
+from fedzmg.engine.memory import FileRows, MemoryStore
 from fedzmg.tree import Tree
 width, clients = 1_690_046, 3_400
 store = MemoryStore(Tree({"c": torch.zeros(1, width)}), clients)
-assert store.on_disk
+assert isinstance(store._trials[0]._rows, FileRows)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for round_ in range(1, int(sys.argv[1]) + 1):
     cohort = [(0, (37 * (10 * round_ + i)) % clients) for i in range(10)]

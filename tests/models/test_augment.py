@@ -163,7 +163,7 @@ def test_keyed_layers_are_numbered_together() -> None:
     )
     model = FunctionalModel(module)
     assert model.layer_keys == ("0.key", "1.key", "4.key", "5.0.key")
-    assert model.has_dropout
+    assert model.needs_key
     numbers = [m.layer for m in model.module.modules() if isinstance(m, KeyedLayer)]
     assert numbers == [0, 1, 2, 3]
     assert [m.layer for m in module.modules() if isinstance(m, KeyedLayer)] == [0, 0]

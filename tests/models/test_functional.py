@@ -99,7 +99,7 @@ def test_no_global_randomness_is_used() -> None:
 def test_dropout_is_on_in_training_and_off_in_evaluation() -> None:
     model = FunctionalModel(nn.Sequential(nn.Linear(3, 64), nn.Dropout(0.5)))
     params, x = model.params(), inputs(4, 3)
-    assert model.has_dropout
+    assert model.needs_key
     plain = model.evaluate(params, x)
     torch.testing.assert_close(plain, x @ params["0.weight"].T + params["0.bias"])
     dropped = model.train(params, x, KEY)
@@ -130,7 +130,7 @@ def test_a_dropout_module_used_in_two_places_is_exchanged_in_both() -> None:
 
 def test_models_without_dropout_need_no_key() -> None:
     model = FunctionalModel(nn.Linear(3, 2))
-    assert not model.has_dropout
+    assert not model.needs_key
     assert model.layer_keys == ()
     model.train(model.params(), inputs(1, 3))
 
@@ -245,7 +245,7 @@ def test_random_numbers_inside_attention_are_refused() -> None:
         "layer '0' is a MultiheadAttention with dropout inside, whose masks have no address: "
         "set its dropout to 0; nn.Dropout layers around it are fine"
     )
-    assert not FunctionalModel(nn.MultiheadAttention(4, 2)).has_dropout
+    assert not FunctionalModel(nn.MultiheadAttention(4, 2)).needs_key
 
 
 def test_addressed_gru_is_accepted() -> None:

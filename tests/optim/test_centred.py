@@ -96,9 +96,20 @@ def test_a_state_of_the_bare_optimizer_fits() -> None:
     backward(model, 0)
     bare.step()
     centred = Centred(torch.optim.Adam(model.parameters(), 0.1), model)
-    centred.load_state_dict(bare.state_dict())
+    centred.load_state_dict(copy.deepcopy(bare.state_dict()))
     backward(model, 1)
+    sums = {n: p.detach().sum(i.input_axes) for n, p, i in projected(model)}
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
     centred.step()
+    for p in model.parameters():  # Adam's averages, carried on from what they were
+        assert centred.state[p]["step"] == 2
+        expected = 0.9 * bare.state[p]["exp_avg"] + 0.1 * p.grad
+        torch.testing.assert_close(centred.state[p]["exp_avg"], expected)
+        expected = 0.999 * bare.state[p]["exp_avg_sq"] + 0.001 * p.grad**2
+        torch.testing.assert_close(centred.state[p]["exp_avg_sq"], expected)
+    for n, p, i in projected(model):
+        torch.testing.assert_close(p.detach().sum(i.input_axes), sums[n])
+        assert not torch.equal(p, before[n])
 
 
 def test_copies_closures_cycles_and_more_groups() -> None:

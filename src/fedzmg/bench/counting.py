@@ -31,7 +31,7 @@ def step_cost(task: Task, algorithm: Algorithm) -> Cost:
     size = task.protocol.batch_size
     rows = torch.arange(size) % task.train.examples.size
     x, y = (column[rows] for column in task.train.examples)
-    key: Any = torch.zeros((), dtype=torch.int64) if task.model.has_dropout else ()
+    key: Any = torch.zeros((), dtype=torch.int64) if task.model.needs_key else ()
     batch = Batch(task.prepare(x, dtype), y, torch.full((size,), 1 / size), key)
     tracked = params.map(lambda leaf: leaf.detach().clone().requires_grad_())
     own = {leaf.untyped_storage().data_ptr() for leaf in leaves(tracked)}

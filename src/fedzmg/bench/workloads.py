@@ -6,18 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedzmg.models.networks import CharGRU, mlp
 from fedzmg.models.paper import cifar100_cnn, emnist_cnn
 from fedzmg.tasks.task import Task, unit_pixels
-
-
-def tokens(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Token ids as an embedding reads them."""
-    del dtype
-    return x.long()
+from fedzmg.tasks.text import token_ids
 
 
 def cifar100(clients: int = 500) -> Task:
@@ -51,7 +44,7 @@ def shakespeare(clients: int = 100) -> Task:
     x, y = text[:, :-1], text[:, 1:].astype(np.int64)
     return Task.from_arrays(
         CharGRU(66, 256, 1024), x, y, np.repeat(np.arange(clients), 48), test=(x[:64], y[:64]),
-        name="shakespeare", prepare=tokens, init="keras",
+        name="shakespeare", prepare=token_ids, init="keras",
         cohort=10, batch_size=8, epochs=4, keep_partial=False,
     )  # fmt: skip
 
@@ -64,7 +57,7 @@ def ragged_text(clients: int = 100) -> Task:
     x, y = text[:, :-1], text[:, 1:].astype(np.int64)
     return Task.from_arrays(
         CharGRU(66, 256, 1024), x, y, np.repeat(np.arange(clients), sizes), test=(x[:64], y[:64]),
-        name="ragged-text", prepare=tokens, init="keras",
+        name="ragged-text", prepare=token_ids, init="keras",
         cohort=10, batch_size=8, epochs=4, keep_partial=False,
     )  # fmt: skip
 

@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     lengths: Tensor
 
 
-class State(NamedTuple):
+class Buffers(NamedTuple):
     """What a step works on, one row per client."""
 
     numbers: dict[str, Tensor]
@@ -64,7 +64,7 @@ class _Code(NamedTuple):
 class _Held:
     """Buffers for one number of clients, and the graphs over them."""
 
-    state: State
+    state: Buffers
     plan: Plan
     time: Tensor
     steps: dict[int, Callable[[], None]] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Captured:
             rows = -(-rows // 2)
         return rows
 
-    def load(self, padded: Padded, state: State, widths: Iterable[int]) -> State:
+    def load(self, padded: Padded, state: Buffers, widths: Iterable[int]) -> Buffers:
         """Put a round into the buffers, capturing what is missing first; the buffers' own state."""
         clients = len(padded.lengths)
         held = self._held.get(clients)
@@ -141,7 +141,7 @@ class Captured:
             total += begin.elapsed_time(end) / 1e3
         return total
 
-    def _hold(self, padded: Padded, state: State) -> _Held:
+    def _hold(self, padded: Padded, state: Buffers) -> _Held:
         program = self._program
         clients, steps, batch = padded.indices.shape
         steps = max(steps, program.longest)
@@ -152,7 +152,7 @@ class Captured:
             lengths.new_zeros(clients, steps),
             lengths,
         )
-        own: State = tree_map(
+        own: Buffers = tree_map(
             lambda leaf: torch.empty_like(leaf, memory_format=torch.contiguous_format).copy_(leaf),
             state,
         )
@@ -179,7 +179,7 @@ class Captured:
         self._pool = self._pool or graph.pool()
         return graph.replay
 
-    def _warm_up(self, held: _Held, code: _Code, state: State, plan: Plan) -> None:
+    def _warm_up(self, held: _Held, code: _Code, state: Buffers, plan: Plan) -> None:
         held.time.zero_()  # there may be fewer steps to train than to warm up with
         _step(self._program, code, state, plan, held.time)
 
@@ -210,7 +210,7 @@ def _upload(array: npt.NDArray[Any], place: Tensor) -> None:
     place.copy_(new.pin_memory() if place.is_cuda else new, non_blocking=True)
 
 
-def _step(program: Program, code: _Code, state: State, plan: Plan, time: Tensor) -> None:
+def _step(program: Program, code: _Code, state: Buffers, plan: Plan, time: Tensor) -> None:
     """One step on buffers, in place."""
     params = state.work.params
     tracked = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
@@ -264,7 +264,7 @@ def _compiled_loss(learnt: _Learnt, *circumstances: Any) -> Callable[..., Tensor
 def _loss_function(learnt: _Learnt) -> Callable[..., Tensor]:
     """Losses of the clients on the batches of step ``time``."""
     objective, prepare, dtype = learnt.objective, learnt.prepare, learnt.dtype
-    keyed = objective.model.has_dropout
+    keyed = objective.model.needs_key
 
     def losses(params: dict[str, Tensor], plan: Plan, time: Tensor, x: Tensor, y: Tensor) -> Tensor:
         at = time.reshape(1)

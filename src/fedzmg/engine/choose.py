@@ -23,7 +23,7 @@ from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn
 from fedzmg.models.kernels.precision import HAS_TRITON
 
-Path = Literal["sequential", "vectorized", "captured", "compiled"]
+PathName = Literal["sequential", "vectorized", "captured", "compiled"]
 
 COMPILE_SECONDS = 30.0
 """What compiling a step costs on a small machine; seen: 10 s for a small CNN, 23 s for an MLP."""
@@ -43,7 +43,7 @@ Probe = Callable[[], tuple[list[Entry], Broadcast, Any]]
 class EngineChoice:
     """An execution path and why it was taken."""
 
-    path: Path
+    path: PathName
     reason: str
     onednn: bool = ONEDNN_BY_DEFAULT
 
@@ -83,21 +83,21 @@ def choose(
     Raises:
         InputError: for an unknown name.
     """
-    if name in get_args(Path):
+    if name in get_args(PathName):
         return EngineChoice(name, "asked for")  # type: ignore[arg-type]
     if name != "auto":
-        raise unknown("engine", name, ["auto", *get_args(Path)])
+        raise unknown("engine", name, ["auto", *get_args(PathName)])
     if program.device.type == "cuda":
         return _on_card(program, rounds_left, probe, trials, trainings)
     entries, sent, memory = probe()
     short = [e._replace(stream=e.stream[:PROBE_STEPS]) for e in entries]
-    found: dict[tuple[Path, bool], float] = {}
-    engines: dict[Path, Engine] = {
+    found: dict[tuple[PathName, bool], float] = {}
+    engines: dict[PathName, Engine] = {
         "sequential": Sequential(program),
         "vectorized": Vectorized(program),
     }
     for path, engine in engines.items():
-        for flag in (True, False) if program.device.type == "cpu" else (True,):
+        for flag in (True, False):
             try:
                 with onednn(flag):
                     found[path, flag] = _seconds(engine, short, sent, memory)

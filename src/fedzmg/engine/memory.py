@@ -1,8 +1,9 @@
 """What clients remember between the rounds they take part in.
 
 Every visited client has two slots, each stamped with the round that wrote it. A write never touches
-the slot that the last checkpoint relies on, so a checkpoint names a round and copies nothing: going
-back to it means taking, for every client, the newest slot that is not younger.
+the slot that the last committed round relies on: going back to that round means taking, for every
+client, the newest slot that is not younger. A checkpoint of a committed round need only name it;
+one of a later round has to carry copies.
 
 Rows live in memory, or in a file of which only the visited clients' parts take up space; only the
 cohort's share is ever on the device.
@@ -90,6 +91,7 @@ class FileRows:
         return np.frombuffer(data, dtype=self._dtype).copy()
 
     def write(self, index: int, values: npt.NDArray[Any]) -> None:
+        """Replace a row, or as many as there are values for."""
         data = np.ascontiguousarray(values, dtype=self._dtype).tobytes()
         if os.pwrite(self._file, data, index * self._bytes) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
@@ -114,10 +116,13 @@ class Slots:
         self._rows, self._path = rows, stamps
         self._stamps = np.full((clients, 2), NEVER, dtype=np.int64)
         self._kept_stamps: FileRows | None = None
+        self._are_kept = False
+        """Whether the file has the stamps of all clients."""
         self.committed = 0
         if stamps is not None:
             self._kept_stamps = FileRows(stamps, 2, np.int64)
-            if stamps.exists():
+            self._are_kept = stamps.exists()
+            if self._are_kept:
                 known = np.fromfile(stamps, dtype=np.int64)
                 if known.size != self._stamps.size:
                     raise InputError(f"{stamps} is damaged: restore it or start afresh")
@@ -146,10 +151,12 @@ class Slots:
 
     def _stamp(self, client: int, slot: int, round_: int) -> None:
         self._stamps[client, slot] = round_
-        if self._kept_stamps is not None and self._path is not None:
-            if not self._path.exists():
-                self._keep_all_stamps(self._kept_stamps)
+        if self._kept_stamps is None:
+            return
+        if self._are_kept:
             self._kept_stamps.write(client, self._stamps[client])
+        else:
+            self._keep_all_stamps(self._kept_stamps)
 
     def commit(self, round_: int) -> None:
         """The state after this round is what a checkpoint now names."""
@@ -163,16 +170,16 @@ class Slots:
             self._kept_stamps.flush()
 
     def _keep_all_stamps(self, place: FileRows) -> None:
-        for client, stamps in enumerate(self._stamps):
-            place.write(client, stamps)
+        place.write(0, self._stamps)
+        self._are_kept = True
 
     def rewind(self, round_: int) -> None:
         """Forget everything younger than a checkpoint."""
         self._stamps[self._stamps > round_] = NEVER
         self.committed = round_
-        if self._path is None or self._kept_stamps is None:
+        if self._kept_stamps is None:
             return
-        if self._path.exists():
+        if self._are_kept:
             self._keep_all_stamps(self._kept_stamps)
         elif round_:
             raise InputError(f"{self._path} is missing: restore it or start afresh")
@@ -222,11 +229,6 @@ class MemoryStore:
     def is_empty(self) -> bool:
         """Whether clients of this algorithm remember nothing at all."""
         return not leaves(self.fresh)
-
-    @property
-    def on_disk(self) -> bool:
-        """Whether rows live in files."""
-        return any(isinstance(slots._rows, FileRows) for slots in self._trials)
 
     def read(self, owners: list[tuple[int, int]]) -> State:
         """Stacked memories of some (trial, client) pairs, on the host."""

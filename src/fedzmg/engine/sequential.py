@@ -55,7 +55,7 @@ class Sequential:
         x, y = program.batch_inputs(torch.from_numpy(stream.indices[t, :real]).to(program.device))
         weights = torch.full((real,), 1 / divisor, dtype=program.dtype, device=program.device)
         key: Tensor | tuple[()] = ()
-        if program.objective.model.has_dropout:
+        if program.objective.model.needs_key:
             key = torch.tensor(int(stream.keys[t]), device=program.device)
         return Batch(x, y, weights, key)
 

@@ -11,7 +11,6 @@ a lone client trains beside a copy of itself whose result is dropped.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,7 @@ from torch import Tensor
 from fedzmg.contract import Given, Look, State, bind
 from fedzmg.data.plan import Entry, Padded, full_pass, pad
 from fedzmg.engine import local
-from fedzmg.engine.captured import Captured
-from fedzmg.engine.captured import State as Captures
+from fedzmg.engine.captured import Buffers, Captured
 from fedzmg.engine.compiling import compile_apart
 from fedzmg.engine.local import Outcome, Work
 from fedzmg.engine.round import Broadcast, Chunk, Program
@@ -37,7 +35,6 @@ MAX_COMPILED_WIDTHS = 4
 MappedStep = Callable[..., tuple[Tensor, Tree, State]]
 
 
-@dataclass(frozen=True)
 class Vectorized:
     """Trains the clients of a round side by side.
 
@@ -49,14 +46,21 @@ class Vectorized:
         backend: compiler backend.
     """
 
-    program: Program
-    chunk: int | None = None
-    compiled: bool = False
-    captured: bool = False
-    backend: str = "inductor"
-    _steps: dict[bool, MappedStep] = field(default_factory=dict, repr=False, compare=False)
-    """The mapped step, with and without a mask for clients that are done."""
-    _captured: list[Captured] = field(default_factory=list, repr=False, compare=False)
+    def __init__(
+        self,
+        program: Program,
+        *,
+        chunk: int | None = None,
+        compiled: bool = False,
+        captured: bool = False,
+        backend: str = "inductor",
+    ) -> None:
+        self.program, self.chunk = program, chunk
+        self.compiled, self.captured, self.backend = compiled, captured, backend
+        self._steps: dict[bool, MappedStep] = {}
+        """The mapped step, with and without a mask for clients that are done."""
+        self._captured: Captured | None = None
+        """Made by the first round that replays."""
 
     def train(self, entries: list[Entry], sent: Broadcast, memory: State) -> Iterator[Chunk]:
         """One chunk of at most ``chunk`` clients at a time."""
@@ -77,8 +81,9 @@ class Vectorized:
         Just so many where bits must be those of a pack that began with fewer clients.
         """
         clients = max(clients, MIN_WIDTH)
-        reuse = self._captured and not bits_are_kept()
-        return self._captured[0].rows_for(clients) if reuse else clients
+        if self._captured is None or bits_are_kept():
+            return clients
+        return self._captured.rows_for(clients)
 
     def _train_sorted(self, entries: list[Entry], sent: Broadcast, memory: State) -> Outcome:
         program = self.program
@@ -134,11 +139,11 @@ class Vectorized:
         """The same steps from buffers that keep their place."""
         padded = pad([e.stream for e in entries])
         total = len(entries)
-        if not self._captured:
-            self._captured.append(Captured(self.program, compiled=self.compiled))
-        captured = self._captured[0]
+        if self._captured is None:
+            self._captured = Captured(self.program, compiled=self.compiled)
+        captured = self._captured
         widths = self._widths([len(e.stream) for e in entries])
-        state = captured.load(padded, Captures(numbers, given, work), sorted(set(widths)))
+        state = captured.load(padded, Buffers(numbers, given, work), sorted(set(widths)))
         with captured.timed():
             for t, width in enumerate(widths):
                 captured.replay(total, width)
@@ -156,9 +161,9 @@ class Vectorized:
 
     def step_seconds(self) -> float | None:
         """What a GPU spent on local steps since this was last asked; None: they are not timed."""
-        if not self._captured or self.program.device.type != "cuda":
+        if self._captured is None or self.program.device.type != "cuda":
             return None
-        return self._captured[0].seconds()
+        return self._captured.seconds()
 
     def _widths(self, lengths: list[int]) -> list[int]:
         """How many rows each step computes."""
@@ -240,7 +245,7 @@ class _Batches:
 
     def at(self, t: int, width: int) -> Batch:
         x, y = self._program.batch_inputs(self._indices[:width, t])
-        keyed = self._program.objective.model.has_dropout
+        keyed = self._program.objective.model.needs_key
         key = self._keys[:width, t].contiguous() if keyed else ()
         return Batch(x, y, self._weights[:width, t].contiguous(), key)
 

@@ -99,7 +99,7 @@ def _gradient(
     """Seconds of one gradient on so many examples; a quick one is repeated, once it is warm."""
     x, y = (column[:examples].to(device) for column in task.train.examples)
     weights = torch.full((examples,), 1 / examples, dtype=dtype, device=device)
-    key = torch.tensor(0, device=device) if objective.model.has_dropout else ()
+    key = torch.tensor(0, device=device) if objective.model.needs_key else ()
     params = task.model.params().map(lambda leaf: leaf.to(device, dtype))
     best, first = float("inf"), time.perf_counter()
     for _ in range(3):

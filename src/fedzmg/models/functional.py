@@ -45,9 +45,11 @@ class FunctionalModel:
         self._evaluating = Call(copy.deepcopy(self.module).eval())
 
     @property
-    def has_dropout(self) -> bool:
+    def needs_key(self) -> bool:
         """Whether training needs a key for every step: for dropout or any other keyed layer."""
         return bool(self.layer_keys)
+
+    """An older name."""
 
     def params(self) -> Tree:
         """The module's own trainable parameters."""

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from collections.abc import Callable
@@ -18,13 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.optim.axes import Axes, inputs
 from fedzmg.optim.memory import laid_like, without_gaps
 from fedzmg.optim.projection import sum_of_inputs
 from fedzmg.optim.shards import local, splits_inputs
 from fedzmg.optim.updates import Numbers, Weights
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TILE = 2048
 """Entries that a program holds on chip, if a row is not longer; few, so that several programs find

@@ -13,6 +13,7 @@ from torch._compile import _disable_dynamo  # unlike torch.compiler.disable, it 
 from torch.optim import Optimizer
 
 from fedzmg.errors import InputError, unknown
+from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.optim import fused, updates
 from fedzmg.optim.axes import Axes, Known, axes_of, check_names, model_axes
 from fedzmg.optim.projection import dense
@@ -268,7 +269,7 @@ class ZeroMeanSGD(Optimizer):
                 )
             elif group["fused"] and device.type not in ("cpu", "cuda"):
                 raise InputError(f"fused=True: there is no kernel for {device.type}, leave it out")
-            elif group["fused"] and device.type == "cuda" and not fused.HAS_TRITON:
+            elif group["fused"] and device.type == "cuda" and not HAS_TRITON:
                 raise InputError("fused=True: the kernel needs triton; install it or leave it out")
             if not some.params or (found_inf is not None and bool(found_inf)):
                 continue
