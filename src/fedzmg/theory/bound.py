@@ -8,7 +8,7 @@ import torch
 
 from fedzmg.theory import descent
 from fedzmg.theory.convergence import LOCAL_STEPS, SETTING, Run, paired_run
-from fedzmg.theory.finding import FULL, Finding, Line, Size
+from fedzmg.theory.finding import Finding, Line, Size
 from fedzmg.theory.problems import REAL, Quadratics, hyperplane_basis
 
 DEVIATION = 0.5
@@ -44,7 +44,7 @@ def numerator(c: Constant, rate: descent.Schedule, convexity: float, start: floa
     return max(rate.beta**2 * c.total / (rate.beta * convexity - 1.0), rate.gamma * start)
 
 
-def constants(size: Size = FULL) -> Finding:
+def constants(size: Size) -> Finding:
     """T10: all terms of ``C`` for both methods, and how loose the bound is along a run."""
     run = paired_run(5, 0.0, size)
     problem, dims = run.problem, run.problem.dims

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.theory import descent
-from fedzmg.theory.finding import FULL, Finding, Line, Size
+from fedzmg.theory.finding import Finding, Line, Size
 from fedzmg.theory.problems import (
     REAL,
     Quadratics,
@@ -103,7 +103,7 @@ def slope(x: Sequence[float], y: Sequence[float], share: float = 0.1) -> float:
     return float(rise / sum((a - mean_x) ** 2 for a, _ in points))
 
 
-def one_step(size: Size = FULL) -> Finding:
+def one_step(size: Size) -> Finding:
     """T4: Lemma 1 along trajectories without noise, with and without its condition."""
     generator = seeded(4)
     problem = quadratics(generator, problems=(size.problems,))
@@ -150,7 +150,7 @@ def _lemma(problem: Quadratics, state: descent.State, n: float) -> tuple[Tensor,
     return left, right, n**2 * intensity
 
 
-def rate(size: Size = FULL) -> Finding:
+def rate(size: Size) -> Finding:
     """T5: with the condition met, the squared distance to the optimum falls like 1/t."""
     run = paired_run(5, 0.0, size)
     schedule = descent.theorems_schedule(run.problem, LOCAL_STEPS)
@@ -193,7 +193,7 @@ def rate(size: Size = FULL) -> Finding:
     )
 
 
-def violated_condition(size: Size = FULL) -> Finding:
+def violated_condition(size: Size) -> Finding:
     """T6: from any other start the limit is the minimiser on the hyperplane through it."""
     run = paired_run(6, 1.0, size)
     problem = run.problem
@@ -227,7 +227,7 @@ def violated_condition(size: Size = FULL) -> Finding:
     )  # fmt: skip
 
 
-def weight_decay(size: Size = FULL) -> Finding:
+def weight_decay(size: Size) -> Finding:
     """T7: decay multiplies the conserved sum, so nothing is conserved."""
     generator, decay = seeded(7), 0.05
     problem = quadratics(generator)
@@ -260,7 +260,7 @@ def weight_decay(size: Size = FULL) -> Finding:
     )
 
 
-def drift(size: Size = FULL) -> Finding:
+def drift(size: Size) -> Finding:
     """T8: how far clients are from their mean after one round."""
     rate, steps, shift = 0.05, 20, 3.0
     generator = seeded(8)

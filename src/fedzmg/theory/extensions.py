@@ -11,7 +11,7 @@ from torch import Tensor
 from fedzmg.algorithms import projection
 from fedzmg.theory import descent
 from fedzmg.theory.convergence import LOCAL_STEPS, marks
-from fedzmg.theory.finding import FULL, Finding, Line, Size
+from fedzmg.theory.finding import Finding, Line, Size
 from fedzmg.theory.problems import (
     REAL,
     Quadratics,
@@ -24,7 +24,7 @@ from fedzmg.theory.problems import (
 CLIENTS = "8 clients, d = 12, eigenvalues 1 to 4, E = 5"
 
 
-def restriction(size: Size = FULL) -> Finding:
+def restriction(size: Size) -> Finding:
     """E1: FedZMG is FedAvg in coordinates of the hyperplane, step by step."""
     generator = seeded(101)
     problem = quadratics(generator)
@@ -72,7 +72,7 @@ def _restricted_many(problem: Quadratics, origin: Tensor, basis: Tensor) -> Quad
     return problem.restricted(origin[:, None, :], basis)
 
 
-def per_column(size: Size = FULL) -> Finding:
+def per_column(size: Size) -> Finding:
     """E2: a projection for every output unit conserves a sum each, and biases stay free."""
     generator = seeded(102)
     problem = quadratics(generator)
@@ -113,7 +113,7 @@ def per_column(size: Size = FULL) -> Finding:
     )
 
 
-def momentum(size: Size = FULL) -> Finding:
+def momentum(size: Size) -> Finding:
     """E3: momentum changes neither what is conserved nor the limit."""
     generator, beta = seeded(103), 0.9
     problem = quadratics(generator)
@@ -145,7 +145,7 @@ def momentum(size: Size = FULL) -> Finding:
     )  # fmt: skip
 
 
-def participation(size: Size = FULL) -> Finding:
+def participation(size: Size) -> Finding:
     """E4: a cohort of three, whose weights are renormalised, shifts the limit."""
     generator, count = seeded(104), 3
     problem = quadratics(generator)
@@ -211,7 +211,7 @@ def _mean_weights(share: Tensor, count: int) -> Tensor:
     return total / len(cohorts)
 
 
-def server_rate(size: Size = FULL) -> Finding:
+def server_rate(size: Size) -> Finding:
     """E5: how far the server moves is of no importance to where it ends."""
     generator = seeded(105)
     problem = quadratics(generator)
@@ -260,7 +260,7 @@ def _fixed_point(problem: Quadratics, start: Tensor, n: float) -> Tensor:
     return start + basis @ inner
 
 
-def decay_limit(size: Size = FULL) -> Finding:
+def decay_limit(size: Size) -> Finding:
     """E6: decay forgets the start; the limit is a ridge solution of zero sum."""
     generator, decay = seeded(106), 0.5
     problem = quadratics(generator)

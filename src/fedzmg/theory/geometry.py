@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.theory import descent
-from fedzmg.theory.finding import FULL, Finding, Line, Size
+from fedzmg.theory.finding import Finding, Line, Size
 from fedzmg.theory.problems import REAL, normal, seeded
 
 DIMS = 12
@@ -14,7 +14,7 @@ STEP = 0.5
 """The step of T2, in units of 1/L."""
 
 
-def operator(size: Size = FULL) -> Finding:
+def operator(size: Size) -> Finding:
     """T1: the projection is symmetric, idempotent, never lengthens, and obeys the identity."""
     pairs = min(1000, size.samples)
     generator = seeded(1)
@@ -50,7 +50,7 @@ def _largest(values: Tensor) -> float:
     return float(values.abs().max())
 
 
-def descent_inequality(size: Size = FULL) -> Finding:
+def descent_inequality(size: Size) -> Finding:
     """T2: what a step of ``1 / (2 L)`` guarantees on an L-smooth function."""
     smooth, at = 2.0, 3.0
 
@@ -83,7 +83,7 @@ def descent_inequality(size: Size = FULL) -> Finding:
     )
 
 
-def variance(size: Size = FULL) -> Finding:
+def variance(size: Size) -> Finding:
     """T3: the variance of projected noise is the trace less ``1' Sigma 1 / d``."""
     generator = seeded(3)
     generic = normal(generator, DIMS, DIMS)

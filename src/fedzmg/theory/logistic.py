@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from fedzmg.theory import descent
-from fedzmg.theory.finding import FULL, Finding, Line, Size
+from fedzmg.theory.finding import Finding, Line, Size
 from fedzmg.theory.problems import REAL, hyperplane_basis, normal, seeded
 
 LOCAL_STEPS = 5
@@ -70,7 +70,7 @@ def regressions(generator: torch.Generator, clients: int = 6, examples: int = 40
     return Logistic(features, torch.sign((features * truth).sum(-1) + noise))
 
 
-def logistic(size: Size = FULL) -> Finding:
+def logistic(size: Size) -> Finding:
     """T9: FedZMG lands on the constrained optimum, with and without a bias of its own."""
     generator = seeded(9)
     problem = regressions(generator)

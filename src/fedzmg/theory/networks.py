@@ -17,7 +17,7 @@ from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import initial_params
 from fedzmg.simulation import RoundReport, Trial, simulate
 from fedzmg.tasks.task import Task
-from fedzmg.theory.finding import FULL, Finding, Line, Series, Size
+from fedzmg.theory.finding import Finding, Line, Series, Size
 from fedzmg.theory.problems import REAL, normal, seeded
 from fedzmg.tree import Tree
 
@@ -35,7 +35,7 @@ def small_cnn() -> nn.Sequential:
     )
 
 
-def column_sums(size: Size = FULL) -> Finding:
+def column_sums(size: Size) -> Finding:
     """T11: the sums over the inputs of every output unit, in a network trained by the package."""
     task = replace(tasks.get("digits"), model=FunctionalModel(small_cnn()))
     axes = projected_axes(task.model.layout)
@@ -100,7 +100,7 @@ def _sums(params: Tree, axes: Axes) -> dict[str, Tensor]:
     return {name: leaf.sum(axes[name]) for name, leaf in params.items() if axes[name]}
 
 
-def mean_energy(size: Size = FULL) -> Finding:
+def mean_energy(size: Size) -> Finding:
     """T12: the share of a gradient's square that is its mean over the inputs."""
     width, examples = 512, max(256, size.samples // 200)
     generator = seeded(12)

@@ -17,7 +17,7 @@ from fedzmg.algorithms.sgd import SGD
 from fedzmg.models.layout import layout_of
 from fedzmg.simulation import RoundReport, Trial, simulate
 from fedzmg.theory import descent
-from fedzmg.theory.finding import FULL, Finding, Line, Size
+from fedzmg.theory.finding import Finding, Line, Size
 from fedzmg.theory.logistic import regressions
 from fedzmg.theory.problems import REAL, normal, quadratics, seeded
 from fedzmg.tree import Tree
@@ -86,7 +86,7 @@ def _flat(tree: Tree) -> Tensor:
     return torch.cat([leaf.reshape(-1) for leaf in tree.values()])
 
 
-def stationary(size: Size = FULL) -> Finding:
+def stationary(size: Size) -> Finding:
     """E7: in a network the projected gradient dies, the gradient itself does not."""
     del size  # as long as it takes to converge
     net = Net(107)
@@ -136,7 +136,7 @@ def stationary(size: Size = FULL) -> Finding:
     )  # fmt: skip
 
 
-def curvature(size: Size = FULL) -> Finding:
+def curvature(size: Size) -> Finding:
     """E8: projection never raises the largest curvature, if that is positive."""
     generator = seeded(108)
     many = quadratics(generator, problems=(size.problems,))
@@ -197,7 +197,7 @@ def _norms(matrices: Tensor) -> Tensor:
     return values.abs().amax(-1)
 
 
-def adaptive_server(size: Size = FULL) -> Finding:
+def adaptive_server(size: Size) -> Finding:
     """E9: dividing by roots per coordinate breaks what the clients conserve."""
     task = tasks.get("quadratic", {"distance": "constrained"})
     rounds = 3 * size.rounds
