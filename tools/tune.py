@@ -14,11 +14,12 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
 from fedzmg import algorithms, tasks
-from fedzmg.simulation import Trial, simulate
+from fedzmg.simulation import Device, Trial, simulate
 
 SEEDS = (1000, 1001, 1002)
 ADOPTED = Path(__file__).parents[1] / "src/fedzmg/tasks/tuned.json"
@@ -45,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task", choices=sorted(tasks.TASKS))
     parser.add_argument("--algorithms", nargs="+", default=list(algorithms.ALGORITHMS))
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--device", default="auto", choices=get_args(Device))
     parser.add_argument("--out", type=Path, default=Path("results/tuning"))
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--adopt", action="store_true", help="make the best the task's defaults")
@@ -53,6 +54,11 @@ def main() -> None:
     arguments = parser.parse_args()
 
     task = tasks.get(arguments.task)
+    if not task.metric.higher_is_better:
+        raise SystemExit(
+            f"tune.py: task {task.name!r} is judged by {task.metric.name}, where less is better, "
+            "and this looks for the highest score: choose its rates by fedzmg grid"
+        )
     tuning = replace(task, test=task.tune or task.test)
     path = arguments.out / f"{task.name}.json"
     kept = json.loads(path.read_text()) if path.exists() else {}

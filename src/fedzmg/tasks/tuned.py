@@ -1,7 +1,7 @@
 """Learning rates found for the embedded tasks, by algorithm.
 
-Written by ``tools/tune.py``: a grid on the tuning half of the test data and a seed that no reported
-run uses. Every score is kept under ``results/tuning/``.
+Written by ``tools/tune.py``: a grid on the tuning half of the test data and three seeds that no
+reported run uses. Every score is kept under ``results/tuning/``.
 """
 
 from __future__ import annotations
