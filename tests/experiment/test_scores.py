@@ -18,6 +18,7 @@ from fedzmg.experiment.studies.scores import (
     late_stage_mean,
     mean_curve,
     rounds_to_threshold,
+    scheduled,
 )
 
 RISING = [2.0, 8.0, 16.0, 24.0, 30.0, 34.0, 36.0, 35.0, 37.0, 38.0]
@@ -242,6 +243,15 @@ def test_final_score_lies_within_the_curve(values: list[float], last: int) -> No
 def test_final_score_invalid_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         final_score([0, 5], [0.1, 0.2], **options)
+
+
+@given(total=st.integers(1, 300), every=st.integers(1, 400))
+def test_what_counts_is_due_or_the_end(total: int, every: int) -> None:
+    indices = list(scheduled(total, every))
+    assert indices == sorted(set(indices))
+    assert {0, *range(0, total, every)} <= set(indices) <= {*range(0, total, every), total - 1}
+    # Whoever asks how a run ended is told of its last tenth.
+    assert total - indices[-1] <= max(1, total // 10)
 
 
 @pytest.mark.parametrize(

@@ -170,12 +170,12 @@ def test_settings_tell_runs_of_one_algorithm_apart(write_run: Any, tmp_path: Pat
 def test_a_planned_study_gives_names_thresholds_and_schedule(
     write_run: Any, tmp_path: Path, log_line: Line
 ) -> None:
-    lines = [log_line(r, 0.5 if (r - 1) % 5 == 0 else None) for r in range(1, 20)]
-    lines.append(log_line(20, 1.0))
+    lines = [log_line(r, 0.5 if (r - 1) % 5 == 0 else None) for r in range(1, 32)]
+    lines.append(log_line(32, 1.0))
     for seed in (0, 1):
         for folder in ("first", "second-one"):
             write_run(
-                f"planned/{folder}/seed-{seed}", "fedavg", seed, [], every=5, lines=lines, rounds=20
+                f"planned/{folder}/seed-{seed}", "fedavg", seed, [], every=5, lines=lines, rounds=32
             )
     plan = {
         "format": 1, "task": "digits", "label": "ablation", "metric": "accuracy",
@@ -196,9 +196,18 @@ def test_a_planned_study_gives_names_thresholds_and_schedule(
     assert list(study.members) == ["second one", "first"]
     assert study.thresholds == (0.3, 0.5)
     score = judge(study).scores[0]
-    # The evaluation after the last round was not due, so it does not count.
+    # The evaluation after the last round was not due; that at index 30 of 32 is late enough.
     assert score.finals == {0: 0.5, 1: 0.5}
     assert score.arrivals["rolling_mean"] == 5
+
+
+def test_rare_evaluations_end_with_the_last_round(
+    write_run: Any, tmp_path: Path, log_line: Line
+) -> None:
+    lines = [log_line(r, 0.1 if r == 1 else None) for r in range(1, 20)] + [log_line(20, 0.9)]
+    write_run("rare/fedavg/seed-0", "fedavg", 0, [], every=20, lines=lines, rounds=20)
+    [score] = judge(read([tmp_path / "rare"]).studies[0]).scores
+    assert score.finals == {0: 0.9}
 
 
 def test_studies_in_directories_of_one_name_are_two(write_run: Any, tmp_path: Path) -> None:
@@ -229,9 +238,9 @@ def test_numbers_without_circumstances_stay_out(study: Path) -> None:
             "has format 99",
         ),
         (lambda d: (d / "fedavg/seed-0/manifest.json").write_text("[1]"), "no JSON object"),
-        (lambda d: (d / "fedavg/seed-0/spec.toml").write_text("task ="), "cannot be read"),
+        (lambda d: (d / "fedavg/seed-0/spec.toml").write_text("task ="), "is not valid TOML"),
         (lambda d: (d / "fedavg/seed-0/spec.toml").write_text('task = "x"'), "lacks 'algorithm'"),
-        (lambda d: (d / "grid.json").write_text("{"), "cannot be read"),
+        (lambda d: (d / "grid.json").write_text("{"), "is not valid JSON"),
     ],
 )
 def test_bad_input_is_one_line(study: Path, spoil: Callable[[Path], Any], words: str) -> None:

@@ -22,6 +22,24 @@ ThresholdRule: TypeAlias = Literal["rolling_mean", "rolling_min", "stays_above"]
 FinalRule: TypeAlias = Literal["full", "author"]
 
 
+def scheduled(total: int, every: int) -> range | list[int]:
+    """Return the round indices whose evaluations count for scores.
+
+    Evaluations every five rounds have the indices 0, 5, 10, ... A run is evaluated once more after
+    its last round; that counts only where none of the others lies in the last tenth of the rounds,
+    which is what final values are about.
+
+    Args:
+        total: Number of rounds of the run.
+        every: Rounds from one evaluation to the next.
+
+    >>> list(scheduled(11, 5)), scheduled(20, 20), scheduled(4, 5)
+    ([0, 5, 10], [0, 19], [0, 3])
+    """
+    regular = range(0, total, every)
+    return regular if regular[-1] >= total - max(1, total // 10) else [*regular, total - 1]
+
+
 def rounds_to_threshold(
     rounds: ArrayLike,
     values: ArrayLike,

@@ -13,6 +13,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from fedzmg.evaluation import worst
 from fedzmg.experiment.studies import scores
 from fedzmg.report.numbers import MIB
 from fedzmg.report.results.grouping import Study
@@ -58,17 +59,12 @@ def drawn_curve(runs: Sequence[Run]) -> Curve | None:
     )
 
 
-def worst(study: Study) -> float:
-    """What a run that diverged counts as."""
-    return 0.0 if study.higher_is_better else math.inf
-
-
 def finals(study: Study, runs: Sequence[Run]) -> dict[int, float]:
     """Final metric of every finished seed; the worst value for a run that diverged."""
     found = {}
     for run in runs:
         if run.diverged is not None:
-            found[run.seed] = worst(study)
+            found[run.seed] = worst(study.higher_is_better)
         elif run.complete:
             found[run.seed] = scores.final_score(*scored(study, run), total=run.done)
     return found
@@ -98,6 +94,8 @@ def late_means(study: Study, threshold: float) -> tuple[dict[str, float], str]:
     if never:
         missing = ", ".join(never[:3]) + (f" and {len(never) - 3} more" if len(never) > 3 else "")
         whether = "never reaches" if len(never) == 1 else "never reach"
+        if any(not run.complete for label in never for run in study.members[label]):
+            whether = "has yet to reach" if len(never) == 1 else "have yet to reach"
         return {}, f"No late-stage mean: {missing} {whether} the threshold."
     every = [set(scored(study, run)[0]) for run in study.runs]
     indices = sorted(every[0].intersection(*every[1:]))
@@ -112,16 +110,15 @@ def late_means(study: Study, threshold: float) -> tuple[dict[str, float], str]:
 
 
 def scored(study: Study, run: Run) -> tuple[list[int], list[float]]:
-    """Indices and metrics of the regular evaluations, which alone count for scores.
+    """Indices and metrics of the evaluations that count for scores.
 
-    A run is evaluated once more after its last round, whether that was due or not. One that
-    diverged and was stopped goes on with the worst value, as if it had not been stopped.
+    One that diverged and was stopped goes on with the worst value, as if it had not been stopped.
     """
     every = int(run.spec.get("protocol", {}).get("eval_every", 1))
-    found = {i: metric for i, metric in zip(*_evaluations(run), strict=True) if i % every == 0}
+    due = scores.scheduled(run.asked or run.done, every)
+    found = {i: metric for i, metric in zip(*_evaluations(run), strict=True) if i in due}
     if run.diverged is not None:
-        missing = range(run.done, run.asked or run.done)
-        found |= {i: worst(study) for i in missing if i % every == 0}
+        found |= {i: worst(study.higher_is_better) for i in due if i >= run.done}
     return list(found), list(found.values())
 
 
