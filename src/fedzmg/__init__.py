@@ -15,7 +15,7 @@ TYPE_CHECKING = False  # typing itself is not loaded before a command can answer
 if TYPE_CHECKING:
     from typing import Any
 
-    from fedzmg import algorithms, models, tasks
+    from fedzmg import algorithms, data, diagnose, models, optim, tasks, trackers
     from fedzmg.api import compare
     from fedzmg.contract import Algorithm, ClientRule, ServerRule
     from fedzmg.errors import InputError
@@ -41,9 +41,13 @@ __all__ = [
     "__version__",
     "algorithms",
     "compare",
+    "data",
+    "diagnose",
     "models",
+    "optim",
     "simulate",
     "tasks",
+    "trackers",
 ]
 
 _HOMES = {

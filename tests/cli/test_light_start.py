@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import fedzmg
-
 
 def start(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """As if torch were what is in a directory."""
@@ -35,11 +33,3 @@ def test_ctrl_c_while_torch_loads_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 130
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stderr.strip().startswith("fedzmg: interrupted before anything was done")
-
-
-def test_every_public_name_is_there() -> None:
-    for name in fedzmg.__all__:
-        assert getattr(fedzmg, name) is not None
-    assert dir(fedzmg) == fedzmg.__all__
-    with pytest.raises(AttributeError, match="no attribute 'simulat'"):
-        fedzmg.simulat  # noqa: B018

@@ -1,6 +1,7 @@
 """WHAT is computed: one file per paper, and the table of every algorithm.
 
-Adding an algorithm is one file and one row here; the conformance tests then cover it.
+An algorithm is one file, and here its import, the export of its rules and its row in the table; the
+conformance tests then cover it. CONTRIBUTING.md has an example.
 """
 
 from __future__ import annotations
@@ -26,17 +27,30 @@ from fedzmg.algorithms import (
     mimelite,
     scaffold,
 )
+from fedzmg.algorithms.adabest import AdaBest, AdaBestServer
+from fedzmg.algorithms.clip import ClipNorm, ClipValue
+from fedzmg.algorithms.decay import ServerDecay
 from fedzmg.algorithms.entry import Entry
 from fedzmg.algorithms.fedadadb import AdaDB
 from fedzmg.algorithms.fedadagrad import Adagrad, ReddiAdagrad
 from fedzmg.algorithms.fedadam import Adam, ReddiAdam
+from fedzmg.algorithms.fedadap import AdaptiveSGD
 from fedzmg.algorithms.fedavg import Average
 from fedzmg.algorithms.fedavgm import Momentum
+from fedzmg.algorithms.fedcada import AverageMoments, SharedAdam
+from fedzmg.algorithms.feddyn import FedDyn, FedDynServer
+from fedzmg.algorithms.fedgbo import FrozenSteps, Inverting
+from fedzmg.algorithms.fedlion import CountTicks, LionTicks
+from fedzmg.algorithms.fedprox import AdaptiveMu, Prox, SentProx
 from fedzmg.algorithms.fedyogi import ReddiYogi, Yogi
 from fedzmg.algorithms.fedzmg import ZeroMean
 from fedzmg.algorithms.gradient_centralization import Coupled
+from fedzmg.algorithms.mfl import AverageMomentum, SharedMomentum
+from fedzmg.algorithms.mimelite import MimeLite, MimeLiteServer
 from fedzmg.algorithms.projected import Projected
 from fedzmg.algorithms.projection import zero_mean
+from fedzmg.algorithms.scaffold import Control, Scaffold
+from fedzmg.algorithms.schedule import ClientSchedule, ServerSchedule
 from fedzmg.algorithms.sgd import SGD
 from fedzmg.contract import Algorithm
 from fedzmg.errors import unknown
@@ -44,17 +58,42 @@ from fedzmg.errors import unknown
 __all__ = [
     "ALGORITHMS",
     "SGD",
+    "AdaBest",
+    "AdaBestServer",
     "AdaDB",
     "Adagrad",
     "Adam",
+    "AdaptiveMu",
+    "AdaptiveSGD",
     "Average",
+    "AverageMoments",
+    "AverageMomentum",
+    "ClientSchedule",
+    "ClipNorm",
+    "ClipValue",
+    "Control",
+    "CountTicks",
     "Coupled",
     "Entry",
+    "FedDyn",
+    "FedDynServer",
+    "FrozenSteps",
+    "Inverting",
+    "LionTicks",
+    "MimeLite",
+    "MimeLiteServer",
     "Momentum",
     "Projected",
+    "Prox",
     "ReddiAdagrad",
     "ReddiAdam",
     "ReddiYogi",
+    "Scaffold",
+    "SentProx",
+    "ServerDecay",
+    "ServerSchedule",
+    "SharedAdam",
+    "SharedMomentum",
     "Yogi",
     "ZeroMean",
     "get",

@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
+from fedzmg.data.columns import Columns, hold_out
 from fedzmg.data.federated import Examples, FederatedData
-from fedzmg.data.partition import PARTITIONS, dirichlet, iid
+from fedzmg.data.partition import (
+    PARTITIONS,
+    dirichlet,
+    iid,
+    natural,
+    pachinko,
+    quantity,
+    shards,
+)
 from fedzmg.data.plan import Batching
 
-__all__ = ["PARTITIONS", "Batching", "Examples", "FederatedData", "dirichlet", "iid"]
+__all__ = [
+    "PARTITIONS",
+    "Batching",
+    "Columns",
+    "Examples",
+    "FederatedData",
+    "dirichlet",
+    "hold_out",
+    "iid",
+    "natural",
+    "pachinko",
+    "quantity",
+    "shards",
+]
