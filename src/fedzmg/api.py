@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fedzmg import tasks
 from fedzmg.algorithms import ALGORITHMS
@@ -12,6 +12,7 @@ from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.compare import Comparison, compare_specs
 from fedzmg.experiment.work.progress import Progress
+from fedzmg.simulation import Device, EngineName
 from fedzmg.tasks.task import Task
 
 SHARED = ("task", "preset", "algorithm", "seed", "engine", "device")
@@ -32,8 +33,8 @@ def compare(
     rounds: int | None = None,
     preset: Mapping[str, Any] | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
-    engine: Literal["auto", "sequential", "vectorized", "compiled"] = "auto",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    engine: EngineName = "auto",
+    device: Device = "auto",
     out: Path | str | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -46,7 +47,8 @@ def compare(
         rounds: instead of the task's own number.
         preset: fields of the named preset, e.g. ``{"centring": "image"}``, for all algorithms.
         settings: hyper-parameters by algorithm, e.g. ``{"fedavg": {"client.lr": 0.03}}``.
-        engine: ``auto`` measures and picks.
+        engine: ``auto`` measures and picks; ``sequential``, ``vectorized``, ``captured`` and
+            ``compiled`` as for :func:`fedzmg.simulate`.
         device: ``auto``, ``cpu`` or ``cuda``.
         out: keep run directories there; the same call continues what was interrupted.
         progress: what shows how far the work is.
@@ -74,6 +76,7 @@ def compare(
                 raise InputError(
                     f"{key} cannot be set for one algorithm ({name}): it is the same for all"
                 )
+    _check_one_protocol(algorithms, settings or {})
     common: dict[str, Any] = {"task": chosen.name, "engine": engine, "device": device}
     if rounds is not None:
         common["protocol"] = {"rounds": rounds}
@@ -85,3 +88,20 @@ def compare(
         spec.resolved(chosen)
         specs.append(spec)
     return compare_specs(chosen, specs, numbers, None if out is None else Path(out), progress)
+
+
+def _check_one_protocol(
+    algorithms: Sequence[str], settings: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Pairs are pairs only on the same cohorts, batches and evaluations."""
+    given = {name: settings.get(name, {}) for name in algorithms}
+    for name, own in given.items():
+        for key, value in own.items():
+            if not key.startswith("protocol."):
+                continue
+            others = [other for other in given if given[other].get(key) != value]
+            if others:
+                raise InputError(
+                    f"{key} = {value} is for {name} and not for {', '.join(others)}: all that are "
+                    "compared need the same protocol"
+                )

@@ -1,4 +1,7 @@
-"""The command line as a user types it, in real processes where signals and exit codes matter."""
+"""The command line as a user types it: in this process, or in one of its own for signals.
+
+A process of its own takes seconds to load libraries, which would be most of what these tests take.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +11,82 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from fedzmg.cli import _said_once, main
+from fedzmg.cli.training import _untuned
 
-ENVIRONMENT = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 STUDIES = Path(__file__).parents[2] / "experiments"
-QUICK = ["--rounds", "3", "--engine", "vectorized"]
+QUICK = ["--rounds", "3", "--engine", "vectorized", "--set", "protocol.epochs=1",
+         "--set", "protocol.cohort=3"]  # fmt: skip
 
 
-def fedzmg(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fedzmg", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=ENVIRONMENT,
-        check=False,
-    )
+class Done(NamedTuple):
+    """What a command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def test_compare_shows_table_figure_and_place(tmp_path: Path) -> None:
-    done = fedzmg("compare", "--seeds", "2", *QUICK, cwd=tmp_path)
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def fedzmg(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Run a command in an empty directory, as wide as a terminal that shows whole tables."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["fedzmg", *arguments])
+        capsys.readouterr()
+        code: str | int | None = 0
+        try:
+            main()
+        except SystemExit as left:
+            code = left.code
+        assert isinstance(code, int)
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+def test_compare_refuses_a_protocol_for_one_alone(tmp_path: Path, fedzmg: Command) -> None:
+    done = fedzmg("compare", *QUICK, "--set", "fedavg.protocol.cohort=4", "--out", "place")
+    assert done.returncode == 2
+    assert "protocol.cohort = 3 is for fedzmg and not for fedavg" in done.stderr
+    assert not (tmp_path / "place").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "names", "settings", "words"),
+    [
+        ("plays", ["fedavg", "fedprox"], {}, ["fedprox: default rates, the others"]),
+        ("plays", ["fedavg", "fedprox"], {"fedprox": {"client.lr": 0.1}}, []),
+        ("plays", ["fedprox", "scaffold"], {}, []),  # none has
+        ("plays", ["fedavg", "fedprx"], {}, []),  # a mistake, which is refused elsewhere
+        ("plays", ["fedavg", "mfl", "fedgbo", "fedprox", "feddyn"], {}, ["fedprox and 1 more"]),
+        ("digits", ["fedavg", "fedprox"], {}, []),
+    ],
+)  # fmt: skip
+def test_rates_that_nobody_searched_for_are_named(
+    task: str, names: list[str], settings: dict[str, dict[str, float]], words: list[str]
+) -> None:
+    lines = _untuned(task, names, {name: settings.get(name, {}) for name in names})
+    assert len(lines) == len(words)
+    assert all(word in line for word, line in zip(words, lines, strict=True))
+
+
+def test_compare_shows_table_figure_and_place(tmp_path: Path, fedzmg: Command) -> None:
+    done = fedzmg("compare", "--seeds", "2", *QUICK)
     assert done.returncode == 0, done.stderr
     for text in (
         "fedzmg",
@@ -49,10 +103,10 @@ def test_compare_shows_table_figure_and_place(tmp_path: Path) -> None:
     assert "<svg" in (place / "curves.svg").read_text()
     data = json.loads((place / "comparison.json").read_text())
     assert [row["algorithm"] for row in data["algorithms"]] == ["fedzmg", "fedavg", "fedadam"]
-    again = fedzmg("compare", "--seeds", "2", *QUICK, "--json", cwd=tmp_path)
+    again = fedzmg("compare", "--seeds", "2", *QUICK, "--json")
     assert json.loads(again.stdout)["algorithms"] == data["algorithms"]
     assert "complete already" in again.stderr
-    fewer = fedzmg("compare", "--algorithms", "fedavg", "--out", str(place), cwd=tmp_path)
+    fewer = fedzmg("compare", "--algorithms", "fedavg", "--out", str(place))
     assert fewer.returncode == 2
     assert "holds a comparison that also has fedzmg, fedadam" in fewer.stderr
     assert json.loads((place / "comparison.json").read_text()) == data
@@ -64,36 +118,36 @@ def test_a_suggestion_is_made_once() -> None:
     )
 
 
-def test_run_writes_a_run_directory_and_exports(tmp_path: Path) -> None:
+def test_run_writes_a_run_directory_and_exports(tmp_path: Path, fedzmg: Command) -> None:
     done = fedzmg("run", "digits", "--algorithm", "fedzmg", "--set", "client.lr=0.05",
-                  "--set", "protocol.cohort=3", *QUICK, "--json", cwd=tmp_path)  # fmt: skip
+                  *QUICK, "--json")  # fmt: skip
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     place = tmp_path / summary["directory"]
     spec = (place / "spec.toml").read_text()
     assert "lr = 0.05" in spec
     assert "cohort = 3" in spec
-    exported = fedzmg("export", str(place), cwd=tmp_path)
+    exported = fedzmg("export", str(place))
     assert exported.stdout.strip().endswith("model.safetensors")
-    from_file = fedzmg("run", str(place / "spec.toml"), "--json", "--out", "copy", cwd=tmp_path)
+    from_file = fedzmg("run", str(place / "spec.toml"), "--json", "--out", "copy")
     assert json.loads(from_file.stdout)["loss"] == summary["loss"]
 
 
-def test_list_and_version(tmp_path: Path) -> None:
-    shown = fedzmg("list", cwd=tmp_path).stdout
-    listed = json.loads(fedzmg("list", "--json", cwd=tmp_path).stdout)
+def test_list_and_version(fedzmg: Command) -> None:
+    shown = fedzmg("list").stdout
+    listed = json.loads(fedzmg("list", "--json").stdout)
     options = {o["key"]: o["default"] for o in listed["algorithms"]["fedzmg"]["options"]}
     assert options["client.momentum"] == 0.9
     for name in [*listed["algorithms"], *listed["tasks"]]:
         assert name in shown
-    assert fedzmg("--version", cwd=tmp_path).stdout.startswith("fedzmg 0.")
+    assert fedzmg("--version").stdout.startswith("fedzmg 0.")
 
 
-def test_definition_card_shows_equations_options_and_costs(tmp_path: Path) -> None:
-    shown = fedzmg("list", "fedadam", "--task", "digits", cwd=tmp_path).stdout
+def test_definition_card_shows_equations_options_and_costs(fedzmg: Command) -> None:
+    shown = fedzmg("list", "fedadam", "--task", "digits").stdout
     for text in ("sqrt(1 - beta2^t)", "server.beta2", "[0, 1)", "0.99", "204.2 KiB", "408.3 KiB"):
         assert text in shown
-    data = json.loads(fedzmg("list", "fedadam", "--json", cwd=tmp_path).stdout)
+    data = json.loads(fedzmg("list", "fedadam", "--json").stdout)
     assert data["costs"] == {"down": 1, "up": 1, "client_keeps": 0, "server_keeps": 2}
 
 
@@ -122,35 +176,29 @@ def test_definition_card_shows_equations_options_and_costs(tmp_path: Path) -> No
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    tmp_path: Path,
-    arguments: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, arguments: list[str], message: str, fedzmg: Command
 ) -> None:
-    """In this process: a new one would take seconds to start, for each of these lines."""
     (tmp_path / "file").write_text("")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["fedzmg", *arguments])
-    with pytest.raises(SystemExit) as left:
-        main()
-    error = capsys.readouterr().err
-    assert left.value.code == 2, error
-    assert message in error
-    assert len(error.strip().splitlines()) == 1, error
+    done = fedzmg(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_exit_code_of_a_real_process(tmp_path: Path) -> None:
-    done = fedzmg("run", "digitz", cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedzmg", "run", "digitz"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, env=ENVIRONMENT, check=False,
+    )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.startswith("fedzmg: error: unknown task 'digitz'")
 
 
-def test_half_written_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_half_written_directory_is_refused_and_left_alone(tmp_path: Path, fedzmg: Command) -> None:
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "metrics.jsonl").write_text("")
-    done = fedzmg("run", "digits", "--out", "half", *QUICK, cwd=tmp_path)
+    done = fedzmg("run", "digits", "--out", "half", *QUICK)
     assert done.returncode == 2
     assert "not a whole run directory" in done.stderr
     assert [p.name for p in (tmp_path / "half").iterdir()] == ["metrics.jsonl"]

@@ -13,6 +13,7 @@ from fedzmg.cli.bench import bench
 from fedzmg.cli.diagnose import diagnose
 from fedzmg.cli.keep import export, keep
 from fedzmg.cli.listing import list_
+from fedzmg.cli.output import INTERRUPTED
 from fedzmg.cli.report import report
 from fedzmg.cli.theory import theory
 from fedzmg.errors import InputError, Interrupted
@@ -44,8 +45,6 @@ app.command()(diagnose)
 app.command()(theory)
 app.command()(bench)
 app.add_typer(data.app, name="data")
-
-INTERRUPTED = 130
 
 
 def _show_version(wanted: bool) -> None:

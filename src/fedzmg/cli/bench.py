@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedzmg.cli.options import DEVICES, Json
+
 ON_PROCESSOR = ("mlp",)
 ON_GPU = ("cifar100", "emnist62", "shakespeare")
 """What is timed where no workload is named."""
@@ -32,14 +34,12 @@ def bench(
     trials: Annotated[str, typer.Option(help="Comma-separated: trials packed together.")] = "1",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to time, three times.")] = 5,
     algorithm: Annotated[str, typer.Option(help="An algorithm of 'fedzmg list'.")] = "fedzmg",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
     deterministic: Annotated[
         bool, typer.Option(help="On a GPU: kernels that give the same bits in every process.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Keep the figures in this JSON file.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON for a program to read.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Time rounds on random data of a task's shape: speed, memory, distance to the floor."""
     from fedzmg import algorithms

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fedzmg.cli import output
 from fedzmg.cli.options import Json
 from fedzmg.errors import InputError
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Show, get and import data sets.", no_args_is_help=True)
 
-INTERRUPTED = 130
 DESCRIPTION = tuple(f"heterogeneity.{suffix}" for suffix in ("json", "csv", "png", "svg"))
 
 Name = Annotated[str, typer.Argument(help="A data set of 'fedzmg data list'.")]
@@ -196,8 +196,8 @@ def describe(
         _print(console, f"The paper's column is about its own {twin}, not about {name}.")
     for note in people.notes:
         _print(console, f"note: {note}")
-    _print(console, f"figure  {place / 'heterogeneity.png'}")
-    _print(console, f"files   {place}")
+    output.place("figure", place / "heterogeneity.png")
+    output.place("files", place)
 
 
 @app.command()
@@ -244,7 +244,7 @@ def show(
         [[str(label) for label in y[span.start : span.stop]] for span in spans],
     )
     written = save(picture, (out or Path("runs") / f"data-{name}") / "examples")
-    _print(console, f"figure  {written[0]}")
+    output.place("figure", written[0])
 
 
 def _population(
@@ -339,7 +339,7 @@ def _progress() -> Iterator[Downloads]:
             "\nfedzmg: interrupted; nothing half done is used, run the same command again to go on",
             err=True,
         )
-        sys.exit(INTERRUPTED)
+        sys.exit(output.INTERRUPTED)
 
 
 def _report(made: Dataset, cache: Path | None) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fedzmg.cli import output
+from fedzmg.cli.options import DEVICES, Json
 from fedzmg.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -49,13 +51,11 @@ def diagnose(
             "--set", metavar="KEY=VALUE", help="e.g. preset.centring=image, protocol.epochs=1."
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Directory for files.", show_default="runs/diagnose-NAME")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON for a program to read.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure whether the projection will help: table by layer, figure and a verdict."""
     from fedzmg.diagnose import diagnose as measure
@@ -86,7 +86,7 @@ def diagnose(
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
     console.print(diagnose_view.table(data, console.width), highlight=False)
-    console.print(f"figure  {place / 'diagnosis.png'}", highlight=False, soft_wrap=True)
+    output.place("figure", place / "diagnosis.png")
 
 
 def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, int]:

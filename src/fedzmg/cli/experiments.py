@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
+from fedzmg.cli import output
 from fedzmg.cli.options import Json, Track
 
 if TYPE_CHECKING:  # a command that only prints help does without torch
@@ -62,15 +63,17 @@ def grid(
     spec, place, console = work.spec, work.place, work.console
     with _shown(work, spec.packs(), trackers.by_point(spec)) as progress:
         data = run_grid(spec, place, task=work.task, progress=progress, max_minutes=max_minutes)
-    written = [style.save(grids.figures(data), place / "heat-maps")[0]]
+    written = style.save(grids.figures(data), place / "heat-maps")[0]
     for name in data["algorithms"]:
         style.save(grids.figure(data, name), place / spec.folder(name) / "heat-map")
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
     console.print(grid_view.table(data, console.width), highlight=False)
-    _say(warnings(data))
-    _places(console, {"time": _spent(spec, place), "figure": written[0], "grid": place})
+    output.say(*warnings(data))
+    output.place("time", _spent(spec, place))
+    output.place("figure", written)
+    output.place("grid", place)
 
 
 def _spent(spec: Any, place: Path) -> str:
@@ -113,8 +116,9 @@ def study(
         if part is not None:
             console.print(part, highlight=False)
     rounds = [r for runs in compared.histories.values() for run in runs for r in run.records]
-    spent = f"{sum(record.seconds for record in rounds):,.0f} s"
-    _places(console, {"time": spent, "figure": written[0], "study": place})
+    output.place("time", f"{sum(record.seconds for record in rounds):,.0f} s")
+    output.place("figure", written[0])
+    output.place("study", place)
 
 
 def validate(
@@ -135,7 +139,8 @@ def validate(
         if not to_do:
             find_rates(spec)  # whatever is wrong with the grid that is there
     found = estimate(spec).as_dict()
-    _say([to_do] if to_do else [])
+    if to_do:
+        output.say(to_do)
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -187,7 +192,7 @@ def _prepare(
     spec = _read(file, kind, settings)
     spec.check()
     task = spec.build_task()
-    _say(task.notes)
+    output.say(*task.notes)
     place = out or Path("runs") / file.stem
     return _Work(spec, task, place, Console(stderr=as_json), makers)
 
@@ -199,41 +204,20 @@ def _shown(
     naming: Naming | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> Iterator[Tracking]:
-    """Show rounds on the terminal and to trackers, until the time is over."""
+    """Show rounds on the terminal and to trackers; the end of the time is a line and a code."""
     from fedzmg import trackers
+    from fedzmg.experiment.work.budget import TimeIsUp
     from fedzmg.report.terminal.live import Display
 
-    with (
-        _ending_in_time(),
-        Display(work.console, work.task.metric.name, packs, sizes) as display,
-        trackers.Tracking(work.trackers, work.place, display, naming) as progress,
-    ):
-        yield progress
-
-
-class _ending_in_time:
-    """Turns the end of the time that was allowed into a line and an exit code."""
-
-    def __enter__(self) -> None:
-        """Nothing to prepare."""
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        from fedzmg.experiment.work.budget import TimeIsUp
-
-        if isinstance(error, TimeIsUp):
-            typer.echo(
-                f"fedzmg: time is up after round {error.done} of {error.rounds}; nothing is lost, "
-                "run the same command again to go on",
-                err=True,
-            )
-            raise SystemExit(UNFINISHED) from None
-
-
-def _say(lines: Any) -> None:
-    for line in lines:
-        typer.echo(f"fedzmg: {line}", err=True)
-
-
-def _places(console: Console, places: Mapping[str, Path | str]) -> None:
-    for what, path in places.items():
-        console.print(f"{what:<7} {path}", highlight=False, soft_wrap=True)
+    try:
+        with (
+            Display(work.console, work.task.metric.name, packs, sizes) as display,
+            trackers.Tracking(work.trackers, work.place, display, naming) as progress,
+        ):
+            yield progress
+    except TimeIsUp as error:
+        output.say(
+            f"time is up after round {error.done} of {error.rounds}; nothing is lost, run the same "
+            "command again to go on"
+        )
+        raise SystemExit(UNFINISHED) from None

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.live import Live
 
 from fedzmg.cli.options import Json
+from fedzmg.cli.output import INTERRUPTED
 
 if TYPE_CHECKING:
     from fedzmg.report.results.watch import Watch, Work
 
 DIFFERENT = 1
-INTERRUPTED = 130
 
 
 def watch(
@@ -43,8 +43,7 @@ def watch(
     if as_json:
         _json_lines(found, works, every, once=once, wait=wait)
     elif once:
-        shown = watch_view.labelled(works)
-        console.print(watch_view.screen(shown, console.width), highlight=False)
+        console.print(watch_view.screen(works, console.width), highlight=False)
     else:
         try:
             _follow(found, works, every, console, wait=wait)
@@ -70,13 +69,12 @@ def _json_lines(found: Watch, works: list[Work], every: float, *, once: bool, wa
 def _follow(found: Watch, works: list[Work], every: float, console: Console, *, wait: bool) -> None:
     from fedzmg.report.terminal import watch as watch_view
 
-    works = watch_view.labelled(works)
     if console.is_terminal:
         first = watch_view.fitted(works, console)
         with Live(first, console=console, auto_refresh=False) as live:
             while not _ended(works, wait):
                 time.sleep(every)
-                works = watch_view.labelled(found.look())
+                works = found.look()
                 live.update(watch_view.fitted(works, console), refresh=True)
         return
     shown: list[str] = []
@@ -91,7 +89,7 @@ def _follow(found: Watch, works: list[Work], every: float, console: Console, *, 
         if _ended(works, wait):
             return
         time.sleep(every)
-        works = watch_view.labelled(found.look())
+        works = found.look()
 
 
 def diff(

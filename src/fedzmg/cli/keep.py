@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fedzmg.cli import output
+
 
 def keep(
     directory: Annotated[
@@ -20,10 +22,12 @@ def keep(
 ) -> None:
     """Copy results without checkpoints, logs compressed; report, diff and verify read the copy."""
     from fedzmg.experiment.keep import keep as keep_results
+    from fedzmg.report.results.watch import unfinished
 
     kept = keep_results(directory, out or Path("results") / directory.resolve().name)
     before, after = (_mebibytes(size) for size in (kept.bytes_before, kept.bytes))
-    typer.echo(f"kept    {kept.path} ({kept.files} files, {after} MiB of {before})")
+    output.place("kept", f"{kept.path} ({kept.files} files, {after} MiB of {before})")
+    output.say(*(f"{words}; keep it again when it is" for words in unfinished(directory)))
 
 
 def export(

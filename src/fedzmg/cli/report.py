@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedzmg.cli import output
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -43,13 +45,12 @@ def report(
     outcomes = [judge(study) for study in material.studies]
     place = out or directories[0] / "report"
     written = exports.publish(material, outcomes, place, page_only=page_only)
-    typer.echo(f"page    {written.page}")
+    output.place("page", written.page)
     if written.tables:
-        typer.echo(f"tables  {place / 'tables'} ({len(written.tables)} files)")
+        output.place("tables", f"{place / 'tables'} ({len(written.tables)} files)")
     if written.figures:
-        typer.echo(f"figures {place / 'figures'} ({len(written.figures)} files)")
-    for note in (*material.notes, *_about(written.cleared)):
-        typer.echo(f"fedzmg: {note}", err=True)
+        output.place("figures", f"{place / 'figures'} ({len(written.figures)} files)")
+    output.say(*material.notes, *_about(written.cleared))
     if open_:
         webbrowser.open(written.page.resolve().as_uri())
 

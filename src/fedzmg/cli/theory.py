@@ -10,6 +10,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedzmg.cli import output
+from fedzmg.cli.options import Json
+
 NOT_REPRODUCED = 1
 """Exit code if something that is derived disagrees with what was measured."""
 
@@ -29,9 +32,7 @@ def theory(
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print a Markdown table.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON for a program to read.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Check the theory: predicted value, measured value and verdict of every claim."""
     from fedzmg.report import theory as report
@@ -57,12 +58,12 @@ def theory(
         typer.echo(report.markdown(findings), nl=False)
     if html is not None:
         report.write_page(findings, html)
-        console.print(f"page    {html}", highlight=False, soft_wrap=True)
+        output.place("page", html, err=quiet)
     if plot:
         with staged(out, "theory") as folder:
             drawn = report.write_figures(findings, folder)
         for path in drawn:
-            console.print(f"figure  {out / path.name}", highlight=False, soft_wrap=True)
+            output.place("figure", out / path.name, err=quiet)
     console.print(report.summary(findings, seconds), highlight=False)
     if any(finding["verdict"] == "not reproduced" for finding in findings):
         raise SystemExit(NOT_REPRODUCED)

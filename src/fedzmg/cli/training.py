@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from fedzmg.cli import output
 from fedzmg.cli.options import DEVICES, ENGINES, Json, Out, Rounds, Track
 from fedzmg.errors import InputError
 
@@ -62,7 +63,7 @@ def compare(
     place = out or Path("runs") / f"compare-{task}-{_digest(wanted)}"
     _refuse_to_replace(place, names)
     console = Console(stderr=as_json)
-    _show_notes(chosen.notes)
+    output.say(*chosen.notes, *_untuned(task, names, settings))
     with (
         Display(console, chosen.metric.name) as display,
         trackers.Tracking(makers, place, display) as progress,
@@ -79,7 +80,7 @@ def compare(
         return
     console.print(tables.comparison(data, console.width))
     for what, path in (("figure", written[0]), ("", written[1]), ("runs", place)):
-        console.print(f"{what:<7} {path}", highlight=False, soft_wrap=True)
+        output.place(what, path)
 
 
 def run(
@@ -106,6 +107,7 @@ def run(
     from fedzmg.experiment.runs.run import run_pack
     from fedzmg.experiment.specs import files as spec_files
     from fedzmg.experiment.specs.run import RunSpec, parse_setting
+    from fedzmg.files import folder_name
     from fedzmg.report.terminal.live import Display
 
     makers = trackers.named(track)
@@ -117,19 +119,17 @@ def run(
     given |= {"algorithm": settings.pop("algorithm", algorithm)}
     spec, left_out = spec.for_algorithm(str(given["algorithm"] or spec.algorithm))
     if left_out:
-        typer.echo(
-            f"fedzmg: {', '.join(left_out)} of {task} left out: they were not chosen for "
-            f"{spec.algorithm}",
-            err=True,
+        output.say(
+            f"{', '.join(left_out)} of {task} left out: they were not chosen for {spec.algorithm}"
         )
     spec = spec.with_settings({k: v for k, v in given.items() if v is not None})
     spec = spec.with_settings(settings)
     chosen = spec.build_task()
     spec = spec.resolved(chosen)
-    name = f"{spec.task}-{spec.algorithm.replace(':', '-')}-seed-{spec.seed}"
+    name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
     place = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
     console = Console(stderr=as_json)
-    _show_notes(chosen.notes)
+    output.say(*chosen.notes)
     with (
         Display(console, chosen.metric.name) as display,
         trackers.Tracking(makers, place, display) as progress,
@@ -150,12 +150,7 @@ def run(
         f"{chosen.metric.name} {last.metric:.4f}, loss {last.loss:.4f} after {last.round} rounds",
         highlight=False,
     )
-    console.print(f"run     {place}", highlight=False, soft_wrap=True)
-
-
-def _show_notes(notes: tuple[str, ...]) -> None:
-    for note in notes:
-        typer.echo(f"fedzmg: {note}", err=True)
+    output.place("run", place)
 
 
 def _settings_by_algorithm(
@@ -178,6 +173,20 @@ def _settings_by_algorithm(
         for name in [owner] if owner in settings and rest else names:
             settings[name][rest if owner in settings and rest else key] = value
     return settings, preset
+
+
+def _untuned(task: str, names: list[str], settings: dict[str, dict[str, Any]]) -> list[str]:
+    """A line on algorithms with default rates beside others whose rates were searched for."""
+    from fedzmg.algorithms import ALGORITHMS
+    from fedzmg.tasks.tuned import tuned
+
+    known = tuned(task)
+    left = [name for name in names if name not in known and "client.lr" not in settings[name]]
+    # Names that are mistakes are for others to complain of.
+    if not left or not any(name in known for name in names) or set(names) - set(ALGORITHMS):
+        return []
+    whose = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
+    return [f"{whose}: default rates, the others have tuned ones ('fedzmg grid' searches)"]
 
 
 def _refuse_to_replace(place: Path, names: list[str]) -> None:

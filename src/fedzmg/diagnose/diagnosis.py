@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from fedzmg.diagnose.verdict import Verdict, judge
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.initial import initial_params
 from fedzmg.seeds import stream
-from fedzmg.simulation import RoundReport, Trial, resolve_device, simulate
+from fedzmg.simulation import Device, RoundReport, Trial, resolve_device, simulate
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, row
 
@@ -98,7 +98,7 @@ def diagnose(
     along: int = 0,
     every: int | None = None,
     seed: int = 0,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
     dtype: torch.dtype = torch.float32,
     progress: Callable[[str], None] | None = None,
 ) -> Diagnosis:
