@@ -12,6 +12,15 @@ from pathlib import Path
 from fedzmg.errors import InputError
 
 
+def folder_name(name: str) -> str:
+    """The directory of an algorithm; a colon is no file name everywhere, a blank a nuisance.
+
+    >>> folder_name("fedzmg:as printed")
+    'fedzmg-as-printed'
+    """
+    return name.replace(":", "-").replace(" ", "-")
+
+
 def log_bytes(path: Path) -> bytes:
     """What a log holds, plain or compressed as ``NAME.gz``; nothing if it does not exist.
 

@@ -129,9 +129,8 @@ def estimate(spec: RunSpec | GridSpec | StudySpec, *, timed: bool = True) -> Est
 def _work(spec: RunSpec | GridSpec | StudySpec, protocol: Protocol, task: Task | None) -> _Work:
     if isinstance(spec, RunSpec):
         protocol = protocol.with_options(spec.protocol)
-        algorithm = spec.build_algorithm(task or _Recommended(spec.task))  # type: ignore[arg-type]
         return _Work(
-            "run", [(spec.algorithm, 1)], Trial(algorithm, spec.seed), protocol,
+            "run", [(spec.algorithm, 1)], Trial(spec.build_algorithm(task), spec.seed), protocol,
             len(range(0, protocol.rounds, protocol.eval_every)),
         )  # fmt: skip
     spec.check()
@@ -151,15 +150,6 @@ def _work(spec: RunSpec | GridSpec | StudySpec, protocol: Protocol, task: Task |
     first = Trial(spec.configured(names[0], options, task), spec.seeds[0])
     bases = [spec.base(name) for name in names]
     return _Work(spec.kind, list(zip(bases, counts, strict=True)), first, protocol, evaluations)
-
-
-class _Recommended:
-    """A task of which only the recommended options are known, since its data is not here."""
-
-    def __init__(self, name: str) -> None:
-        from fedzmg.tasks.tuned import tuned
-
-        self.options = tuned(name)
 
 
 def _timed(

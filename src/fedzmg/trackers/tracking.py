@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.work.progress import Progress, Silent
+from fedzmg.files import folder_name
 from fedzmg.simulation import Record, RoundReport, Simulation, Trial
 from fedzmg.trackers.tracker import Ending, TrackedRun, Tracker
 from fedzmg.version import __version__
@@ -126,8 +127,7 @@ class Tracking:
 
 def by_seed(label: str, trial: Trial) -> str:
     """A run of a study or comparison."""
-    name = (trial.name or label).replace(":", "-").replace(" ", "-")
-    return f"{name}/seed-{trial.seed}"
+    return f"{folder_name(trial.name or label)}/seed-{trial.seed}"
 
 
 def by_point(spec: GridSpec) -> Naming:

@@ -19,7 +19,9 @@ from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.specs.axes import Axes, checked, dotted
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.strict import Setting, Strict, Value, toml
+from fedzmg.files import folder_name
 from fedzmg.models.kernels.precision import Precision
+from fedzmg.simulation import Device, EngineName
 from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tasks.tuned import tuned
 
@@ -59,8 +61,8 @@ class Plan(Strict):
     """A remark that is shown with every result, such as "reduced protocol"."""
     seeds: list[int]
     rounds: int
-    engine: Literal["auto", "sequential", "vectorized", "captured", "compiled"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    engine: EngineName = "auto"
+    device: Device = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "float32"
     """How layers are computed on a GPU; weights and updates keep ``dtype``."""
@@ -139,8 +141,8 @@ class Plan(Strict):
 
     @staticmethod
     def folder(name: str) -> str:
-        """The directory of an algorithm; a colon is no file name everywhere."""
-        return name.replace(":", "-").replace(" ", "-")
+        """The directory of an algorithm."""
+        return folder_name(name)
 
     def shown(self, name: str) -> str:
         """What tables and figures call an algorithm."""

@@ -15,8 +15,9 @@ from fedzmg.contract import Algorithm
 from fedzmg.errors import unknown
 from fedzmg.experiment.specs.strict import Strict, Value, parse_setting
 from fedzmg.models.kernels.precision import Precision
-from fedzmg.simulation import Trial
+from fedzmg.simulation import Device, EngineName, Trial
 from fedzmg.tasks.task import Protocol, Task
+from fedzmg.tasks.tuned import tuned
 
 __all__ = ["DTYPES", "TABLES", "RunSpec", "Value", "parse_setting"]
 
@@ -30,8 +31,8 @@ class RunSpec(Strict):
     task: str
     algorithm: str = "fedzmg"
     seed: int = 0
-    engine: Literal["auto", "sequential", "vectorized", "captured", "compiled"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    engine: EngineName = "auto"
+    device: Device = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "float32"
     """How layers are computed on a GPU; weights and updates keep ``dtype``."""
@@ -93,9 +94,14 @@ class RunSpec(Strict):
         """The preset of that name with the user's changes."""
         return tasks.get(self.task, self.preset)
 
-    def build_algorithm(self, task: Task) -> Algorithm:
-        """The algorithm with this task's recommended hyper-parameters, then the user's own."""
-        options: dict[str, Any] = dict(task.options.get(self.algorithm, {}))
+    def build_algorithm(self, task: Task | None = None) -> Algorithm:
+        """The algorithm with the task's recommended hyper-parameters, then the user's own.
+
+        Args:
+            task: the task that was built; by default, what is recommended for its name.
+        """
+        known = tuned(self.task) if task is None else task.options
+        options: dict[str, Any] = dict(known.get(self.algorithm, {}))
         options |= {f"client.{k}": v for k, v in self.client.items()}
         options |= {f"server.{k}": v for k, v in self.server.items()}
         if self.weights is not None:

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeAlias
 import pydantic
 
 from fedzmg.errors import InputError, unknown
+from fedzmg.formats import read_toml as read_toml
 
 Value: TypeAlias = bool | int | float | str
 Setting: TypeAlias = Value | list[bool | int | float | str]
@@ -79,20 +80,6 @@ class Strict(pydantic.BaseModel):
     def to_toml(self) -> str:
         """As a TOML document that :meth:`read` reads back."""
         return toml(self.model_dump(exclude_none=True))
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """What a TOML file holds.
-
-    Raises:
-        InputError: if it cannot be read.
-    """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from None
 
 
 def toml(values: Mapping[str, Any], table: str = "") -> str:

@@ -16,6 +16,7 @@ from fedzmg.experiment.studies import scores
 from fedzmg.experiment.studies.curves import curve, final, whole
 from fedzmg.experiment.studies.significance import PairedTest, paired_t
 from fedzmg.experiment.work.progress import Progress
+from fedzmg.files import folder_name
 from fedzmg.simulation import History
 from fedzmg.tasks.task import Task
 
@@ -158,5 +159,5 @@ def compare_specs(
 
 
 def run_place(out: Path, algorithm: str, seed: int) -> Path:
-    """The run directory of one algorithm and seed; a colon is no file name everywhere."""
-    return out / algorithm.replace(":", "-") / f"seed-{seed}"
+    """The run directory of one algorithm and seed."""
+    return out / folder_name(algorithm) / f"seed-{seed}"
