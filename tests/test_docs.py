@@ -1,13 +1,17 @@
-"""The README, the guide and the examples run as printed."""
+"""The README, the guide and the examples run as printed; commands are ones that there are."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
+
+from fedzmg.cli import app
 
 ROOT = Path(__file__).parents[1]
 
@@ -52,3 +56,45 @@ def test_readme_names_every_algorithm_and_task() -> None:
     text = (ROOT / "README.md").read_text()
     for name in [*algorithms.ALGORITHMS, *tasks.TASKS]:
         assert f"`{name}`" in text
+
+
+ALL = typer.main.get_command(app)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands(page: str) -> list[str]:
+    """Lines of blocks that begin with the command or end with it, and what sentences quote."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    blocks = "".join(block for language, block in found if language != "python")
+    in_blocks = re.findall(r"^(?:.* && )?(fedzmg .*)$", blocks, re.MULTILINE)
+    return in_blocks + re.findall(r"`(fedzmg [^`]+)`", page)
+
+
+def check_command(line: str) -> None:
+    """Read the words of a line as the command would, and do nothing."""
+    _, *words = shlex.split(line, comments=True)
+    command = ALL
+    while hasattr(command, "commands"):
+        assert words, f"{line}: no command"
+        assert words[0] in command.commands, f"{line}: no such command"
+        command = command.commands[words.pop(0)]
+    if words:  # a sentence may name just the command
+        command.make_context(line, words)
+    for file in re.findall(r"experiments/\S+\.toml", line):
+        assert (ROOT / file).is_file(), f"{line}: no such file"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_of_a_page_are_ones_that_there_are(page: Path) -> None:
+    for line in commands(page.read_text()):
+        check_command(line)
+
+
+def test_commands_that_there_are_not_would_be_found() -> None:
+    assert len([line for page in PAGES for line in commands(page.read_text())]) > 80
+    page = "```\ncd x && fedzmg report a --page-only  # words\n```\nSee `fedzmg list`."
+    assert commands(page) == ["fedzmg report a --page-only  # words", "fedzmg list"]
+    for wrong in ("reprot a", "report a --pages-only", "bench --rounds x", "data gets cifar100",
+                  "grid experiments/none.toml", "diff a", "watch a b"):  # fmt: skip
+        with pytest.raises(Exception, match=r"[Nn]o such|not a valid|Missing|unexpected"):
+            check_command(f"fedzmg {wrong}")

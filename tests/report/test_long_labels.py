@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -247,32 +248,38 @@ def test_names_are_folded_between_words_and_numbers_never(
     assert letters == " ".join(names).split() * len(heads)
 
 
-def test_files_get_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no terminal has 80 columns."""
+@pytest.mark.parametrize("kind", ["grid", "study"])
+def test_files_get_whole_numbers(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is no terminal has 80 columns; results as if trained, and no figures."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr("fedzmg.report.plots.style.save", lambda _, place: [place])  # only tables
-    common = 'task = "digits"\nengine = "vectorized"\nrounds = 2\nstop.diverged = true\n'
-    smaller = "protocol = { cohort = 2, epochs = 1 }\n"
     labels = LABELS[6:8]
-    for kind, rest, own in (
-        ("grid", "last = 1\nseeds = [1000]\n", "axes.client.lr = [0.1, 1e9]\n"),
-        ("study", "eval_every = 1\nseeds = [0, 1]\nthresholds = [0.01]\n", "client.lr = 0.1\n"),
-    ):
-        text = f'kind = "{kind}"\n{common}{rest}{smaller}'
-        for i, label in enumerate(labels):
-            text += f'[algorithms.a{i}]\nalgorithm = "fedavg"\nlabel = "{label}"\n{own}'
-        Path(f"{kind}.toml").write_text(text)
-        done = CliRunner().invoke(app, [kind, f"{kind}.toml", "--out", kind])
-        assert done.exit_code == 0, done.output
-        data = json.loads(Path(kind, f"{kind}.json").read_text())
-        rows = data["algorithms"].values()
-        numbers = [
-            percent(row["best"]["score"] if kind == "grid" else row["final"]["full"]["mean"])
-            for row in rows
-        ]
-        table = done.stdout[done.stdout.index("\ndigits") + 1 :].splitlines()
-        check(table, 80, numbers, labels)
+    compared = SimpleNamespace(as_dict=dict, histories={})
+
+    def trained(spec: Any, place: Path, **_: Any) -> Any:
+        for name in spec.algorithms:
+            (place / spec.folder(name)).mkdir(parents=True)
+            (place / spec.folder(name) / "manifest.json").write_text('{"seconds": 1}')
+        return grid(labels) if kind == "grid" else (study(labels), compared)
+
+    monkeypatch.setattr("fedzmg.experiment.grids.grid.run_grid", trained)
+    monkeypatch.setattr("fedzmg.experiment.studies.study.run_study", trained)
+    for drawing in ("grids.figure", "grids.figures", "plots.comparison.figure"):
+        monkeypatch.setattr(f"fedzmg.report.{drawing}", lambda *_: None)
+    monkeypatch.setattr("fedzmg.report.plots.style.save", lambda _, place: [place])
+    text = f'kind = "{kind}"\ntask = "digits"\nrounds = 20\nseeds = [0, 1]\n'
+    rate = "axes.client.lr = [0.1]" if kind == "grid" else "client.lr = 0.1"
+    Path("plan.toml").write_text(f'{text}[algorithms.a]\nalgorithm = "fedavg"\n{rate}\n')
+    done = CliRunner().invoke(app, [kind, "plan.toml", "--out", kind])
+    assert done.exit_code == 0, done.output
+    rows = (grid(labels) if kind == "grid" else study(labels))["algorithms"].values()
+    numbers = [
+        percent(row["best"]["score"] if kind == "grid" else row["final"]["full"]["mean"])
+        for row in rows
+    ]
+    check(done.stdout.splitlines(), 80, numbers, labels)
 
 
 def trials(labels: list[str]) -> Work:
@@ -281,10 +288,11 @@ def trials(labels: list[str]) -> Work:
     for i, label in enumerate(labels):
         for k, (client, server) in enumerate(itertools.product((0.0316, 0.1, 0.316), (0.316, 1.0))):
             state: State = get_args(State)[(i + k) % 6]
-            name = f"{label} client.lr={client:.4g} server.lr={server:.4g} seed=1000"
-            found.append(
-                Training(name, label, state, 11 * k + i, 1500, False, 5, 0.1012 + i / 97 + k / 977)
-            )
+            point = {"client.lr": f"{client:.4g}", "server.lr": f"{server:.4g}", "seed": "1000"}
+            name = " ".join([f"a{i}", *map("=".join, point.items())])
+            metric = 0.1012 + i / 97 + k / 977
+            one = Training(name, f"a{i}", state, 11 * k + i, 1500, False, 5, metric)
+            found.append(one._replace(label=label, options=point))
     return Work("runs/grid", "grid", "toy", "accuracy", True, tuple(found), None)
 
 
@@ -292,8 +300,8 @@ def runs(labels: list[str], seeds: int, **last: Any) -> Work:
     """A study at work."""
     found = [
         Training(
-            f"{label}/seed-{seed}", label, get_args(State)[(i + seed) % 6], 1000 + 13 * i + seed,
-            1500, False, 5, 0.1012 + i / 97 + seed / 977,
+            f"a{i}/seed-{seed}", f"a{i}", get_args(State)[(i + seed) % 6], 1000 + 13 * i + seed,
+            1500, False, 5, 0.1012 + i / 97 + seed / 977, label=label,
         )
         for i, label in enumerate(labels)
         for seed in range(seeds)
@@ -319,8 +327,8 @@ def test_a_grid_at_work_shows_every_algorithm(width: int, labels: list[str]) -> 
     lines = printed(watch.screen([work], width), width)
     numbers = []
     for one in bests(work):
-        options = dict(part.split("=") for part in one.name.removeprefix(one.group).split())
-        numbers += [percent(one.metric or 0.0), options["client.lr"], options["server.lr"]]
+        point = one.options
+        numbers += [percent(one.metric or 0.0), point["client.lr"], point["server.lr"]]
     numbers += [str(first + i) for i in range(len(labels)) for first in (0, 55)]
     check([line.replace("=", " ") for line in lines], width, ["1500", "1000", *numbers], labels)
     counts = re.findall(r"\b1 (\w+)", " ".join(lines))
@@ -334,7 +342,7 @@ def test_a_study_at_work_shows_every_run(width: int, labels: list[str]) -> None:
     lines = printed(watch.screen([work], width), width)
     numbers = [percent(one.metric or 0.0) for one in work.trainings]
     numbers += [str(one.round) for one in work.trainings]
-    check(lines, width, ["1500", *numbers], [one.name for one in work.trainings])
+    check(lines, width, ["1500", *numbers], [one.shown for one in work.trainings])
     found = " ".join(lines).split()
     states = [one.state for one in work.trainings]
     assert all(found.count(state) == states.count(state) for state in states)
@@ -360,7 +368,7 @@ def test_a_narrow_grid_at_work_says_below_what_points_are() -> None:
     at = next(i for i, line in enumerate(lines) if line.startswith(JOINED[-1]))
     assert " ".join(lines[at].split()[1:]) == "5 done, 3 to 50 25.99 % 0.316, 0.316"
     assert lines[at + 1].strip() == "1 diverged"
-    other = work._replace(trainings=(done[0]._replace(name=f"{JOINED[0]} seed=7"), *work.trainings))
+    other = work._replace(trainings=(done[0]._replace(options={"seed": "7"}), *work.trainings))
     lines = printed(watch.screen([other], 60), 60)
     assert any(line.startswith("best point: seed, client.lr, server.lr") for line in lines)
 
@@ -370,7 +378,7 @@ def test_why_a_run_stopped_is_beside_it_or_below(width: int) -> None:
     why = "its loss is no number, and no round after this one can change that"
     work = runs(JOINED[:8], 2, why=why, state="stopped")
     lines = printed(watch.screen([work], width), width)
-    name = work.trainings[-1].name
+    name = work.trainings[-1].shown
     beside = any(line.startswith(f"{name} ") and line.rstrip().endswith(why) for line in lines)
     assert beside == (width == 200)
     assert beside or f"{name}: {why}" in " ".join(" ".join(lines).split())
