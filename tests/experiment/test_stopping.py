@@ -239,7 +239,8 @@ def test_study_that_stops_has_the_same_scores(tmp_path: Path) -> None:
         assert json.dumps(found[key]) == json.dumps(whole[key])
     for name in ("good", "bad"):
         assert found["algorithms"][name]["final"] == whole["algorithms"][name]["final"]
-    assert len(compared.as_dict()["curves"]["bad"]["runs"][0]) == 4
+    # Indices 0, 2, 4, 6 are due, and 7 ends eight rounds.
+    assert len(compared.as_dict()["curves"]["bad"]["runs"][0]) == 5
     run = tmp_path / "s" / "bad" / "seed-5"
     assert [r.round for r in RunDirectory(run).records()] == [1, 2, 3]
     kept = json.loads((run / "stopped.json").read_text())
