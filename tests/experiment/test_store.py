@@ -205,7 +205,7 @@ def test_missing_and_foreign_parts_are_refused(directory: RunDirectory, tmp_path
     with pytest.raises(InputError, match="has format 99, this version reads 1"):
         directory.manifest()
     (directory.path / "manifest.json").write_text("{")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="is not valid JSON"):
         directory.manifest()
     (directory.path / "manifest.json").unlink()
     with pytest.raises(InputError, match=r"manifest\.json is missing"):

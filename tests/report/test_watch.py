@@ -312,6 +312,11 @@ def test_variants_are_called_by_their_labels(tmp_path: Path, write_run: Write, g
     # For programs, names are those of directories.
     [work] = json.loads(watch(place, "--json").stdout)["works"]
     assert work["best"] == "average-plain/seed-0"
+    assert [one["group"] for one in work["trainings"]] == ["average-plain", "fedavg"]
+    assert list(work["trainings"][0]) == [
+        "name", "group", "state", "round", "rounds", "ended", "evaluated", "metric", "seconds",
+        "why",
+    ]  # fmt: skip
     plan = grid / "grid.toml"
     plan.write_text(plan.read_text().replace(".fedavg]", '.fedavg]\nlabel = "the average"'))
     write_rows(grid / "fedavg", [{"trial": 0, "round": 6, "metric": 0.5}])
@@ -319,6 +324,21 @@ def test_variants_are_called_by_their_labels(tmp_path: Path, write_run: Write, g
     assert "the average" in shown
     assert "client.lr=0.1 server.lr=0.5 seed=7" in shown
     assert "fedavg" not in shown
+
+
+def test_algorithms_may_be_listed_by_name(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(
+        'kind = "study"\ntask = "digits"\nrounds = 2\nseeds = [0]\nalgorithms = ["fedzmg:all"]\n'
+    )
+    [one] = only(tmp_path).trainings
+    assert (one.name, one.shown, one.point) == ("fedzmg:all/seed-0", "fedzmg:all/seed-0", "seed-0")
+    assert "fedzmg:all/seed-0" in watch(tmp_path, "--once").stdout
+
+
+def test_trials_carry_their_options(grid: Path) -> None:
+    one = only(grid).trainings[1]
+    assert one.options == {"client.lr": "0.1", "server.lr": "1", "seed": "7"}
+    assert (one.label, one.point) == ("fedavg", "client.lr=0.1 server.lr=1 seed=7")
 
 
 LINES = [json.dumps({"round": r, "metric": r / 10}) + "\n" for r in (1, 2, 3, 2, 3, 4)]

@@ -14,6 +14,7 @@ from fedzmg.experiment.stopping import Stopped
 from fedzmg.experiment.work.claims import first_difference
 from fedzmg.experiment.work.progress import Progress
 from fedzmg.experiment.work.write_errors import named_write_errors
+from fedzmg.formats import flat
 from fedzmg.simulation import ClientMetrics, EngineName, Record
 from fedzmg.tasks.task import Task
 
@@ -77,9 +78,9 @@ def open_job(
         return Job(spec, directory, None, [], spec.engine)
     there = directory.spec()
     if there != spec:
+        difference = first_difference(flat(there.model_dump()), flat(spec.model_dump()))
         raise InputError(
-            f"{directory.path} holds another run ({first_difference(_flat(there), _flat(spec))}): "
-            "choose another place with --out"
+            f"{directory.path} holds another run ({difference}): choose another place with --out"
         )
     facts = directory.manifest()
     lacking = [name for name in ("data_sha256", "engine", "onednn") if name not in facts]
@@ -142,12 +143,3 @@ def take_job(
     with named_write_errors(directory.path):
         directory.repair(job.position)
     return job
-
-
-def _flat(spec: RunSpec) -> dict[str, object]:
-    """Settings by dotted name."""
-    values: dict[str, object] = {}
-    for key, value in spec.model_dump().items():
-        inner = value.items() if isinstance(value, dict) else [("", value)]
-        values |= {f"{key}.{name}".rstrip("."): v for name, v in inner}
-    return values

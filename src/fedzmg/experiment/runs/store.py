@@ -7,7 +7,9 @@
     metrics.jsonl                    one line a round, append-only; a later line supersedes another
     checkpoint.safetensors           where to go on
     checkpoint.previous.safetensors  the one before, for when the newest is damaged
+    memory.rows, memory.stamps       what clients remember between rounds, if they do
     clients.safetensors              metric and loss on each client's own examples, by round
+    stopped.json                     round and reason, if it was trained no further before its end
     lock.json                        the process at work, while there is one
 
 Whole files are written beside their place and moved there, so a reader never sees half of one.
@@ -23,7 +25,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -31,29 +32,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import safetensors
-import safetensors.numpy
 import safetensors.torch
 
 from fedzmg.errors import InputError
+from fedzmg.experiment.runs.clients import CLIENTS as CLIENTS
+from fedzmg.experiment.runs.clients import ClientTable, read_clients, write_clients
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.work import lock
 from fedzmg.files import (
     append,
     is_leftover,
-    log_bytes,
     remove_leftovers,
     sync_directory,
     write_atomic,
 )
+from fedzmg.formats import json_nulls, json_words, log_lines, read_json
 from fedzmg.simulation import Checkpoint, ClientMetrics, Record
 
 FORMAT = 1
 
 NEWEST = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
-CLIENTS = "clients.safetensors"
 LOG = "metrics.jsonl"
 
 _BLANK = b"0" * 64
@@ -73,7 +73,7 @@ class Position(NamedTuple):
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Write strict JSON atomically; what is not finite becomes null."""
-    write_atomic(path, _json(values, indent=1))
+    write_atomic(path, json.dumps(json_nulls(values), indent=1, allow_nan=False).encode())
 
 
 @dataclass(frozen=True)
@@ -137,45 +137,31 @@ class RunDirectory:
             InputError: if it is missing, damaged or of a newer format.
         """
         path = self.path / "manifest.json"
-        try:
-            manifest = json.loads(path.read_text())
-        except FileNotFoundError:
+        if not path.exists():
             raise InputError(
                 f"{path} is missing: remove {self.path} or choose another place with --out"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path} cannot be read ({error}): restore or remove it") from None
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            found = manifest.get("format") if isinstance(manifest, dict) else None
+            )
+        manifest = read_json(path)
+        found = manifest.get("format")
+        if found != FORMAT:
             raise InputError(f"{path} has format {found!r}, this version reads {FORMAT}")
         return manifest
 
     def append(self, record: Record) -> None:
         """Add a round to the log."""
-        values = {name: _word(value) for name, value in record._asdict().items()}
-        append(self.path / LOG, _json(values) + b"\n")
+        line = json.dumps(json_words(record._asdict()), allow_nan=False)
+        append(self.path / LOG, f"{line}\n".encode())
 
     def records(self, until: int | None = None) -> list[Record]:
         """The log in order of rounds; of lines for the same round the last counts.
 
         Args:
             until: leave out rounds after this one, which are about to be repeated.
+
+        Raises:
+            InputError: for a line that is damaged and was not merely broken off.
         """
-        path = self.path / LOG
-        by_round: dict[int, Record] = {}
-        lines = log_bytes(path).splitlines()
-        for number, line in enumerate(lines, 1):
-            try:
-                values = json.loads(line)
-                record = Record(**{k: _read(v) for k, v in values.items() if k in Record._fields})
-            except (ValueError, TypeError, KeyError):
-                # A crash can break off a line, which is then superseded; anything else is damage.
-                if number == len(lines) or not line.endswith(b"}"):
-                    continue
-                raise InputError(
-                    f"{path}, line {number} is damaged: restore or remove it"
-                ) from None
-            by_round[record.round] = record
+        by_round = {record.round: record for record in log_lines(self.path / LOG, _record)}
         rounds = sorted(r for r in by_round if until is None or r <= until)
         return [by_round[r] for r in rounds]
 
@@ -191,15 +177,16 @@ class RunDirectory:
     def save_clients(self, found: Sequence[ClientMetrics]) -> None:
         """Put in place how single clients did, all evaluations of the run together."""
         last = found[-1]
-        tensors: dict[str, npt.NDArray[Any]] = {
-            "client": last.clients.astype(np.int32),
-            "examples": last.examples.astype(np.int32),
-            "round": np.array([one.round for one in found], np.int32),
-            "metric": np.stack([one.metric for one in found]),
-            "loss": np.stack([one.loss for one in found]),
-        }
-        facts = {"format": str(FORMAT), "part": last.part, "population": str(last.population)}
-        write_atomic(self.path / CLIENTS, safetensors.numpy.save(tensors, facts))
+        table = ClientTable(
+            last.part,
+            last.population,
+            last.clients,
+            last.examples,
+            rounds=np.array([one.round for one in found]),
+            metric=np.stack([one.metric for one in found]),
+            loss=np.stack([one.loss for one in found]),
+        )
+        write_clients(self.path, table)
 
     def clients(self, until: int | None = None) -> tuple[ClientMetrics, ...]:
         """How single clients did, in the order of rounds; empty if it was never looked at.
@@ -210,23 +197,17 @@ class RunDirectory:
         Raises:
             InputError: if the file is damaged.
         """
-        path = self.path / CLIENTS
-        if not path.exists():
+        table = read_clients(self.path)
+        if table is None:
             return ()
-        try:
-            with safetensors.safe_open(path, framework="numpy") as file:
-                facts = file.metadata()
-                values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            shared = facts["part"], int(facts["population"])
-            clients, examples = (values[name].astype(np.int64) for name in ("client", "examples"))
-            pairs = zip(values["round"], values["metric"], values["loss"], strict=True)
-            return tuple(
-                ClientMetrics(int(round_), *shared, clients, examples, metric, loss)
-                for round_, metric, loss in pairs
-                if until is None or round_ <= until
+        evaluations = zip(table.rounds.tolist(), table.metric, table.loss, strict=True)
+        return tuple(
+            ClientMetrics(
+                round_, table.part, table.population, table.clients, table.examples, metric, loss
             )
-        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-            raise InputError(f"{path} cannot be read ({error}): restore or remove it") from None
+            for round_, metric, loss in evaluations
+            if until is None or round_ <= until
+        )
 
     def position(
         self, logged: Container[int] | None = None, until: int | None = None
@@ -349,30 +330,12 @@ def _verify(content: bytes, digest: bytes) -> None:
         raise _Damaged("its bytes do not have the hash they were written with")
 
 
-def _word(value: Any) -> Any:
-    """Strict JSON has no word for what is not finite, so it is written as a string."""
-    if isinstance(value, tuple):
-        return [_word(part) for part in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+def _record(values: dict[str, Any]) -> Record:
+    return Record(**{k: _read(v) for k, v in values.items() if k in Record._fields})
 
 
 def _read(value: Any) -> Any:
-    """What :func:`_word` was given."""
+    """What a line's value was before it was written."""
     if isinstance(value, list):
         return tuple(float(part) for part in value)
     return float(value) if isinstance(value, str) else value
-
-
-def _json(values: dict[str, Any], indent: int | None = None) -> bytes:
-    """Strict JSON: what is not finite becomes null."""
-
-    def clean(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: clean(v) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [clean(v) for v in value]
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        return value
-
-    return json.dumps(clean(values), indent=indent, allow_nan=False).encode()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from fedzmg.errors import InputError
+from fedzmg.formats import flat
 
 PAPER_RATES = [10.0 ** (-3 + i / 2) for i in range(9)]
 """The paper's learning rates, for clients and servers: half decades from 1e-3 to 10."""
@@ -18,10 +19,7 @@ def dotted(axes: Any) -> Any:
     """``{"client": {"lr": [...]}}``, as TOML reads ``client.lr = [...]``, with dotted keys."""
     if not isinstance(axes, Mapping):
         return axes
-    found: dict[str, Any] = {}
-    for key, values in axes.items():
-        nested = values.items() if isinstance(values, Mapping) else ()
-        found |= {f"{key}.{name}": v for name, v in nested} or {key: values}
+    found = flat(axes, keep_empty=True)
     return {key: PAPER_RATES if v == "paper" else v for key, v in found.items()}
 
 

@@ -13,6 +13,7 @@ import torch
 
 from fedzmg.engine.choose import can_compile
 from fedzmg.errors import InputError
+from fedzmg.formats import json_words
 from fedzmg.simulation import resolve_device
 from fedzmg.tasks.task import Task
 
@@ -53,10 +54,9 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        size = self.size if self.size is None or math.isfinite(self.size) else str(self.size)
         return {
             **vars(self),
-            "size": size,
+            "size": json_words(self.size),
             "facts": [fact._asdict() for fact in self.facts],
             "reproduced": self.reproduced,
         }

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.plan import Plan
-from fedzmg.experiment.specs.strict import read_toml
 from fedzmg.experiment.work import lock
 from fedzmg.experiment.work.lock import Hold, hold
 from fedzmg.files import write_atomic
+from fedzmg.formats import flat, read_toml
+from fedzmg.formats import read_json as read_object
 
 FORMAT = 1
 """Of ``grid.json``, ``scores.json`` and ``study.json``."""
@@ -58,7 +58,9 @@ def _claim(out: Path, spec: Plan, name: str) -> None:
 
 
 def _difference(kept: Plan, asked: Plan) -> str:
-    return first_difference(*(_flat(plan.model_dump(exclude_none=True)) for plan in (kept, asked)))
+    values = (plan.model_dump(exclude_none=True) for plan in (kept, asked))
+    # An algorithm without settings of its own is an empty table, and one all the same.
+    return first_difference(*(flat(one, keep_empty=True) for one in values))
 
 
 def first_difference(there: Mapping[str, object], here: Mapping[str, object]) -> str:
@@ -67,29 +69,14 @@ def first_difference(there: Mapping[str, object], here: Mapping[str, object]) ->
     return f"{key} is {there.get(key)!r} there and {here.get(key)!r} here"
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.") or {prefix + key: {}}
-        else:
-            found[prefix + key] = value
-    return found
-
-
 def read_json(path: Path, wanted: int | None = FORMAT) -> dict[str, Any]:
     """What a JSON file of ours holds; ``wanted`` is its format, None for any.
 
     Raises:
         InputError: if it is missing, damaged or of another format.
     """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise InputError(f"{path} is damaged ({error}): remove it to make it again") from None
-    found = values.get("format") if isinstance(values, dict) else None
-    if not isinstance(values, dict) or (wanted is not None and found != wanted):
+    values = read_object(path, "remove it to make it again")
+    found = values.get("format")
+    if wanted is not None and found != wanted:
         raise InputError(f"{path} has format {found!r}, this version reads {wanted}")
     return values

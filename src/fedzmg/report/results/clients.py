@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import safetensors
 from numpy.typing import NDArray
 
-from fedzmg.errors import InputError
+from fedzmg.experiment.runs import clients as clients_file
 
-FILE = "clients.safetensors"
 SHARES = np.linspace(0.0, 1.0, 101)
 """Where the sorted curve of an algorithm's clients is drawn."""
 MOST_POINTS = 100
@@ -49,24 +47,10 @@ def read_clients(directory: Path) -> Clients | None:
     Raises:
         InputError: if the file is damaged.
     """
-    path = directory / FILE
-    if not path.is_file():
+    table = clients_file.read_clients(directory)
+    if table is None:
         return None
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            facts = file.metadata()
-            found = Clients(
-                facts["part"],
-                int(facts["population"]),
-                file.get_tensor("examples"),
-                file.get_tensor("round"),
-                file.get_tensor("metric"),
-            )
-        if found.metric.shape != (len(found.rounds), len(found.examples)) or not found.metric.size:
-            raise ValueError(f"a table of shape {found.metric.shape}")
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path} cannot be read ({error}): restore or remove it") from None
-    return found
+    return Clients(table.part, table.population, table.examples, table.rounds, table.metric)
 
 
 def sorted_curves(runs: Sequence[Clients], *, higher_is_better: bool) -> NDArray[np.float64]:

@@ -12,8 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.studies.scores import final_score
 from fedzmg.experiment.studies.significance import PairedTest, paired_t
-from fedzmg.report.results.stored import read_json, read_toml
-from fedzmg.report.results.tail import Tail
+from fedzmg.formats import flat, json_words, log_lines, read_json, read_toml
 
 Aspect = Literal["spec", "options", "versions", "data", "curves", "scores", "runs"]
 ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
@@ -75,7 +74,7 @@ class Scores(NamedTuple):
     @property
     def equal(self) -> bool:
         """Whether all are there and the same."""
-        return bool(_words(self.left) == _words(self.right))
+        return bool(json_words(self.left) == json_words(self.right))
 
 
 class Unit(NamedTuple):
@@ -116,7 +115,7 @@ class Difference:
 
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON; what is not finite becomes a word."""
-        values: dict[str, Any] = _words(
+        values: dict[str, Any] = json_words(
             {
                 "left": self.left,
                 "right": self.right,
@@ -207,17 +206,17 @@ def read(place: Path) -> Iterator[Unit]:
 
 def _run(directory: Path, name: str) -> Unit:
     spec, manifest = read_toml(directory / "spec.toml"), _manifest(directory)
-    rows = Tail(directory / "metrics.jsonl", "round").update()
+    rows = dict(log_lines(directory / "metrics.jsonl", lambda row: (int(row["round"]), row)))
     group = name.rpartition("/")[0] or str(spec.get("algorithm", ""))
     seed, protocol = int(spec.get("seed", 0)), spec.get("protocol", {})
     final: float | None = None
     if any(row.get("diverged") for row in rows.values()):
         final = 0.0 if manifest.get("higher_is_better", True) else math.inf
-    elif rows and max(rows) >= protocol.get("rounds", math.inf):  # type: ignore[type-var]
+    elif rows and max(rows) >= protocol.get("rounds", math.inf):
         # As everywhere: the evaluation that every run has after its last round does not count.
         final = _final(list(rows.values()), int(protocol.get("eval_every", 1)))
     finals = {} if final is None else {f"seed {seed}": final}
-    return Unit(name, group, seed, _flat(spec), manifest, rows, finals)
+    return Unit(name, group, seed, flat(spec), manifest, rows, finals)
 
 
 def _final(rows: Sequence[Mapping[str, Any]], every: int) -> float | None:
@@ -234,7 +233,11 @@ def _final(rows: Sequence[Mapping[str, Any]], every: int) -> float | None:
 
 def _search(directory: Path, name: str) -> Unit:
     found, manifest = read_json(directory / "scores.json"), _manifest(directory)
-    rows = Tail(directory / "metrics.jsonl", "trial", "round").update()
+    rows = dict(
+        log_lines(
+            directory / "metrics.jsonl", lambda row: ((int(row["trial"]), int(row["round"])), row)
+        )
+    )
     finals = {
         ", ".join(f"{key} {value:.6g}" for key, value in point["options"].items()): float(
             math.nan if point["score"] is None else point["score"]
@@ -294,7 +297,7 @@ def _plans(left: Path, right: Path) -> Iterator[tuple[str, Any, Any]]:
     """Differences of the files that studies and grids were made from."""
     for name in ("study.toml", "grid.toml"):
         if (left / name).is_file() and (right / name).is_file():
-            yield from _unequal(_flat(read_toml(left / name)), _flat(read_toml(right / name)))
+            yield from _unequal(flat(read_toml(left / name)), flat(read_toml(right / name)))
 
 
 def _unequal(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -363,24 +366,6 @@ def _test(left: Sequence[float], right: Sequence[float]) -> PairedTest | None:
     return paired_t(left, right)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
-    return found
-
-
 def _manifest(directory: Path) -> dict[str, Any]:
     path = directory / "manifest.json"
     return read_json(path) if path.exists() else {}
-
-
-def _words(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _words(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_words(inner) for inner in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

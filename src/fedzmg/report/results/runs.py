@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedzmg.errors import InputError
-from fedzmg.files import log_bytes
+from fedzmg.formats import flat, log_lines, read_json, read_toml
 from fedzmg.report.results.clients import Clients, read_clients
-from fedzmg.report.results.stored import read_json, read_toml
 
 FORMAT = 1
 """Newest format of run directories that is understood."""
@@ -110,15 +109,6 @@ class Run:
         return {"task": self.spec["task"], **tables, **hashes}
 
 
-def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables in a table as ``outer.inner``."""
-    out: dict[str, Any] = {}
-    for key, value in values.items():
-        inner = value.items() if isinstance(value, Mapping) else None
-        out |= {key: value} if inner is None else {f"{key}.{name}": v for name, v in inner}
-    return out
-
-
 def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
     """Read a directory that holds a ``spec.toml``; None, and a note, if there is nothing to show.
 
@@ -152,10 +142,7 @@ def read_log(path: Path) -> Log:
     Raises:
         InputError: for a damaged line; one that a crash broke off is no damage.
     """
-    lines = log_bytes(path).splitlines()
-    by_round = _at_once(lines)
-    if by_round is None:
-        by_round = _one_by_one(lines, path)
+    by_round = dict(log_lines(path, _with_its_round))
     records = [by_round[round_] for round_ in sorted(by_round)]
     try:
         return _log(records)
@@ -165,31 +152,14 @@ def read_log(path: Path) -> Log:
         ) from None
 
 
-def _at_once(lines: Sequence[bytes]) -> dict[int, dict[str, Any]] | None:
-    """All lines in one go, which is much faster; None if any of them needs a closer look."""
-    try:
-        return {values["round"]: values for values in json.loads(b"[" + b",".join(lines) + b"]")}
-    except (ValueError, TypeError, KeyError):
-        return None
-
-
-def _one_by_one(lines: Sequence[bytes], path: Path) -> dict[int, dict[str, Any]]:
-    by_round: dict[int, dict[str, Any]] = {}
-    for number, line in enumerate(lines, 1):
-        try:
-            values = json.loads(line)
-            by_round[values["round"]] = values
-        except (ValueError, TypeError, KeyError):
-            if number == len(lines) or not line.endswith(b"}"):
-                continue
-            raise InputError(f"{path}, line {number} is damaged: restore or remove it") from None
-    return by_round
+def _with_its_round(values: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    return int(values["round"]), values
 
 
 def _log(records: Sequence[Mapping[str, Any]]) -> Log:
     evaluated = [record for record in records if record.get("metric") is not None]
     last = records[-1] if records else {}
-    traffic = {name: sum(record[name] for record in records) for name in _SUMMED}
+    traffic = {name: sum(map(itemgetter(name), records)) for name in _SUMMED}
     traffic["kept"] = last.get("bytes_kept", 0)
     traffic["total"] = _moved(last) if records else 0
     return Log(

@@ -17,7 +17,8 @@ from fedzmg.algorithms.options import known_options
 from fedzmg.errors import InputError
 from fedzmg.experiment.work.lock import NAME as LOCK
 from fedzmg.experiment.work.lock import Owner, read_owner
-from fedzmg.report.results.stored import read_toml
+from fedzmg.files import folder_name
+from fedzmg.formats import flat, json_nulls, read_json, read_toml
 from fedzmg.report.results.tail import Tail
 
 State = Literal["waiting", "running", "interrupted", "stopped", "diverged", "done"]
@@ -32,6 +33,7 @@ class Training(NamedTuple):
     """One run of a study or trial of a grid."""
 
     name: str
+    """For programs: it begins with ``group``."""
     group: str
     """Its algorithm, as the study or grid calls it."""
     state: State
@@ -45,6 +47,25 @@ class Training(NamedTuple):
     seconds: float | None = None
     """A round of it, as a share of what trains beside it."""
     why: str = ""
+    label: str = ""
+    """Its algorithm, as tables and figures call it."""
+    options: Mapping[str, str] = {}
+    """What tells a grid's trial apart from others of its algorithm, as it is shown."""
+
+    @property
+    def shown(self) -> str:
+        """Its name in tables."""
+        return self.label + self.name.removeprefix(self.group)
+
+    @property
+    def point(self) -> str:
+        """Its name without the algorithm."""
+        return self.name.removeprefix(self.group).strip(" /")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON; what tables show is left out, what is not finite becomes null."""
+        values: dict[str, Any] = json_nulls(self._asdict())
+        return {key: value for key, value in values.items() if key not in ("label", "options")}
 
 
 class Work(NamedTuple):
@@ -120,7 +141,7 @@ class Work(NamedTuple):
             "rounds_per_second": self.rate,
             "seconds_left": self.seconds_left,
             "best": None if best is None else best.name,
-            "trainings": [_finite(one._asdict()) for one in self.trainings],
+            "trainings": [one.as_dict() for one in self.trainings],
         }
 
 
@@ -175,15 +196,17 @@ class Watch:
         group = str(plan.get("algorithm", ""))
         rounds = int(plan.get("protocol", {}).get("rounds", 0))
         name = f"{group}/seed-{plan.get('seed', 0)}"
-        return [self._training(directory, name, group, rounds, _alive(directory))]
+        one = self._training(directory, name, group, rounds, _alive(directory))
+        return [one._replace(label=group)]
 
     def _study(self, directory: Path, plan: Mapping[str, Any]) -> list[Training]:
         found = []
-        for label in plan.get("algorithms", {}):
+        for group, variant in _variants(plan).items():
             for seed in plan.get("seeds", []):
-                place = directory / _folder(label) / f"seed-{seed}"
-                name, rounds = f"{label}/seed-{seed}", int(plan["rounds"])
-                found.append(self._training(place, name, label, rounds, _alive(directory)))
+                place = directory / folder_name(group) / f"seed-{seed}"
+                name, rounds = f"{group}/seed-{seed}", int(plan["rounds"])
+                one = self._training(place, name, group, rounds, _alive(directory))
+                found.append(one._replace(label=_label(group, variant)))
         return found
 
     def _training(self, place: Path, name: str, group: str, rounds: int, alive: bool) -> Training:
@@ -212,18 +235,18 @@ class Watch:
     def _grid(self, directory: Path, plan: Mapping[str, Any]) -> list[Training]:
         found: list[Training] = []
         alive, reached = _alive(directory), False
-        for label, variant in plan.get("algorithms", {}).items():
-            place = directory / _folder(label)
+        for group, variant in _variants(plan).items():
+            place = directory / folder_name(group)
             scored = (place / "scores.json").is_file()
             # Algorithms come one after another: the first without scores is at work.
-            found += self._search(place, label, variant, plan, scored, alive and not reached)
+            found += self._search(place, group, variant, plan, scored, alive and not reached)
             reached = reached or not scored
         return found
 
     def _search(
         self,
         place: Path,
-        label: str,
+        group: str,
         variant: Mapping[str, Any],
         plan: Mapping[str, Any],
         scored: bool,
@@ -234,12 +257,12 @@ class Watch:
         for line in self._tail(place / "metrics.jsonl", "trial", "round").values():
             rows.setdefault(line["trial"], []).append(line)
         stops = self._tail(place / "stopped.jsonl", "trial")
-        names = list(_points(label, variant, plan))
+        points = list(_points(group, variant, plan))
         begun, members = _checkpointed(place / "checkpoint.safetensors")
-        size = int(plan.get("together", 0)) or len(names)
+        size = int(plan.get("together", 0)) or len(points)
         lasts = [
             max([begun if i in members else 0, *(int(r["round"]) for r in rows.get(i, []))])
-            for i in range(len(names))
+            for i in range(len(points))
         ]
         early = {i: s for i, s in stops.items() if not s.get("revoked")}
         ended = [scored or last >= rounds or i in early for i, last in enumerate(lasts)]
@@ -247,8 +270,8 @@ class Watch:
         pack = next((i // size for i, end in enumerate(ended) if not end), None)
         return [
             Training(
-                name=name,
-                group=label,
+                name=" ".join([group, *(f"{key}={value}" for key, value in options.items())]),
+                group=group,
                 state=_state(
                     rows.get(i, []), early.get(i, {}), ended[i],
                     running=alive and i // size == pack, waiting=alive or not lasts[i],
@@ -261,14 +284,29 @@ class Watch:
                     counted=rounds - int(plan.get("last", 1)),
                 ),
                 why=str(early.get(i, {}).get("words", "")),
+                label=_label(group, variant),
+                options=options,
             )
-            for i, name in enumerate(names)
+            for i, options in enumerate(points)
         ]  # fmt: skip
 
     def _tail(self, path: Path, *keys: str) -> dict[Any, dict[str, Any]]:
         if path not in self._tails:
             self._tails[path] = Tail(path, *keys)
         return self._tails[path].update()
+
+
+def unfinished(place: Path) -> list[str]:
+    """A sentence about every work in a directory that is not finished."""
+    found, watch = [], Watch(place)
+    for directory, name in _works(place):
+        work = watch._work(directory, name)
+        if not work.complete:
+            now = " and runs now" if work.alive else ""
+            ended = sum(one.ended for one in work.trainings)
+            counts = f" ({ended} of {len(work.trainings)} trained)" if work.kind != "run" else ""
+            found.append(f"the {work.kind} {work.place} is not finished{counts}{now}")
+    return found
 
 
 def _state(
@@ -308,18 +346,30 @@ def _latest(rows: Iterable[Mapping[str, Any]], counted: int | None = None) -> di
     }
 
 
-def _points(label: str, variant: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[str]:
-    """Names of a grid's trials, in their order."""
-    axes = _flat(variant.get("axes") or plan.get("axes", {}))
+def _variants(plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """The algorithms of a plan, which a user may have listed by their names only."""
+    listed = plan.get("algorithms", {})
+    return listed if isinstance(listed, Mapping) else {name: {} for name in listed}
+
+
+def _label(group: str, variant: Mapping[str, Any]) -> str:
+    return str(variant.get("label") or group)
+
+
+def _points(
+    group: str, variant: Mapping[str, Any], plan: Mapping[str, Any]
+) -> Iterator[dict[str, str]]:
+    """Options of a grid's trials, in their order."""
+    axes = flat(variant.get("axes") or plan.get("axes", {}))
     try:
-        known = known_options(algorithms.get(str(variant.get("algorithm") or label)))
+        known = known_options(algorithms.get(str(variant.get("algorithm") or group)))
     except InputError:
         known = list(axes)
     own = {key: values for key, values in axes.items() if key in known}
     for point in itertools.product(*own.values()):
-        told = " ".join(f"{key}={value:.4g}" for key, value in zip(own, point, strict=True))
+        told = {key: f"{value:.4g}" for key, value in zip(own, point, strict=True)}
         for seed in plan.get("seeds", []):
-            yield f"{label} {told} seed={seed}"
+            yield {**told, "seed": str(seed)}
 
 
 def _checkpointed(path: Path) -> tuple[int, Sequence[int]]:
@@ -362,28 +412,9 @@ def _alive(directory: Path) -> bool:
     return owner is not None and not owner.is_gone
 
 
-def _folder(name: str) -> str:
-    return name.replace(":", "-").replace(" ", "-")
-
-
-def _flat(axes: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, values in axes.items():
-        inner = values.items() if isinstance(values, Mapping) else ()
-        found |= {f"{key}.{name}": v for name, v in inner} or {key: values}
-    return found
-
-
 def _json(path: Path) -> dict[str, Any]:
     """A file that may be missing, or be about to be replaced."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path)
+    except InputError:
         return {}
-    return values if isinstance(values, dict) else {}
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()
-    }

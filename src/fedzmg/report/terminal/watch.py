@@ -6,15 +6,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, get_args
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from fedzmg.report.numbers import NONE, duration
-from fedzmg.report.results.stored import read_toml
-from fedzmg.report.results.watch import PLANS, State, Training, Work
+from fedzmg.report.results.watch import State, Training, Work
 from fedzmg.report.terminal.stacked import Column, fits, said_below, stacked
 from fedzmg.report.terminal.tables import metric_text
 
@@ -32,26 +30,6 @@ class _Rows(NamedTuple):
     columns: list[Column]
     below: list[str]
     """Words that find no room in it."""
-
-
-def labelled(works: Iterable[Work]) -> list[Work]:
-    """The same, with trainings called by the labels that tables and figures use."""
-    return [_with_labels(work) for work in works]
-
-
-def _with_labels(work: Work) -> Work:
-    if work.kind not in ("study", "grid"):
-        return work
-    plan = next(name for name, kind in PLANS.items() if kind == work.kind)
-    variants = read_toml(Path(work.place) / plan).get("algorithms", {})
-    labels = {key: str(variant.get("label") or key) for key, variant in variants.items()}
-    called = [
-        one._replace(
-            name=labels[one.group] + one.name.removeprefix(one.group), group=labels[one.group]
-        )
-        for one in work.trainings
-    ]
-    return work._replace(trainings=tuple(called))
 
 
 def screen(works: Iterable[Work], width: int) -> RenderableType:
@@ -164,7 +142,7 @@ def _groups(trainings: Iterable[Training]) -> list[list[Training]]:
 
 def _one_by_one(work: Work, width: int) -> _Rows:
     shown = work.trainings
-    names = Column("run", [one.name for one in shown])
+    names = Column("run", [one.shown for one in shown])
     state = Column("state", [one.state for one in shown], words=True, styles=STYLES)
     metric = Column(work.metric, [_metric(work, one) for one in shown])
     at = [str(one.round) for one in shown]
@@ -182,13 +160,13 @@ def _by_algorithm(work: Work, width: int) -> _Rows:
     bests = [work._replace(trainings=tuple(own)).best for own in members]
     at = [_rounds(own) for own in members]
     state = Column("state", [states(own) for own in members], words=True)
-    names = Column("algorithm", [own[0].group for own in members])
+    names = Column("algorithm", [own[0].label for own in members])
     best = Column(
         f"best {work.metric}", ["" if one is None else _metric(work, one) for one in bests]
     )
     point = Column(
         "best point" if work.kind == "grid" else "best run",
-        ["" if one is None else _point(one) for one in bests],
+        ["" if one is None else one.point for one in bests],
         words=True,
     )
     whole = [state, _beside_all(work, at), best, point]
@@ -216,24 +194,9 @@ def _below_all(work: Work, at: Sequence[str]) -> Column:
     return Column(f"round\nof {work.trainings[0].rounds}", at)
 
 
-def _point(one: Training) -> str:
-    """Its name without the algorithm."""
-    return one.name.removeprefix(one.group).strip(" /")
-
-
-def _options(one: Training) -> dict[str, str]:
-    """Of a grid's trial.
-
-    >>> _options(Training("a b client.lr=0.1 seed=7", "a b", "done", 3, 3, True))
-    {'client.lr': '0.1', 'seed': '7'}
-    """
-    pairs = (part.partition("=") for part in _point(one).split())
-    return {key: value for key, _, value in pairs}
-
-
 def _axes(trials: Sequence[Training]) -> tuple[list[str], str]:
     """Options that tell trials of a grid apart, and words on them and on those that do not."""
-    points = [_options(one) for one in trials]
+    points = [one.options for one in trials]
     keys = dict.fromkeys(key for point in points for key in point)
     axes = [key for key in keys if len({point.get(key) for point in points}) > 1]
     same = [f"{key}={points[0][key]}" for key in keys if key not in axes]
@@ -243,8 +206,7 @@ def _axes(trials: Sequence[Training]) -> tuple[list[str], str]:
 
 
 def _numbers(one: Training, axes: Sequence[str]) -> str:
-    options = _options(one)
-    return ", ".join(options.get(axis, NONE) for axis in axes)
+    return ", ".join(one.options.get(axis, NONE) for axis in axes)
 
 
 def facts(work: Work) -> list[str]:
@@ -253,7 +215,7 @@ def facts(work: Work) -> list[str]:
     best = work.best
     if best is not None:
         found.append(
-            f"best so far: {best.name}, {work.metric} {_metric(work, best)} after round "
+            f"best so far: {best.shown}, {work.metric} {_metric(work, best)} after round "
             f"{best.evaluated}"
         )
     if work.alive and not work.complete:
@@ -276,7 +238,7 @@ def line(work: Work) -> str:
     parts = [
         f"{work.place}: {states(work.trainings)}",
         f"round {_rounds(at)} of {at[0].rounds}",
-        "" if best is None else f"best {work.metric} {_metric(work, best)} ({best.name})",
+        "" if best is None else f"best {work.metric} {_metric(work, best)} ({best.shown})",
     ]
     if work.alive and not work.complete:
         parts += [_speed(work), _left(work)]
@@ -322,6 +284,3 @@ def _left_alone(work: Work) -> str:
 def _left(work: Work) -> str:
     left = work.seconds_left
     return "" if left is None else f"about {duration(left)} left"
-
-
-__all__ = ["facts", "fitted", "labelled", "line", "screen", "states", "table"]
