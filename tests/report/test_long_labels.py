@@ -52,6 +52,15 @@ def percent(value: float) -> str:
     return f"{100 * value:.2f}"
 
 
+def signed(text: str) -> str:
+    """With the minus of tables."""
+    return text.replace("-", "\u2212")
+
+
+def points(difference: float) -> str:
+    return signed(f"{100 * difference:+.2f}")
+
+
 def check(lines: list[str], width: int, numbers: list[str], labels: list[str]) -> None:
     """Nothing is cut: numbers are on one line, labels in one column from top to bottom."""
     assert max(map(cell_len, lines)) <= width
@@ -194,8 +203,9 @@ def test_a_study_shows_every_test(width: int, labels: list[str], every_pair: boo
     numbers, names = ["0.000123", "0.0625", "1189"], []
     for pair in data["tests"]["pairs"]:
         test = pair["test"]
-        numbers += [percent(test[key]) for key in ("mean_difference", "ci_low", "ci_high")]
-        numbers += [f"{test['t']:.3f}", f"{test['p']:.3g}", f"{test['effect_size']:+.2f}"]
+        numbers += [points(test[key]) for key in ("mean_difference", "ci_low", "ci_high")]
+        numbers += [signed(f"{test['t']:.3f}"), f"{test['p']:.3g}"]
+        numbers.append(signed(f"{test['effect_size']:+.2f}"))
         names += [pair["first"], pair["second"]]
     lines = printed(studies.tests(data, width), width)
     check(lines, width, numbers, [] if every_pair else names)
@@ -478,8 +488,8 @@ def test_a_difference_shows_every_number(
     for pair in found.scores:
         left, right = pair.left["seed 0"], pair.right["seed 0"]
         assert pair.test is not None
-        numbers += [percent(left), percent(right), percent(left - right)]
-        numbers += [f"{pair.test.p:.3g}", f"{pair.test.effect_size:+.2f}"]
+        numbers += [percent(left), percent(right), points(left - right)]
+        numbers += [f"{pair.test.p:.3g}", signed(f"{pair.test.effect_size:+.2f}")]
     check(lines, width, numbers, labels)
     lines = text_of(diff.screen(found, ["curves"], width), width)
     numbers = [*FIELDS, "none"]

@@ -16,10 +16,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
+from fedzmg.report.numbers import is_share, value_text
 from fedzmg.report.plots import headings
 from fedzmg.report.plots.lettering import folded, width_of
 from fedzmg.report.plots.style import PNG_DPI, QUIET_INK, STYLE
-from fedzmg.report.terminal.tables import metric_text
 
 # One hue from paper to ink: order is plain in print and under any colour blindness.
 _COLOURS = LinearSegmentedColormap.from_list(
@@ -204,7 +204,7 @@ def _sheet(
         )
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=7, length=2)
-        if data["metric"] == "accuracy":
+        if is_share(data["metric"]):
             bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.0f} %"))
         canvas.suptitle(
             headings.plain(title), x=0.01, ha="left", fontsize=_TITLE_SIZE, fontweight="bold"
@@ -234,7 +234,7 @@ def _words(data: Mapping[str, Any], entry: Mapping[str, Any], one: Field) -> hea
     best = entry["best"]
     note = "every point diverged"
     if best is not None:
-        note = f"best {metric_text(best['score'], data['metric'])} at " + ", ".join(
+        note = f"best {value_text(best['score'], data['metric'])} at " + ", ".join(
             f"{key.removesuffix('.lr')} {value:.3g}" for key, value in best["options"].items()
         )
         note += " (border)" if best["border"] else ""
@@ -312,7 +312,7 @@ def _dress(axes: Axes, column: int, one: Field, words: headings.Words) -> headin
 
 
 def _cell_text(score: float, metric: str) -> str:
-    return f"{100 * score:.1f}" if metric == "accuracy" else f"{score:.2g}"
+    return f"{100 * score:.1f}" if is_share(metric) else f"{score:.2g}"
 
 
 def _ticks(values: Sequence[float]) -> list[str]:

@@ -55,8 +55,12 @@ def spread_text(mean: float | None, sd: float | None, metric: str) -> str:
 
 
 def goal_text(threshold: float, metric: str) -> str:
-    """A threshold for people: 80 %, not 80.00 %."""
-    return value_text(threshold, metric).replace(".00", "")
+    """A threshold for people: 80 %, not 80.00 %.
+
+    >>> goal_text(0.8, "accuracy"), goal_text(0.125, "accuracy"), goal_text(0.001, "loss")
+    ('80 %', '12.50 %', '0.001')
+    """
+    return value_text(threshold, metric).replace(".00 %", " %")
 
 
 def points_text(difference: float, metric: str) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from fedzmg.report.numbers import NONE, signed_text, value_text
 from fedzmg.report.results.diff import ASPECTS, Change, Curves, Difference
 from fedzmg.report.terminal.stacked import Column, fits, fits_folded, folded, stacked
-from fedzmg.report.terminal.tables import metric_text
 
 MOST_ROWS = 40
 _SHORT_HEAD = 14
@@ -180,11 +180,11 @@ def _score_columns(found: Difference) -> list[Column]:
     tests = [pair.test for pair in found.scores]
     first, second = short_names(found.left, found.right)
     return [
-        Column(first, ["-" if score is None else metric_text(score, metric) for score in lefts]),
-        Column(second, ["-" if score is None else metric_text(score, metric) for score in rights]),
+        Column(first, [value_text(score, metric) for score in lefts]),
+        Column(second, [value_text(score, metric) for score in rights]),
         Column("difference", ["-" if gap is None else _signed(gap, metric) for gap in gaps]),
         Column("p", ["-" if test is None else f"{test.p:.3g}" for test in tests]),
-        Column("d_z", ["-" if test is None else f"{test.effect_size:+.2f}" for test in tests]),
+        Column("d_z", [NONE if test is None else signed_text(test.effect_size) for test in tests]),
         Column("pairs", ["-" if test is None else str(test.n) for test in tests]),
     ]
 
@@ -199,7 +199,7 @@ def _score(found: Difference, values: Mapping[str, float]) -> float | None:
 
 
 def _signed(value: float, metric: str) -> str:
-    return ("+" if value >= 0 else "") + metric_text(value, metric)
+    return value_text(value, metric, signed=True)
 
 
 def _title(text: str) -> Text:

@@ -14,8 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedzmg.report.numbers import duration
-from fedzmg.report.terminal.tables import metric_text
+from fedzmg.report.numbers import duration, value_text
 
 LINE_SECONDS = 5.0
 MOST_LINES = 8
@@ -180,7 +179,7 @@ class Display:
         return sorted(shown, key=lambda seen: sign * (seen.best or 0.0))
 
     def _text(self, value: float | None) -> str:
-        return "" if value is None else metric_text(value, self._metric)
+        return "" if value is None else value_text(value, self._metric)
 
     def _left(self) -> float | None:
         """Seconds until this pack is done; None if it is too early to say."""

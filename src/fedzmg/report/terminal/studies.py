@@ -9,9 +9,17 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fedzmg.experiment.studies.scores import fell_from
-from fedzmg.report.numbers import bytes_text, duration
+from fedzmg.report.numbers import (
+    MINUS,
+    NONE,
+    bytes_text,
+    duration,
+    goal_text,
+    range_text,
+    spread_text,
+    value_text,
+)
 from fedzmg.report.terminal.stacked import Column, fits, stacked
-from fedzmg.report.terminal.tables import metric_text
 
 RULE = "rolling_mean"
 _STOPPED = "stopped after"
@@ -57,7 +65,7 @@ def _fallen(data: Mapping[str, Any]) -> list[str]:
         for seed, values, final, diverged in runs:
             height = fell_from(values, final, window=data["window"]) if diverged is None else None
             if height is not None:
-                had, has = (metric_text(value, data["metric"]) for value in (height, final))
+                had, has = (value_text(value, data["metric"]) for value in (height, final))
                 found.append(f"{label}, seed {seed}, fell back from {had} to {has}")
     return found
 
@@ -67,14 +75,14 @@ def _score_columns(data: Mapping[str, Any]) -> list[Column]:
     finals = [_mean_and_sd(row["final"]["full"], metric) for row in rows.values()]
     columns = [Column(f"final {metric}", finals)]
     for level in data["thresholds"]:
-        goal = metric_text(level["threshold"], metric).replace(".00", "")
+        goal = goal_text(level["threshold"], metric)
         found = level["rules"][RULE]
         arrivals = [found["arrival"][label]["averaged"] for label in rows]
         late = found["late_stage_mean"] or {}
         means = [late.get(label) for label in rows]
         columns += [
             Column(f"to {goal}", ["never" if a is None else str(a) for a in arrivals]),
-            Column(f"after {goal}", ["-" if m is None else metric_text(m, metric) for m in means]),
+            Column(f"after {goal}", [value_text(m, metric) for m in means]),
         ]
     return columns + _lost(list(rows.values()))
 
@@ -152,8 +160,8 @@ def _test_columns(pairs: Sequence[Mapping[str, Any]], metric: str) -> list[Colum
 
 def _difference(test: Mapping[str, Any], metric: str) -> str:
     """The mean, and its interval below."""
-    low, high = (metric_text(test[end], metric) for end in ("ci_low", "ci_high"))
-    return f"{metric_text(test['mean_difference'], metric)}\n{low.removesuffix(' %')} to {high}"
+    mean = value_text(test["mean_difference"], metric, signed=True)
+    return f"{mean}\n{range_text(test['ci_low'], test['ci_high'], metric)}"
 
 
 def _under(title: str, parts: Iterable[RenderableType], caption: str) -> RenderableType:
@@ -164,16 +172,13 @@ def _under(title: str, parts: Iterable[RenderableType], caption: str) -> Rendera
 
 
 def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    return NONE if value is None else format(value, form).replace("-", MINUS)
 
 
 def _mean_and_sd(final: Mapping[str, Any], metric: str) -> str:
     if final["mean"] is None:
         return "diverged"
-    mean = metric_text(final["mean"], metric)
-    if final["sd"] is None:
-        return mean
-    return f"{mean.removesuffix(' %')} ± {metric_text(final['sd'], metric)}"
+    return spread_text(final["mean"], final["sd"], metric)
 
 
 def estimate(data: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from fedzmg.report.numbers import goal_text, signed_text, spread_text, value_text
 from fedzmg.report.terminal.stacked import folded
 
 _NARROWEST = 6
@@ -28,11 +29,6 @@ class _Column(NamedTuple):
     @property
     def width(self) -> int:
         return _widest([*self.head.splitlines(), *self.cells])
-
-
-def metric_text(value: float, metric: str) -> str:
-    """An accuracy in percent, any other metric with four digits."""
-    return f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.4g}"
 
 
 def comparison(data: Mapping[str, Any], width: int) -> Table:
@@ -81,7 +77,7 @@ def _said(columns: Sequence[_Column]) -> list[str]:
 
 def _columns(data: Mapping[str, Any]) -> list[_Column]:
     metric, rows = data["metric"], data["algorithms"]
-    goal = metric_text(data["threshold"], metric).replace(".00", "")
+    goal = goal_text(data["threshold"], metric)
     seeds = len(data["seeds"])
     over = "the only seed" if seeds == 1 else f"mean ± sd over {seeds} paired seeds"
     tests = [_test_cells(row["test"], metric) for row in rows]
@@ -92,7 +88,7 @@ def _columns(data: Mapping[str, Any]) -> list[_Column]:
         _Column("algorithm", [row["algorithm"] + "*" * bool(row["inferred"]) for row in rows], ""),
         _Column(
             f"final {metric}",
-            [_mean_and_spread(row["mean"], row["sd"], metric) for row in rows],
+            [spread_text(row["mean"], row["sd"], metric) for row in rows],
             f"{over}, last tenth of the rounds",
         ),
         _Column(
@@ -107,7 +103,7 @@ def _columns(data: Mapping[str, Any]) -> list[_Column]:
         _Column("MiB ↓ / ↑", traffic, "traffic of one run, all clients, down / up", rank=4),
         _Column(
             "per MiB",
-            [metric_text(row["metric_per_mib"], metric) for row in rows],
+            [value_text(row["metric_per_mib"], metric) for row in rows],
             "final over that traffic",
             rank=6,
         ),
@@ -136,20 +132,14 @@ def _used(columns: Sequence[_Column]) -> int:
     return sum(column.width + 1 for column in columns) + 1
 
 
-def _mean_and_spread(mean: float, sd: float | None, metric: str) -> str:
-    if sd is None:
-        return metric_text(mean, metric)
-    return f"{metric_text(mean, metric).removesuffix(' %')} ± {metric_text(sd, metric)}"
-
-
 def _test_cells(test: Mapping[str, Any] | None, metric: str) -> tuple[str, str, str]:
     if test is None:
         return "", "", ""
     difference = test["mean_difference"]
     return (
-        ("+" if difference >= 0 else "") + metric_text(difference, metric),
+        value_text(difference, metric, signed=True),
         f"{test['p']:.3g}",
-        f"{test['effect_size']:+.2f}",
+        signed_text(test["effect_size"]),
     )
 
 

@@ -11,10 +11,9 @@ from typing import NamedTuple, get_args
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from fedzmg.report.numbers import NONE, duration
+from fedzmg.report.numbers import NONE, duration, value_text
 from fedzmg.report.results.watch import State, Training, Work
 from fedzmg.report.terminal.stacked import Column, fits, said_below, stacked
-from fedzmg.report.terminal.tables import metric_text
 
 MOST_ROWS = 30
 """Trainings that are shown one by one; more of them are summed up by algorithm."""
@@ -265,7 +264,7 @@ def _rounds(trainings: Sequence[Training]) -> str:
 
 
 def _metric(work: Work, one: Training) -> str:
-    return "" if one.metric is None else metric_text(one.metric, work.metric)
+    return "" if one.metric is None else value_text(one.metric, work.metric)
 
 
 def _speed(work: Work) -> str:
