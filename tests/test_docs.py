@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,9 @@ from fedzmg.cli import app
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/data.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/guide.md", "docs/data.md", "docs/optimizer.md"]
+)
 def test_blocks_of_a_page_run_in_order(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks
@@ -56,6 +60,53 @@ def test_readme_names_every_algorithm_and_task() -> None:
     text = (ROOT / "README.md").read_text()
     for name in [*algorithms.ALGORITHMS, *tasks.TASKS]:
         assert f"`{name}`" in text
+
+
+FILES = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/experiments.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("text", FILES, ids=lambda text: text.splitlines()[0])
+def test_files_of_experiments_would_run_and_name_every_key(text: str, tmp_path: Path) -> None:
+    from fedzmg.experiment.specs import files, plan
+
+    path = tmp_path / "my.toml"
+    path.write_text(text)
+    spec = files.read(path)
+    assert isinstance(spec, plan.Plan)
+    spec.check()
+    given = tomllib.loads(text)
+    assert set(given) == set(type(spec).model_fields)
+    assert set(given["stop"]) == set(type(spec.stop).model_fields)  # type: ignore[attr-defined]
+    said = set().union(*given["algorithms"].values())
+    assert said >= set(plan.Variant.model_fields) - {"axes"}
+    assert ("axes" in said) == (given["kind"] == "grid")
+
+
+@pytest.mark.parametrize("text", FILES, ids=lambda text: text.splitlines()[0])
+def test_defaults_of_experiments_are_the_real_ones(text: str) -> None:
+    from fedzmg.experiment.specs import files
+
+    given = tomllib.loads(text)
+    fields = files.SPECS[given["kind"]].model_fields
+    checked = 0
+    for key, comment in re.findall(r"^(\w+) = .*?  +# (.*)$", text.split("\n[")[0], re.MULTILINE):
+        if other := re.search(r'\bdefault ("[^"]*"|\[.*?\]|[\d.]+)', comment):
+            assert json.loads(other[1]) == fields[key].default, key
+        elif comment.startswith("default"):
+            assert given[key] == fields[key].default, key
+        else:
+            continue
+        checked += 1
+    assert checked >= 9
+
+
+def test_grid_and_study_of_experiments_belong_together() -> None:
+    grid, study = map(tomllib.loads, FILES)
+    assert study["rates"] == "runs/my-grid"
+    for variant in grid["algorithms"].values():
+        variant.pop("axes", None)
+    for key in ("task", "algorithms", "preset", "protocol"):
+        assert grid[key] == study[key]
 
 
 ALL = typer.main.get_command(app)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -275,3 +276,52 @@ def test_a_description_says_what_made_it_and_the_page_how_to_repeat_it(
     assert kept["made"]["command"] == "fedzmg data describe digits --as-paper --out described"
     assert len(kept["clients"]) == 10
     assert kept["made"]["command"] in render(read([tmp_path / "described"]))
+
+
+def test_files_of_ones_own_are_described_and_shown(fedzmg: Any, tmp_path: Path) -> None:
+    from PIL import Image
+
+    rows = "".join(f"{'north' if i % 3 else 'south'},{'ab'[i % 2]},note\n" for i in range(12))
+    (tmp_path / "visits.csv").write_text("clinic,risk,remark\n" + rows)
+    named = ("--client-column", "clinic", "--label-column", "risk")
+    done = fedzmg("describe", "visits.csv", *named, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert [row["client"] for row in found["clients"]] == ["north", "south"]
+    assert (found["counts"], found["labels"]) == ([[4, 4], [2, 2]], ["a", "b"])
+    assert (found["name"], found["split"], found["directory"]) == (
+        "visits", None, "runs/data-visits"
+    )  # fmt: skip
+    dealt = ("--partition", "dirichlet", "--clients", "2")
+    done = fedzmg("describe", "visits.csv", "--label-column", "risk", *dealt)
+    assert "needs alpha" in done.err
+    assert "--set alpha=0.1" in done.err
+    for i, name in enumerate(["ann/cat/1.png", "bob/dog/2.png"]):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True)
+        Image.new("L", (3, 3), 90 * i).save(tmp_path / "photos" / name)
+    done = fedzmg("show", "photos")
+    assert done.code == 0, done.err
+    assert (tmp_path / "runs" / "data-photos" / "examples.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("describe", "t.csv"),
+            "unknown column 'client'.*; --client-column and --label",
+        ),
+        (("describe", "gone.csv"), "gone.csv: no such file or folder: check the path"),
+        (("describe", "digts"), "unknown data set 'digts': did you mean 'digits'"),
+        (("describe", "digits", "--label-column", "y"), "belong to tables: leave them out"),
+        (("describe", "t.csv", "--split", "test"), "t.csv: a path has no splits: leave out"),
+        (("show", "t.csv"), "a table has no pictures: use 'fedzmg data describe t.csv'"),
+    ],
+)
+def test_paths_that_cannot_be_described_are_refused(
+    fedzmg: Any, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "t.csv").write_text("who,label\na,1\n")
+    done = fedzmg(*arguments)
+    assert done.code == 2
+    assert re.search(said, done.err.replace("\n", " "))

@@ -523,7 +523,13 @@ FEW = np.array([0, 1, 1, 2])
             "2 clients of 100 examples need 200, there are 4: take fewer clients or a smaller "
             "per_client",
         ),
-        ("pachinko", 2, {}, "partition 'pachinko' needs coarse: give coarse"),
+        (
+            "pachinko",
+            2,
+            {},
+            "partition 'pachinko' needs coarse: only data with coarse labels, such as CIFAR-100, "
+            "can be dealt out by it",
+        ),
         (
             "pachinko",
             2,
@@ -549,8 +555,19 @@ FEW = np.array([0, 1, 1, 2])
             {"coarse": FEW, "per_client": 1, "leaf": -1.0},
             "leaf = -1.0: expected a number > 0",
         ),
-        ("dirichlet", 2, {}, "partition 'dirichlet' needs alpha: give alpha"),
-        ("iid", None, {}, "partition 'iid' needs clients: give clients"),
+        (
+            "dirichlet",
+            2,
+            {},
+            "partition 'dirichlet' needs alpha: give alpha=0.1 for very unequal clients, 10 for "
+            "nearly equal ones (--set alpha=0.1)",
+        ),
+        (
+            "iid",
+            None,
+            {},
+            "partition 'iid' needs clients: say how many, clients=100 (--clients 100)",
+        ),
         ("iid", 2.0, {}, "clients = 2.0: expected 1 to 4, the number of examples"),
         ("iid", 2, {"seed": 0.5}, "seed = 0.5: expected a whole number"),
         ("iid", 2, {"alpha": 0.5}, "partition 'iid' has no options: leave out alpha"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fedzmg import InputError, Metric, Protocol, Task, Trial, simulate, tasks
+from fedzmg.data.columns import Columns
 from fedzmg.data.federated import FederatedData, examples
+from fedzmg.data.formats import arrays
 from fedzmg.data.plan import sample_cohort
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import initial_params
 from fedzmg.simulation import RoundReport
-from fedzmg.tasks.task import cross_entropy, masked_cross_entropy
+from fedzmg.tasks.task import as_stored, cross_entropy, masked_cross_entropy
 from fedzmg.tasks.text import masked_accuracy
 from fedzmg.tree import row
 
@@ -89,6 +92,87 @@ def test_misfits_are_refused_in_one_line(changes: dict[str, Any], message: str) 
     with pytest.raises(InputError, match=message) as caught:
         make(**changes)
     assert "\n" not in str(caught.value)
+
+
+def columns(clients: Any = WHO, **changes: Any) -> Columns:
+    made = arrays.from_arrays(X.astype(np.float32), Y, clients)
+    return replace(made, **changes)
+
+
+def test_a_task_from_columns_is_the_one_from_arrays() -> None:
+    names = [f"c{i}" for i in WHO]
+    made = Task.from_columns(
+        nn.Linear(4, 3), columns(names), test=columns(None), name="own", cohort=2, rounds=3
+    )
+    same = make(x=X.astype(np.float32), clients=names, test=(X.astype(np.float32), Y))
+    assert made.train.fingerprint() == same.train.fingerprint()
+    assert torch.equal(made.test.x, same.test.x)
+    assert torch.equal(made.test.y, same.test.y)
+    assert (made.name, made.protocol.rounds, made.test_owners) == ("own", 3, None)
+
+
+def test_test_rows_of_training_clients_are_their_own() -> None:
+    made = Task.from_columns(
+        nn.Linear(4, 3), columns(["a", "b", "c"] * 10), cohort=1,
+        test=columns(["c", "a", "z"] * 10),
+    )  # fmt: skip
+    assert made.test_owners is not None
+    assert made.test_owners.tolist() == [0] * 10 + [2] * 10 + [-1] * 10
+    elsewhere = columns(["x", "y", "z"] * 10)
+    made = Task.from_columns(nn.Linear(4, 3), columns(), test=elsewhere, cohort=1)
+    assert made.test_owners is None
+
+
+def test_bytes_of_columns_become_fractions() -> None:
+    pixels = RNG.integers(0, 256, (6, 2, 2), dtype=np.uint8)
+    images = arrays.from_arrays(pixels, np.arange(6) % 3, np.arange(6) % 2)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    made = Task.from_columns(net, images, test=images, cohort=1)
+    assert made.train.examples.x.dtype == torch.uint8
+    read = made.prepare(made.train.examples.x, torch.float32)
+    torch.testing.assert_close(read, made.train.examples.x / 255)
+    assert made.prepare is not as_stored
+    own = Task.from_columns(
+        net, images, test=images, cohort=1, prepare=lambda x, dtype: x.to(dtype)
+    )
+    assert torch.equal(own.prepare(pixel := torch.tensor([7], dtype=torch.uint8), torch.float32),
+                       pixel.float())  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ("visits.csv", columns(), "the training data is a str: give columns, such as"),
+        (columns(), (X, Y), "the test data is a tuple: give columns"),
+        (columns(), None, "the test data is a NoneType: give columns"),
+        (columns(None), columns(), "does not say whose rows are whose: name the column"),
+        (arrays.from_arrays(X, None, WHO), columns(), "no column 'y' of numbers but x: name the"),
+        (
+            arrays.from_arrays(["to be"] * 30, Y, WHO),
+            columns(),
+            "no column 'x' of numbers but text, y: turn the text into numbers",
+        ),
+        (
+            columns(classes=("a", "b", "c")),
+            columns(classes=("b", "c")),
+            "names the classes b, c but the training data a, b, c: read the test data with classes",
+        ),
+        (columns(classes=("a", "b", "c")), columns(), "names the classes none but"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_in_one_line(
+    train: Any, test: Any, message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        Task.from_columns(nn.Linear(4, 3), train, test=test, cohort=2)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_printed_of_a_task_is_one_line() -> None:
+    assert repr(make(name="pets", rounds=7)) == (
+        "<Task 'pets': 5 clients, 30 training and 30 test examples of x 4 float32, y int64; "
+        "Linear with 15 trainable weights; 7 rounds, cohort 2; accuracy>"
+    )
 
 
 def test_unknown_initializer_is_refused_when_it_is_needed() -> None:

@@ -134,9 +134,22 @@ Settings = Annotated[
 ]
 
 
+Shown = Annotated[
+    str,
+    typer.Argument(
+        help="A data set of 'fedzmg data list', digits, plays, or the path of data of your own."
+    ),
+]
+Client = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="A table's column of clients.", show_default="client"),
+]
+Label = Annotated[str, typer.Option(metavar="COLUMN", help="A table's column of labels.")]
+
+
 @app.command()
 def describe(
-    name: Annotated[str, typer.Argument(help="A data set of 'fedzmg data list', digits or plays.")],
+    name: Shown,
     split: Split = "train",
     sample: Annotated[
         int | None, typer.Option(min=2, help="Measure this many clients.", show_default="all")
@@ -151,6 +164,8 @@ def describe(
     as_paper: Annotated[
         bool, typer.Option("--as-paper", help="Ten clients, pooled, measured as in the paper.")
     ] = False,
+    client_column: Client = None,
+    label_column: Label = "label",
     partition: PartitionName = None,
     clients: Clients = None,
     seed: Seed = 0,
@@ -167,21 +182,23 @@ def describe(
     from fedzmg.report.plots.style import save
     from fedzmg.report.writing import check_place, refuse_foreign, staged
 
-    place = out or Path("runs") / f"data-{name}"
+    place = out or Path("runs") / f"data-{_title(name)}"
     check_place(place)
     refuse_foreign(place, DESCRIPTION, "data describe")
-    people = _population(name, split, partition, clients, seed, set_, cache)
+    columns = (client_column, label_column)
+    people = _population(name, split, partition, clients, seed, set_, cache, columns)
     twin = paper.twin(name)
     if as_paper:
         sample = sample or 10
         reference = reference or "pooled"
         entropy = entropy or ("present" if people.unit == "characters" else "classes")
     found = heterogeneity.describe(
-        people.counts, people.names, unit=people.unit, labels=people.labels, name=name,
+        people.counts, people.names, unit=people.unit, labels=people.labels, name=_title(name),
         entropy=entropy or "classes", reference=reference or "global",  # type: ignore[arg-type]
         sample=sample, seed=seed,
     )  # fmt: skip
-    where = {"split": split, "partition": people.partition, "made": provenance()}
+    part = None if _is_own(name) else split
+    where = {"split": part, "partition": people.partition, "made": provenance()}
     data = {**found.as_dict(), **where}
     with staged(place, "data describe") as folder:
         report.write_json(data, folder / "heterogeneity.json")
@@ -202,7 +219,7 @@ def describe(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A data set of 'fedzmg data list', digits or plays.")],
+    name: Shown,
     split: Split = "train",
     rows: Annotated[int, typer.Option(min=1, max=40, help="Clients to show.")] = 6,
     columns: Annotated[int, typer.Option(min=1, max=40, help="Examples of each.")] = 10,
@@ -214,9 +231,12 @@ def show(
     out: Out = None,
 ) -> None:
     """Show some clients' examples: a picture of images, the beginnings of texts."""
+    from fedzmg.data.formats.by_path import is_table
     from fedzmg.report.plots import examples
     from fedzmg.report.plots.style import save
 
+    if is_table(name):
+        raise InputError(f"{name}: a table has no pictures: use 'fedzmg data describe {name}'")
     people = _population(name, split, partition, clients, seed, set_, cache)
     owners = people.columns.owners
     assert owners is not None
@@ -238,13 +258,28 @@ def show(
     spans = [range(o, min(o + columns, e)) for o, e in
              ((owners.offsets[i], owners.offsets[i + 1]) for i in places)]  # fmt: skip
     picture = examples.figure(
-        f"{name}, {split}: {len(places)} of {len(people.names):,} clients",
+        f"{_title(name, split)}: {len(places)} of {len(people.names):,} clients",
         [owners.names[i] for i in places],
         [x[span.start : span.stop] for span in spans],
-        [[str(label) for label in y[span.start : span.stop]] for span in spans],
+        [[people.labels[label] for label in y[span.start : span.stop]] for span in spans],
     )
-    written = save(picture, (out or Path("runs") / f"data-{name}") / "examples")
+    written = save(picture, (out or Path("runs") / f"data-{_title(name)}") / "examples")
     output.place("figure", written[0])
+
+
+def _is_own(name: str) -> bool:
+    """Whether it is the path of a user's own data, and no data set that is known by its name."""
+    from fedzmg.data.population import EMBEDDED
+    from fedzmg.data.sources import SOURCES
+
+    return name not in EMBEDDED and name not in SOURCES
+
+
+def _title(name: str, split: str = "") -> str:
+    """What figures and folders call it; a path has no splits."""
+    if _is_own(name):
+        return Path(name).resolve().stem
+    return f"{name}, {split}" if split else name
 
 
 def _population(
@@ -255,8 +290,10 @@ def _population(
     seed: int,
     settings: list[str] | None,
     cache: Path | None,
+    table: tuple[str | None, str] = (None, "label"),
 ) -> Population:
     from fedzmg.data import catalog
+    from fedzmg.data.formats import by_path
     from fedzmg.data.population import (
         DEFAULT_PARTITIONS,
         EMBEDDED,
@@ -267,10 +304,24 @@ def _population(
     from fedzmg.errors import unknown
     from fedzmg.experiment.specs.run import parse_setting
 
-    if name not in EMBEDDED and name not in SOURCES:
+    own = _is_own(name)
+    if own and not by_path.is_path(name):
         raise unknown("data set", name, [*SOURCES, *EMBEDDED])
+    if table != (None, "label") and not (own and by_path.is_table(name)):
+        raise InputError("--client-column and --label-column belong to tables: leave them out")
     classes: int | None = 10
-    if name in EMBEDDED:
+    if own:
+        if split != "train":
+            raise InputError(f"{name}: a path has no splits: leave out --split")
+        client, label = table
+        client = client or ("client" if partition is None else None)
+        try:
+            columns, classes = by_path.read(name, client, label), None
+        except InputError as error:
+            lacks = by_path.is_table(name) and "unknown column" in str(error)
+            remedy = "; --client-column and --label-column say which" if lacks else ""
+            raise InputError(f"{error}{remedy}") from None
+    elif name in EMBEDDED:
         columns = embedded_columns(name, split)
     else:
         splits = catalog.load(name, cache).splits

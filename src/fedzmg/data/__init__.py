@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fedzmg.data.columns import Columns, hold_out
+from fedzmg.data.columns import Columns
 from fedzmg.data.federated import Examples, FederatedData
+from fedzmg.data.held_out import hold_out
 from fedzmg.data.partition import (
     PARTITIONS,
     dirichlet,

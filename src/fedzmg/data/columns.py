@@ -38,6 +38,10 @@ class Strings(NamedTuple):
         """Number of strings."""
         return len(self.offsets) - 1
 
+    def __repr__(self) -> str:
+        """How many there are."""
+        return f"<Strings: {self.rows:,} in {len(self.text):,} bytes>"
+
 
 Column: TypeAlias = Array | Strings
 
@@ -48,6 +52,10 @@ class Owners(NamedTuple):
     names: tuple[str, ...]
     offsets: npt.NDArray[np.int64]
 
+    def __repr__(self) -> str:
+        """How many there are."""
+        return f"<Owners: {len(self.names):,} clients of {self.offsets[-1]:,} rows>"
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -57,6 +65,8 @@ class Columns:
     owners: Owners | None = None
     notes: tuple[str, ...] = ()
     """What differs from what was expected, to be said to the user."""
+    classes: tuple[str, ...] = ()
+    """Names of labels in the order of their ids, where a reader gave names their ids."""
 
     def __post_init__(self) -> None:
         """Refuse columns of different length and owners that do not fit."""
@@ -90,6 +100,20 @@ class Columns:
         assert isinstance(column, Strings)
         return column
 
+    def __repr__(self) -> str:
+        """What there is, without any of it."""
+        whose = "" if self.owners is None else f" of {len(self.owners.names):,} clients"
+        kinds = ", ".join(f"{name} {_kind(column)}" for name, column in self.columns.items())
+        classes = f"; {len(self.classes)} named classes" if self.classes else ""
+        return f"<Columns: {self.rows:,} rows{whose}; {kinds}{classes}>"
+
 
 def _rows(column: Column) -> int:
     return column.rows if isinstance(column, Strings) else len(column)
+
+
+def _kind(column: Column) -> str:
+    if isinstance(column, Strings):
+        return "strings"
+    shape = " x ".join(map(str, column.shape[1:]))
+    return f"{shape} {column.dtype}".strip()

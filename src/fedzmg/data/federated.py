@@ -26,6 +26,19 @@ class Examples(NamedTuple):
         """Number of examples."""
         return len(self.x)
 
+    def __repr__(self) -> str:
+        """What there is, without any of it."""
+        return f"<Examples: {self.size:,} of {self.kind()}>"
+
+    def kind(self) -> str:
+        """Shape and type of an input and of a target, in words."""
+        return ", ".join(f"{name} {_kind(t)}" for name, t in self._asdict().items())
+
+
+def _kind(tensor: Tensor) -> str:
+    shape = " x ".join(map(str, tensor.shape[1:]))
+    return f"{shape} {str(tensor.dtype).removeprefix('torch.')}".strip()
+
 
 def examples(x: Any, y: Any, *, what: str = "data") -> Examples:
     """Check and wrap two arrays of equal length.
@@ -122,6 +135,11 @@ class FederatedData:
     def __len__(self) -> int:
         """Number of clients."""
         return len(self.names)
+
+    def __repr__(self) -> str:
+        """What there is, without any of it."""
+        held = f"{self.examples.size:,} examples of {len(self):,} clients"
+        return f"<{type(self).__name__}: {held}; {self.examples.kind()}>"
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:

@@ -333,6 +333,13 @@ PARTITIONS: dict[str, Callable[..., Owners]] = {
     "pachinko": pachinko,
 }
 
+_MISSING = {
+    "alpha": "give alpha=0.1 for very unequal clients, 10 for nearly equal ones (--set alpha=0.1)",
+    "clients": "say how many, clients=100 (--clients 100)",
+    "coarse": "only data with coarse labels, such as CIFAR-100, can be dealt out by it",
+}
+"""What to do about an argument that is not given, in Python (and in a command)."""
+
 
 @dataclass(frozen=True, eq=False)
 class Partition:
@@ -404,7 +411,7 @@ def make(
     arguments = {one.name: given.get(one.name, one.default) for one in others}
     for key, value in arguments.items():
         if value is inspect.Parameter.empty:
-            raise InputError(f"partition {name!r} needs {key}: give {key}")
+            raise InputError(f"partition {name!r} needs {key}: {_MISSING[key]}")
     owners = PARTITIONS[name](**{data.name: np.asarray(labels)}, **arguments)
     owners.flags.writeable = False
     return Partition(name, {key: arguments[key] for key in known}, int(seed), owners)

@@ -66,7 +66,7 @@ def population(
 
     Args:
         columns: images with labels, or text.
-        classes: number of labels; None to take the largest there is.
+        classes: number of labels; None to count their names, or to take the largest there is.
         partition: name, clients, seed and options, where the files name no clients.
 
     Raises:
@@ -85,11 +85,11 @@ def population(
         counts, labels = _characters(columns), (*CHARACTERS, UNKNOWN)
     else:
         y = columns.array("y")
-        number = classes or int(y.max(initial=0)) + 1
+        number = classes or len(columns.classes) or int(y.max(initial=0)) + 1
         counts = label_counts(
             y, owners_of(columns.owners.offsets), classes=number, clients=len(columns.owners.names)
         )
-        labels = tuple(str(label) for label in range(number))
+        labels = columns.classes or tuple(str(label) for label in range(number))
     held = counts.sum(1) > 0
     empty = int((~held).sum())
     notes = (f"{empty} clients hold nothing and are left out",) if empty else ()
@@ -110,7 +110,7 @@ def _dealt(columns: Columns, options: dict[str, Any]) -> tuple[Columns, Partitio
     offsets = np.searchsorted(made.owners[order], np.arange(clients + 1))
     rows = {name: _rows(columns.array(name), order) for name in columns.columns}
     owners = Owners(tuple(str(i) for i in range(clients)), offsets.astype(np.int64))
-    return Columns(rows, owners, columns.notes), made
+    return Columns(rows, owners, columns.notes, columns.classes), made
 
 
 def _rows(column: Array, order: Array) -> Array:

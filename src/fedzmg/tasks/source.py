@@ -45,7 +45,7 @@ def missing(data_set: str) -> str:
     return f"fedzmg data import {data_set} FILE..."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Catalogued(FederatedData):
     """Training examples exactly as the catalog holds them.
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from fedzmg.data.columns import Columns, Owners, Strings
 from fedzmg.data.federated import Examples, FederatedData, examples
 from fedzmg.data.plan import Batching
 from fedzmg.errors import InputError, unknown
@@ -20,6 +21,7 @@ from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer
 from fedzmg.models.objective import LossFunction, Objective, PrepareFunction
+from fedzmg.tasks.source import test_owners
 from fedzmg.tree import num_bytes
 
 
@@ -94,7 +96,8 @@ class Protocol:
 class Task:
     """Data, model, loss and metric that belong together.
 
-    Presets are in ``fedzmg.tasks``; :meth:`from_arrays` makes one from a user's own parts.
+    Presets are in ``fedzmg.tasks``; :meth:`from_arrays` and :meth:`from_columns` make one from a
+    user's own parts.
     """
 
     name: str
@@ -121,6 +124,17 @@ class Task:
     def __post_init__(self) -> None:
         """Run the model once, so that a misfit is said here and not in the middle of a round."""
         check(self)
+
+    def __repr__(self) -> str:
+        """What there is, without any data."""
+        model, protocol = self.model, self.protocol
+        weights = sum(leaf.numel() for leaf in model.params().values())
+        return (
+            f"<Task {self.name!r}: {len(self.train):,} clients, {self.train.examples.size:,} "
+            f"training and {self.test.size:,} test examples of {self.test.kind()}; "
+            f"{type(model.module).__name__} with {weights:,} trainable weights; "
+            f"{protocol.rounds} rounds, cohort {protocol.cohort}; {self.metric.name}>"
+        )
 
     def fingerprint(self) -> str:
         """SHA-256 of everything a run depends on; of functions, the names count."""
@@ -193,6 +207,97 @@ class Task:
             init=init,
             protocol=Protocol().with_options(protocol),
         )
+
+    @classmethod
+    def from_columns(
+        cls,
+        model: nn.Module,
+        train: Columns,
+        *,
+        test: Columns,
+        name: str = "custom",
+        loss: LossFunction = cross_entropy,
+        metric: Metric = ACCURACY,
+        prepare: PrepareFunction | None = None,
+        init: Initializer = "torch",
+        axes: Mapping[str, tuple[int, ...]] | None = None,
+        **protocol: Any,
+    ) -> Task:
+        """A task from a module and what a reader of ``fedzmg.data.formats`` gives.
+
+        Args:
+            model: any ``nn.Module`` without buffers; it is copied.
+            train: columns ``x`` and ``y`` whose rows know their clients.
+            test: columns for evaluation; where labels are names, read with the same ``classes``.
+                Rows of a client that also trains count as its own.
+            name: how run directories and tables call it.
+            loss: ``(outputs, targets) -> one loss per example``.
+            metric: what is reported.
+            prepare: ``(stored inputs, dtype) -> model inputs``; without it bytes are divided by
+                255, and everything else stays as it is stored.
+            init: ``"torch"``, ``"keras"``, ``"given"`` (a pretrained start) or a function.
+            axes: input axes of parameters of your own modules, by name.
+            **protocol: fields of :class:`Protocol`, such as ``cohort=5``.
+
+        Raises:
+            InputError: for parts that do not fit together; the message names the remedy.
+        """
+        given = [_given(train, "training data"), _given(test, "test data")]
+        if train.owners is None:
+            raise InputError(
+                "the training data does not say whose rows are whose: name the column of clients "
+                "when you read it, or make ids by fedzmg.data.partition and use Task.from_arrays"
+            )
+        if train.classes != test.classes:
+            said = [", ".join(one.classes[:8]) or "none" for one in (test, train)]
+            raise InputError(
+                f"the test data names the classes {said[0]} but the training data {said[1]}: read "
+                "the test data with classes=TRAIN.classes, so that ids mean the same"
+            )
+        if prepare is None:
+            prepare = unit_pixels if given[0].x.dtype == torch.uint8 else as_stored
+        return cls(
+            name=name,
+            model=FunctionalModel(model, axes),
+            train=FederatedData(given[0], train.owners.offsets, train.owners.names),
+            test=given[1],
+            loss=loss,
+            metric=metric,
+            prepare=prepare,
+            init=init,
+            protocol=Protocol().with_options(protocol),
+            test_owners=_shared(train.owners, test.owners),
+            notes=tuple(dict.fromkeys((*train.notes, *test.notes))),
+        )
+
+
+def _given(columns: Columns, what: str) -> Examples:
+    """Inputs and targets of a file."""
+    if not isinstance(columns, Columns):
+        raise InputError(
+            f"the {what} is a {type(columns).__name__}: give columns, such as "
+            "fedzmg.data.formats.tabular.read(FILE), or use Task.from_arrays"
+        )
+    remedies = {
+        "x": "read columns of numbers, or images",
+        "y": "name the column of labels when you read it",
+    }
+    for column, remedy in remedies.items():
+        if column in columns.columns and not isinstance(columns.columns[column], Strings):
+            continue
+        there = ", ".join(columns.columns)
+        if column == "x" and "text" in columns.columns:
+            remedy = "turn the text into numbers and use Task.from_arrays"
+        raise InputError(f"the {what} has no column {column!r} of numbers but {there}: {remedy}")
+    return examples(columns.array("x"), columns.array("y"), what=what)
+
+
+def _shared(train: Owners, test: Owners | None) -> npt.NDArray[np.int64] | None:
+    """Whose each test example is, if any is of a client that trains."""
+    if test is None:
+        return None
+    owners = test_owners(train.names, test.names, np.diff(test.offsets), "test")
+    return owners if (owners >= 0).any() else None
 
 
 def check(task: Task) -> None:

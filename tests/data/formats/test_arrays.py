@@ -68,12 +68,12 @@ def test_strings_become_text_and_names_become_classes() -> None:
     assert texts(columns) == ["you", "Hé", ""]
     assert columns.array("y").tolist() == [1, 1, 0]
     assert columns.notes == ("classes: cat, dog",)
+    assert columns.classes == ("cat", "dog")
 
 
 def test_class_names_with_commas_stay_one_line_and_apart() -> None:
-    assert rows.classes_note(["tench, big", "a\nb", 'say "x"']) == (
-        'classes: "tench, big", "a\\nb", "say \\"x\\""'
-    )
+    [note] = rows.classes_note(["tench, big", "a\nb", 'say "x"'])
+    assert note == 'classes: "tench, big", "a\\nb", "say \\"x\\""'
 
 
 def test_arrays_of_objects_count_as_what_they_hold() -> None:
@@ -122,8 +122,8 @@ def test_arrays_that_do_not_fit_are_refused(x: Any, y: Any, clients: Any, said: 
 
 
 def test_labels_must_be_among_the_classes() -> None:
-    ids, notes = rows.labels(["b", "a"], "f", ("b", "a", "c"))
-    assert (ids.tolist(), notes) == ([0, 1], ("classes: b, a, c",))
+    ids, names = rows.labels(["b", "a"], "f", ("b", "a", "c"))
+    assert (ids.tolist(), names) == ([0, 1], ("b", "a", "c"))
     with pytest.raises(InputError, match="row 1: unknown class 'dgo': did you mean 'dog'"):
         rows.labels(["dog", "dgo"], "f", ("dog",))
     with pytest.raises(InputError, match="label 2 in row 0: expected 0 to 1"):

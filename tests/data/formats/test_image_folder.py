@@ -42,6 +42,7 @@ def test_client_and_label_folders(tmp_path: Path) -> None:
     columns = image_folder.read([tmp_path])
     assert rows_of(columns) == {"al": [0, 1], "zoe": [0, 0]}
     assert columns.notes == ("classes: cat, dog",)
+    assert columns.classes == ("cat", "dog")
     expected = [np.asarray(picture(seed)) for seed in (3, 2, 1, 0)]  # by client, label and name
     np.testing.assert_array_equal(columns.array("x"), expected)
     assert columns.array("x").dtype == np.uint8

@@ -17,11 +17,14 @@ import numpy as np
 from fedzmg.data.columns import Allocate, Array, Column, Columns, Strings, in_memory
 from fedzmg.data.formats.rows import (
     Grouping,
+    Paths,
+    as_paths,
     as_strings,
     blocks,
     by_client,
     check_numbers,
     check_type,
+    classes_note,
     file_size,
     labels,
     numbers_or_strings,
@@ -65,12 +68,12 @@ def from_arrays(x: Any, y: Any = None, clients: Any = None) -> Columns:
         check_type(array.dtype, f"{where}: x")
         check_numbers(array, 0, f"{where}: x")
         columns["x"] = array[grouping.order]
-    notes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
     if y is not None:
-        ids, notes = labels(y, where)
+        ids, classes = labels(y, where)
         _same_length({"x": rows, "y": len(ids)}, where)
         columns["y"] = ids[grouping.order]
-    return Columns(columns, grouping.owners, notes)
+    return Columns(columns, grouping.owners, classes_note(classes), classes)
 
 
 def _same_length(lengths: dict[str, int], where: str) -> None:
@@ -99,7 +102,7 @@ class _Header(NamedTuple):
 _ROLES = {"x": "x", "y": "y", "clients": "clients", "client": "clients"}
 
 
-def read(paths: Sequence[Path], allocate: Allocate = in_memory) -> Columns:
+def read(paths: Paths, allocate: Allocate = in_memory) -> Columns:
     """Read one ``.npz`` file with arrays x, y and clients, or one ``.npy`` file for each.
 
     Without clients the rows belong to nobody yet. Nothing is unpickled.
@@ -107,15 +110,16 @@ def read(paths: Sequence[Path], allocate: Allocate = in_memory) -> Columns:
     Raises:
         InputError: for missing arrays, arrays that do not fit together, and damaged files.
     """
-    if not paths:
+    files = as_paths(paths)
+    if not files:
         raise InputError("no file is given: give one .npz file, or .npy files for x, y and clients")
     with contextlib.ExitStack() as stack:
-        if len(paths) == 1 and _is_zip(paths[0]):
-            where = str(paths[0])
-            found, notes = _members(paths[0], stack)
+        if len(files) == 1 and _is_zip(files[0]):
+            where = str(files[0])
+            found, notes = _members(files[0], stack)
         else:
-            where = ", ".join(str(path) for path in paths)
-            found, notes = _files(paths), []
+            where = ", ".join(str(path) for path in files)
+            found, notes = _files(files), []
         for role in ("x", "y"):
             if role not in found:
                 raise InputError(
@@ -135,7 +139,8 @@ def read(paths: Sequence[Path], allocate: Allocate = in_memory) -> Columns:
         y[:] = ids[grouping.order]
         x = _inputs(found["x"], headers["x"], grouping, allocate)
         name = "text" if isinstance(x, Strings) else "x"
-        return Columns({name: x, "y": y}, grouping.owners, (*notes, *classes))
+        said = (*notes, *classes_note(classes))
+        return Columns({name: x, "y": y}, grouping.owners, said, classes)
 
 
 def _rest(notes: Sequence[str]) -> str:

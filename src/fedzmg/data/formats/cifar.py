@@ -7,7 +7,6 @@ red, green and blue. Pickled: a dictionary with ``data`` [n, 3072], ``fine_label
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from fedzmg.data.columns import Allocate, Array, Columns, in_memory
 from fedzmg.data.formats import plain_pickle
-from fedzmg.data.formats.rows import blocks, file_size, reading
+from fedzmg.data.formats.rows import Paths, as_paths, blocks, file_size, reading
 from fedzmg.errors import InputError
 
 # fmt: off
@@ -35,17 +34,18 @@ _RECORD = 2 + _PIXELS
 _REMEDY = "get the file again"
 
 
-def read_binary(paths: Sequence[Path], allocate: Allocate = in_memory) -> Columns:
+def read_binary(paths: Paths, allocate: Allocate = in_memory) -> Columns:
     """Read ``train.bin`` or ``test.bin``; several files are put one after the other.
 
     Raises:
         InputError: for a file that is cut off, labels out of range, or a coarse label that does not
             belong to the fine one.
     """
-    counts = [_records(path) for path in _given(paths)]
+    files = _given(paths)
+    counts = [_records(path) for path in files]
     columns = _allocate(sum(counts), allocate)
     done = 0
-    for path, count in zip(paths, counts, strict=True):
+    for path, count in zip(files, counts, strict=True):
         with reading(str(path)), path.open("rb") as stream:
             for part, block in blocks(stream, count, (_RECORD,), np.dtype(np.uint8), str(path)):
                 coarse, fine, pixels = block[:, 0], block[:, 1], block[:, 2:]
@@ -55,7 +55,7 @@ def read_binary(paths: Sequence[Path], allocate: Allocate = in_memory) -> Column
     return columns.made()
 
 
-def read_python(paths: Sequence[Path], allocate: Allocate = in_memory) -> Columns:
+def read_python(paths: Paths, allocate: Allocate = in_memory) -> Columns:
     """Read the pickled ``train`` or ``test``; several files are put one after the other.
 
     Nothing is unpickled, so nothing that a file names is ever run; see
@@ -100,10 +100,11 @@ def _allocate(rows: int, allocate: Allocate) -> _Making:
     )
 
 
-def _given(paths: Sequence[Path]) -> Sequence[Path]:
-    if not paths:
+def _given(paths: Paths) -> list[Path]:
+    files = as_paths(paths)
+    if not files:
         raise InputError("no CIFAR-100 file given: name at least one")
-    return paths
+    return files
 
 
 def _records(path: Path) -> int:

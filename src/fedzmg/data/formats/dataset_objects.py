@@ -18,6 +18,7 @@ from fedzmg.data.formats.rows import (
     Grouping,
     by_client,
     check_type,
+    classes_note,
     group,
     labels,
     numbers_or_strings,
@@ -144,10 +145,10 @@ def _columns(
     wanted: Wanted,
 ) -> Columns:
     columns: dict[str, Column] = {}
-    notes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     rows = len(grouping.order)
     if label is not None:
-        ids, notes = _labels(parts, label, classes)
+        ids, names = _labels(parts, label, classes)
         columns["y"] = ids[grouping.order]
     place = grouping.place
     first = next(_entries(parts, chosen[0]))[1]
@@ -163,7 +164,7 @@ def _columns(
     else:
         table = [_numbers(parts, name) for name in chosen]
         columns["x"] = np.concatenate(table, axis=1)[grouping.order]
-    return Columns(columns, grouping.owners, notes)
+    return Columns(columns, grouping.owners, classes_note(names), names)
 
 
 def _labels(

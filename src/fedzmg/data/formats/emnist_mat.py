@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple, TypeAlias
 
@@ -20,6 +20,8 @@ import numpy.typing as npt
 
 from fedzmg.data.columns import Allocate, Array, Columns, in_memory
 from fedzmg.data.formats.rows import (
+    Paths,
+    as_paths,
     by_writer,
     file_size,
     numbers_or_strings,
@@ -126,7 +128,7 @@ class _Matrix(NamedTuple):
     """Where it ends in its stream."""
 
 
-def read(paths: Sequence[Path], allocate: Allocate = in_memory, *, split: str) -> Columns:
+def read(paths: Paths, allocate: Allocate = in_memory, *, split: str) -> Columns:
     """Read one split of one file, images upright, sorted by writer where the file knows writers.
 
     Args:
@@ -139,9 +141,10 @@ def read(paths: Sequence[Path], allocate: Allocate = in_memory, *, split: str) -
     """
     if split not in ("train", "test"):
         raise unknown("split", split, ("train", "test"))
-    if len(paths) != 1:
-        raise InputError(f"expected one MATLAB file, not {len(paths)}: give one at a time")
-    (path,) = paths
+    files = as_paths(paths)
+    if len(files) != 1:
+        raise InputError(f"expected one MATLAB file, not {len(files)}: give one at a time")
+    (path,) = files
     # Images come before writers in the file: the first pass passes them by and finds their order.
     counts: list[int] = []
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import math
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -18,6 +17,9 @@ import numpy as np
 from fedzmg.data.columns import Allocate, Array, Columns, in_memory
 from fedzmg.data.formats.rows import (
     Grouping,
+    OnePath,
+    Paths,
+    as_paths,
     blocks,
     by_client,
     by_writer,
@@ -48,11 +50,11 @@ class _Idx(NamedTuple):
 
 
 def read(
-    paths: Sequence[Path],
+    paths: Paths,
     allocate: Allocate = in_memory,
     *,
     transposed: bool = False,
-    writers: Path | None = None,
+    writers: OnePath | None = None,
 ) -> Columns:
     """Read an images file and a labels file, in any order.
 
@@ -66,14 +68,14 @@ def read(
         InputError: for files that are damaged, do not belong together, or unpack to another size
             than they say.
     """
-    images, labels = _pair([_header(path) for path in paths], paths)
+    images, labels = _pair([_header(path) for path in as_paths(paths)])
     rows, height, width = images.shape
     if labels.shape[0] != rows:
         raise InputError(
             f"{labels.path} holds {labels.shape[0]} labels but {images.path} holds {rows} images: "
             "give two files that belong together"
         )
-    grouping = ungrouped(rows) if writers is None else _group(writers, rows)
+    grouping = ungrouped(rows) if writers is None else _group(Path(writers), rows)
     y = allocate("y", (rows,), np.int64)
     y[:] = _values(labels)[grouping.order]
     x = allocate("x", (rows, width, height) if transposed else images.shape, np.uint8)
@@ -85,9 +87,9 @@ def read(
     return Columns({"x": x, "y": y}, grouping.owners)
 
 
-def _pair(found: list[_Idx], paths: Sequence[Path]) -> tuple[_Idx, _Idx]:
+def _pair(found: list[_Idx]) -> tuple[_Idx, _Idx]:
     by_rank = {idx.dtype.str + str(len(idx.shape)): idx for idx in found}
-    if len(paths) != 2 or set(by_rank) != {"|u13", "|u11"}:
+    if len(found) != 2 or set(by_rank) != {"|u13", "|u11"}:
         said = ", ".join(f"{idx.path} has shape {idx.shape} of {idx.dtype}" for idx in found)
         raise InputError(
             f"expected a file of images (three dimensions of bytes) and a file of labels (one), "

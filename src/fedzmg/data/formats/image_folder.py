@@ -18,7 +18,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedzmg.data.columns import Allocate, Array, Columns, in_memory
-from fedzmg.data.formats.rows import codes, file_size, group, labels, reading, refuse_bomb
+from fedzmg.data.formats.rows import (
+    Paths,
+    as_paths,
+    classes_note,
+    codes,
+    file_size,
+    group,
+    labels,
+    reading,
+    refuse_bomb,
+)
 from fedzmg.errors import InputError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
@@ -44,7 +54,7 @@ class _Found(NamedTuple):
 
 
 def read(
-    paths: Sequence[Path],
+    paths: Paths,
     allocate: Allocate = in_memory,
     *,
     size: tuple[int, int] | None = None,
@@ -64,9 +74,10 @@ def read(
         InputError: for another layout, images that differ, links that leave the folder, missing
             labels, and files that are no image.
     """
-    if len(paths) != 1:
-        raise InputError(f"expected one folder of images, not {len(paths)}: give one")
-    (root,) = paths
+    folders = as_paths(paths)
+    if len(folders) != 1:
+        raise InputError(f"expected one folder of images, not {len(folders)}: give one")
+    (root,) = folders
     wanted = check_wanted(size, grey)
     with reading(str(root)):
         found, notes = _find(root)
@@ -85,7 +96,7 @@ def read(
     )
     y = allocate("y", (len(found),), np.int64)
     y[:] = ids[grouping.order]
-    return Columns({"x": x, "y": y}, grouping.owners, (*notes, *named))
+    return Columns({"x": x, "y": y}, grouping.owners, (*notes, *classes_note(named)), named)
 
 
 def check_wanted(size: tuple[int, int] | None, grey: bool | None) -> Wanted:

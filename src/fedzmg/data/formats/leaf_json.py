@@ -22,7 +22,7 @@ import numpy as np
 
 from fedzmg.data.columns import Allocate, Array, Column, Columns, Owners, Strings, in_memory
 from fedzmg.data.formats.pixels import NOT_BYTES, as_bytes
-from fedzmg.data.formats.rows import file_size, pack, reading
+from fedzmg.data.formats.rows import Paths, as_paths, file_size, pack, reading
 from fedzmg.errors import InputError
 
 _REMEDY = "is it complete? get the file again"
@@ -38,7 +38,7 @@ class _User(NamedTuple):
     rows: int
 
 
-def read(paths: Sequence[Path], allocate: Allocate = in_memory) -> Columns:
+def read(paths: Paths, allocate: Allocate = in_memory) -> Columns:
     """Read shards of one data set.
 
     A shard is held in memory while it is read, as JSON must be; what is kept of it is small.
@@ -47,15 +47,16 @@ def read(paths: Sequence[Path], allocate: Allocate = in_memory) -> Columns:
         InputError: for what is not JSON in this layout, a user that occurs twice or is not counted
             right, rows of different length, numbers that are not finite, or no example at all.
     """
-    if not paths:
+    files = as_paths(paths)
+    if not files:
         raise InputError("no JSON file given: name at least one")
-    users = _users(paths, packed=True)
+    users = _users(files, packed=True)
     if _is_mixed(users):
         # Only some users' fractions are bytes; what was rounded is read again as it is.
-        users = _users(paths, packed=False)
+        users = _users(files, packed=False)
     filled = [user for user in users.values() if user.rows]
     if not filled:
-        raise InputError(f"{paths[0]}: no user has an example: get the file again")
+        raise InputError(f"{files[0]}: no user has an example: get the file again")
     columns = {
         name: _join(name, [user.columns[name] for user in filled], allocate)
         for name in filled[0].columns

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,24 @@ _ALWAYS_FINE = 2**26
 _BEST_RATIO = 256
 
 Ids = npt.NDArray[np.int64]
+OnePath: TypeAlias = str | os.PathLike[str]
+Paths: TypeAlias = OnePath | Sequence[OnePath]
+"""What readers take: a path, or several."""
+
+
+def as_paths(given: Paths) -> list[Path]:
+    """One path or several, each a string or a ``Path``.
+
+    Raises:
+        InputError: for anything else.
+    """
+    # A string is a sequence of strings, but never meant as one.
+    several = [given] if isinstance(given, str | os.PathLike) else given
+    try:
+        return [Path(path) for path in several]
+    except TypeError:
+        said = repr(given)[:80]
+        raise InputError(f"{said} is no path: give a path or a list of paths") from None
 
 
 @contextlib.contextmanager
@@ -155,7 +174,7 @@ def codes(values: Sequence[str]) -> tuple[Ids, tuple[str, ...]]:
 def labels(
     values: Any, where: str, classes: Collection[str] | None = None
 ) -> tuple[Ids, tuple[str, ...]]:
-    """Labels as whole numbers, and a note with the names of classes where there are names.
+    """Labels as whole numbers, and the names of classes where there are names.
 
     Args:
         values: whole numbers from 0, or names of classes.
@@ -174,21 +193,23 @@ def labels(
         if names is not None:
             allowed = f"expected 0 to {len(names) - 1}, one for each of the classes"
             _refuse_row(given >= len(names), f"{where}: label {{}}", given, allowed)
-        return given, () if names is None else (classes_note(names),)
+        return given, names or ()
     if names is None:
         ids, names = codes(given)
-        return ids, (classes_note(names),)
+        return ids, names
     known = {name: i for i, name in enumerate(names)}
     for row, name in enumerate(given):
         if name not in known:
             raise InputError(f"{where}: row {row}: {unknown('class', name, names)}")
-    return np.array([known[name] for name in given], dtype=np.int64), (classes_note(names),)
+    return np.array([known[name] for name in given], dtype=np.int64), names
 
 
-def classes_note(names: Sequence[str]) -> str:
-    """One line with the names of classes in the order of their ids."""
+def classes_note(names: Sequence[str]) -> tuple[str, ...]:
+    """One line with the names of classes in the order of their ids, if there are names."""
+    if not names:
+        return ()
     plain = (n if n.isprintable() and not set(',"') & set(n) else json.dumps(n) for n in names)
-    return f"classes: {', '.join(plain)}"
+    return (f"classes: {', '.join(plain)}",)
 
 
 def numbers_or_strings(values: Any, what: str) -> Ids | list[str]:

@@ -11,6 +11,7 @@ import csv
 import difflib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,7 +22,10 @@ from fedzmg.data.columns import Allocate, Array, Column, Columns, in_memory
 from fedzmg.data.formats.image_folder import check_wanted, decode_all
 from fedzmg.data.formats.rows import (
     Ids,
+    Paths,
+    as_paths,
     by_client,
+    classes_note,
     file_size,
     labels,
     numbers_or_strings,
@@ -62,7 +66,7 @@ class _Part(NamedTuple):
 
 
 def read(
-    paths: Sequence[Path],
+    paths: Paths,
     allocate: Allocate = in_memory,
     *,
     client: str | None = "client",
@@ -75,7 +79,7 @@ def read(
     """Read one table from one or more files with the same columns.
 
     Args:
-        paths: Parquet or CSV files.
+        paths: a Parquet or CSV file, or several.
         allocate: makes the columns ``x`` and ``y``.
         client: the column with the client of each row; None if rows belong to nobody yet.
         label: the column with labels, whole numbers or names of classes; None for no labels.
@@ -88,9 +92,10 @@ def read(
         InputError: for missing columns, missing values, values of another type, damaged files.
     """
     wanted = check_wanted(size, grey)
-    if not paths:
+    files = as_paths(paths)
+    if not files:
         raise InputError("no file is given: give a Parquet or CSV file")
-    parts = [_part(path, client, label, features) for path in paths]
+    parts = [_part(path, client, label, features) for path in files]
     where = parts[0].where if len(parts) == 1 else f"{parts[0].where} and {len(parts) - 1} more"
     for part in parts[1:]:
         _refuse_other_kind(parts[0], part)
@@ -98,10 +103,10 @@ def read(
     owners = [part.client for part in parts if part.client is not None]
     grouping = by_client(joined(owners), rows, where) if owners else ungrouped(rows)
     columns: dict[str, Column] = {}
-    notes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     named = [part.label for part in parts if part.label is not None]
     if named:
-        ids, notes = labels(joined(named), f"{where}: column {label!r}", classes)
+        ids, names = labels(joined(named), f"{where}: column {label!r}", classes)
         y = allocate("y", (rows,), np.int64)
         y[:] = ids[grouping.order]
         columns["y"] = y
@@ -120,7 +125,30 @@ def read(
     else:
         stored = sum(part.stored for part in parts)
         columns["x"] = decode_all(_images(parts), rows, place, allocate, wanted, stored=stored)
-    return Columns(columns, grouping.owners, notes)
+    return Columns(columns, grouping.owners, classes_note(names), names)
+
+
+def read_labels(paths: Paths, *, client: str | None = "client", label: str = "label") -> Columns:
+    """Read labels and clients of a table and nothing else, whatever its other columns hold.
+
+    Args:
+        paths: a Parquet or CSV file, or several.
+        client: the column with the client of each row; None if rows belong to nobody yet.
+        label: the column with labels, whole numbers or names of classes.
+
+    Raises:
+        InputError: as :func:`read`.
+    """
+    held = read(paths, client=client, label=None, features=[label])
+    where = f"{as_paths(paths)[0]}: column {label!r}"
+    values: Any
+    if "text" in held.columns:
+        text, ends = held.strings("text")
+        values = [bytes(text[a:b]).decode() for a, b in pairwise(ends.tolist())]
+    else:
+        values = held.array("x")[:, 0]
+    ids, names = labels(values, where)
+    return Columns({"y": ids}, held.owners, classes_note(names), names)
 
 
 def _images(parts: Sequence[_Part]) -> Iterator[tuple[str, Any]]:

@@ -27,7 +27,7 @@ from h5py import h5d, h5f, h5g, h5l, h5o, h5s, h5z
 
 from fedzmg.data.columns import Allocate, Array, Column, Columns, Owners, Strings, in_memory
 from fedzmg.data.formats.pixels import NOT_BYTES, as_bytes, check_fractions
-from fedzmg.data.formats.rows import file_size, reading, refuse_bomb
+from fedzmg.data.formats.rows import Paths, as_paths, file_size, reading, refuse_bomb
 from fedzmg.errors import InputError
 
 _REMEDY = "is it complete? get the file again"
@@ -98,9 +98,7 @@ class _NotBytes(Exception):
     """Pixels that only floats can hold; says where."""
 
 
-def read(
-    paths: Sequence[Path], allocate: Allocate = in_memory, *, classes: int | None = None
-) -> Columns:
+def read(paths: Paths, allocate: Allocate = in_memory, *, classes: int | None = None) -> Columns:
     """Read files of one of the three layouts.
 
     Args:
@@ -113,10 +111,11 @@ def read(
         InputError: for a damaged file, missing or unequal datasets, pixels or labels out of range,
             text that is not UTF-8, a client that occurs twice, or no example at all.
     """
-    if not paths:
+    given = as_paths(paths)
+    if not given:
         raise InputError("no HDF5 file given: name at least one")
     with contextlib.ExitStack() as stack:
-        layout, files = _survey(paths, stack)
+        layout, files = _survey(given, stack)
         names = tuple(name for file in files for name in file.clients)
         counts = [rows for file in files for rows in file.clients.values()]
         owners = Owners(names, np.cumsum([0, *counts], dtype=np.int64))
