@@ -27,6 +27,8 @@ NEVER_EQUAL = ("started", "finished", "engine_reason", "command", TIME)
 """Facts of a manifest that say when and how it was typed, not what was done."""
 PACKING = ("pack", "pack_changes")
 """Facts that move no bit on processors."""
+RULES = "rules_sha256"
+"""The hash of an algorithm's equations, which manifests of older versions lack."""
 CURVES = ("metric", "loss", "train_loss")
 
 
@@ -278,7 +280,7 @@ def _changes(pairs: Sequence[tuple[Unit, Unit]]) -> list[Change]:
         facts = [
             fact
             for fact in _unequal(_facts(a.manifest), _facts(b.manifest))
-            if not (alike and fact[0] in PACKING)
+            if not (alike and fact[0] in PACKING) and not (fact[0] == RULES and not _told(a, b))
         ]
         listed += [("data" if key in DATA else "versions", key, x, y) for key, x, y in facts]
         for aspect, key, x, y in listed:
@@ -287,6 +289,12 @@ def _changes(pairs: Sequence[tuple[Unit, Unit]]) -> list[Change]:
     order = {aspect: i for i, aspect in enumerate(ASPECTS)}
     entries = sorted(found.values(), key=lambda entry: order[entry[0]])
     return [Change(aspect, key, x, y, tuple(runs)) for aspect, key, x, y, runs in entries]
+
+
+def _told(left: Unit, right: Unit) -> bool:
+    """Whether rules can have changed: one algorithm, and both sides say by which it was trained."""
+    both = all(unit.manifest.get(RULES) is not None for unit in (left, right))
+    return both and left.spec.get("algorithm") == right.spec.get("algorithm")
 
 
 def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from fedzmg.formats import flat
 from fedzmg.report import paper
-from fedzmg.report.results.runs import Run, flat
+from fedzmg.report.results.runs import Run
 
 # Runs of this algorithm come before others where nothing says which is meant.
 _USUAL_REFERENCE = "fedzmg"
@@ -38,6 +39,8 @@ class Study:
     members: Mapping[str, tuple[Run, ...]]
     """Runs by label, reference first, in order of seeds."""
     notes: tuple[str, ...]
+    awaited: Mapping[str, int] = field(default_factory=dict)
+    """By label, how many runs were asked for of which there is nothing to show yet."""
 
     @property
     def reference(self) -> str:
@@ -102,7 +105,7 @@ def studies(
     Args:
         runs: all that were found.
         comparisons: what every ``comparison.json`` says.
-        plans: what every ``study.json`` says, by the directory it is in.
+        plans: what every study is to be, by the directory it is in.
         notes: what is left out is added here.
     """
     groups: dict[str, list[Run]] = {}
@@ -123,7 +126,7 @@ def studies(
 
 
 def _study(name: str, runs: Sequence[Run], plan: Mapping[str, Any], notes: list[str]) -> Study:
-    """A study; ``plan`` is its ``study.json`` or ``comparison.json``, if there is one."""
+    """A study; ``plan`` says what it is to be, or is its ``comparison.json``, if there is one."""
     members = _members(runs, notes)
     listed = plan.get("algorithms", {})
     # A comparison has a list of rows, a study a table by label.
@@ -150,7 +153,19 @@ def _study(name: str, runs: Sequence[Run], plan: Mapping[str, Any], notes: list[
         every_pair=plan.get("tests", {}).get("family") == "pairs",
         members={label: members[label] for label in sorted(members, key=position)},
         notes=(assumed,) if assumed else (),
+        awaited=_awaited(members, plan),
     )
+
+
+def _awaited(members: Mapping[str, Sequence[Run]], plan: Mapping[str, Any]) -> dict[str, int]:
+    """Runs that an unfinished study has not begun yet."""
+    if plan.get("complete", True):
+        return {}
+    missing = {
+        label: len(plan.get("seeds", [])) - len(members.get(label, ()))
+        for label in plan["algorithms"]
+    }
+    return {label: count for label, count in missing.items() if count > 0}
 
 
 def _metric(manifest: Mapping[str, Any], plan: Mapping[str, Any]) -> tuple[str, bool, str]:

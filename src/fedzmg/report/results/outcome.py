@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fedzmg.experiment.studies.scores import fell_from
 from fedzmg.experiment.studies.significance import FamilyTest, PairedTest, holm
 from fedzmg.experiment.studies.significance import family as test_family
-from fedzmg.report.numbers import MIB, value_text
+from fedzmg.report.numbers import MIB, count_text, value_text
 from fedzmg.report.results.averaging import (
     RULES,
     Curve,
@@ -192,6 +192,11 @@ def _pairing_notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> lis
         if ends[label] and reference and set(ends[label]) != reference:
             shared = len(reference & set(ends[label]))
             notes.append(f"{label} shares {shared} finished seeds with {study.reference}.")
+    if study.awaited:
+        counts = [f"{label} ({count_text(n, 'run')})" for label, n in study.awaited.items()]
+        notes.append(f"Still to come: {', '.join(counts)}.")
     if max(map(len, ends.values())) < 2:
-        notes.append("One seed each: there is no spread and no test.")
+        single = not study.awaited and all(len(runs) == 1 for runs in study.members.values())
+        seeds = "One seed each" if single else "No algorithm has two finished seeds"
+        notes.append(f"{seeds}: there is no spread and no test.")
     return notes

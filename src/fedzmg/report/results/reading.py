@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedzmg.errors import InputError
+from fedzmg.formats import read_json
 from fedzmg.report.results.grouping import Study, planned, studies
+from fedzmg.report.results.plans import read_plan
 from fedzmg.report.results.runs import Run, read_run
-from fedzmg.report.results.stored import read_json
 
 _OF_FIGURES = ("task", "metric", "seeds", "curves")
 """What the figure of a comparison cannot do without."""
@@ -88,8 +89,9 @@ def read(places: Sequence[Path]) -> Material:
                 for kind in ("grid", "study")
                 if (path := directory / f"{kind}.toml").is_file()
             ]
-            if (directory / "study.json").is_file():
-                plans[directory.as_posix()] = read_json(directory / "study.json")
+            plan = read_plan(directory)
+            if plan is not None:
+                plans[directory.as_posix()] = plan
             if (directory / "spec.toml").is_file():
                 run = read_run(directory, shown, notes)
                 runs += [] if run is None else [planned(run, plans)]

@@ -87,7 +87,8 @@ def _speed(outcome: Outcome) -> list[str]:
     if study.threshold is None:
         return []
     goal = goal_text(study.threshold, study.metric)
-    reached = [(s.arrivals[RULES[0]], s.label) for s in outcome.scores]
+    # What is still under way may arrive yet.
+    reached = [(s.arrivals[RULES[0]], s.label) for s in outcome.scores if s.finals]
     arrived = [(index, label) for index, label in reached if index is not None]
     if not arrived:
         return [f"None reaches {goal}." if len(reached) > 1 else f"It does not reach {goal}."]
@@ -103,8 +104,9 @@ def _speed(outcome: Outcome) -> list[str]:
 
 def _trouble(outcome: Outcome) -> list[str]:
     diverged = sum(score.diverged for score in outcome.scores)
-    unfinished = sum(score.unfinished for score in outcome.scores)
-    total = len(outcome.study.runs)
+    awaited = sum(outcome.study.awaited.values())
+    unfinished = sum(score.unfinished for score in outcome.scores) + awaited
+    total = len(outcome.study.runs) + awaited
     sentences = []
     if diverged:
         sentences.append(f"{diverged} of {total} runs diverged and count as the worst value.")

@@ -44,12 +44,13 @@ def scores(outcome: Outcome) -> Sheet:
     for score in outcome.scores:
         row = [Cell(score.label), _final(score, metric, score.label == best)]
         if threshold is not None:
-            row += [index_cell(score.arrivals[rule]) for rule in RULES]
+            under_way = score.unfinished > 0
+            row += [index_cell(score.arrivals[rule], under_way=under_way) for rule in RULES]
             row.append(_each(score))
         if has_late:
             row.append(Cell(value_text(score.late, metric), score.late))
         moved = score.traffic["total"] / MIB
-        row.append(Cell(f"{moved:,.1f}", moved))
+        row.append(Cell(f"{moved:,.1f}" if score.finals else f"{moved:,.1f} so far", moved))
         row.append(Cell(_per_mib(score.per_mib, metric), score.per_mib))
         if troubled:
             counts = (score.diverged, score.dropped, score.unfinished)
@@ -71,12 +72,13 @@ def thresholds(outcome: Outcome) -> Sheet | None:
         late, _ = late_means(study, level)
         for label, runs in study.members.items():
             found = {rule: arrival(study, runs, level, rule) for rule in RULES}
+            under_way = any(not run.complete for run in runs)
             value = late.get(label)
             rows.append(
                 [
                     Cell(goal_text(level, study.metric), level),
                     Cell(label),
-                    *(index_cell(index) for index in found.values()),
+                    *(index_cell(index, under_way=under_way) for index in found.values()),
                     NOTHING if value is None else Cell(value_text(value, study.metric), value),
                 ]
             )
@@ -114,9 +116,11 @@ def finals(outcome: Outcome) -> Sheet:
     return Sheet("finals", title, heads, rows, caption, records)
 
 
-def index_cell(index: int | None) -> Cell:
+def index_cell(index: int | None, *, under_way: bool = False) -> Cell:
     """When something was reached; never comes after every number."""
-    return Cell("never", math.inf, "quiet") if index is None else Cell(f"{index:,}", index)
+    if index is None:
+        return Cell("not yet" if under_way else "never", math.inf, "quiet")
+    return Cell(f"{index:,}", index)
 
 
 def _goal_heads(threshold: float, metric: str) -> list[str]:
@@ -133,7 +137,7 @@ def _each(score: Score) -> Cell:
     """Mean and deviation over runs that arrive."""
     arrived = [index for index in score.arrivals_each if index is not None]
     if not arrived:
-        return index_cell(None)
+        return index_cell(None, under_way=score.unfinished > 0)
     mean = statistics.fmean(arrived)
     text = f"{mean:,.0f}"
     if len(arrived) > 1:

@@ -40,8 +40,9 @@ def sections(material: Material, outcomes: Sequence[Outcome]) -> Iterator[Sectio
 def _facts(study: Study) -> str:
     seeds = {run.seed for run in study.runs}
     rounds = study.protocol.get("rounds")
+    begun, asked = len(study.members), len({*study.members, *study.awaited})
     parts = [
-        count_text(len(study.members), "algorithm"),
+        count_text(begun, "algorithm") if begun == asked else f"{begun} of {asked} algorithms",
         count_text(len(seeds), "paired seed" if len(study.members) > 1 else "seed"),
         *([f"{rounds:,} rounds"] if rounds else []),
     ]
@@ -74,7 +75,7 @@ def _tiles(outcome: Outcome, key: str) -> Iterator[Block]:
 def _first(outcome: Outcome, threshold: float) -> Tile:
     """Who reached the threshold first."""
     goal = goal_text(threshold, outcome.study.metric)
-    found = [(s.arrivals[RULES[0]], s.label) for s in outcome.scores]
+    found = [(s.arrivals[RULES[0]], s.label) for s in outcome.scores if s.finals]
     arrived = [(index, label) for index, label in found if index is not None]
     if not arrived:
         return Tile(f"First to {goal}", "none", "not reached")
@@ -86,9 +87,9 @@ def _first(outcome: Outcome, threshold: float) -> Tile:
 
 def _moved(outcome: Outcome) -> Tile:
     """What a run moved."""
-    sizes = [(score.traffic["total"], score.label) for score in outcome.scores]
+    sizes = [(score.traffic["total"], score.label) for score in outcome.scores if score.finals]
     (least, who), (most, _) = min(sizes), max(sizes)
-    note = "the same for all"
+    note = "the same for all" if len(sizes) == len(outcome.scores) else "finished runs"
     if not math.isclose(least, most, rel_tol=1e-3):
         note = f"least, {who}; most {bytes_text(most)}"
     return Tile("Traffic of a run", bytes_text(least), note)
