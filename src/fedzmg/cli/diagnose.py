@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedzmg.tree import Tree
 
 WRITER = "diagnose"
+OWN = "fedzmg.diagnose.diagnose(task, params=...)"
 FILES = ("diagnosis.json", "diagnosis.png", "diagnosis.svg")
 
 
@@ -95,6 +96,7 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
 
     from fedzmg import tasks
     from fedzmg.experiment.runs.store import RunDirectory
+    from fedzmg.experiment.specs.own import refuse_own_task
     from fedzmg.experiment.specs.run import parse_setting
 
     place = Path(what)
@@ -110,7 +112,9 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
         if settings:
             raise InputError(f"--set {settings[0]}: {what} is a run, whose settings are fixed")
         directory = RunDirectory(place)
-        spec, checkpoint = directory.spec(), directory.checkpoint()
+        spec = directory.spec()
+        refuse_own_task(spec.task, place, OWN)
+        checkpoint = directory.checkpoint()
         if checkpoint is None:
             raise InputError(
                 f"{what} holds no checkpoint: let the run finish a round, train it again if its "

@@ -8,6 +8,7 @@ from typing import Any
 from fedzmg import algorithms, tasks
 from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.own import refuse_file_of_own_task
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.strict import Strict, read_toml
 from fedzmg.experiment.specs.study import StudySpec
@@ -34,9 +35,11 @@ def read(path: Path, kind: str | None = None) -> RunSpec | GridSpec | StudySpec:
     if said == "run":
         values.pop("kind", None)
     try:
-        return SPECS[said].parse(values)  # type: ignore[return-value]
+        found = SPECS[said].parse(values)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+    refuse_file_of_own_task(path, found.task)  # type: ignore[attr-defined]
+    return found  # type: ignore[return-value]
 
 
 def schema(kind: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fedzmg.experiment.grids.log import GridTrial, Log, Rows
 from fedzmg.experiment.grids.trials import built, evaluated, packs, trials_of
 from fedzmg.experiment.runs import manifest
 from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.own import refuse_own_task
 from fedzmg.experiment.specs.run import DTYPES
 from fedzmg.experiment.verification.verdict import (
     Compared,
@@ -30,6 +31,9 @@ from fedzmg.experiment.verification.verdict import (
 from fedzmg.experiment.work.claims import read_json
 from fedzmg.simulation import Simulation
 from fedzmg.tasks.task import Task
+
+REMEDY = "fedzmg.experiment.verification.verify.verify(DIR, task=task)"
+"""How a program verifies what it trained on a task of its own."""
 
 
 def verify_grid(
@@ -57,6 +61,8 @@ def verify_grid(
     begun = [name for name in spec.algorithms if (place / spec.folder(name)).is_dir()]
     if not begun:
         raise InputError(f"{place} has no finished round yet: nothing can be compared")
+    if task is None:
+        refuse_own_task(spec.task, place, REMEDY)
     fitted = choosing(task or spec.build_task(), spec)
     found = []
     for name in begun[:algorithms]:

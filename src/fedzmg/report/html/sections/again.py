@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedzmg.errors import InputError
 from fedzmg.report.html.blocks import Block, Commands, Notes, Pairs, Section, Table
@@ -17,8 +18,13 @@ from fedzmg.report.results.runs import Run
 from fedzmg.report.results.stored import read_json, read_toml
 from fedzmg.report.sheets.costs import circumstances
 from fedzmg.report.sheets.sheet import Cell, Sheet
+from fedzmg.tasks import TASKS
 
 GRID = "grid.json"
+_OWN = (
+    "The task {task} was made in Python, so no command trains on it again: "
+    "fedzmg.compare(task, ..., out=DIR) does, in the program that makes it."
+)
 
 
 def sections(material: Material, outcomes: Sequence[Outcome]) -> Iterator[Section]:
@@ -26,6 +32,10 @@ def sections(material: Material, outcomes: Sequence[Outcome]) -> Iterator[Sectio
     del outcomes
     blocks: list[Block] = [Notes("Left out:", material.notes)] if material.notes else []
     blocks += _commands(material)
+    trained: list[str | None] = [study.task for study in material.studies]
+    trained += [extra.content.get("task") for extra in material.grids]
+    own = [_OWN.format(task=task) for task in dict.fromkeys(trained) if _is_own(task)]
+    blocks += [Notes("", tuple(own))] if own else []
     for study in material.studies:
         title = "Versions, machine and data"
         if len(material.studies) > 1:
@@ -38,7 +48,7 @@ def sections(material: Material, outcomes: Sequence[Outcome]) -> Iterator[Sectio
 
 def _commands(material: Material) -> Iterator[Commands]:
     """What repeats the runs, from what is on disk."""
-    runs = [run for study in material.studies for run in study.runs]
+    runs = [run for study in material.studies for run in study.runs if not _is_own(study.task)]
     recorded = [run.manifest["command"] for run in runs if run.manifest.get("command")]
     recorded += [
         extra.content["made"]["command"]
@@ -50,6 +60,7 @@ def _commands(material: Material) -> Iterator[Commands]:
     whole = [
         _line(plan.kind, plan.path, *_rates(plan), "--out", f"again/{plan.place}")
         for plan in material.plans
+        if not _is_own(_asked(plan).get("task"))
     ]
     each = [_line("run", f"{run.path}/spec.toml", "--out", f"again/{run.place}") for run in runs]
     for title, lines in (
@@ -62,6 +73,11 @@ def _commands(material: Material) -> Iterator[Commands]:
             yield Commands(title, lines)
 
 
+def _is_own(task: str | None) -> bool:
+    """Whether a user made a task in Python, so that no command can train on it."""
+    return task is not None and task not in TASKS
+
+
 def _rates(plan: Plan) -> tuple[str, ...]:
     """Where to find the grid of a study that was kept together with it, if it is no longer there.
 
@@ -72,8 +88,8 @@ def _rates(plan: Plan) -> tuple[str, ...]:
     """
     if plan.kind != "study":
         return ()
+    asked = _asked(plan)
     try:
-        asked = read_toml(Path(plan.path))
         grid = Path(asked["rates"])
         beside = Path(os.path.normpath(Path(plan.path).parent / ".." / grid.name))
         if (grid / GRID).is_file() or read_json(beside / GRID)["task"] != asked["task"]:
@@ -81,6 +97,14 @@ def _rates(plan: Plan) -> tuple[str, ...]:
     except (InputError, KeyError):  # it names no grid, or there is none
         return ()
     return "--set", f"rates={beside.as_posix()}"
+
+
+def _asked(plan: Plan) -> dict[str, Any]:
+    """What a file asks for; nothing if it is damaged, for its results are there."""
+    try:
+        return read_toml(Path(plan.path))
+    except InputError:
+        return {}
 
 
 def _line(*words: str) -> str:
