@@ -104,6 +104,7 @@ def run(
 ) -> None:
     """Train one algorithm on one task, or what a spec file says."""
     from fedzmg import trackers
+    from fedzmg.experiment.runs.rules import PlannedRun, say_changed_runs
     from fedzmg.experiment.runs.run import run_pack
     from fedzmg.experiment.specs import files as spec_files
     from fedzmg.experiment.specs.run import RunSpec, parse_setting
@@ -134,6 +135,8 @@ def run(
         Display(console, chosen.metric.name) as display,
         trackers.Tracking(makers, place, display) as progress,
     ):
+        planned = PlannedRun(spec.algorithm, spec, place)
+        say_changed_runs(chosen, [planned], place, progress.say)
         [history] = run_pack(chosen, [spec], [place], progress=progress)
     last = history.records[-1]
     summary = {
@@ -160,6 +163,7 @@ def _settings_by_algorithm(
 
     ``preset.centring=image`` is apart: it changes the task that all of them train on.
     """
+    from fedzmg.algorithms import ALGORITHMS
     from fedzmg.experiment.specs.run import parse_setting
 
     settings: dict[str, dict[str, Any]] = {name: {} for name in names}
@@ -170,6 +174,11 @@ def _settings_by_algorithm(
         if owner == "preset" and rest:
             preset[rest] = value
             continue
+        if rest and owner in ALGORITHMS and owner not in settings:
+            raise InputError(
+                f"--set {text}: {owner} is not among the algorithms compared "
+                f"({', '.join(names)}); name it in --algorithms or leave the setting out"
+            )
         for name in [owner] if owner in settings and rest else names:
             settings[name][rest if owner in settings and rest else key] = value
     return settings, preset

@@ -23,6 +23,8 @@ import torch
 from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
 from fedzmg.experiment.grids.search import Search
+from fedzmg.experiment.grids.trials import built, trials_of
+from fedzmg.experiment.runs.rules import have_changed, say_changed
 from fedzmg.experiment.runs.run import checkpoint_interval
 from fedzmg.experiment.runs.store import write_json
 from fedzmg.experiment.specs.grid import GridSpec
@@ -73,6 +75,7 @@ def run_grid(
     reporting = whole.test if spec.also_by_test else None
     with claimed(out, spec, "grid.toml", progress.say) as held:
         found: dict[str, Any] = {}
+        say_changed(_changed(spec, task, out), out, progress.say)
         for name in spec.algorithms:
             place = out / spec.folder(name)
             if not (place / "scores.json").is_file():
@@ -82,6 +85,16 @@ def run_grid(
             found[name] = read_json(place / "scores.json")
             write_json(out / "grid.json", _summary(spec, task, found))
     return read_json(out / "grid.json")
+
+
+def _changed(spec: GridSpec, task: Task, out: Path) -> list[str]:
+    """Algorithms whose rules are not those that they were trained by."""
+    firsts = {name: built(spec, name, task, trials_of(spec, name)[:1]) for name in spec.algorithms}
+    return [
+        spec.shown(name)
+        for name, [trial] in firsts.items()
+        if have_changed(trial.algorithm, out / spec.folder(name))
+    ]
 
 
 def choosing(task: Task, spec: GridSpec) -> Task:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedzmg.experiment.runs.rules import FACT, rules_sha256
 from fedzmg.experiment.runs.store import FORMAT
 from fedzmg.experiment.specs.plan import Plan
 from fedzmg.provenance import provenance
@@ -51,6 +52,8 @@ def describe(simulation: Simulation) -> dict[str, Any]:
         "examples": simulation.task.train.examples.size,
         "data_sha256": simulation.task.train.fingerprint(),
         "task_sha256": simulation.task.fingerprint(),
+        # Trials of a pack differ in numbers only.
+        FACT: rules_sha256(simulation.trials[0].algorithm),
     }
 
 

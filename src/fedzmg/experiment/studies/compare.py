@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedzmg.algorithms import ALGORITHMS
+from fedzmg.experiment.runs.rules import PlannedRun, say_changed_runs
 from fedzmg.experiment.runs.run import run_pack
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies import scores
@@ -151,10 +152,18 @@ def compare_specs(
         progress: what shows the user how far the work is.
     """
     histories = {}
-    for spec in specs:
-        runs = [spec.model_copy(update={"seed": seed}) for seed in seeds]
-        places = None if out is None else [run_place(out, spec.algorithm, seed) for seed in seeds]
-        histories[spec.algorithm] = run_pack(task, runs, places, progress=progress)
+    runs_of = [[spec.model_copy(update={"seed": seed}) for seed in seeds] for spec in specs]
+    if out is not None and progress is not None:
+        planned = [
+            PlannedRun(run.algorithm, run, run_place(out, run.algorithm, run.seed))
+            for runs in runs_of
+            for run in runs
+        ]
+        say_changed_runs(task, planned, out, progress.say)
+    for runs in runs_of:
+        name = runs[0].algorithm
+        places = None if out is None else [run_place(out, name, run.seed) for run in runs]
+        histories[name] = run_pack(task, runs, places, progress=progress)
     return Comparison(task, histories)
 
 

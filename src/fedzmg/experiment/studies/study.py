@@ -22,6 +22,7 @@ from typing import Any, get_args
 
 from fedzmg import tasks
 from fedzmg.errors import InputError, unknown
+from fedzmg.experiment.runs.rules import PlannedRun, say_changed_runs
 from fedzmg.experiment.runs.run import run_pack
 from fedzmg.experiment.runs.store import write_json
 from fedzmg.experiment.specs.run import RunSpec
@@ -81,6 +82,12 @@ def run_study(
     finished: dict[str, list[History]] = {}
     data: dict[str, Any] = {}
     with claimed(out, spec, "study.toml", progress.say):
+        planned = [
+            PlannedRun(spec.shown(name), run, out / spec.folder(name) / f"seed-{run.seed}")
+            for name, each in runs.items()
+            for run in each
+        ]
+        say_changed_runs(task, planned, out, progress.say)
         for label, names in together.items():
             each = [(name, run) for name in names for run in runs[name]]
             found = iter(

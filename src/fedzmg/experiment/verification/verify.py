@@ -19,8 +19,9 @@ from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError
 from fedzmg.experiment.runs import manifest
 from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.experiment.specs.own import refuse_own_task
 from fedzmg.experiment.specs.run import DTYPES, RunSpec
-from fedzmg.experiment.verification.grids import verify_grid
+from fedzmg.experiment.verification.grids import REMEDY, verify_grid
 from fedzmg.experiment.verification.verdict import (
     Compared,
     Verdict,
@@ -88,6 +89,7 @@ def verify(
         spec = pack[0].spec
         known = f"{spec.task} {sorted(spec.preset.items())}"
         if task is None and known not in tasks:
+            refuse_own_task(spec.task, pack[0].path, REMEDY)
             tasks[known] = spec.build_task()
         if say is not None:
             others = f" and {len(pack) - 1} beside it" if len(pack) > 1 else ""

@@ -1,0 +1,247 @@
+"""The hash of an algorithm's equations: what moves it, and what is said when it has moved."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from toys import Stop, toy
+
+from fedzmg import algorithms
+from fedzmg.algorithms import ALGORITHMS
+from fedzmg.api import compare
+from fedzmg.contract import Algorithm, ServerRule
+from fedzmg.experiment.grids.grid import run_grid
+from fedzmg.experiment.runs import rules
+from fedzmg.experiment.runs.rules import rules_sha256
+from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.study import StudySpec
+from fedzmg.experiment.studies.study import run_study
+from fedzmg.experiment.verification.verify import verify
+from fedzmg.report.results.diff import compare as compare_directories
+from fedzmg.simulation import RoundReport
+
+OWN = '''
+from dataclasses import dataclass
+
+from fedzmg.algorithms.sgd import SGD
+from fedzmg.contract import Cohort, ServerRule
+
+FACTOR = 0.5
+
+
+def scaled(delta):
+    """A helper."""
+    return delta * FACTOR
+
+
+def elsewhere():
+    return 1
+
+
+@dataclass(frozen=True)
+class Mine(ServerRule):
+    """Its equations."""
+
+    def update(self, params, state, cohort: Cohort):
+        # a remark
+        return params - scaled(cohort.delta), state
+'''
+
+
+@pytest.fixture(autouse=True)
+def anew() -> None:
+    """Processes do not see sources change; tests do."""
+    rules._hash.cache_clear()
+    rules._source.cache_clear()
+
+
+def hash_of(text: str, place: Path) -> str | None:
+    """The hash of an algorithm whose server rule is in a file of its own."""
+    place.mkdir(exist_ok=True)
+    path = place / f"mine_{len(list(place.iterdir()))}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("mine", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    sys.modules["mine"] = module
+    try:
+        spec.loader.exec_module(module)
+        return rules_sha256(Algorithm("mine", algorithms.get("fedavg").client, module.Mine()))
+    finally:
+        del sys.modules["mine"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("params - scaled", "params + scaled"),
+        ("return delta * FACTOR", "return delta / FACTOR"),
+        ("FACTOR = 0.5", "FACTOR = 0.25"),
+    ],
+)
+def test_equations_helpers_and_their_numbers_move_it(tmp_path: Path, old: str, new: str) -> None:
+    before, after = (hash_of(t, tmp_path / "o") for t in (OWN, OWN.replace(old, new)))
+    assert None not in (before, after)
+    assert before != after
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("# a remark", "# another"),
+        ('"""Its equations."""', '"""Their words,\n\n    in several lines."""'),
+        ("A helper.", "Helps."),
+        ("return 1", "return 2"),
+        ("\n\n\n@dataclass", "\n\n\n\n# more\n@dataclass"),
+    ],
+)
+def test_words_and_what_is_not_used_do_not(tmp_path: Path, old: str, new: str) -> None:
+    assert old in OWN
+    before, after = (hash_of(t, tmp_path / "o") for t in (OWN, OWN.replace(old, new)))
+    assert before is not None
+    assert before == after
+
+
+def test_the_projection_counts_for_fedzmg_and_rates_do_not() -> None:
+    fedzmg = algorithms.get("fedzmg")
+    kinds = [type(rule) for rule in rules.chain(fedzmg.client)]
+    assert any("def zero_mean(" in part for part in rules._parts(kinds))
+    other = replace(fedzmg, server=replace(fedzmg.server, lr=0.125))
+    assert rules_sha256(other) == rules_sha256(fedzmg) != rules_sha256(algorithms.get("fedavg"))
+
+
+def test_every_algorithm_has_one_and_another_process_the_same() -> None:
+    code = (
+        "from fedzmg.algorithms import ALGORITHMS; import json; "
+        "from fedzmg.experiment.runs.rules import rules_sha256 as h; "
+        "print(json.dumps({n: h(e.algorithm) for n, e in ALGORITHMS.items()}))"
+    )
+    there = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    )  # fmt: skip
+    here = {name: rules_sha256(entry.algorithm) for name, entry in ALGORITHMS.items()}
+    assert json.loads(there.stdout) == here
+    assert None not in here.values()
+
+
+def test_rules_without_a_source_have_none() -> None:
+    space: dict[str, Any] = {"ServerRule": ServerRule, "dataclass": dataclass, "__name__": "typed"}
+    exec("@dataclass(frozen=True)\nclass Typed(ServerRule):\n"
+         "    def update(self, params, state, cohort): return params, state", space)  # fmt: skip
+    assert rules_sha256(replace(algorithms.get("fedavg"), server=space["Typed"]())) is None
+
+
+class Told(Stop):
+    """Never stops by itself; remembers what it was told, and how much was trained."""
+
+    def __init__(self, after: int = 0) -> None:
+        super().__init__(after)
+        self.lines: list[str] = []
+        self.rounds = 0
+
+    def advance(self, report: RoundReport) -> None:
+        self.rounds += 1
+        super().advance(report)
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+STUDY = StudySpec.parse(
+    {
+        "task": "toy", "seeds": [3, 5], "rounds": 3, "rates": "given", "engine": "vectorized",
+        "algorithms": {"a": {"algorithm": "fedavg", "label": "plain"}, "fedadam": {}},
+    }
+)  # fmt: skip
+GRID = GridSpec.parse(
+    {
+        "task": "toy", "algorithms": ["fedavg", "fedadam"], "seeds": [1], "rounds": 3, "last": 1,
+        "engine": "vectorized", "axes": {"client.lr": [0.1, 0.5]},
+    }
+)  # fmt: skip
+
+
+def train(kind: str, out: Path, told: Told) -> None:
+    if kind == "study":
+        run_study(STUDY, out, task=toy(), progress=told)
+    elif kind == "grid":
+        run_grid(GRID, out, task=toy(), progress=told, checkpoint_seconds=0)
+    else:
+        compare(toy(), ["fedavg", "fedadam"], seeds=2, rounds=3, out=out, progress=told)
+
+
+def rewrite(manifests: Iterable[Path], **facts: Any) -> None:
+    """Change facts of manifests; None takes one away."""
+    for path in manifests:
+        found = {**json.loads(path.read_text()), **facts}
+        path.write_text(json.dumps({k: v for k, v in found.items() if v is not None}))
+
+
+@pytest.mark.parametrize("kind", ["compare", "study", "grid"])
+def test_what_is_taken_up_again_is_said_in_a_line_and_not_trained_anew(
+    tmp_path: Path, kind: str
+) -> None:
+    train(kind, tmp_path / "r", first := Told())
+    train(kind, tmp_path / "r", again := Told())
+    assert first.lines == again.lines == []
+    assert (first.rounds > 0, again.rounds) == (True, 0)
+    manifests = sorted((tmp_path / "r").rglob("manifest.json"))
+    expected = {name: rules_sha256(algorithms.get(name)) for name in ("fedavg", "fedadam")}
+    for path in manifests:
+        name = "fedadam" if "fedadam" in path.parts else "fedavg"
+        assert json.loads(path.read_text())["rules_sha256"] == expected[name]
+
+    rewrite([path for path in manifests if "fedadam" in path.parts], rules_sha256="0" * 64)
+    train(kind, tmp_path / "r", one := Told())
+    words = f"rules have changed since {tmp_path / 'r'} was trained: another --out trains anew"
+    assert (one.lines, one.rounds) == ([f"fedadam: its {words}"], 0)
+
+    rewrite(manifests, rules_sha256="0" * 64)
+    train(kind, tmp_path / "r", both := Told())
+    names = "plain, fedadam" if kind == "study" else "fedavg, fedadam"
+    assert (both.lines, both.rounds) == ([f"{names}: their {words}"], 0)
+
+    rewrite(manifests, rules_sha256=None)  # as older versions left them
+    train(kind, tmp_path / "r", old := Told())
+    assert (old.lines, old.rounds) == ([], 0)
+
+
+@pytest.mark.parametrize("kind", ["study", "grid"])
+def test_what_was_interrupted_goes_on(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(MemoryError):
+        train(kind, tmp_path, Told(after=2))
+    rewrite(tmp_path.rglob("manifest.json"), rules_sha256="0" * 64)
+    train(kind, tmp_path, told := Told())
+    assert len(told.lines) == 1
+    assert "its rules have changed" in told.lines[0]
+    assert told.rounds > 0
+
+
+def test_verify_and_diff_name_the_change(tmp_path: Path) -> None:
+    train("compare", tmp_path / "r", Told())
+    copy = shutil.copytree(tmp_path / "r", tmp_path / "copy")
+    rewrite(copy.rglob("manifest.json"), rules_sha256="0" * 64)
+    assert not compare_directories(tmp_path / "r", tmp_path / "r").differs()
+    changes = compare_directories(tmp_path / "r", copy).changes
+    assert [(one.aspect, one.key, len(one.runs)) for one in changes] == [
+        ("versions", "rules_sha256", 2)
+    ] * 2, "one for each algorithm"
+    verdicts = verify(copy, rounds=1, task=toy())
+    assert all("rules_sha256" in [fact.name for fact in one.facts] for one in verdicts)
+    rewrite(copy.rglob("manifest.json"), rules_sha256=None)
+    assert not compare_directories(tmp_path / "r", copy).differs()
+    verdicts = verify(copy, rounds=1, task=toy())
+    assert not any("rules_sha256" in [fact.name for fact in one.facts] for one in verdicts)
