@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from fedzmg import tasks
 from fedzmg.algorithms import ALGORITHMS
+from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.compare import Comparison, compare_specs
@@ -62,8 +64,10 @@ def compare(
         raise InputError("preset goes with the name of a task: this one is built already")
     else:
         chosen = task
-    algorithms = algorithm_names(algorithms) if isinstance(algorithms, str) else algorithms
-    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not isinstance(chosen, Task):
+        raise InputError(f"task: expected a Task or a name, not {type(chosen).__name__}")
+    algorithms = _names(algorithms)
+    numbers = _seeds(seeds)
     if not numbers or len(set(numbers)) != len(numbers):
         raise InputError(f"seeds = {seeds!r}: give at least one, each once")
     if not algorithms or len(set(algorithms)) != len(algorithms):
@@ -71,6 +75,10 @@ def compare(
     for name, changed in (settings or {}).items():
         if name not in algorithms:
             raise unknown("algorithm in settings", name, algorithms)
+        if not isinstance(changed, Mapping):
+            raise InputError(
+                f"settings of {name}: {changed!r}; expected options by key, {{'client.lr': 0.1}}"
+            )
         for key in changed:
             if key.partition(".")[0] in SHARED:
                 raise InputError(
@@ -105,3 +113,29 @@ def _check_one_protocol(
                     f"{key} = {value} is for {name} and not for {', '.join(others)}: all that are "
                     "compared need the same protocol"
                 )
+
+
+def _names(algorithms: Any) -> list[str]:
+    """Names of algorithms, however they were given."""
+    if isinstance(algorithms, str):
+        return algorithm_names(algorithms)
+    found = list(algorithms) if isinstance(algorithms, Sequence) else [algorithms]
+    for one in found:
+        if isinstance(one, Algorithm):
+            raise InputError(
+                f"algorithms: compare takes names, not the algorithm {one.name!r}; train it with "
+                "simulate(task, [Trial(algorithm, seed)]) and give the histories to Comparison"
+            )
+        if not isinstance(one, str):
+            raise InputError(f"algorithms: expected names, not {type(one).__name__}")
+    return found
+
+
+def _seeds(seeds: Any) -> list[int]:
+    """Seeds, given as their number or one by one."""
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        return list(range(seeds))
+    found = list(seeds) if isinstance(seeds, Iterable) else [seeds]
+    if not isinstance(seeds, Iterable) or not all(isinstance(seed, Integral) for seed in found):
+        raise InputError(f"seeds = {seeds!r}: give their number, 3, or a list of them, [0, 1, 2]")
+    return [int(seed) for seed in found]

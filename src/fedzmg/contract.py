@@ -231,6 +231,8 @@ class Algorithm:
         if self.weights not in ("examples", "uniform"):
             raise unknown("weights", str(self.weights), ["examples", "uniform"])
         try:
+            _check_rule("client", self.client, ClientRule)
+            _check_rule("server", self.server, ServerRule)
             _check_partners(self.client, self.server)
             _check_wrappers(self.client)
         except InputError as error:
@@ -310,15 +312,41 @@ def replace_in_chain(rule: Any, field: str, value: Any) -> Any:
     raise AttributeError(field)
 
 
+def _check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
+    """Refuse what is no rule of this kind, or one whose fields cannot be read."""
+    if isinstance(rule, type):
+        raise InputError(f"{side} = {rule.__name__}: a class; use a rule, {rule.__name__}(...)")
+    name = type(rule).__name__
+    if not isinstance(rule, kind):
+        other = {ClientRule: "client", ServerRule: "server"}
+        found = [f", not a {said} rule" for which, said in other.items() if isinstance(rule, which)]
+        raise InputError(f"{side} = {name}: expected a {kind.__name__}{''.join(found)}")
+    # A field that number(...) or choice(...) declared is exchanged for its default by @dataclass.
+    undone = any(isinstance(value, dataclasses.Field) for value in vars(type(rule)).values())
+    if undone or not dataclasses.is_dataclass(rule):
+        raise InputError(f"{name} is no dataclass: write @dataclass(frozen=True) above its class")
+    for field in dataclasses.fields(rule):
+        value = getattr(rule, field.name)
+        if isinstance(value, Rule) or (isinstance(value, type) and issubclass(value, Rule)):
+            _check_rule(field.name, value, kind)
+
+
 def _check_partners(client: ClientRule, server: ServerRule) -> None:
     asked, offered = ({r.partner for r in chain(side)} - {""} for side in (client, server))
     if asked != offered:
         names = " and ".join(sorted(asked | offered))
         raise InputError(
-            f"{type(chain(client)[-1]).__name__} clients do not work with the server rule "
-            f"{type(chain(server)[-1]).__name__}: what clients and server of {names} exchange has "
-            "a meaning only between the two; use both or neither"
+            f"{_unmatched(client, offered)} clients do not work with the server rule "
+            f"{_unmatched(server, asked)}: what clients and server of {names} exchange has a "
+            "meaning only between the two; use both or neither"
         )
+
+
+def _unmatched(rule: Rule, partners: set[str]) -> str:
+    """The rule that lacks its partner on the other side; the innermost if none does."""
+    rules = chain(rule)
+    alone = [r for r in rules if r.partner and r.partner not in partners]
+    return type((alone or rules[-1:])[0]).__name__
 
 
 _ORDER: Mapping[Acts, int] = {"clip": 0, "change": 1, "project": 1, "pull": 2}

@@ -30,8 +30,23 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     "unknown task 'xyz' (known: digits, plays)"
     """
     names = sorted(known)
-    # "cohort" is meant for "protocol.cohort": compare with the last part of a name, too.
-    ends = [known_name for known_name in names if known_name.rpartition(".")[2] == name]
-    close = ends or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = _close(name, names)
     hint = f": did you mean {close[0]!r}?" if close else ""
     return InputError(f"unknown {kind} {name!r}{hint} (known: {', '.join(names)})")
+
+
+def _close(name: str, names: list[str]) -> list[str]:
+    """The name that was meant, if one is likely.
+
+    >>> known = ["client.form", "client.lr", "protocol.cohort"]
+    >>> [_close(name, known) for name in ("cohort", "server.lr", "client.lrr", "client.mu")]
+    [['protocol.cohort'], ['client.lr'], ['client.lr'], []]
+    """
+    table, _, last = name.rpartition(".")
+    # "cohort" is meant for "protocol.cohort".
+    ends = [found for found in names if found.rpartition(".")[2] == last]
+    # What all names of a table begin with does not make one of them near.
+    inside = {found.rpartition(".")[2]: found for found in names if found.startswith(f"{table}.")}
+    if ends or not (table and inside):
+        return ends or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return [inside[near] for near in difflib.get_close_matches(last, inside, n=1, cutoff=0.5)]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedzmg.algorithms.entry import Entry
-from fedzmg.algorithms.options import WRAPPER_KEYS
+from fedzmg.algorithms.options import wrapper_options
 from fedzmg.contract import Rule, inner_rules
 
 
@@ -39,7 +39,7 @@ def card(entry: Entry, model_bytes: int | None = None) -> dict[str, Any]:
             "weights": entry.algorithm.weights,
         },
         "options": list(_options(entry)),
-        "wrapper_options": [k for k in WRAPPER_KEYS if k not in entry.algorithm.options()],
+        "wrapper_options": wrapper_options(entry.algorithm),
         "costs": costs,
         "about": inspect.cleandoc(entry.about or ""),
     }

@@ -30,9 +30,35 @@ WRAPPER_KEYS = (
 )
 
 
+_TRIED: dict[str, Any] = {
+    **{f"client.{name}": 1.0 for name in CLIPS},
+    SERVER_DECAY: 0.0,
+    "client.schedule": "constant",
+    "server.schedule": "constant",
+}
+"""A value of every wrapper's key, to see whether the wrapper fits."""
+
+
 def known_options(algorithm: Algorithm) -> list[str]:
-    """Every key that :func:`configure` takes for this algorithm."""
+    """Every key of this algorithm and of wrappers, whether they fit around its rules or not."""
     return sorted({*algorithm.options(), *WRAPPER_KEYS})
+
+
+def wrapper_options(algorithm: Algorithm) -> list[str]:
+    """The keys of wrappers that fit around this algorithm's rules and are not there yet."""
+    own = algorithm.options()
+    fit = {key for key, value in _TRIED.items() if _fits(algorithm, key, value)}
+    for side in ("client", "server"):
+        fit |= {f"{side}.{name}" for name in SCHEDULE if f"{side}.schedule" in fit}
+    return [key for key in WRAPPER_KEYS if key in fit and key not in own]
+
+
+def _fits(algorithm: Algorithm, key: str, value: Any) -> bool:
+    try:
+        configure(algorithm, {key: value})
+    except InputError:
+        return False
+    return True
 
 
 def configure(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
@@ -49,7 +75,7 @@ def configure(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
     added: dict[str, Any] = {}
     for key, value in options.items():
         if key not in own and key not in WRAPPER_KEYS:
-            raise unknown(f"option of {algorithm.name}", key, known_options(algorithm))
+            raise _unknown(algorithm, key)
         if key not in own and value is not None:
             added[key] = value
     changed = algorithm.with_options({k: v for k, v in options.items() if k in own})
@@ -66,6 +92,19 @@ def configure(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
         if key in added:
             changed = _wrapped(changed, "client", key, clip, {name: added[key]})
     return changed
+
+
+def _unknown(algorithm: Algorithm, key: str) -> InputError:
+    """Suggests only what can be set, and of the side that was meant."""
+    side, dot, _ = key.partition(".")
+    known = [*algorithm.options(), *wrapper_options(algorithm)]
+    same = [name for name in known if name.startswith(side + dot)]
+    if dot and side in ("client", "server") and not same:
+        rule = type(getattr(algorithm, side)).__name__
+        return InputError(
+            f"unknown option of {algorithm.name} {key!r}: its {side} rule {rule} has no options"
+        )
+    return unknown(f"option of {algorithm.name}", key, same or known)
 
 
 def _check_schedule(algorithm: Algorithm, side: str, fields: Mapping[str, Any]) -> None:

@@ -39,6 +39,7 @@ from fedzmg.simulation.packed_rule import PackedRule
 from fedzmg.simulation.placement import place
 from fedzmg.simulation.planning import Planner
 from fedzmg.simulation.positions import checkpoint_of, restored_snapshot
+from fedzmg.simulation.rehearsal import rehearse
 from fedzmg.simulation.snapshot import Snapshot, first_models, first_snapshot, next_snapshot
 from fedzmg.simulation.trial import Trial, pack
 from fedzmg.simulation.uploads import receive
@@ -160,6 +161,7 @@ class Simulation:
     def _begin(self) -> tuple[Snapshot, MemoryStore]:
         seeds = [trial.seed for trial in self.trials]
         params = first_models(self.task, seeds, self.dtype, self.device)
+        rehearse(self._clients, self._servers, params)
         snapshot = first_snapshot(self._servers, params, len(seeds), self.device)
         fresh = self._clients.map(lambda rule, p: rule.remember(p), params)
         return snapshot, MemoryStore(fresh, len(self.task.train), self._memory_places)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation.devices import Device, resolve_device
@@ -51,7 +53,7 @@ def simulate(
     Raises:
         InputError: for trials of different structure or a task that does not fit together.
     """
-    trials = [trials] if isinstance(trials, Trial) else trials
+    trials = _checked(task, trials, dtype)
     if chunk is not None and chunk < 1:
         raise InputError(f"chunk = {chunk!r}: expected a whole number of at least 1")
     total = task.protocol.rounds if rounds is None else rounds
@@ -75,3 +77,33 @@ def simulate(
         if observer is not None:
             observer(report)
     return simulation.histories(records)
+
+
+def _checked(task: Any, trials: Any, dtype: Any) -> list[Trial]:
+    """The trials in a list, if all of it is what :func:`simulate` takes."""
+    if not isinstance(task, Task):
+        remedy = f"tasks.get({task!r})" if isinstance(task, str) else "as Task.from_arrays makes"
+        raise InputError(f"task = {_short(task)}: expected a Task, {remedy}")
+    if not isinstance(dtype, torch.dtype):
+        raise InputError(f"dtype = {_short(dtype)}: expected a type such as torch.float32")
+    alone = not isinstance(trials, Sequence) or isinstance(trials, str)
+    found = [trials] if alone else list(trials)
+    for trial in found:
+        if not isinstance(trial, Trial):
+            remedy = "such as Trial.of('fedzmg')"
+            if isinstance(trial, str):
+                remedy = f"Trial.of({trial!r})"
+            elif isinstance(trial, Algorithm):
+                remedy = "Trial(algorithm, seed=0)"
+            raise InputError(f"trials: {_short(trial)} is no Trial; expected {remedy}")
+    return found
+
+
+def _short(value: Any) -> str:
+    """A value in one short line."""
+    if isinstance(value, Algorithm):
+        return f"the algorithm {value.name!r}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    plain = value is None or isinstance(value, str | int | float)
+    return repr(value) if plain else f"a {type(value).__name__}"

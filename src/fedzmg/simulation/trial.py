@@ -22,6 +22,13 @@ class Trial:
     name: str = field(default="", compare=False)
     """What it is called where variants of an algorithm train together."""
 
+    def __post_init__(self) -> None:
+        """Refuse a name in the place of an algorithm."""
+        if not isinstance(self.algorithm, Algorithm):
+            name = self.algorithm
+            remedy = f"Trial.of({name!r})" if isinstance(name, str) else "an Algorithm"
+            raise InputError(f"algorithm = {name!r}: expected {remedy}")
+
     @classmethod
     def of(cls, name: str, seed: int = 0, task: Task | None = None, **options: Any) -> Trial:
         """A trial by algorithm name.

@@ -1,0 +1,180 @@
+"""One round of the rules alone, before they train: a slip is said by rule and method.
+
+Engines map rules over clients, compile and replay them; there, a forgotten state ends in an error
+about something else. Values are not judged here, only what methods return.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedzmg.contract import (
+    ClientRule,
+    Cohort,
+    Given,
+    Look,
+    Rule,
+    ServerRule,
+    Upload,
+    bind,
+    chain,
+)
+from fedzmg.errors import InputError
+from fedzmg.simulation.packed_rule import PackedRule
+from fedzmg.tree import Tree, leaves, row, tree_map
+
+PAIRS = {
+    "step": "the parameters and the state after the step, (params, scratch)",
+    "end_epoch": "the state and whether to go on, (scratch, True)",
+    "finish": "an upload and the memory, (Upload(given.params - params), given.memory)",
+    "update": "the next model and the next state of the server, (params, state)",
+}
+"""What methods return that return two things."""
+
+
+def rehearse(clients: PackedRule, servers: PackedRule, models: Tree) -> None:
+    """Let the rules of the first trial do a step and end a round, on gradients of ones.
+
+    Args:
+        clients: the client rule.
+        servers: the server rule.
+        models: initial weights, one row per trial.
+
+    Raises:
+        InputError: naming the rule, its method and what is wrong with it.
+    """
+
+    def once(client: dict[str, Tensor], server: dict[str, Tensor], params: Tree) -> tuple[()]:
+        _round(bind(clients.rule, client), bind(servers.rule, server), params)
+        return ()
+
+    first = row((clients.numbers, servers.numbers, models), slice(0, 1))
+    try:
+        # Mapped, as in an engine: numbers have no value there that Python could branch on.
+        with torch.no_grad():
+            torch.vmap(once)(*first)
+    except (InputError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        where = _place(error.__traceback__)
+        if where is None:
+            raise
+        raise InputError(f"{where}: {_reason(error)}") from error
+
+
+def _round(client: ClientRule, server: ServerRule, params: Tree) -> None:
+    one = next(iter(params.values()))
+    count = torch.ones((), dtype=torch.int64, device=one.device)
+    grad = params.map(torch.ones_like)
+    state = _state(server, "init", server.init(params))
+    shared = _state(server, "share", server.share(state))
+    memory = _state(client, "remember", client.remember(params))
+    given = Given(params, shared, memory, count, count)
+    look: Look | tuple[()] = ()
+    if client.looks != "never":
+        look = Look(one.sum(), grad if client.looks == "start" else Tree({}))
+    scratch = _state(client, "begin", client.begin(given, look))
+    moved, after = _pair(client, "step", client.step(given, params, scratch, grad))
+    _same(client, "step", "parameters", moved, "given", params)
+    _same(client, "step", "state", after, "begin gave", scratch)
+    if client.watches_epochs:
+        after, _ = _pair(client, "end_epoch", client.end_epoch(after, one.sum()))
+        _same(client, "end_epoch", "state", after, "begin gave", scratch)
+    upload, kept = _pair(client, "finish", client.finish(given, moved, after, count))
+    if not isinstance(upload, Upload):
+        raise InputError(
+            f"{_name(client)}.finish returned {_said(upload)}: return {PAIRS['finish']}"
+        )
+    _same(client, "finish", "delta", upload.delta, "given", params)
+    _same(client, "finish", "memory", kept, "remember gave", memory)
+    # Averages are floating point numbers whatever was sent.
+    sent = tree_map(lambda leaf: leaf.to(one.dtype), upload)
+    cohort = Cohort(sent.delta, sent.average, sent.total, count, count, count)
+    new, last = _pair(server, "update", server.update(params, state, cohort))
+    _same(server, "update", "model", new, "given", params)
+    _same(server, "update", "state", last, "init gave", state)
+
+
+def _state(rule: Rule, method: str, value: Any) -> Any:
+    """A state, if it is one."""
+    for leaf in leaves(value):
+        if not isinstance(leaf, Tensor):
+            raise InputError(
+                f"{_name(rule)}.{method} returned {_said(value)}: return tensors, trees or tuples "
+                "of them; () for nothing"
+            )
+    return value
+
+
+def _pair(rule: Rule, method: str, value: Any) -> tuple[Any, Any]:
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise InputError(f"{_name(rule)}.{method} returned {_said(value)}: return {PAIRS[method]}")
+    return value[0], value[1]
+
+
+def _same(rule: Rule, method: str, what: str, new: Any, source: str, old: Any) -> None:
+    """Refuse a value of another structure, or with tensors of other shapes, than there was."""
+    if _form(new) != _form(old):
+        raise InputError(
+            f"{_name(rule)}.{method} returned {_said(new)} as {what}: expected the form of what "
+            f"{'it was given' if source == 'given' else source}, {_said(old)}"
+        )
+
+
+def _form(value: Any) -> Any:
+    """Names and shapes; plain and named tuples hold the same."""
+    if isinstance(value, Tree):
+        return {name: leaf.shape for name, leaf in value.items()}
+    if isinstance(value, tuple):
+        return [_form(part) for part in value]
+    return value.shape if isinstance(value, Tensor) else type(value)
+
+
+def _said(value: Any) -> str:
+    """A value in few words: trees and tensors by their shapes."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Tree):
+        names = list(value)
+        return f"a Tree of {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_said, value))}{',' if len(value) == 1 else ''})"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _is_foreign(rule: Rule) -> bool:
+    return not type(rule).__module__.startswith("fedzmg.")
+
+
+def _name(rule: Rule) -> str:
+    """The rule to be looked at: of several around each other, the first that is not ours."""
+    return type(next(filter(_is_foreign, chain(rule)), rule)).__name__
+
+
+def _place(trace: TracebackType | None) -> str | None:
+    """The method of a rule in which an error arose; None: it was in none.
+
+    The innermost one of a rule that is not ours, as ours stumble over what they are given; and a
+    wrapper of ours over what the rule inside returned.
+    """
+    found: dict[bool, str] = {}
+    while trace is not None:
+        rule = trace.tb_frame.f_locals.get("self")
+        if isinstance(rule, Rule):
+            found[_is_foreign(rule)] = f"{_name(rule)}.{trace.tb_frame.f_code.co_name}"
+        trace = trace.tb_next
+    return found.get(True, found.get(False))
+
+
+def _reason(error: Exception) -> str:
+    said = (str(error).splitlines() or [""])[0]
+    if "data-dependent control flow" in said or ".item()" in said:
+        return (
+            "the numbers of a rule are tensors without a value while it is mapped over clients: "
+            "use them in arithmetic and choose with torch.where, not with if, float() or item()"
+        )
+    return f"{type(error).__name__}: {said}"

@@ -1,0 +1,107 @@
+"""What a script can get wrong in ``simulate`` and ``compare``: one line that names the remedy."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+import fedzmg
+from fedzmg import Algorithm, InputError, Task, Trial, compare, simulate
+from fedzmg.algorithms import SGD, Average
+
+MINE = Algorithm("mine", SGD(), Average())
+
+
+@cache
+def task() -> Task:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(12, 4)), rng.integers(0, 3, 12)
+    return Task.from_arrays(
+        nn.Linear(4, 3), x, y, np.arange(12) % 3, test=(x, y), cohort=2, batch_size=4, rounds=2
+    )
+
+
+def refused(function: Any, *args: Any, **kwargs: Any) -> str:
+    with pytest.raises(InputError) as error:
+        function(*args, **kwargs)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("trials", "message"),
+    [
+        (["fedzmg"], "trials: 'fedzmg' is no Trial; expected Trial.of('fedzmg')"),
+        ("fedzmg", "trials: 'fedzmg' is no Trial; expected Trial.of('fedzmg')"),
+        (MINE, "trials: the algorithm 'mine' is no Trial; expected Trial(algorithm, seed=0)"),
+        ([Trial(MINE), MINE], "trials: the algorithm 'mine' is no Trial"),
+        (None, "trials: None is no Trial; expected such as Trial.of('fedzmg')"),
+        ([Trial], "trials: the class Trial is no Trial"),
+        ([], "no trial to simulate: give at least one"),
+    ],
+)
+def test_what_is_no_trial_is_named(trials: Any, message: str) -> None:
+    assert refused(simulate, task(), trials).startswith(message)
+
+
+def test_what_is_no_task_is_named() -> None:
+    assert refused(simulate, "digits", Trial(MINE)) == (
+        "task = 'digits': expected a Task, tasks.get('digits')"
+    )
+    assert refused(simulate, Task, Trial(MINE)).startswith("task = the class Task: expected a Task")
+    assert refused(simulate, task().model.module, Trial(MINE)).startswith("task = a Linear:")
+    assert refused(compare, None) == "task: expected a Task or a name, not NoneType"
+    assert refused(compare, nn.Linear(2, 2)) == "task: expected a Task or a name, not Linear"
+
+
+def test_name_in_the_place_of_an_algorithm_or_a_type() -> None:
+    assert refused(Trial, "fedzmg") == "algorithm = 'fedzmg': expected Trial.of('fedzmg')"
+    said = refused(simulate, task(), Trial(MINE), dtype="float64")
+    assert said == "dtype = 'float64': expected a type such as torch.float32"
+
+
+@pytest.mark.parametrize("algorithms", [MINE, ["fedzmg", MINE]])
+def test_compare_says_what_to_do_with_an_algorithm_of_ones_own(algorithms: Any) -> None:
+    said = refused(compare, task(), algorithms)
+    assert "compare takes names, not the algorithm 'mine'" in said
+    assert "simulate(task, [Trial(algorithm, seed)])" in said
+    assert "Comparison" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"algorithms": [SGD()]}, "algorithms: expected names, not SGD"),
+        ({"algorithms": ["fedavg", "fedavgg"]}, "unknown algorithm 'fedavgg': did you mean"),
+        ({"seeds": 2.0}, "seeds = 2.0: give their number, 3, or a list of them, [0, 1, 2]"),
+        ({"seeds": "3"}, "seeds = '3': give their number"),
+        ({"seeds": ["a"]}, "seeds = ['a']: give their number"),
+        ({"seeds": 0}, "seeds = 0: give at least one, each once"),
+        ({"settings": {"fedavg": 0.1}}, "settings of fedavg: 0.1; expected options by key"),
+    ],
+)
+def test_arguments_of_compare_are_checked(given: dict[str, Any], message: str) -> None:
+    given = {"algorithms": ["fedavg"], **given}
+    assert refused(compare, task(), **given).startswith(message)
+
+
+def test_names_and_seeds_may_come_in_any_sequence() -> None:
+    result = compare(task(), ("fedavg",), seeds=np.arange(2), engine="sequential")
+    assert [h.trial.seed for h in result.histories["fedavg"]] == [0, 1]
+
+
+def test_histories_of_ones_own_algorithm_are_compared() -> None:
+    """The way that the refusal names: an algorithm equal to FedAvg differs by nothing."""
+    own = Algorithm("mine", SGD(lr=0.1), Average())
+    histories = {
+        name: simulate(task(), [Trial(a, seed) for seed in range(2)], engine="sequential")
+        for name, a in {"fedavg": fedzmg.algorithms.get("fedavg"), "mine": own}.items()
+    }
+    reference, mine = fedzmg.Comparison(task(), histories).rows()
+    assert mine.final == reference.final
+    assert mine.test is not None
+    assert mine.test.mean_difference == 0
