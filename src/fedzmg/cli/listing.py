@@ -64,6 +64,7 @@ def _show_task(name: str, *, as_json: bool) -> None:
     from fedzmg import tasks
     from fedzmg.report.numbers import bytes_text
     from fedzmg.report.terminal import tables
+    from fedzmg.report.terminal.prose import prose
     from fedzmg.tasks.card import card
 
     shown = card(tasks.entry(name))
@@ -80,7 +81,8 @@ def _show_task(name: str, *, as_json: bool) -> None:
     }
     console = Console()
     console.print(f"{name}: {shown['summary']}\n", style="bold", highlight=False, markup=False)
-    console.print(shown["about"] + "\n", highlight=False, markup=False)
+    about = prose(shown["about"], console.width)
+    console.print(about + "\n", highlight=False, markup=False)
     for what, text in facts.items():
         console.print(f"{what:<9} {text}", highlight=False, markup=False)
     if shown["fields"]:

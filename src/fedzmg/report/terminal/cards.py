@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedzmg.report.numbers import bytes_text
+from fedzmg.report.terminal.prose import prose
 from fedzmg.report.terminal.tables import listing
 
 
@@ -21,8 +22,9 @@ def card(data: Mapping[str, Any], width: int, task: str | None = None) -> Render
     ]
     if data["inferred"]:
         parts.append(Text(f"inferred: {data['inferred']}", style="yellow"))
-    more = "also: " + ", ".join(data["wrapper_options"])
-    parts += [Text(), Text(data["about"]), Text(), _options(data, width), Text(more, style="dim")]
+    parts += [Text(), Text(prose(data["about"], width)), Text(), _options(data, width)]
+    if data["wrapper_options"]:
+        parts.append(Text("also: " + ", ".join(data["wrapper_options"]), style="dim"))
     parts += [Text(), _costs(data, width, task)]
     return Group(*parts)
 
