@@ -1,10 +1,13 @@
-"""The worked example of CONTRIBUTING.md, taken from the file itself, works as it says."""
+"""The worked examples of CONTRIBUTING.md, taken from the page itself, work as it says."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
+import shutil
+import subprocess
 import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -12,35 +15,72 @@ import pytest
 import torch
 from torch import nn
 
+import fedzmg
 from fedzmg import Algorithm, Task, Trial, algorithms, simulate
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
-HEADER = """
-from dataclasses import dataclass
-from typing import final
-from fedzmg.algorithms import Average, Entry
-from fedzmg.contract import Algorithm, ClientRule, Given, Number, State, number
-from fedzmg.tree import Tree
-"""
+FILES = dict(
+    re.findall(r"`src/fedzmg/(algorithms/\w+\.py)`\.[^`].*?```python\n(.*?)```", TEXT, re.DOTALL)
+)
+"""What the page puts into each new file."""
+[TABLE] = re.findall(r"```diff\n(.*?)```", TEXT, re.DOTALL)
 
 
-def example() -> algorithms.Entry:
-    code, row = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    module = types.ModuleType("contributing_example")
-    sys.modules[module.__name__] = module
-    exec(HEADER + code, module.__dict__)
-    [entry] = eval(f"[{row}]", {"fedprox_like": module})
+def edited(source: str) -> str:
+    """A file with the lines of the page's table put in, each after the one that it shows."""
+    before = ""
+    for line in TABLE.splitlines():
+        if line.startswith("+"):
+            assert source.count(f"\n{before}\n") == 1, before
+            source = source.replace(f"\n{before}\n", f"\n{before}\n{line[1:]}\n")
+        before = line[1:]
+    return source
+
+
+def test_steps_of_the_page_put_an_algorithm_into_the_table(tmp_path: Path) -> None:
+    package = tmp_path / "fedzmg"
+    shutil.copytree(
+        Path(fedzmg.__file__).parent,
+        package,
+        ignore=shutil.ignore_patterns("__pycache__", "embedded"),
+    )
+    for name, source in FILES.items():
+        (package / name).write_text(source)
+    table = package / "algorithms" / "__init__.py"
+    table.write_text(edited(table.read_text()))
+    found = subprocess.run(
+        [sys.executable, "-c", "from fedzmg import algorithms as a; from fedzmg.algorithms import "
+         "lean; print(a.__file__, a.get('pull').client, a.Pull, lean.ENTRIES[0].up)"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split() == [
+        str(table), "Pull(lr=0.1,", "mu=0.01)", "<class", "'fedzmg.algorithms.pull.Pull'>", "2",
+    ]  # fmt: skip
+
+
+def example(name: str, where: Path, monkeypatch: pytest.MonkeyPatch) -> Algorithm:
+    """The algorithm of a file of the page, imported as a module of the package."""
+    path = where / f"{name}.py"
+    path.write_text(FILES[f"algorithms/{name}.py"])
+    spec = importlib.util.spec_from_file_location(f"fedzmg.algorithms.{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    [entry] = module.ENTRIES
     assert isinstance(entry, algorithms.Entry)
-    return entry
+    return entry.algorithm
 
 
-def task() -> Task:
+def task(**protocol: int) -> Task:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(24, 4)), rng.integers(0, 3, 24)
     owner = np.repeat(np.arange(4), [3, 9, 7, 5])
-    return Task.from_arrays(
-        nn.Linear(4, 3), x, y, owner, test=(x, y), cohort=3, batch_size=4, epochs=2
-    )
+    settings = {"cohort": 3, "batch_size": 4, "epochs": 2, **protocol}
+    return Task.from_arrays(nn.Linear(4, 3), x, y, owner, test=(x, y), **settings)
 
 
 def params(algorithm: Algorithm, engine: str) -> torch.Tensor:
@@ -54,14 +94,48 @@ def params(algorithm: Algorithm, engine: str) -> torch.Tensor:
     return history.params["weight"]
 
 
-def test_example_runs_on_both_engines_and_degenerates_to_fedavg() -> None:
-    algorithm = example().algorithm
+@pytest.mark.parametrize(("name", "number"), [("pull", "mu"), ("lean", "lean")])
+def test_example_runs_on_both_engines_and_degenerates_to_fedavg(
+    name: str, number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = example(name, tmp_path, monkeypatch)
     loop, mapped = params(algorithm, "sequential"), params(algorithm, "vectorized")
     torch.testing.assert_close(loop, mapped, rtol=0, atol=1e-9)
     fedavg = params(algorithms.get("fedavg"), "sequential")
     assert (loop - fedavg).abs().max() > 1e-6
-    torch.testing.assert_close(
-        params(algorithm.with_options({"client.mu": 0.0}), "sequential"), fedavg, rtol=0, atol=1e-12
-    )
-    with pytest.raises(ValueError, match="mu = -1: expected a finite number >= 0"):
-        algorithm.with_options({"client.mu": -1})
+    without = algorithm.with_options({f"client.{number}": 0.0})
+    torch.testing.assert_close(params(without, "sequential"), fedavg, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match=f"{number} = -1: expected a finite number >= 0"):
+        algorithm.with_options({f"client.{number}": -1})
+
+
+def test_server_example_sends_what_its_clients_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full batches of all clients, one step a round: by hand, weighted by examples."""
+    algorithm = example("lean", tmp_path, monkeypatch).with_options({"client.lean": 0.25})
+    whole = task(cohort=4, batch_size=9, epochs=1)
+    [start] = simulate(whole, [Trial(algorithm.with_options({"client.lr": 1e-12}))], rounds=1)
+    [history] = simulate(whole, [Trial(algorithm)], rounds=2, engine="sequential")
+    x, y = whole.train.examples
+    weight, bias, last = start.params["weight"], start.params["bias"], None
+    for _ in range(2):
+        weight, bias = (leaf.detach().requires_grad_() for leaf in (weight, bias))
+        loss = nn.functional.cross_entropy(x.float() @ weight.T + bias, y)
+        grad = torch.autograd.grad(loss, (weight, bias))
+        sent = [torch.zeros_like(g) for g in grad] if last is None else last
+        weight, bias = (
+            w - 0.1 * (0.75 * g + 0.25 * m)
+            for w, g, m in zip((weight, bias), grad, sent, strict=True)
+        )
+        last = grad
+    torch.testing.assert_close(history.params["weight"], weight, rtol=0, atol=1e-6)
+    torch.testing.assert_close(history.params["bias"], bias, rtol=0, atol=1e-6)
+
+
+def test_rules_that_talk_are_not_combined_with_strangers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lean = example("lean", tmp_path, monkeypatch)
+    with pytest.raises(ValueError, match="do not work with"):
+        Algorithm("alone", lean.client, algorithms.Average())
