@@ -10,8 +10,9 @@ from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.own import refuse_file_of_own_task
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.specs.strict import Strict, read_toml
+from fedzmg.experiment.specs.strict import Strict
 from fedzmg.experiment.specs.study import StudySpec
+from fedzmg.formats import read_toml
 
 SPECS: dict[str, type[Strict]] = {"run": RunSpec, "grid": GridSpec, "study": StudySpec}
 

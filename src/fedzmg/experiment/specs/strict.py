@@ -12,7 +12,7 @@ from typing import Any, Self, TypeAlias
 import pydantic
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.formats import read_toml as read_toml
+from fedzmg.formats import read_toml
 
 Value: TypeAlias = bool | int | float | str
 Setting: TypeAlias = Value | list[bool | int | float | str]

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fedzmg.errors import InputError
+from fedzmg.formats import read_json, read_toml
 from fedzmg.report.html.blocks import Block, Commands, Notes, Pairs, Section, Table
 from fedzmg.report.numbers import NONE
 from fedzmg.report.results.grouping import Study
 from fedzmg.report.results.outcome import Outcome
 from fedzmg.report.results.reading import Material, Plan
 from fedzmg.report.results.runs import Run
-from fedzmg.report.results.stored import read_json, read_toml
 from fedzmg.report.sheets.costs import circumstances
 from fedzmg.report.sheets.sheet import Cell, Sheet
 from fedzmg.tasks import TASKS
