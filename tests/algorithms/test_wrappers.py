@@ -667,7 +667,7 @@ def test_trials_take_the_keys() -> None:
         ({"server.shedule": "step"}, "unknown option of fedavg 'server.shedule': did you mean "
          "'server.schedule'?"),
         ({"client.lrr": 1.0}, "unknown option of fedavg 'client.lrr': did you mean 'client.lr'?"),
-        ({"server.clip_norm": 1.0}, "unknown option of fedavg 'server.clip_norm': "),
+        ({"server.clip_norm": 1.0}, "unknown option of fedavg 'server.clip_norm' (known: "),
         ({"client.clip_norm": -1}, "fedavg, client.clip_norm: clip_norm = -1: expected a finite "
          "number > 0"),
         ({"client.clip_value": "small"}, "fedavg, client.clip_value: clip_value = 'small': "
