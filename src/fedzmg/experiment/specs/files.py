@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from fedzmg import algorithms, tasks
 from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.own import refuse_file_of_own_task
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.specs.strict import Strict
 from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.formats import read_toml
 
-SPECS: dict[str, type[Strict]] = {"run": RunSpec, "grid": GridSpec, "study": StudySpec}
+Spec: TypeAlias = RunSpec | GridSpec | StudySpec
+SPECS: dict[str, type[Spec]] = {"run": RunSpec, "grid": GridSpec, "study": StudySpec}
 
 
-def read(path: Path, kind: str | None = None) -> RunSpec | GridSpec | StudySpec:
+def read(path: Path, kind: str | None = None) -> Spec:
     """Read a run, a grid or a study; the file's ``kind`` says which, a run needs none.
 
     Args:
@@ -39,8 +39,8 @@ def read(path: Path, kind: str | None = None) -> RunSpec | GridSpec | StudySpec:
         found = SPECS[said].parse(values)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    refuse_file_of_own_task(path, found.task)  # type: ignore[attr-defined]
-    return found  # type: ignore[return-value]
+    refuse_file_of_own_task(path, found.task)
+    return found
 
 
 def schema(kind: str) -> dict[str, Any]:

@@ -33,11 +33,12 @@ def scheduled(total: int, every: int) -> range | list[int]:
         total: Number of rounds of the run.
         every: Rounds from one evaluation to the next.
 
-    >>> list(scheduled(11, 5)), scheduled(20, 20), scheduled(4, 5)
-    ([0, 5, 10], [0, 19], [0, 3])
+    >>> list(scheduled(11, 5)), scheduled(20, 20), scheduled(4, 5), list(scheduled(0, 5))
+    ([0, 5, 10], [0, 19], [0, 3], [])
     """
     regular = range(0, total, every)
-    return regular if regular[-1] >= total - max(1, total // 10) else [*regular, total - 1]
+    late = total - max(1, total // 10)
+    return [*regular, total - 1] if regular and regular[-1] < late else regular
 
 
 def rounds_to_threshold(
