@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from fedzmg import algorithms
-from fedzmg.algorithms import SGD, Adam, Average, Projected, ZeroMean
+from fedzmg.algorithms import SGD, Adam, Average, Projected, SentProx, ZeroMean
 from fedzmg.algorithms.clip import ClipNorm, ClipValue
 from fedzmg.algorithms.options import configure
 from fedzmg.algorithms.schedule import ClientSchedule, ServerSchedule
@@ -248,3 +248,20 @@ def test_rules_of_the_table_refuse_what_they_declare(name: str) -> None:
             assert str(caught.value) == (
                 f"{name}: {wrap.__name__} around {type(core).__name__}: {reason}"
             )
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "message"),
+    [
+        (
+            SentProx(SGD()),
+            Average(),
+            "x: SentProx clients do not work with the server rule Average",
+        ),
+        (SGD, Average(), r"x: client = SGD: a class; use a rule, SGD\(...\)"),
+        (Average(), SGD(), "x: client = Average: expected a ClientRule, not a server rule"),
+    ],
+)
+def test_what_is_no_algorithm_is_said_by_name(client: Any, server: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Algorithm("x", client, server)

@@ -170,6 +170,8 @@ def test_definition_card_shows_equations_options_and_costs(fedzmg: Command) -> N
         (["run", f"{STUDIES}/digits-study.toml"], "is a study: use 'fedzmg study"),
         (["comprae"], "No such command 'comprae'"),
         (["compare", "--algorithms", "fedzmg,fedadm"], "did you mean 'fedadam'?"),
+        (["compare", "--set", "fedprox.client.mu=1"], "fedprox is not among the algorithms"),
+        (["run", "digits", "--algorithm", "mfl", "--set", "server.lr=1"], "has no options"),
         (["compare", "--seeds", "0"], "0 is not in the range"),
         (["compare", "--out", "file/below"], "cannot write the run directory"),
         (["export", "nothing"], "nothing is no directory: give a run directory"),
