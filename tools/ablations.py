@@ -174,6 +174,14 @@ def main() -> None:
     """Print it all."""
     for server in SERVERS:
         print_parts(server)
+    lost = score(variant_of("adam", {"projection"}))
+    if lost is not None:
+        lived = lost["indices"] < min(lost["diverged"]) - 20
+        late = lost["curve"][lived & (lost["indices"] >= 200)]
+        print(
+            f"the projection alone with Adam from index 200 until 20 rounds before the first "
+            f"diverged: {late.min():.1f} to {late.max():.1f} %"
+        )
     for question, pairs in COMPARED.items():
         print(f"{question}: final accuracy; arrivals at 20 and 33 %; minus another")
         for variant, base in pairs:

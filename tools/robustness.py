@@ -109,6 +109,9 @@ def mnist_by_writer() -> None:
         values = curves("mnist-by-writer-study", name)[1]
         means = [values[1:, index > 15].mean(), values[1:, index >= 900].mean()]
         print(f"  {name:8}seeds 1 to 4: late stage {means[0]:.2f} %, final {means[1]:.2f} %")
+    for name in ALGORITHMS:
+        mean = curves("mnist-by-writer-study", name)[1].mean(0)
+        print(f"  {name:8}all seeds: {mean[0]:.1f} % at index 0, {mean[1]:.1f} % at {index[1]}")
     gaps = (curves("mnist-by-writer-study", "fedzmg")[1] - adam)[1:, index >= 900].mean(1)
     print(f"  fedzmg minus fedadam, seeds 1 to 4: {words(gaps)}, p {probability(gaps):.4f}")
 
