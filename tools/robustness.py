@@ -95,6 +95,37 @@ def cifar100() -> None:
     print(f"{words(gaps)}, at most {abs(gaps).max():.2f}")
 
 
+VARIANTS = ("without-momentum", "smaller-client-rate", "centred-biases", "fedzmg-adam")
+
+
+def cifar100_variants() -> None:
+    """What FedZMG's variants make of the study's seeds and rounds."""
+    index, _ = curves("cifar100-study", "fedzmg")
+    of = {name: curves("cifar100-study", name)[1] for name in ALGORITHMS}
+    of |= {name: curves("cifar100-variants-study", name)[1] for name in VARIANTS}
+    final, late = index >= 900, index > 755
+    for name, values in of.items():
+        arrived = [int(index[(rolling(values.mean(0)) >= level).argmax()]) for level in (20, 33)]
+        seeds = [index[(rolling(values) >= level).argmax(1)] for level in (20, 33)]
+        spans = " and ".join(f"{each.min()} to {each.max()}" for each in seeds)
+        print(f"  {name:20}at 20 and 33 %: {arrived[0]}, {arrived[1]} (by seed {spans});", end=" ")
+        print(f"late stage {values[:, late].mean():.2f} %, final", end=" ")
+        print(*(f"{each:.2f}" for each in values[:, final].mean(1)))
+    for name in VARIANTS:
+        for other in ALGORITHMS:
+            gaps = (of[name] - of[other])[:, final].mean(1)
+            low, high = stats.ttest_1samp(gaps, 0.0).confidence_interval()
+            print(f"  {name} minus {other}: {words(gaps)}, {low:+.2f} to {high:+.2f}", end="")
+            print(f", p {probability(gaps):.5f}; by seed:", *(f"{gap:+.1f}" for gap in gaps))
+    half = (index >= 450) & (index < 500)
+    print("  indices 450 to 495:", end=" ")
+    print(*(f"{name} {values[:, half].mean():.2f} %" for name, values in of.items()), sep=", ")
+    for other in ("fedzmg", "fedadam", "without-momentum"):
+        behind = rolling(of["smaller-client-rate"].mean(0)) < rolling(of[other].mean(0))
+        print(f"  smaller-client-rate is behind {other} at {behind.sum()} evaluations", end="")
+        print(f", last at index {index[behind].max()}" if behind.any() else "")
+
+
 def mnist_by_writer() -> None:
     """The seed with which FedAdam collapsed, and everything without it."""
     index, adam = curves("mnist-by-writer-study", "fedadam")
@@ -116,12 +147,39 @@ def mnist_by_writer() -> None:
     print(f"  fedzmg minus fedadam, seeds 1 to 4: {words(gaps)}, p {probability(gaps):.4f}")
 
 
+def shakespeare_by_role() -> None:
+    """Every seed of the reduced protocol, and who fell when."""
+    study = "shakespeare-by-role-reduced-study"
+    for name in ALGORITHMS:
+        index, values = curves(study, name, seeds=3)
+        for seed, curve in enumerate(values):
+            means = rolling(curve)
+            arrived = [
+                str(index[(means >= level).argmax()]) if (means >= level).any() else "never"
+                for level in (20, 33, 35, 45)
+            ]
+            at = ", ".join(f"{curve[index == each].item():.1f} % at {each}" for each in (0, 20, 65))
+            print(f"  {name:8}seed {seed}: {at}; best {curve.max():.1f} % at", end=" ")
+            print(f"{index[curve.argmax()]}; final {curve[index >= 180].mean():.2f} %;", end=" ")
+            print("at 20, 33, 35, 45 %:", *arrived)
+    index, own = curves(study, "fedzmg", seeds=3)
+    average = curves(study, "fedavg", seeds=3)[1]
+    ahead = rolling(own[:2]) > rolling(average[:2])
+    print("  fedzmg leads fedavg, seeds 0 and 1, until", *(index[each].max() for each in ahead))
+    gaps = (own - average)[:2, index >= 180].mean(1)
+    print("  fedzmg minus fedavg, final, seeds 0 and 1:", *(f"{gap:+.2f}" for gap in gaps))
+
+
 def main() -> None:
     """Print it all."""
     print("CIFAR-100")
     cifar100()
+    print("CIFAR-100, variants of FedZMG")
+    cifar100_variants()
     print("MNIST by writer")
     mnist_by_writer()
+    print("Shakespeare by role, reduced protocol")
+    shakespeare_by_role()
 
 
 if __name__ == "__main__":
