@@ -120,6 +120,12 @@ def cifar100_variants() -> None:
     half = (index >= 450) & (index < 500)
     print("  indices 450 to 495:", end=" ")
     print(*(f"{name} {values[:, half].mean():.2f} %" for name, values in of.items()), sep=", ")
+    own, momentum = curves("ablation-factors-study", "average-momentum-decay", seeds=3)
+    gaps = of["smaller-client-rate"][:3, half].mean(1) - momentum[:, own >= 450].mean(1)
+    low, high = stats.ttest_1samp(gaps, 0.0).confidence_interval()
+    print("  there, seeds 0 to 2, both at rates 10^-2 and 1: smaller-client-rate minus", end=" ")
+    print(f"momentum + decay without projection: {words(gaps)}, {low:+.2f} to {high:+.2f}", end="")
+    print("; by seed:", *(f"{gap:+.1f}" for gap in gaps))
     for other in ("fedzmg", "fedadam", "without-momentum"):
         behind = rolling(of["smaller-client-rate"].mean(0)) < rolling(of[other].mean(0))
         print(f"  smaller-client-rate is behind {other} at {behind.sum()} evaluations", end="")
