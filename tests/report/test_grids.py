@@ -13,8 +13,9 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from rich.console import Console
 
-from fedzmg.report import grids
+from fedzmg.report.plots import grids
 from fedzmg.report.plots.style import PNG_DPI, save
+from fedzmg.report.results.grids import field as laid_out
 from fedzmg.report.terminal import grids as grid_view
 from fedzmg.report.terminal import studies
 
@@ -53,7 +54,7 @@ def text(shown: Any) -> str:
 
 
 def test_field_puts_client_rates_across_and_server_rates_up() -> None:
-    field = grids.field(data()["algorithms"]["fedzmg"])
+    field = laid_out(data()["algorithms"]["fedzmg"])
     assert (field.columns, field.rows) == ("client.lr", "server.lr")
     # Points run over the server rate first.
     assert field.scores.tolist() == [[0.0, 0.1 * 3], [0.1, 0.4], [0.2, 0.5]]
@@ -62,7 +63,7 @@ def test_field_puts_client_rates_across_and_server_rates_up() -> None:
 
 def test_more_axes_show_the_best_over_the_others() -> None:
     axes = {"client.lr": [0.1, 1.0], "server.lr": [1.0], "client.momentum": [0.0, 0.9]}
-    field = grids.field(data(axes)["algorithms"]["fedzmg"])
+    field = laid_out(data(axes)["algorithms"]["fedzmg"])
     assert field.others == ["client.momentum"]
     np.testing.assert_allclose(field.scores, [[0.1, 0.3]])
     assert not field.diverged.any()
@@ -182,7 +183,7 @@ def test_points_that_were_stopped_are_shown_as_such() -> None:
         entry["points"][i] |= {"score": None, "runs": [None], "stopped": [line]}
     entry["stopped"] = {"cannot_win": 2, "rounds": 224, "rounds_asked": 300}
     known["stop"] = {"cannot_win": True}
-    field = grids.field(entry)
+    field = laid_out(entry)
     assert field.stopped.sum() == 2
     assert field.stopped[1, 0]
     assert not (field.stopped & field.diverged).any()

@@ -55,8 +55,7 @@ def grid(
     from fedzmg import trackers
     from fedzmg.experiment.grids.grid import run_grid
     from fedzmg.experiment.grids.score import warnings
-    from fedzmg.report import grids
-    from fedzmg.report.plots import style
+    from fedzmg.report.plots import grids, style
     from fedzmg.report.terminal import grids as grid_view
 
     work = _prepare("grid", file, set_, out, track, as_json=as_json)

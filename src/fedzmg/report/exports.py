@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 from fedzmg.report import paper
 from fedzmg.report.html.page import render
 from fedzmg.report.numbers import slug
+from fedzmg.report.results.grids import name_of
 from fedzmg.report.results.outcome import Outcome
 from fedzmg.report.results.reading import Material
 from fedzmg.report.sheets import costs, scores
 from fedzmg.report.sheets.beside_paper import beside_paper
 from fedzmg.report.sheets.clients import clients
 from fedzmg.report.sheets.formats import comma_separated, latex, markdown
-from fedzmg.report.sheets.grids import best_points, name_of
+from fedzmg.report.sheets.grids import best_points
 from fedzmg.report.sheets.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.sheets.paired_tests import paired_tests
 from fedzmg.report.sheets.sheet import Sheet
@@ -136,8 +137,8 @@ def _tables(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[s
 
 def _figures(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, bytes]]:
     # Drawing takes its time to load, and a page alone does not need it.
-    from fedzmg.report import grids, heterogeneity
-    from fedzmg.report.plots import comparison
+    from fedzmg.report import heterogeneity
+    from fedzmg.report.plots import comparison, grids
     from fedzmg.report.plots import study as plots
     from fedzmg.report.plots.style import FORMATS, rendered
 

@@ -16,10 +16,10 @@ from fedzmg.report import paper
 from fedzmg.report.html.blocks import Section
 from fedzmg.report.html.sections import again, grids, heterogeneity, study
 from fedzmg.report.numbers import count_text
+from fedzmg.report.results.grids import axes_of, name_of
 from fedzmg.report.results.outcome import Outcome, judge
 from fedzmg.report.results.reading import Material
 from fedzmg.report.results.summary import summary
-from fedzmg.report.sheets.grids import name_of
 from fedzmg.version import __version__
 
 SECTIONS: tuple[Callable[[Material, Sequence[Outcome]], Iterable[Section]], ...] = (
@@ -62,10 +62,9 @@ def _without_runs(material: Material) -> list[str]:
     words = []
     for extra in material.grids:
         entries = list(extra.content["algorithms"].values())
-        axes = dict.fromkeys(axis for entry in entries for axis in entry["axes"])
         points = sum(len(entry["points"]) for entry in entries)
         words.append(
-            f"A grid over {' and '.join(axes)} on {name_of(extra.content)}: "
+            f"A grid over {' and '.join(axes_of(extra.content))} on {name_of(extra.content)}: "
             f"{count_text(points, 'point')}, {count_text(len(entries), 'algorithm')}."
         )
     if material.heterogeneity:

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedzmg.report import paper
 from fedzmg.report.numbers import count_text, value_text
+from fedzmg.report.results.grids import axes_of, name_of
 from fedzmg.report.sheets.sheet import NOTHING, Cell, Record, Sheet
 
 _WORDS = {"cannot_win": "cannot win", "halving": "halving (heuristic)"}
-
-
-def name_of(data: Mapping[str, Any]) -> str:
-    """What a grid is called: its task, and its label if it has one."""
-    task = paper.shown(str(data["task"]))
-    return f"{task}, {data['label']}" if data.get("label") else task
 
 
 def best_points(data: Mapping[str, Any]) -> Sheet:
@@ -35,8 +29,8 @@ def best_points(data: Mapping[str, Any]) -> Sheet:
         row += [Cell(stopped_text(entry["stopped"]))] if stopping else []
         row += [Cell(remark)] if any(remarks) else []
         rows.append(row)
-    axes = dict.fromkeys(axis for entry in entries for axis in entry["axes"])
-    records = [_record(entry, list(axes)) for entry in entries]
+    axes = axes_of(data)
+    records = [_record(entry, axes) for entry in entries]
     title = f"Best points of the grid on {name_of(data)}"
     return Sheet("grid", title, heads, rows, _caption(data), records, 2)
 

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fedzmg.report.numbers import NONE
+from fedzmg.report.results.grids import axes_of
 from fedzmg.report.sheets.grids import best_points, stopped_count, stopped_text
 from fedzmg.report.terminal.stacked import Column, fits, stacked
 
@@ -41,7 +42,7 @@ def table(data: Mapping[str, Any], width: int) -> RenderableType:
 
 def _shorter(data: Mapping[str, Any], columns: Sequence[Column]) -> list[Column]:
     """The columns without words that are the same in many rows."""
-    entries, axes = _entries(data), _axes(data)
+    entries, axes = _entries(data), axes_of(data)
     instead = {"best point": [_point(entry["best"], axes) for entry in entries]}
     if "stop" in data:
         instead["stopped"] = [str(stopped_count(entry["stopped"])) for entry in entries]
@@ -56,7 +57,7 @@ def _said_below(data: Mapping[str, Any]) -> Iterator[str]:
     """What the shorter columns leave out."""
     entries = _entries(data)
     edge = any(entry["best"] is not None and entry["best"]["border"] for entry in entries)
-    yield f"Best point: {', '.join(_axes(data))}{'; * on the border' if edge else ''}."
+    yield f"Best point: {', '.join(axes_of(data))}{'; * on the border' if edge else ''}."
     counts: Counter[str] = Counter()
     for entry in entries:
         counts.update(entry.get("stopped", {}))
@@ -81,7 +82,3 @@ def _point(best: Mapping[str, Any] | None, axes: Sequence[str]) -> str:
 
 def _entries(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return list(data["algorithms"].values())
-
-
-def _axes(data: Mapping[str, Any]) -> list[str]:
-    return list(dict.fromkeys(axis for entry in _entries(data) for axis in entry["axes"]))

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedzmg.report import paper
 from fedzmg.report.html.blocks import Block, Map, Maps, Notes, Section, Table
 from fedzmg.report.html.svg.cells import heat_map
 from fedzmg.report.html.svg.parts import Frame
 from fedzmg.report.numbers import NONE, count_text, is_share, setting_text, value_text
+from fedzmg.report.results.grids import Field, field, limits_of, name_of
 from fedzmg.report.results.outcome import Outcome
 from fedzmg.report.results.reading import Extra, Material
-from fedzmg.report.sheets.grids import best_points, name_of
-
-if TYPE_CHECKING:
-    from fedzmg.report.grids import Field
+from fedzmg.report.sheets.grids import best_points
 
 DIVERGED = "\u00d7"
 _HALVES = {"tune": "the half of the test data set aside for choosing", "test": "all test data"}
@@ -55,9 +53,6 @@ def _block(extra: Extra, position: int) -> Maps:
     ]
     if not data["complete"]:
         facts.append("not finished yet")
-    # Only grids need what draws them, and that takes its time to load.
-    from fedzmg.report.grids import field, limits_of
-
     entries = list(data["algorithms"].values())
     fields = [field(entry, higher_is_better=data["higher_is_better"]) for entry in entries]
     limits = limits_of(fields)
@@ -99,11 +94,8 @@ def _map(
         lead += f" {count_text(stopped, 'point')} stopped early."
     chosen = None
     if best is not None:
-        row = one.row_values.index(best["options"][one.rows]) if one.rows else 0
-        chosen = (
-            len(one.row_values) - 1 - row,
-            one.column_values.index(best["options"][one.columns]),
-        )
+        row, column = one.place(best["options"])
+        chosen = len(one.row_values) - 1 - row, column
     described = f"Scores ({metric}) of {len(entry['points'])} points."
     drawing = heat_map(
         Frame(key, f"Grid of {name} on {name_of(data)}", described, across, one.rows),

@@ -1,4 +1,4 @@
-"""A grid of hyper-parameters, from its ``grid.json``: heat-maps."""
+"""Heat-maps of a grid of hyper-parameters, from its ``grid.json``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
-from numpy.typing import NDArray
 
 from fedzmg.report.numbers import is_share, value_text
 from fedzmg.report.plots import headings
 from fedzmg.report.plots.lettering import folded, width_of
 from fedzmg.report.plots.style import PNG_DPI, QUIET_INK, STYLE
+from fedzmg.report.results.grids import Field, field, limits_of
 
 # One hue from paper to ink: order is plain in print and under any colour blindness.
 _COLOURS = LinearSegmentedColormap.from_list(
@@ -38,58 +38,6 @@ _NARROWEST = 0.9
 _ATTEMPTS = 4
 """To fold words: folded ones move the panels a little, and with them the room."""
 _WORDS = {"client.lr": "client learning rate", "server.lr": "server learning rate"}
-
-
-class Field(NamedTuple):
-    """Two axes of a grid and the scores over them."""
-
-    rows: str
-    """Option of the vertical axis; empty if there is one axis only."""
-    columns: str
-    row_values: list[float]
-    column_values: list[float]
-    scores: NDArray[np.float64]
-    """``[rows, columns]``; over further axes the best."""
-    diverged: NDArray[np.bool_]
-    others: list[str]
-    """Axes that are not shown."""
-    stopped: NDArray[np.bool_]
-    """Where nothing was trained to its end, so that there is no score."""
-
-
-def field(entry: Mapping[str, Any], *, higher_is_better: bool = True) -> Field:
-    """The scores of one algorithm, laid out over its first two axes: server up, client across."""
-    axes: Mapping[str, list[float]] = entry["axes"]
-    keys = list(axes)
-    columns = keys[0]
-    rows = keys[1] if len(keys) > 1 else ""
-    row_values = list(axes[rows]) if rows else [0.0]
-    shape = (len(row_values), len(axes[columns]))
-    worst = -math.inf if higher_is_better else math.inf
-    scores = np.full(shape, worst)
-    diverged = np.ones(shape, dtype=bool)
-    stopped = np.zeros(shape, dtype=bool)
-    for point in entry["points"]:
-        where = (
-            row_values.index(point["options"][rows]) if rows else 0,
-            axes[columns].index(point["options"][columns]),
-        )
-        value = point["score"]
-        if not point["diverged"]:
-            diverged[where] = False
-        stopped[where] |= value is None and "stopped" in point
-        if value is not None and (value > scores[where]) == higher_is_better:
-            scores[where] = value
-    stopped &= ~np.isfinite(scores)
-    values = row_values, list(axes[columns])
-    return Field(rows, columns, *values, scores, diverged & ~stopped, keys[2:], stopped)
-
-
-def limits_of(fields: Sequence[Field]) -> tuple[float, float]:
-    """Lowest and highest score of several algorithms, for one scale of colours."""
-    shown = [f.scores[~f.diverged & np.isfinite(f.scores)] for f in fields]
-    values = np.concatenate(shown) if shown else np.array([])
-    return (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
 
 
 def figure(data: Mapping[str, Any], name: str) -> Figure:
@@ -274,8 +222,7 @@ def _mark_best(axes: Axes, entry: Mapping[str, Any], one: Field) -> None:
     best = entry["best"]
     if best is None:
         return
-    column = one.column_values.index(best["options"][one.columns])
-    row = one.row_values.index(best["options"][one.rows]) if one.rows else 0
+    row, column = one.place(best["options"])
     axes.add_patch(
         Rectangle(
             (column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=_BEST, linewidth=2.0,
