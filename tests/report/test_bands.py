@@ -19,10 +19,10 @@ from matplotlib.text import Text
 from fedzmg.experiment.runs.store import RunDirectory
 from fedzmg.report.html.page import render
 from fedzmg.report.plots import comparison
-from fedzmg.report.plots.spread import ANY, band_around, possible
 from fedzmg.report.plots.study import study_figures
 from fedzmg.report.results.outcome import judge
 from fedzmg.report.results.reading import read
+from fedzmg.report.results.spread import ANY, band_around, possible
 from fedzmg.simulation import ClientMetrics
 
 INDICES = list(range(6))

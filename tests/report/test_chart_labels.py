@@ -27,10 +27,10 @@ from fedzmg.report.html.svg.labels import MOST
 from fedzmg.report.html.svg.parts import FULL, HALF, LOW, Frame, percent
 from fedzmg.report.html.svg.rows import Dots, rows
 from fedzmg.report.html.svg.scatter import scatter
+from fedzmg.report.lettering import folded, width_of
+from fedzmg.report.placing import moved_apart
 from fedzmg.report.plots.figures import curves as figure_of_curves
-from fedzmg.report.plots.lettering import folded, width_of
 from fedzmg.report.plots.panels import panels
-from fedzmg.report.plots.placing import moved_apart
 from fedzmg.report.plots.series import Series
 from fedzmg.report.plots.study import study_figures
 from fedzmg.report.results.outcome import judge

@@ -18,13 +18,9 @@ from fedzmg.experiment.runs.clients import CLIENTS
 from fedzmg.experiment.runs.store import RunDirectory
 from fedzmg.report import exports
 from fedzmg.report.html.page import render
-from fedzmg.report.results.clients import (
-    loss_bands,
-    metric_bands,
-    read_clients,
-    sorted_curves,
-)
+from fedzmg.report.results.clients import read_clients
 from fedzmg.report.results.outcome import judge
+from fedzmg.report.results.over_clients import loss_bands, metric_bands, sorted_curves
 from fedzmg.report.results.reading import read
 from fedzmg.report.sheets.clients import clients as sheet_of
 from fedzmg.simulation import ClientMetrics

@@ -18,10 +18,10 @@ from matplotlib.text import Text
 from numpy.typing import NDArray
 
 from fedzmg.errors import InputError
+from fedzmg.report.placing import moved_apart
 from fedzmg.report.plots import comparison
 from fedzmg.report.plots.figures import MOST_DIRECT_LABELS, curves
 from fedzmg.report.plots.panels import panels
-from fedzmg.report.plots.placing import moved_apart
 from fedzmg.report.plots.series import Series
 from fedzmg.report.plots.style import save
 

@@ -12,31 +12,38 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import ArrayLike
 
-from fedzmg.report.html.sections.clients import loss_spreads, metric_spreads, sorted_averages
 from fedzmg.report.numbers import INDEX_EXPLAINED
 from fedzmg.report.plots.legends import add_legend_outside, add_title
 from fedzmg.report.plots.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE, laid_out
-from fedzmg.report.results.clients import Bands
 from fedzmg.report.results.outcome import Outcome
+from fedzmg.report.results.over_clients import (
+    SHARES,
+    Bands,
+    loss_spreads,
+    metric_spreads,
+    sorted_averages,
+)
 
 MOST_WITH_FULL_BANDS = 8
 
 
 def sorted_clients(outcome: Outcome) -> Figure | None:
     """The metric of every client, worst first."""
-    study, lines = outcome.study, sorted_averages(outcome)
-    if not lines:
+    study, found = outcome.study, sorted_averages(outcome.study)
+    if not found:
         return None
+    style = {label: i for i, label in enumerate(study.members)}
     with matplotlib.rc_context(STYLE):
         title = f"{study.name}: {study.metric} of every client, worst first"
         figure, axes = _canvas(
             title, "clients, in percent", f"{study.metric} on their own examples"
         )
-        for line in lines.values():
-            colour = COLOURS[line.style % len(COLOURS)]
-            _plot(axes, line.label, line.style, line.x, line.y)
-            if line.band is not None:
-                axes.fill_between(line.x, *line.band, color=colour, alpha=0.14, linewidth=0.0)
+        for label, one in found.items():
+            x, colour = 100.0 * SHARES, COLOURS[style[label] % len(COLOURS)]
+            _plot(axes, label, style[label], x, one.mean)
+            if one.band is not None:
+                low, high, _ = one.band
+                axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0.0)
         for level in study.thresholds:
             axes.axhline(level, color=QUIET_INK, linestyle=DOTTED, linewidth=1.0)
         axes.set_xlim(0.0, 100.0)
@@ -46,14 +53,14 @@ def sorted_clients(outcome: Outcome) -> Figure | None:
 def losses(outcome: Outcome) -> Figure | None:
     """Training losses over the clients of a round."""
     title = f"{outcome.study.name}: training loss, median and 10 to 90 % of a cohort"
-    return _banded(outcome, loss_spreads(outcome), title, "mean local loss")
+    return _banded(outcome, loss_spreads(outcome.study), title, "mean local loss")
 
 
 def metric_by_round(outcome: Outcome) -> Figure | None:
     """The metric over clients by round."""
     study = outcome.study
     title = f"{study.name}: {study.metric}, median and 10 to 90 % of the clients"
-    return _banded(outcome, metric_spreads(outcome), title, f"{study.metric} on their own examples")
+    return _banded(outcome, metric_spreads(study), title, f"{study.metric} on their own examples")
 
 
 def _banded(outcome: Outcome, found: Mapping[str, Bands], title: str, ylabel: str) -> Figure | None:

@@ -13,7 +13,7 @@ from fedzmg.report.numbers import INDEX_EXPLAINED
 from fedzmg.report.plots.figures import curves
 from fedzmg.report.plots.panels import panels
 from fedzmg.report.plots.series import Series
-from fedzmg.report.plots.spread import possible
+from fedzmg.report.results.spread import possible
 
 MOST_IN_ONE_PANEL = 10
 

@@ -11,8 +11,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedzmg.report.plots.lettering import folded
-from fedzmg.report.plots.placing import moved_apart
+from fedzmg.report.lettering import folded
+from fedzmg.report.placing import moved_apart
 from fedzmg.report.plots.series import Average
 from fedzmg.report.plots.style import QUIET_INK
 

@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from fedzmg.report.lettering import folded, widest
 from fedzmg.report.plots.endlabels import (
     CAPTION_POINTS,
     EDGE_POINTS,
@@ -29,10 +30,9 @@ from fedzmg.report.plots.endlabels import (
     label_ends,
     level_words,
 )
-from fedzmg.report.plots.lettering import folded, widest
 from fedzmg.report.plots.series import Average, Series, average
-from fedzmg.report.plots.spread import ANY, Band, Range, band_around
 from fedzmg.report.plots.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE
+from fedzmg.report.results.spread import ANY, Band, Range, band_around
 
 MOST_DIRECT_LABELS = 7
 """More curves than this are named in a legend, for want of room at the line ends."""

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 
+from fedzmg.report.lettering import folded, width_of
 from fedzmg.report.numbers import is_share, value_text
 from fedzmg.report.plots import headings
-from fedzmg.report.plots.lettering import folded, width_of
 from fedzmg.report.plots.style import PNG_DPI, QUIET_INK, STYLE
 from fedzmg.report.results.grids import Field, field, limits_of
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fedzmg.report.plots.lettering import folded
+from fedzmg.report.lettering import folded
 
 TITLE, NOTE, BELOW = 9.5, 7.2, 8.5
 """Sizes of the letters."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from matplotlib.figure import Figure
 
-from fedzmg.report.plots.lettering import folded, widest
+from fedzmg.report.lettering import folded, widest
 
 _POINTS_PER_INCH = 72.0
 _SIZE, _HANDLE = 7.5, 3.2

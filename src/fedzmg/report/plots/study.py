@@ -11,16 +11,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from fedzmg.report.html.sections.charts import shown_label
 from fedzmg.report.numbers import INDEX_EXPLAINED, count_text
 from fedzmg.report.plots import clients as client_plots
 from fedzmg.report.plots.figures import curves
 from fedzmg.report.plots.legends import add_legend_outside, add_title, row_name
 from fedzmg.report.plots.panels import panels
 from fedzmg.report.plots.series import Average
-from fedzmg.report.plots.spread import possible
 from fedzmg.report.plots.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE, laid_out
 from fedzmg.report.results.outcome import Outcome
+from fedzmg.report.results.spread import possible
 
 MOST_IN_ONE_PANEL = 10
 
@@ -37,7 +36,7 @@ def _learning(outcome: Outcome) -> Figure | None:
     study = outcome.study
     averages = [
         Average(
-            shown_label(score), curve.indices, curve.mean, curve.spread, curve.averaged,
+            score.shown_label, curve.indices, curve.mean, curve.spread, curve.averaged,
             curve.broke_off,
         )
         for score in outcome.scores

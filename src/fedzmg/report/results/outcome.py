@@ -66,6 +66,17 @@ class Score:
         return self.evidence is not None and holds(self.evidence)
 
     @property
+    def shown_label(self) -> str:
+        """Its label beside a curve, with what has to be known about that."""
+        if self.curve is not None and self.curve.broke_off:
+            return f"{self.label} (diverged)"
+        if self.diverged:
+            return f"{self.label} ({self.diverged} diverged)"
+        if self.unfinished and not self.finals:
+            return f"{self.label} (unfinished)"
+        return self.label
+
+    @property
     def per_mib(self) -> float | None:
         """Final metric over the MiB that moved in one run."""
         moved = self.traffic["total"]

@@ -11,7 +11,7 @@ from fedzmg.report.numbers import goal_text, spread_text
 from fedzmg.report.results.clients import Clients
 from fedzmg.report.results.grouping import Study
 from fedzmg.report.results.outcome import Outcome
-from fedzmg.report.results.runs import Run
+from fedzmg.report.results.over_clients import seen
 from fedzmg.report.sheets.sheet import NOTHING, Cell, Record, Sheet
 
 _HEADS = {
@@ -23,18 +23,6 @@ _HEADS = {
 }
 _RANKED = ("mean", "median", "worst_tenth", "best_tenth")
 _SHORT = "share_short_of_threshold"
-
-
-def seen(runs: Sequence[Run]) -> list[tuple[int, Clients]]:
-    """Seed and clients of the runs that came to a good end and looked at them."""
-    return [
-        (run.seed, run.clients)
-        for run in runs
-        if run.clients is not None
-        and run.complete
-        and run.diverged is None
-        and run.clients.rounds[-1] == run.done
-    ]
 
 
 def clients(outcome: Outcome) -> Sheet | None:

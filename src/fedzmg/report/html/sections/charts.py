@@ -20,10 +20,10 @@ from fedzmg.report.html.svg.parts import (
 from fedzmg.report.html.svg.rows import Dots, rows
 from fedzmg.report.html.svg.scatter import scatter
 from fedzmg.report.numbers import INDEX, MIB, MINUS, goal_text, is_share, p_text, value_text
-from fedzmg.report.plots.spread import Band, band_around, possible
 from fedzmg.report.results.averaging import Curve
 from fedzmg.report.results.grouping import Study, family
 from fedzmg.report.results.outcome import Outcome, Score
+from fedzmg.report.results.spread import Band, band_around, possible
 
 MOST_IN_ONE_CHART = 8
 INDEX_SENTENCE = "Index 0 follows the first round, index 5 the sixth."
@@ -210,19 +210,8 @@ def _levels(study: Study) -> list[svg.Level]:
     ]
 
 
-def shown_label(score: Score) -> str:
-    """A label in a legend, with what has to be known about its curve."""
-    if score.curve is not None and score.curve.broke_off:
-        return f"{score.label} (diverged)"
-    if score.diverged:
-        return f"{score.label} ({score.diverged} diverged)"
-    if score.unfinished and not score.finals:
-        return f"{score.label} (unfinished)"
-    return score.label
-
-
 def _line(score: Score, style: int, study: Study, *, by_traffic: bool = False) -> svg.Line:
-    curve, label = score.curve, shown_label(score)
+    curve, label = score.curve, score.shown_label
     if curve is None:
         return svg.Line(label, style, (), ())
     x = curve.mib if by_traffic else curve.indices
@@ -238,13 +227,13 @@ def _band(curve: Curve, study: Study) -> Band | None:
 
 
 def _legend(scores: Sequence[Score]) -> tuple[Entry, ...]:
-    return tuple(Entry(swatch(i), shown_label(score)) for i, score in enumerate(scores))
+    return tuple(Entry(swatch(i), score.shown_label) for i, score in enumerate(scores))
 
 
 def _ends(scores: Sequence[Score], study: Study) -> str:
     """Where curves end, for those who do not see them."""
     told = [
-        f"{shown_label(s)} ends at {value_text(float(s.curve.mean[-1]), study.metric)}"
+        f"{s.shown_label} ends at {value_text(float(s.curve.mean[-1]), study.metric)}"
         for s in scores
         if s.curve is not None
     ]

@@ -13,18 +13,17 @@ from fedzmg.report.html.svg.bands import Band, bands, limits_of, panel
 from fedzmg.report.html.svg.parts import HALF, LOW, Frame, Number, percent, plain, swatch
 from fedzmg.report.html.svg.rows import Dots, rows
 from fedzmg.report.numbers import INDEX, goal_text, is_share, value_text
-from fedzmg.report.plots.spread import band_around, possible
-from fedzmg.report.results.clients import (
+from fedzmg.report.results.grouping import Study
+from fedzmg.report.results.outcome import Outcome
+from fedzmg.report.results.over_clients import (
     MOST_POINTS,
     SHARES,
     Bands,
-    loss_bands,
-    metric_bands,
-    sorted_curves,
+    loss_spreads,
+    metric_spreads,
+    sorted_averages,
 )
-from fedzmg.report.results.outcome import Outcome
 from fedzmg.report.sheets.clients import clients as clients_sheet
-from fedzmg.report.sheets.clients import seen
 
 MOST_IN_ONE_CHART = 8
 
@@ -78,45 +77,9 @@ def _many(some: int, total: int) -> str:
     return "the runs have" if some == total else f"{some} of {total} runs have"
 
 
-def sorted_averages(outcome: Outcome) -> dict[str, svg.Line]:
-    """The clients of every algorithm, worst first, averaged over runs; shares in percent."""
-    found = {}
-    for i, (label, runs) in enumerate(outcome.study.members.items()):
-        own = [one for _, one in seen(runs)]
-        if own:
-            table = sorted_curves(own, higher_is_better=outcome.study.higher_is_better)
-            x, mean, edges = (100.0 * SHARES).tolist(), table.mean(axis=0), None
-            if len(table) > 1:
-                spread = table.std(axis=0, ddof=1)
-                low, high, _ = band_around(mean, spread, possible(outcome.study.metric))
-                edges = low.tolist(), high.tolist()
-            found[label] = svg.Line(label, i, x, mean.tolist(), edges)
-    return found
-
-
-def loss_spreads(outcome: Outcome) -> dict[str, Bands]:
-    """Training losses over the clients of a round, of every algorithm that kept them."""
-    found = {
-        label: loss_bands([run.log.client_loss for run in runs])
-        for label, runs in outcome.study.members.items()
-    }
-    return {label: one for label, one in found.items() if one is not None}
-
-
-def metric_spreads(outcome: Outcome) -> dict[str, Bands]:
-    """The metric over clients by round, of every algorithm that looked more than once."""
-    found = {}
-    for label, runs in outcome.study.members.items():
-        own = [one for _, one in seen(runs)]
-        one = metric_bands(own) if own else None
-        if one is not None:
-            found[label] = one
-    return found
-
-
 def _sorted(outcome: Outcome, key: str) -> Chart | None:
     study = outcome.study
-    lines = list(sorted_averages(outcome).values())
+    lines = _sorted_lines(study)
     if not lines:
         return None
     title = f"{study.metric.capitalize()} of every client, worst first"
@@ -147,14 +110,14 @@ def _sorted(outcome: Outcome, key: str) -> Chart | None:
 def _intervals(outcome: Outcome, key: str) -> Chart | None:
     """The clients of many algorithms, a row each."""
     study = outcome.study
-    lines = sorted_averages(outcome)
+    lines = _sorted_lines(study)
     if not lines:
         return None
     dots = []
-    for label, line in lines.items():
+    for line in lines:
         low, high = sorted((line.y[10], line.y[90]))
         note = value_text(line.y[50], study.metric)
-        dots.append(Dots(label, 0, (), line.y[50], (low, high), note, strong=True))
+        dots.append(Dots(line.label, 0, (), line.y[50], (low, high), note, strong=True))
     dots.sort(key=lambda one: one.centre or 0.0, reverse=study.higher_is_better)
     title = f"{study.metric.capitalize()} over clients"
     told = "; ".join(f"{one.label} {one.note}" for one in dots)
@@ -162,6 +125,17 @@ def _intervals(outcome: Outcome, key: str) -> Chart | None:
     lead = "The median client (beside it its value), and 10 to 90 % of the clients."
     drawing = rows(dots, frame, number=_number(study.metric))
     return Chart("clients", title, lead, drawing)
+
+
+def _sorted_lines(study: Study) -> list[svg.Line]:
+    """The clients of every algorithm, worst first; shares in percent."""
+    style = {label: i for i, label in enumerate(study.members)}
+    lines = []
+    for label, one in sorted_averages(study).items():
+        edges = None if one.band is None else (one.band.low.tolist(), one.band.high.tolist())
+        x, y = (100.0 * SHARES).tolist(), one.mean.tolist()
+        lines.append(svg.Line(label, style[label], x, y, edges))
+    return lines
 
 
 class _Spread(NamedTuple):
@@ -179,7 +153,7 @@ def _metric_by_round(outcome: Outcome, key: str) -> _Spread:
     lead = "The median client, and the band from 10 to 90 % of the clients; mean over seeds."
     ylabel = f"{study.metric} on their own examples"
     frame = Frame(f"{key}-over-clients", title, "", INDEX, ylabel)
-    return _spread(outcome, metric_spreads(outcome), frame, lead, study.metric)
+    return _spread(outcome, metric_spreads(study), frame, lead, study.metric)
 
 
 def _losses(outcome: Outcome, key: str) -> _Spread:
@@ -188,7 +162,7 @@ def _losses(outcome: Outcome, key: str) -> _Spread:
     together = max(run.done for run in outcome.study.runs) > MOST_POINTS
     lead += "seeds and neighbouring rounds." if together else "seeds."
     frame = Frame(f"{key}-client-loss", title, "", INDEX, "mean local loss")
-    return _spread(outcome, loss_spreads(outcome), frame, lead, "loss")
+    return _spread(outcome, loss_spreads(outcome.study), frame, lead, "loss")
 
 
 def _spread(

@@ -32,7 +32,7 @@ from fedzmg.report.html.svg.parts import (
     plain,
     short,
 )
-from fedzmg.report.plots.placing import moved_apart
+from fedzmg.report.placing import moved_apart
 
 MOST_POINTS = 300
 _LEADER = 18.0

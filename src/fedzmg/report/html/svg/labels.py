@@ -11,7 +11,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from fedzmg.report.html.svg.parts import CHARACTER, LETTERS, Frame, short
-from fedzmg.report.plots.lettering import folded, width_of
+from fedzmg.report.lettering import folded, width_of
 
 LINE = 13.0
 """From one line of a label to the next."""

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from fedzmg.report.html.svg.axes import Room, Size, axes_of, for_both_pages
 from fedzmg.report.html.svg.labels import LINE, ONE_LINE, written
 from fedzmg.report.html.svg.parts import HALF, LETTERS, Frame, Number, extent, plain, short
-from fedzmg.report.plots.lettering import folded, widest
+from fedzmg.report.lettering import folded, widest
 
 Point = tuple[str, float, float]
 
