@@ -1,11 +1,11 @@
-"""A diagnosis as a figure, and what every view of one reads from it.
+"""A diagnosis as a figure.
 
 Everything starts from the dictionary of a :class:`fedzmg.diagnose.Diagnosis`, as kept in JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -16,6 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedzmg.report.plots.style import COLOURS, DASHES, GRID, QUIET_INK, STYLE, laid_out
+from fedzmg.report.results.diagnosis import by_name, ratio, rows, when
 
 _INCHES = 4.6
 
@@ -123,26 +124,3 @@ def _plain_frame(axes: Axes) -> None:
     axes.grid(visible=True, axis="both", color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def rows(point: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Every layer of a measurement, and the whole model at the end."""
-    yield from point["layers"]
-    yield point["whole"]
-
-
-def by_name(measurement: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
-    """The same by their names; nothing where nothing was measured."""
-    return {} if measurement is None else {one["name"]: one for one in rows(measurement)}
-
-
-def when(point: Mapping[str, Any]) -> str:
-    """Of which moment a point is."""
-    return "before training" if point["round"] == 0 else f"after round {point['round']}"
-
-
-def ratio(pair: Mapping[str, Any] | None) -> float | None:
-    """After over before; None where there was nothing before."""
-    if pair is None or pair["before"] is None or pair["after"] is None or pair["before"] <= 0.0:
-        return None
-    return float(pair["after"] / pair["before"])

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedzmg.report.numbers import NONE
-from fedzmg.report.plots.diagnose import by_name, ratio, rows, when
+from fedzmg.report.results.diagnosis import by_name, ratio, rows, when
 from fedzmg.report.terminal.stacked import Column, stacked
 
 _STYLES = {"gain": "bold green", "little": "bold", "loss": "bold yellow", "unclear": "bold"}
