@@ -20,10 +20,9 @@ from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.experiment.verification.verify import verify
-from fedzmg.report import exports
+from fedzmg.report.html.page import render
 from fedzmg.report.results import reading
 from fedzmg.report.results.diff import compare
-from fedzmg.report.results.outcome import judge
 
 GRID = GridSpec.parse(
     {
@@ -52,12 +51,10 @@ def runs(trained: Path, tmp_path: Path) -> Path:
     return shutil.copytree(trained, tmp_path / "runs")
 
 
-def page(place: Path) -> bytes:
+def page(place: Path) -> str:
     # By its name from beside it: a page repeats the path that it was asked for.
     with contextlib.chdir(place.parent):
-        material = reading.read([Path(place.name)])
-    written = exports.write(material, [judge(s) for s in material.studies], place.parent / "page")
-    return written.read_bytes()
+        return render(reading.read([Path(place.name)]))
 
 
 def test_a_report_of_the_copy_has_the_same_bytes(runs: Path, tmp_path: Path) -> None:

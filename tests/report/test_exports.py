@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import re
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from typer.testing import CliRunner
 
 from fedzmg.cli import app
 from fedzmg.errors import InputError
-from fedzmg.report import exports, writing
+from fedzmg.report import writing
+from fedzmg.report.exports import report as exports
 from fedzmg.report.results.outcome import Outcome, judge
 from fedzmg.report.results.reading import Material, read
 from fedzmg.report.sheets.formats import latex, markdown
@@ -35,19 +37,25 @@ def rows_of(markdown: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-def test_three_formats_of_one_table(judged: tuple[Material, list[Outcome]], tmp_path: Path) -> None:
-    written = exports.write_tables(*judged, tmp_path)
-    stems = {path.stem for path in written}
-    assert stems == {"scores", "tests", "finals", "traffic", "settings"}
-    assert {path.suffix for path in written} == {".md", ".tex", ".csv"}
+def records_of(comma_separated: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(comma_separated, newline="")))
 
-    head, ends, *rows = rows_of((tmp_path / "tables" / "scores.md").read_text())
+
+def test_three_formats_of_one_table(judged: tuple[Material, list[Outcome]]) -> None:
+    written = {name: content.decode() for name, content in exports.tables(*judged)}
+    assert set(written) == {
+        f"tables/{stem}.{suffix}"
+        for stem in ("scores", "tests", "finals", "traffic", "settings")
+        for suffix in ("md", "tex", "csv")
+    }
+
+    head, ends, *rows = rows_of(written["tables/scores.md"])
     assert head[:3] == ["algorithm", "final accuracy", "index at 50 %"]
     assert len({len(head), len(rows[0]), len(rows[1])}) == 1
     assert ends[0].startswith(":--")
     assert rows[0][:2] == ["fedzmg", "**80.00 ± 20.00 %**"]
 
-    tex = (tmp_path / "tables" / "scores.tex").read_text()
+    tex = written["tables/scores.tex"]
     assert r"fedavg & 60.00 $\pm$ 10.00 \%" in tex
     columns = re.search(r"\\begin\{tabular\}\{(l+r+)\}", tex)
     assert columns is not None
@@ -55,18 +63,16 @@ def test_three_formats_of_one_table(judged: tuple[Material, list[Outcome]], tmp_
     assert {line.count(" & ") for line in body} == {len(columns[1]) - 1}
     assert tex.count("{") == tex.count("}")
 
-    with (tmp_path / "tables" / "scores.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
+    found = records_of(written["tables/scores.csv"])
     assert float(found[0]["final_mean"]) == pytest.approx(0.8, abs=1e-15)
-    with (tmp_path / "tables" / "tests.csv").open(newline="") as file:
-        [tested] = csv.DictReader(file)
+    [tested] = records_of(written["tables/tests.csv"])
     assert (tested["first"], tested["second"]) == ("fedzmg", "fedavg")
     assert float(tested["t"]) == pytest.approx(12**0.5)
     # Differences 0.1, 0.2, 0.3: only the two patterns with all signs alike reach their sum.
     assert float(tested["p_sign_flip"]) == float(tested["p_sign_flip_floor"]) == 0.25
     assert float(tested["d_z"]) == pytest.approx(2.0)
-    with (tmp_path / "tables" / "finals.csv").open(newline="") as file:
-        assert [row["seed"] for row in csv.DictReader(file)] == ["0", "1", "2"] * 2
+    seeds = [row["seed"] for row in records_of(written["tables/finals.csv"])]
+    assert seeds == ["0", "1", "2"] * 2
 
 
 def test_cells_cannot_break_a_table() -> None:
@@ -93,17 +99,39 @@ def test_several_studies_do_not_overwrite_each_other(
 ) -> None:
     write_run("other/a", "fedavg", 0, [0.1, 0.2, 0.3], task="plays")  # type: ignore[operator]
     material = read([study, tmp_path / "other"])
-    written = exports.write_tables(material, [judge(s) for s in material.studies], tmp_path)
+    written = [name for name, _ in exports.tables(material, [judge(s) for s in material.studies])]
     assert len(written) == len(set(written)) == 27
-    assert (tmp_path / "tables" / "2-plays-scores.csv").is_file()
+    assert "tables/2-plays-scores.csv" in written
 
 
-def test_unwritable_place_is_one_line(
-    judged: tuple[Material, list[Outcome]], tmp_path: Path
+def test_unwritable_place_is_one_line(study: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    out = str(tmp_path / "file")
+    done = CliRunner().invoke(app, ["report", str(study), "--page-only", "--out", out])
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception).endswith("choose another place with --out")
+    (tmp_path / "folder").mkdir()
+    for place in (tmp_path / "file" / "page", tmp_path / "folder"):
+        with pytest.raises(InputError, match=r"^cannot write .*: .*; choose another place"):
+            writing.write(place, b"page")
+    assert (tmp_path / "file").read_text() == "in the way"
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+def test_a_broken_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="choose another place with --out"):
-        exports.write(*judged, tmp_path / "file")
+    path = tmp_path / "report.html"
+    path.write_text("old")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        writing.write(path, b"new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_wrong_directory_names_the_remedy(tmp_path: Path) -> None:
@@ -129,20 +157,16 @@ def test_grid_becomes_a_heat_map_file(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "grid.json").write_text(json.dumps(data))
     material = read([tmp_path])
-    written = exports.write_figures(material, [], tmp_path / "out")
-    assert {path.name for path in written} == {
-        f"{stem}.{s}"
+    assert {name for name, _ in exports.figures(material, [])} == {
+        f"figures/{stem}.{s}"
         for stem in ("grid-fedavg", "overview-heat-maps")
         for s in ("png", "svg", "pdf")
     }
-    exports.write_tables(material, [], tmp_path / "out")
-    _, _, [name, point, score, *_, remark] = rows_of(
-        (tmp_path / "out" / "tables" / "grid.md").read_text()
-    )
+    written = {name: content.decode() for name, content in exports.tables(material, [])}
+    _, _, [name, point, score, *_, remark] = rows_of(written["tables/grid.md"])
     assert (name, point, score) == ("fedavg", "client.lr 1", "40.00 %")
     assert remark == "on the border"
-    with (tmp_path / "out" / "tables" / "grid.csv").open(newline="") as file:
-        [row] = csv.DictReader(file)
+    [row] = records_of(written["tables/grid.csv"])
     assert (row["client.lr"], row["score"], row["border"]) == ("1.0", "0.4", "client.lr")
     assert (row["points"], row["diverged"], row["neighbours_low"]) == ("2", "0", "")
 

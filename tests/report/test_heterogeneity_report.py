@@ -16,14 +16,15 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fedzmg.data.heterogeneity import PAPER, describe
-from fedzmg.errors import InputError
-from fedzmg.report import exports
-from fedzmg.report.heterogeneity import MOST_ROWS, figure, table, write_csv, write_json
+from fedzmg.report.exports import report as exports
+from fedzmg.report.exports.heterogeneity import FILES, write_description
 from fedzmg.report.html.page import render
 from fedzmg.report.numbers import NONE
 from fedzmg.report.plots import style
+from fedzmg.report.plots.heterogeneity import MOST_ROWS, figure
 from fedzmg.report.results.reading import read
 from fedzmg.report.sheets.heterogeneity import client_by_client, side_by_side
+from fedzmg.report.terminal.heterogeneity import table
 
 
 def made_up(clients: int, classes: int, volume: int = 100, **options: Any) -> dict[str, Any]:
@@ -215,46 +216,15 @@ def test_csv_and_json_hold_everything(tmp_path: Path) -> None:
     data = describe(
         np.array([[3, 1, 0], [0, 4, 0], [0, 0, 2]]), ["a,b", 'c "d"', "é"], labels=labels
     ).as_dict()
-    write_csv(data, tmp_path / "new" / "clients.csv")
-    with (tmp_path / "new" / "clients.csv").open(encoding="utf-8", newline="") as file:
+    write_description(data, None, tmp_path / "new")
+    with (tmp_path / "new" / "heterogeneity.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["client"] for row in rows] == ["a,b", 'c "d"', "é"]
     assert [row["dominant_class"] for row in rows] == labels
     assert [float(row["kl"]) for row in rows] == [row["kl"] for row in data["clients"]]
-    write_json(data, tmp_path / "report.json")
-    assert json.loads((tmp_path / "report.json").read_text()) == data
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
-        "clients.csv",
-        "report.json",
-    ]
-
-
-def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    data = made_up(3, 4)
-    (tmp_path / "file").write_text("in the way")
-    for write in (write_csv, write_json):
-        with pytest.raises(InputError, match=r"^cannot write .*: .*; choose another place$"):
-            write(data, tmp_path / "file" / "report")
-        (tmp_path / "folder").mkdir(exist_ok=True)
-        with pytest.raises(InputError, match="choose another place"):
-            write(data, tmp_path / "folder")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
-
-
-def test_a_broken_write_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "report.json"
-    path.write_text("old")
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", full)
-    with pytest.raises(InputError, match="No space left on device"):
-        write_json(made_up(3, 4), path)
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
+    assert json.loads((tmp_path / "new" / "heterogeneity.json").read_text()) == data
+    written = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(written) == sorted(FILES)
 
 
 def test_tables_put_every_data_set_and_client_beside_the_papers() -> None:
@@ -276,7 +246,8 @@ def test_tables_put_every_data_set_and_client_beside_the_papers() -> None:
 def test_a_page_of_data_sets_alone_is_called_what_it_is(tmp_path: Path) -> None:
     for name in ("cifar100", "mine"):
         (tmp_path / name).mkdir()
-        write_json(made_up(3, 4, name=name), tmp_path / name / "heterogeneity.json")
+        content = json.dumps(made_up(3, 4, name=name))
+        (tmp_path / name / "heterogeneity.json").write_text(content)
     assert "<h1>How much clients differ: cifar100, mine</h1>" in render(read([tmp_path]))
 
 
@@ -285,7 +256,6 @@ def test_report_draws_the_figure_that_describe_kept(
 ) -> None:
     monkeypatch.setattr(style, "FORMATS", ("svg",))
     data = made_up(6, 3, name="mnist-by-writer")
-    write_json(data, tmp_path / "heterogeneity.json")
-    [written] = exports.write_figures(read([tmp_path]), [], tmp_path / "out")
-    assert written.name == "heterogeneity.svg"
-    assert written.read_bytes() == style.rendered(figure(data, PAPER["emnist62"]), "svg")
+    write_description(data, PAPER["emnist62"], tmp_path)
+    kept = (tmp_path / "heterogeneity.svg").read_bytes()
+    assert dict(exports.figures(read([tmp_path]), [])) == {"figures/heterogeneity.svg": kept}

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from fedzmg.cli import app
 from fedzmg.errors import InputError
-from fedzmg.report import theory as report
+from fedzmg.report.html.theory import page as page_of
 from fedzmg.report.plots.theory import CHARTS, figures
+from fedzmg.report.sheets.theory import markdown
 from fedzmg.theory import CHECKS, FULL, QUICK, Finding, Line
 from fedzmg.theory.finding import Size
 
@@ -108,7 +109,7 @@ def test_every_chart_draws_what_its_check_measures() -> None:
 
 def test_angle_brackets_are_escaped() -> None:
     finding = Finding("T1", "<b>", "a < b", "s", (Line("<i>", 1.0, 1.0, 0.1),)).as_dict()
-    page = report.page([finding])
+    page = page_of([finding], {})
     assert "&lt;b&gt;" in page
     assert "<i>" not in page
 
@@ -126,7 +127,7 @@ def test_documentation_shows_what_the_command_prints() -> None:
     """Verdicts and lines to the letter; numbers differ in the last digits between machines."""
     text = (ROOT / "docs" / "theory.md").read_text()
     findings = [check(FULL).as_dict() for check in CHECKS.values()]
-    printed = report.markdown(findings).splitlines()
+    printed = markdown(findings).splitlines()
     shown = [line for line in text.splitlines() if line in printed or line.startswith("| ")]
     heads = [line for line in printed if line.startswith("| **")]
     assert [line for line in shown if line.startswith("| **")] == heads

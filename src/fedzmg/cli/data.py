@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Show, get and import data sets.", no_args_is_help=True)
 
-DESCRIPTION = tuple(f"heterogeneity.{suffix}" for suffix in ("json", "csv", "png", "svg"))
-
 Name = Annotated[str, typer.Argument(help="A data set of 'fedzmg data list'.")]
 Cache = Annotated[
     Path | None,
@@ -177,14 +175,14 @@ def describe(
     """Measure how much clients differ: table, figure, CSV and JSON, beside the paper's table."""
     from fedzmg.data import heterogeneity
     from fedzmg.provenance import provenance
-    from fedzmg.report import heterogeneity as report
     from fedzmg.report import paper
-    from fedzmg.report.plots.style import save
+    from fedzmg.report.exports.heterogeneity import FILES, write_description
+    from fedzmg.report.terminal.heterogeneity import table
     from fedzmg.report.writing import check_place, refuse_foreign, staged
 
     place = out or Path("runs") / f"data-{_title(name)}"
     check_place(place)
-    refuse_foreign(place, DESCRIPTION, "data describe")
+    refuse_foreign(place, FILES, "data describe")
     columns = (client_column, label_column)
     people = _population(name, split, partition, clients, seed, set_, cache, columns)
     twin = paper.twin(name)
@@ -201,14 +199,12 @@ def describe(
     where = {"split": part, "partition": people.partition, "made": provenance()}
     data = {**found.as_dict(), **where}
     with staged(place, "data describe") as folder:
-        report.write_json(data, folder / "heterogeneity.json")
-        report.write_csv(data, folder / "heterogeneity.csv")
-        save(report.figure(data, paper.described(name)), folder / "heterogeneity")
+        write_description(data, paper.described(name), folder)
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
     console = Console()
-    console.print(report.table(data, paper.described(name)))
+    console.print(table(data, paper.described(name)))
     if twin is not None and twin != name:
         _print(console, f"The paper's column is about its own {twin}, not about {name}.")
     for note in people.notes:

@@ -37,14 +37,14 @@ def report(
 
     Nothing is trained. Overview figures of the directories are made again, bit for bit.
     """
-    from fedzmg.report import exports
+    from fedzmg.report.exports.report import publish
     from fedzmg.report.results import reading
     from fedzmg.report.results.outcome import judge
 
     material = reading.read(directories)
     outcomes = [judge(study) for study in material.studies]
     place = out or directories[0] / "report"
-    written = exports.publish(material, outcomes, place, page_only=page_only)
+    written = publish(material, outcomes, place, page_only=page_only)
     output.place("page", written.page)
     if written.tables:
         output.place("tables", f"{place / 'tables'} ({len(written.tables)} files)")

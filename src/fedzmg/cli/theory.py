@@ -35,11 +35,13 @@ def theory(
     as_json: Json = False,
 ) -> None:
     """Check the theory: predicted value, measured value and verdict of every claim."""
-    from fedzmg.report import theory as report
+    from fedzmg.report.exports import theory as files
+    from fedzmg.report.sheets.theory import markdown
+    from fedzmg.report.terminal import theory as view
     from fedzmg.report.writing import staged
     from fedzmg.theory import FULL, QUICK, run
 
-    report.check_places(out if plot else None, html)
+    files.check_places(out if plot else None, html)
     quiet = as_json or as_markdown
     console = Console(stderr=quiet)
     findings, begun = [], time.perf_counter()
@@ -49,21 +51,21 @@ def theory(
         if quiet:
             console.print(f"{found.id}: {found.verdict}", highlight=False, soft_wrap=True)
         else:
-            console.print(report.one(finding), highlight=False)
+            console.print(view.one(finding), highlight=False)
     seconds = time.perf_counter() - begun
     # Before files, one of which may turn out to be somebody else's.
     if as_json:
         typer.echo(json.dumps({"findings": findings, "seconds": round(seconds, 3)}))
     elif as_markdown:
-        typer.echo(report.markdown(findings), nl=False)
+        typer.echo(markdown(findings), nl=False)
     if html is not None:
-        report.write_page(findings, html)
+        files.write_page(findings, html)
         output.place("page", html, err=quiet)
     if plot:
         with staged(out, "theory") as folder:
-            drawn = report.write_figures(findings, folder)
+            drawn = files.write_figures(findings, folder)
         for path in drawn:
             output.place("figure", out / path.name, err=quiet)
-    console.print(report.summary(findings, seconds), highlight=False)
+    console.print(view.summary(findings, seconds), highlight=False)
     if any(finding["verdict"] == "not reproduced" for finding in findings):
         raise SystemExit(NOT_REPRODUCED)

@@ -48,6 +48,14 @@ def printed(paper: Mapping[str, Any], measure: str) -> str:
     return f"{mean:.2f} ± {sd:.2f}"
 
 
+def who(report: Mapping[str, Any]) -> str:
+    """Which clients are described."""
+    described, total = len(report["clients"]), report["total"]
+    if described == total:
+        return f"{total:,} clients" if total > 1 else "1 client"
+    return f"{described:,} of {total:,} clients (seed {report['seed']})"
+
+
 def divisor(report: Mapping[str, Any]) -> str:
     """What entropies are divided by."""
     return "ln(classes present)" if report["entropy"] == "present" else "ln(all classes)"

@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-import jinja2
-
 from fedzmg.report import paper
 from fedzmg.report.html.blocks import Section
+from fedzmg.report.html.environment import environment
 from fedzmg.report.html.sections import again, grids, heterogeneity, study
 from fedzmg.report.numbers import count_text
 from fedzmg.report.results.grids import axes_of, name_of
@@ -38,15 +37,9 @@ def render(material: Material, outcomes: Sequence[Outcome] | None = None) -> str
         outcomes: the studies' outcomes, if they are known already.
     """
     outcomes = [judge(study) for study in material.studies] if outcomes is None else outcomes
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fedzmg.report.html", "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters["unbroken"] = lambda text: str(text).replace(" %", "\u00a0%")
-    text = environment.get_template("page.html.jinja").render(
+    templates = environment()
+    templates.filters["unbroken"] = lambda text: str(text).replace(" %", "\u00a0%")
+    text = templates.get_template("page.html.jinja").render(
         title=_title(material),
         names=material.names,
         version=__version__,

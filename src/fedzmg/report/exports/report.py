@@ -1,4 +1,4 @@
-"""Tables and figures of a report as files of their own: for papers, slides and spreadsheets.
+"""A report: its page, and its tables and figures as files for papers, slides and spreadsheets.
 
 Tables are written as Markdown, LaTeX and CSV (with full precision), figures as PNG, SVG and PDF.
 The same outcome gives the same bytes.
@@ -6,7 +6,7 @@ The same outcome gives the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ from fedzmg.report.sheets.heterogeneity import client_by_client, heterogeneity, 
 from fedzmg.report.sheets.paired_tests import paired_tests
 from fedzmg.report.sheets.sheet import Sheet
 from fedzmg.report.writing import Cleared, check_place, refuse_foreign, replace_files
-from fedzmg.report.writing import write as write_file
 
 PAGE = "report.html"
 SHEETS: tuple[Callable[[Outcome], Sheet | None], ...] = (
@@ -72,74 +71,31 @@ def publish(
     check_place(out)
     # Before the long work; the names of tables and figures are known only after it.
     refuse_foreign(out, [PAGE])
-    tables = {} if page_only else dict(_tables(material, outcomes))
-    figures = {} if page_only else dict(_figures(material, outcomes))
+    words = {} if page_only else dict(tables(material, outcomes))
+    drawn = {} if page_only else dict(figures(material, outcomes))
     page = {PAGE: render(material, outcomes).encode()}
-    cleared = replace_files(out, {**page, **tables, **figures})
+    cleared = replace_files(out, {**page, **words, **drawn})
     return Published(
         out / PAGE,
-        tuple(out / name for name in tables),
-        tuple(out / name for name in figures),
+        tuple(out / name for name in words),
+        tuple(out / name for name in drawn),
         cleared,
     )
 
 
-def write(material: Material, outcomes: Sequence[Outcome], out: Path) -> Path:
-    """Write the page.
-
-    Args:
-        material: what was read.
-        outcomes: an outcome for each study.
-        out: a directory; it is made.
-
-    Returns:
-        The page's path.
-
-    Raises:
-        InputError: if it cannot be written.
-    """
-    path = out / PAGE
-    write_file(path, render(material, outcomes).encode())
-    return path
-
-
-def write_tables(material: Material, outcomes: Sequence[Outcome], out: Path) -> list[Path]:
-    """Write every table three times, below ``tables``.
-
-    Raises:
-        InputError: if one cannot be written.
-    """
-    return _write_all(_tables(material, outcomes), out)
-
-
-def write_figures(material: Material, outcomes: Sequence[Outcome], out: Path) -> list[Path]:
-    """Write every figure as PNG, SVG and PDF, below ``figures``.
-
-    Raises:
-        InputError: if one cannot be written.
-    """
-    return _write_all(_figures(material, outcomes), out)
-
-
-def _write_all(files: Iterable[tuple[str, bytes]], out: Path) -> list[Path]:
-    written = []
-    for name, content in files:
-        write_file(out / name, content)
-        written.append(out / name)
-    return written
-
-
-def _tables(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, bytes]]:
+def tables(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, bytes]]:
+    """Every table in three formats: names of files, below ``tables``, and what they hold."""
     for name, sheet in _sheets(material, outcomes):
         for suffix, make in _FORMATS.items():
             yield f"tables/{name}.{suffix}", make(sheet).encode()
 
 
-def _figures(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, bytes]]:
+def figures(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, bytes]]:
+    """Every figure as PNG, SVG and PDF: names of files, below ``figures``, and what they hold."""
     # Drawing takes its time to load, and a page alone does not need it.
-    from fedzmg.report import heterogeneity
     from fedzmg.report.plots import comparison, grids
     from fedzmg.report.plots import study as plots
+    from fedzmg.report.plots.heterogeneity import figure as clients_described
     from fedzmg.report.plots.style import FORMATS, rendered
 
     jobs: list[tuple[str, Any]] = []
@@ -160,7 +116,7 @@ def _figures(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[
     described = [extra.content for extra in material.heterogeneity]
     for after, report in zip(_numbered(described), described, strict=True):
         if report.get("clients") and report.get("counts"):
-            drawing = heterogeneity.figure(report, paper.described(str(report["name"])))
+            drawing = clients_described(report, paper.described(str(report["name"])))
             jobs.append((f"heterogeneity{after}", drawing))
     for stem, figure in jobs:
         for suffix in FORMATS:

@@ -1,16 +1,12 @@
-"""Heterogeneity of clients for people: a figure, tables and files.
+"""How much clients differ, as a figure.
 
-Everything starts from the dictionary of a :class:`fedzmg.data.heterogeneity.Report`, as kept in
+It starts from the dictionary of a :class:`fedzmg.data.heterogeneity.Report`, as kept in
 JSON; ``paper`` is an entry of :data:`fedzmg.data.heterogeneity.PAPER` to stand beside it.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -23,19 +19,12 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
-from fedzmg.errors import InputError
-from fedzmg.files import write_atomic
 from fedzmg.report import measures
 from fedzmg.report.plots.style import COLOURS, GRID, QUIET_INK, STYLE, laid_out
 
 MOST_ROWS = 500
 """More clients than this are averaged in groups of neighbours in the heat-map."""
-SHOWN_CLIENTS = 10
 
 _NAMED_ROWS = 30
 _NAMED_CHARACTERS = 80
@@ -64,57 +53,13 @@ def figure(report: Mapping[str, Any], paper: Mapping[str, Any] | None = None) ->
         FigureCanvasAgg(canvas)
         title = f"Heterogeneity of {_plain(report['name'])}" if report["name"] else "Heterogeneity"
         canvas.suptitle(
-            f"{title}: {_who(report)}", x=0.012, ha="left", fontsize=11.0, fontweight="bold"
+            f"{title}: {measures.who(report)}", x=0.012, ha="left", fontsize=11.0, fontweight="bold"
         )
         grid = canvas.add_gridspec(2, 2, width_ratios=(1.75, 1.0))
         _draw_classes(canvas, canvas.add_subplot(grid[:, 0]), report)
         _draw_volume(canvas.add_subplot(grid[0, 1]), report)
         _draw_distance(canvas.add_subplot(grid[1, 1]), report, paper)
         return laid_out(canvas)
-
-
-def table(report: Mapping[str, Any], paper: Mapping[str, Any] | None = None) -> RenderableType:
-    """The summary, beside the paper's if given, and the first clients."""
-    return Group(_summary(report, paper), _notes(report, paper), Text(), _clients(report, paper))
-
-
-def write_csv(report: Mapping[str, Any], path: Path) -> None:
-    """Write one line per client.
-
-    Raises:
-        InputError: if the file cannot be written.
-    """
-    text = io.StringIO()
-    rows = report["clients"]
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    _write(path, text.getvalue())
-
-
-def write_json(report: Mapping[str, Any], path: Path) -> None:
-    """Write the whole report.
-
-    Raises:
-        InputError: if the file cannot be written.
-    """
-    _write(path, json.dumps(report, allow_nan=False) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file in one step, so that a reader never meets half of it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text.encode())
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another place") from None
-
-
-def _who(report: Mapping[str, Any]) -> str:
-    described, total = len(report["clients"]), report["total"]
-    if described == total:
-        return f"{total:,} clients" if total > 1 else "1 client"
-    return f"{described:,} of {total:,} clients (seed {report['seed']})"
 
 
 def _plain(text: str) -> str:
@@ -277,64 +222,3 @@ def _dress(axes: Axes) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8, length=3)
-
-
-def _summary(report: Mapping[str, Any], paper: Mapping[str, Any] | None) -> Table:
-    summary = Table(
-        title=Text(f"{report['name'] or 'data'}: {_who(report)}", style="italic"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    summary.add_column("mean ± sd", no_wrap=True)
-    summary.add_column("here", justify="right", no_wrap=True)
-    if paper is not None:
-        summary.add_column("paper", justify="right", no_wrap=True)
-    for measure, head in measures.NAMES.items():
-        cells = [head, measures.spread(measure, report["summary"][measure])]
-        summary.add_row(*cells, *([measures.printed(paper, measure)] if paper is not None else []))
-    return summary
-
-
-def _notes(report: Mapping[str, Any], paper: Mapping[str, Any] | None) -> Text:
-    notes = (
-        f"volume in {report['unit']}; entropy / {measures.divisor(report)}; Gini over all "
-        f"{len(report['labels'])} classes; KL from {measures.origin(report)}, in nats"
-    )
-    if paper is not None:
-        notes += (
-            f"\npaper: {paper['sample']} clients; volume in {paper['unit']}; its numbers fit "
-            f"entropy / {measures.divisor(paper)} and KL from {measures.origin(paper)}"
-        )
-    return Text(notes, style="dim")
-
-
-def _clients(report: Mapping[str, Any], paper: Mapping[str, Any] | None) -> Table:
-    rows = report["clients"]
-    shown = rows[:SHOWN_CLIENTS]
-    part = f"first {len(shown)} of {len(rows):,} " if len(rows) > len(shown) else ""
-    table = Table(
-        title=f"{part}clients",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    table.add_column("client", overflow="fold")
-    for head in (report["unit"], "classes", "entropy", "Gini", "KL", "dominant"):
-        table.add_column(head, justify="right", no_wrap=True)
-    columns = ("volume", "distinct", "entropy", "gini", "kl")
-    for row in shown:
-        share = measures.number("dominant_share", row["dominant_share"])
-        table.add_row(
-            Text(row["client"]),
-            *(measures.number(column, row[column]) for column in columns),
-            Text(f"{share} {measures.visible(row['dominant_class'])}"),
-        )
-    if paper is not None:
-        table.add_section()
-        for row in paper["clients"]:
-            cells = [measures.number(m, row[m]) for m in ("volume", "distinct")]
-            cells += ["-" if row.get(m) is None else f"{row[m]:.2f}" for m in columns[2:]]
-            share = measures.number("dominant_share", row["dominant_share"])
-            table.add_row(Text(f"paper: {row['client']}"), *cells, share)
-    return table

@@ -1,0 +1,1 @@
+"""Files that commands leave, put together from several media."""

@@ -1,0 +1,44 @@
+"""The files of ``fedzmg data describe``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedzmg.report.plots.heterogeneity import figure
+from fedzmg.report.plots.style import save
+from fedzmg.report.writing import write
+
+STEM = "heterogeneity"
+FILES = tuple(f"{STEM}.{suffix}" for suffix in ("json", "csv", "png", "svg"))
+
+
+def write_description(
+    report: Mapping[str, Any], paper: Mapping[str, Any] | None, folder: Path
+) -> None:
+    """Write everything as JSON, a line per client as CSV, and the figure.
+
+    Args:
+        report: dictionary of a :class:`fedzmg.data.heterogeneity.Report`.
+        paper: what the paper printed, marked beside the clients.
+        folder: where to; it is made.
+
+    Raises:
+        InputError: if a file cannot be written.
+    """
+    write(folder / f"{STEM}.json", (json.dumps(report, allow_nan=False) + "\n").encode())
+    write(folder / f"{STEM}.csv", _by_client(report).encode())
+    save(figure(report, paper), folder / STEM)
+
+
+def _by_client(report: Mapping[str, Any]) -> str:
+    text = io.StringIO()
+    rows = report["clients"]
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
