@@ -21,6 +21,7 @@ from fedzmg.report.exports import report as exports
 from fedzmg.report.results.outcome import Outcome, judge
 from fedzmg.report.results.reading import Material, read
 from fedzmg.report.sheets.formats import latex, markdown
+from fedzmg.report.sheets.scores import scores
 from fedzmg.report.sheets.sheet import Cell, Sheet
 
 Write = Callable[..., Path]
@@ -73,6 +74,17 @@ def test_three_formats_of_one_table(judged: tuple[Material, list[Outcome]]) -> N
     assert float(tested["d_z"]) == pytest.approx(2.0)
     seeds = [row["seed"] for row in records_of(written["tables/finals.csv"])]
     assert seeds == ["0", "1", "2"] * 2
+
+
+@pytest.mark.parametrize(("share", "words"), [(8, "400 %"), (80, "4,000 %"), (1, "50.0 %")])
+def test_large_percentages_are_whole_numbers(
+    write_run: Write, log_line: Any, tmp_path: Path, share: int, words: str
+) -> None:
+    """A small model: 50 % for a part of a mebibyte."""
+    moved = {"total_bytes_down": 2**20 / share, "total_bytes_up": 0}
+    write_run("small", "fedavg", 0, [], lines=[log_line(1, 0.5, **moved)])
+    [found] = scores(judge(read([tmp_path / "small"]).studies[0])).rows
+    assert found[-1].text == words
 
 
 def test_cells_cannot_break_a_table() -> None:

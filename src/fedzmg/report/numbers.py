@@ -90,6 +90,16 @@ def signed_text(value: float, form: str = ".2f") -> str:
     return "0" if value == 0 else f"{value:+{form}}".replace("-", MINUS).replace("inf", "∞")
 
 
+def digits_text(value: float) -> str:
+    """A number with three digits that count; large ones whole.
+
+    >>> digits_text(0.01), digits_text(52.19), digits_text(521.9), digits_text(6283.5)
+    ('0.0100', '52.2', '522', '6,284')
+    """
+    text = f"{value:#.3g}"
+    return f"{value:,.0f}" if text.endswith(".") or "e+" in text else text
+
+
 def bytes_text(count: float) -> str:
     """Bytes with a binary unit.
 

@@ -8,6 +8,7 @@ import statistics
 from fedzmg.report.numbers import (
     MIB,
     NONE,
+    digits_text,
     goal_text,
     is_share,
     spread_text,
@@ -150,7 +151,7 @@ def _each(score: Score) -> Cell:
 def _per_mib(value: float | None, metric: str) -> str:
     if value is None:
         return NONE
-    return f"{100 * value:#.3g} %" if is_share(metric) else f"{value:#.3g}"
+    return f"{digits_text(100 * value)} %" if is_share(metric) else digits_text(value)
 
 
 def _caption(outcome: Outcome, has_late: bool) -> str:
