@@ -58,8 +58,18 @@ def _caption(outcome: Outcome) -> str:
         f"t-test; Holm: corrected for the {family} of this table, bold where "
         f"it is at most {LEVEL:g}; sign flip: exact, without assuming a normal distribution; d_z: "
         "mean difference over its standard deviation; seeds needed: to find an effect of this size "
-        f"with a chance of 80 % at the level {LEVEL:g}."
+        f"with a chance of 80 % at the level {LEVEL:g}{_lost(outcome)}."
     )
+
+
+def _lost(outcome: Outcome) -> str:
+    """How runs that diverged count, if there are any."""
+    if not any(score.diverged for score in outcome.scores):
+        return ""
+    if outcome.study.higher_is_better:
+        return "; a run that diverged counts as the worst value, 0"
+    # The worst value is infinite, and so would be the difference.
+    return "; algorithms of which a run diverged cannot be tested and are left out"
 
 
 def _advice(outcome: Outcome) -> str:
