@@ -53,7 +53,6 @@ def test_later_lines_supersede_and_none_is_edited(directory: RunDirectory) -> No
     for round_, metric in ((1, 0.1), (2, 0.2), (2, 0.3)):
         directory.append(record(round_, metric))
     assert [r.metric for r in directory.records()] == [0.1, 0.3]
-    assert [r.metric for r in directory.records(until=1)] == [0.1]
     assert len((directory.path / "metrics.jsonl").read_text().splitlines()) == 3
 
 

@@ -93,8 +93,6 @@ _SHAKESPEARE = Dataset(
     "shakespeare",
 )
 
-DATASETS = {"emnist": _EMNIST, "cifar100": _CIFAR100, "shakespeare": _SHAKESPEARE}
-
 COUNTERPARTS = {
     "emnist62": Counterpart(_EMNIST, False),
     "emnist10": Counterpart(_EMNIST, False),

@@ -152,18 +152,14 @@ class RunDirectory:
         line = json.dumps(json_words(record._asdict()), allow_nan=False)
         append(self.path / LOG, f"{line}\n".encode())
 
-    def records(self, until: int | None = None) -> list[Record]:
+    def records(self) -> list[Record]:
         """The log in order of rounds; of lines for the same round the last counts.
-
-        Args:
-            until: leave out rounds after this one, which are about to be repeated.
 
         Raises:
             InputError: for a line that is damaged and was not merely broken off.
         """
         by_round = {record.round: record for record in log_lines(self.path / LOG, _record)}
-        rounds = sorted(r for r in by_round if until is None or r <= until)
-        return [by_round[r] for r in rounds]
+        return [by_round[round_] for round_ in sorted(by_round)]
 
     def save(self, checkpoint: Checkpoint, before: int = 0) -> None:
         """Put a checkpoint in place; the one that was there becomes the previous one.
