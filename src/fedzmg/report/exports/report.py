@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedzmg.report import paper
 from fedzmg.report.html.page import render
@@ -25,6 +25,9 @@ from fedzmg.report.sheets.heterogeneity import client_by_client, heterogeneity, 
 from fedzmg.report.sheets.paired_tests import paired_tests
 from fedzmg.report.sheets.sheet import Sheet
 from fedzmg.report.writing import Cleared, check_place, refuse_foreign, replace_files
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PAGE = "report.html"
 SHEETS: tuple[Callable[[Outcome], Sheet | None], ...] = (
@@ -93,34 +96,39 @@ def tables(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[st
 def figures(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, bytes]]:
     """Every figure as PNG, SVG and PDF: names of files, below ``figures``, and what they hold."""
     # Drawing takes its time to load, and a page alone does not need it.
+    from fedzmg.report.plots.style import FORMATS, rendered
+
+    for stem, figure in _drawn(material, outcomes):
+        for suffix in FORMATS:
+            yield f"figures/{stem}.{suffix}", rendered(figure, suffix)
+
+
+def _drawn(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Figure]]:
     from fedzmg.report.plots import comparison, grids
     from fedzmg.report.plots import study as plots
     from fedzmg.report.plots.heterogeneity import figure as clients_described
-    from fedzmg.report.plots.style import FORMATS, rendered
 
-    jobs: list[tuple[str, Any]] = []
     for prefix, outcome in zip(_prefixes(outcomes), outcomes, strict=True):
-        jobs += [(prefix + name, figure) for name, figure in plots.study_figures(outcome)]
+        for name, figure in plots.study_figures(outcome):
+            yield prefix + name, figure
     for before, extra in zip(_grid_names(material), material.grids, strict=True):
         data = {**extra.content, "task": paper.shown(str(extra.content["task"]))}
-        jobs += [
-            (f"{before}-{slug(name)}", grids.figure(data, name)) for name in data["algorithms"]
-        ]
+        for name in data["algorithms"]:
+            yield f"{before}-{slug(name)}", grids.figure(data, name)
     # What stands in the directories already, from the same functions: the same bytes.
     places = [one.place for one in material.compared]
     for before, one in zip(_overviews(places), material.compared, strict=True):
-        jobs.append((f"{before}-curves", comparison.figure(one.content, one.thresholds)))
+        yield f"{before}-curves", comparison.figure(one.content, one.thresholds)
     places = [extra.place for extra in material.grids]
     for before, extra in zip(_overviews(places), material.grids, strict=True):
-        jobs.append((f"{before}-heat-maps", grids.figures(extra.content)))
+        yield f"{before}-heat-maps", grids.figures(extra.content)
     described = [extra.content for extra in material.heterogeneity]
     for after, report in zip(_numbered(described), described, strict=True):
         if report.get("clients") and report.get("counts"):
-            drawing = clients_described(report, paper.described(str(report["name"])))
-            jobs.append((f"heterogeneity{after}", drawing))
-    for stem, figure in jobs:
-        for suffix in FORMATS:
-            yield f"figures/{stem}.{suffix}", rendered(figure, suffix)
+            yield (
+                f"heterogeneity{after}",
+                clients_described(report, paper.described(str(report["name"]))),
+            )
 
 
 def _sheets(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Sheet]]:
