@@ -145,7 +145,8 @@ def test_a_study_marks_all_its_thresholds_and_no_label_covers_another() -> None:
     }  # fmt: skip
     assert [t for t in texts(comparison.figure(data)) if "thresh" in t] == ["threshold 0.2"]
     levels = [0.33, 0.335, 0.34, 0.1]
-    figure = comparison.figure(data, levels)
+    figure = comparison.figure(data, levels, "reduced protocol")
+    assert "toy (reduced protocol), 3 paired seeds" in texts(figure)
     marked = {next(iter(heights(line))) for line in lines(figure) if len(set(heights(line))) == 1}
     assert marked == set(levels)
     named = {*tops, *(f"threshold {level:g}" for level in levels)}

@@ -117,6 +117,8 @@ def headings(figure: Figure) -> list[list[Text]]:
     [
         # The last one is wider than its cells, and the scale of colours stands beside it.
         (["plain", "Adam: projection + momentum + decay"], SQUARE),
+        # Cells as wide as three panels leave them, and a title of two lines above.
+        (["fedzmg", "fedavg", "fedadam"], {axis: [*RATES, 1.0] for axis in SQUARE}),
         pytest.param([LONG, LONG.replace(" ", "-")], SQUARE, marks=pytest.mark.slow),
         ([LONG], {**SQUARE, **FURTHER}),
         pytest.param(
@@ -125,7 +127,7 @@ def headings(figure: Figure) -> list[list[Text]]:
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["one", "long", "options", "short-row"],
+    ids=["one", "three", "long", "options", "short-row"],
 )
 def test_words_of_heat_maps_are_inside_and_cover_nothing(
     labels: list[str], axes: dict[str, list[float]]
@@ -161,7 +163,7 @@ def test_words_of_heat_maps_that_have_room_stay_in_one_line() -> None:
         assert own[0].get_text() == label
         assert not any("\n" in text.get_text() for text in own)
     # 3.6 inches for each and the scale; 0.46 for a row, and what is above and below.
-    assert figure.get_size_inches() == pytest.approx([2 * 3.6 + 0.9, 4 * 0.46 + 1.8])
+    assert figure.get_size_inches() == pytest.approx([2 * 3.6 + 0.9, 4 * 0.46 + 2.0])
 
 
 def test_folded_words_leave_cells_as_large_as_they_were() -> None:

@@ -107,7 +107,7 @@ def study(
     curves = compared.as_dict()
     write_json(place / "comparison.json", curves)
     levels = [entry["threshold"] for entry in data["thresholds"]]
-    written = style.save(comparison.figure(curves, levels), place / "curves")
+    written = style.save(comparison.figure(curves, levels, data["label"]), place / "curves")
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return

@@ -118,7 +118,7 @@ def _drawn(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[st
     # What stands in the directories already, from the same functions: the same bytes.
     places = [one.place for one in material.compared]
     for before, one in zip(_overviews(places), material.compared, strict=True):
-        yield f"{before}-curves", comparison.figure(one.content, one.thresholds)
+        yield f"{before}-curves", comparison.figure(one.content, one.thresholds, one.label)
     places = [extra.place for extra in material.grids]
     for before, extra in zip(_overviews(places), material.grids, strict=True):
         yield f"{before}-heat-maps", grids.figures(extra.content)

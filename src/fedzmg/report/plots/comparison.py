@@ -18,21 +18,23 @@ from fedzmg.report.results.spread import possible
 MOST_IN_ONE_PANEL = 10
 
 
-def figure(data: Mapping[str, Any], thresholds: Sequence[float] = ()) -> Figure:
+def figure(data: Mapping[str, Any], thresholds: Sequence[float] = (), label: str = "") -> Figure:
     """Mean curve and spread of every algorithm; many of them get a panel per family.
 
     Args:
         data: a ``comparison.json``.
         thresholds: levels to mark, those of a study; by default the comparison's own.
+        label: what the study says of itself ("reduced protocol").
     """
     series = [
         Series(label, _indices(curve), np.array(curve["runs"], dtype=float))
         for label, curve in data["curves"].items()
     ]
+    remark = f" ({label})" if label else ""
     draw = curves if len(series) <= MOST_IN_ONE_PANEL else panels
     return draw(
         series,
-        title=f"{data['task']}, {len(data['seeds'])} paired seeds",
+        title=f"{data['task']}{remark}, {len(data['seeds'])} paired seeds",
         ylabel=f"test {data['metric']}",
         threshold=list(thresholds) or data.get("threshold"),
         xlabel=INDEX_EXPLAINED,

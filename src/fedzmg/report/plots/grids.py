@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 
@@ -33,10 +34,14 @@ _NUMBERED_CELLS = 14
 _TITLE_SIZE = 10.5
 _TITLE_PITCH = 0.18
 """Inches that a further line of the title adds."""
+_ABOVE_AND_BELOW = 0.09
+"""Inches that every panel keeps clear."""
 _NARROWEST = 0.9
 """Share of its inches that a cell keeps at least."""
-_ATTEMPTS = 4
+_ATTEMPTS = 5
 """To fold words: folded ones move the panels a little, and with them the room."""
+_PASSES = 3
+"""Of the layout, until nothing moves by more than a pixel or two."""
 _WORDS = {"client.lr": "client learning rate", "server.lr": "server learning rate"}
 
 
@@ -62,29 +67,21 @@ def figures(data: Mapping[str, Any], names: Sequence[str] | None = None) -> Figu
     chosen = data["algorithms"] if names is None else names
     entries = [data["algorithms"][name] for name in chosen]
     maps = [(one, field(one, higher_is_better=data["higher_is_better"])) for one in entries]
-    whole = [_words(data, *one) for one in maps]
-    if all(_surely_fits(own, one) for own, (_, one) in zip(whole, maps, strict=True)):
-        return _sheet(data, maps, whole).figure
-    # Only what is drawn tells what room there is. A figure that is fine is drawn anew, since to
-    # lay it out moves it.
-    widest = max(width_of(own.note[0], headings.NOTE) for own in whole)
-    if widest < 72.0 * _panel_inches(maps) and _settled(_sheet(data, maps, whole)):
-        return _sheet(data, maps, whole).figure
-    lines = whole
+    whole = lines = [_words(data, *one) for one in maps]
+    # Panels may move apart for their notes, but not for one that is wider than a panel.
+    narrow = max(width_of(own.note[0], headings.NOTE) for own in whole) > 72 * _panel_inches(maps)
     for _ in range(_ATTEMPTS):
-        sheet = _sheet(data, maps, lines, narrow=True)
+        sheet = _sheet(data, maps, lines, narrow=narrow)
+        # Only what is drawn tells what room there is.
+        _lay_out(sheet.figure)
         if _settled(sheet):
             break
-        found = headings.rooms(*sheet)
-        lines = [own.within(room) for own, room in zip(whole, found, strict=True)]
+        if narrow:
+            found = headings.rooms(*sheet)
+            lines = [own.within(room) for own, room in zip(whole, found, strict=True)]
+        narrow = True
     sheet.figure.set_layout_engine("none")
     return sheet.figure
-
-
-def _surely_fits(words: headings.Words, one: Field) -> bool:
-    """Whether nothing is wider than the cells, which are never narrower than planned."""
-    room = 72.0 * _CELL_INCHES * len(one.column_values)
-    return words == words.within(headings.Room(room, room))
 
 
 class _Sheet(NamedTuple):
@@ -95,15 +92,18 @@ class _Sheet(NamedTuple):
     scale: Axes
 
 
+def _lay_out(figure: Figure) -> None:
+    """Find every part its place; each pass sees what square cells made of the one before."""
+    figure.set_dpi(PNG_DPI)
+    for _ in range(_PASSES):
+        figure.draw_without_rendering()
+
+
 def _settled(sheet: _Sheet) -> bool:
-    """Whether everything has room, also when a figure is laid out again, which moves it."""
-    sheet.figure.set_dpi(PNG_DPI)
-    for _ in range(2):
-        sheet.figure.draw_without_rendering()
-        if not headings.have_room(*sheet):
-            return False
+    """Whether all words of a figure that was laid out have room, and the cells kept theirs."""
     # Wide notes push panels apart, at the cost of their cells.
-    return headings.narrowest_cell(sheet.figure, sheet.panels) >= _NARROWEST * _CELL_INCHES
+    cells = headings.narrowest_cell(sheet.figure, sheet.panels)
+    return headings.have_room(*sheet) and cells >= _NARROWEST * _CELL_INCHES
 
 
 def _sheet(
@@ -135,7 +135,8 @@ def _sheet(
         for i in range(0, len(words), across)
     ) + _TITLE_PITCH * (len(title) - 2)  # fmt: skip
     with matplotlib.rc_context(STYLE):
-        canvas = Figure(figsize=(wide, down * height + 0.55 + more), layout="constrained")
+        layout = ConstrainedLayoutEngine(h_pad=_ABOVE_AND_BELOW)
+        canvas = Figure(figsize=(wide, down * height + 0.75 + more), layout=layout)
         FigureCanvasAgg(canvas)
         grid = canvas.subplots(down, across, squeeze=False)
         drawn: Any = None

@@ -35,6 +35,8 @@ class Compared(NamedTuple):
     """A ``comparison.json``."""
     thresholds: tuple[float, ...]
     """Levels of the study, if it is one."""
+    label: str
+    """What it says of itself."""
 
 
 class Plan(NamedTuple):
@@ -99,10 +101,12 @@ def read(places: Sequence[Path]) -> Material:
                 if (directory / file).is_file():
                     extras.append(Extra(shown, read_json(directory / file)))
             if (directory / "comparison.json").is_file():
-                levels = plans.get(directory.as_posix(), {}).get("thresholds") or []
+                asked = plans.get(directory.as_posix(), {})
+                levels = asked.get("thresholds") or []
                 thresholds = tuple(float(level["threshold"]) for level in levels)
                 content = read_json(directory / "comparison.json")
-                comparisons.append(Compared(shown, content, thresholds))
+                label = str(asked.get("label") or "")
+                comparisons.append(Compared(shown, content, thresholds, label))
         if len(runs) + len(notes) + sum(map(len, found.values())) == before:
             raise InputError(
                 f"{place} holds no run directory (spec.toml), grid.json or heterogeneity.json: "
