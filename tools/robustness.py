@@ -51,6 +51,13 @@ def words(gaps: Curves) -> str:
     return f"{gaps.mean():+.2f} (sd {gaps.std(ddof=1):.2f})"
 
 
+def interval(gaps: Curves) -> str:
+    """Mean, 95 % interval and every seed, in points."""
+    low, high = stats.ttest_1samp(gaps, 0.0).confidence_interval()
+    each = ", ".join(f"{gap:+.1f}" for gap in gaps)
+    return f"{gaps.mean():+.2f}, {low:+.2f} to {high:+.2f} ({each})"
+
+
 def cifar100() -> None:
     """Arrivals, windows, single seeds, and trainings of the same with other kernels."""
     index, _ = curves("cifar100-study", "fedzmg")
@@ -114,18 +121,27 @@ def cifar100_variants() -> None:
     for name in VARIANTS:
         for other in ALGORITHMS:
             gaps = (of[name] - of[other])[:, final].mean(1)
-            low, high = stats.ttest_1samp(gaps, 0.0).confidence_interval()
-            print(f"  {name} minus {other}: {words(gaps)}, {low:+.2f} to {high:+.2f}", end="")
-            print(f", p {probability(gaps):.5f}; by seed:", *(f"{gap:+.1f}" for gap in gaps))
+            print(f"  {name} minus {other}: {interval(gaps)}, p {probability(gaps):.5f}")
     half = (index >= 450) & (index < 500)
     print("  indices 450 to 495:", end=" ")
     print(*(f"{name} {values[:, half].mean():.2f} %" for name, values in of.items()), sep=", ")
-    own, momentum = curves("ablation-factors-study", "average-momentum-decay", seeds=3)
-    gaps = of["smaller-client-rate"][:3, half].mean(1) - momentum[:, own >= 450].mean(1)
-    low, high = stats.ttest_1samp(gaps, 0.0).confidence_interval()
-    print("  there, seeds 0 to 2, both at rates 10^-2 and 1: smaller-client-rate minus", end=" ")
-    print(f"momentum + decay without projection: {words(gaps)}, {low:+.2f} to {high:+.2f}", end="")
-    print("; by seed:", *(f"{gap:+.1f}" for gap in gaps))
+    small = of["smaller-client-rate"]
+    for study, variant in (
+        ("ablation-factors-study", "average-momentum-decay"),
+        ("ablation-factors-study", "average-projection-decay"),
+        ("ablation-centralization-study", "global-gc"),
+    ):
+        own, values = curves(study, variant, seeds=3)
+        gaps = small[:3, half].mean(1) - values[:, own >= 450].mean(1)
+        print(f"  there, seeds 0 to 2: smaller-client-rate minus {variant}: {interval(gaps)}")
+    gaps = (small - of["without-momentum"])[:, half].mean(1)
+    print(f"  there, all seeds: smaller-client-rate minus without-momentum: {interval(gaps)}")
+    searched = np.isin(index, (40, 45))
+    print(f"  where the search looks, indices {index[searched]}:")
+    for name in ("fedzmg", "smaller-client-rate"):
+        print(f"    {name:20}", *(f"{each:.1f}" for each in of[name][:, searched].mean(1)))
+    gaps = (small - of["fedzmg"])[:, searched].mean(1)
+    print(f"    smaller-client-rate minus fedzmg: {interval(gaps)}")
     for other in ("fedzmg", "fedadam", "without-momentum"):
         behind = rolling(of["smaller-client-rate"].mean(0)) < rolling(of[other].mean(0))
         print(f"  smaller-client-rate is behind {other} at {behind.sum()} evaluations", end="")
