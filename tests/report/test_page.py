@@ -344,6 +344,15 @@ def test_a_stand_in_says_so_everywhere(
     assert "prints neither the pairs it chose nor their scores" in words
 
 
+@pytest.mark.parametrize("kind", ["grid", "study"])
+def test_a_reduced_protocol_says_so_in_every_heading_of_its_task(kind: str) -> None:
+    kept = Path(__file__).parents[2] / "results" / f"shakespeare-by-role-reduced-{kind}"
+    text = render(read([kept]))
+    headings = re.findall(r"<(?:title|h1|h2|h3)>([^<]*shakespeare-by-role[^<]*)<", text)
+    assert len(headings) >= 3
+    assert all("reduced protocol" in heading for heading in headings), headings
+
+
 def test_long_curves_are_thinned_and_say_so(write_run: Any, tmp_path: Path) -> None:
     write_run("all/a", "fedavg", 0, [0.001 * r for r in range(700)])
     text = render(read([tmp_path / "all"]))

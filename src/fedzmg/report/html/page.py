@@ -8,7 +8,8 @@ It needs no network, no other file and no script; the same directories give the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from fedzmg.report import paper
 from fedzmg.report.html.blocks import Section
@@ -67,10 +68,21 @@ def _without_runs(material: Material) -> list[str]:
 
 
 def _title(material: Material) -> str:
-    tasks = [study.task for study in material.studies]
-    tasks = tasks or [str(extra.content.get("task", "")) for extra in material.grids]
+    searched = [extra.content for extra in material.grids]
+    subjects = [study.name for study in material.studies] or [_subject(one) for one in searched]
+    if len(set(subjects)) == 1:
+        return f"Federated learning on {subjects[0]}"
+    tasks = [study.task for study in material.studies] or [
+        str(one.get("task") or "") for one in searched
+    ]
     if not tasks and material.heterogeneity:
         described = [str(extra.content["name"]) for extra in material.heterogeneity]
         return "How much clients differ: " + ", ".join(described)
     shown = [paper.shown(task) for task in dict.fromkeys(tasks) if task] or list(material.names)
     return "Federated learning on " + ", ".join(shown[:3]) + (" and more" if shown[3:] else "")
+
+
+def _subject(grid: Mapping[str, Any]) -> str:
+    """What a grid is about, in the words that studies have for it."""
+    task, label = paper.shown(str(grid.get("task", ""))), grid.get("label")
+    return f"{task}, {label}" if label else task
