@@ -21,22 +21,47 @@ class Interrupted(Exception):
         self.done, self.rounds = done, rounds
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """An ``InputError`` for a name that is not in a table, with the nearest known name.
+_MOST_NAMED = 8
 
-    >>> str(unknown("task", "digit", ["digits", "plays"]))
-    "unknown task 'digit': did you mean 'digits'? (known: digits, plays)"
-    >>> str(unknown("task", "xyz", ["digits", "plays"]))
+
+def unknown(kind: str, name: str, known: Iterable[str], *commands: str) -> InputError:
+    """An ``InputError`` for a name that is not in a table: the nearest known ones, or a way to all.
+
+    Args:
+        kind: what it should be a name of.
+        name: what was given.
+        known: all names there are; only a few of them are listed.
+        commands: what shows them all on a terminal.
+
+    >>> str(unknown("weights", "example", ["examples", "uniform"]))
+    "unknown weights 'example': did you mean 'examples'? (known: examples, uniform)"
+    >>> str(unknown("task", "digit", ["digits", "plays"], "fedzmg list"))
+    "unknown task 'digit': did you mean 'digits'? ('fedzmg list' shows all)"
+    >>> str(unknown("task", "xyz", ["digits", "plays"], "fedzmg list"))
     "unknown task 'xyz' (known: digits, plays)"
+    >>> str(unknown("task", "xyz", map(str, range(9)), "fedzmg list"))
+    "unknown task 'xyz' ('fedzmg list' shows all)"
+    >>> str(unknown("column", "xyz", map(str, range(10))))
+    "unknown column 'xyz' (known: 0, 1, 2, 3, 4, 5, 6, 7 and 2 more)"
     """
-    names = sorted(known)
+    names = sorted(set(known))
     close = _close(name, names)
-    hint = f": did you mean {close[0]!r}?" if close else ""
-    return InputError(f"unknown {kind} {name!r}{hint} (known: {', '.join(names)})")
+    hint = f": did you mean {' or '.join(map(repr, close))}?" if close else ""
+    more = len(names) - _MOST_NAMED
+    if commands and (close or more > 0):
+        *others, last = map(repr, commands)
+        who = f"{', '.join(others)} and {last} show" if others else f"{last} shows"
+        rest = f" ({who} all)"
+    elif close and more > 0:
+        rest = ""
+    else:
+        tail = f" and {more} more" if more > 0 else ""
+        rest = f" (known: {', '.join(names[:_MOST_NAMED])}{tail})"
+    return InputError(f"unknown {kind} {name!r}{hint}{rest}")
 
 
 def _close(name: str, names: list[str]) -> list[str]:
-    """The name that was meant, if one is likely.
+    """The names that were meant, if any is likely.
 
     >>> known = ["client.form", "client.lr", "protocol.cohort"]
     >>> [_close(name, known) for name in ("cohort", "server.lr", "client.lrr", "client.mu")]

@@ -312,7 +312,10 @@ def test_files_of_ones_own_are_described_and_shown(fedzmg: Any, tmp_path: Path) 
             "unknown column 'client'.*; --client-column and --label",
         ),
         (("describe", "gone.csv"), "gone.csv: no such file or folder: check the path"),
-        (("describe", "digts"), "unknown data set 'digts': did you mean 'digits'"),
+        (
+            ("describe", "digts"),
+            "'digts' is neither a data set nor a file or folder: did you mean 'digits'",
+        ),
         (("describe", "digits", "--label-column", "y"), "belong to tables: leave them out"),
         (("describe", "t.csv", "--split", "test"), "t.csv: a path has no splits: leave out"),
         (("show", "t.csv"), "a table has no pictures: use 'fedzmg data describe t.csv'"),

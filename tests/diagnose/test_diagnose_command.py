@@ -81,7 +81,7 @@ def test_a_run_directory_is_measured_at_its_checkpoint(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["digit"], "neither a task nor a run directory: did you mean 'digits'"),
-        (["not/there"], r"'not/there' is neither a task nor a run directory \(known: .*digits"),
+        (["not/there"], r"'not/there' is neither a task nor a run directory \('fedzmg list' shows"),
         (["quadratic", "--set", "client.lr=1"], "expected preset.FIELD=VALUE"),
         (["quadratic", "--set", "preset.starts=zero_sum"], "did you mean 'start'"),
         (["."], "holds no spec.toml, so it is no run: give the directory of a run, or a task"),

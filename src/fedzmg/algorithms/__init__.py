@@ -133,5 +133,5 @@ def get(name: str) -> Algorithm:
         InputError: if there is none; the nearest name is suggested.
     """
     if name not in ALGORITHMS:
-        raise unknown("algorithm", name, ALGORITHMS)
+        raise unknown("algorithm", name, ALGORITHMS, "fedzmg list")
     return ALGORITHMS[name].algorithm

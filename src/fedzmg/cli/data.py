@@ -302,7 +302,9 @@ def _population(
 
     own = _is_own(name)
     if own and not by_path.is_path(name):
-        raise unknown("data set", name, [*SOURCES, *EMBEDDED])
+        near = str(unknown("data set", name, [*SOURCES, *EMBEDDED], "fedzmg data list"))
+        near = near.removeprefix(f"unknown data set {name!r}")
+        raise InputError(f"{name!r} is neither a data set nor a file or folder{near}")
     if table != (None, "label") and not (own and by_path.is_table(name)):
         raise InputError("--client-column and --label-column belong to tables: leave them out")
     classes: int | None = 10

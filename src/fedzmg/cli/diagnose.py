@@ -102,7 +102,8 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
     place = Path(what)
     if what not in tasks.TASKS:
         if not place.is_dir():
-            near = str(unknown("task", what, tasks.TASKS)).removeprefix(f"unknown task {what!r}")
+            near = str(unknown("task", what, tasks.TASKS, "fedzmg list"))
+            near = near.removeprefix(f"unknown task {what!r}")
             raise InputError(f"{what!r} is neither a task nor a run directory{near}")
         if not (place / "spec.toml").is_file():
             raise InputError(

@@ -31,7 +31,8 @@ def list_(
         return
     if name is not None:
         if name not in algorithms.ALGORITHMS:
-            raise unknown("algorithm or task", name, [*algorithms.ALGORITHMS, *tasks.TASKS])
+            known = [*algorithms.ALGORITHMS, *tasks.TASKS]
+            raise unknown("algorithm or task", name, known, "fedzmg list")
         shown = card(algorithms.ALGORITHMS[name], size)
         if as_json:
             typer.echo(json.dumps(shown))

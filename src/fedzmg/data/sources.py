@@ -358,5 +358,5 @@ def source(name: str) -> Source:
         InputError: for a name that is not in the catalog.
     """
     if name not in SOURCES:
-        raise unknown("data set", name, SOURCES)
+        raise unknown("data set", name, SOURCES, "fedzmg data list")
     return SOURCES[name]

@@ -74,7 +74,7 @@ def entry(name: str) -> Entry:
         InputError: if there is none; the nearest name is suggested.
     """
     if name not in TASKS:
-        raise unknown("task", name, TASKS)
+        raise unknown("task", name, TASKS, "fedzmg list")
     return TASKS[name]
 
 

@@ -187,7 +187,9 @@ class Preset(ABC):
             if not known:
                 raise InputError(f"preset.{name}: the task {self.name!r} has nothing to choose")
             if name not in known:
-                raise unknown(f"preset field of {self.name}", name, known)
+                raise unknown(
+                    f"preset field of {self.name}", name, known, f"fedzmg list {self.name}"
+                )
         return dataclasses.replace(self, **options)
 
 

@@ -61,7 +61,7 @@ def wanted(names: Sequence[str]) -> list[str]:
     """
     for name in names:
         if name.upper() not in CHECKS:
-            raise unknown("check", name, CHECKS)
+            raise unknown("check", name, CHECKS, "fedzmg theory --help")
     return list(dict.fromkeys(name.upper() for name in names)) or list(CHECKS)
 
 

@@ -8,7 +8,6 @@ from 0, without the header of a CSV file.
 from __future__ import annotations
 
 import csv
-import difflib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -40,7 +39,6 @@ from fedzmg.errors import InputError, unknown
 _BATCH = 4096
 _BLOCK = 2**24
 _MOST_COLUMNS = 2**16
-_MOST_NAMED = 20
 _LONGEST_HEADER = 2**22
 
 Names: TypeAlias = Ids | list[str]
@@ -235,9 +233,7 @@ def choose(
     present = set(have)
     for name in (*special, *(features or ())):
         if name not in present:
-            close = difflib.get_close_matches(name, have, cutoff=0.5)
-            known = have if len(have) <= _MOST_NAMED else [*have[:_MOST_NAMED], *close]
-            raise InputError(f"{where}: {unknown('column', name, known)}")
+            raise InputError(f"{where}: {unknown('column', name, have)}")
     chosen = [n for n in have if n not in special] if features is None else list(features)
     twice = next((n for n, uses in Counter([*special, *chosen]).items() if uses > 1), None)
     if twice is not None:
