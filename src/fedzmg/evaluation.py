@@ -32,6 +32,22 @@ class Metric:
         """What a model that diverged is recorded with."""
         return worst(self.higher_is_better)
 
+    def check_level(self, key: str, level: float) -> None:
+        """Refuse a level that no model can reach.
+
+        Args:
+            key: what the user calls it.
+            level: of this metric.
+
+        Raises:
+            InputError: for a percentage where accuracies are shares.
+        """
+        if self.name == "accuracy" and not 0 <= level <= 1:
+            percent = f", {level / 100:.2f} for {level:g} %" if 1 < level <= 100 else ""
+            raise InputError(
+                f"{key} = {level:g}: an accuracy is a share, so expected 0 to 1{percent}"
+            )
+
 
 def worst(higher_is_better: bool) -> float:
     """The value that no metric falls behind: 0 for one to maximise, else infinity.

@@ -155,7 +155,13 @@ def test_definition_card_shows_equations_options_and_costs(fedzmg: Command) -> N
     ("arguments", "message"),
     [
         (["list", "fedadm"], "did you mean 'fedadam'?"),
-        (["run", "digitz"], "unknown task 'digitz': did you mean 'digits'?"),
+        (
+            ["run", "digitz"],
+            "unknown task 'digitz': did you mean 'digits'? ('fedzmg list' shows all)",
+        ),
+        (["run", "xyzzy"], "unknown task 'xyzzy' ('fedzmg list' shows all)"),
+        (["run", "digits", "--set", "lr=1"], "did you mean 'client.lr' or 'server.lr'?"),
+        (["run", "digits", "--set", "protocol.threshold=80"], "0 to 1, 0.80 for 80 %"),
         (["run", "digits", "--algorithm", "fedavgg"], "did you mean 'fedavg'?"),
         (["run", "digits", "--set", "client.lrr=1"], "did you mean 'client.lr'?"),
         (["run", "digits", "--set", "client.lr=0"], "lr = 0: expected a finite number > 0"),

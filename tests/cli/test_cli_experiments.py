@@ -98,6 +98,15 @@ def test_validate_says_that_the_grid_has_to_come_first(tmp_path: Path) -> None:
     assert "chose rates for 'plays', not for 'digits'" in str(fedzmg(*command).exception)
 
 
+def test_a_remark_names_the_file_and_what_was_set() -> None:
+    file = str(FILES / "digits-study.toml")
+    done = fedzmg("validate", file, "--set", "eval_every=9", "--set", "rates=given", *QUICK)
+    assert done.exit_code == 0, done.output
+    assert f"fedzmg: {file}: eval_every = 9 is more than rounds = " in done.stderr
+    done = fedzmg("validate", file, "--set", "protocol.cohort=161")
+    assert str(done.exception).startswith(f"{file} --set protocol.cohort=161: cohort = 161 but ")
+
+
 def test_schema_is_json() -> None:
     assert json.loads(fedzmg("schema", "grid").stdout)["properties"]["axes"]
 
@@ -116,6 +125,21 @@ def test_schema_is_json() -> None:
             'rates, as if they had not: say preset.selection = "test" as well',
         ),
         ("validate", 'kind = "grid"\ntask = "digits"\n', "algorithms is missing"),
+        (
+            "validate",
+            'kind = "study"\ntask = "digits"\nalgorithms = ["fedzmg"]\nthresholds = [80]\n',
+            "f.toml: thresholds = 80: an accuracy is a share",
+        ),
+        (
+            "grid",
+            'task = "digits"\nalgorithms = ["fedzmg"]\n[protocol]\ncohort = 161\n',
+            "f.toml: cohort = 161 but there are 160 clients",
+        ),
+        (
+            "run",
+            'task = "digits"\n[protocol]\ncohort = "a"\n',
+            "f.toml: cohort = 'a': expected a whole number",
+        ),
         ("validate", 'task = "digits"\nalgorithm = "fedagv"\n', "did you mean 'fedavg'?"),
     ],
 )

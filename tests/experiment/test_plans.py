@@ -56,23 +56,43 @@ def test_usual_study_is_the_papers() -> None:
         ({"algorithms": {"a:b": {}, "a-b": {}}}, "would share the directory 'a-b'"),
         ({"algorithms": {"a": {"label": "b"}, "b": {}}}, "two of them are called 'b'"),
         ({"seeds": []}, r"seeds = \[\]: give at least one"),
-        ({"seeds": [True]}, "seeds.0 = True: input should be a valid integer"),
-        ({"rounds": "x"}, "rounds = 'x': input should be a valid integer"),
+        ({"seeds": [True]}, r"seeds\[0\] = True: expected a whole number"),
+        ({"seeds": 3}, r"seeds: 3 is no list of them: say which, such as seeds = \[0, 1, 2\]$"),
+        ({"seeds": 100}, r"seeds: 100 is no list of them: .*such as seeds = \[0, 1, 2\]$"),
+        ({"rounds": "x"}, "rounds = 'x': expected a whole number"),
+        ({"rounds": 1.5}, "rounds = 1.5: expected a whole number"),
+        ({"rounds": -5}, "rounds = -5: expected a whole number of at least 1"),
+        ({"label": 3}, 'label = 3: expected text in quotes, such as "3"'),
+        ({"protocol": 3}, r"protocol = 3: expected a table, \[protocol\]"),
+        (
+            {"protocol": {"cohort": [1]}},
+            r"protocol.cohort = \[1\]: expected a number, true, false or",
+        ),
+        ({"algorithms": {"fedzmg": 3}}, r"algorithms.fedzmg = 3: expected a table, \[algorithms.f"),
         ({"rounds": 0, "last": 0}, "rounds = 0: expected a whole number"),
         ({"last": 51}, "last = 51: expected 1 to 50"),
         ({"together": -1}, "together = -1"),
         ({"stop": {"divergd": True}}, "unknown key 'stop.divergd': did you mean 'stop.diverged'?"),
-        ({"stop": {"diverged": 1}}, "stop.diverged = 1: input should be a valid boolean"),
+        ({"stop": {"diverged": 1}}, "stop.diverged = 1: expected true or false"),
         ({"stop": {"best_possible": 0.5}}, "stop.best_possible = 0.5: a finite number, for stop.c"),
         ({"stop": {"heuristic_halving": [9, 3]}}, "expected rising rounds from 1 to 49"),
         ({"stop": {"heuristic_halving": [50]}}, "expected rising rounds from 1 to 49"),
         ({"stop": {"heuristic_halving": [5]}, "together": 2}, "leave out together"),
-        ({"selection": "half"}, "selection = 'half': input should be 'tune' or 'test'"),
+        ({"selection": "half"}, "selection = 'half': expected 'tune' or 'test'"),
         ({"preset": {"selection": "test"}}, "leaves no half to choose by"),
         ({"protocol": {"rounds": 3}}, "protocol.rounds: belongs to the top of the file"),
         ({"axes": {"client.lr": []}}, r"client.lr = \[\]: give at least one finite number"),
-        ({"axes": {"client": {"lr": ["x"]}}}, "axes.client.lr.* = 'x': input should be a valid"),
-        ({"algorithms": "fedavg"}, r'expected a list of names such as \["fedavg"\], or "all"'),
+        ({"axes": {"client": {"lr": ["x"]}}}, r"axes.client.lr\[0\] = 'x': expected a number"),
+        ({"axes": {"client": {"lr": 0.1}}}, r"expected a list, such as axes.client.lr = \[0.1\]"),
+        (
+            {"axes": {"client": {"lr": "papr"}}},
+            "client.lr = 'papr': expected a list .*or \"paper\"",
+        ),
+        (
+            {"algorithms": "fedavg"},
+            r"'fedavg' is no list: expected names such as \[\"fedavg\"\], or",
+        ),
+        ({"algorithms": 3}, r"3 is no list: expected names such as \[\"fedzmg\"\], or \"all\""),
     ],
 )
 def test_mistakes_in_a_file_are_one_line(values: dict[str, Any], message: str) -> None:
@@ -87,6 +107,8 @@ def test_mistakes_in_a_file_are_one_line(values: dict[str, Any], message: str) -
         ({"task": "digit"}, "unknown task 'digit': did you mean 'digits'?"),
         ({"algorithms": ["fedagv"]}, "unknown algorithm 'fedagv': did you mean 'fedavg'?"),
         ({"axes": {"client.lrr": [1.0]}}, "unknown axis 'client.lrr': did you mean 'client.lr'?"),
+        # Fields of words have no axis, so "client.form" is not meant.
+        ({"axes": {"client.frm": [1.0]}}, "'client.frm': did you mean 'client.floor'?"),
         ({"axes": {"server.lr": [1.0]}}, "mfl has none of the axes server.lr"),
         ({"axes": {"client.lr": [-1.0]}}, "lr = -1.0: expected a finite number > 0"),
         ({"algorithms": {"fedzmg": {"client": {"momentun": 1}}}}, "did you mean 'client.momentum'"),
@@ -202,8 +224,40 @@ def test_kind_decides_how_a_file_is_read(tmp_path: Path) -> None:
     path.write_text('kind = "gird"\n')
     with pytest.raises(InputError, match="unknown kind 'gird': did you mean 'grid'"):
         spec_files.read(path)
+    for kind in ("3", '["grid"]'):
+        path.write_text(f"kind = {kind}\n")
+        with pytest.raises(InputError, match=r"unknown kind .* \(known: grid, run, study\)"):
+            spec_files.read(path)
     with pytest.raises(InputError, match="cannot read"):
         spec_files.read(tmp_path / "none.toml")
+
+
+def test_a_file_of_many_runs_without_kind_is_no_run(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('task = "digits"\nalgorithms = ["fedzmg"]\n')
+    assert isinstance(spec_files.read(path, "grid"), GridSpec)
+    for kind in (None, "run"):
+        with pytest.raises(InputError, match=r'a\.toml: kind is missing: say kind = "grid" or'):
+            spec_files.read(path, kind)
+
+
+def test_thresholds_of_accuracies_are_shares() -> None:
+    plan = StudySpec.parse({"task": "digits", "algorithms": ["fedzmg"], "thresholds": [80]})
+    said = "thresholds = 80: an accuracy is a share, so expected 0 to 1, 0.80 for 80 %"
+    with pytest.raises(InputError, match=f"^{said}$"):
+        plan.check(plan.build_task())
+    # A distance has no highest value.
+    other = StudySpec.parse(
+        {"task": "quadratic", "algorithms": ["fedzmg"], "thresholds": [80], "rates": "given"}
+    )
+    other.check(other.build_task())
+
+
+def test_evaluations_that_never_come_are_remarked_on() -> None:
+    values = {"task": "digits", "algorithms": ["fedzmg"], "rounds": 5}
+    [remark] = StudySpec.parse({**values, "eval_every": 6}).remarks()
+    assert remark.startswith("eval_every = 6 is more than rounds = 5: only the first and the last")
+    assert not StudySpec.parse({**values, "eval_every": 5}).remarks()
 
 
 @pytest.mark.parametrize("kind", ["run", "grid", "study"])

@@ -137,11 +137,11 @@ def test_wrong_wrappers_are_refused_in_one_line(client: dict[str, Value], messag
     ("text", "message"),
     [
         ("tsk = 'digits'", r"unknown key 'tsk': did you mean 'task'\?"),
-        ("seed = 1", "task is missing"),
-        ("task = 'digits'\nseed = 'one'", r"seed = 'one': input should be a valid integer"),
-        ("task = 'digits'\nengine = 'fast'", r"engine = 'fast': input should be 'auto'"),
+        ("seed = 1", r"task is missing: add it \('fedzmg schema run' shows what it may be\)"),
+        ("task = 'digits'\nseed = 'one'", r"seed = 'one': expected a whole number"),
+        ("task = 'digits'\nengine = 'fast'", r"engine = 'fast': expected 'auto', 'sequential'"),
         ("task = [", r"is not valid TOML"),
-        ("task = 'digits'\nclient = 3", r"client = 3: input should be a valid dictionary"),
+        ("task = 'digits'\nclient = 3", r"client = 3: expected a table, \[client\]"),
     ],
 )
 def test_bad_files_are_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:

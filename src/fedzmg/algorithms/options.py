@@ -15,7 +15,7 @@ from typing import Any
 from fedzmg.algorithms.clip import ClipNorm, ClipValue
 from fedzmg.algorithms.decay import ServerDecay
 from fedzmg.algorithms.schedule import ClientSchedule, Schedule, ServerSchedule
-from fedzmg.contract import Algorithm
+from fedzmg.contract import Algorithm, chain
 from fedzmg.errors import InputError, unknown
 
 SCHEDULE = tuple(field.name for field in dataclasses.fields(Schedule))
@@ -51,6 +51,19 @@ def wrapper_options(algorithm: Algorithm) -> list[str]:
     for side in ("client", "server"):
         fit |= {f"{side}.{name}" for name in SCHEDULE if f"{side}.schedule" in fit}
     return [key for key in WRAPPER_KEYS if key in fit and key not in own]
+
+
+def number_options(algorithm: Algorithm) -> list[str]:
+    """The keys whose values are numbers, of this algorithm and of wrappers that fit around it."""
+    own = [
+        f"{side}.{field.name}"
+        for side in ("client", "server")
+        for rule in chain(getattr(algorithm, side))
+        for field in dataclasses.fields(rule)
+        if "number" in field.metadata
+    ]
+    added = [key for key in wrapper_options(algorithm) if not key.endswith(".schedule")]
+    return sorted({*own, *added})
 
 
 def _fits(algorithm: Algorithm, key: str, value: Any) -> bool:
@@ -104,7 +117,8 @@ def _unknown(algorithm: Algorithm, key: str) -> InputError:
         return InputError(
             f"unknown option of {algorithm.name} {key!r}: its {side} rule {rule} has no options"
         )
-    return unknown(f"option of {algorithm.name}", key, same or known)
+    command = f"fedzmg list {algorithm.name}"
+    return unknown(f"option of {algorithm.name}", key, same or known, command)
 
 
 def _check_schedule(algorithm: Algorithm, side: str, fields: Mapping[str, Any]) -> None:

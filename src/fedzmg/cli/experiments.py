@@ -132,14 +132,15 @@ def validate(
     from fedzmg.report.terminal import studies
 
     spec = _read(file, None, set_)
-    to_do = ""
-    if isinstance(spec, StudySpec):
-        to_do = missing_grid(spec)
-        if not to_do:
-            find_rates(spec)  # whatever is wrong with the grid that is there
-    found = estimate(spec).as_dict()
-    if to_do:
-        output.say(to_do)
+    to_do: list[str] = []
+    with output.mistakes_in(file, set_):
+        if isinstance(spec, StudySpec):
+            to_do = [found for found in (missing_grid(spec),) if found]
+            if not to_do:
+                find_rates(spec)  # whatever is wrong with the grid that is there
+            to_do += [f"{file}: {remark}" for remark in spec.remarks()]
+        found = estimate(spec).as_dict()
+    output.say(*to_do)
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -189,9 +190,12 @@ def _prepare(
 
     makers = trackers.named(track)
     spec = _read(file, kind, settings)
-    spec.check()
-    task = spec.build_task()
-    output.say(*task.notes)
+    with output.mistakes_in(file, settings):
+        spec.check()
+        task = spec.build_task()
+        spec.check(task)
+    remarks = spec.remarks() if kind == "study" else []
+    output.say(*task.notes, *(f"{file}: {remark}" for remark in remarks))
     place = out or Path("runs") / file.stem
     return _Work(spec, task, place, Console(stderr=as_json), makers)
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import typer
 
+from fedzmg.errors import InputError
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+
+
+@contextlib.contextmanager
+def mistakes_in(file: Path | str, settings: Iterable[str] | None) -> Iterator[None]:
+    """Say of mistakes in a file, or in what ``--set`` makes of it, where they are."""
+    try:
+        yield
+    except InputError as error:
+        given = "".join(f" --set {text}" for text in settings or [])
+        raise InputError(f"{file}{given}: {error}") from None
 
 
 def say(*lines: str) -> None:

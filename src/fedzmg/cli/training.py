@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -112,7 +113,8 @@ def run(
     from fedzmg.report.terminal.live import Display
 
     makers = trackers.named(track)
-    spec = spec_files.read(Path(task), "run") if task.endswith(".toml") else RunSpec(task=task)
+    from_file = task.endswith(".toml")
+    spec = spec_files.read(Path(task), "run") if from_file else RunSpec(task=task)
     assert isinstance(spec, RunSpec)
     given: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "protocol.rounds": rounds,
                              "engine": engine, "device": device}  # fmt: skip
@@ -125,8 +127,9 @@ def run(
         )
     spec = spec.with_settings({k: v for k, v in given.items() if v is not None})
     spec = spec.with_settings(settings)
-    chosen = spec.build_task()
-    spec = spec.resolved(chosen)
+    with output.mistakes_in(task, set_) if from_file else contextlib.nullcontext():
+        chosen = spec.build_task()
+        spec = spec.resolved(chosen)
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
     place = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
     console = Console(stderr=as_json)

@@ -133,7 +133,7 @@ def _work(spec: RunSpec | GridSpec | StudySpec, protocol: Protocol, task: Task |
             "run", [(spec.algorithm, 1)], Trial(spec.build_algorithm(task), spec.seed), protocol,
             len(range(0, protocol.rounds, protocol.eval_every)),
         )  # fmt: skip
-    spec.check()
+    spec.check(task)
     names = list(spec.algorithms)
     if isinstance(spec, GridSpec):
         protocol = protocol.with_options({**spec.protocol, "rounds": spec.rounds})

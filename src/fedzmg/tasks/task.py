@@ -311,6 +311,7 @@ def check(task: Task) -> None:
             f"cohort = {task.protocol.cohort} but there are {len(task.train)} clients: "
             "choose a smaller cohort or replacement=True"
         )
+    task.metric.check_level("threshold", task.protocol.threshold)
     params = task.model.params()
     dtype = next(iter(params.values())).dtype
     for what, data in {"training data": task.train.examples, "test data": task.test}.items():

@@ -20,6 +20,9 @@ def dotted(axes: Any) -> Any:
     if not isinstance(axes, Mapping):
         return axes
     found = flat(axes, keep_empty=True)
+    for key, value in found.items():
+        if isinstance(value, str) and value != "paper":
+            raise InputError(f'{key} = {value!r}: expected a list of numbers, or "paper"')
     return {key: PAPER_RATES if v == "paper" else v for key, v in found.items()}
 
 

@@ -29,7 +29,12 @@ def read(path: Path, kind: str | None = None) -> Spec:
     """
     values = read_toml(path)
     said = values.get("kind", kind or "run")
-    if said not in SPECS:
+    if "kind" not in values and said == "run" and "algorithms" in values:
+        raise InputError(
+            f'{path}: kind is missing: say kind = "grid" or kind = "study" at its top, or name one '
+            "algorithm = NAME for a run"
+        )
+    if not isinstance(said, str) or said not in SPECS:
         raise InputError(f"{path}: {unknown('kind', str(said), SPECS)}")
     if kind is not None and said != kind:
         raise InputError(f"{path} is a {said}: use 'fedzmg {said} {path}'")

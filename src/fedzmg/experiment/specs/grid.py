@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import pydantic
 
 from fedzmg import algorithms, tasks
-from fedzmg.algorithms.options import known_options
+from fedzmg.algorithms.options import known_options, number_options
 from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.specs.axes import PAPER_RATES, Axes, checked, dotted
 from fedzmg.experiment.specs.plan import Plan
@@ -21,6 +22,7 @@ from fedzmg.tasks.task import Task
 class GridSpec(Plan):
     """A search over hyper-parameters: short trainings, scored by their last rounds."""
 
+    listing: ClassVar[str] = "fedzmg schema grid"
     tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "stop", "axes")
 
     kind: Literal["grid"] = "grid"
@@ -116,17 +118,20 @@ class GridSpec(Plan):
         return tasks.get(self.task, preset)
 
     def check(self, task: Task | None = None) -> None:
-        known: set[str] = set()
-        for name in self.algorithms:
-            options = known_options(algorithms.get(self.base(name)))
-            known |= {*options}
-            for key in self.algorithms[name].axes or {}:
-                if key not in options:
-                    raise unknown(f"axis of {name}", key, options)
-        for key in self.axes:
-            if key not in known:
-                raise unknown("axis", key, known)
+        for name, variant in self.algorithms.items():
+            self._check_axes(variant.axes or {}, [self.base(name)], f"axis of {name}")
+        self._check_axes(self.axes, [self.base(name) for name in self.algorithms], "axis")
         super().check(task)
+
+    @staticmethod
+    def _check_axes(axes: Axes, names: Sequence[str], what: str) -> None:
+        """Refuse an axis that is an option of none of these algorithms."""
+        found = [algorithms.get(name) for name in names]
+        known = {key for algorithm in found for key in known_options(algorithm)}
+        numbers = {key for algorithm in found for key in number_options(algorithm)}
+        for key in axes:
+            if key not in known:
+                raise unknown(what, key, numbers, f"fedzmg list {names[0]}")
 
     def check_algorithm(self, name: str, task: Task | None) -> None:
         if not self.axes_of(name):

@@ -80,12 +80,21 @@ class Plan(Strict):
     def _as_table(cls, given: Any) -> Any:
         if given == "all":
             given = list(algorithms.ALGORITHMS)
-        if isinstance(given, str):
-            raise InputError(f'expected a list of names such as ["{given}"], or "all"')
+        if not isinstance(given, list | Mapping):
+            name = given if isinstance(given, str) else "fedzmg"
+            raise InputError(f'{given!r} is no list: expected names such as ["{name}"], or "all"')
         if isinstance(given, list):
             if not all(isinstance(name, str) for name in given) or len(set(given)) != len(given):
                 raise InputError("expected names of algorithms, each once")
             given = {name: {} for name in given}
+        return given
+
+    @pydantic.field_validator("seeds", mode="before")
+    @classmethod
+    def _which_seeds(cls, given: Any) -> Any:
+        if isinstance(given, int):
+            listed = list(range(given if 1 <= given <= 5 else 3))
+            raise InputError(f"{given!r} is no list of them: say which, such as seeds = {listed}")
         return given
 
     @pydantic.model_validator(mode="after")
@@ -171,7 +180,8 @@ class Plan(Strict):
             elif not name and table in type(self).model_fields:
                 values[table] = value
             else:
-                raise unknown("key", key, self._known_keys())
+                commands = [self.listing, f"fedzmg list {self.task}", "fedzmg list ALGORITHM"]
+                raise unknown("key", key, self._known_keys(), *commands)
         return type(self).parse(values)
 
     def _known_keys(self) -> list[str]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
 import torch
@@ -27,6 +27,8 @@ TABLES = ("preset", "protocol", "client", "server")
 
 class RunSpec(Strict):
     """One run: a task, an algorithm with its hyper-parameters, a seed and how it is executed."""
+
+    listing: ClassVar[str] = "fedzmg schema run"
 
     task: str
     algorithm: str = "fedzmg"
@@ -59,7 +61,7 @@ class RunSpec(Strict):
             if table in TABLES:
                 values[table][name] = value
             elif table or name not in RunSpec.model_fields:
-                raise unknown("key", key, self._known_keys())
+                raise unknown("key", key, self._known_keys(), *self._listing())
             else:
                 values[name] = value
         return RunSpec.parse(values)
@@ -71,6 +73,9 @@ class RunSpec(Strict):
         preset = [] if entry is None else [f"preset.{name}" for name in entry.preset.options()]
         own += preset + protocol + known_options(algorithms.get(self.algorithm))
         return list(dict.fromkeys(own))
+
+    def _listing(self) -> list[str]:
+        return [self.listing, *(f"fedzmg list {name}" for name in (self.task, self.algorithm))]
 
     def for_algorithm(self, name: str) -> tuple[RunSpec, list[str]]:
         """A copy for another algorithm, and the keys that are left out.

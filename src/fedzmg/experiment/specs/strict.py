@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import pydantic
 
@@ -17,6 +17,7 @@ from fedzmg.formats import read_toml
 Value: TypeAlias = bool | int | float | str
 Setting: TypeAlias = Value | list[bool | int | float | str]
 
+_PLAIN = "a number, true, false or text"
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -26,6 +27,9 @@ class Strict(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
     )
+
+    listing: ClassVar[str] = ""
+    """The command that shows every key."""
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
@@ -49,15 +53,21 @@ class Strict(pydantic.BaseModel):
         if error["type"] == "extra_forbidden":
             *table, _ = parts
             prefix = ".".join([*table, ""]) if table else ""
-            return unknown("key", ".".join(parts), [prefix + k for k in cls.keys_of(table)])
-        place = ".".join(parts if error["type"] == "missing" else parts[:3])
-        place = re.sub(r"\.(bool|int|float|str|literal\[.*\])$", "", place)
+            known = [prefix + k for k in cls.keys_of(table)]
+            commands = [cls.listing] if cls.listing else []
+            return unknown("key", ".".join(parts), known, *commands)
+        whole = ".".join(parts)
+        place = re.sub(r"\.(bool|int|float|str|literal\[.*\])$", "", whole)
         if error["type"] == "missing":
-            return InputError(f"{place} is missing: say which")
+            see = f" ('{cls.listing}' shows what it may be)" if cls.listing else ""
+            return InputError(f"{place} is missing: add it{see}")
         reason = error.get("ctx", {}).get("error")
         if isinstance(reason, ValueError):  # raised by a validator of ours: already one line
             return InputError(f"{place}: {reason}" if place else str(reason))
-        return InputError(f"{place} = {error.get('input')!r}: {error['msg'].lower()}")
+        # A value of any plain type has the type that pydantic tried first in its place.
+        expected = _PLAIN if place != whole else _expected(error, place)
+        place = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", place)
+        return InputError(f"{place} = {error.get('input')!r}: expected {expected}")
 
     @classmethod
     def keys_of(cls, table: list[str]) -> list[str]:
@@ -80,6 +90,22 @@ class Strict(pydantic.BaseModel):
     def to_toml(self) -> str:
         """As a TOML document that :meth:`read` reads back."""
         return toml(self.model_dump(exclude_none=True))
+
+
+def _expected(error: Mapping[str, Any], place: str) -> str:
+    """What a value should have been, in words of TOML."""
+    words = {
+        "bool_type": "true or false",
+        "dict_type": f"a table, [{place}]",
+        "float_type": "a number",
+        "int_from_float": "a whole number",
+        "int_type": "a whole number",
+        "list_type": f"a list, such as {place} = {_literal([error['input']])}",
+        "model_type": f"a table, [{place}]",
+        "string_type": f'text in quotes, such as "{error["input"]}"',
+    }
+    said = str(error["msg"]).removeprefix("Input should be ")
+    return words.get(error["type"], said.replace("greater than or equal to", "at least"))
 
 
 def toml(values: Mapping[str, Any], table: str = "") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import pydantic
 
@@ -21,6 +21,8 @@ from fedzmg.tasks.tuned import tuned
 
 class StudySpec(Plan):
     """A comparison of algorithms on identical cohorts and batches, over several seeds."""
+
+    listing: ClassVar[str] = "fedzmg schema study"
 
     kind: Literal["study"] = "study"
     seeds: list[int] = [0, 1, 2, 3, 4]
@@ -78,7 +80,19 @@ class StudySpec(Plan):
     def check(self, task: Task | None = None) -> None:
         if self.rates_by == "test":
             self._check_reporting(task)
+        if task is not None:
+            for level in self.thresholds:
+                task.metric.check_level("thresholds", level)
         super().check(task)
+
+    def remarks(self) -> list[str]:
+        """What a user may not have meant, though it can be done."""
+        if self.eval_every <= self.rounds:
+            return []
+        return [
+            f"eval_every = {self.eval_every} is more than rounds = {self.rounds}: only the first "
+            "and the last round are evaluated; choose a smaller eval_every for curves"
+        ]
 
     def _check_reporting(self, task: Task | None) -> None:
         """Refuse to report on some examples as if they had not chosen the rates."""
