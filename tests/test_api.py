@@ -54,12 +54,16 @@ def test_what_is_no_task_is_named() -> None:
     )
     assert refused(simulate, Task, Trial(MINE)).startswith("task = the class Task: expected a Task")
     assert refused(simulate, task().model.module, Trial(MINE)).startswith("task = a Linear:")
+    assert refused(fedzmg.tasks.get, 3) == "unknown task '3' ('fedzmg list' shows all)"
+    assert refused(fedzmg.algorithms.get, ["x"]).startswith("unknown algorithm \"['x']\"")
     assert refused(compare, None) == "task: expected a Task or a name, not NoneType"
     assert refused(compare, nn.Linear(2, 2)) == "task: expected a Task or a name, not Linear"
 
 
 def test_name_in_the_place_of_an_algorithm_or_a_type() -> None:
     assert refused(Trial, "fedzmg") == "algorithm = 'fedzmg': expected Trial.of('fedzmg')"
+    for seed in ("a", 1.5, None):
+        assert refused(Trial, MINE, seed) == f"seed = {seed!r}: expected a whole number"
     said = refused(simulate, task(), Trial(MINE), dtype="float64")
     assert said == "dtype = 'float64': expected a type such as torch.float32"
 
@@ -82,6 +86,9 @@ def test_compare_says_what_to_do_with_an_algorithm_of_ones_own(algorithms: Any) 
         ({"seeds": ["a"]}, "seeds = ['a']: give their number"),
         ({"seeds": 0}, "seeds = 0: give at least one, each once"),
         ({"settings": {"fedavg": 0.1}}, "settings of fedavg: 0.1; expected options by key"),
+        ({"settings": {"fedavg": {1: 0.1}}}, "settings of fedavg: 1; expected a key, 'client.lr'"),
+        ({"settings": ["fedavg"]}, "settings = ['fedavg']: expected {'fedavg': {'client.lr': "),
+        ({"out": 3}, "out = 3: expected the path of a directory"),
     ],
 )
 def test_arguments_of_compare_are_checked(given: dict[str, Any], message: str) -> None:

@@ -72,6 +72,10 @@ def compare(
         raise InputError(f"seeds = {seeds!r}: give at least one, each once")
     if not algorithms or len(set(algorithms)) != len(algorithms):
         raise InputError(f"algorithms = {list(algorithms)!r}: give at least one, each once")
+    if settings is not None and not isinstance(settings, Mapping):
+        raise InputError(f"settings = {settings!r}: expected {{'fedavg': {{'client.lr': 0.03}}}}")
+    if out is not None and not isinstance(out, str | Path):
+        raise InputError(f"out = {out!r}: expected the path of a directory")
     for name, changed in (settings or {}).items():
         if name not in algorithms:
             raise unknown("algorithm in settings", name, algorithms)
@@ -80,6 +84,8 @@ def compare(
                 f"settings of {name}: {changed!r}; expected options by key, {{'client.lr': 0.1}}"
             )
         for key in changed:
+            if not isinstance(key, str):
+                raise InputError(f"settings of {name}: {key!r}; expected a key, 'client.lr'")
             if key.partition(".")[0] in SHARED:
                 raise InputError(
                     f"{key} cannot be set for one algorithm ({name}): it is the same for all"

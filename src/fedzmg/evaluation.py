@@ -27,6 +27,16 @@ class Metric:
     function: Callable[[Tensor, Tensor], Tensor]
     higher_is_better: bool = True
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot be shown, and what cannot be called."""
+        if not isinstance(self.name, str) or not self.name:
+            raise InputError(f"metric name = {self.name!r}: expected text; Metric(NAME, FUNCTION)")
+        if not callable(self.function):
+            raise InputError(
+                f"metric {self.name}: function = {self.function!r}; expected a function of outputs "
+                "and targets that returns one value per example"
+            )
+
     @property
     def worst(self) -> float:
         """What a model that diverged is recorded with."""

@@ -16,10 +16,12 @@ from fedzmg.data.columns import Columns
 from fedzmg.data.federated import FederatedData, examples
 from fedzmg.data.formats import arrays
 from fedzmg.data.plan import sample_cohort
+from fedzmg.evaluation import accuracy
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import initial_params
 from fedzmg.simulation import RoundReport
-from fedzmg.tasks.task import as_stored, cross_entropy, masked_cross_entropy
+from fedzmg.tasks.losses import cross_entropy, masked_cross_entropy
+from fedzmg.tasks.task import as_stored
 from fedzmg.tasks.text import masked_accuracy
 from fedzmg.tree import row
 
@@ -39,6 +41,19 @@ def make(**changes: Any) -> Task:
 
 def normalised() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+class TwoOutputs(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+    def forward(self, input: Tensor) -> Any:
+        return super().forward(input), input
+
+
+class Unfinished(TwoOutputs):
+    def forward(self, input: Tensor) -> Any:
+        raise NotImplementedError
 
 
 class WithBuffer(nn.Module):
@@ -85,6 +100,27 @@ class WithBuffer(nn.Module):
         ({"metric": Metric("m", lambda o, t: o)}, r"the metric m gave \(2, 3\)"),
         ({"loss": lambda o, t: o + torch.zeros(7)}, "the loss fails on the model's outputs"),
         ({"axes": {"wieght": (1,)}}, "axes names 'wieght'"),
+        ({"axes": ["weight"]}, r"axes = \['weight'\]: expected axes by name"),
+        ({"test": None}, r"^test is None: give the inputs and targets .*, test=\(x, y\)$"),
+        ({"test": X}, "^test is a ndarray: give the inputs and targets"),
+        ({"test": (X, Y, WHO)}, "^test has 3 parts: give the inputs and targets"),
+        ({"model": nn.Linear}, r"^the model is the class Linear: give Linear\(...\)$"),
+        ({"model": torch.relu}, "^the model is a builtin_function_or_method: give an nn.Module$"),
+        ({"model": TwoOutputs()}, "^the model gives a tuple for training data: let it return one"),
+        ({"model": Unfinished()}, "^the model cannot read training .*: NotImplementedError$"),
+        ({"metric": accuracy}, r"metric = accuracy: .* such as Metric\('accuracy', accuracy\)$"),
+        ({"metric": "accuracy"}, r"metric = 'accuracy': .* such as Metric\(NAME, FUNCTION\)$"),
+        ({"loss": nn.CrossEntropyLoss}, r"loss = CrossEntropyLoss: a class; give .*Loss\(...\)$"),
+        ({"loss": None}, "^loss = None: expected a function"),
+        ({"prepare": 3}, "^prepare = 3: expected a function"),
+        ({"prepare": lambda x, dtype: {}["mean"]}, "^the model cannot read .*: KeyError 'mean'$"),
+        ({"init": "kears"}, "^unknown initializer 'kears': did you mean 'keras'"),
+        ({"init": None}, r"^unknown initializer 'None' \(known: given, keras, torch\)$"),
+        ({"name": None}, "^name = None: expected text"),
+        ({"client_names": 5}, "^client_names = 5: expected a list of all client ids$"),
+        ({"clients": np.where(WHO == 4, np.nan, WHO)}, "^example 4 has the client id nan: say"),
+        ({"x": np.array(["a"] * 30)}, "^training data inputs are an array of <U1: turn them into"),
+        ({"threshold": 90}, "^threshold = 90: an accuracy is a share, .*, 0.90 for 90 %$"),
         ({"axes": {"weight": (2,)}}, "expected different axes from 0 to 1"),
     ],
 )
@@ -92,6 +128,12 @@ def test_misfits_are_refused_in_one_line(changes: dict[str, Any], message: str) 
     with pytest.raises(InputError, match=message) as caught:
         make(**changes)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "function"), [(accuracy, "accuracy"), ("m", None), ("", abs)])
+def test_a_metric_needs_a_name_and_a_function(name: Any, function: Any) -> None:
+    with pytest.raises(InputError, match=r"^metric .*expected (text; Metric|a function)"):
+        Metric(name, function)
 
 
 def columns(clients: Any = WHO, **changes: Any) -> Columns:
@@ -173,11 +215,6 @@ def test_what_is_printed_of_a_task_is_one_line() -> None:
         "<Task 'pets': 5 clients, 30 training and 30 test examples of x 4 float32, y int64; "
         "Linear with 15 trainable weights; 7 rounds, cohort 2; accuracy>"
     )
-
-
-def test_unknown_initializer_is_refused_when_it_is_needed() -> None:
-    with pytest.raises(InputError, match="unknown initializer 'kears': did you mean 'keras'"):
-        simulate(make(init="kears"), [Trial.of("fedavg")], rounds=1)
 
 
 def test_cross_entropy_equals_torch() -> None:

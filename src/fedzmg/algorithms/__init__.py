@@ -132,6 +132,6 @@ def get(name: str) -> Algorithm:
     Raises:
         InputError: if there is none; the nearest name is suggested.
     """
-    if name not in ALGORITHMS:
-        raise unknown("algorithm", name, ALGORITHMS, "fedzmg list")
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        raise unknown("algorithm", str(name), ALGORITHMS, "fedzmg list")
     return ALGORITHMS[name].algorithm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -62,6 +62,8 @@ def examples(x: Any, y: Any, *, what: str = "data") -> Examples:
 def _tensor(values: Any, what: str) -> Tensor:
     if isinstance(values, np.ndarray) and not values.flags.writeable:
         values = values.copy()  # torch refuses to share memory that it may not write
+    if isinstance(values, np.ndarray) and values.dtype.kind not in "biufc":
+        raise InputError(f"{what} are an array of {values.dtype}: turn them into numbers")
     try:
         tensor = torch.as_tensor(
             np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values
@@ -111,7 +113,12 @@ class FederatedData:
                 f"client ids have shape {ids.shape} but there are {data.size} examples: "
                 "give one id per example"
             )
+        if ids.dtype.kind == "f" and not np.isfinite(ids).all():
+            first = int(np.flatnonzero(~np.isfinite(ids))[0])
+            raise InputError(f"example {first} has the client id {ids[first]}: say whose it is")
         if names is not None:
+            if isinstance(names, str) or not isinstance(names, Iterable):
+                raise InputError(f"client_names = {names!r}: expected a list of all client ids")
             wanted = [str(name) for name in names]
             known = {str(name) for name in present}
             missing = [name for name in wanted if name not in known]

@@ -49,6 +49,16 @@ def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tr
     return Tree({name: named[name].detach().clone() for name in model.layout})
 
 
+def check_scheme(scheme: object) -> None:
+    """Refuse what is no initializer.
+
+    Raises:
+        InputError: if it is neither a scheme that is known nor a function.
+    """
+    if not callable(scheme) and scheme not in ("given", *_SCHEMES):
+        raise unknown("initializer", str(scheme), ["torch", "keras", "given"])
+
+
 def _start(module: nn.Module, prefix: str, scheme: Initializer, generator: torch.Generator) -> None:
     if callable(scheme):
         scheme(module, generator)

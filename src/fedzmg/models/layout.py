@@ -101,6 +101,8 @@ def layout_of(model: nn.Module, axes: Mapping[str, tuple[int, ...]] | None = Non
         InputError: for a parameter of an unknown module type, a weight tied between layers whose
             input axes differ, or an unknown name or axis in ``axes``.
     """
+    if axes is not None and not isinstance(axes, Mapping):
+        raise InputError(f"axes = {axes!r}: expected axes by name, {{'0.weight': (1,)}}")
     named = dict(axes or {})
     layout: dict[str, ParamInfo] = {}
     first_name: dict[int, str] = {}

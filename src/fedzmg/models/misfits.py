@@ -22,6 +22,10 @@ def refuse_misfits(module: nn.Module) -> None:
     Raises:
         InputError: naming the layer and the remedy.
     """
+    if isinstance(module, type):
+        raise InputError(f"the model is the class {module.__name__}: give {module.__name__}(...)")
+    if not isinstance(module, nn.Module):
+        raise InputError(f"the model is a {type(module).__name__}: give an nn.Module")
     for prefix, child in module.named_modules():
         layer, kind = f"layer {prefix or 'model'!r}", type(child).__name__
         _refuse_buffers(child, layer, kind)

@@ -43,7 +43,8 @@ from fedzmg.simulation.rehearsal import rehearse
 from fedzmg.simulation.snapshot import Snapshot, first_models, first_snapshot, next_snapshot
 from fedzmg.simulation.trial import Trial, pack
 from fedzmg.simulation.uploads import receive
-from fedzmg.tasks.task import Task, check
+from fedzmg.tasks.fit import check
+from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, row, tree_map
 
 EngineName = Literal["auto", PathName]

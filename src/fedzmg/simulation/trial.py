@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from fedzmg import algorithms
@@ -23,11 +24,13 @@ class Trial:
     """What it is called where variants of an algorithm train together."""
 
     def __post_init__(self) -> None:
-        """Refuse a name in the place of an algorithm."""
+        """Refuse a name in the place of an algorithm, and a seed that is no number."""
         if not isinstance(self.algorithm, Algorithm):
             name = self.algorithm
             remedy = f"Trial.of({name!r})" if isinstance(name, str) else "an Algorithm"
             raise InputError(f"algorithm = {name!r}: expected {remedy}")
+        if not isinstance(self.seed, Integral) or isinstance(self.seed, bool):
+            raise InputError(f"seed = {self.seed!r}: expected a whole number")
 
     @classmethod
     def of(cls, name: str, seed: int = 0, task: Task | None = None, **options: Any) -> Trial:

@@ -73,8 +73,8 @@ def entry(name: str) -> Entry:
     Raises:
         InputError: if there is none; the nearest name is suggested.
     """
-    if name not in TASKS:
-        raise unknown("task", name, TASKS, "fedzmg list")
+    if not isinstance(name, str) or name not in TASKS:
+        raise unknown("task", str(name), TASKS, "fedzmg list")
     return TASKS[name]
 
 

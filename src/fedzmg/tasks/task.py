@@ -21,23 +21,10 @@ from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer
 from fedzmg.models.objective import LossFunction, Objective, PrepareFunction
+from fedzmg.tasks.fit import check
+from fedzmg.tasks.losses import cross_entropy
 from fedzmg.tasks.source import test_owners
 from fedzmg.tree import num_bytes
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy per example; the mean over positions where an example is a sequence."""
-    # The same as torch's own, in fewer operations once mapped over clients.
-    losses = outputs.logsumexp(-1) - outputs.gather(-1, targets[..., None]).squeeze(-1)
-    return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
-
-
-def masked_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy per sequence: the mean over the positions whose target is not negative."""
-    valid = targets >= 0
-    wanted = outputs.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
-    losses = torch.where(valid, outputs.logsumexp(-1) - wanted, 0.0)
-    return losses.flatten(1).sum(1) / valid.flatten(1).sum(1).clamp(min=1)
 
 
 def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -200,7 +187,7 @@ class Task:
             name=name,
             model=FunctionalModel(model, axes),
             train=FederatedData.from_arrays(x, y, clients, client_names),
-            test=examples(*test, what="test data"),
+            test=examples(*_pair(test), what="test data"),
             loss=loss,
             metric=metric,
             prepare=prepare,
@@ -271,6 +258,17 @@ class Task:
         )
 
 
+def _pair(test: Any) -> Sequence[Any]:
+    """Inputs and targets that were given together."""
+    if isinstance(test, tuple | list) and len(test) == 2:
+        return test
+    said = "is None" if test is None else f"is a {type(test).__name__}"
+    said = f"has {len(test)} parts" if isinstance(test, tuple | list) else said
+    raise InputError(
+        f"test {said}: give the inputs and targets that models are judged by, test=(x, y)"
+    )
+
+
 def _given(columns: Columns, what: str) -> Examples:
     """Inputs and targets of a file."""
     if not isinstance(columns, Columns):
@@ -298,69 +296,3 @@ def _shared(train: Owners, test: Owners | None) -> npt.NDArray[np.int64] | None:
         return None
     owners = test_owners(train.names, test.names, np.diff(test.offsets), "test")
     return owners if (owners >= 0).any() else None
-
-
-def check(task: Task) -> None:
-    """Refuse a task whose parts do not fit.
-
-    Raises:
-        InputError: naming the value that does not fit and the remedy.
-    """
-    if task.protocol.cohort > len(task.train) and not task.protocol.replacement:
-        raise InputError(
-            f"cohort = {task.protocol.cohort} but there are {len(task.train)} clients: "
-            "choose a smaller cohort or replacement=True"
-        )
-    task.metric.check_level("threshold", task.protocol.threshold)
-    params = task.model.params()
-    dtype = next(iter(params.values())).dtype
-    for what, data in {"training data": task.train.examples, "test data": task.test}.items():
-        # A copy, so that a prepare function that works in place spoils nothing.
-        x, y = data.x[:2].clone(), data.y[:2]
-        try:
-            with torch.no_grad():
-                outputs = task.model.try_out(params, task.prepare(x, dtype))
-        except (RuntimeError, TypeError, IndexError) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(
-                f"the model cannot read {what} of shape {tuple(x.shape)[1:]} and type "
-                f"{str(x.dtype).removeprefix('torch.')}: {reason}"
-            ) from None
-        if task.loss is cross_entropy:
-            _check_labels(data.y, outputs, what)
-        elif task.loss is masked_cross_entropy:
-            _check_labels(data.y.clamp(min=0), outputs, what)
-        _check_per_example("loss", task.loss, outputs, y)
-        _check_per_example(f"metric {task.metric.name}", task.metric.function, outputs, y)
-
-
-def _check_labels(y: Tensor, logits: Tensor, what: str) -> None:
-    outputs = logits.shape[-1]
-    if y.is_floating_point():
-        raise InputError(f"{what} has {y.dtype} labels: class labels must be whole numbers")
-    if y.ndim != logits.ndim - 1:
-        raise InputError(
-            f"{what} has labels of shape {tuple(y.shape)} for outputs of shape "
-            f"{tuple(logits.shape)}: give one whole number per prediction"
-        )
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= outputs:
-        wrong = low if low < 0 else high
-        raise InputError(
-            f"{what} holds the label {wrong} but the model has {outputs} outputs "
-            f"(labels 0 to {outputs - 1}): change the labels or the last layer"
-        )
-
-
-def _check_per_example(what: str, function: Any, outputs: Tensor, y: Tensor) -> None:
-    try:
-        values = function(outputs, y)
-    except (RuntimeError, TypeError, IndexError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"the {what} fails on the model's outputs: {reason}") from None
-    if not isinstance(values, Tensor) or values.shape != (len(y),):
-        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise InputError(
-            f"the {what} gave {shape} for {len(y)} examples: return one value per example "
-            "(for a torch loss: reduction='none')"
-        )

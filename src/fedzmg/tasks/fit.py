@@ -1,0 +1,125 @@
+"""Whether the parts of a task fit together, found out before the first round."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedzmg.errors import InputError
+from fedzmg.evaluation import Metric
+from fedzmg.models.initial import check_scheme
+from fedzmg.tasks.losses import cross_entropy, masked_cross_entropy
+
+if TYPE_CHECKING:
+    from fedzmg.tasks.task import Task
+
+
+def check(task: Task) -> None:
+    """Refuse a task whose parts do not fit.
+
+    Raises:
+        InputError: naming the value that does not fit and the remedy.
+    """
+    _check_kinds(task)
+    if task.protocol.cohort > len(task.train) and not task.protocol.replacement:
+        raise InputError(
+            f"cohort = {task.protocol.cohort} but there are {len(task.train)} clients: "
+            "choose a smaller cohort or replacement=True"
+        )
+    task.metric.check_level("threshold", task.protocol.threshold)
+    params = task.model.params()
+    dtype = next(iter(params.values())).dtype
+    for what, data in {"training data": task.train.examples, "test data": task.test}.items():
+        # A copy, so that a prepare function that works in place spoils nothing.
+        x, y = data.x[:2].clone(), data.y[:2]
+        try:
+            with torch.no_grad():
+                outputs = task.model.try_out(params, task.prepare(x, dtype))
+        except InputError:
+            raise
+        except Exception as error:  # of a user's own module or function: any
+            raise InputError(
+                f"the model cannot read {what} of shape {tuple(x.shape)[1:]} and type "
+                f"{str(x.dtype).removeprefix('torch.')}: {_reason(error)}"
+            ) from error
+        if task.loss is cross_entropy:
+            _check_labels(data.y, outputs, what)
+        elif task.loss is masked_cross_entropy:
+            _check_labels(data.y.clamp(min=0), outputs, what)
+        _check_per_example("loss", task.loss, outputs, y)
+        _check_per_example(f"metric {task.metric.name}", task.metric.function, outputs, y)
+
+
+def _check_kinds(task: Task) -> None:
+    """Refuse what cannot be a name, a metric or a function."""
+    if not isinstance(task.name, str) or not task.name:
+        raise InputError(f"name = {task.name!r}: expected text, which tables call the task by")
+    metric = task.metric
+    if not isinstance(metric, Metric):
+        name = getattr(metric, "__name__", "")
+        made = name.isidentifier() and not isinstance(metric, type)
+        remedy = f"Metric({name!r}, {name})" if made else "Metric(NAME, FUNCTION)"
+        raise InputError(f"metric = {_short(metric)}: expected a fedzmg.Metric, such as {remedy}")
+    for what, function, call in (
+        ("loss", task.loss, "(outputs, targets) -> one loss per example"),
+        ("prepare", task.prepare, "(stored inputs, dtype) -> model inputs"),
+    ):
+        if isinstance(function, type):
+            name = function.__name__
+            raise InputError(f"{what} = {name}: a class; give a function {call}, or {name}(...)")
+        if not callable(function):
+            raise InputError(f"{what} = {_short(function)}: expected a function {call}")
+    check_scheme(task.init)
+
+
+def _short(value: Any) -> str:
+    """A value in a message, which may be large."""
+    text = value.__name__ if isinstance(value, type) or inspect.isroutine(value) else repr(value)
+    return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, in one line."""
+    first = next(iter(str(error).splitlines()), "")
+    plain = isinstance(error, RuntimeError | TypeError | IndexError | ValueError)
+    return first if plain and first else f"{type(error).__name__} {first}".rstrip()
+
+
+def _check_labels(y: Tensor, logits: Any, what: str) -> None:
+    if not isinstance(logits, Tensor):
+        raise InputError(
+            f"the model gives a {type(logits).__name__} for {what}: let it return one tensor, or "
+            "pass a loss and a metric of your own that take what it returns"
+        )
+    outputs = logits.shape[-1]
+    if y.is_floating_point():
+        raise InputError(f"{what} has {y.dtype} labels: class labels must be whole numbers")
+    if y.ndim != logits.ndim - 1:
+        raise InputError(
+            f"{what} has labels of shape {tuple(y.shape)} for outputs of shape "
+            f"{tuple(logits.shape)}: give one whole number per prediction"
+        )
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= outputs:
+        wrong = low if low < 0 else high
+        raise InputError(
+            f"{what} holds the label {wrong} but the model has {outputs} outputs "
+            f"(labels 0 to {outputs - 1}): change the labels or the last layer"
+        )
+
+
+def _check_per_example(what: str, function: Any, outputs: Tensor, y: Tensor) -> None:
+    try:
+        values = function(outputs, y)
+    except Exception as error:  # of a user's own function: any
+        said = f"the {what} fails on the model's outputs: {_reason(error)}"
+        raise InputError(said) from error
+    if not isinstance(values, Tensor) or values.shape != (len(y),):
+        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise InputError(
+            f"the {what} gave {shape} for {len(y)} examples: return one value per example "
+            "(for a torch loss: reduction='none')"
+        )
