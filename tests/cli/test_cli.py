@@ -129,6 +129,8 @@ def test_run_writes_a_run_directory_and_exports(tmp_path: Path, fedzmg: Command)
     assert "cohort = 3" in spec
     exported = fedzmg("export", str(place))
     assert exported.stdout.strip().endswith("model.safetensors")
+    fedzmg("export", str(place), "--to", "new/folder/m.safetensors")
+    assert (tmp_path / "new/folder/m.safetensors").is_file()
     from_file = fedzmg("run", str(place / "spec.toml"), "--json", "--out", "copy")
     assert json.loads(from_file.stdout)["loss"] == summary["loss"]
 

@@ -328,3 +328,24 @@ def test_paths_that_cannot_be_described_are_refused(
     done = fedzmg(*arguments)
     assert done.code == 2
     assert re.search(said, done.err.replace("\n", " "))
+
+
+def test_a_picture_replaces_only_what_it_made(fedzmg: Any, tmp_path: Path) -> None:
+    """As other commands that fill a folder: another's file is left alone."""
+    for _ in range(2):
+        done = fedzmg("show", "digits", "--out", "shown")
+        assert (done.code, done.out.split()) == (0, ["figure", "shown/examples.png"])
+    made = sorted(path.name for path in (tmp_path / "shown").iterdir())
+    assert made == ["examples.png", "examples.svg", "written.json"]
+    mine = tmp_path / "other" / "examples.png"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    done = fedzmg("show", "digits", "--out", "other")
+    assert (done.code, done.err) == (
+        2,
+        "fedzmg: error: no 'fedzmg data show' wrote other/examples.png, and one would replace it: "
+        "move it away, or choose another place with --out\n",
+    )
+    assert mine.read_text() == "mine"
+    done = fedzmg("show", "digits", "--out", "other/examples.png/below")
+    assert "cannot write other/examples.png/below: Not a directory; choose another" in done.err

@@ -24,7 +24,12 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("")
     Path("folder").mkdir()
-    for name in ("diagnose.diagnose", "theory.run", "cli.data._population"):
+    for name in (
+        "diagnose.diagnose",
+        "theory.run",
+        "cli.data_views._population",
+        "bench.measure.measure_all",
+    ):
         monkeypatch.setattr(f"fedzmg.{name}", work)
 
 
@@ -36,6 +41,14 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["theory", "--html", "file/page.html"], "choose another file"),
         (["theory", "--html", "folder"], "it is a directory; choose another file"),
         (["diagnose", "digits", "--out", BELOW_A_FILE], "choose another --out"),
+        (
+            ["bench", "mlp", "--out", "file/figures.json"],
+            "cannot write file: Not a directory; choose",
+        ),
+        (
+            ["bench", "mlp", "--out", "folder"],
+            "folder: it is a directory; choose another --out, such",
+        ),
         (["data", "describe", "digits", "--out", BELOW_A_FILE], "another place with --out"),
     ],
 )

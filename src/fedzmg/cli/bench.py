@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedzmg.cli import output
 from fedzmg.cli.options import DEVICES, Json
 
 ON_PROCESSOR = ("mlp",)
@@ -45,9 +46,12 @@ def bench(
     from fedzmg import algorithms
     from fedzmg.bench.measure import Timing, environment, measure_all
     from fedzmg.experiment.runs.store import write_json
+    from fedzmg.experiment.work.write_errors import named_write_errors
     from fedzmg.report.terminal import bench as report
     from fedzmg.simulation import resolve_device
 
+    if out is not None:
+        output.check_file(out, "--out")
     algorithms.get(algorithm)
     place = resolve_device(device)
     console = Console(stderr=as_json)
@@ -65,10 +69,12 @@ def bench(
         found.append(timing)
         console.print(report.line(timing.as_dict()), highlight=False, soft_wrap=True)
     data = {"environment": environment(place), "timings": [t.as_dict() for t in found]}
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(out, data)
+    # Before the file, whose disk may have become full.
     if as_json:
         typer.echo(json.dumps(data))
     else:
         console.print(report.table(data, console.width), highlight=False)
+    if out is not None:
+        with named_write_errors(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_json(out, data)

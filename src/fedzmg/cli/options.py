@@ -12,6 +12,12 @@ Rounds = Annotated[int | None, typer.Option(help="Instead of the task's own numb
 Out = Annotated[
     Path | None, typer.Option(help="Directory for results.", show_default="under runs/")
 ]
+Cache = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Data folder.", show_default="$FEDZMG_DATA or the user's cache"
+    ),
+]
 Track = Annotated[
     str | None,
     typer.Option(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import typer
+from rich.console import Console
 
 from fedzmg.errors import InputError
 
@@ -33,3 +34,26 @@ def say(*lines: str) -> None:
 def place(what: str, path: Path | str, *, err: bool = False) -> None:
     """Where something is: one line however long, as a path is copied whole."""
     typer.echo(f"{what:<7} {path}", err=err)
+
+
+def plain(console: Console, text: str) -> None:
+    """Text as it is: what looks like markup in it is none, and lines are not broken."""
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def check_file(path: Path, option: str) -> None:
+    """Find out before long work whether a file can be written; folders above it may be missing.
+
+    Args:
+        path: the file; one that is there will be replaced.
+        option: what the user calls it.
+
+    Raises:
+        InputError: if it cannot.
+    """
+    from fedzmg.report.writing import check_place
+
+    remedy = f"choose another {option}"
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a directory; {remedy}, such as NAME.json")
+    check_place(path.parent, remedy)

@@ -41,6 +41,7 @@ def export_model(run: Path, to: Path | None = None) -> Path:
         "round": str(checkpoint.round),
     }
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, safetensors.torch.save(dict(checkpoint.params().items()), facts))
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; choose another --to") from None
