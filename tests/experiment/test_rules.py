@@ -230,6 +230,70 @@ def test_what_was_interrupted_goes_on(tmp_path: Path, kind: str) -> None:
     assert told.rounds > 0
 
 
+@pytest.mark.parametrize("kind", ["study", "grid"])
+def test_a_manifest_names_the_rules_of_every_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("FEDZMG_CHECKPOINT_SECONDS", "0")
+    with pytest.raises(MemoryError):
+        train(kind, tmp_path / "r", Told(after=2))
+    begun = list((tmp_path / "r").rglob("manifest.json"))
+    untold = shutil.copytree(tmp_path / "r", tmp_path / "untold")
+    rewrite(begun, rules_sha256="0" * 64)
+    train(kind, tmp_path / "r", Told())
+    now = rules_sha256(algorithms.get("fedavg"))
+    # A grid writes its checkpoint after a round has been shown, a run before.
+    change = {"pack": 0, "round": 2} if kind == "grid" else {"round": 3}
+    for path in begun:
+        facts = json.loads(path.read_text())
+        assert facts["rules_sha256"] == "0" * 64
+        assert facts["rules_changes"] == [{**change, "rules_sha256": now}]
+    # What came later was trained by one set of rules from its first round on.
+    later = [p for p in (tmp_path / "r").rglob("manifest.json") if p not in begun]
+    assert later
+    assert not any("rules_changes" in json.loads(path.read_text()) for path in later)
+    train(kind, tmp_path / "r", again := Told())
+    assert (len(again.lines), again.rounds) == (1, 0)
+    notes = {one.name: one.note for one in verify(tmp_path / "r", rounds=3, task=toy())}
+    said = f"its rules changed while it trained, first in round {change['round']}"
+    assert sum(said in note for note in notes.values()) == len(begun)
+    train(kind, untold, Told())
+    keys = {one.key for one in compare_directories(untold, tmp_path / "r").changes}
+    assert {"rules_sha256", "rules_changes"} <= keys
+
+
+def test_rounds_that_are_trained_again_forget_earlier_rules(tmp_path: Path) -> None:
+    with pytest.raises(MemoryError):
+        train("study", tmp_path, Told(after=2))  # before the first checkpoint
+    begun = list(tmp_path.rglob("manifest.json"))
+    rewrite(begun, rules_sha256="0" * 64)
+    train("study", tmp_path, Told())
+    for path in begun:
+        facts = json.loads(path.read_text())
+        assert facts["rules_sha256"] == rules_sha256(algorithms.get("fedavg"))
+        assert "rules_changes" not in facts
+    train("study", tmp_path, told := Told())
+    assert told.lines == []
+
+
+def test_rules_that_change_there_and_back_are_all_named() -> None:
+    plain, adam = algorithms.get("fedavg"), algorithms.get("fedadam")
+    one, two = rules_sha256(plain), rules_sha256(adam)
+    facts: dict[str, Any] = {"rules_sha256": one, "engine": "vectorized"}
+    assert rules.gone_on(facts, plain, 4) == facts
+    facts = rules.gone_on(facts, adam, 4)
+    assert rules.gone_on(facts, adam, 7) == facts
+    facts = rules.gone_on(facts, plain, 9)
+    assert [(c["round"], c["rules_sha256"]) for c in facts["rules_changes"]] == [
+        (5, two),
+        (10, one),
+    ]
+    # Back to round 5, whose checkpoint is whole: what was trained after it counts no more.
+    assert rules.gone_on(facts, adam, 5)["rules_changes"] == facts["rules_changes"][:1]
+    assert rules.gone_on(facts, plain, 0) == {"rules_sha256": one, "engine": "vectorized"}
+    assert rules.gone_on({"engine": "x"}, plain, 4) == {"engine": "x"}, "of an older version"
+
+
 def test_verify_and_diff_name_the_change(tmp_path: Path) -> None:
     train("compare", tmp_path / "r", Told())
     copy = shutil.copytree(tmp_path / "r", tmp_path / "copy")

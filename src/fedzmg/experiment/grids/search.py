@@ -17,7 +17,7 @@ from fedzmg.experiment.grids.pack_file import PackCheckpoint, Unusable
 from fedzmg.experiment.grids.score import counted, score
 from fedzmg.experiment.grids.stops import Stops
 from fedzmg.experiment.grids.trials import built, by_test, evaluated, packs, trials_of
-from fedzmg.experiment.runs import manifest
+from fedzmg.experiment.runs import manifest, rules
 from fedzmg.experiment.runs.store import write_json
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.run import DTYPES
@@ -109,7 +109,12 @@ class Search:
                 for i in pack:
                     shutil.rmtree(self._memory(i), ignore_errors=True)
             if active:
-                self._rounds(pack, active, self._simulation(active, kept))
+                simulation = self._simulation(active, kept)
+                facts = read_json(self.place / "manifest.json", None)
+                told = rules.gone_on(facts, simulation.trials[0].algorithm, begun, pack[0])
+                if told != facts:
+                    write_json(self.place / "manifest.json", told)
+                self._rounds(pack, active, simulation)
 
     def _rounds(self, pack: list[int], active: list[int], simulation: Simulation) -> None:
         """The rounds of a pack; ``active`` are the trials of the simulation."""

@@ -1,11 +1,11 @@
-"""What the manifests of a pack's runs say about the last bits: widths, neighbours, the machine."""
+"""What the manifests of a pack's runs say that came to light later: widths, neighbours, rules."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from fedzmg.experiment.runs import manifest
+from fedzmg.experiment.runs import manifest, rules
 from fedzmg.experiment.runs.job import Job
 from fedzmg.experiment.runs.store import RunDirectory
 from fedzmg.experiment.work.progress import Progress
@@ -63,6 +63,14 @@ def note_unfinished(directory: RunDirectory) -> None:
     facts = directory.manifest()
     if facts.pop(manifest.FINISHED, None) is not None:
         directory.note(facts)
+
+
+def note_rules(directory: RunDirectory, simulation: Simulation) -> None:
+    """Record by which rules a run goes on, if they are others than it began with."""
+    facts = directory.manifest()
+    told = rules.gone_on(facts, simulation.trials[0].algorithm, simulation.round)
+    if told != facts:
+        directory.note(told)
 
 
 def warn_if_moved(directory: RunDirectory, simulation: Simulation, progress: Progress) -> None:

@@ -13,7 +13,7 @@ import hashlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -25,7 +25,9 @@ from fedzmg.formats import read_json
 from fedzmg.tasks.task import Task
 
 FACT = "rules_sha256"
-"""What a manifest calls the hash."""
+"""What a manifest calls the hash; of the first rules, if they changed while it trained."""
+CHANGES = "rules_changes"
+"""What it calls later ones: each with the first round that it trained."""
 _LIBRARY = "fedzmg.algorithms"
 
 
@@ -49,9 +51,36 @@ def have_changed(algorithm: Algorithm, place: Path) -> bool:
 
     Nobody knows, and nothing is said, where there is no hash: in manifests of older versions.
     """
-    path = place / "manifest.json"
-    then = read_json(path).get(FACT) if path.is_file() else None
-    return then is not None and rules_sha256(algorithm) not in (None, then)
+    path, now = place / "manifest.json", rules_sha256(algorithm)
+    facts = read_json(path) if path.is_file() else {}
+    then = {facts.get(FACT), *(change[FACT] for change in facts.get(CHANGES, []))} - {None}
+    return now is not None and bool(then - {now})
+
+
+def gone_on(
+    facts: Mapping[str, Any], algorithm: Algorithm, done: int, pack: int | None = None
+) -> dict[str, Any]:
+    """A manifest once training goes on: if rules have changed, it says from which round on.
+
+    Args:
+        facts: the manifest so far.
+        algorithm: by whose rules the next rounds train.
+        done: rounds that are kept; changes in later ones, which are trained again, are forgotten.
+        pack: which trials they are, in a grid, whose packs train one after another.
+    """
+    first, now = facts.get(FACT), rules_sha256(algorithm)
+    if first is None or now is None:
+        return dict(facts)
+    if done == 0 and pack is None:
+        first = now
+    changes = facts.get(CHANGES, [])
+    kept = [c for c in changes if c.get("pack") != pack or c["round"] <= done]
+    own = [c[FACT] for c in kept if c.get("pack") == pack]
+    if (own or [first])[-1] != now:
+        which = {} if pack is None else {"pack": pack}
+        kept.append({**which, "round": done + 1, FACT: now})
+    others = {key: value for key, value in facts.items() if key != CHANGES}
+    return {**others, FACT: first, **({CHANGES: kept} if kept else {})}
 
 
 def say_changed(names: Iterable[str], out: Path, say: Callable[[str], None]) -> None:

@@ -58,6 +58,7 @@ class PackTraining:
                 if job.existed:
                     notes.warn_if_moved(job.directory, self._simulation, watch.progress)
                     notes.note_unfinished(job.directory)
+                    notes.note_rules(job.directory, self._simulation)
                 else:
                     job.directory.create(job.spec, manifest.describe(self._simulation))
         self._records = [list(job.records) for job in jobs]

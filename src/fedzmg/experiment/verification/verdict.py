@@ -13,6 +13,7 @@ import torch
 
 from fedzmg.engine.choose import can_compile
 from fedzmg.errors import InputError
+from fedzmg.experiment.runs import rules
 from fedzmg.formats import json_words
 from fedzmg.simulation import resolve_device
 from fedzmg.tasks.task import Task
@@ -135,6 +136,9 @@ def other_data(name: str, task: Task, facts: Mapping[str, Any]) -> Verdict | Non
 def remarks(facts: Mapping[str, Any]) -> list[str]:
     """What keeps bits from being the same whatever the machine."""
     notes = []
+    since = [change["round"] for change in facts.get(rules.CHANGES, [])]
+    if since:
+        notes.append(f"its rules changed while it trained, first in round {min(since)}")
     if os.environ.get("OMP_NUM_THREADS", str(facts.get("threads"))) != str(facts.get("threads")):
         notes.append("OMP_NUM_THREADS is set, which may keep the recorded threads from working")
     if facts.get("device") == "cuda" and not facts.get("deterministic"):
