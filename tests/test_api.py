@@ -64,6 +64,10 @@ def test_name_in_the_place_of_an_algorithm_or_a_type() -> None:
     assert refused(Trial, "fedzmg") == "algorithm = 'fedzmg': expected Trial.of('fedzmg')"
     for seed in ("a", 1.5, None):
         assert refused(Trial, MINE, seed) == f"seed = {seed!r}: expected a whole number"
+    said = refused(Trial.of, "fedavg", task="digits")
+    assert said == "task = 'digits': expected a Task, such as tasks.get('digits')"
+    assert refused(simulate, task(), Trial(MINE), chunk="a").startswith("chunk = 'a': expected")
+    assert refused(fedzmg.tasks.get, "digits", 3).startswith("preset = 3: expected fields by name")
     said = refused(simulate, task(), Trial(MINE), dtype="float64")
     assert said == "dtype = 'float64': expected a type such as torch.float32"
 

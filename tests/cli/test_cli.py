@@ -183,6 +183,11 @@ def test_definition_card_shows_equations_options_and_costs(fedzmg: Command) -> N
         (["compare", "--seeds", "0"], "0 is not in the range"),
         (["compare", "--out", "file/below"], "cannot write the run directory"),
         (["export", "nothing"], "nothing is no directory: give a run directory"),
+        (["export", "."], ". holds no spec.toml, so it is no whole run: give another directory"),
+        (["run", "file"], "file is a file, and no task: name a file of settings NAME.toml"),
+        (["run", "digits", "--algorithm", "fedzmg,fedavg"], "a run has one; use 'fedzmg compare"),
+        (["compare", "x.toml"], "compare takes a task, not a file; use 'fedzmg study x.toml'"),
+        (["data", "get", "digits"], "'digits' ships with fedzmg: there is nothing to get"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -205,12 +210,42 @@ def test_exit_code_of_a_real_process(tmp_path: Path) -> None:
     assert done.stderr.startswith("fedzmg: error: unknown task 'digitz'")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full disk")
+def test_a_full_disk_behind_the_output_is_one_line(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fedzmg", "list"],
+            cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300,
+            env=ENVIRONMENT, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("fedzmg: error: the output: No space left on device; ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_runs_are_named_where_something_else_was_meant(tmp_path: Path, fedzmg: Command) -> None:
+    place = tmp_path / "study" / "fedavg" / "seed-0"
+    place.mkdir(parents=True)
+    (place / "spec.toml").write_text('task = "digits"\n')
+    done = fedzmg("export", "study")
+    assert (
+        "study holds no spec.toml, so it is no whole run: give a run inside it, such "
+        in done.stderr
+    )
+    assert done.stderr.endswith("study/fedavg/seed-0\n")
+    done = fedzmg("run", "study/fedavg/seed-0")
+    assert "'fedzmg run study/fedavg/seed-0/spec.toml --out study/fedavg/seed-0'" in done.stderr
+    (tmp_path / "study" / "comparison.json").write_text("{}")
+    done = fedzmg("compare", "--out", "study", "--rounds", "1")
+    assert "study/comparison.json names no algorithms: restore or remove it" in done.stderr
+
+
 def test_half_written_directory_is_refused_and_left_alone(tmp_path: Path, fedzmg: Command) -> None:
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "metrics.jsonl").write_text("")
     done = fedzmg("run", "digits", "--out", "half", *QUICK)
     assert done.returncode == 2
-    assert "not a whole run directory" in done.stderr
+    assert "holds no spec.toml, so it is no whole run: give another" in done.stderr
     assert [p.name for p in (tmp_path / "half").iterdir()] == ["metrics.jsonl"]
 
 

@@ -621,3 +621,8 @@ def test_a_refused_group_is_not_kept() -> None:
             optimizer.add_param_group({"params": [("more", more)], **wrong})
     optimizer.add_param_group({"params": [("more", more)], "input_axes": (1,)})
     assert len(optimizer.param_groups) == 2
+
+
+def test_a_class_in_the_place_of_a_model_is_named() -> None:
+    with pytest.raises(InputError, match=r"^the model is the class Linear: give Linear\(...\)$"):
+        ZeroMeanSGD(nn.Linear, lr=0.1)  # type: ignore[arg-type]

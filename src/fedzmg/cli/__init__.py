@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from typing import Annotated
@@ -18,6 +19,9 @@ from fedzmg.cli.report import report
 from fedzmg.cli.theory import theory
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.version import __version__
+
+REFUSED = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS)
+"""What a system says to a user, and not to a programmer."""
 
 app = typer.Typer(
     help="Train, compare and deploy federated algorithms.",
@@ -77,6 +81,11 @@ def main() -> None:
             f"after round {error.done} of {error.rounds}; nothing is lost, run the same command "
             "again to go on"
         )
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
+        place = "the output" if error.filename is None else error.filename
+        _fail(f"{place}: {error.strerror}; see that it may be read and written, and has room")
     except Exception as error:
         # Usage errors, of click or of the copy that newer versions of typer carry along.
         if not hasattr(error, "format_message"):

@@ -171,8 +171,7 @@ def show(
 
 def _is_own(name: str) -> bool:
     """Whether it is the path of a user's own data, and no data set that is known by its name."""
-    from fedzmg.data.population import EMBEDDED
-    from fedzmg.data.sources import SOURCES
+    from fedzmg.data.sources import EMBEDDED, SOURCES
 
     return name not in EMBEDDED and name not in SOURCES
 
@@ -198,11 +197,10 @@ def _population(
     from fedzmg.data.formats import by_path
     from fedzmg.data.population import (
         DEFAULT_PARTITIONS,
-        EMBEDDED,
         embedded_columns,
         population,
     )
-    from fedzmg.data.sources import SOURCES, source
+    from fedzmg.data.sources import EMBEDDED, SOURCES, source
     from fedzmg.errors import unknown
     from fedzmg.experiment.specs.run import parse_setting
 

@@ -55,6 +55,8 @@ def compare(
     from fedzmg.report.terminal.live import Display
 
     makers = trackers.named(track)
+    if task.endswith(".toml"):
+        raise InputError(f"{task}: compare takes a task, not a file; use 'fedzmg study {task}'")
     names = algorithm_names(algorithms)
     seeds = seeds or (3 if len(names) <= 10 else 2)
     settings, preset = _settings_by_algorithm(set_ or [], names)
@@ -114,6 +116,7 @@ def run(
 
     makers = trackers.named(track)
     from_file = task.endswith(".toml")
+    _refuse_no_task(task, algorithm)
     spec = spec_files.read(Path(task), "run") if from_file else RunSpec(task=task)
     assert isinstance(spec, RunSpec)
     given: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "protocol.rounds": rounds,
@@ -157,6 +160,22 @@ def run(
         highlight=False,
     )
     output.place("run", place)
+
+
+def _refuse_no_task(task: str, algorithm: str | None) -> None:
+    """Say what to do instead with what is no task, and with more than one algorithm."""
+    from fedzmg.tasks import TASKS
+
+    if (Path(task) / "spec.toml").is_file():
+        raise InputError(
+            f"{task} is a run directory: 'fedzmg run {task}/spec.toml --out {task}' goes on with it"
+        )
+    if task not in TASKS and not task.endswith(".toml") and Path(task).is_file():
+        raise InputError(f"{task} is a file, and no task: name a file of settings NAME.toml")
+    if algorithm is not None and "," in algorithm:
+        raise InputError(
+            f"--algorithm {algorithm}: a run has one; use 'fedzmg compare --algorithms {algorithm}'"
+        )
 
 
 def _settings_by_algorithm(
@@ -203,13 +222,15 @@ def _untuned(task: str, names: list[str], settings: dict[str, dict[str, Any]]) -
 
 def _refuse_to_replace(place: Path, names: list[str]) -> None:
     """A comparison may grow in its place; one that lacks an algorithm would replace it."""
+    from fedzmg.formats import read_json
+
     path = place / "comparison.json"
     if not path.is_file():
         return
     try:
-        there = [row["algorithm"] for row in json.loads(path.read_text())["algorithms"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} cannot be read ({error}): restore or remove it") from None
+        there = [row["algorithm"] for row in read_json(path)["algorithms"]]
+    except (KeyError, TypeError):
+        raise InputError(f"{path} names no algorithms: restore or remove it") from None
     missing = [name for name in there if name not in names]
     if missing:
         raise InputError(

@@ -24,8 +24,15 @@ def hold_out(columns: Columns, share: float, *, seed: int = 0) -> tuple[Columns,
     Raises:
         InputError: for another share, or one that leaves nothing to test on.
     """
+    if not isinstance(columns, Columns):
+        raise InputError(
+            f"columns is a {type(columns).__name__}: give what a reader gives, such as "
+            "fedzmg.data.formats.arrays.from_arrays(x, y, clients)"
+        )
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise InputError(f"share = {share!r}: expected a number between 0 and 1, such as 0.2")
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise InputError(f"seed = {seed!r}: expected a whole number")
     ends = np.array([0, columns.rows]) if columns.owners is None else columns.owners.offsets
     sizes = np.diff(ends)
     held = np.clip(np.rint(share * sizes).astype(np.int64), 0, np.maximum(sizes - 1, 0))

@@ -33,7 +33,6 @@ class Population(NamedTuple):
     notes: tuple[str, ...]
 
 
-EMBEDDED = ("digits", "plays")
 DEFAULT_PARTITIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("digits", "train"): {"name": "dirichlet", "clients": 160, "alpha": 0.1},
     ("cifar100", "train"): {"name": "pachinko", "clients": 500},

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from fedzmg.data.columns import Allocate, Columns
-from fedzmg.errors import unknown
+from fedzmg.errors import InputError, unknown
 
+EMBEDDED = ("digits", "plays")
+"""What ships with the package, and is in no catalog."""
 Read: TypeAlias = Callable[[Sequence[Path], str, int | None, Allocate], Columns]
 """(files, split, number of classes, allocate) -> columns."""
 
@@ -357,6 +359,8 @@ def source(name: str) -> Source:
     Raises:
         InputError: for a name that is not in the catalog.
     """
+    if name in EMBEDDED:
+        raise InputError(f"{name!r} ships with fedzmg: there is nothing to get, import or remove")
     if name not in SOURCES:
         raise unknown("data set", name, SOURCES, "fedzmg data list")
     return SOURCES[name]

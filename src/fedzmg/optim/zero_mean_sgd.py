@@ -93,6 +93,9 @@ class ZeroMeanSGD(Optimizer):
         }
         self._known: Known | None = axes
         params: Any = params_or_model
+        if isinstance(params_or_model, type):
+            name = params_or_model.__name__
+            raise InputError(f"the model is the class {name}: give {name}(...)")
         if isinstance(params_or_model, nn.Module):
             self._known, axes = model_axes(params_or_model, axes), None
             params = _trainable(params_or_model)

@@ -54,7 +54,7 @@ def simulate(
         InputError: for trials of different structure or a task that does not fit together.
     """
     trials = _checked(task, trials, dtype)
-    if chunk is not None and chunk < 1:
+    if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
         raise InputError(f"chunk = {chunk!r}: expected a whole number of at least 1")
     total = task.protocol.rounds if rounds is None else rounds
     protocol = replace(task.protocol, rounds=total)

@@ -42,6 +42,8 @@ class Trial:
             task: take the hyper-parameters that this task recommends for the algorithm.
             **options: changed fields, with ``_`` after the side: ``client_lr=0.03``.
         """
+        if task is not None and not isinstance(task, Task):
+            raise InputError(f"task = {task!r}: expected a Task, such as tasks.get('digits')")
         wanted = {} if task is None else dict(task.options.get(name, {}))
         wanted |= {k.replace("_", ".", 1): v for k, v in options.items()}
         return cls(configure(algorithms.get(name), wanted), seed)

@@ -183,6 +183,8 @@ class Preset(ABC):
         Raises:
             InputError: for an unknown option (the nearest is suggested) or a wrong value.
         """
+        if not isinstance(options, Mapping):
+            raise InputError(f"preset = {options!r}: expected fields by name, {{'alpha': 0.1}}")
         known = self.options()
         for name in options:
             if not known:

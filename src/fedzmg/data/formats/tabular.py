@@ -233,7 +233,7 @@ def choose(
     present = set(have)
     for name in (*special, *(features or ())):
         if name not in present:
-            raise InputError(f"{where}: {unknown('column', name, have)}")
+            raise InputError(f"{where}: {unknown('column', str(name), have)}")
     chosen = [n for n in have if n not in special] if features is None else list(features)
     twice = next((n for n, uses in Counter([*special, *chosen]).items() if uses > 1), None)
     if twice is not None:

@@ -120,9 +120,14 @@ class RunDirectory:
         if not self.path.is_dir():
             raise InputError(f"{self.path} is no directory: give a run directory")
         if not (self.path / "spec.toml").is_file():
+            inside = min(self.path.glob("*/seed-*/spec.toml"), default=None)
+            remedy = (
+                "another directory"
+                if inside is None
+                else f"a run inside it, such as {inside.parent}"
+            )
             raise InputError(
-                f"{self.path} holds no spec.toml, so it is not a whole run directory: give "
-                "another, or remove it"
+                f"{self.path} holds no spec.toml, so it is no whole run: give {remedy}"
             )
         return RunSpec.read(self.path / "spec.toml")
 
@@ -138,13 +143,14 @@ class RunDirectory:
         """
         path = self.path / "manifest.json"
         if not path.exists():
-            raise InputError(
-                f"{path} is missing: remove {self.path} or choose another place with --out"
-            )
+            raise InputError(f"{path} is missing: restore it, or choose another place with --out")
         manifest = read_json(path)
         found = manifest.get("format")
         if found != FORMAT:
-            raise InputError(f"{path} has format {found!r}, this version reads {FORMAT}")
+            raise InputError(
+                f"{path} has format {found!r}, this version reads {FORMAT}: use the version that "
+                "wrote it"
+            )
         return manifest
 
     def append(self, record: Record) -> None:

@@ -12,7 +12,7 @@ from fedzmg.experiment.specs.plan import Plan
 from fedzmg.experiment.work import lock
 from fedzmg.experiment.work.lock import Hold, hold
 from fedzmg.files import write_atomic
-from fedzmg.formats import flat, read_toml
+from fedzmg.formats import flat
 from fedzmg.formats import read_json as read_object
 
 FORMAT = 1
@@ -40,7 +40,7 @@ def claimed(out: Path, spec: Plan, name: str, say: Callable[[str], None]) -> Ite
 def _claim(out: Path, spec: Plan, name: str) -> None:
     path = out / name
     if path.is_file():
-        kept = type(spec).parse(read_toml(path))
+        kept = type(spec).read(path)
         if kept != spec:
             raise InputError(
                 f"{out} holds another {path.stem} ({_difference(kept, spec)}): choose another "
@@ -78,5 +78,8 @@ def read_json(path: Path, wanted: int | None = FORMAT) -> dict[str, Any]:
     values = read_object(path, "remove it to make it again")
     found = values.get("format")
     if wanted is not None and found != wanted:
-        raise InputError(f"{path} has format {found!r}, this version reads {wanted}")
+        raise InputError(
+            f"{path} has format {found!r}, this version reads {wanted}: use the version that wrote "
+            "it, or remove it to make it again"
+        )
     return values
