@@ -119,7 +119,7 @@ class WithBuffer(nn.Module):
         ({"name": None}, "^name = None: expected text"),
         ({"client_names": 5}, "^client_names = 5: expected a list of all client ids$"),
         ({"clients": np.where(WHO == 4, np.nan, WHO)}, "^example 4 has the client id nan: say"),
-        ({"x": np.array(["a"] * 30)}, "^training data inputs are an array of <U1: turn them into"),
+        ({"x": np.array(["a"] * 30)}, "^training data inputs .*: turn values of type <U1 into num"),
         ({"threshold": 90}, "^threshold = 90: an accuracy is a share, .*, 0.90 for 90 %$"),
         ({"axes": {"weight": (2,)}}, "expected different axes from 0 to 1"),
     ],

@@ -63,7 +63,9 @@ def _tensor(values: Any, what: str) -> Tensor:
     if isinstance(values, np.ndarray) and not values.flags.writeable:
         values = values.copy()  # torch refuses to share memory that it may not write
     if isinstance(values, np.ndarray) and values.dtype.kind not in "biufc":
-        raise InputError(f"{what} are an array of {values.dtype}: turn them into numbers")
+        raise InputError(
+            f"{what} cannot be read as an array: turn values of type {values.dtype} into numbers"
+        )
     try:
         tensor = torch.as_tensor(
             np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values
