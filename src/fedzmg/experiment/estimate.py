@@ -131,7 +131,7 @@ def _work(spec: RunSpec | GridSpec | StudySpec, protocol: Protocol, task: Task |
         protocol = protocol.with_options(spec.protocol)
         return _Work(
             "run", [(spec.algorithm, 1)], Trial(spec.build_algorithm(task), spec.seed), protocol,
-            len(range(0, protocol.rounds, protocol.eval_every)),
+            _evaluations(protocol.rounds, protocol.eval_every),
         )  # fmt: skip
     spec.check(task)
     names = list(spec.algorithms)
@@ -146,10 +146,19 @@ def _work(spec: RunSpec | GridSpec | StudySpec, protocol: Protocol, task: Task |
         protocol = protocol.with_options(given)
         options = dict(spec.fixed(names[0]))
         counts = [len(spec.seeds)] * len(names)
-        evaluations = len(range(0, spec.rounds, spec.eval_every))
+        evaluations = _evaluations(spec.rounds, spec.eval_every)
     first = Trial(spec.configured(names[0], options, task), spec.seeds[0])
     bases = [spec.base(name) for name in names]
     return _Work(spec.kind, list(zip(bases, counts, strict=True)), first, protocol, evaluations)
+
+
+def _evaluations(rounds: int, every: int) -> int:
+    """How often a run is evaluated: after rounds 1, 1 + N, ... and the last.
+
+    >>> [_evaluations(rounds, 5) for rounds in (1, 2, 6, 7)]
+    [1, 2, 2, 3]
+    """
+    return len({*range(0, rounds, every), rounds - 1})
 
 
 def _timed(
