@@ -15,6 +15,8 @@ from scipy import stats
 
 from fedzmg.errors import InputError
 from fedzmg.report.results.diff import ASPECTS, aspects, compare
+from fedzmg.report.results.outcome import judge
+from fedzmg.report.results.reading import read
 from fedzmg.report.terminal import diff as diff_view
 
 Write = Callable[..., Path]
@@ -179,12 +181,34 @@ def test_bad_input(tmp_path: Path, study: Path, write_run: Write) -> None:
         compare(study, tmp_path / "x")
 
 
-def test_the_evaluation_after_the_last_round_counts_nowhere(
-    write_run: Write, log_line: Line, tmp_path: Path
+@pytest.mark.parametrize(
+    ("every", "rounds", "expected"),
+    [
+        # 18 is in the last tenth, so 19, which is out of turn, does not count.
+        (6, 20, 0.18),
+        # Nothing else is there.
+        (20, 20, 0.19),
+    ],
+)
+def test_final_scores_are_those_of_the_report(
+    write_run: Write, log_line: Line, tmp_path: Path, every: int, rounds: int, expected: float
 ) -> None:
-    """Every run has one, also where it is out of turn; no final score knows it."""
-    lines = [log_line(1, 0.2), log_line(2, None), log_line(3, 0.4), log_line(4, 0.9)]
+    lines = [
+        log_line(i + 1, i / 100 if i % every == 0 or i == rounds - 1 else None)
+        for i in range(rounds)
+    ]
     for place in ("a", "b"):
-        write_run(f"{place}/fedavg/seed-0", "fedavg", 0, [], every=2, lines=lines)
+        write_run(f"{place}/fedavg/seed-0", "fedavg", 0, [], every=every, lines=lines)
     [score] = compare(tmp_path / "a", tmp_path / "b").scores
-    assert score.left == score.right == {"seed 0": 0.4}
+    assert score.left == score.right == {"seed 0": pytest.approx(expected)}
+    [reported] = judge(read([tmp_path / "a"]).studies[0]).scores
+    assert reported.finals[0] == pytest.approx(expected)
+
+
+def test_damaged_logs_are_named(study: Path, tmp_path: Path) -> None:
+    shutil.copytree(study, tmp_path / "other")
+    log = tmp_path / "other" / "fedavg" / "seed-0" / "metrics.jsonl"
+    first, *rest = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([json.dumps({**json.loads(first), "loss": "high"}) + "\n", *rest]))
+    with pytest.raises(InputError, match=r"metrics\.jsonl, line 1"):
+        compare(study, tmp_path / "other")

@@ -74,6 +74,13 @@ def test_damage_is_named(tmp_path: Path, log_line: Line) -> None:
         read_log(path)
 
 
+@pytest.mark.parametrize("name", ["grid.json", "heterogeneity.json"])
+def test_files_that_are_not_what_their_names_say_are_named(study: Path, name: str) -> None:
+    (study / name).write_text('{"task": "digits"}')
+    with pytest.raises(InputError, match=f"{name} lacks '.*': restore or remove it"):
+        read([study])
+
+
 def test_an_unfinished_run_has_no_final_value(study: Path) -> None:
     log = study / "fedavg" / "seed-2" / "metrics.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:6]))

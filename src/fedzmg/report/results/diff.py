@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.experiment.studies.scores import final_score
+from fedzmg.experiment.studies.scores import final_score, scheduled
 from fedzmg.experiment.studies.significance import PairedTest, paired_t
 from fedzmg.formats import flat, json_words, log_lines, read_json, read_toml
 
@@ -208,14 +208,13 @@ def read(place: Path) -> Iterator[Unit]:
 
 def _run(directory: Path, name: str) -> Unit:
     spec, manifest = read_toml(directory / "spec.toml"), _manifest(directory)
-    rows = dict(log_lines(directory / "metrics.jsonl", lambda row: (int(row["round"]), row)))
+    rows = dict(log_lines(directory / "metrics.jsonl", lambda row: (int(row["round"]), _row(row))))
     group = name.rpartition("/")[0] or str(spec.get("algorithm", ""))
     seed, protocol = int(spec.get("seed", 0)), spec.get("protocol", {})
     final: float | None = None
     if any(row.get("diverged") for row in rows.values()):
         final = 0.0 if manifest.get("higher_is_better", True) else math.inf
     elif rows and max(rows) >= protocol.get("rounds", math.inf):
-        # As everywhere: the evaluation that every run has after its last round does not count.
         final = _final(list(rows.values()), int(protocol.get("eval_every", 1)))
     finals = {} if final is None else {f"seed {seed}": final}
     return Unit(name, group, seed, flat(spec), manifest, rows, finals)
@@ -223,21 +222,32 @@ def _run(directory: Path, name: str) -> Unit:
 
 def _final(rows: Sequence[Mapping[str, Any]], every: int) -> float | None:
     """Mean metric over the last tenth of the rounds."""
+    total = int(rows[-1]["round"])
+    due = set(scheduled(total, every))
     evaluated = {
         int(row["round"]) - 1: float(row["metric"])
         for row in rows
-        if row.get("metric") is not None and (int(row["round"]) - 1) % every == 0
+        if row.get("metric") is not None and int(row["round"]) - 1 in due
     }
     if not evaluated:
         return None
-    return final_score(list(evaluated), list(evaluated.values()), total=int(rows[-1]["round"]))
+    return final_score(list(evaluated), list(evaluated.values()), total=total)
+
+
+def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A line of a log, once it is sure that its curves are numbers, or words for such."""
+    for name in CURVES:
+        if row.get(name) is not None:
+            float(row[name])
+    return row
 
 
 def _search(directory: Path, name: str) -> Unit:
     found, manifest = read_json(directory / "scores.json"), _manifest(directory)
     rows = dict(
         log_lines(
-            directory / "metrics.jsonl", lambda row: ((int(row["trial"]), int(row["round"])), row)
+            directory / "metrics.jsonl",
+            lambda row: ((int(row["trial"]), int(row["round"])), _row(row)),
         )
     )
     finals = {

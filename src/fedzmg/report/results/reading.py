@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedzmg.errors import InputError
-from fedzmg.formats import read_json
+from fedzmg.formats import RESTORE, read_json
 from fedzmg.report.results.grouping import Study, planned, studies
 from fedzmg.report.results.plans import read_plan
 from fedzmg.report.results.runs import Run, read_run
@@ -66,6 +66,13 @@ class Material(NamedTuple):
     """What was left out, and why."""
 
 
+_HELD = {
+    "grid.json": ("task", "metric", "rounds", "algorithms"),
+    "heterogeneity.json": ("name", "unit", "clients", "summary"),
+}
+"""What is in every file of that name."""
+
+
 def read(places: Sequence[Path]) -> Material:
     """Read every run, grid and heterogeneity file below some directories.
 
@@ -99,7 +106,7 @@ def read(places: Sequence[Path]) -> Material:
                 runs += [] if run is None else [planned(run, plans)]
             for file, extras in found.items():
                 if (directory / file).is_file():
-                    extras.append(Extra(shown, read_json(directory / file)))
+                    extras.append(Extra(shown, _whole(directory / file)))
             if (directory / "comparison.json").is_file():
                 asked = plans.get(directory.as_posix(), {})
                 levels = asked.get("thresholds") or []
@@ -130,6 +137,15 @@ def read(places: Sequence[Path]) -> Material:
         tuple(files),
         tuple(notes),
     )
+
+
+def _whole(path: Path) -> dict[str, Any]:
+    """What a file of results holds."""
+    content = read_json(path)
+    lacking = [key for key in _HELD[path.name] if key not in content]
+    if lacking:
+        raise InputError(f"{path} lacks {lacking[0]!r}: {RESTORE}")
+    return content
 
 
 def _walk(place: Path) -> Iterator[tuple[Path, str]]:
