@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
@@ -19,6 +20,7 @@ from fedzmg.engine import choose as choosing
 from fedzmg.engine.choose import can_compile
 from fedzmg.engine.fit import even
 from fedzmg.engine.round import Broadcast, Chunk
+from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import MappedLayers, onednn
@@ -73,7 +75,7 @@ def test_auto_is_timed_on_one_trial_whatever_their_number(monkeypatch: pytest.Mo
         widths.append(len(entries))
         return 1.0
 
-    monkeypatch.setattr(choosing, "_seconds", fake)
+    monkeypatch.setattr(choosing, "_pass", fake)
     simulation("auto", trials=1)
     alone = list(widths)
     widths.clear()
@@ -85,12 +87,40 @@ def test_auto_compiles_only_when_the_rounds_left_repay_it(monkeypatch: pytest.Mo
     def fake(engine: object, *rest: object) -> float:
         return 0.01 if isinstance(engine, Vectorized) else 0.02
 
-    monkeypatch.setattr(choosing, "_seconds", fake)
+    monkeypatch.setattr(choosing, "_pass", fake)
     monkeypatch.setattr(choosing, "can_compile", lambda device: True)
     assert simulation("auto", rounds=50).choice.path == "vectorized"
     assert simulation("auto", rounds=100_000).choice.path == "compiled"
     monkeypatch.setattr(choosing, "can_compile", lambda device: False)
     assert simulation("auto", rounds=100_000).choice.path == "vectorized"
+
+
+@pytest.mark.parametrize(
+    ("faster", "expected"),
+    [
+        (1.2, ("vectorized", True)),
+        (1.3, ("sequential", False)),
+    ],
+)
+def test_auto_leaves_the_usual_path_for_one_that_is_clearly_faster(
+    monkeypatch: pytest.MonkeyPatch, faster: float, expected: tuple[str, bool]
+) -> None:
+    """What is nearly as fast must not decide which bits a run gets."""
+    flags: list[bool] = []
+
+    @contextlib.contextmanager
+    def noted(flag: bool) -> Iterator[None]:
+        flags.append(flag)
+        yield
+
+    def fake(engine: object, *rest: object) -> float:
+        other = isinstance(engine, Sequential) and not flags[-1]
+        return 0.01 / faster if other else 0.01
+
+    monkeypatch.setattr(choosing, "onednn", noted)
+    monkeypatch.setattr(choosing, "_pass", fake)
+    choice = simulation("auto").choice
+    assert (choice.path, choice.onednn) == expected
 
 
 def test_on_a_gpu_the_number_of_trials_decides_whether_compiling_pays(
