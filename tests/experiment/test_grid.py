@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import Stop, toy
+from toys import Press, Stop, toy
 
 from fedzmg import Task
 from fedzmg.engine.choose import EngineChoice
@@ -143,6 +143,15 @@ def test_ctrl_c_is_an_interruption(tmp_path: Path) -> None:
     with pytest.raises(Interrupted) as caught:
         run_grid(spec(), tmp_path, task=toy(), progress=Stop(2, error=KeyboardInterrupt))
     assert not isinstance(caught.value, TimeIsUp)
+
+
+def test_ctrl_c_in_the_last_round_of_an_algorithm_begins_no_other(tmp_path: Path) -> None:
+    plan, pressed = spec("fedavg", "fedadam"), Press(4)
+    with pytest.raises(Interrupted):
+        run_grid(plan, tmp_path / "pressed", task=toy(), progress=pressed)
+    assert pressed.begun == ["fedavg"]
+    whole = run_grid(plan, tmp_path / "whole", task=toy())
+    assert run_grid(plan, tmp_path / "pressed", task=toy()) == whole
 
 
 def test_seconds_between_checkpoints_come_from_the_environment(

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toys import Stop, toy
+from toys import Press, Stop, toy
 
-from fedzmg.errors import InputError
+from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.runs import run
 from fedzmg.experiment.runs.run import run_pack
@@ -180,6 +180,19 @@ def test_study_in_pieces_is_the_same_study(tmp_path: Path) -> None:
             done.append(stopped.done)
     # A round each time, none of them twice; the last round of an algorithm begins the next one.
     assert done == [1, 2, 1, 2]
+    for data in (whole, found):
+        for row in data["algorithms"].values():
+            del row["seconds"]
+    assert found == whole
+
+
+def test_ctrl_c_in_the_last_round_of_a_pack_begins_no_other(tmp_path: Path) -> None:
+    whole, _ = run_study(spec(), tmp_path / "whole", task=toy())
+    pressed = Press(spec().rounds)
+    with pytest.raises(Interrupted):
+        run_study(spec(), tmp_path / "s", task=toy(), progress=pressed)
+    assert len(pressed.begun) == 1
+    found, _ = run_study(spec(), tmp_path / "s", task=toy())
     for data in (whole, found):
         for row in data["algorithms"].values():
             del row["seconds"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -41,3 +42,18 @@ class Stop(Silent):
 
     def say(self, text: str) -> None:
         self.said += text
+
+
+class Press(Silent):
+    """Ctrl-C while a round is at work; ``begun`` says what was at work before and after."""
+
+    def __init__(self, in_round: int) -> None:
+        self.in_round, self.begun = in_round, list[str]()
+
+    def begin(self, label: str, rounds: int, done: int) -> None:
+        self.begun.append(label)
+
+    def advance(self, report: RoundReport) -> None:
+        # Still held back here, as it is in the round itself.
+        if report.round == self.in_round:
+            signal.raise_signal(signal.SIGINT)

@@ -146,7 +146,8 @@ class Search:
                         saved = time.monotonic()
                         if pause > 0:
                             pause = max(pause, (saved - writing) / CHECKPOINT_SHARE)
-                    if leave and interrupt.asked:
+                    # Also after the last round: other packs may follow, which must not begin.
+                    if interrupt.asked:
                         raise KeyboardInterrupt
                     if leave:
                         raise TimeIsUp(simulation.round, self.spec.rounds)

@@ -84,7 +84,8 @@ class PackTraining:
                         self._keep(report, verdict, interrupt)
                     progress.advance(report)
                     finished = simulation.round == simulation.rounds or simulation.at_rest
-                    if interrupt.asked and not finished:
+                    # Also after the last round: other packs may follow, which must not begin.
+                    if interrupt.asked:
                         raise KeyboardInterrupt
                     if verdict.end and not finished:
                         raise TimeIsUp(simulation.round, simulation.rounds)
