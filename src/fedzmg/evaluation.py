@@ -21,7 +21,11 @@ from fedzmg.tree import Tree, row
 
 @dataclass(frozen=True)
 class Metric:
-    """What is reported: one value per example, averaged over examples."""
+    """What is reported: one value per example, averaged over examples.
+
+    A mean to maximise must not be negative: a run that diverged counts as 0, and would win. Give
+    such a metric with its sign turned, and ``higher_is_better=False``.
+    """
 
     name: str
     function: Callable[[Tensor, Tensor], Tensor]
@@ -41,6 +45,18 @@ class Metric:
     def worst(self) -> float:
         """What a model that diverged is recorded with."""
         return worst(self.higher_is_better)
+
+    def check_value(self, value: float | None) -> None:
+        """Refuse a mean that a model which diverged would beat; None: there was no evaluation.
+
+        Raises:
+            InputError: for one that falls behind :attr:`worst`.
+        """
+        if self.higher_is_better and value is not None and value < self.worst:
+            raise InputError(
+                f"metric {self.name!r} is {value:.6g}: one to maximise must not be negative, as a "
+                "run that diverged counts as 0; turn its sign and say higher_is_better=False"
+            )
 
     def check_level(self, key: str, level: float) -> None:
         """Refuse a level that no model can reach.

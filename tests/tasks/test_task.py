@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -134,6 +135,26 @@ def test_misfits_are_refused_in_one_line(changes: dict[str, Any], message: str) 
 def test_a_metric_needs_a_name_and_a_function(name: Any, function: Any) -> None:
     with pytest.raises(InputError, match=r"^metric .*expected (text; Metric|a function)"):
         Metric(name, function)
+
+
+def test_a_metric_to_maximise_that_is_negative_is_refused() -> None:
+    """A run that diverged counts as 0, and would be the best of all."""
+
+    def likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
+        return -nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return -likelihood(outputs, targets)
+
+    message = r"^metric 'likelihood' is -\d.*must not be negative.*say higher_is_better=False$"
+    with pytest.raises(InputError, match=message):
+        simulate(make(metric=Metric("likelihood", likelihood)), Trial.of("fedavg"), rounds=1)
+    # The way out that it names: a run that diverged is then the worst.
+    turned = make(metric=Metric("loss", loss, higher_is_better=False))
+    trials = [Trial.of("fedavg", client_lr=rate) for rate in (0.1, 3e38)]
+    trained, diverged = simulate(turned, trials, rounds=6)
+    assert diverged.diverged is not None
+    assert trained.metrics[-1] < diverged.metrics[-1] == math.inf
 
 
 def columns(clients: Any = WHO, **changes: Any) -> Columns:

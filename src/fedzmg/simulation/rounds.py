@@ -219,6 +219,8 @@ class Simulation:
         self.round, self.snapshot = launched.round, launched.snapshot
         for i in self.resting:
             records[i] = records[i]._replace(loss=None, metric=None)
+        for record in records:
+            self.task.metric.check_value(record.metric)
         seconds = (time.perf_counter() - began) / (len(self.trials) - len(self.resting))
         return RoundReport(self.round, [r._replace(seconds=seconds) for r in records], self)
 
@@ -345,7 +347,10 @@ class Simulation:
             examples = Examples(*(column.to(self.device) for column in examples))
         with self._circumstances():
             found = self._evaluate(self.snapshot.params, examples)
-        return [Evaluation(*pair) for pair in found.tolist()]
+        evaluations = [Evaluation(*pair) for pair in found.tolist()]
+        for evaluation in evaluations:
+            self.task.metric.check_value(evaluation.metric)
+        return evaluations
 
     @functools.cached_property
     def _watched(self) -> Watched:
