@@ -145,6 +145,19 @@ def test_ctrl_c_is_an_interruption(tmp_path: Path) -> None:
     assert not isinstance(caught.value, TimeIsUp)
 
 
+def test_axes_in_another_order_are_another_grid(tmp_path: Path) -> None:
+    """Trials have numbers by that order, so that a search would go on with other points' scores."""
+    with pytest.raises(MemoryError):
+        run_grid(spec(together=2), tmp_path, task=toy(), progress=Stop(1, pack=2))
+    turned = spec(together=2, axes=dict(reversed(AXES.items())))
+    with pytest.raises(InputError, match=r"another grid \(order of axes is \['client.lr', 'server"):
+        run_grid(turned, tmp_path, task=toy())
+    own = [{"f": {"algorithm": "fedavg", "axes": axes}} for axes in (AXES, turned.axes)]
+    run_grid(spec(algorithms=own[0]), tmp_path / "own", task=toy())
+    with pytest.raises(InputError, match=r"order of f.axes is \['client.lr', 'server.lr'\] there"):
+        run_grid(spec(algorithms=own[1]), tmp_path / "own", task=toy())
+
+
 def test_ctrl_c_in_the_last_round_of_an_algorithm_begins_no_other(tmp_path: Path) -> None:
     plan, pressed = spec("fedavg", "fedadam"), Press(4)
     with pytest.raises(Interrupted):

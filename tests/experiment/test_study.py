@@ -395,3 +395,7 @@ def test_directory_of_another_study_is_refused(tmp_path: Path) -> None:
     run_study(spec(rounds=1, seeds=[0]), tmp_path, task=toy())
     with pytest.raises(InputError, match=r"holds another study \(seeds is \[0\] there"):
         run_study(spec(rounds=1, seeds=[1]), tmp_path, task=toy())
+    # The first algorithm is the reference of the tests.
+    turned = spec(rounds=1, seeds=[0], algorithms=["fedavg", "fedzmg"])
+    with pytest.raises(InputError, match=r"study \(order of algorithms is \['fedzmg', 'fedavg'\]"):
+        run_study(turned, tmp_path, task=toy())

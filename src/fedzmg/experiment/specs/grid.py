@@ -92,6 +92,11 @@ class GridSpec(Plan):
                 "leave out together"
             )
 
+    def orders(self) -> dict[str, list[str]]:
+        # The order of axes gives trials their numbers.
+        own = {f"order of {n}.axes": list(v.axes or ()) for n, v in self.algorithms.items()}
+        return {"order of axes": list(self.axes), **own}
+
     def packs(self) -> dict[str, int]:
         """How many packs the trials of every algorithm make."""
         trials = {name: len(self.points(name)) * len(self.seeds) for name in self.algorithms}

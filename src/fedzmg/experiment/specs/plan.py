@@ -148,6 +148,10 @@ class Plan(Strict):
         """Whether anything may end a trial before its last round."""
         return any(value for value in dict(self.model_dump().get("stop", {})).values())
 
+    def orders(self) -> dict[str, list[str]]:
+        """Keys of tables whose order counts, which the equality of plans does not see."""
+        return {}
+
     @staticmethod
     def folder(name: str) -> str:
         """The directory of an algorithm."""

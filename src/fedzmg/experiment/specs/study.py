@@ -77,6 +77,10 @@ class StudySpec(Plan):
         found = super().run_spec(name, seed, options, **protocol)
         return found.model_copy(update={"client_metrics_every": self.client_metrics_every})
 
+    def orders(self) -> dict[str, list[str]]:
+        # The first is what the others are tested against.
+        return {"order of algorithms": list(self.algorithms)}
+
     def check(self, task: Task | None = None) -> None:
         if self.rates_by == "test":
             self._check_reporting(task)

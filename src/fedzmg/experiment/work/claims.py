@@ -41,10 +41,10 @@ def _claim(out: Path, spec: Plan, name: str) -> None:
     path = out / name
     if path.is_file():
         kept = type(spec).read(path)
-        if kept != spec:
+        difference = _difference(kept, spec)
+        if difference:
             raise InputError(
-                f"{out} holds another {path.stem} ({_difference(kept, spec)}): choose another "
-                "place with --out"
+                f"{out} holds another {path.stem} ({difference}): choose another place with --out"
             )
         return
     if any(p.name not in (lock.NAME, lock.GUARD) for p in out.iterdir()):
@@ -58,9 +58,13 @@ def _claim(out: Path, spec: Plan, name: str) -> None:
 
 
 def _difference(kept: Plan, asked: Plan) -> str:
-    values = (plan.model_dump(exclude_none=True) for plan in (kept, asked))
-    # An algorithm without settings of its own is an empty table, and one all the same.
-    return first_difference(*(flat(one, keep_empty=True) for one in values))
+    """Where two plans differ; empty if they do not."""
+    if kept != asked:
+        values = (plan.model_dump(exclude_none=True) for plan in (kept, asked))
+        # An algorithm without settings of its own is an empty table, and one all the same.
+        return first_difference(*(flat(one, keep_empty=True) for one in values))
+    there, here = kept.orders(), asked.orders()
+    return "" if there == here else first_difference(there, here)
 
 
 def first_difference(there: Mapping[str, object], here: Mapping[str, object]) -> str:
