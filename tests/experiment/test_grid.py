@@ -318,6 +318,10 @@ def test_other_data_in_the_same_place_is_refused(tmp_path: Path) -> None:
         run_grid(spec(), tmp_path, task=toy(), progress=Stop(3))
     with pytest.raises(InputError, match="was made with other data or another model"):
         run_grid(spec(), tmp_path, task=toy(seed=1))
+    # One that is finished is only read, and its scores are of other data all the same.
+    run_grid(spec(), tmp_path, task=toy())
+    with pytest.raises(InputError, match="was made with other data or another model"):
+        run_grid(spec(), tmp_path, task=toy(seed=1))
 
 
 def test_full_disk_is_one_line_and_the_grid_goes_on(

@@ -22,7 +22,7 @@ import torch
 
 from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
-from fedzmg.experiment.grids.search import Search
+from fedzmg.experiment.grids.search import Search, known_facts
 from fedzmg.experiment.grids.trials import built, trials_of
 from fedzmg.experiment.runs.rules import have_changed, say_changed
 from fedzmg.experiment.runs.run import checkpoint_interval
@@ -75,6 +75,9 @@ def run_grid(
     reporting = whole.test if spec.also_by_test else None
     with claimed(out, spec, "grid.toml", progress.say) as held:
         found: dict[str, Any] = {}
+        # What is finished is only read, and must be of the same data all the same.
+        for name in spec.algorithms:
+            known_facts(out / spec.folder(name), task)
         say_changed(_changed(spec, task, out), out, progress.say)
         for name in spec.algorithms:
             place = out / spec.folder(name)

@@ -222,7 +222,7 @@ class Search:
         return found
 
     def _simulation(self, active: list[int], kept: PackCheckpoint | None) -> Simulation:
-        spec, facts = self.spec, self._facts()
+        spec, facts = self.spec, known_facts(self.place, self.task)
         simulation = Simulation(
             self.task,
             built(spec, self.name, self.task, [self.trials[i] for i in active]),
@@ -250,23 +250,6 @@ class Search:
     def _memory(self, trial: int) -> Path:
         return self.place / "memory" / f"trial-{trial}"
 
-    def _facts(self) -> dict[str, Any]:
-        """The manifest, if the search began before on the same data."""
-        path = self.place / "manifest.json"
-        if not path.exists():
-            return {}
-        facts = read_json(path, None)
-        for fact, now in (
-            ("data_sha256", self.task.train.fingerprint()),
-            ("task_sha256", self.task.fingerprint()),
-        ):
-            if facts.get(fact) != now:
-                raise InputError(
-                    f"{self.place} was made with other data or another model than "
-                    f"{self.task.name!r} has now: choose another place with --out"
-                )
-        return facts
-
     def _write(self, active: list[int], report: RoundReport, others: dict[int, float]) -> None:
         """Add the lines of a round, if it was evaluated."""
         lines = [
@@ -277,3 +260,26 @@ class Search:
         if lines:
             self.log.append(lines)
             self.rows |= {(line["trial"], line["round"]): line for line in lines}
+
+
+def known_facts(place: Path, task: Task) -> dict[str, Any]:
+    """The manifest of a search, empty before it began.
+
+    Raises:
+        InputError: if it began on other data, or with another model, than the task has.
+    """
+    path = place / "manifest.json"
+    if not path.exists():
+        return {}
+    facts = read_json(path, None)
+    for fact, now in (
+        ("data_sha256", task.train.fingerprint()),
+        ("task_sha256", task.fingerprint()),
+    ):
+        # Nobody knows where there is no hash: in manifests of older versions.
+        if facts.get(fact, now) != now:
+            raise InputError(
+                f"{place} was made with other data or another model than {task.name!r} has now: "
+                "choose another place with --out"
+            )
+    return facts
