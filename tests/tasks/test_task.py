@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,6 +159,38 @@ def test_a_metric_to_maximise_that_is_negative_is_refused() -> None:
     trained, diverged = simulate(turned, trials, rounds=6)
     assert diverged.diverged is not None
     assert trained.metrics[-1] < diverged.metrics[-1] == math.inf
+
+
+class Scaled:
+    """A function with numbers of its own, and no repr that tells them."""
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.to(dtype)
+
+
+def scaled(x: Tensor, dtype: torch.dtype, by: float) -> Tensor:
+    return x.to(dtype) * by
+
+
+def test_a_task_is_the_same_in_every_process() -> None:
+    """So that its runs go on in another: no place in memory counts, which a repr may tell."""
+    one, other = Scaled(), Scaled()
+    assert repr(one) != repr(other)
+    assert make(prepare=one).fingerprint() == make(prepare=other).fingerprint()
+    made = [make(prepare=functools.partial(scaled, by=by)) for by in (1.0, 2.0)]
+    assert "at 0x" in repr(made[0].prepare)
+    code = "\n".join(
+        [
+            "import functools, sys; sys.path.insert(0, sys.argv[1])",
+            "from test_task import make, scaled",
+            "print(make(prepare=functools.partial(scaled, by=1.0)).fingerprint())",
+        ]
+    )
+    place = str(Path(__file__).parent)
+    there = subprocess.run(
+        [sys.executable, "-c", code, place], capture_output=True, text=True, check=True
+    )
+    assert there.stdout.strip() == made[0].fingerprint() != made[1].fingerprint()
 
 
 def columns(clients: Any = WHO, **changes: Any) -> Columns:

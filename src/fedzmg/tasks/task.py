@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -132,7 +133,8 @@ class Task:
             digest.update(column.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         names = [getattr(f, "__qualname__", repr(f)) for f in (self.loss, self.prepare, self.init)]
         names += [self.metric.name, repr(self.model.module), repr(dict(self.model.layout))]
-        digest.update("\x1f".join(names).encode())
+        # Where an object lies in memory, which a repr may tell, differs from process to process.
+        digest.update(re.sub(r" at 0x[0-9a-fA-F]+", "", "\x1f".join(names)).encode())
         return digest.hexdigest()
 
     @property
