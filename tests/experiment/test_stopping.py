@@ -178,6 +178,23 @@ def test_what_might_win_after_all_is_trained_to_the_end(
     assert [line.get("revoked", False) for line in lines if line["trial"] == 2] == [False, True]
 
 
+def test_rounds_to_be_repeated_are_judged_as_they_were(tmp_path: Path) -> None:
+    """A log may know more than the pack does that goes on from its checkpoint."""
+    plan = grid(axes={"client.lr": [0.1, 0.2]}, rounds=4, last=4, stop={"cannot_win": True})
+    stops = Stops(plan, "fedavg", toy().metric, tmp_path / "stopped.jsonl")
+    rows = {
+        (trial, round_): {"metric": metric, "diverged": False}
+        for trial, metric in ((0, 0.9), (1, 0.1))
+        for round_ in range(1, 5)
+    }
+    # After three rounds of 0.9 there are 0.675 for certain; three of 0.1 can come to 0.325 yet.
+    found = {r: stops.hopeless(rows, [0, 1], r, ()) for r in (1, 2, 3)}
+    assert [list(found[r]) for r in (1, 2, 3)] == [[], [], [1]]
+    assert found[3][1].at_most == pytest.approx(0.325)
+    # Of other packs, which are finished, everything counts: 0.9 is certain.
+    assert list(stops.hopeless(rows, [1], 1, ())) == [1]
+
+
 def test_metric_without_a_known_bound_has_to_say_it(tmp_path: Path) -> None:
     task = toy()
     other = replace(task, metric=Metric("skill", task.metric.function))
