@@ -62,6 +62,16 @@ def test_final_accuracy_takes_the_twenty_evaluations_900_to_995() -> None:
     assert compared.as_dict()["curves"]["fedavg"]["indices"] == list(range(0, 1000, 5))
 
 
+def test_curve_of_a_run_that_diverged_ends_where_it_did() -> None:
+    """Indices count from 0 and rounds from 1: round 6 is index 5, which counts no more."""
+    curve = {0: 0.1, 5: 0.2, 10: 0.3}
+    for diverged, expected in ((5, [0.1, None, None]), (6, [0.1, None, None]),
+                               (7, [0.1, 0.2, None]), (0, [0.1, 0.2, 0.3])):  # fmt: skip
+        run = history(curve, 11, diverged=diverged)
+        compared = Comparison(run.task, {"fedavg": [run]}).as_dict()
+        assert compared["curves"]["fedavg"] == {"indices": [0, 5, 10], "runs": [expected]}
+
+
 def test_rates_can_be_those_that_all_test_examples_choose(tmp_path: Path) -> None:
     plan = GridSpec.parse({
         "task": "toy", "algorithms": ["fedavg"], "rounds": 2, "last": 1, "engine": "vectorized",

@@ -229,16 +229,24 @@ def test_settings_that_no_longer_fit_their_pack_are_looked_at_alone(
     assert together == [1, 1, 1, 1]
 
 
-def test_rounds_after_a_change_of_shape_are_left_out(runs: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "rounds"),
+    [
+        # Round 4 itself trained in another width, and round 2 still beside the others.
+        ({"chunk_changes": [{"round": 4, "chunk": 2}]}, 3),
+        ({"pack_changes": [{"round": 2, "pack": ["fedzmg/seed-0"]}]}, 2),
+        # One in the first round came before anything was kept.
+        ({"chunk_changes": [{"round": 1, "chunk": 2}]}, 5),
+    ],
+)
+def test_rounds_after_a_change_of_shape_are_left_out(
+    runs: Path, changes: dict[str, Any], rounds: int
+) -> None:
     for seed in (0, 1):
-        edit(
-            runs / f"seed-{seed}" / "manifest.json",
-            chunk_changes=[{"round": 4, "chunk": 2}],
-            pack_changes=[{"round": 2, "pack": ["fedzmg/seed-0"]}],
-        )
+        edit(runs / f"seed-{seed}" / "manifest.json", **changes)
     found = verify(runs, rounds=5, task=toy())
-    assert [(v.rounds, v.reproduced) for v in found] == [(2, True), (2, True)]
-    assert "only up to round 2" in found[0].note
+    assert [(v.rounds, v.reproduced) for v in found] == [(rounds, True), (rounds, True)]
+    assert (f"only up to round {rounds}" in found[0].note) == (rounds < 5)
 
 
 def test_other_data_is_said_and_nothing_trained(runs: Path) -> None:
