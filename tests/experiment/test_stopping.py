@@ -298,6 +298,9 @@ def test_run_that_goes_on_beside_one_that_stopped_does_not_notice(tmp_path: Path
         assert _bare(place) == _bare(other)[: 4 if i == 1 else 6]
     facts = RunDirectory(places[2]).manifest()
     assert facts["pack_changes"] == [{"round": 4, "pack": ["scaffold/seed-3", "scaffold/seed-7"]}]
+    # Its last checkpoint is the one after its last round, to be read as any other.
+    kept = [RunDirectory(place).checkpoint() for place in places]
+    assert [found and found.round for found in kept] == [6, 4, 6]
     again = run_pack(toy(), specs, places)
     assert [len(h.records) for h in again] == [6, 4, 6]
     (places[1] / "stopped.json").write_text("{}")

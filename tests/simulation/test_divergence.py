@@ -46,6 +46,24 @@ def test_a_loss_that_is_not_finite_freezes_the_model(name: str) -> None:
     assert not all(torch.equal(one.params[n], alive.params[n]) for n in one.params)
 
 
+def test_rounds_in_which_nobody_has_a_batch_are_no_divergence() -> None:
+    """Nothing was sent, so nothing was lost; only three lost rounds in a row end a trial."""
+    protocol = {"batch_size": 9, "keep_partial": False}
+    small = replace(task(), protocol=task().protocol.with_options(protocol))
+    [history] = simulate(small, Trial.of("fedavg"), rounds=5, engine="vectorized")
+    assert [(r.clients, r.dropped, r.steps) for r in history.records] == [(0, 0, 0)] * 5
+    assert history.diverged is None
+    everybody = replace(task(), train=replace(task().train, examples=_not_a_number(task())))
+    [lost] = simulate(everybody, Trial.of("fedavg"), rounds=5, engine="vectorized")
+    assert [(r.clients, r.dropped) for r in lost.records] == [(0, 3)] * 5
+    assert lost.diverged == 3
+
+
+def _not_a_number(whole: Task) -> Examples:
+    x, y = whole.train.examples
+    return Examples(x * np.nan, y)
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_uploads_that_were_refused_have_travelled(engine: str) -> None:
     [history] = simulate(task(poisoned=1), Trial.of("fedavg"), rounds=3, engine=engine)  # type: ignore[arg-type]
