@@ -116,3 +116,14 @@ def test_histories_of_ones_own_algorithm_are_compared() -> None:
     assert mine.final == reference.final
     assert mine.test is not None
     assert mine.test.mean_difference == 0
+
+
+def test_histories_of_other_seeds_make_no_pairs() -> None:
+    """Tests are of differences by seed; in another order they would be of others."""
+    made = simulate(task(), [Trial.of("fedavg", seed) for seed in range(2)], engine="sequential")
+    for others in (made[::-1], made[:1]):
+        message = refused(fedzmg.Comparison, task(), {"a": made, "b": others})
+        assert message.startswith("histories: b has the seeds [")
+        assert "and a [0, 1]; runs are paired" in message
+    for none in ({}, {"a": []}):
+        assert refused(fedzmg.Comparison, task(), none).startswith("histories: give at least one")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedzmg.algorithms import ALGORITHMS
+from fedzmg.errors import InputError
 from fedzmg.experiment.runs.rules import PlannedRun, say_changed_runs
 from fedzmg.experiment.runs.run import run_pack
 from fedzmg.experiment.specs.run import RunSpec
@@ -54,10 +55,26 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Histories by algorithm, in the order asked for; the first algorithm is the reference."""
+    """Histories by algorithm, in the order asked for; the first algorithm is the reference.
+
+    All of them have the same seeds in the same order.
+    """
 
     task: Task
     histories: dict[str, list[History]]
+
+    def __post_init__(self) -> None:
+        """Refuse runs that make no pairs."""
+        seeds = {name: [h.trial.seed for h in runs] for name, runs in self.histories.items()}
+        if not seeds or not all(seeds.values()):
+            raise InputError("histories: give at least one of each algorithm, and one algorithm")
+        first, *others = seeds
+        for name in others:
+            if seeds[name] != seeds[first]:
+                raise InputError(
+                    f"histories: {name} has the seeds {seeds[name]} and {first} {seeds[first]}; "
+                    "runs are paired by their seeds, so give the same in the same order"
+                )
 
     @property
     def threshold(self) -> float:
