@@ -297,6 +297,31 @@ def test_previous_checkpoint_survives_going_on_from_the_newest(tmp_path: Path) -
     assert "(0 bytes that are not a whole checkpoint)" in progress.lines[0]
 
 
+def test_previous_checkpoint_survives_rounds_after_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What clients remember goes on changing, and must not take the place of what it needs."""
+    clock = [0.0]
+    monkeypatch.setattr(training.time, "monotonic", lambda: clock[0])
+
+    class Ticks(Stop):
+        def advance(self, report: RoundReport) -> None:
+            # So that checkpoints are due after the rounds 2, 4 and 6.
+            clock[0] += 10.0 if report.round in (1, 3, 5) else 0.0
+            super().advance(report)
+
+    longer = specs("scaffold", protocol={"rounds": 10})
+    whole = run_pack(task(), longer)
+    with pytest.raises(MemoryError):
+        run_pack(task(), longer, places(tmp_path), progress=Ticks(9, MemoryError),
+                 checkpoint_seconds=5)  # fmt: skip
+    for place in places(tmp_path):
+        damage(place / "checkpoint.safetensors")
+    progress = Said()
+    assert same(whole, run_pack(task(), longer, places(tmp_path), progress=progress))
+    assert "the previous checkpoint is used, from round 4" in progress.lines[0]
+
+
 def test_no_checkpoint_left_names_the_remedy_which_works(tmp_path: Path) -> None:
     stop(tmp_path, "scaffold", 4)
     names = ("checkpoint.safetensors", "checkpoint.previous.safetensors")
