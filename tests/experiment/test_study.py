@@ -393,6 +393,22 @@ def test_rates_come_from_where_the_study_says(
     refused("is fedavg in the grid .* and mfl here", algorithms={"fedavg": {"algorithm": "mfl"}})
 
 
+def test_what_the_grid_held_fixed_comes_with_its_rates(tmp_path: Path) -> None:
+    plan = GridSpec.parse({
+        "task": "toy", "rounds": 2, "last": 1, "engine": "vectorized",
+        "algorithms": {"fedavg": {"weights": "uniform", "client": {"momentum": 0.5}}},
+        "axes": {"client.lr": [0.3]},
+    })  # fmt: skip
+    run_grid(plan, tmp_path / "grid", task=toy())
+    own: dict[str, Any] = {"weights": "examples", "client": {"momentum": 0.25}}
+    for number, (given, expected) in enumerate((({}, ("uniform", 0.5)), (own, ("examples", 0.25)))):
+        asked = spec(algorithms={"fedavg": given}, rates=str(tmp_path / "grid"), rounds=1)
+        data, _ = run_study(asked, tmp_path / str(number), task=toy())
+        options = data["algorithms"]["fedavg"]["options"]
+        assert (options["weights"], options["client.momentum"]) == expected
+        assert options["client.lr"] == 0.3
+
+
 def test_untuned_task_asks_for_rates() -> None:
     plan = StudySpec.parse({"task": "cifar100", "algorithms": ["fedzmg"]})
     with pytest.raises(InputError, match="no rates were found before for fedzmg on cifar100"):

@@ -150,7 +150,10 @@ def _label(names: Sequence[str]) -> str:
 def study_runs(spec: StudySpec, name: str, rates: Mapping[str, Value]) -> list[RunSpec]:
     """The runs of an algorithm, one per seed; its own options go before the rates found."""
     options = {**rates, **spec.fixed(name)}
-    return [spec.run_spec(name, seed, options, eval_every=spec.eval_every) for seed in spec.seeds]
+    found = options.pop("weights", None)
+    weights = spec.algorithms[name].weights or found
+    runs = [spec.run_spec(name, seed, options, eval_every=spec.eval_every) for seed in spec.seeds]
+    return [run.model_copy(update={"weights": weights}) for run in runs]
 
 
 def missing_grid(spec: StudySpec) -> str:
@@ -172,6 +175,8 @@ def missing_grid(spec: StudySpec) -> str:
 
 def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
     """The best points of the grid that a study names, by algorithm; empty if it names none.
+
+    With them comes whatever the grid held fixed, how clients weigh included.
 
     Raises:
         InputError: if the grid is of another task, not finished, lacks an algorithm, or was
@@ -216,7 +221,8 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
             best = entry["best_by_test"]
         if best is None:
             raise InputError(f"every point of {name} diverged in {place}: search smaller rates")
-        found[name] = {**entry["fixed"], **best["options"]}
+        weights = {} if entry.get("weights") is None else {"weights": entry["weights"]}
+        found[name] = {**weights, **entry["fixed"], **best["options"]}
     return found
 
 
