@@ -6,8 +6,10 @@ import dataclasses
 import math
 import pickle
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given as hypotheses
@@ -98,6 +100,18 @@ def test_borders_belong_to_closed_ranges(fields: dict[str, Any]) -> None:
 def test_a_number_that_is_always_needed_cannot_be_absent(field: str) -> None:
     with pytest.raises(InputError, match=rf"^{field} = None: expected a finite number"):
         Boxed(**{field: None})
+
+
+@pytest.mark.parametrize(
+    "number", [np.float32(0.25), np.float64(0.25), np.int64(1), Fraction(1, 4)]
+)
+def test_numbers_of_other_kinds_become_plain_ones(number: Any) -> None:
+    """As they come out of arrays of rates; options are compared, shown and written down."""
+    rate = SGD(lr=number).lr
+    assert rate == number
+    assert type(rate) in (int, float)
+    with pytest.raises(InputError, match=r"^lr = .*-.*: expected a finite number > 0$"):
+        SGD(lr=-number)
 
 
 def test_tensors_are_not_checked() -> None:

@@ -16,6 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -134,8 +135,11 @@ class Rule:
             absent = value is None and field.default is None
             if limits is None or absent or isinstance(value, Tensor):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if isinstance(value, bool) or not isinstance(value, Real):
                 raise InputError(f"{field.name} = {value!r}: expected {_range_text(limits)}")
+            # NumPy's become plain ones: options are compared, shown and written down.
+            value = int(value) if isinstance(value, Integral) else float(value)
+            object.__setattr__(self, field.name, value)
             inside = limits["low"] <= value <= limits["high"]
             inside = inside and limits["above"] < value < limits["below"] and math.isfinite(value)
             if not inside:
