@@ -24,7 +24,8 @@ class Metric:
     """What is reported: one value per example, averaged over examples.
 
     A mean to maximise must not be negative: a run that diverged counts as 0, and would win. Give
-    such a metric with its sign turned, and ``higher_is_better=False``.
+    such a metric with its sign turned, and ``higher_is_better=False``. The first evaluation is
+    checked.
     """
 
     name: str
