@@ -21,7 +21,13 @@ from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.studies.compare import Comparison
 from fedzmg.experiment.studies.curves import final
-from fedzmg.experiment.studies.study import find_rates, run_study, study_packs, summary
+from fedzmg.experiment.studies.study import (
+    find_rates,
+    missing_grid,
+    run_study,
+    study_packs,
+    summary,
+)
 from fedzmg.experiment.work.budget import TimeIsUp
 from fedzmg.simulation import History, Record, Simulation, Trial
 from fedzmg.tree import Tree
@@ -376,10 +382,22 @@ def test_rates_come_from_where_the_study_says(
     own = plan.with_settings({"fedavg.client.lr": 0.7})
     options = run_study(own, tmp_path / "b", task=toy())[0]["algorithms"]["fedavg"]["options"]
     assert options["client.lr"] == 0.7
+    # One that the grid does not know brings its own.
+    brought = {"client": {"lr": 0.4}, "server": {"lr": 0.9}}
+    mixed = spec(
+        rates=str(tmp_path / "grid"), seeds=[0], rounds=1,
+        algorithms={"fedavg": {}, "scaffold": brought},
+    )  # fmt: skip
+    assert missing_grid(mixed) == ""
+    found_options = run_study(mixed, tmp_path / "m", task=toy())[0]["algorithms"]
+    rates = {"client.lr": 0.4, "server.lr": 0.9}
+    assert found_options["scaffold"]["options"].items() >= rates.items()
+    best = chosen["fedavg"]["best"]["options"]["client.lr"]
+    assert found_options["fedavg"]["options"]["client.lr"] == best
     recommended = replace(toy(), options={n: {"client.lr": 0.06} for n in ("fedzmg", "fedavg")})
-    for rates, rate in (("tuned", 0.06), ("given", 0.1)):
+    for source, rate in (("tuned", 0.06), ("given", 0.1)):
         found = run_study(
-            spec(rates=rates, seeds=[0], rounds=1), tmp_path / rates, task=recommended
+            spec(rates=source, seeds=[0], rounds=1), tmp_path / source, task=recommended
         )
         assert found[0]["algorithms"]["fedavg"]["options"]["client.lr"] == rate
 
@@ -389,7 +407,7 @@ def test_rates_come_from_where_the_study_says(
 
     refused("expected tuned, given or the directory", rates="nowhere")
     refused("chose rates for 'toy', not for 'digits'", task="digits")
-    refused("unknown algorithm in the grid .* 'fedadam'", algorithms=["fedadam"])
+    refused("fedadam is not in the grid .*, or give its client.lr and", algorithms=["fedadam"])
     refused("is fedavg in the grid .* and mfl here", algorithms={"fedavg": {"algorithm": "mfl"}})
 
 

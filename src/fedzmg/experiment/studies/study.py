@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedzmg import tasks
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError
 from fedzmg.experiment.runs.rules import PlannedRun, say_changed_runs
 from fedzmg.experiment.runs.run import run_pack
 from fedzmg.experiment.runs.store import write_json
@@ -41,6 +41,7 @@ from fedzmg.simulation import History, packs
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
 
+RATES = "client.lr", "server.lr"
 MOST_RUNS = 16
 """Of several algorithms in one pack: more hardly train faster side by side, and take memory."""
 RULES: tuple[ThresholdRule, ...] = get_args(ThresholdRule)
@@ -164,7 +165,9 @@ def missing_grid(spec: StudySpec) -> str:
     if file.is_file():
         data = read_json(file)
         known = data["algorithms"]
-        if data["complete"] or all(n in known or spec.base(n) in known for n in spec.algorithms):
+        if data["complete"] or all(
+            n in known or spec.base(n) in known or _has_rates(spec, n) for n in spec.algorithms
+        ):
             return ""
         state = "holds a grid that is not finished yet"
     return (
@@ -173,10 +176,16 @@ def missing_grid(spec: StudySpec) -> str:
     )
 
 
+def _has_rates(spec: StudySpec, name: str) -> bool:
+    """Whether an algorithm of a study needs no grid."""
+    return spec.fixed(name).keys() >= set(RATES)
+
+
 def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
     """The best points of the grid that a study names, by algorithm; empty if it names none.
 
-    With them comes whatever the grid held fixed, how clients weigh included.
+    With them comes whatever the grid held fixed, how clients weigh included. An algorithm that the
+    grid does not know may bring rates of its own.
 
     Raises:
         InputError: if the grid is of another task, not finished, lacks an algorithm, or was
@@ -203,10 +212,15 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
     for name in spec.algorithms:
         # By the study's own name for it, else by the algorithm's.
         entry = data["algorithms"].get(name) or data["algorithms"].get(spec.base(name))
+        if entry is None and _has_rates(spec, name):
+            continue
         if entry is None:
             if not data["complete"]:
                 raise InputError(f"the grid {place} is not finished: run it first")
-            raise unknown(f"algorithm in the grid {place}", name, data["algorithms"])
+            raise InputError(
+                f"{name} is not in the grid {place}: add it there and run the grid again, or give "
+                f"its {' and '.join(RATES)} here"
+            )
         if entry["algorithm"] != spec.base(name):
             raise InputError(
                 f"{name!r} is {entry['algorithm']} in the grid {place} and {spec.base(name)} here"
