@@ -84,8 +84,10 @@ def test_page_says_who_is_ahead(study: Path) -> None:
     assert (
         "fedzmg has the best final accuracy on digits, 80.00 % (mean over 3 seeds), 20.00 points "
         "ahead of fedavg. The difference is not significant at the 0.05 level (paired t-test, "
-        "p = 0.0742). fedzmg is first to reach 50 %, at index 5 (after 6 rounds)."
+        "p = 0.0742). fedzmg is first to hold 50 % (mean of 4 evaluations), at index 5 "
+        "(after 6 rounds)."
     ) in text
+    assert "First to hold 50 % index 5 fedzmg, mean of 4 evaluations" in text
     assert "80.00 ± 20.00 %" in text
     assert "The paper has no numbers for digits" in text
     for fact in ("c0ffee", "a" * 64, "2.13.0", "study/fedavg/seed-1 finished, 10 rounds"):

@@ -69,11 +69,11 @@ def test_sentences_are_true_of_what_is_there(stopped: Path) -> None:
     outcome = judge(read([stopped]).studies[0])
     assert summary(outcome) == [
         "FedAvg, ours ends at 100.00 % final accuracy on digits, trial (mean over 3 seeds).",
-        "It reaches 50 % at index 4 (after 5 rounds).",
+        "It first holds 50 % (mean of 4 evaluations) at index 4 (after 5 rounds).",
         "6 of 9 runs are not finished.",
     ]
     assert "Still to come: fedadam (3 runs)." in outcome.notes
-    assert "No late-stage mean: plain has yet to reach the threshold." in outcome.notes
+    assert "No late-stage mean: plain has yet to hold the threshold." in outcome.notes
     assert not any("seed" in note and "no test" in note for note in outcome.notes)
     ours, plain = scores(outcome).rows
     assert [cell.text for cell in plain[2:6]] == ["not yet"] * 4

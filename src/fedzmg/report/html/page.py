@@ -40,11 +40,13 @@ def render(material: Material, outcomes: Sequence[Outcome] | None = None) -> str
     outcomes = [judge(study) for study in material.studies] if outcomes is None else outcomes
     templates = environment()
     templates.filters["unbroken"] = lambda text: str(text).replace(" %", "\u00a0%")
+    searched = [extra.content for extra in material.grids]
     text = templates.get_template("page.html.jinja").render(
         title=_title(material),
         names=material.names,
         version=__version__,
-        summaries=[" ".join(summary(outcome)) for outcome in outcomes] or _without_runs(material),
+        summaries=[" ".join(summary(outcome, searched)) for outcome in outcomes]
+        or _without_runs(material),
         sections=[section for make in SECTIONS for section in make(material, outcomes)],
     )
     # What the templates leave between tags is of no use to anybody.

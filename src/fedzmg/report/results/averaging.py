@@ -87,15 +87,24 @@ def arrival(
     )
 
 
+def averaged_words(window: int) -> str:
+    """What has to reach a threshold, as a remark.
+
+    >>> averaged_words(4), averaged_words(1)
+    ('mean of 4 evaluations', 'one evaluation')
+    """
+    return f"mean of {window} evaluations" if window > 1 else "one evaluation"
+
+
 def late_means(study: Study, threshold: float) -> tuple[dict[str, float], str]:
     """Means after the slowest algorithm reached a threshold, or why there are none."""
     arrivals = {label: arrival(study, runs, threshold) for label, runs in study.members.items()}
     never = [label for label, index in arrivals.items() if index is None]
     if never:
         missing = ", ".join(never[:3]) + (f" and {len(never) - 3} more" if len(never) > 3 else "")
-        whether = "never reaches" if len(never) == 1 else "never reach"
+        whether = "never holds" if len(never) == 1 else "never hold"
         if any(not run.complete for label in never for run in study.members[label]):
-            whether = "has yet to reach" if len(never) == 1 else "have yet to reach"
+            whether = "has yet to hold" if len(never) == 1 else "have yet to hold"
         return {}, f"No late-stage mean: {missing} {whether} the threshold."
     every = [set(scored(study, run)[0]) for run in study.runs]
     indices = sorted(every[0].intersection(*every[1:]))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedzmg.report import paper
+from fedzmg.report.results.grouping import Study
 
 
 def name_of(data: Mapping[str, Any]) -> str:
@@ -80,3 +81,19 @@ def limits_of(fields: Sequence[Field]) -> tuple[float, float]:
     shown = [f.scores[~f.diverged & np.isfinite(f.scores)] for f in fields]
     values = np.concatenate(shown) if shown else np.array([])
     return (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+
+
+def on_the_border(study: Study, grids: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """By label, the axes of a grid on whose border the point lies that a study's runs use.
+
+    A grid on the same task counts for an algorithm whose runs have just the options it chose.
+    """
+    found: dict[str, list[str]] = {}
+    for grid in (one for one in grids if one["task"] == study.task):
+        for entry in grid["algorithms"].values():
+            runs = study.members.get(str(entry["label"]), ())
+            for best in filter(None, (entry["best"], entry.get("best_by_test"))):
+                used = runs and best["options"].items() <= runs[0].variant.items()
+                if used and best["border"]:
+                    found[str(entry["label"])] = list(best["border_axes"])
+    return found

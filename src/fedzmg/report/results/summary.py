@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedzmg.report.numbers import count_text, goal_text, p_text, points_text, value_text
-from fedzmg.report.results.averaging import RULES
+from fedzmg.report.results.averaging import RULES, averaged_words
+from fedzmg.report.results.grids import on_the_border
 from fedzmg.report.results.grouping import Study
 from fedzmg.report.results.outcome import LEVEL, Outcome, Score
 
 
-def summary(outcome: Outcome) -> list[str]:
-    """The sentences at the head of a page."""
+def summary(outcome: Outcome, grids: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+    """The sentences at the head of a page.
+
+    Args:
+        outcome: of a study.
+        grids: what ``grid.json`` says of the grids beside it.
+    """
     study, ranked = outcome.study, outcome.ranked
     if not ranked:
         return [f"No run on {study.name} is finished yet."]
@@ -23,7 +30,7 @@ def summary(outcome: Outcome) -> list[str]:
         sentences = [f"{best.label} ends at {value} final {study.metric} on {study.name} ({over})."]
     else:
         sentences = [_lead(study, best, ranked[1], value, over), *_tested(outcome, best, ranked)]
-    return [*sentences, *_speed(outcome), *_trouble(outcome)]
+    return [*sentences, *_speed(outcome), *_border(study, grids), *_trouble(outcome)]
 
 
 def _lead(study: Study, best: Score, second: Score, value: str, over: str) -> str:
@@ -88,18 +95,40 @@ def _speed(outcome: Outcome) -> list[str]:
         return []
     goal = goal_text(study.threshold, study.metric)
     # What is still under way may arrive yet.
-    reached = [(s.arrivals[RULES[0]], s.label) for s in outcome.scores if s.finals]
+    finished = [score for score in outcome.scores if score.finals]
+    reached = [(score.arrivals[RULES[0]], score.label) for score in finished]
     arrived = [(index, label) for index, label in reached if index is not None]
+    # A single value may lie above it, also the final one.
+    goal = f"{goal} ({averaged_words(study.window)})"
     if not arrived:
-        return [f"None reaches {goal}." if len(reached) > 1 else f"It does not reach {goal}."]
+        none = f"None holds {goal}" if len(reached) > 1 else f"It does not hold {goal}"
+        each = [index for score in finished for index in score.arrivals_each]
+        alone = sum(index is not None for index in each)
+        if not alone:
+            return [f"{none}."]
+        do = "does" if alone == 1 else "do"
+        return [f"{none} on average over its seeds, though {alone} of {len(each)} runs {do}."]
     first = min(index for index, _ in arrived)
     when = f"at index {first} (after {count_text(first + 1, 'round')})"
     if len(reached) == 1:
-        return [f"It reaches {goal} {when}."]
+        return [f"It first holds {goal} {when}."]
     firsts = [label for index, label in arrived if index == first]
     who = " and ".join([", ".join(firsts[:-1]), firsts[-1]] if len(firsts) > 1 else firsts)
     verb = "are" if len(firsts) > 1 else "is"
-    return [f"{who} {verb} first to reach {goal}, {when}."]
+    return [f"{who} {verb} first to hold {goal}, {when}."]
+
+
+def _border(study: Study, grids: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rates that might be better if more had been tried."""
+    found = on_the_border(study, grids)
+    if not found:
+        return []
+    named = [f"{label} ({', '.join(axes)})" for label, axes in found.items()]
+    whose = " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
+    return [
+        f"The rates of {whose} lie on the border of the grid that chose them: a wider grid may do "
+        "better."
+    ]
 
 
 def _trouble(outcome: Outcome) -> list[str]:

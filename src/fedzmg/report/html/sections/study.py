@@ -18,7 +18,7 @@ from fedzmg.report.html.blocks import (
 )
 from fedzmg.report.html.sections import charts, clients
 from fedzmg.report.numbers import bytes_text, count_text, goal_text, setting_text, value_text
-from fedzmg.report.results.averaging import RULES
+from fedzmg.report.results.averaging import RULES, averaged_words
 from fedzmg.report.results.grouping import Study
 from fedzmg.report.results.outcome import Outcome
 from fedzmg.report.results.reading import Material
@@ -73,16 +73,18 @@ def _tiles(outcome: Outcome, key: str) -> Iterator[Block]:
 
 
 def _first(outcome: Outcome, threshold: float) -> Tile:
-    """Who reached the threshold first."""
-    goal = goal_text(threshold, outcome.study.metric)
+    """Who held the threshold first."""
+    study = outcome.study
+    title = f"First to hold {goal_text(threshold, study.metric)}"
+    means = averaged_words(study.window)
     found = [(s.arrivals[RULES[0]], s.label) for s in outcome.scores if s.finals]
     arrived = [(index, label) for index, label in found if index is not None]
     if not arrived:
-        return Tile(f"First to {goal}", "none", "not reached")
+        return Tile(title, "none", means)
     first = min(index for index, _ in arrived)
     labels = [label for index, label in arrived if index == first]
     who = labels[0] + (f" and {len(labels) - 1} more" if len(labels) > 1 else "")
-    return Tile(f"First to {goal}", f"index {first:,}", who)
+    return Tile(title, f"index {first:,}", f"{who}, {means}")
 
 
 def _moved(outcome: Outcome) -> Tile:
