@@ -22,7 +22,7 @@ DIFFERENT = 1
 
 def watch(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run, study or grid, or a directory of some.")
+        Path, typer.Argument(metavar="DIR", help="A run, comparison, study or grid, or some.")
     ],
     once: Annotated[bool, typer.Option("--once", help="Show the state once and end.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -15,22 +14,29 @@ from typing import Any, Literal, NamedTuple
 from fedzmg import algorithms
 from fedzmg.algorithms.options import known_options
 from fedzmg.errors import InputError
-from fedzmg.experiment.work.lock import NAME as LOCK
 from fedzmg.experiment.work.lock import Owner, read_owner
 from fedzmg.files import folder_name
-from fedzmg.formats import flat, json_nulls, read_json, read_toml
+from fedzmg.formats import flat, json_nulls, read_toml
 from fedzmg.report.results.tail import Tail
+from fedzmg.report.results.work_places import (
+    Kind,
+    Place,
+    asked_by,
+    is_alive,
+    json_or_nothing,
+    manifests,
+    owner_of,
+    places,
+)
 
 State = Literal["waiting", "running", "interrupted", "stopped", "diverged", "done"]
-Kind = Literal["run", "study", "grid", "starting"]
 
 RECENT = 20
 """Rounds that speak for the speed."""
-PLANS: dict[str, Kind] = {"study.toml": "study", "grid.toml": "grid", "spec.toml": "run"}
 
 
 class Training(NamedTuple):
-    """One run of a study or trial of a grid."""
+    """One run of a study or comparison, or trial of a grid."""
 
     name: str
     """For programs: it begins with ``group``."""
@@ -69,7 +75,7 @@ class Training(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A run, a study or a grid."""
+    """A run, a study, a comparison or a grid."""
 
     place: str
     kind: Kind
@@ -149,7 +155,7 @@ class Watch:
     """Looks at a directory again and again; every look reads only what is new.
 
     Args:
-        place: a run, a study, a grid, or a directory that holds some of them.
+        place: a run, a study, a comparison, a grid, or a directory that holds some of them.
 
     Raises:
         InputError: if there is none, now or at a later look.
@@ -158,12 +164,13 @@ class Watch:
     def __init__(self, place: Path) -> None:
         self.place = place
         self._tails: dict[Path, Tail] = {}
+        self._owners: dict[Path, Owner] = {}
         if not place.is_dir():
             raise InputError(f"{place} is no directory: give one in which a command is at work")
 
     def look(self) -> list[Work]:
         """The work there is, as it is now."""
-        found = [self._work(directory, name) for directory, name in _works(self.place)]
+        found = [self._work(place) for place in places(self.place)]
         if found:
             return found
         owner = read_owner(self.place)
@@ -174,29 +181,75 @@ class Watch:
             )
         return [Work(str(self.place), "starting", "", "metric", True, (), owner)]
 
-    def _work(self, directory: Path, name: str) -> Work:
-        plan, kind = read_toml(directory / name), PLANS[name]
-        trainings = {"run": self._run, "study": self._study, "grid": self._grid}[kind](
-            directory, plan
-        )
-        facts: Mapping[str, Any] = next(filter(None, map(_json, _manifests(directory, kind))), {})
-        metric = facts.get("metric", "metric")
+    def _work(self, place: Place) -> Work:
+        facts: Mapping[str, Any] = next(filter(None, map(json_or_nothing, manifests(place))), {})
+        metric, owner = facts.get("metric", "metric"), owner_of(place)
+        if place.kind == "comparison":
+            plan = read_toml(place.runs[0] / "spec.toml")
+            trainings = self._comparison(place)
+            owner = self._between(place, owner)
+        else:
+            file, look = {
+                "run": ("spec.toml", self._run),
+                "study": ("study.toml", self._study),
+                "grid": ("grid.toml", self._grid),
+            }[place.kind]
+            plan = read_toml(place.directory / file)
+            trainings = look(place.directory, plan)
         return Work(
-            place=str(directory),
-            kind=kind,
+            place=str(place.directory),
+            kind=place.kind,
             task=str(plan.get("task", "")),
             metric=str(metric["name"] if isinstance(metric, Mapping) else metric),
             higher_is_better=bool(facts.get("higher_is_better", True)),
             trainings=tuple(trainings),
-            owner=_owner(directory, kind),
+            owner=owner,
             command=str(facts.get("command") or ""),
         )
 
-    def _run(self, directory: Path, plan: Mapping[str, Any]) -> list[Training]:
+    def _between(self, place: Place, owner: Owner | None) -> Owner | None:
+        """Who holds a comparison, also in the moment between two algorithms, when nothing is held.
+
+        A command ends with its work, so as long as it lives it is at work.
+        """
+        before = self._owners.get(place.directory)
+        if owner is None and before is not None and not before.is_gone and asked_by(place):
+            return before
+        if owner is not None:
+            self._owners[place.directory] = owner
+        return owner
+
+    def _comparison(self, place: Place) -> list[Training]:
+        """Its runs, in the order of the command that makes it, and those that it has yet to begin.
+
+        One that was made in Python has no such command; then those that have begun are all there
+        is to tell.
+        """
+        alive = any(map(is_alive, place.runs))
+        begun = [self._run(run, read_toml(run / "spec.toml"), alive)[0] for run in place.runs]
+        groups = dict.fromkeys([*asked_by(place), *(one.group for one in begun)])
+        known = {one.name: one for one in begun}
+        waiting = begun[0]._replace(state="waiting", round=0, ended=False, why="")
+        waiting = waiting._replace(evaluated=None, metric=None, seconds=None)
+        seeds = sorted({int(one.name.rpartition("-")[2]) for one in begun})
+        found = []
+        for group in groups:
+            for seed in seeds:
+                name = f"{group}/seed-{seed}"
+                found.append(
+                    known.get(name) or waiting._replace(name=name, group=group, label=group)
+                )
+        return found
+
+    def _run(
+        self, directory: Path, plan: Mapping[str, Any], alive: bool | None = None
+    ) -> list[Training]:
+        """A run by itself or, if ``alive`` says whether all of it is at work, of a comparison."""
         group = str(plan.get("algorithm", ""))
         rounds = int(plan.get("protocol", {}).get("rounds", 0))
         name = f"{group}/seed-{plan.get('seed', 0)}"
-        one = self._training(directory, name, group, rounds, _alive(directory))
+        around = is_alive(directory) if alive is None else alive
+        one = self._training(directory, name, group, rounds, around)
         return [one._replace(label=group)]
 
     def _study(self, directory: Path, plan: Mapping[str, Any]) -> list[Training]:
@@ -205,7 +258,7 @@ class Watch:
             for seed in plan.get("seeds", []):
                 place = directory / folder_name(group) / f"seed-{seed}"
                 name, rounds = f"{group}/seed-{seed}", int(plan["rounds"])
-                one = self._training(place, name, group, rounds, _alive(directory))
+                one = self._training(place, name, group, rounds, is_alive(directory))
                 found.append(one._replace(label=_label(group, variant)))
         return found
 
@@ -215,7 +268,7 @@ class Watch:
         if not rows and not (place / "spec.toml").is_file():
             return Training(name, group, "waiting", 0, rounds, ended=False)
         last = max(rows, default=0)
-        early = _json(place / "stopped.json")
+        early = json_or_nothing(place / "stopped.json")
         at = early.get("round")
         stopped = at is not None and last >= at
         return Training(
@@ -223,7 +276,7 @@ class Watch:
             group=group,
             state=_state(
                 rows.values(), early if stopped else {}, last >= rounds,
-                running=_alive(place), waiting=alive,
+                running=is_alive(place), waiting=alive,
             ),
             round=last,
             rounds=rounds,
@@ -234,7 +287,7 @@ class Watch:
 
     def _grid(self, directory: Path, plan: Mapping[str, Any]) -> list[Training]:
         found: list[Training] = []
-        alive, reached = _alive(directory), False
+        alive, reached = is_alive(directory), False
         for group, variant in _variants(plan).items():
             place = directory / folder_name(group)
             scored = (place / "scores.json").is_file()
@@ -299,11 +352,11 @@ class Watch:
 def unfinished(place: Path) -> list[str]:
     """A sentence about every work in a directory that is not finished."""
     found, watch = [], Watch(place)
-    for directory, name in _works(place):
-        work = watch._work(directory, name)
+    for one in places(place):
+        work = watch._work(one)
         if not work.complete:
             now = " and runs now" if work.alive else ""
-            ended = sum(one.ended for one in work.trainings)
+            ended = sum(training.ended for training in work.trainings)
             counts = f" ({ended} of {len(work.trainings)} trained)" if work.kind != "run" else ""
             found.append(f"the {work.kind} {work.place} is not finished{counts}{now}")
     return found
@@ -381,40 +434,3 @@ def _checkpointed(path: Path) -> tuple[int, Sequence[int]]:
         return int(facts["round"]), list(json.loads(facts["members"]))
     except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError):
         return 0, ()
-
-
-def _works(place: Path) -> Iterator[tuple[Path, str]]:
-    """Studies, grids and runs at or below a place, each with the file that makes it one."""
-    for current, below, files in os.walk(place):
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        name = next((name for name in PLANS if name in files), None)
-        if name is not None:
-            below.clear()
-            yield Path(current), name
-
-
-def _manifests(directory: Path, kind: Kind) -> Iterator[Path]:
-    depth = {"run": "", "grid": "*/", "study": "*/*/"}[kind]
-    yield from sorted(directory.glob(f"{depth}manifest.json"))
-
-
-def _owner(directory: Path, kind: Kind) -> Owner | None:
-    """Who holds the directory; a run of a study may be held as part of that only."""
-    whole = directory.resolve()
-    places = [whole, *whole.parents[:2]] if kind == "run" else [whole]
-    return next(filter(None, map(read_owner, places)), None)
-
-
-def _alive(directory: Path) -> bool:
-    if not (directory / LOCK).exists():
-        return False
-    owner = read_owner(directory)
-    return owner is not None and not owner.is_gone
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """A file that may be missing, or be about to be replaced."""
-    try:
-        return read_json(path)
-    except InputError:
-        return {}
