@@ -126,3 +126,33 @@ def test_terminal_shows_a_line_per_trial_or_the_best_of_many() -> None:
     assert "81 trials, best accuracy 80.00 % (client.lr 8.1), median 40.00 %" in many
     # What is over stays as a line.
     assert "fedavg: round 3 of 50, 3 trials, best accuracy 60.00 %" in out.getvalue()
+
+
+def test_evaluations_of_earlier_rounds_are_not_shown_as_if_they_were_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "LINE_SECONDS", -1.0)
+    display, out = shown(terminal=False)
+    with display:
+        display.begin("fedavg", 40, 0)
+        display.advance(report(1, [0.1, 0.13, 0.05]))
+        display.advance(report(2, [None] * 3))
+        between = drawn(display)
+        display.advance(report(40, [0.2, 0.4, 0.3]))
+        display.begin("fedadam", 40, 0)
+        display.advance(report(1, [0.5]))
+        display.advance(report(2, [None]))
+    first, second, last, _, alone = out.getvalue().splitlines()
+    assert first == (
+        "fedavg: round 1 of 40, 3 trials, best accuracy 13.00 % (client.lr 0.2), median 10.00 %"
+    )
+    assert second.startswith(
+        "fedavg: round 2 of 40, 3 trials, training loss 2, accuracy up to round 1: best 13.00 % "
+        "(client.lr 0.2), median 10.00 %"
+    )
+    assert last == (
+        "fedavg: round 40 of 40, 3 trials, best accuracy 40.00 % (client.lr 0.2), median 30.00 %"
+    )
+    assert "training loss 2, accuracy up to round 1: best 50.00 %, last 50.00 %" in alone
+    rows = [" ".join(row.split()) for row in between.splitlines()[2:]]
+    assert rows[1] == "client.lr 0.2 loss 2 best 13.00 % at index 0"

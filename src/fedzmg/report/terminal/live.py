@@ -30,10 +30,15 @@ class Seen(NamedTuple):
     name: str
     metric: float | None = None
     """After the last evaluation."""
+    evaluated: int = 0
+    """Round of the last evaluation."""
     best: float | None = None
     best_index: int = 0
     """Index of the round with the best evaluation: round 1 has the index 0."""
+    trained: int = 0
+    """Its last round."""
     train_loss: float = math.nan
+    """In that round."""
     diverged: int | None = None
     stopped: int | None = None
 
@@ -41,7 +46,7 @@ class Seen(NamedTuple):
         """The same, one round later; a round in which it rested brings nothing new."""
         if resting and self.stopped is not None:
             return self
-        new = self._replace(train_loss=record.train_loss)
+        new = self._replace(train_loss=record.train_loss, trained=record.round)
         if record.diverged and self.diverged is None:
             new = new._replace(diverged=record.round)
         if resting:
@@ -51,7 +56,7 @@ class Seen(NamedTuple):
         better = self.best is None or (record.metric > self.best) == higher
         if better and record.metric != self.best and not record.diverged:
             new = new._replace(best=record.metric, best_index=record.round - 1)
-        return new._replace(metric=record.metric)
+        return new._replace(metric=record.metric, evaluated=record.round)
 
     @property
     def state(self) -> str:
@@ -153,20 +158,22 @@ class Display:
     def summary(self) -> str:
         """Best so far, median and what became of trials, for all of a pack."""
         shown = [seen for seen in self._trials if seen.best is not None]
-        words = []
-        if len(self._trials) > 1:
-            words.append(f"{len(self._trials)} trials")
+        many = len(self._trials) > 1
+        words = [f"{len(self._trials)} trials"] if many else []
+        # A grid evaluates its first round and the last ones only: what is old is said to be so.
+        at = max((seen.evaluated for seen in self._trials), default=0)
+        old = at < max((seen.trained for seen in self._trials), default=0)
+        losses = [s.train_loss for s in self._trials if math.isfinite(s.train_loss)]
+        if losses and (old or not shown):
+            words.append(f"training loss {statistics.median(losses):.4g}")
         if shown:
             best = self._ranked()[0]
-            whose = f" ({best.name})" if len(self._trials) > 1 else ""
-            words.append(f"best {self._metric} {self._text(best.best)}{whose}")
-            now = [s.metric for s in self._trials if s.metric is not None]
-            which = "median" if len(self._trials) > 1 else "now"
-            words.append(f"{which} {self._text(statistics.median(now))}")
-        else:
-            losses = [s.train_loss for s in self._trials if math.isfinite(s.train_loss)]
-            if losses:
-                words.append(f"training loss {statistics.median(losses):.4g}")
+            whose = f" ({best.name})" if many else ""
+            what = f"{self._metric} up to round {at}: best" if old else f"best {self._metric}"
+            words.append(f"{what} {self._text(best.best)}{whose}")
+            last = [s.metric for s in self._trials if s.metric is not None]
+            which = "median" if many else "last" if old else "now"
+            words.append(f"{which} {self._text(statistics.median(last))}")
         for what in ("diverged", "stopped"):
             count = sum(getattr(seen, what) is not None for seen in self._trials)
             words += [f"{count} {what}"] if count else []
@@ -234,7 +241,9 @@ class Display:
             best = ""
             if seen.best is not None:
                 best = f"best {self._text(seen.best)} at index {seen.best_index}"
-            now = self._text(seen.metric) or f"loss {seen.train_loss:.4g}"
+            now = f"loss {seen.train_loss:.4g}"
+            if seen.metric is not None and seen.evaluated == seen.trained:
+                now = self._text(seen.metric)
             table.add_row(f"    {seen.name}", now, best, seen.state, style=style)
         return table
 

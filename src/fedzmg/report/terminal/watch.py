@@ -237,13 +237,23 @@ def line(work: Work) -> str:
     parts = [
         f"{work.place}: {states(work.trainings)}",
         f"round {_rounds(at)} of {at[0].rounds}",
-        "" if best is None else f"best {work.metric} {_metric(work, best)} ({best.shown})",
+        "" if best is None else f"best {work.metric} {_metric(work, best)} ({_whose(best)})",
     ]
     if work.alive and not work.complete:
         parts += [_speed(work), _left(work)]
     elif not work.complete:
         parts.append(_left_alone(work))
     return ", ".join(filter(None, parts))
+
+
+def _whose(best: Training) -> str:
+    """A training, and the round of its metric if that is not the last one.
+
+    >>> _whose(Training("a", "a", "running", 33, 40, False, evaluated=1, label="a"))
+    'a, after round 1'
+    """
+    old = best.evaluated is not None and best.evaluated < best.round
+    return f"{best.shown}, after round {best.evaluated}" if old else best.shown
 
 
 def states(trainings: Iterable[Training]) -> str:
