@@ -19,6 +19,8 @@ from fedzmg.data.sources import SOURCES
 from fedzmg.report.terminal import tables
 from fedzmg.tasks import TASKS
 
+HOLM = f"{0.000123 * len(ALGORITHMS):.3g}"
+"""The smallest of so many p-values of 0.000123, corrected: as large as all others."""
 WIDTHS = pytest.mark.parametrize("width", [60, 80, 120])
 
 
@@ -85,13 +87,13 @@ def test_a_comparison_never_cuts_a_number(width: int) -> None:
     lines = printed(tables.comparison(compared(), width), width)
     assert max(map(len, lines)) <= width
     assert "…" not in "".join(lines)
-    rows = [line.split() for line in lines if line.split()[:1] and line.split()[0] in ALGORITHMS]
+    rows = [row for row in map(str.split, lines) if "±" in row and row[0] in ALGORITHMS]
     assert [row[0] for row in rows] == [name for name in ALGORITHMS if name != "fedzmg"]
     ends = {
-        60: ["88.99", "±", "11.22", "%", "\u221212.34", "%", "0.000123"],
-        80: ["88.99", "±", "11.22", "%", "1234", "\u221212.34", "%", "0.000123"],
-        120: ["88.99", "±", "11.22", "%", "1234", "\u221212.34", "%", "0.000123", "\u221212.34",
-              "54321", "/", "65432", "33.77", "%"],
+        60: ["88.99", "±", "11.22", "%", "\u221212.34", "%", HOLM],
+        80: ["88.99", "±", "11.22", "%", "1234", "\u221212.34", "%", "0.000123", HOLM],
+        120: ["88.99", "±", "11.22", "%", "1234", "\u221212.34", "%", "0.000123", HOLM,
+              "\u221212.34", "54321", "/", "65432", "33.77", "%"],
     }  # fmt: skip
     assert all(row[1:] == ends[width] for row in rows)
     caption = " ".join(words(lines))
@@ -102,6 +104,19 @@ def test_a_comparison_never_cuts_a_number(width: int) -> None:
     assert "fedzmg* " in caption
 
 
+def test_several_tests_are_corrected_as_one_family() -> None:
+    rows = compared()["algorithms"][:4]
+    tests = [None, *({**rows[0]["test"], "p": p} for p in (0.01, 0.04, 0.03))]
+    rows = [{**row, "test": test} for row, test in zip(rows, tests, strict=True)]
+    data = {**compared(), "algorithms": rows}
+    shown = printed(tables.comparison(data, 120), 120)
+    lines = [row for row in map(str.split, shown) if "±" in row and row[0] in ALGORITHMS]
+    # By Holm: 3 times 0.01; 2 times 0.03; 1 times 0.04, but no less than the one before.
+    assert [line[8:10] for line in lines] == [["0.01", "0.03"], ["0.04", "0.06"], ["0.03", "0.06"]]
+    alone = printed(tables.comparison({**data, "algorithms": rows[:2]}, 120), 120)
+    assert "Holm" not in "".join(alone)
+
+
 def caption(data: dict[str, Any], width: int) -> str:
     return str(tables.comparison(data, width).caption).partition("; for want of room")[0]
 
@@ -109,7 +124,7 @@ def caption(data: dict[str, Any], width: int) -> str:
 def test_caption_explains_the_columns_that_are_there() -> None:
     assert "; diff., p and d_z: paired t-test of fedzmg minus this one" in caption(compared(), 120)
     narrow = caption(compared(), 60)
-    assert "; diff. and p: paired t-test of fedzmg minus this one" in narrow
+    assert "; diff.: paired t-test of fedzmg minus this one; Holm: p over the family" in narrow
     assert not any(head in narrow for head in ("d_z", "MiB", "to 80"))
     assert "; diff.: paired t-test of fedzmg minus this one" in caption(compared(), 52)
     assert "test" not in caption(compared(), 44)

@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from fedzmg.experiment.studies.significance import holm
 from fedzmg.report.numbers import goal_text, signed_text, spread_text, value_text
 from fedzmg.report.terminal.stacked import folded
 
@@ -94,18 +95,20 @@ def _columns(data: Mapping[str, Any]) -> list[_Column]:
         _Column(
             f"to {goal}",
             ["never" if arrived is None else str(arrived) for arrived in arrivals],
-            "index of the round that arrives (index r follows round r + 1)",
-            rank=3,
+            "index of the round at which the mean of 4 evaluations arrives (index r follows round "
+            "r + 1)",
+            rank=4,
         ),
         _Column("diff.", [test[0] for test in tests], tested, rank=1),
-        _Column("p", [test[1] for test in tests], tested, rank=2),
-        _Column("d_z", [test[2] for test in tests], tested, rank=5),
-        _Column("MiB ↓ / ↑", traffic, "traffic of one run, all clients, down / up", rank=4),
+        _Column("p", [test[1] for test in tests], tested, rank=3),
+        *_corrected(rows),
+        _Column("d_z", [test[2] for test in tests], tested, rank=6),
+        _Column("MiB ↓ / ↑", traffic, "traffic of one run, all clients, down / up", rank=5),
         _Column(
             "per MiB",
             [value_text(row["metric_per_mib"], metric) for row in rows],
             "final over that traffic",
-            rank=6,
+            rank=7,
         ),
     ]
     # One seed or one algorithm makes no test.
@@ -130,6 +133,16 @@ def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
 def _used(columns: Sequence[_Column]) -> int:
     """By columns with their blanks."""
     return sum(column.width + 1 for column in columns) + 1
+
+
+def _corrected(rows: Sequence[Mapping[str, Any]]) -> list[_Column]:
+    """The p-values after Holm's correction, if there are several."""
+    found = {i: row["test"]["p"] for i, row in enumerate(rows) if row["test"] is not None}
+    if len(found) < 2:
+        return []
+    adjusted = dict(zip(found, holm(list(found.values())), strict=True))
+    cells = [f"{adjusted[i]:.3g}" if i in adjusted else "" for i in range(len(rows))]
+    return [_Column("Holm", cells, f"p over the family of {len(found)} tests", rank=2)]
 
 
 def _test_cells(test: Mapping[str, Any] | None, metric: str) -> tuple[str, str, str]:
