@@ -33,6 +33,18 @@ def test_table_names_claim_numbers_and_verdict() -> None:
     assert re.search(r"1 checks? in \d+ s: 1 fail as stated", done.output)
 
 
+def test_the_end_lists_all_checks_and_names_those_that_fail() -> None:
+    done = call("T1", "T2", "E8", "--quick")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"3 checks in \d+ s: 1 hold, 2 fail as stated \(T2, E8\)\n$", done.output)
+    table = done.output[done.output.rindex("about") :]
+    assert re.search(r"^T1 +holds +Geometry of the projection *$", table, re.MULTILINE)
+    assert re.search(
+        r"^T2 +fails as stated +Descent inequality; holds with 3/", table, re.MULTILINE
+    )
+    assert max(map(len, table.splitlines())) <= 80
+
+
 def test_json_holds_everything() -> None:
     done = call("t1", "T2", "--json")
     data = json.loads(done.stdout)

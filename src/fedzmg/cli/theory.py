@@ -34,7 +34,10 @@ def theory(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check the theory: predicted value, measured value and verdict of every claim."""
+    """Check the theory: predicted value, measured value and verdict of every claim.
+
+    The end lists all checks with their verdicts. Exit code 1 if a derived value is not reproduced.
+    """
     from fedzmg.report.exports import theory as files
     from fedzmg.report.sheets.theory import markdown
     from fedzmg.report.terminal import theory as view
@@ -66,6 +69,8 @@ def theory(
             drawn = files.write_figures(findings, folder)
         for path in drawn:
             output.place("figure", out / path.name, err=quiet)
+    if len(findings) > 1 and not quiet:
+        console.print(view.overview(findings, console.width), "", highlight=False)
     console.print(view.summary(findings, seconds), highlight=False)
     if any(finding["verdict"] == "not reproduced" for finding in findings):
         raise SystemExit(NOT_REPRODUCED)

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedzmg.report.sheets.theory import Finding, number, tolerance
+from fedzmg.report.terminal.tables import listing
 
 _STYLES = {"holds": "green", "fails": "yellow", "not": "bold red"}
 
@@ -39,14 +40,28 @@ def one(finding: Finding) -> RenderableType:
     )
 
 
+def overview(findings: Sequence[Finding], width: int) -> RenderableType:
+    """All checks in a table: what each is about, its verdict, and under what it holds instead.
+
+    Args:
+        findings: in their order.
+        width: of the terminal.
+    """
+    rows = []
+    for finding in findings:
+        verdict, _, instead = str(finding["verdict"]).partition("; ")
+        about = str(finding["title"]) + f"; {instead}" * bool(instead)
+        rows.append([str(finding["id"]), verdict, about])
+    return listing(("check", "verdict", "about"), rows, width)
+
+
 def summary(findings: Sequence[Finding], seconds: float) -> str:
-    """One line about all checks."""
-    verdicts = [str(finding["verdict"]) for finding in findings]
-    counts = {
-        "hold": sum(v == "holds" for v in verdicts),
-        "fail as stated": sum(v.startswith("fails") for v in verdicts),
-        "not reproduced": sum(v.startswith("not") for v in verdicts),
-    }
-    words = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    """One line about all checks, with the names of those that do not hold."""
+    kinds = {"hold": "holds", "fail as stated": "fails", "not reproduced": "not"}
+    words = []
+    for what, first in kinds.items():
+        own = [str(one["id"]) for one in findings if str(one["verdict"]).split()[0] == first]
+        named = f" ({', '.join(own)})" if first != "holds" and len(findings) > 1 else ""
+        words += [f"{len(own)} {what}{named}"] if own else []
     number_of = "1 check" if len(findings) == 1 else f"{len(findings)} checks"
-    return f"{number_of} in {seconds:.0f} s: {words}"
+    return f"{number_of} in {seconds:.0f} s: {', '.join(words)}"
