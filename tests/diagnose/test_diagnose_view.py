@@ -74,3 +74,19 @@ def test_no_verdict_has_a_table_and_a_figure(data: dict[str, Any]) -> None:
     undecided = {**data, "points": data["points"][:1], "verdict": verdict}
     assert "verdict  " in shown(undecided, 80)
     assert figure(undecided).get_suptitle().endswith("before training: no verdict")
+
+
+def test_legends_lie_below_the_panels_and_inside_the_figure(data: dict[str, Any]) -> None:
+    from fedzmg.report.plots.diagnose import figure
+
+    drawn = figure(data)
+    drawn.canvas.draw()
+    assert len(drawn.axes) == 3
+    for axes in drawn.axes:
+        legend = axes.get_legend()
+        assert legend is not None
+        box = legend.get_window_extent()
+        assert box.y1 < axes.xaxis.label.get_window_extent().y0
+        assert box.y0 > 0
+        assert box.x0 > 0
+        assert box.x1 < drawn.bbox.width

@@ -5,7 +5,7 @@ Everything starts from the dictionary of a :class:`fedzmg.diagnose.Diagnosis`, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -15,10 +15,18 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from fedzmg.report.lettering import folded, widest
 from fedzmg.report.plots.style import COLOURS, DASHES, GRID, QUIET_INK, STYLE, laid_out
 from fedzmg.report.results.diagnosis import by_name, ratio, rows, when
 
 _INCHES = 4.6
+_HIGH = 4.2
+_LETTERS = 8.0
+"""Size of names in a legend, in points."""
+_HANDLE = 2.0
+"""Piece of a line before a name, in letters."""
+_BELOW = 4.8
+"""From a panel to its legend, in letters: past the numbers and the name of the axis."""
 
 
 def figure(data: Mapping[str, Any]) -> Figure:
@@ -31,7 +39,7 @@ def figure(data: Mapping[str, Any]) -> Figure:
     with matplotlib.rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06)
         canvas = Figure(
-            figsize=(_INCHES * (3 if moving else 2) + 0.6, 4.4), dpi=100.0, facecolor="white",
+            figsize=(_INCHES * (3 if moving else 2) + 0.6, _HIGH), dpi=100.0, facecolor="white",
             layout=layout,
         )  # fmt: skip
         FigureCanvasAgg(canvas)
@@ -46,6 +54,7 @@ def figure(data: Mapping[str, Any]) -> Figure:
         _draw_left(panels[1], data)
         if moving:
             _draw_along(panels[2], data)
+        _name_below(canvas, panels)
         return laid_out(canvas)
 
 
@@ -72,7 +81,6 @@ def _draw_shares(axes: Axes, data: Mapping[str, Any]) -> None:
                 )  # fmt: skip
     _dress_rows(axes, layers, "share of gradient energy that is mean component")
     axes.set_xlim(-0.02, 1.02)
-    axes.legend(frameon=False, fontsize=8.0, loc="best")
 
 
 def _draw_left(axes: Axes, data: Mapping[str, Any]) -> None:
@@ -91,8 +99,6 @@ def _draw_left(axes: Axes, data: Mapping[str, Any]) -> None:
     axes.axvline(1.0, color=QUIET_INK, linewidth=0.9)
     _dress_rows(axes, layers, "squared distance of clients, projected over plain")
     axes.tick_params(labelleft=False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8.0, loc="best")
 
 
 def _draw_along(axes: Axes, data: Mapping[str, Any]) -> None:
@@ -108,8 +114,33 @@ def _draw_along(axes: Axes, data: Mapping[str, Any]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_ylim(0.0, 1.02)
-    axes.legend(frameon=False, fontsize=8.0)
     _plain_frame(axes)
+
+
+def _name_below(canvas: Figure, panels: Iterable[Axes]) -> None:
+    """Say below each panel what its marks are: inside it, they would look like data.
+
+    The figure grows by what that takes.
+    """
+    most = 0
+    # Names and numbers left of the axes take a share of a panel, too.
+    room = 72.0 * _INCHES * 0.8 - _BELOW * _LETTERS
+    around = (_HANDLE + 2.0) * _LETTERS
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        if not handles:
+            continue
+        plain = [str(label).replace(r"\$", "$") for label in labels]
+        lines = [folded(label, room - around, _LETTERS, cut=True) for label in plain]
+        widths = [widest(own, _LETTERS) for own in lines]
+        columns = 2 if 2 * (max(widths) + around) < room else 1
+        most = max(most, -(-sum(map(len, lines)) // columns))
+        axes.legend(
+            handles, ["\n".join(own).replace("$", r"\$") for own in lines], frameon=False,
+            fontsize=_LETTERS, handlelength=_HANDLE, ncols=columns, loc="upper left",
+            bbox_to_anchor=(0.0, 0.0), borderaxespad=_BELOW,
+        )  # fmt: skip
+    canvas.set_figheight(_HIGH + most * 1.6 * _LETTERS / 72.0)
 
 
 def _dress_rows(axes: Axes, layers: Sequence[Mapping[str, Any]], label: str) -> None:
