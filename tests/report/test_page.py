@@ -109,7 +109,24 @@ def test_commands_work_where_the_report_was_asked_for(
     assert [words[1] for words in lines] == ["study", "run", "report"]
     assert all(Path(words[2]).exists() for words in lines)
     assert [words[4] for words in lines[:2]] == ["again/s", "again/s/fedavg/seed-0"]
-    assert lines[2][2:] == [given]
+    assert lines[2][2:] == [given, "--out", "again/report"]
+
+
+def test_commands_of_a_grid_are_recorded_as_they_were_given(
+    study: Path, grid: dict[str, Any], tmp_path: Path
+) -> None:
+    made = "fedzmg grid digits.toml --set rounds=40 --out runs/g"
+    for name in ("fedavg", "fedzmg"):
+        (tmp_path / "g" / name).mkdir(parents=True)
+        (tmp_path / "g" / name / "manifest.json").write_text(json.dumps({"command": made}))
+    (tmp_path / "g" / "damaged").mkdir()
+    (tmp_path / "g" / "damaged" / "manifest.json").write_text("{")
+    (tmp_path / "g" / "grid.json").write_text(json.dumps(grid))
+    (tmp_path / "g" / "grid.toml").write_text('task = "digits"\n')
+    page = html.unescape(render(read([study, tmp_path / "g"])))
+    assert page.count(made) == 1
+    (tmp_path / "g" / "grid.toml").write_text('task = "mine"\n')
+    assert made not in render(read([study, tmp_path / "g"]))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Iterator, Sequence
@@ -49,7 +50,9 @@ def sections(material: Material, outcomes: Sequence[Outcome]) -> Iterator[Sectio
 def _commands(material: Material) -> Iterator[Commands]:
     """What repeats the runs, from what is on disk."""
     runs = [run for study in material.studies for run in study.runs if not _is_own(study.task)]
-    recorded = [run.manifest["command"] for run in runs if run.manifest.get("command")]
+    # Grids first: studies take their rates from them.
+    recorded = [command for plan in material.plans for command in _of_grid(plan)]
+    recorded += [run.manifest["command"] for run in runs if run.manifest.get("command")]
     recorded += [
         extra.content["made"]["command"]
         for extra in material.heterogeneity
@@ -67,10 +70,21 @@ def _commands(material: Material) -> Iterator[Commands]:
         ("As recorded when it was made", tuple(dict.fromkeys(words))),
         ("The whole of it again", tuple(whole)),
         ("Each run again, with every setting as it was", tuple(each)),
-        ("This page again", (_line("report", *material.given),)),
+        ("This page again", (_line("report", *material.given, "--out", "again/report"),)),
     ):
         if lines:
             yield Commands(title, lines)
+
+
+def _of_grid(plan: Plan) -> Iterator[str]:
+    """The commands that made a grid, as its algorithms have recorded them."""
+    if plan.kind != "grid" or _is_own(_asked(plan).get("task")):
+        return
+    for path in sorted(Path(plan.path).parent.glob("*/manifest.json")):
+        with contextlib.suppress(InputError):  # damaged, but its scores are there
+            command = read_json(path).get("command")
+            if command:
+                yield command
 
 
 def _is_own(task: str | None) -> bool:
