@@ -70,6 +70,19 @@ def test_heat_map_shows_the_share_of_every_class_sorted_by_dominant_class() -> N
     assert [text.get_text() for text in heat.get_xticklabels()] == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize(("classes", "scale"), [(2, "linear"), (6, "logarithmic")])
+def test_a_few_classes_have_a_linear_scale(classes: int, scale: str) -> None:
+    drawn = figure(made_up(30, classes))
+    heat, _, _ = parts(drawn)
+    assert heat.get_title(loc="right") == f"white: absent; {scale} scale"
+    [image] = heat.images
+    halfway = image.norm(0.5 * image.norm.vmax)
+    assert (halfway == pytest.approx(0.5)) == (scale == "linear")
+    [bar] = [axes for axes in drawn.axes if axes.get_label() == "<colorbar>"]
+    labels = [text.get_text() for text in bar.get_yticklabels()]
+    assert (labels == [f"{20 * i} %" for i in range(6)]) == (scale == "linear")
+
+
 def test_many_clients_are_averaged_and_the_axis_says_so() -> None:
     data = made_up(3 * MOST_ROWS - 1, 4, volume=20)
     heat, _, distance = parts(figure(data))

@@ -13,7 +13,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.colors import ListedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patheffects import withStroke
@@ -25,6 +25,9 @@ from fedzmg.report.plots.style import COLOURS, GRID, QUIET_INK, STYLE, laid_out
 
 MOST_ROWS = 500
 """More clients than this are averaged in groups of neighbours in the heat-map."""
+
+FEW_CLASSES = 5
+"""So few have large shares each, which differ visibly on a linear scale only."""
 
 _NAMED_ROWS = 30
 _NAMED_CHARACTERS = 80
@@ -81,22 +84,25 @@ def _draw_classes(canvas: Figure, axes: Axes, report: Mapping[str, Any]) -> None
     image = np.array([shares[order[start : start + merged]].mean(axis=0) for start in starts])
     lowest, highest = float(image[image > 0].min()), float(image.max())
     faintest = max(lowest, highest / _SHADES)
+    few = image.shape[1] <= FEW_CLASSES
+    # Even shares would leave a logarithmic scale without any extent.
+    logarithmic = LogNorm(min(faintest, 0.5 * highest), highest)
     drawn = axes.imshow(
         np.ma.masked_equal(image, 0.0),
         aspect="auto",
         interpolation="nearest",
         cmap=_COLOURS,
-        # Even shares would leave a logarithmic scale without any extent.
-        norm=LogNorm(min(faintest, 0.5 * highest), highest),
+        norm=Normalize(0.0, 1.0) if few else logarithmic,
         extent=(-0.5, image.shape[1] - 0.5, len(order), 0.0),
     )
     bar = canvas.colorbar(
         drawn, ax=axes, pad=0.015, fraction=0.04, aspect=40,
-        extend="min" if lowest < faintest else "neither", extendfrac=0.02,
+        extend="min" if lowest < faintest and not few else "neither", extendfrac=0.02,
     )  # fmt: skip
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
-    bar.ax.yaxis.set_minor_formatter(NullFormatter())
-    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+    if not few:
+        bar.ax.yaxis.set_minor_formatter(NullFormatter())
+        bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
     bar.ax.tick_params(labelsize=7, length=2)
     bar.outline.set_visible(False)
     _name_classes(axes, [measures.visible(label) for label in report["labels"]])
@@ -109,7 +115,11 @@ def _draw_classes(canvas: Figure, axes: Axes, report: Mapping[str, Any]) -> None
         more = f"; each row is the mean of {merged}" if merged > 1 else ""
         axes.set_ylabel(f"clients, by dominant class{more}")
     what = "characters" if report["unit"] == "characters" else "labels"
-    _head(axes, f"Share of {what} at each client", "white: absent; logarithmic scale")
+    _head(
+        axes,
+        f"Share of {what} at each client",
+        f"white: absent; {'linear' if few else 'logarithmic'} scale",
+    )
     axes.tick_params(length=2)
     axes.spines[:].set_visible(False)
 
