@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from torch import nn
+from typer.testing import CliRunner
 
 import fedzmg
 from fedzmg import Algorithm, InputError, Task, Trial, compare, simulate
 from fedzmg.algorithms import SGD, Average
+from fedzmg.cli import app
+from fedzmg.experiment.work.progress import Silent
+from fedzmg.simulation import RoundReport
 
 MINE = Algorithm("mine", SGD(), Average())
 
@@ -127,3 +133,37 @@ def test_histories_of_other_seeds_make_no_pairs() -> None:
         assert "and a [0, 1]; runs are paired" in message
     for none in ({}, {"a": []}):
         assert refused(fedzmg.Comparison, task(), none).startswith("histories: give at least one")
+class Press(Silent):
+    """A user who presses Ctrl-C while the first round is shown."""
+
+    def begin(self, label: str, rounds: int, done: int) -> None:
+        self.pressed = False
+
+    def advance(self, report: RoundReport) -> None:
+        if not self.pressed:
+            self.pressed = True
+            signal.raise_signal(signal.SIGINT)
+
+
+def interrupted(**given: Any) -> KeyboardInterrupt:
+    try:
+        compare(task(), ["fedavg"], seeds=1, rounds=5, progress=Press(), **given)
+    except Exception:
+        raise AssertionError("a sweep would have swallowed it") from None
+    except KeyboardInterrupt as error:
+        return error
+    raise AssertionError("it was not interrupted")
+
+
+def test_ctrl_c_ends_a_sweep_and_says_what_became_of_the_work(tmp_path: Path) -> None:
+    assert str(interrupted()) == (
+        "interrupted after round 1 of 5; nothing was kept: no out= was given"
+    )
+    assert str(interrupted(out=tmp_path)) == (
+        "interrupted after round 1 of 5; nothing is lost, make the same call again to go on"
+    )
+    watched = CliRunner().invoke(app, ["watch", str(tmp_path)], env={"COLUMNS": "200"})
+    again = "nobody is at work: make the same call of fedzmg.compare again to go on\n"
+    assert again in watched.stdout
+    whole = compare(task(), ["fedavg"], seeds=1, rounds=5, out=tmp_path)
+    assert whole.histories["fedavg"][0].rounds == [1, 2, 3, 4, 5]

@@ -13,11 +13,20 @@ class InputError(ValueError):
     """
 
 
-class Interrupted(Exception):
-    """Ctrl-C, after everything finished so far was kept."""
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, held back until a round was over; like any Ctrl-C it passes ``except Exception``.
 
-    def __init__(self, done: int, rounds: int) -> None:
-        super().__init__()
+    Args:
+        done: rounds that were trained.
+        rounds: all of them.
+        kept: whether there is a directory from which the same call goes on.
+    """
+
+    def __init__(self, done: int, rounds: int, *, kept: bool = True) -> None:
+        remedy = "nothing is lost, make the same call again to go on"
+        if not kept:
+            remedy = "nothing was kept: no out= was given"
+        super().__init__(f"interrupted after round {done} of {rounds}; {remedy}")
         self.done, self.rounds = done, rounds
 
 

@@ -11,6 +11,9 @@ from typing import Any
 
 from fedzmg.version import __version__
 
+PYTHON = "Python"
+"""In the place of a command, where a program called."""
+
 
 def provenance() -> dict[str, Any]:
     """What made the file that this goes into."""
@@ -26,7 +29,7 @@ def command(arguments: Sequence[str]) -> str:
     program = PurePath(arguments[0]) if arguments else PurePath()
     if program.stem == "fedzmg" or program.parts[-2:] == ("fedzmg", "__main__.py"):
         return shlex.join(["fedzmg", *arguments[1:]])
-    return "Python"
+    return PYTHON
 
 
 def _commit() -> dict[str, Any]:

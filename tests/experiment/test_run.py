@@ -125,6 +125,10 @@ def test_ctrl_c_waits_for_the_round_and_keeps_it(tmp_path: Path) -> None:
     assert "stopping after this round" in progress.said
     # Pressed after round 3 was shown: nothing was running, so it stops right there.
     assert caught.value.done in (3, 4)
+    assert str(caught.value) == (
+        f"interrupted after round {caught.value.done} of 6; nothing is lost, make the same call "
+        "again to go on"
+    )
     assert same(
         run_pack(task(), specs("scaffold")), run_pack(task(), specs("scaffold"), places(tmp_path))
     )

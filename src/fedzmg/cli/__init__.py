@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import re
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fedzmg.cli import data, experiments, inspection, training
 from fedzmg.cli.bench import bench
@@ -23,7 +24,26 @@ from fedzmg.version import __version__
 REFUSED = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS)
 """What a system says to a user, and not to a programmer."""
 
+
+class _Stopped(Exception):
+    """An interruption that says how far the work is, which typer makes a bare code of."""
+
+
+class _Commands(TyperGroup):
+    """All commands."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Interrupted as error:
+            raise _Stopped(
+                f"after round {error.done} of {error.rounds}; nothing is lost, run the same "
+                "command again to go on"
+            ) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Train, compare and deploy federated algorithms.",
     no_args_is_help=True,
     add_completion=False,
@@ -76,11 +96,8 @@ def main() -> None:
         _fail(str(error))
     except KeyboardInterrupt:
         _interrupted("before anything was done; run the same command again")
-    except Interrupted as error:
-        _interrupted(
-            f"after round {error.done} of {error.rounds}; nothing is lost, run the same command "
-            "again to go on"
-        )
+    except _Stopped as error:
+        _interrupted(str(error))
     except OSError as error:
         if error.errno not in REFUSED:
             raise

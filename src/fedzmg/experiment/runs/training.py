@@ -90,7 +90,8 @@ class PackTraining:
                     if verdict.end and not finished:
                         raise TimeIsUp(simulation.round, simulation.rounds)
         except KeyboardInterrupt:
-            raise Interrupted(simulation.round, simulation.rounds) from None
+            kept = self._place is not None
+            raise Interrupted(simulation.round, simulation.rounds, kept=kept) from None
         histories = simulation.histories(self._records)
         return [replace(h, clients=tuple(c)) for h, c in zip(histories, self._clients, strict=True)]
 

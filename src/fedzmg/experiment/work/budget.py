@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 
-from fedzmg.errors import InputError, Interrupted
+from fedzmg.errors import InputError
 
 
-class TimeIsUp(Interrupted):
+class TimeIsUp(Exception):
     """The time that was allowed is over; everything finished so far was kept."""
+
+    def __init__(self, done: int, rounds: int) -> None:
+        super().__init__(f"time is up after round {done} of {rounds}; nothing is lost")
+        self.done, self.rounds = done, rounds
 
 
 class Budget:

@@ -11,6 +11,7 @@ from typing import NamedTuple, get_args
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from fedzmg.provenance import PYTHON
 from fedzmg.report.numbers import NONE, duration, value_text
 from fedzmg.report.results.watch import State, Training, Work
 from fedzmg.report.terminal.stacked import Column, fits, said_below, stacked
@@ -286,6 +287,9 @@ def _speed(work: Work) -> str:
 
 
 def _left_alone(work: Work) -> str:
+    if work.command == PYTHON:
+        which = " of fedzmg.compare" if work.kind == "run" else ""
+        return f"nobody is at work: make the same call{which} again to go on"
     again = f": {work.command}" if work.command else ""
     return f"nobody is at work: run the same command again to go on{again}"
 
