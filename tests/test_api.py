@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,8 @@ def test_histories_of_other_seeds_make_no_pairs() -> None:
         assert "and a [0, 1]; runs are paired" in message
     for none in ({}, {"a": []}):
         assert refused(fedzmg.Comparison, task(), none).startswith("histories: give at least one")
+
+
 class Press(Silent):
     """A user who presses Ctrl-C while the first round is shown."""
 
@@ -167,3 +171,45 @@ def test_ctrl_c_ends_a_sweep_and_says_what_became_of_the_work(tmp_path: Path) ->
     assert again in watched.stdout
     whole = compare(task(), ["fedavg"], seeds=1, rounds=5, out=tmp_path)
     assert whole.histories["fedavg"][0].rounds == [1, 2, 3, 4, 5]
+
+
+def test_what_is_printed_is_short_and_readable(tmp_path: Path) -> None:
+    result = compare(task(), ["fedzmg", "fedavg"], seeds=2, out=tmp_path, engine="sequential")
+    finals = [row.mean for row in result.rows()]
+    assert repr(result) == (
+        f"<Comparison on 'custom', 2 paired seeds, 2 rounds: fedzmg {finals[0]:.4g}, "
+        f"fedavg {finals[1]:.4g}>"
+    )
+    title, _, heads, *rows = str(result).splitlines()
+    assert title == "custom, 2 paired seeds, 2 rounds"
+    assert heads.split() == ["algorithm", "final", "accuracy", "sd", "to", "0.9", "diff.", "p"]
+    assert rows[0].split()[:2] == ["fedzmg", f"{finals[0]:.4f}"]
+    assert rows[1].split()[:2] == ["fedavg", f"{finals[1]:.4f}"]
+    assert "paired t-test of fedzmg minus this one" in rows[-1]
+    one = compare(task(), ["fedavg"], seeds=1, engine="sequential")
+    assert str(one).splitlines()[2].split() == ["algorithm", "final", "accuracy", "to", "0.9"]
+    [history] = one.histories["fedavg"]
+    assert repr(history) == (
+        "<History of fedavg on 'custom', seed 0: 2 of 2 rounds, accuracy "
+        f"{history.metrics[-1]:.4g} at last>"
+    )
+
+
+def test_history_that_diverged_says_so() -> None:
+    [history] = simulate(task(), Trial.of("fedavg"), engine="sequential")
+    lost = [record._replace(diverged=record.round == 2) for record in history.records]
+    assert repr(replace(history, records=tuple(lost))).endswith(" at last, diverged in round 2>")
+
+
+def test_comparison_is_kept_for_reports(tmp_path: Path) -> None:
+    whole = compare(task(), ["fedzmg", "fedavg"], seeds=2, out=tmp_path, engine="sequential")
+    kept = tmp_path / "comparison.json"
+    assert json.loads(kept.read_text()) == whole.as_dict()
+    before = kept.read_bytes()
+    compare(task(), ["fedavg"], seeds=2, out=tmp_path, engine="sequential")  # of the whole, a part
+    assert kept.read_bytes() == before
+    written = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert written.exit_code == 0, written.output
+    kept.write_text("{}")
+    said = refused(compare, task(), ["fedavg"], out=tmp_path)
+    assert said == f"{kept} names no algorithms: restore or remove it"

@@ -11,9 +11,11 @@ from fedzmg import tasks
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, unknown
+from fedzmg.experiment.runs.store import write_json
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.compare import Comparison, compare_specs
 from fedzmg.experiment.work.progress import Progress
+from fedzmg.formats import read_json
 from fedzmg.simulation import Device, EngineName
 from fedzmg.tasks.task import Task
 
@@ -52,8 +54,12 @@ def compare(
         engine: ``auto`` measures and picks; ``sequential``, ``vectorized``, ``captured`` and
             ``compiled`` as for :func:`fedzmg.simulate`.
         device: ``auto``, ``cpu`` or ``cuda``.
-        out: keep run directories there; the same call continues what was interrupted.
+        out: keep run directories and ``comparison.json`` there; the same call continues what was
+            interrupted, and ``fedzmg report`` reads it.
         progress: what shows how far the work is.
+
+    Returns:
+        Histories and the table: ``print(result)`` shows it, ``result.rows()`` has its numbers.
 
     Raises:
         InputError: for an unknown name or a value out of range.
@@ -101,7 +107,28 @@ def compare(
         # Every mistake is found before the first round is trained.
         spec.resolved(chosen)
         specs.append(spec)
-    return compare_specs(chosen, specs, numbers, None if out is None else Path(out), progress)
+    place = None if out is None else Path(out)
+    before = [] if place is None else compared_in(place)
+    result = compare_specs(chosen, specs, numbers, place, progress)
+    # One that compares a part of what was compared there leaves the whole as it is.
+    if place is not None and set(before) <= set(algorithms):
+        write_json(place / "comparison.json", result.as_dict())
+    return result
+
+
+def compared_in(place: Path) -> list[str]:
+    """The algorithms that a directory's ``comparison.json`` is about.
+
+    Raises:
+        InputError: if it does not say.
+    """
+    path = place / "comparison.json"
+    if not path.is_file():
+        return []
+    try:
+        return [row["algorithm"] for row in read_json(path)["algorithms"]]
+    except (KeyError, TypeError):
+        raise InputError(f"{path} names no algorithms: restore or remove it") from None
 
 
 def _check_one_protocol(

@@ -48,7 +48,6 @@ def compare(
     from fedzmg import tasks, trackers
     from fedzmg.api import algorithm_names
     from fedzmg.api import compare as compare_algorithms
-    from fedzmg.experiment.runs.store import write_json
     from fedzmg.report.plots import comparison
     from fedzmg.report.plots.style import save
     from fedzmg.report.terminal import tables
@@ -76,7 +75,6 @@ def compare(
             engine=engine, device=device, out=place, progress=progress,  # type: ignore[arg-type]
         )  # fmt: skip
     data = result.as_dict()
-    write_json(place / "comparison.json", data)
     written = save(comparison.figure(data), place / "curves")
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
@@ -222,16 +220,9 @@ def _untuned(task: str, names: list[str], settings: dict[str, dict[str, Any]]) -
 
 def _refuse_to_replace(place: Path, names: list[str]) -> None:
     """A comparison may grow in its place; one that lacks an algorithm would replace it."""
-    from fedzmg.formats import read_json
+    from fedzmg.api import compared_in
 
-    path = place / "comparison.json"
-    if not path.is_file():
-        return
-    try:
-        there = [row["algorithm"] for row in read_json(path)["algorithms"]]
-    except (KeyError, TypeError):
-        raise InputError(f"{path} names no algorithms: restore or remove it") from None
-    missing = [name for name in there if name not in names]
+    missing = [name for name in compared_in(place) if name not in names]
     if missing:
         raise InputError(
             f"{place} holds a comparison that also has {', '.join(missing)}: name these too, or "

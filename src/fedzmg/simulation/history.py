@@ -59,6 +59,18 @@ class History:
     clients: tuple[ClientMetrics, ...] = ()
     """How the model did on single clients, in the order of rounds; the last is the end's."""
 
+    def __repr__(self) -> str:
+        """How it went, without the rounds and the model."""
+        name, metrics = self.trial.name or self.trial.algorithm.name, self.metrics
+        told = [f"{len(self.records)} of {self.task.protocol.rounds} rounds"]
+        if metrics:
+            told.append(f"{self.task.metric.name} {metrics[-1]:.4g} at last")
+        if self.diverged is not None:
+            told.append(f"diverged in round {self.diverged}")
+        return (
+            f"<History of {name} on {self.task.name!r}, seed {self.trial.seed}: {', '.join(told)}>"
+        )
+
     @property
     def diverged(self) -> int | None:
         """The round in which the trial diverged, if it did."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.errors import InputError
+from fedzmg.experiment.plain import aligned
 from fedzmg.experiment.runs.rules import PlannedRun, say_changed_runs
 from fedzmg.experiment.runs.run import run_pack
 from fedzmg.experiment.specs.run import RunSpec
@@ -75,6 +76,40 @@ class Comparison:
                     f"histories: {name} has the seeds {seeds[name]} and {first} {seeds[first]}; "
                     "runs are paired by their seeds, so give the same in the same order"
                 )
+
+    def __repr__(self) -> str:
+        """Which algorithms, and how well; ``print`` shows the table."""
+        finals = ", ".join(f"{row.algorithm} {row.mean:.4g}" for row in self.rows())
+        return f"<Comparison on {self.task.name!r}, {self._over()}: {finals}>"
+
+    def __str__(self) -> str:
+        """The table in short, reference first; :meth:`rows` has all numbers."""
+        rows, name = self.rows(), self.task.metric.name
+        columns = {
+            "algorithm": [row.algorithm for row in rows],
+            f"final {name}": [f"{row.mean:.4f}" for row in rows],
+            "sd": ["" if row.sd is None else f"{row.sd:.4f}" for row in rows],
+            f"to {self.threshold:g}": [
+                "never" if row.rounds_to_threshold is None else str(row.rounds_to_threshold)
+                for row in rows
+            ],
+            "diff.": [f"{row.test.mean_difference:+.4f}" if row.test else "" for row in rows],
+            "p": [f"{row.test.p:.3g}" if row.test else "" for row in rows],
+            "diverged": [str(row.diverged) if row.diverged else "" for row in rows],
+        }
+        words = [
+            f"final: mean over the last tenth of the rounds; to {self.threshold:g}: index of the "
+            "round that arrives"
+        ]
+        if any(row.test for row in rows):
+            words.append(f"diff. and p: paired t-test of {rows[0].algorithm} minus this one")
+        return "\n".join([f"{self.task.name}, {self._over()}", "", aligned(columns), "", *words])
+
+    def _over(self) -> str:
+        """What the numbers are about."""
+        runs = next(iter(self.histories.values()))
+        seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} paired seeds"
+        return f"{seeds}, {runs[0].task.protocol.rounds} rounds"
 
     @property
     def threshold(self) -> float:
