@@ -213,3 +213,14 @@ def test_comparison_is_kept_for_reports(tmp_path: Path) -> None:
     kept.write_text("{}")
     said = refused(compare, task(), ["fedavg"], out=tmp_path)
     assert said == f"{kept} names no algorithms: restore or remove it"
+
+
+def test_progress_is_shown_if_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+    compare(task(), ["fedavg"], seeds=1, engine="sequential")
+    assert capfd.readouterr() == ("", "")
+    compare(task(), ["fedavg"], seeds=1, engine="sequential", progress=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("fedavg: round 2 of 2, best accuracy")
+    said = refused(compare, task(), ["fedavg"], progress="bar")
+    assert said == "progress = 'bar': expected True or False"

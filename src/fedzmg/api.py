@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def compare(
     engine: EngineName = "auto",
     device: Device = "auto",
     out: Path | str | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool = False,
 ) -> Comparison:
     """Train algorithms on the same cohorts and batches, and test the differences.
 
@@ -56,7 +57,10 @@ def compare(
         device: ``auto``, ``cpu`` or ``cuda``.
         out: keep run directories and ``comparison.json`` there; the same call continues what was
             interrupted, and ``fedzmg report`` reads it.
-        progress: what shows how far the work is.
+        progress: True shows what the command shows, on standard error: bars in a terminal, now and
+            then a line elsewhere. By default a call from a program prints nothing. An object of
+            your own with ``begin``, ``advance`` and ``say`` is told instead
+            (:class:`fedzmg.experiment.work.progress.Progress`).
 
     Returns:
         Histories and the table: ``print(result)`` shows it, ``result.rows()`` has its numbers.
@@ -109,11 +113,31 @@ def compare(
         specs.append(spec)
     place = None if out is None else Path(out)
     before = [] if place is None else compared_in(place)
-    result = compare_specs(chosen, specs, numbers, place, progress)
+    with _shown(progress, chosen, algorithms) as told:
+        result = compare_specs(chosen, specs, numbers, place, told)
     # One that compares a part of what was compared there leaves the whole as it is.
     if place is not None and set(before) <= set(algorithms):
         write_json(place / "comparison.json", result.as_dict())
     return result
+
+
+@contextlib.contextmanager
+def _shown(progress: Any, task: Task, algorithms: Sequence[str]) -> Iterator[Progress | None]:
+    """What is told of the work."""
+    if progress is True:
+        from rich.console import Console
+
+        from fedzmg.report.terminal.live import Display
+
+        packs = dict.fromkeys(algorithms, 1)
+        with Display(Console(stderr=True), task.metric.name, packs) as display:
+            yield display
+    elif progress is None or progress is False:
+        yield None
+    elif all(callable(getattr(progress, name, None)) for name in ("begin", "advance", "say")):
+        yield progress
+    else:
+        raise InputError(f"progress = {progress!r}: expected True or False")
 
 
 def compared_in(place: Path) -> list[str]:
