@@ -216,9 +216,10 @@ def test_comparison_is_kept_for_reports(tmp_path: Path) -> None:
 
 
 def test_progress_is_shown_if_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
-    compare(task(), ["fedavg"], seeds=1, engine="sequential")
+    given: dict[str, Any] = {"settings": {"fedavg": {"client.lr": 0.1}}, "engine": "sequential"}
+    compare(task(), ["fedavg"], seeds=1, **given)
     assert capfd.readouterr() == ("", "")
-    compare(task(), ["fedavg"], seeds=1, engine="sequential", progress=True)
+    compare(task(), ["fedavg"], seeds=1, progress=True, **given)
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith("fedavg: round 2 of 2, best accuracy")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fedzmg import algorithms, data, diagnose, models, optim, tasks, trackers
-    from fedzmg.api import compare
+    from fedzmg.api import compare, tune
     from fedzmg.contract import Algorithm, ClientRule, ServerRule
     from fedzmg.errors import InputError
     from fedzmg.evaluation import ACCURACY, Metric
@@ -48,6 +48,7 @@ __all__ = [
     "simulate",
     "tasks",
     "trackers",
+    "tune",
 ]
 
 _HOMES = {
@@ -65,6 +66,7 @@ _HOMES = {
     "Trial": "simulation",
     "compare": "api",
     "simulate": "simulation",
+    "tune": "api",
 }
 
 

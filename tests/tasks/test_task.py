@@ -109,6 +109,9 @@ class WithBuffer(nn.Module):
         ({"test": None}, r"^test is None: give the inputs and targets .*, test=\(x, y\)$"),
         ({"test": X}, "^test is a ndarray: give the inputs and targets"),
         ({"test": (X, Y, WHO)}, "^test has 3 parts: give the inputs and targets"),
+        ({"tune": X}, "^tune is a ndarray: give the .* that rates are chosen by, tune=.x, y.$"),
+        ({"tune": (X[:, :3], Y)}, r"^the model cannot read tuning data of shape \(3,\)"),
+        ({"tune": (X, Y + 3)}, "^tuning data holds the label 5 but the model has 3 outputs"),
         ({"model": nn.Linear}, r"^the model is the class Linear: give Linear\(...\)$"),
         ({"model": torch.relu}, "^the model is a builtin_function_or_method: give an nn.Module$"),
         ({"model": TwoOutputs()}, "^the model gives a tuple for training data: let it return one"),
@@ -208,6 +211,22 @@ def test_a_task_from_columns_is_the_one_from_arrays() -> None:
     assert torch.equal(made.test.x, same.test.x)
     assert torch.equal(made.test.y, same.test.y)
     assert (made.name, made.protocol.rounds, made.test_owners) == ("own", 3, None)
+
+
+def test_a_set_for_choosing_comes_from_arrays_or_columns() -> None:
+    tune = (X[:7].astype(np.float32), Y[:7])
+    rows = arrays.from_arrays(*tune, None)
+    made = Task.from_columns(nn.Linear(4, 3), columns(), test=columns(), tune=rows, cohort=2)
+    for one in (made, make(tune=tune)):
+        assert one.tune is not None
+        assert one.tune.x.tolist() == tune[0].tolist()
+        assert one.tune.y.tolist() == tune[1].tolist()
+    with pytest.raises(
+        InputError, match=r"the tuning data names the classes b but .*: read the tun"
+    ):
+        Task.from_columns(
+            nn.Linear(4, 3), columns(), test=columns(), tune=replace(rows, classes=("b",)), cohort=2
+        )
 
 
 def test_test_rows_of_training_clients_are_their_own() -> None:

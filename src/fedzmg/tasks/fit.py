@@ -32,7 +32,10 @@ def check(task: Task) -> None:
     task.metric.check_level("threshold", task.protocol.threshold)
     params = task.model.params()
     dtype = next(iter(params.values())).dtype
-    for what, data in {"training data": task.train.examples, "test data": task.test}.items():
+    parts = {"training data": task.train.examples, "test data": task.test}
+    if task.tune is not None:
+        parts["tuning data"] = task.tune
+    for what, data in parts.items():
         # A copy, so that a prepare function that works in place spoils nothing.
         x, y = data.x[:2].clone(), data.y[:2]
         try:

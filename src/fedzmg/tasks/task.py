@@ -156,6 +156,7 @@ class Task:
         clients: Any,
         *,
         test: tuple[Any, Any],
+        tune: tuple[Any, Any] | None = None,
         name: str = "custom",
         loss: LossFunction = cross_entropy,
         metric: Metric = ACCURACY,
@@ -173,6 +174,8 @@ class Task:
             y: training targets, one per example.
             clients: the client id of every training example.
             test: inputs and targets for evaluation.
+            tune: other inputs and targets, by which :func:`fedzmg.tune` chooses rates; nothing is
+                reported on them.
             name: how run directories and tables call it.
             loss: ``(outputs, targets) -> one loss per example``.
             metric: what is reported.
@@ -189,7 +192,10 @@ class Task:
             name=name,
             model=FunctionalModel(model, axes),
             train=FederatedData.from_arrays(x, y, clients, client_names),
-            test=examples(*_pair(test), what="test data"),
+            test=examples(*_pair(test, "test", "models are judged"), what="test data"),
+            tune=None
+            if tune is None
+            else examples(*_pair(tune, "tune", "rates are chosen"), what="tuning data"),
             loss=loss,
             metric=metric,
             prepare=prepare,
@@ -204,6 +210,7 @@ class Task:
         train: Columns,
         *,
         test: Columns,
+        tune: Columns | None = None,
         name: str = "custom",
         loss: LossFunction = cross_entropy,
         metric: Metric = ACCURACY,
@@ -219,6 +226,8 @@ class Task:
             train: columns ``x`` and ``y`` whose rows know their clients.
             test: columns for evaluation; where labels are names, read with the same ``classes``.
                 Rows of a client that also trains count as its own.
+            tune: other columns, by which :func:`fedzmg.tune` chooses rates; nothing is reported on
+                them.
             name: how run directories and tables call it.
             loss: ``(outputs, targets) -> one loss per example``.
             metric: what is reported.
@@ -232,17 +241,19 @@ class Task:
             InputError: for parts that do not fit together; the message names the remedy.
         """
         given = [_given(train, "training data"), _given(test, "test data")]
+        held = None if tune is None else _given(tune, "tuning data")
         if train.owners is None:
             raise InputError(
                 "the training data does not say whose rows are whose: name the column of clients "
                 "when you read it, or make ids by fedzmg.data.partition and use Task.from_arrays"
             )
-        if train.classes != test.classes:
-            said = [", ".join(one.classes[:8]) or "none" for one in (test, train)]
-            raise InputError(
-                f"the test data names the classes {said[0]} but the training data {said[1]}: read "
-                "the test data with classes=TRAIN.classes, so that ids mean the same"
-            )
+        for what, other in (("test data", test), ("tuning data", tune)):
+            if other is not None and train.classes != other.classes:
+                said = [", ".join(one.classes[:8]) or "none" for one in (other, train)]
+                raise InputError(
+                    f"the {what} names the classes {said[0]} but the training data {said[1]}: read "
+                    f"the {what} with classes=TRAIN.classes, so that ids mean the same"
+                )
         if prepare is None:
             prepare = unit_pixels if given[0].x.dtype == torch.uint8 else as_stored
         return cls(
@@ -250,25 +261,28 @@ class Task:
             model=FunctionalModel(model, axes),
             train=FederatedData(given[0], train.owners.offsets, train.owners.names),
             test=given[1],
+            tune=held,
             loss=loss,
             metric=metric,
             prepare=prepare,
             init=init,
             protocol=Protocol().with_options(protocol),
             test_owners=_shared(train.owners, test.owners),
-            notes=tuple(dict.fromkeys((*train.notes, *test.notes))),
+            notes=tuple(
+                dict.fromkeys(
+                    note for one in (train, test, tune) if one is not None for note in one.notes
+                )
+            ),
         )
 
 
-def _pair(test: Any) -> Sequence[Any]:
+def _pair(given: Any, name: str, use: str) -> Sequence[Any]:
     """Inputs and targets that were given together."""
-    if isinstance(test, tuple | list) and len(test) == 2:
-        return test
-    said = "is None" if test is None else f"is a {type(test).__name__}"
-    said = f"has {len(test)} parts" if isinstance(test, tuple | list) else said
-    raise InputError(
-        f"test {said}: give the inputs and targets that models are judged by, test=(x, y)"
-    )
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return given
+    said = "is None" if given is None else f"is a {type(given).__name__}"
+    said = f"has {len(given)} parts" if isinstance(given, tuple | list) else said
+    raise InputError(f"{name} {said}: give the inputs and targets that {use} by, {name}=(x, y)")
 
 
 def _given(columns: Columns, what: str) -> Examples:

@@ -110,15 +110,17 @@ def choosing(task: Task, spec: GridSpec) -> Task:
     if spec.selection == "tune":
         if task.tune is None:
             raise InputError(
-                f"task {task.name!r} sets no examples aside for choosing: give it some as 'tune', "
-                'or say selection = "test"'
+                f"task {task.name!r} sets no examples aside for choosing: give it some as 'tune' "
+                '(Task.from_arrays), or say selection = "test", which leaves no honest test'
             )
         test = task.tune
     elif task.tune is not None and task.tune.x is not task.test.x:
         test = Examples(*(torch.cat(pair) for pair in zip(task.tune, task.test, strict=True)))
     # Rounds in between are not evaluated: the search asks for the last ones itself.
     options = {**spec.protocol, "rounds": spec.rounds, "eval_every": spec.rounds}
-    return replace(task, test=test, protocol=task.protocol.with_options(options))
+    protocol = task.protocol.with_options(options)
+    owners = task.test_owners if test is task.test else None
+    return replace(task, test=test, test_owners=owners, protocol=protocol)
 
 
 def _summary(spec: GridSpec, task: Task, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from fedzmg import tasks
 from fedzmg.errors import InputError
 
-CALL = "fedzmg.compare(task, ..., out=DIR)"
-"""How a program goes on with a task of its own, or trains it again."""
+_CALLS = {"grid.toml": "fedzmg.tune(task, ..., out=DIR)"}
+"""How a program goes on with a task of its own, or trains it again, if not by a comparison."""
 _TRAINED = {"spec.toml": "", "grid.toml": "*/", "study.toml": "*/*/"}
 """Files of directories that hold results, and the way from there to a manifest."""
 
@@ -37,4 +37,4 @@ def refuse_file_of_own_task(path: Path, task: str) -> None:
     Elsewhere a name that nobody knows is a mistake in the file.
     """
     if path.name in _TRAINED and any(path.parent.glob(f"{_TRAINED[path.name]}manifest.json")):
-        refuse_own_task(task, path, CALL)
+        refuse_own_task(task, path, _CALLS.get(path.name, "fedzmg.compare(task, ..., out=DIR)"))

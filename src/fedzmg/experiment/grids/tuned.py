@@ -1,0 +1,88 @@
+"""What a search came to, as a program uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedzmg.errors import InputError
+from fedzmg.experiment.grids.score import warnings
+from fedzmg.experiment.plain import aligned
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best options of every algorithm on a task; ``print`` shows them."""
+
+    data: Mapping[str, Any] = field(repr=False)
+    """What ``grid.json`` holds: every point and its score."""
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """The best options by algorithm, as ``compare(task, ..., settings=...)`` takes them.
+
+        Raises:
+            InputError: if every point of an algorithm diverged, so that none is the best.
+        """
+        found = {}
+        for name, entry in self.data["algorithms"].items():
+            if entry["best"] is None:
+                raise InputError(f"every point of {name} diverged: search smaller rates")
+            weights = {} if entry["weights"] is None else {"weights": entry["weights"]}
+            found[name] = {**entry["fixed"], **weights, **entry["best"]["options"]}
+        return found
+
+    @property
+    def warnings(self) -> list[str]:
+        """What to know before these options are used: borders, points that only diverged."""
+        found = warnings(self.data)
+        if self.data["selection"] == "test":
+            found.append("chosen by the test set: a comparison on it is no honest test any more")
+        return found
+
+    def __repr__(self) -> str:
+        """The best options in a line."""
+        points = (
+            f"{name} {_point(entry['best'])}" for name, entry in self.data["algorithms"].items()
+        )
+        return f"<Tuned on {self.data['task']!r}: {'; '.join(points)}>"
+
+    def __str__(self) -> str:
+        """A table of the best points, and what to know about them."""
+        data, entries = self.data, self.data["algorithms"]
+        best = [entry["best"] for entry in entries.values()]
+        columns = {
+            "algorithm": list(entries),
+            "best point": [_point(point) for point in best],
+            data["metric"]: ["" if point is None else f"{point['score']:.4f}" for point in best],
+            "points": [str(len(entry["points"])) for entry in entries.values()],
+            "diverged": [
+                str(sum(bool(point["diverged"]) for point in entry["points"]) or "")
+                for entry in entries.values()
+            ],
+        }
+        seeds = "1 seed" if len(data["seeds"]) == 1 else f"{len(data['seeds'])} seeds"
+        what = "tuning" if data["selection"] == "tune" else "test"
+        return "\n".join(
+            [
+                f"{data['task']}, {seeds}, {data['rounds']} rounds",
+                "",
+                aligned(columns, words=2),
+                "",
+                f"{data['metric']}: mean after the last {data['last']} rounds, on "
+                f"{data['examples']:,} {what} examples",
+                *self.warnings,
+            ]
+        )
+
+
+def _point(best: Mapping[str, Any] | None) -> str:
+    """A point in words.
+
+    >>> _point({"options": {"client.lr": 0.1, "server.lr": 1.0}}), _point(None)
+    ('client.lr 0.1, server.lr 1', 'none')
+    """
+    if best is None:
+        return "none"
+    return ", ".join(f"{key} {value:.4g}" for key, value in best["options"].items())
