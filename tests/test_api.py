@@ -225,3 +225,46 @@ def test_progress_is_shown_if_asked_for(capfd: pytest.CaptureFixture[str]) -> No
     assert err.startswith("fedavg: round 2 of 2, best accuracy")
     said = refused(compare, task(), ["fedavg"], progress="bar")
     assert said == "progress = 'bar': expected True or False"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": 0.1}, "'lr': did you mean 'client_lr' or 'server_lr'? ('fedzmg list fedzmg' sh"),
+        ({"client_momentun": 0.9}, "'client_momentun': did you mean 'client_momentum'?"),
+        ({"learning_rate": 0.1}, "'learning_rate'"),
+    ],
+)
+def test_unknown_keywords_of_a_trial_are_told_by_ones_that_work(
+    options: dict[str, Any], message: str
+) -> None:
+    assert refused(Trial.of, "fedzmg", **options).startswith(f"unknown option of fedzmg {message}")
+
+
+def test_wrong_values_of_a_trial_are_told_by_their_keywords() -> None:
+    assert refused(Trial.of, "fedzmg", client_lr=-1.0).startswith("fedzmg, client_lr: lr = -1.0:")
+    client = Trial.of("fedzmg", client_clip_norm=2.0, weights="uniform").algorithm
+    assert client.options()["client.clip_norm"] == 2.0
+    assert client.weights == "uniform"
+
+
+def test_wrong_setting_on_a_task_of_ones_own_names_only_lists_that_exist() -> None:
+    said = refused(compare, task(), ["fedavg"], settings={"fedavg": {"lr": 0.1}})
+    assert said == (
+        "unknown key 'lr': did you mean 'client.lr' or 'server.lr'? ('fedzmg schema run' and "
+        "'fedzmg list fedavg' show all)"
+    )
+    for command in ("schema run", "list fedavg"):
+        assert CliRunner().invoke(app, command.split()).exit_code == 0
+    said = refused(compare, "digits", ["fedavg"], settings={"fedavg": {"lr": 0.1}})
+    assert "'fedzmg list digits'" in said
+
+
+def test_what_a_program_trained_is_verified_by_it(tmp_path: Path) -> None:
+    settings = {"fedavg": {"client.lr": 0.1}}
+    compare(task(), ["fedavg"], seeds=1, settings=settings, out=tmp_path, engine="sequential")
+    done = CliRunner().invoke(app, ["verify", str(tmp_path)])
+    assert str(done.exception).endswith("call fedzmg.verify(DIR, task=task)")
+    [verdict] = fedzmg.verify(str(tmp_path), task=task())
+    assert verdict.reproduced
+    assert verdict.rounds == 2

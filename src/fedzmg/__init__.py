@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedzmg.errors import InputError
     from fedzmg.evaluation import ACCURACY, Metric
     from fedzmg.experiment.studies.compare import Comparison
+    from fedzmg.experiment.verification.verify import verify
     from fedzmg.simulation import History, Trial, simulate
     from fedzmg.tasks.task import Protocol, Task
     from fedzmg.tree import Tree
@@ -49,6 +50,7 @@ __all__ = [
     "tasks",
     "trackers",
     "tune",
+    "verify",
 ]
 
 _HOMES = {
@@ -67,6 +69,7 @@ _HOMES = {
     "compare": "api",
     "simulate": "simulation",
     "tune": "api",
+    "verify": "experiment.verification.verify",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -12,6 +13,9 @@ from fedzmg.algorithms.options import configure
 from fedzmg.contract import Algorithm, structure
 from fedzmg.errors import InputError
 from fedzmg.tasks.task import Task
+
+_KEYWORD, _KEY = re.compile(r"^(client|server)_"), re.compile(r"\b(client|server)\.(?=\w)")
+"""What an option begins with: as a keyword, and everywhere else."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,20 @@ class Trial:
             seed: controls initial weights, cohorts, batch order and dropout.
             task: take the hyper-parameters that this task recommends for the algorithm.
             **options: changed fields, with ``_`` after the side: ``client_lr=0.03``.
+
+        Raises:
+            InputError: for an unknown name or option, with the nearest one, or a wrong value.
         """
         if task is not None and not isinstance(task, Task):
             raise InputError(f"task = {task!r}: expected a Task, such as tasks.get('digits')")
         wanted = {} if task is None else dict(task.options.get(name, {}))
-        wanted |= {k.replace("_", ".", 1): v for k, v in options.items()}
-        return cls(configure(algorithms.get(name), wanted), seed)
+        wanted |= {_KEYWORD.sub(r"\1.", keyword): value for keyword, value in options.items()}
+        algorithm = algorithms.get(name)
+        try:
+            return cls(configure(algorithm, wanted), seed)
+        except InputError as error:
+            # Keys in the message are to work as keywords here.
+            raise InputError(_KEY.sub(r"\1_", str(error))) from None
 
 
 class Pack(NamedTuple):

@@ -184,7 +184,8 @@ class Plan(Strict):
             elif not name and table in type(self).model_fields:
                 values[table] = value
             else:
-                commands = [self.listing, f"fedzmg list {self.task}", "fedzmg list ALGORITHM"]
+                known = [f"fedzmg list {self.task}"] * (self.task in tasks.TASKS)
+                commands = [self.listing, *known, "fedzmg list ALGORITHM"]
                 raise unknown("key", key, self._known_keys(), *commands)
         return type(self).parse(values)
 

@@ -75,7 +75,9 @@ class RunSpec(Strict):
         return list(dict.fromkeys(own))
 
     def _listing(self) -> list[str]:
-        return [self.listing, *(f"fedzmg list {name}" for name in (self.task, self.algorithm))]
+        # A task that was made in Python is in no list.
+        names = [self.task] * (self.task in tasks.TASKS) + [self.algorithm]
+        return [self.listing, *(f"fedzmg list {name}" for name in names)]
 
     def for_algorithm(self, name: str) -> tuple[RunSpec, list[str]]:
         """A copy for another algorithm, and the keys that are left out.

@@ -32,7 +32,7 @@ from fedzmg.experiment.work.claims import read_json
 from fedzmg.simulation import Simulation
 from fedzmg.tasks.task import Task
 
-REMEDY = "fedzmg.experiment.verification.verify.verify(DIR, task=task)"
+REMEDY = "fedzmg.verify(DIR, task=task)"
 """How a program verifies what it trained on a task of its own."""
 
 

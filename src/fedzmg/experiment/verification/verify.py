@@ -53,7 +53,7 @@ class _Kept(NamedTuple):
 
 
 def verify(
-    place: Path,
+    place: Path | str,
     *,
     rounds: int = ROUNDS,
     runs: int | None = None,
@@ -69,6 +69,9 @@ def verify(
         task: a user's own task; by default the preset that the runs name.
         say: told what is trained next.
 
+    Returns:
+        One verdict per run, or per algorithm of a grid; ``reproduced`` if every bit is the same.
+
     Raises:
         InputError: if there is no run, the data are not here, or the run needs what this machine
             does not have.
@@ -77,6 +80,7 @@ def verify(
         raise InputError(f"rounds = {rounds}: expected at least 1")
     if runs is not None and runs < 1:
         raise InputError(f"runs = {runs}: expected at least 1")
+    place = Path(place)
     if (place / "grid.toml").is_file():
         return verify_grid(place, rounds=rounds, algorithms=runs, task=task, say=say)
     asked = [_read(directory, place) for directory in _find(place)[:runs]]
