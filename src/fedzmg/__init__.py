@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedzmg.contract import Algorithm, ClientRule, ServerRule
     from fedzmg.errors import InputError
     from fedzmg.evaluation import ACCURACY, Metric
+    from fedzmg.experiment.grids.tuned import Tuned
     from fedzmg.experiment.studies.compare import Comparison
     from fedzmg.experiment.verification.verify import verify
     from fedzmg.simulation import History, Trial, simulate
@@ -39,6 +40,7 @@ __all__ = [
     "Task",
     "Tree",
     "Trial",
+    "Tuned",
     "__version__",
     "algorithms",
     "compare",
@@ -66,6 +68,7 @@ _HOMES = {
     "Task": "tasks.task",
     "Tree": "tree",
     "Trial": "simulation",
+    "Tuned": "experiment.grids.tuned",
     "compare": "api",
     "simulate": "simulation",
     "tune": "api",

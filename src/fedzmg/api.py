@@ -63,8 +63,8 @@ def compare(
         out: keep run directories and ``comparison.json`` there; the same call continues what was
             interrupted, and ``fedzmg report`` reads it.
         progress: True shows what the command shows, on standard error: bars in a terminal, now and
-            then a line elsewhere. By default a call from a program prints nothing. An object of
-            your own with ``begin``, ``advance`` and ``say`` is told instead
+            then a line elsewhere. By default nothing is shown, as a program may make many calls.
+            An object of your own with ``begin``, ``advance`` and ``say`` is told instead
             (:class:`fedzmg.experiment.work.progress.Progress`).
 
     Returns:
@@ -72,6 +72,7 @@ def compare(
 
     Raises:
         InputError: for an unknown name or a value out of range.
+        KeyboardInterrupt: on Ctrl-C, after the round; it says how far the work is.
     """
     chosen, algorithms = _task(task, preset), _names(algorithms)
     numbers, place = _seeds(seeds), _place(out)
@@ -139,6 +140,7 @@ def tune(
 
     Raises:
         InputError: for an unknown name, a value out of range, or a task without examples set apart.
+        KeyboardInterrupt: on Ctrl-C, after the round; it says how far the work is.
     """
     chosen, algorithms = _task(task, preset), _names(algorithms)
     numbers, place = _seeds(seeds, first=1000), _place(out)
