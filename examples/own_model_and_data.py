@@ -13,13 +13,16 @@ clients = y * 6 + rng.integers(0, 6, 3000)  # 30 clients, each with a single lab
 
 task = fedzmg.Task.from_arrays(
     nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 5)),
-    x[:2500], y[:2500], clients[:2500], test=(x[2500:], y[2500:]),
+    x[:2000], y[:2000], clients[:2000],
+    tune=(x[2000:2500], y[2000:2500]), test=(x[2500:], y[2500:]),
     name="blobs", cohort=6, batch_size=10, rounds=20, threshold=0.7,
 )  # fmt: skip
 
-result = fedzmg.compare(task, ["fedzmg", "fedavg"], seeds=3)
-for row in result.rows():
-    print(f"{row.algorithm:<8} {100 * row.mean:.1f} % after {task.protocol.rounds} rounds")
+algorithms = ["fedzmg", "fedavg"]
+tuned = fedzmg.tune(task, algorithms, {"client.lr": [0.03, 0.1, 0.3, 1.0]}, rounds=10)
+print(tuned)
+result = fedzmg.compare(task, algorithms, seeds=3, settings=tuned.settings)
+print(result)
 
 model = result.histories["fedzmg"][0].model()  # an ordinary nn.Module
 print(model)
