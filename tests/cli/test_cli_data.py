@@ -333,7 +333,7 @@ def test_paths_that_cannot_be_described_are_refused(
 def test_a_picture_replaces_only_what_it_made(fedzmg: Any, tmp_path: Path) -> None:
     """As other commands that fill a folder: another's file is left alone."""
     for _ in range(2):
-        done = fedzmg("show", "digits", "--out", "shown")
+        done = fedzmg("show", "digits", "--rows", "2", "--columns", "2", "--out", "shown")
         assert (done.code, done.out.split()) == (0, ["figure", "shown/examples.png"])
     made = sorted(path.name for path in (tmp_path / "shown").iterdir())
     assert made == ["examples.png", "examples.svg", "written.json"]
