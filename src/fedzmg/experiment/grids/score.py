@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedzmg.errors import InputError
 from fedzmg.experiment.grids.bounds import Known
 from fedzmg.experiment.grids.log import Rows
 from fedzmg.experiment.specs.grid import GridSpec
@@ -181,6 +182,26 @@ def _described(
         "border": bool(edges),
         "border_axes": edges,
     }
+
+
+def handed_on(
+    whose: str, entry: Mapping[str, Any], best: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What an algorithm takes from its search: whatever was held fixed there, and the best options.
+
+    Args:
+        whose: the algorithm, for the message.
+        entry: what ``grid.json`` says of it.
+        best: the point that was chosen.
+
+    Raises:
+        InputError: if none was.
+    """
+    if best is None:
+        raise InputError(f"every point of {whose} diverged: search smaller rates")
+    # Grids of older versions do not say how clients weighed.
+    weights = {} if entry.get("weights") is None else {"weights": entry["weights"]}
+    return {**weights, **entry["fixed"], **best["options"]}
 
 
 def warnings(data: Mapping[str, Any]) -> list[str]:

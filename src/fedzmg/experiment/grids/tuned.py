@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedzmg.errors import InputError
-from fedzmg.experiment.grids.score import warnings
+from fedzmg.experiment.grids.score import handed_on, warnings
 from fedzmg.experiment.plain import aligned
 
 
@@ -25,13 +24,8 @@ class Tuned:
         Raises:
             InputError: if every point of an algorithm diverged, so that none is the best.
         """
-        found = {}
-        for name, entry in self.data["algorithms"].items():
-            if entry["best"] is None:
-                raise InputError(f"every point of {name} diverged: search smaller rates")
-            weights = {} if entry["weights"] is None else {"weights": entry["weights"]}
-            found[name] = {**entry["fixed"], **weights, **entry["best"]["options"]}
-        return found
+        found = self.data["algorithms"].items()
+        return {name: handed_on(name, entry, entry["best"]) for name, entry in found}
 
     @property
     def warnings(self) -> list[str]:

@@ -22,6 +22,7 @@ from typing import Any, get_args
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
+from fedzmg.experiment.grids.score import handed_on
 from fedzmg.experiment.runs.rules import PlannedRun, say_changed_runs
 from fedzmg.experiment.runs.run import run_pack
 from fedzmg.experiment.runs.store import write_json
@@ -233,10 +234,7 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
                     "also_by_test = true"
                 )
             best = entry["best_by_test"]
-        if best is None:
-            raise InputError(f"every point of {name} diverged in {place}: search smaller rates")
-        weights = {} if entry.get("weights") is None else {"weights": entry["weights"]}
-        found[name] = {**weights, **entry["fixed"], **best["options"]}
+        found[name] = handed_on(f"{name} in {place}", entry, best)
     return found
 
 
