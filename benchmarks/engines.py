@@ -27,7 +27,7 @@ from torch import nn
 
 from fedzmg import Task, Trial, tasks
 from fedzmg.bench.measure import environment
-from fedzmg.data.plan import Entry
+from fedzmg.data.plan import ClientBatch
 from fedzmg.models import mlp
 from fedzmg.simulation import Simulation
 from fedzmg.tasks.task import unit_pixels
@@ -46,7 +46,9 @@ def mlp_task() -> Task:
     )  # fmt: skip
 
 
-def plain_round(task: Task, model: nn.Module, entries: list[Entry]) -> dict[str, torch.Tensor]:
+def plain_round(
+    task: Task, model: nn.Module, entries: list[ClientBatch]
+) -> dict[str, torch.Tensor]:
     """One FedAvg round as anyone would write it in PyTorch, without the library."""
     start = copy.deepcopy(model.state_dict())
     total = {name: torch.zeros_like(value) for name, value in start.items()}

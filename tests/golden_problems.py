@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import fedzmg
-from fedzmg.contract import Given
+from fedzmg.contract import ClientContext
 from fedzmg.simulation import RoundReport
 from fedzmg.tree import Tree
 
@@ -123,6 +123,8 @@ def models(
     return kept
 
 
-def given(params: Tree, *, memory: Any = (), shared: Any = (), examples: int = 1) -> Given:
+def make_context(
+    params: Tree, *, memory: Any = (), shared: Any = (), examples: int = 1
+) -> ClientContext:
     """What a client is told when a test drives its rule by hand."""
-    return Given(params, shared, memory, torch.tensor(1), torch.tensor(examples))
+    return ClientContext(params, shared, memory, torch.tensor(1), torch.tensor(examples))

@@ -19,9 +19,9 @@ from fedzmg import algorithms
 from fedzmg.algorithms import SGD, Adam, Average, ReddiAdam, ZeroMean
 from fedzmg.contract import (
     Algorithm,
+    ClientContext,
     ClientRule,
     Cohort,
-    Given,
     Number,
     ParamInfo,
     ServerRule,
@@ -33,7 +33,7 @@ from fedzmg.contract import (
 )
 from fedzmg.errors import InputError
 from fedzmg.tree import Tree
-from golden_problems import given
+from golden_problems import make_context
 
 NAMES = sorted(algorithms.ALGORITHMS)
 
@@ -48,7 +48,9 @@ class Boxed(ClientRule):
     extra: Number | None = number(None, low=2, doc="absent by default")
     label: str = "x"
 
-    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> tuple[Tree, Any]:
+    def step(
+        self, context: ClientContext, params: Tree, scratch: Any, grad: Tree
+    ) -> tuple[Tree, Any]:
         return params - self.rate * grad, scratch
 
 
@@ -59,8 +61,10 @@ class Wrapper(ClientRule):
     inner: ClientRule
     scale: Number = number(2.0, above=0, doc="factor of every gradient")
 
-    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> tuple[Tree, Any]:
-        return self.inner.step(given, params, scratch, self.scale * grad)
+    def step(
+        self, context: ClientContext, params: Tree, scratch: Any, grad: Tree
+    ) -> tuple[Tree, Any]:
+        return self.inner.step(context, params, scratch, self.scale * grad)
 
 
 # Ranges.
@@ -164,7 +168,7 @@ def test_binding_its_own_numbers_changes_nothing(
     assert type(bound) is Wrapper
     assert numbers(bound) == found
     params = Tree({"w": torch.tensor([1.0, -2.0], dtype=torch.float64)})
-    told = given(params)
+    told = make_context(params)
     for rules in ((rule, bound),):
         results = []
         for one in rules:
@@ -338,19 +342,19 @@ def test_algorithms_can_be_pickled(name: str) -> None:
 
 def test_messages_can_be_pickled() -> None:
     params = Tree({"w": torch.ones(2)})
-    told = given(params)
+    told = make_context(params)
     back = pickle.loads(pickle.dumps(told))
-    assert type(back) is Given
+    assert type(back) is ClientContext
     assert back.params["w"].tolist() == [1.0, 1.0]
 
 
 def test_a_client_rule_needs_only_a_step() -> None:
     rule = Boxed()
     params, local = Tree({"w": torch.tensor([3.0])}), Tree({"w": torch.tensor([1.0])})
-    told = given(params)
-    assert rule.looks == "never"
-    assert rule.watches_epochs is False
-    assert rule.remember(params) == ()
+    told = make_context(params)
+    assert rule.full_pass == "never"
+    assert rule.uses_epoch_end is False
+    assert rule.init_memory(params) == ()
     assert rule.begin(told, ()) == ()
     assert rule.end_epoch("scratch", torch.tensor(1.0)) == ("scratch", True)
     assert rule.for_layout({}) is rule
@@ -360,7 +364,7 @@ def test_a_client_rule_needs_only_a_step() -> None:
 
 
 def test_a_client_keeps_its_memory_by_default() -> None:
-    told = given(Tree({"w": torch.ones(1)}), memory="what it knew")
+    told = make_context(Tree({"w": torch.ones(1)}), memory="what it knew")
     _, memory = Boxed().finish(told, told.params, (), torch.tensor(1))
     assert memory == "what it knew"
 

@@ -71,7 +71,7 @@ def example(name: str, where: Path, monkeypatch: pytest.MonkeyPatch) -> Algorith
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
     [entry] = module.ENTRIES
-    assert isinstance(entry, algorithms.Entry)
+    assert isinstance(entry, algorithms.AlgorithmInfo)
     return entry.algorithm
 
 

@@ -33,9 +33,9 @@ State: TypeAlias = Any
 """Nested trees, tuples and tensors whose structure, shapes and dtypes never change."""
 
 Role = Literal["kernel", "recurrent_kernel", "embedding", "bias", "norm"]
-Looks = Literal["never", "start", "epochs"]
+FullPassTiming = Literal["never", "start", "epochs"]
 Weights = Literal["examples", "uniform"]
-Acts = Literal["clip", "change", "project", "pull", "schedule"]
+WrapperKind = Literal["clip", "change", "project", "pull", "schedule"]
 """What a wrapper does to the rule inside: bound its gradients, change them in some way, project
 them, pull the model somewhere, or change its numbers from round to round."""
 
@@ -52,7 +52,7 @@ class ParamInfo(NamedTuple):
 Layout: TypeAlias = Mapping[str, ParamInfo]
 
 
-class Look(NamedTuple):
+class FullPass(NamedTuple):
     """A full pass over a client's own data, dropout off, made by the engine on request."""
 
     loss: Tensor
@@ -60,7 +60,7 @@ class Look(NamedTuple):
     """Empty for rules that watch epochs: they need the loss alone, which is a third of the work."""
 
 
-class Given(NamedTuple):
+class ClientContext(NamedTuple):
     """What one client knows before it trains; constant during the round."""
 
     params: Tree
@@ -122,7 +122,7 @@ def _range_text(limits: Mapping[str, float]) -> str:
 class Rule:
     """What client and server rules share: checked fields and a layout."""
 
-    partner: ClassVar[str] = ""
+    pairing: ClassVar[str] = ""
     """Client and server rules that understand only each other carry the same name here."""
 
     def __post_init__(self) -> None:
@@ -154,13 +154,13 @@ class Rule:
 class ClientRule(Rule, ABC):
     """What a client does with its gradients. Only :meth:`step` is abstract."""
 
-    acts: ClassVar[Acts] = "change"
+    wrapper_kind: ClassVar[WrapperKind] = "change"
     """What it does to the rule inside, if it is a wrapper; decides where a wrapper may stand."""
-    refuses: ClassVar[Mapping[Acts, str]] = MappingProxyType({})
+    incompatible: ClassVar[Mapping[WrapperKind, str]] = MappingProxyType({})
     """Wrappers that must not be put around it, by what they do, each with the reason."""
 
     @property
-    def looks(self) -> Looks:
+    def full_pass(self) -> FullPassTiming:
         """Which full passes over its own data the client needs.
 
         ``start``: loss and gradient at the global model. ``epochs``: the loss there, and after
@@ -169,22 +169,24 @@ class ClientRule(Rule, ABC):
         return "never"
 
     @property
-    def watches_epochs(self) -> bool:
+    def uses_epoch_end(self) -> bool:
         """Whether :meth:`end_epoch` does anything."""
         return False
 
-    def remember(self, params: Tree) -> State:
+    def init_memory(self, params: Tree) -> State:
         """The memory of a client that was never sampled before."""
         del params
         return ()
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> State:
-        """The state of one local training; ``look`` is taken at ``given.params``, or ``()``."""
-        del given, look
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        """Return the state of one local training; ``full_pass`` is ``()`` unless asked for."""
+        del context, full_pass
         return ()
 
     @abstractmethod
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
         """One local step: the equations of the algorithm."""
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
@@ -193,11 +195,11 @@ class ClientRule(Rule, ABC):
         return scratch, True
 
     def finish(
-        self, given: Given, params: Tree, scratch: State, steps: Tensor
+        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
         """What is sent, and what the client remembers until it is sampled again."""
         del scratch, steps
-        return Upload(given.params - params), given.memory
+        return Upload(context.params - params), context.memory
 
 
 class ServerRule(Rule, ABC):
@@ -336,7 +338,7 @@ def _check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
 
 
 def _check_partners(client: ClientRule, server: ServerRule) -> None:
-    asked, offered = ({r.partner for r in chain(side)} - {""} for side in (client, server))
+    asked, offered = ({r.pairing for r in chain(side)} - {""} for side in (client, server))
     if asked != offered:
         names = " and ".join(sorted(asked | offered))
         raise InputError(
@@ -349,11 +351,11 @@ def _check_partners(client: ClientRule, server: ServerRule) -> None:
 def _unmatched(rule: Rule, partners: set[str]) -> str:
     """The rule that lacks its partner on the other side; the innermost if none does."""
     rules = chain(rule)
-    alone = [r for r in rules if r.partner and r.partner not in partners]
+    alone = [r for r in rules if r.pairing and r.pairing not in partners]
     return type((alone or rules[-1:])[0]).__name__
 
 
-_ORDER: Mapping[Acts, int] = {"clip": 0, "change": 1, "project": 1, "pull": 2}
+_ORDER: Mapping[WrapperKind, int] = {"clip": 0, "change": 1, "project": 1, "pull": 2}
 """Whose turn it is on the way from the loss to the step; a schedule may stand anywhere."""
 
 
@@ -362,10 +364,13 @@ def _check_wrappers(client: ClientRule) -> None:
     for i, outer in enumerate(rules):
         for inner in rules[i + 1 :]:
             around = f"{type(outer).__name__} around {type(inner).__name__}"
-            if outer.acts in inner.refuses:
-                raise InputError(f"{around}: {inner.refuses[outer.acts]}")
-            wraps = bool(inner_rules(inner)) and {outer.acts, inner.acts} <= _ORDER.keys()
-            if wraps and _ORDER[outer.acts] > _ORDER[inner.acts]:
+            if outer.wrapper_kind in inner.incompatible:
+                raise InputError(f"{around}: {inner.incompatible[outer.wrapper_kind]}")
+            wraps = (
+                bool(inner_rules(inner))
+                and {outer.wrapper_kind, inner.wrapper_kind} <= _ORDER.keys()
+            )
+            if wraps and _ORDER[outer.wrapper_kind] > _ORDER[inner.wrapper_kind]:
                 raise InputError(
                     f"{around}: the outermost acts first, and gradients are clipped, then "
                     "projected, then the model is pulled; exchange the two"

@@ -17,7 +17,7 @@ from fedzmg import algorithms
 from fedzmg.contract import Algorithm, Cohort, ServerRule, bind, numbers
 from fedzmg.models import CharGRU
 from fedzmg.tree import Tree
-from golden_problems import TOLERANCE, given, models, quadratic_task
+from golden_problems import TOLERANCE, make_context, models, quadratic_task
 
 ENGINES = ["sequential", "vectorized"]
 DTYPES = [torch.float64, torch.float32]
@@ -96,7 +96,7 @@ def check_local_iterates(trace: Trace) -> None:
         for client, iterates in expected["local_iterates"].items():
             curvature = torch.tensor([problem["H"][client]], dtype=torch.float64)
             centre = torch.tensor([problem["c"][client]], dtype=torch.float64)
-            told = given(sent, examples=problem["n"][client])
+            told = make_context(sent, examples=problem["n"][client])
             params, scratch = sent, rule.begin(told, ())
             for iterate in iterates:
                 grad = Tree({"weight": curvature * (params["weight"] - centre)})

@@ -22,13 +22,13 @@ from fedzmg import algorithms
 from fedzmg.algorithms import SGD, Average, Projected, ZeroMean, zero_mean
 from fedzmg.algorithms.adabest import AdaBest, Bias
 from fedzmg.algorithms.feddyn import FedDyn
-from fedzmg.algorithms.fedprox import AdaptiveMu, Prox, SentProx
-from fedzmg.algorithms.scaffold import Control, Scaffold
-from fedzmg.contract import Algorithm, Cohort, Given, Look
+from fedzmg.algorithms.fedprox import AdaptiveMu, Prox, ServerSetProx
+from fedzmg.algorithms.scaffold import Scaffold, ScaffoldServer
+from fedzmg.contract import Algorithm, ClientContext, Cohort, FullPass
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.simulation import Simulation
 from fedzmg.tree import Tree, leaves, row
-from golden_problems import P2, P3, TOLERANCE, given, models, quadratic_task
+from golden_problems import P2, P3, TOLERANCE, make_context, models, quadratic_task
 
 STORED: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "golden" / "client_state.json").read_text()
@@ -178,12 +178,12 @@ def test_rules_by_hand(name: str) -> None:
     algorithm = GOLDEN_ENTRIES[name]
     client, server = algorithm.client, algorithm.server
     params = Tree({"weight": torch.tensor([P2["w0"]], dtype=torch.float64)})
-    state, memories = server.init(params), {c: client.remember(params) for c in CLIENTS}
+    state, memories = server.init(params), {c: client.init_memory(params) for c in CLIENTS}
     for expected in STORED[name]["rounds"]:
         stamp, uploads, weights = torch.tensor(expected["round"]), [], []
         for owner, iterates in expected["local_iterates"].items():
             count = torch.tensor(P2["n"][owner])
-            told = Given(params, server.share(state), memories[owner], stamp, count)
+            told = ClientContext(params, server.share(state), memories[owner], stamp, count)
             curvature, centre = (
                 torch.tensor([P2[k][owner]], dtype=torch.float64) for k in ("H", "c")
             )
@@ -191,9 +191,11 @@ def test_rules_by_hand(name: str) -> None:
             def slope(w: Tree, h: Tensor = curvature, c: Tensor = centre) -> Tree:
                 return w.map(lambda leaf: h * (leaf - c))
 
-            wanted = client.looks != "never"
-            look = Look(torch.zeros((), dtype=torch.float64), slope(params)) if wanted else ()
-            local, scratch = params, client.begin(told, look)
+            wanted = client.full_pass != "never"
+            full_pass = (
+                FullPass(torch.zeros((), dtype=torch.float64), slope(params)) if wanted else ()
+            )
+            local, scratch = params, client.begin(told, full_pass)
             for iterate in iterates:
                 local, scratch = client.step(told, local, scratch, slope(local))
                 close(local["weight"], iterate)
@@ -235,10 +237,10 @@ def test_prox_term_is_inside_the_momentum_buffer() -> None:
     rule = Prox(SGD(lr=0.1, momentum=0.9), mu=0.5)
     sent = Tree({"weight": torch.tensor([1.0, -1.0], dtype=torch.float64)})
     grad = Tree({"weight": torch.tensor([2.0, 3.0], dtype=torch.float64)})
-    params, scratch = sent, rule.begin(given(sent), ())
+    params, scratch = sent, rule.begin(make_context(sent), ())
     w, v = sent["weight"], torch.zeros(2, dtype=torch.float64)
     for _ in range(4):
-        params, scratch = rule.step(given(sent), params, scratch, grad)
+        params, scratch = rule.step(make_context(sent), params, scratch, grad)
         v = 0.9 * v + grad["weight"] + 0.5 * (w - sent["weight"])
         w = w - 0.1 * v
         close(params["weight"], w, 1e-14)
@@ -271,7 +273,7 @@ def test_an_adaptive_pull_goes_with_a_projected_server() -> None:
     """The server inside is told the model's layout as well: column sums stay as they are."""
     task = quadratic_task(P3)
     server = AdaptiveMu(Projected(Average()))
-    found = models(task, Algorithm("both", SentProx(SGD(0.1)), server))
+    found = models(task, Algorithm("both", ServerSetProx(SGD(0.1)), server))
     for model in found:
         close(model["weight"].sum(), sum(P3["w0"]))
     assert not torch.equal(found[0]["weight"], found[1]["weight"])
@@ -336,8 +338,8 @@ def test_adaptive_end_to_end(engine: str) -> None:
 def test_adaptive_hands_everything_else_on() -> None:
     """What the rule inside shares, uploads and remembers passes through untouched."""
     task, nested = quadratic_task(P2), named("scaffold:option-1")
-    client, server = SentProx(nested.client), AdaptiveMu(nested.server, start=0.0, change=0.0)
-    assert client.looks == "start"
+    client, server = ServerSetProx(nested.client), AdaptiveMu(nested.server, start=0.0, change=0.0)
+    assert client.full_pass == "start"
     both = Algorithm("both", client, server, weights="uniform")
     ours, theirs = simulation(task, both), simulation(task, nested)
     for _ in range(3):
@@ -355,7 +357,7 @@ def test_adaptive_hands_everything_else_on() -> None:
 @pytest.mark.parametrize("variate", VARIATES)
 def test_mean_of_the_variates_is_the_servers(variate: Any, engine: str) -> None:
     """Two of five clients a round, with different numbers of steps; the rest count with zero."""
-    algorithm = Algorithm("scaffold", Scaffold(0.05, variate), Control(), weights="uniform")
+    algorithm = Algorithm("scaffold", Scaffold(0.05, variate), ScaffoldServer(), weights="uniform")
     sim = simulation(quadratic_task(MANY), algorithm, engine=engine)
     seen: set[int] = set()
     for round_ in rounds(sim, 6):
@@ -461,7 +463,7 @@ def projected_scaffold(variate: str, who: list[list[str]]) -> Iterator[tuple[Ten
 def test_zero_mean_scaffold_projects_the_variates(variate: Any, engine: str) -> None:
     who = [["A"], ["B"], ["A", "B"], ["B"]]
     client = ZeroMean(Scaffold(0.1, variate))
-    algorithm = Algorithm("zmg-scaffold", client, Control(), weights="uniform")
+    algorithm = Algorithm("zmg-scaffold", client, ScaffoldServer(), weights="uniform")
     sim = simulation(quadratic_task(P3), algorithm, engine=engine, who=who)
     reference = projected_scaffold(variate, who)
     for _ in rounds(sim, len(who)):
@@ -550,7 +552,7 @@ def test_adabest_estimate_is_divided_by_the_gap(gap: int) -> None:
     """A client that comes back and does not move keeps that fraction of its estimate."""
     sent = Tree({"weight": torch.tensor([1.0, -1.0], dtype=torch.float64)})
     old = Bias(Tree({"weight": torch.tensor([3.0, 6.0], dtype=torch.float64)}), torch.tensor(4))
-    told = Given(sent, (), old, torch.tensor(4 + gap), torch.tensor(10))
+    told = ClientContext(sent, (), old, torch.tensor(4 + gap), torch.tensor(10))
     _, new = AdaBest().finish(told, sent, (), torch.tensor(1))
     close(new.estimate["weight"], [3 / gap, 6 / gap], 1e-15)
     assert int(new.round) == 4 + gap

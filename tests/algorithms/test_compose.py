@@ -10,19 +10,19 @@ from typing import Any, ClassVar
 import pytest
 
 from fedzmg import algorithms
-from fedzmg.algorithms import SGD, Adam, Average, Projected, SentProx, ZeroMean
+from fedzmg.algorithms import SGD, Adam, Average, Projected, ServerSetProx, ZeroMean
 from fedzmg.algorithms.clip import ClipNorm, ClipValue
 from fedzmg.algorithms.options import configure
 from fedzmg.algorithms.schedule import ClientSchedule, ServerSchedule
 from fedzmg.algorithms.wrapper import Wrapper
 from fedzmg.contract import (
-    Acts,
     Algorithm,
+    ClientContext,
     ClientRule,
     Cohort,
-    Given,
     Number,
     ServerRule,
+    WrapperKind,
     chain,
     inner_rules,
     number,
@@ -39,9 +39,9 @@ class Paired(ClientRule):
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
 
-    partner = "pair"
+    pairing = "pair"
 
-    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
         return params - self.lr * grad, scratch
 
 
@@ -51,7 +51,7 @@ class Reads(ServerRule):
 
     lr: Number = number(1.0, above=0, doc="server learning rate")
 
-    partner = "pair"
+    pairing = "pair"
 
     def update(self, params: Tree, state: Any, cohort: Cohort) -> Any:
         return params - self.lr * cohort.delta, state
@@ -63,9 +63,9 @@ class Signs(ClientRule):
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
 
-    refuses: ClassVar[Mapping[Acts, str]] = {"clip": "clipping never changes a sign"}
+    incompatible: ClassVar[Mapping[WrapperKind, str]] = {"clip": "clipping never changes a sign"}
 
-    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
         return params - self.lr * grad.sign(), scratch
 
 
@@ -73,7 +73,7 @@ class Signs(ClientRule):
 class Pulls(Wrapper):
     """Pulls the model somewhere."""
 
-    acts = "pull"
+    wrapper_kind = "pull"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Changes(Wrapper):
 class Projects(Wrapper):
     """Says that it projects."""
 
-    acts = "project"
+    wrapper_kind = "project"
 
 
 # Partners.
@@ -145,7 +145,7 @@ def test_exchanging_a_rule_later_is_refused_too() -> None:
 
 
 def partners(rule: Any) -> set[str]:
-    return {inner.partner for inner in chain(rule)} - {""}
+    return {inner.pairing for inner in chain(rule)} - {""}
 
 
 def test_rows_of_the_table_mix_exactly_where_partners_agree() -> None:
@@ -239,7 +239,7 @@ def test_rules_of_the_table_refuse_what_they_declare(name: str) -> None:
     if inner_rules(row.client):
         return
     for wrap in WRAPPERS:
-        reason = core.refuses.get(wrap.acts)
+        reason = core.incompatible.get(wrap.wrapper_kind)
         if reason is None:
             assert replace(row, client=wrap(core)).client == wrap(core)
         else:
@@ -254,9 +254,9 @@ def test_rules_of_the_table_refuse_what_they_declare(name: str) -> None:
     ("client", "server", "message"),
     [
         (
-            SentProx(SGD()),
+            ServerSetProx(SGD()),
             Average(),
-            "x: SentProx clients do not work with the server rule Average",
+            "x: ServerSetProx clients do not work with the server rule Average",
         ),
         (SGD, Average(), r"x: client = SGD: a class; use a rule, SGD\(...\)"),
         (Average(), SGD(), "x: client = Average: expected a ClientRule, not a server rule"),

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 import fedzmg
 from fedzmg import algorithms
 from fedzmg.algorithms import SGD, Average, ZeroMean, zero_mean
-from fedzmg.contract import Algorithm, ClientRule, Given, Look, ParamInfo, Upload
+from fedzmg.contract import Algorithm, ClientContext, ClientRule, FullPass, ParamInfo, Upload
 from fedzmg.errors import InputError
 from fedzmg.models.initial import initial_params
 from fedzmg.tree import Tree
-from golden_problems import GOLDEN, P3, given, models, quadratic_task
+from golden_problems import GOLDEN, P3, make_context, models, quadratic_task
 
 EPS = {torch.float32: 1e-6, torch.float64: 1e-14}
 
@@ -370,7 +370,7 @@ def test_a_rule_without_layout_is_refused() -> None:
     params = Tree({"weight": torch.ones(2, 2)})
     rule = algorithms.get("fedzmg").client
     with pytest.raises(InputError, match=r"does not know the model yet: call for_layout") as caught:
-        rule.step(given(params), params, rule.begin(given(params), ()), params)
+        rule.step(make_context(params), params, rule.begin(make_context(params), ()), params)
     assert "\n" not in str(caught.value)
 
 
@@ -395,31 +395,33 @@ class Spy(ClientRule):
     """Answers every hook with something recognisable."""
 
     looks = "epochs"
-    watches_epochs = True
+    uses_epoch_end = True
 
-    def remember(self, params: Tree) -> Any:
+    def init_memory(self, params: Tree) -> Any:
         return "remembered", params
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> Any:
-        return "begun", look
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> Any:
+        return "begun", full_pass
 
-    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> tuple[Tree, Any]:
+    def step(
+        self, context: ClientContext, params: Tree, scratch: Any, grad: Tree
+    ) -> tuple[Tree, Any]:
         return grad, ("stepped", scratch)
 
     def end_epoch(self, scratch: Any, loss: Tensor) -> Any:
         return ("closed", scratch, loss), False
 
-    def finish(self, given: Given, params: Tree, scratch: Any, steps: Tensor) -> Any:
+    def finish(self, context: ClientContext, params: Tree, scratch: Any, steps: Tensor) -> Any:
         return Upload(params, "average"), ("kept", scratch, steps)
 
 
 def test_every_other_hook_is_the_inner_rules() -> None:
     tree = Tree({"w": torch.tensor([[1.0, 3.0]])})
     rule = ZeroMean(Spy(), axes={"w": (1,)})
-    told, loss, steps = given(tree), torch.tensor(2.0), torch.tensor(4)
-    assert rule.looks == "epochs"
-    assert rule.watches_epochs is True
-    assert rule.remember(tree) == ("remembered", tree)
+    told, loss, steps = make_context(tree), torch.tensor(2.0), torch.tensor(4)
+    assert rule.full_pass == "epochs"
+    assert rule.uses_epoch_end is True
+    assert rule.init_memory(tree) == ("remembered", tree)
     assert rule.begin(told, ()) == ("begun", ())
     moved, scratch = rule.step(told, tree, "scratch", tree)
     assert moved["w"].tolist() == [[-1.0, 1.0]]

@@ -22,7 +22,16 @@ from known_answers import (
 import fedzmg
 from fedzmg import algorithms
 from fedzmg.algorithms import SGD, ZeroMean, zero_mean
-from fedzmg.contract import Algorithm, ClientRule, Cohort, Given, Layout, Number, ServerRule, number
+from fedzmg.contract import (
+    Algorithm,
+    ClientContext,
+    ClientRule,
+    Cohort,
+    Layout,
+    Number,
+    ServerRule,
+    number,
+)
 from fedzmg.tree import Tree
 from golden_problems import (
     DENSE,
@@ -31,7 +40,7 @@ from golden_problems import (
     P3,
     TOLERANCE,
     dense_task,
-    given,
+    make_context,
     models,
     quadratic_task,
 )
@@ -96,10 +105,12 @@ class DecayKernels(ClientRule):
         kernels = frozenset(name for name, info in layout.items() if info.role == "kernel")
         return dataclasses.replace(self, kernels=kernels)
 
-    def begin(self, given: Given, look: Any) -> Tree:
-        return given.params.zeros()
+    def begin(self, context: ClientContext, full_pass: Any) -> Tree:
+        return context.params.zeros()
 
-    def step(self, given: Given, params: Tree, scratch: Tree, grad: Tree) -> tuple[Tree, Tree]:
+    def step(
+        self, context: ClientContext, params: Tree, scratch: Tree, grad: Tree
+    ) -> tuple[Tree, Tree]:
         scratch = self.momentum * scratch + grad
         kept = 1 - self.decay * self.lr
         shrunk = Tree({n: w * kept if n in self.kernels else w for n, w in params.items()})
@@ -230,11 +241,11 @@ def test_projection_and_momentum_commute() -> None:
     )
     sent = Tree({"weight": start})
     rule = ZeroMean(SGD(lr=0.1, momentum=0.9), axes={"weight": (1,)})
-    params, scratch = sent, rule.begin(given(sent), ())
+    params, scratch = sent, rule.begin(make_context(sent), ())
     by_buffer, buffer = start.clone(), torch.zeros_like(start)
     for iterate in stored:
         grad = Tree({"weight": curvature * (params["weight"] - centre)})
-        params, scratch = rule.step(given(sent), params, scratch, grad)
+        params, scratch = rule.step(make_context(sent), params, scratch, grad)
         buffer = 0.9 * buffer + curvature * (by_buffer - centre)
         by_buffer = by_buffer - 0.1 * (buffer - buffer.mean())
         close(params["weight"], iterate)

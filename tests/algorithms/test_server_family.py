@@ -36,7 +36,7 @@ from fedzmg.algorithms import (
     Adagrad,
     Adam,
     Average,
-    Coupled,
+    CoupledDecay,
     Momentum,
     Projected,
     ReddiAdagrad,
@@ -54,7 +54,7 @@ from golden_problems import (
     P3,
     TOLERANCE,
     dense_task,
-    given,
+    make_context,
     models,
     quadratic_task,
 )
@@ -353,14 +353,14 @@ def test_forms_of_momentum_against_torch(nesterov: bool, l2: float | None) -> No
     optimizer = torch.optim.SGD(
         [weight], lr=0.1, momentum=0.8, nesterov=nesterov, weight_decay=l2 or 0.0
     )
-    rule = Coupled(SGD(0.1, 0.8, form="nesterov" if nesterov else "heavy_ball"), l2)
+    rule = CoupledDecay(SGD(0.1, 0.8, form="nesterov" if nesterov else "heavy_ball"), l2)
     params = Tree({"w": weight.detach().clone()})
-    scratch = rule.begin(given(params), ())
+    scratch = rule.begin(make_context(params), ())
     for _ in range(5):
         grad = params.map(torch.sin)
         weight.grad = grad["w"].clone()
         optimizer.step()
-        params, scratch = rule.step(given(params), params, scratch, grad)
+        params, scratch = rule.step(make_context(params), params, scratch, grad)
         assert params["w"].tolist() == pytest.approx(weight.tolist(), abs=1e-12)
 
 
@@ -525,7 +525,7 @@ def test_decay_scope_by_role(scope: Any) -> None:
     for task in (image_task(), text_task()):
         rule = SGD(0.5, decay=0.2, decay_scope=scope).for_layout(task.model.layout)
         params = task.model.params().map(torch.ones_like)
-        after, _ = rule.step(given(params), params, (), params.zeros())
+        after, _ = rule.step(make_context(params), params, (), params.zeros())
         for name, leaf in after.items():
             spared = scope == "kernels" and task.model.layout[name].role in ("bias", "norm")
             assert torch.equal(leaf, torch.full_like(leaf, 1.0 if spared else 0.9))
@@ -548,10 +548,10 @@ def test_named_alternatives_map_and_compile(options: dict[str, Any]) -> None:
     assert apart([loop], models(task, named("fedzmg"), rounds=1)) > 1e-6
     params = task.model.params().map(lambda leaf: leaf.double())
     rule = algorithm.for_layout(task.model.layout).client
-    scratch = rule.begin(given(params), ())
+    scratch = rule.begin(make_context(params), ())
 
     def step(values: dict[str, Tensor], grad: Tree) -> Tree:
-        return bind(rule, values).step(given(params), params, scratch, grad)[0]
+        return bind(rule, values).step(make_context(params), params, scratch, grad)[0]
 
     values = {n: torch.tensor(v, dtype=torch.float64) for n, v in numbers(rule).items()}
     compiled = torch.compile(step, fullgraph=True, backend="eager")
@@ -692,14 +692,14 @@ def test_gc_fed_frees_the_last_layer_on_clients() -> None:
 
 def test_coupled_decay_comes_after_centring_and_enters_the_momentum() -> None:
     """Two steps by hand: the decay term is not centred."""
-    rule = ZeroMean(Coupled(SGD(0.1, 0.5), l2=0.2), axes={"w": (1,)})
+    rule = ZeroMean(CoupledDecay(SGD(0.1, 0.5), l2=0.2), axes={"w": (1,)})
     params = Tree({"w": torch.tensor([[1.0, 3.0]], dtype=torch.float64)})
     grad = Tree({"w": torch.tensor([[4.0, 2.0]], dtype=torch.float64)})
-    scratch = rule.begin(given(params), ())
-    params, scratch = rule.step(given(params), params, scratch, grad)
+    scratch = rule.begin(make_context(params), ())
+    params, scratch = rule.step(make_context(params), params, scratch, grad)
     close(scratch["w"], [[1.2, -0.4]])
     close(params["w"], [[0.88, 3.04]])
-    params, scratch = rule.step(given(params), params, scratch, grad)
+    params, scratch = rule.step(make_context(params), params, scratch, grad)
     close(scratch["w"], [[1.776, -0.592]])
     close(params["w"], [[0.7024, 3.0992]])
 
@@ -817,4 +817,4 @@ def test_rules_that_need_a_model_say_so() -> None:
         Projected(Average()).update(params, (), cohort(torch.ones(2, 2), 1))
     spared = SGD(decay=0.1, decay_scope="kernels")
     with pytest.raises(InputError, match="SGD does not know the model yet: call for_layout"):
-        spared.step(given(params), params, (), params)
+        spared.step(make_context(params), params, (), params)

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 import fedzmg
 from fedzmg import algorithms
 from fedzmg.algorithms import ALGORITHMS, SGD, Average, ZeroMean
-from fedzmg.algorithms.fedgbo import FrozenSteps, Inverting
-from fedzmg.contract import Algorithm, Cohort, Given, Look, Upload
+from fedzmg.algorithms.fedgbo import FedGBOServer, FrozenSteps
+from fedzmg.contract import Algorithm, ClientContext, Cohort, FullPass, Upload
 from fedzmg.errors import InputError
 from fedzmg.simulation import Record, RoundReport, Simulation
 from fedzmg.tree import Tree, leaves, row, tree_map
-from golden_problems import P2, TOLERANCE, given, quadratic_task
+from golden_problems import P2, TOLERANCE, make_context, quadratic_task
 
 STORED: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "golden" / "shared_optimizers.json").read_text()
@@ -135,15 +135,15 @@ class Trained(NamedTuple):
     upload: Upload
 
 
-def trained(rule: Any, client: str, told: Given, steps: int) -> Trained:
+def trained(rule: Any, client: str, told: ClientContext, steps: int) -> Trained:
     """Full-batch steps, each of them an epoch."""
     curvature, centre = (torch.tensor([P2[key][client]], dtype=torch.float64) for key in ("H", "c"))
 
     def loss(params: Tree) -> Tensor:
         return 0.5 * (curvature * (params["weight"] - centre) ** 2).sum()
 
-    look = Look(loss(told.params), ()) if rule.looks == "epochs" else ()
-    params, scratch = told.params, rule.begin(told, look)
+    full_pass = FullPass(loss(told.params), ()) if rule.full_pass == "epochs" else ()
+    params, scratch = told.params, rule.begin(told, full_pass)
     iterates, scratches, losses = [], [scratch], []
     for _ in range(steps):
         grad = Tree({"weight": curvature * (params["weight"] - centre)})
@@ -168,7 +168,7 @@ def test_every_client_by_hand(name: str) -> None:
     for expected in STORED[name]["rounds"]:
         uploads = []
         for client in CLIENTS:
-            told = given(params, shared=algorithm.server.share(state))
+            told = make_context(params, shared=algorithm.server.share(state))
             told = told._replace(round=torch.tensor(expected["round"]))
             seen = trained(algorithm.client, client, told, STEPS[name])
             uploads.append(seen.upload)
@@ -193,7 +193,7 @@ def test_every_client_by_hand(name: str) -> None:
         two = torch.tensor(2)
         cohort = Cohort(*merged, two, two, torch.tensor(expected["round"]))
         if "recovered_mean_gradient" in expected:
-            assert isinstance(algorithm.server, Inverting)
+            assert isinstance(algorithm.server, FedGBOServer)
             mean_step = cohort.delta / cohort.average
             grad = algorithm.server.share(state).gradient(mean_step)
             close(grad["weight"], expected["recovered_mean_gradient"])
@@ -449,7 +449,7 @@ DEGENERATE = {
     "mfl:averaging beta 0": (made("mfl:averaging", client_momentum=0.0), "uniform"),
     "fedgbo beta 0": (made("fedgbo", server_beta1=0.0), "uniform"),
     "fedgbo without moments": (
-        Algorithm("bare", FrozenSteps(0.1), Inverting(), weights="uniform"),
+        Algorithm("bare", FrozenSteps(0.1), FedGBOServer(), weights="uniform"),
         "uniform",
     ),
     "fedadap never bad": (made("fedadap", **STILL), "examples"),

@@ -23,13 +23,22 @@ from fedzmg.algorithms.clip import ClipNorm, ClipValue, clip_norm, clip_value
 from fedzmg.algorithms.decay import ServerDecay
 from fedzmg.algorithms.options import WRAPPER_KEYS, configure, known_options
 from fedzmg.algorithms.schedule import ClientSchedule, Schedule, ServerSchedule
-from fedzmg.contract import Algorithm, ClientRule, Cohort, Given, Look, Number, ParamInfo, number
+from fedzmg.contract import (
+    Algorithm,
+    ClientContext,
+    ClientRule,
+    Cohort,
+    FullPass,
+    Number,
+    ParamInfo,
+    number,
+)
 from fedzmg.data.federated import Examples
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.errors import InputError
 from fedzmg.simulation import Simulation
 from fedzmg.tree import Tree
-from golden_problems import P2, given, models, quadratic_task
+from golden_problems import P2, make_context, models, quadratic_task
 
 
 def tree(*values: list[float], dtype: torch.dtype = torch.float64) -> Tree:
@@ -43,7 +52,7 @@ def norm(grad: Tree) -> float:
 
 def step(rule: ClientRule, grad: Tree, round_: int = 1) -> Tree:
     """The step from the origin, so that its negative over the rate is what the rule saw."""
-    told = given(grad.zeros())._replace(round=torch.tensor(round_))
+    told = make_context(grad.zeros())._replace(round=torch.tensor(round_))
     return rule.step(told, told.params, rule.begin(told, ()), grad)[0]
 
 
@@ -161,7 +170,7 @@ def test_gradient_is_clipped_before_it_is_projected() -> None:
 
 def test_momentum_collects_clipped_gradients() -> None:
     rule = ClipNorm(SGD(1.0, momentum=0.5), 2.0)
-    told = given(tree([0.0]))
+    told = make_context(tree([0.0]))
     params, scratch = told.params, rule.begin(told, ())
     for _ in range(2):
         params, scratch = rule.step(told, params, scratch, tree([100.0]))
@@ -175,14 +184,14 @@ def test_momentum_collects_clipped_gradients() -> None:
 def test_gradient_of_a_full_pass_is_clipped_too(wrap: Any, expected: list[float]) -> None:
     @dataclass(frozen=True)
     class Keeps(ClientRule):
-        def begin(self, given: Given, look: Any) -> Any:
-            return look.grad
+        def begin(self, context: ClientContext, full_pass: Any) -> Any:
+            return full_pass.grad
 
-        def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+        def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
             return params, scratch
 
     seen = wrap(Keeps(), 1.0).begin(
-        given(tree([0.0, 0.0])), Look(torch.tensor(9.0), tree([3.0, 4.0]))
+        make_context(tree([0.0, 0.0])), FullPass(torch.tensor(9.0), tree([3.0, 4.0]))
     )
     assert seen["w0"].tolist() == pytest.approx(expected)
 
@@ -298,7 +307,7 @@ def test_steps_fall_on_whole_rounds_in_single_precision() -> None:
 class Rateless(ClientRule):
     pace: Number = number(0.1, above=0, doc="not called lr")
 
-    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
         return params - self.pace * grad, scratch
 
 
@@ -357,7 +366,7 @@ def test_a_scheduled_client_is_a_client_with_another_rate(round_: int) -> None:
     """Decay, too, is measured in units of the rate; wrappers on either side make no difference."""
     layout = {"w0": ParamInfo("kernel", (0,))}
     lr = 0.4 * 0.5 ** (round_ - 1)
-    told = given(tree([1.0, 2.0]))._replace(round=torch.tensor(round_))
+    told = make_context(tree([1.0, 2.0]))._replace(round=torch.tensor(round_))
     grad = tree([3.0, -1.0])
 
     def after(rule: ClientRule) -> list[float]:
@@ -378,17 +387,17 @@ def test_a_scheduled_client_uses_its_rate_from_begin_to_finish() -> None:
     class Tells(ClientRule):
         lr: Number = number(1.0, above=0, doc="client learning rate")
 
-        def begin(self, given: Given, look: Any) -> Any:
+        def begin(self, context: ClientContext, full_pass: Any) -> Any:
             return self.lr * torch.ones(())
 
-        def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+        def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
             return params, scratch
 
-        def finish(self, given: Given, params: Tree, scratch: Any, steps: Any) -> Any:
+        def finish(self, context: ClientContext, params: Tree, scratch: Any, steps: Any) -> Any:
             return self.lr, ()
 
     rule = ClientSchedule(Tells(), "step", every=2, gamma=0.5)
-    told = given(tree([0.0]))._replace(round=torch.tensor(5))
+    told = make_context(tree([0.0]))._replace(round=torch.tensor(5))
     assert rule.begin(told, ()).item() == 0.25
     sent: Any = rule.finish(told, told.params, (), torch.tensor(1))[0]
     assert sent.item() == 0.25
@@ -560,7 +569,7 @@ def test_bounds_that_are_never_reached_change_nothing(name: str, engine: str) ->
     """For every algorithm of the table that can be clipped at all."""
     plain = algorithms.get(name)
     wide = {"client.clip_norm": 1e6, "client.clip_value": 1e6}
-    if any("clip" in rule.refuses for rule in rules(plain)):
+    if any("clip" in rule.incompatible for rule in rules(plain)):
         with pytest.raises(InputError, match="around"):
             configure(plain, wide)
         return
@@ -694,7 +703,7 @@ class Geared(ClientRule):
     lr: Number = number(0.1, above=0, doc="client learning rate")
     gamma: Number = number(0.5, low=0, below=1, doc="a number that a schedule has, too")
 
-    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
         return params - self.lr * self.gamma * grad, scratch
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from fedzmg import trackers
 from fedzmg.cli import app
 from fedzmg.errors import InputError
-from fedzmg.trackers import Ending, Entry, TrackedRun
+from fedzmg.trackers import Ending, TrackedRun, TrackerInfo
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 FILES = Path(__file__).parents[2] / "experiments"
@@ -52,7 +52,7 @@ class Told:
 
 
 def test_study_is_tracked_watched_compared_and_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(trackers.TRACKERS, "told", Entry(Told, ()))
+    monkeypatch.setitem(trackers.TRACKERS, "told", TrackerInfo(Told, ()))
     done = fedzmg(*STUDY, "--out", "s", "--track", "told")
     assert done.exit_code == 0, done.output
     assert Told.steps == [1, 2]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedzmg import trackers
 from fedzmg.cli import app
 from fedzmg.errors import InputError
-from fedzmg.trackers import Ending, Entry, TrackedRun
+from fedzmg.trackers import Ending, TrackedRun, TrackerInfo
 
 COMPARE = ["compare", "quadratic", "--algorithms", "fedzmg,fedavg", "--seeds", "2", "--rounds", "2",
            "--engine", "vectorized"]  # fmt: skip
@@ -39,7 +39,7 @@ def test_every_run_is_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     # Curves take longer to draw than to train.
     monkeypatch.setattr("fedzmg.report.plots.style.save", lambda figure, stem: (stem, stem))
-    monkeypatch.setitem(trackers.TRACKERS, "told", Entry(Told, ()))
+    monkeypatch.setitem(trackers.TRACKERS, "told", TrackerInfo(Told, ()))
     done = CliRunner().invoke(app, [*COMPARE, "--out", "c", "--track", "told"])
     assert done.exit_code == 0, done.output
     names = [f"{name}/seed-{seed}" for name in ("fedzmg", "fedavg") for seed in (0, 1)]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedzmg import Task, Trial, simulate
 from fedzmg.algorithms import ALGORITHMS
-from fedzmg.contract import Cohort, Given, Look, Upload, bind, numbers, structure
+from fedzmg.contract import ClientContext, Cohort, FullPass, Upload, bind, numbers, structure
 from fedzmg.data.federated import Examples
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.simulation import Simulation
@@ -208,8 +208,8 @@ def test_cohort_that_loses_every_upload_leaves_everything_untouched(name: str) -
     assert reports[-1].records[0].metric == 0.0
 
 
-def parts(name: str) -> tuple[object, object, Given, Tree]:
-    """Rules bound to tensors, what a client is given, and a gradient."""
+def parts(name: str) -> tuple[object, object, ClientContext, Tree]:
+    """Rules bound to tensors, what a client is context, and a gradient."""
     algorithm = ALGORITHMS[name].algorithm.for_layout(task().model.layout)
     params = task().model.params().map(lambda leaf: leaf.double())
     grad = params.map(lambda leaf: torch.full_like(leaf, 0.1) + leaf.sin())
@@ -220,27 +220,33 @@ def parts(name: str) -> tuple[object, object, Given, Tree]:
 
     client, server = bound(algorithm.client), bound(algorithm.server)
     shared = server.share(server.init(params))
-    given = Given(params, shared, client.remember(params), torch.tensor(1), torch.tensor(10))
-    return client, server, given, grad
+    context = ClientContext(
+        params, shared, client.init_memory(params), torch.tensor(1), torch.tensor(10)
+    )
+    return client, server, context, grad
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rules_do_not_mutate_and_state_keeps_its_form(name: str) -> None:
-    client, server, given, grad = parts(name)
-    kept = tree_map(torch.clone, (given, grad))
-    look = Look(torch.tensor(1.0, dtype=torch.float64), grad) if client.looks != "never" else ()  # type: ignore[attr-defined]
-    scratch = client.begin(given, look)  # type: ignore[attr-defined]
+    client, server, context, grad = parts(name)
+    kept = tree_map(torch.clone, (context, grad))
+    full_pass = (
+        FullPass(torch.tensor(1.0, dtype=torch.float64), grad)
+        if client.full_pass != "never"
+        else ()
+    )  # type: ignore[attr-defined]
+    scratch = client.begin(context, full_pass)  # type: ignore[attr-defined]
     held = tree_map(torch.clone, scratch)
-    params, after = client.step(given, given.params, scratch, grad)  # type: ignore[attr-defined]
+    params, after = client.step(context, context.params, scratch, grad)  # type: ignore[attr-defined]
     assert form(after) == form(scratch)
-    assert form(params) == form(given.params)
-    upload, memory = client.finish(given, params, after, torch.tensor(1))  # type: ignore[attr-defined]
+    assert form(params) == form(context.params)
+    upload, memory = client.finish(context, params, after, torch.tensor(1))  # type: ignore[attr-defined]
     assert isinstance(upload, Upload)
     # The type is the rule's own choice: what a client sends may be integers.
-    assert [d.shape for d in leaves(upload.delta)] == [p.shape for p in leaves(given.params)]
-    assert list(upload.delta) == list(given.params)
-    assert form(memory) == form(given.memory)
-    state = server.init(given.params)  # type: ignore[attr-defined]
+    assert [d.shape for d in leaves(upload.delta)] == [p.shape for p in leaves(context.params)]
+    assert list(upload.delta) == list(context.params)
+    assert form(memory) == form(context.memory)
+    state = server.init(context.params)  # type: ignore[attr-defined]
     before = tree_map(torch.clone, state)
     cohort = Cohort(
         upload.delta,
@@ -250,11 +256,11 @@ def test_rules_do_not_mutate_and_state_keeps_its_form(name: str) -> None:
         torch.tensor(7),
         torch.tensor(1),
     )
-    moved, new_state = server.update(given.params, state, cohort)  # type: ignore[attr-defined]
+    moved, new_state = server.update(context.params, state, cohort)  # type: ignore[attr-defined]
     assert form(new_state) == form(state)
-    assert form(moved) == form(given.params)
+    assert form(moved) == form(context.params)
     for a, b in zip(
-        leaves((kept, held, before)), leaves(((given, grad), scratch, state)), strict=True
+        leaves((kept, held, before)), leaves(((context, grad), scratch, state)), strict=True
     ):
         assert torch.equal(a, b)
 

@@ -14,11 +14,11 @@ from torch import nn
 
 from fedzmg import InputError, Task, Trial, simulate
 from fedzmg.bench.workloads import WORKLOADS
-from fedzmg.data.plan import Entry
-from fedzmg.engine import captured
+from fedzmg.data.plan import ClientBatch
 from fedzmg.engine import choose as choosing
+from fedzmg.engine import cuda_graph
 from fedzmg.engine.choose import can_compile
-from fedzmg.engine.fit import even
+from fedzmg.engine.memory_limit import even
 from fedzmg.engine.round import Broadcast, Chunk
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
@@ -240,7 +240,7 @@ def captures(built: Simulation) -> list[int]:
 def test_buffers_are_used_again_until_they_are_twice_too_wide() -> None:
     packed, alone = simulation("captured", trials=5, rounds=9), simulation("captured", rounds=9)
     for awake, widths in ((5, [20]), (4, [20]), (3, [20]), (2, [10, 20]), (1, [5, 10, 20])):
-        packed.rest(range(awake, 5))
+        packed.stop(range(awake, 5))
         packed.run_round()
         alone.run_round()
         assert captures(packed) == widths
@@ -275,8 +275,8 @@ def test_algorithms_share_what_is_compiled_for_their_task(monkeypatch: pytest.Mo
         compiled.append(function.__name__)
         return function
 
-    monkeypatch.setattr(captured, "compile_apart", note)
-    captured._compiled_loss.cache_clear()
+    monkeypatch.setattr(cuda_graph, "compile_apart", note)
+    cuda_graph._compiled_loss.cache_clear()
     shared = task()
 
     def train(task: Task, name: str) -> int:
@@ -294,7 +294,7 @@ def test_algorithms_share_what_is_compiled_for_their_task(monkeypatch: pytest.Mo
     # Other shapes are other code: the compiler allows few to a function.
     small = replace(shared, protocol=shared.protocol.with_options({"batch_size": 2}))
     assert train(small, "fedzmg") > 0
-    captured._compiled_loss.cache_clear()
+    cuda_graph._compiled_loss.cache_clear()
 
 
 class Tight:
@@ -303,7 +303,7 @@ class Tight:
     def __init__(self, engine: Vectorized, room: int) -> None:
         self.engine, self.room = engine, room
 
-    def train(self, entries: list[Entry], sent: Broadcast, memory: object) -> Iterator[Chunk]:
+    def train(self, entries: list[ClientBatch], sent: Broadcast, memory: object) -> Iterator[Chunk]:
         for chunk in self.engine.train(entries, sent, memory):
             if len(chunk.entries) > self.room:
                 raise torch.OutOfMemoryError("no room")
@@ -348,7 +348,7 @@ def test_models_that_do_not_fit_together_are_evaluated_in_parts(
     assert tight.chunk is None
     for a, b in zip(got, expected, strict=True):
         assert a._replace(seconds=0) == b._replace(seconds=0)
-    tight.rest([0, 3])
+    tight.stop([0, 3])
     assert tight.run_round().records[1].metric == later[1].metric
     assert asked[6:] == [2, 2, 1]
 

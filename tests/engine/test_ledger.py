@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedzmg import Task, Trial, simulate
-from fedzmg.engine.ledger import integer_bytes, weigh
+from fedzmg.engine.message_size import integer_bytes, weigh
 from fedzmg.tree import Tree
 
 

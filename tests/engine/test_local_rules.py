@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 from fedzmg import Algorithm, Task, Tree, Trial, simulate
 from fedzmg.algorithms import Average
-from fedzmg.contract import ClientRule, Given, Look, Looks, Number, State, Upload, number
+from fedzmg.contract import (
+    ClientContext,
+    ClientRule,
+    FullPass,
+    FullPassTiming,
+    Number,
+    State,
+    Upload,
+    number,
+)
 from fedzmg.simulation import Simulation
 
 SIZES = [5, 12, 8, 3]
@@ -32,37 +41,41 @@ class Remembering(ClientRule):
 
     lr: Number = number(0.1, above=0, doc="learning rate")
 
-    def remember(self, params: Tree) -> State:
+    def init_memory(self, params: Tree) -> State:
         return params.zeros(), next(iter(params.values())).new_zeros(())
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        past, _ = given.memory
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
+        past, _ = context.memory
         return params - self.lr * (grad + 0.1 * past), scratch
 
     def finish(
-        self, given: Given, params: Tree, scratch: State, steps: Tensor
+        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
-        past, rounds = given.memory
-        delta = given.params - params
+        past, rounds = context.memory
+        delta = context.params - params
         return Upload(delta), (past + delta, rounds + 1)
 
 
 @dataclass(frozen=True)
 class Looking(ClientRule):
-    """One full-gradient step from the look, and nothing else."""
+    """One full-gradient step from the full_pass, and nothing else."""
 
     lr: Number = number(0.1, above=0, doc="learning rate")
 
     @property
-    def looks(self) -> Looks:
+    def full_pass(self) -> FullPassTiming:
         return "start"
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> State:
-        assert isinstance(look, Look)
-        return look.grad
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        assert isinstance(full_pass, FullPass)
+        return full_pass.grad
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        return given.params - self.lr * scratch, scratch
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
+        return context.params - self.lr * scratch, scratch
 
 
 @dataclass(frozen=True)
@@ -70,24 +83,26 @@ class Stopping(ClientRule):
     """Stops after ``epochs`` epochs; remembers the loss it was shown last."""
 
     epochs: Number = number(1.0, low=0, doc="epochs to train")
-    sees: Looks = "epochs"
+    sees: FullPassTiming = "epochs"
 
     @property
-    def looks(self) -> Looks:
+    def full_pass(self) -> FullPassTiming:
         return self.sees
 
     @property
-    def watches_epochs(self) -> bool:
+    def uses_epoch_end(self) -> bool:
         return True
 
-    def remember(self, params: Tree) -> State:
+    def init_memory(self, params: Tree) -> State:
         return next(iter(params.values())).new_zeros(2)
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> State:
-        assert isinstance(look, Look) == (self.sees == "epochs")
-        return given.memory * 0
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        assert isinstance(full_pass, FullPass) == (self.sees == "epochs")
+        return context.memory * 0
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
         return params - 0.1 * grad, scratch
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
@@ -95,9 +110,9 @@ class Stopping(ClientRule):
         return after, after[0] < self.epochs
 
     def finish(
-        self, given: Given, params: Tree, scratch: State, steps: Tensor
+        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
-        return Upload(given.params - params), scratch
+        return Upload(context.params - params), scratch
 
 
 def run(rule: ClientRule, engine: str, problem: Task | None = None) -> tuple[Simulation, list[Any]]:
@@ -211,7 +226,7 @@ def test_a_rule_can_stop_after_an_epoch(engine: str, epochs: int, steps: list[in
 
 
 @pytest.mark.parametrize("sees", ["epochs", "never"])
-def test_epoch_losses_agree_between_engines(sees: Looks) -> None:
+def test_epoch_losses_agree_between_engines(sees: FullPassTiming) -> None:
     loop, _ = run(Stopping(2.0, sees), "sequential")
     mapped, _ = run(Stopping(2.0, sees), "vectorized")
     assert seen(loop).keys() == seen(mapped).keys()

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedzmg import Task, Trial
 from fedzmg.simulation import Checkpoint, Record, Simulation
-from fedzmg.simulation.accounting import Reading
+from fedzmg.simulation.records import Reading
 
 CPU = torch.device("cpu")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

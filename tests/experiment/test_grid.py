@@ -24,7 +24,7 @@ from fedzmg.experiment.grids.log import Log
 from fedzmg.experiment.grids.score import choose_best, neighbours, warnings
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.verification.verify import verify
-from fedzmg.experiment.work.budget import TimeIsUp
+from fedzmg.experiment.work.budget import TimeLimitReached
 from fedzmg.experiment.work.lock import hold
 from fedzmg.simulation import Trial, rounds, simulate
 
@@ -131,7 +131,7 @@ def test_time_that_is_over_ends_cleanly_and_goes_on(tmp_path: Path) -> None:
         try:
             found = run_grid(spec(), tmp_path / "pieces", task=toy(), max_minutes=1e-9)
             break
-        except TimeIsUp as stopped:
+        except TimeLimitReached as stopped:
             done.append(stopped.done)
     assert found == whole
     assert done == [1, 2, 3]  # one round each time: nothing is repeated

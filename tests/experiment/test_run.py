@@ -368,7 +368,7 @@ def test_directory_of_the_first_format_goes_on(tmp_path: Path) -> None:
     spec = directory.spec()
     kept = directory.position()
     assert kept is not None
-    assert (kept.checkpoint.round, kept.before, kept.passed_over) == (2, 2, "")
+    assert (kept.checkpoint.round, kept.before, kept.rejected) == (2, 2, "")
     digits = tasks.get("digits", {})
     [history] = run_pack(digits, [spec], [place])
     assert [r.round for r in history.records] == [1, 2, 3]

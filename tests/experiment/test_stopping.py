@@ -16,7 +16,7 @@ from toys import Stop, toy
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Metric
 from fedzmg.experiment import stopping
-from fedzmg.experiment.grids.bounds import Known, Rule, hopeless, unsettled
+from fedzmg.experiment.grids.bounds import Known, Rule, dominated, unsettled
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.grids.log import Log
 from fedzmg.experiment.grids.score import choose_best, neighbours, warnings
@@ -82,7 +82,7 @@ def test_what_cannot_win_would_not_have_won(
     stopped: dict[int, int] = {}
     for count in range(1, last):
         known = [seen(p, stopped.get(p, count)) for p in range(size)]
-        stopped |= dict.fromkeys(hopeless(rule, known, stopped), count)
+        stopped |= dict.fromkeys(dominated(rule, known, stopped), count)
     known = [seen(p, stopped.get(p, last)) for p in range(size)]
     near = {p: neighbours([size], p) for p in range(size)}
     for point in unsettled(rule, known, list(stopped), (), near):
@@ -94,20 +94,20 @@ def test_bounds_by_hand() -> None:
     rule = Rule(last=4, best=1.0)
     # After three of four: 0.15 + 1 is less than 1.5 for certain, 0.6 + 1 is not.
     known = [[Known([0.5] * 3)], [Known([0.05] * 3)], [Known([0.2] * 3)]]
-    assert hopeless(rule, known, ()) == {
+    assert dominated(rule, known, ()) == {
         1: ((True, pytest.approx(1.15 / 4)), (True, pytest.approx(1.5 / 4)))
     }
     # With a closer bound, which a user has to say, the other one goes too.
-    assert set(hopeless(rule._replace(best=0.6), known, ())) == {1, 2}
+    assert set(dominated(rule._replace(best=0.6), known, ())) == {1, 2}
     # Not if the bound is broken.
-    assert hopeless(rule._replace(best=0.4), known, ()) == {}
+    assert dominated(rule._replace(best=0.4), known, ()) == {}
     # One that lost a seed never wins against one that lost none.
     both = [[Known([0.9]), Known([], lost=True)], [Known([0.0]), Known([0.0])]]
-    assert set(hopeless(rule, both, ())) == {0}
+    assert set(dominated(rule, both, ())) == {0}
     # A loss has no bound from above, so only what is finished beats anything.
     loss = Rule(last=2, best=0.0, higher=False)
-    assert hopeless(loss, [[Known([0.1])], [Known([9.0])]], ()) == {}
-    assert set(hopeless(loss, [[Known([0.1, 0.1])], [Known([9.0])]], ())) == {1}
+    assert dominated(loss, [[Known([0.1])], [Known([9.0])]], ()) == {}
+    assert set(dominated(loss, [[Known([0.1, 0.1])], [Known([9.0])]], ())) == {1}
 
 
 def test_diverged_trials_are_trained_no_further_and_no_score_moves(tmp_path: Path) -> None:
@@ -162,10 +162,10 @@ def test_what_might_win_after_all_is_trained_to_the_end(
     """Also when that is interrupted."""
     plan = grid(axes={"client.lr": [0.05, 0.3, 1.0]}, stop={"cannot_win": True}, algorithms=["mfl"])
     whole = run_grid(plan, tmp_path / "whole", task=toy())["algorithms"]["mfl"]
-    hopeless, doubted = Stops.hopeless, [2]
+    dominated, doubted = Stops.dominated, [2]
     early = {2: Stopped(3, "cannot_win", "as an example", 0.1)}
-    monkeypatch.setattr(Stops, "hopeless", lambda s, rows, pack, round_, lost: (
-        early if round_ == 3 else hopeless(s, rows, pack, round_, lost)))  # fmt: skip
+    monkeypatch.setattr(Stops, "dominated", lambda s, rows, pack, round_, lost: (
+        early if round_ == 3 else dominated(s, rows, pack, round_, lost)))  # fmt: skip
     monkeypatch.setattr(Stops, "unsettled", lambda s, rows: [t for t in doubted if t in s.now])
     with pytest.raises(MemoryError):
         run_grid(plan, tmp_path / "s", task=toy(), progress=Stop(6, pack=2), checkpoint_seconds=0)
@@ -188,11 +188,11 @@ def test_rounds_to_be_repeated_are_judged_as_they_were(tmp_path: Path) -> None:
         for round_ in range(1, 5)
     }
     # After three rounds of 0.9 there are 0.675 for certain; three of 0.1 can come to 0.325 yet.
-    found = {r: stops.hopeless(rows, [0, 1], r, ()) for r in (1, 2, 3)}
+    found = {r: stops.dominated(rows, [0, 1], r, ()) for r in (1, 2, 3)}
     assert [list(found[r]) for r in (1, 2, 3)] == [[], [], [1]]
     assert found[3][1].at_most == pytest.approx(0.325)
     # Of other packs, which are finished, everything counts: 0.9 is certain.
-    assert list(stops.hopeless(rows, [1], 1, ())) == [1]
+    assert list(stops.dominated(rows, [1], 1, ())) == [1]
 
 
 def test_metric_without_a_known_bound_has_to_say_it(tmp_path: Path) -> None:

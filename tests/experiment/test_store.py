@@ -99,12 +99,12 @@ def test_two_generations_are_kept(directory: RunDirectory) -> None:
     saved(directory, 2, 5, 9)
     kept = directory.position()
     assert kept is not None
-    assert (kept.checkpoint.round, kept.before, kept.passed_over) == (9, 5, "")
+    assert (kept.checkpoint.round, kept.before, kept.rejected) == (9, 5, "")
     (directory.path / "checkpoint.safetensors").unlink()
     kept = directory.position()
     assert kept is not None
     assert (kept.checkpoint.round, kept.before) == (5, 2)
-    assert kept.passed_over.endswith("checkpoint.safetensors is missing")
+    assert kept.rejected.endswith("checkpoint.safetensors is missing")
     reader = directory.checkpoint()
     assert reader is not None
     assert reader.round == 5
@@ -153,7 +153,7 @@ def test_checkpoint_ahead_of_the_log_is_not_used(directory: RunDirectory) -> Non
     kept = directory.position(logged=range(1, 5))
     assert kept is not None
     assert kept.checkpoint.round == 2
-    assert "lacks rounds that the checkpoint has" in kept.passed_over
+    assert "lacks rounds that the checkpoint has" in kept.rejected
     with pytest.raises(InputError, match="lacks rounds that the checkpoint has"):
         directory.position(logged=[2, 3])
 
@@ -181,7 +181,7 @@ def test_crash_between_any_two_moves_keeps_a_whole_checkpoint(
     assert kept is not None
     assert kept.checkpoint.round == (9 if moves == 2 else 5)
     directory.repair(kept)
-    assert directory.position() == kept._replace(passed_over="")
+    assert directory.position() == kept._replace(rejected="")
     assert not [p for p in directory.path.iterdir() if p.name.startswith(".")]
 
 

@@ -28,7 +28,7 @@ from fedzmg.experiment.studies.study import (
     study_packs,
     summary,
 )
-from fedzmg.experiment.work.budget import TimeIsUp
+from fedzmg.experiment.work.budget import TimeLimitReached
 from fedzmg.simulation import History, Record, Simulation, Trial
 from fedzmg.tree import Tree
 
@@ -192,7 +192,7 @@ def test_study_in_pieces_is_the_same_study(tmp_path: Path) -> None:
         try:
             found, _ = run_study(spec(), tmp_path / "s", task=toy(), max_minutes=1e-9)
             break
-        except TimeIsUp as stopped:
+        except TimeLimitReached as stopped:
             done.append(stopped.done)
     # A round each time, none of them twice; the last round of an algorithm begins the next one.
     assert done == [1, 2, 1, 2]

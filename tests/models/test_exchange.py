@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
-from fedzmg.models.exchange import MAPS, exchange_layers
+from fedzmg.models.layer_swaps import MAPS, exchange_layers
 
 
 def real(*shape: int) -> Tensor:

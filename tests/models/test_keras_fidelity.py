@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedzmg.algorithms.fedzmg import ZeroMean
 from fedzmg.algorithms.sgd import SGD
-from fedzmg.contract import Given
+from fedzmg.contract import ClientContext
 from fedzmg.models import CharGRU, FunctionalModel, layout_of
 from fedzmg.tree import Tree
 from oracles import keras_layout as keras
@@ -171,10 +171,10 @@ def client_rule(problem: Problem) -> ZeroMean:
 
 def torch_steps(problem: Problem, steps: int) -> Tree:
     rule, params = client_rule(problem), problem.to_torch(problem.weights)
-    given = Given(params, (), (), torch.tensor(1), torch.tensor(len(problem.x)))
-    scratch = rule.begin(given, ())
+    context = ClientContext(params, (), (), torch.tensor(1), torch.tensor(len(problem.x)))
+    scratch = rule.begin(context, ())
     for _ in range(steps):
-        params, scratch = rule.step(given, params, scratch, torch_gradient(problem, params))
+        params, scratch = rule.step(context, params, scratch, torch_gradient(problem, params))
     return params
 
 

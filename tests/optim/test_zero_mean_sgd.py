@@ -22,7 +22,7 @@ from fedzmg.errors import InputError
 from fedzmg.models import CharGRU, CharTransformer, digits_cnn, layout_of, mlp, resnet18_gn
 from fedzmg.optim import ZeroMeanSGD, updates
 from fedzmg.tree import Tree
-from golden_problems import DENSE, GOLDEN, P2, P3, given, half_square
+from golden_problems import DENSE, GOLDEN, P2, P3, half_square, make_context
 
 DOUBLE = torch.float64
 WAYS: dict[str, dict[str, Any]] = {
@@ -175,7 +175,7 @@ def test_many_steps_are_those_of_the_engines_rule(
     rule = ZeroMean(SGD(lr=0.05, momentum=0.8, decay=0.01, form=form))  # type: ignore[arg-type]
     rule = rule.for_layout(layout_of(model))
     params = Tree({n: p.detach().clone() for n, p in model.named_parameters()})
-    start = given(params)
+    start = make_context(params)
     scratch = rule.begin(start, ())
     optimizer = ZeroMeanSGD(model, 0.05, 0.8, 0.01, nesterov=form == "nesterov", **way)
     for _ in range(5):

@@ -17,7 +17,11 @@ from fedzmg.report.terminal.live import Display, Seen, names
 
 
 def report(
-    round_: int, metrics: list[float | None], *, resting: set[int] = frozenset(), lost: int = 99
+    round_: int,
+    metrics: list[float | None],
+    *,
+    stopped_trials: set[int] = frozenset(),
+    lost: int = 99,
 ) -> Any:  # type: ignore[assignment]
     """What an observer is shown, as far as the display looks at it."""
     trials = [Trial.of("fedavg", 0, client_lr=0.1 * (i + 1)) for i in range(len(metrics))]
@@ -26,7 +30,9 @@ def report(
         for i, m in enumerate(metrics)
     ]
     simulation = SimpleNamespace(
-        trials=trials, resting=frozenset(resting), task=SimpleNamespace(metric=ACCURACY)
+        trials=trials,
+        stopped_trials=frozenset(stopped_trials),
+        task=SimpleNamespace(metric=ACCURACY),
     )
     return SimpleNamespace(round=round_, records=records, simulation=simulation)
 
@@ -60,16 +66,16 @@ def test_best_is_remembered_with_its_index_and_a_resting_trial_brings_nothing_ne
     seen = Seen("a")
     for round_, metric in ((1, 0.1), (6, 0.5), (11, 0.3)):
         one = SimpleNamespace(round=round_, metric=metric, train_loss=1.0, diverged=False)
-        seen = seen.after(one, resting=False, higher=True)
+        seen = seen.after(one, stopped_trials=False, higher=True)
     assert (seen.metric, seen.best, seen.best_index) == (0.3, 0.5, 5)
     gone = SimpleNamespace(round=12, metric=0.0, train_loss=9.0, diverged=True)
-    seen = seen.after(gone, resting=True, higher=True)
+    seen = seen.after(gone, stopped_trials=True, higher=True)
     assert seen.state == "diverged, stopped after round 12"
     later = SimpleNamespace(round=13, metric=None, train_loss=float("nan"), diverged=True)
-    assert seen.after(later, resting=True, higher=True) == seen
+    assert seen.after(later, stopped_trials=True, higher=True) == seen
     falling = Seen("b", metric=0.5, best=0.5)
     lower = SimpleNamespace(round=2, metric=0.4, train_loss=1.0, diverged=False)
-    assert falling.after(lower, resting=False, higher=False).best == 0.4
+    assert falling.after(lower, stopped_trials=False, higher=False).best == 0.4
 
 
 def test_plain_lines_say_all_of_a_pack(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +84,7 @@ def test_plain_lines_say_all_of_a_pack(monkeypatch: pytest.MonkeyPatch) -> None:
     with display:
         display.begin("fedavg", 50, 0)
         display.advance(report(1, [None] * 20))
-        display.advance(report(2, [0.01 * i for i in range(20)], lost=3, resting={3, 4}))
+        display.advance(report(2, [0.01 * i for i in range(20)], lost=3, stopped_trials={3, 4}))
         display.begin("fedadam", 50, 50)
         display.begin("fedadam", 50, 10)
     first, second, third, fourth = out.getvalue().splitlines()
@@ -110,7 +116,7 @@ def test_terminal_shows_a_line_per_trial_or_the_best_of_many() -> None:
     with display:
         display.begin("fedavg", 50, 0)
         for round_ in (1, 2, 3):
-            display.advance(report(round_, [0.2, 0.6, 0.4], lost=0, resting={0}))
+            display.advance(report(round_, [0.2, 0.6, 0.4], lost=0, stopped_trials={0}))
         few = drawn(display)
         display.begin("fedadam", 50, 0)
         display.advance(report(1, [0.01 * i for i in range(81)]))

@@ -140,7 +140,7 @@ def test_grid_at_work(grid: Path) -> None:
     write_rows(place, [{"trial": 0, "round": r, "metric": m} for r, m in ((5, 0.4), (6, 0.6))])
     write_rows(place, [{"trial": 1, "round": r, "metric": 0.0, "diverged": True} for r in (5, 6)])
     write_rows(place, [{"trial": 2, "round": 1, "metric": 0.45}])
-    stop = {"trial": 3, "round": 0, "why": "cannot_win", "words": "hopeless"}
+    stop = {"trial": 3, "round": 0, "why": "cannot_win", "words": "dominated"}
     (place / "stopped.jsonl").write_text(json.dumps(stop) + "\n")
     header = {"__metadata__": {"round": "3", "members": "[2, 3]", "format": "1"}}
     content = json.dumps(header).encode()

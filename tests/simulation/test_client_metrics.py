@@ -16,13 +16,13 @@ from torch import nn
 
 from fedzmg import Metric, Task, Trial, simulate
 from fedzmg.data.federated import Examples, FederatedData
-from fedzmg.data.plan import Entry
+from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.local import Outcome
 from fedzmg.engine.round import Chunk
 from fedzmg.evaluation import OverClients, share_short_of
 from fedzmg.simulation import History, Simulation, clients
-from fedzmg.simulation.accounting import QUANTILES, ClientLosses, spread
 from fedzmg.simulation.clients import Watched
+from fedzmg.simulation.records import QUANTILES, ClientLosses, spread
 from fedzmg.tasks.task import Protocol
 
 COUNTS = [4, 9, 1, 6, 3, 8, 5]
@@ -240,8 +240,8 @@ def test_a_large_population_is_sampled() -> None:
     assert np.array_equal(found.clients, Watched.of(task).clients)
 
 
-def entry(trial: int) -> Entry:
-    return Entry(trial, 0, 1, None)  # type: ignore[arg-type]
+def entry(trial: int) -> ClientBatch:
+    return ClientBatch(trial, 0, 1, None)  # type: ignore[arg-type]
 
 
 def chunk(entries: list[int], losses: list[float]) -> Chunk:

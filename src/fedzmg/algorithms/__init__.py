@@ -30,7 +30,6 @@ from fedzmg.algorithms import (
 from fedzmg.algorithms.adabest import AdaBest, AdaBestServer
 from fedzmg.algorithms.clip import ClipNorm, ClipValue
 from fedzmg.algorithms.decay import ServerDecay
-from fedzmg.algorithms.entry import Entry
 from fedzmg.algorithms.fedadadb import AdaDB
 from fedzmg.algorithms.fedadagrad import Adagrad, ReddiAdagrad
 from fedzmg.algorithms.fedadam import Adam, ReddiAdam
@@ -39,17 +38,18 @@ from fedzmg.algorithms.fedavg import Average
 from fedzmg.algorithms.fedavgm import Momentum
 from fedzmg.algorithms.fedcada import AverageMoments, SharedAdam
 from fedzmg.algorithms.feddyn import FedDyn, FedDynServer
-from fedzmg.algorithms.fedgbo import FrozenSteps, Inverting
-from fedzmg.algorithms.fedlion import CountTicks, LionTicks
-from fedzmg.algorithms.fedprox import AdaptiveMu, Prox, SentProx
+from fedzmg.algorithms.fedgbo import FedGBOServer, FrozenSteps
+from fedzmg.algorithms.fedlion import FedLionServer, LionTicks
+from fedzmg.algorithms.fedprox import AdaptiveMu, Prox, ServerSetProx
 from fedzmg.algorithms.fedyogi import ReddiYogi, Yogi
 from fedzmg.algorithms.fedzmg import ZeroMean
-from fedzmg.algorithms.gradient_centralization import Coupled
+from fedzmg.algorithms.gradient_centralization import CoupledDecay
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.mfl import AverageMomentum, SharedMomentum
 from fedzmg.algorithms.mimelite import MimeLite, MimeLiteServer
 from fedzmg.algorithms.projected import Projected
 from fedzmg.algorithms.projection import zero_mean
-from fedzmg.algorithms.scaffold import Control, Scaffold
+from fedzmg.algorithms.scaffold import Scaffold, ScaffoldServer
 from fedzmg.algorithms.schedule import ClientSchedule, ServerSchedule
 from fedzmg.algorithms.sgd import SGD
 from fedzmg.contract import Algorithm
@@ -65,20 +65,19 @@ __all__ = [
     "Adam",
     "AdaptiveMu",
     "AdaptiveSGD",
+    "AlgorithmInfo",
     "Average",
     "AverageMoments",
     "AverageMomentum",
     "ClientSchedule",
     "ClipNorm",
     "ClipValue",
-    "Control",
-    "CountTicks",
-    "Coupled",
-    "Entry",
+    "CoupledDecay",
     "FedDyn",
     "FedDynServer",
+    "FedGBOServer",
+    "FedLionServer",
     "FrozenSteps",
-    "Inverting",
     "LionTicks",
     "MimeLite",
     "MimeLiteServer",
@@ -89,9 +88,10 @@ __all__ = [
     "ReddiAdam",
     "ReddiYogi",
     "Scaffold",
-    "SentProx",
+    "ScaffoldServer",
     "ServerDecay",
     "ServerSchedule",
+    "ServerSetProx",
     "SharedAdam",
     "SharedMomentum",
     "Yogi",
@@ -100,7 +100,7 @@ __all__ = [
     "zero_mean",
 ]
 
-ALGORITHMS: dict[str, Entry] = {
+ALGORITHMS: dict[str, AlgorithmInfo] = {
     entry.algorithm.name: entry
     for entry in (
         *fedzmg.ENTRIES,

@@ -32,12 +32,12 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.contract import (
     Algorithm,
+    ClientContext,
     ClientRule,
     Cohort,
-    Given,
     Number,
     ServerRule,
     State,
@@ -59,26 +59,28 @@ class Bias(NamedTuple):
 class AdaBest(ClientRule):
     """SGD along the gradient less the client's own bias estimate."""
 
-    partner = "adabest"
+    pairing = "adabest"
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     mu: Number = number(0.1, low=0, doc="weight of a round's drift in the bias estimate")
 
-    def remember(self, params: Tree) -> Bias:
+    def init_memory(self, params: Tree) -> Bias:
         never = next(iter(params.values())).new_zeros((), dtype=torch.int64)
         return Bias(params.zeros(), never)
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        return params - self.lr * (grad - given.memory.estimate), scratch
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
+        return params - self.lr * (grad - context.memory.estimate), scratch
 
     def finish(
-        self, given: Given, params: Tree, scratch: State, steps: Tensor
+        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
         del scratch, steps
-        old: Bias = given.memory
-        delta = given.params - params
-        estimate = old.estimate / (given.round - old.round) + self.mu * delta
-        return Upload(delta), Bias(estimate, given.round)
+        old: Bias = context.memory
+        delta = context.params - params
+        estimate = old.estimate / (context.round - old.round) + self.mu * delta
+        return Upload(delta), Bias(estimate, context.round)
 
 
 @final
@@ -86,7 +88,7 @@ class AdaBest(ClientRule):
 class AdaBestServer(ServerRule):
     """The mean model, moved on by a share of its last change."""
 
-    partner = "adabest"
+    pairing = "adabest"
 
     beta: Number = number(0.8, low=0, below=1, doc="share of the mean model's change to add")
 
@@ -99,7 +101,7 @@ class AdaBestServer(ServerRule):
 
 
 ENTRIES = (
-    Entry(
+    AlgorithmInfo(
         Algorithm("adabest", AdaBest(), AdaBestServer(), weights="uniform"),
         summary="clients less their fading bias estimates; server extrapolates the mean model",
         source="Varno et al. 2022",

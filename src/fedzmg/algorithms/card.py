@@ -8,12 +8,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.options import wrapper_options
 from fedzmg.contract import Rule, inner_rules
 
 
-def card(entry: Entry, model_bytes: int | None = None) -> dict[str, Any]:
+def card(entry: AlgorithmInfo, model_bytes: int | None = None) -> dict[str, Any]:
     """What an algorithm is, what it needs and what it costs, ready for JSON.
 
     Args:
@@ -45,7 +45,7 @@ def card(entry: Entry, model_bytes: int | None = None) -> dict[str, Any]:
     }
 
 
-def _options(entry: Entry) -> Iterator[dict[str, Any]]:
+def _options(entry: AlgorithmInfo) -> Iterator[dict[str, Any]]:
     for side in ("client", "server"):
         yield from _fields(side, getattr(entry.algorithm, side), set())
     yield {

@@ -12,22 +12,22 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedzmg.contract import ClientRule, Cohort, Given, Look, ServerRule, State, Upload
+from fedzmg.contract import ClientContext, ClientRule, Cohort, FullPass, ServerRule, State, Upload
 from fedzmg.tree import Tree
 
 
-class CarriesOn(ClientRule):
+class SharedStateClient(ClientRule):
     """A client that starts from the state it is sent, and sends back what became of it."""
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> State:
-        del look
-        return given.shared
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        del full_pass
+        return context.shared
 
     def finish(
-        self, given: Given, params: Tree, scratch: State, steps: Tensor
+        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
         del steps
-        return Upload(given.params - params, average=scratch), given.memory
+        return Upload(context.params - params, average=scratch), context.memory
 
 
 class AverageCarried(ServerRule):

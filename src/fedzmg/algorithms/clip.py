@@ -65,7 +65,7 @@ class ClipNorm(GradientWrapper):
 
     clip_norm: Number = number(1.0, above=0, doc="largest norm of a gradient, over all parameters")
 
-    acts = "clip"
+    wrapper_kind = "clip"
 
     def changed(self, grad: Tree) -> Tree:
         return clip_norm(grad, self.clip_norm)
@@ -78,7 +78,7 @@ class ClipValue(GradientWrapper):
 
     clip_value: Number = number(1.0, above=0, doc="largest size of a gradient's entries")
 
-    acts = "clip"
+    wrapper_kind = "clip"
 
     def changed(self, grad: Tree) -> Tree:
         return grad.map(lambda leaf: clip_value(leaf, self.clip_value))

@@ -31,7 +31,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.moments import Moments, adam_moments, correction, no_moments
 from fedzmg.algorithms.sgd import SGD
 from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, choice, number
@@ -80,14 +80,14 @@ class AdaDB(ServerRule):
 
 
 ENTRIES = (
-    Entry(
+    AlgorithmInfo(
         Algorithm("fedadadb", SGD(lr=0.1), AdaDB()),
         summary="local SGD; server AdaDB as in its author's code",
         source="Zantalis 2025",
         about=__doc__,
         server_keeps=2,
     ),
-    Entry(
+    AlgorithmInfo(
         Algorithm(
             "fedadadb:original",
             SGD(lr=0.1),

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.moments import averaged, ratio
 from fedzmg.algorithms.sgd import SGD
 from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, number
@@ -76,14 +76,14 @@ class ReddiAdagrad(ServerRule):
 
 
 ENTRIES = (
-    Entry(
+    AlgorithmInfo(
         Algorithm("fedadagrad", SGD(lr=0.1), Adagrad()),
         summary="local SGD; server Adagrad as in TFF",
         source="Reddi et al. 2020, TensorFlow Federated",
         about=__doc__,
         server_keeps=1,
     ),
-    Entry(
+    AlgorithmInfo(
         Algorithm("fedadagrad:reddi", SGD(lr=0.1), ReddiAdagrad()),
         summary="local SGD; server Adagrad as published",
         source="Reddi et al. 2020",

@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
-from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.moments import Moments, adam_moments, correction, direction, no_moments
 from fedzmg.algorithms.sgd import SGD
 from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, choice, number
@@ -74,21 +74,21 @@ class ReddiAdam(ServerRule):
 
 
 ENTRIES = (
-    Entry(
+    AlgorithmInfo(
         Algorithm("fedadam", SGD(lr=0.1), Adam()),
         summary="local SGD; bias-corrected server Adam as in TFF (the paper's baseline)",
         source="Reddi et al. 2020, TensorFlow Federated",
         about=__doc__,
         server_keeps=2,
     ),
-    Entry(
+    AlgorithmInfo(
         Algorithm("fedadam:reddi", SGD(lr=0.1), ReddiAdam()),
         summary="local SGD; server Adam as published, without bias correction",
         source="Reddi et al. 2020",
         about=__doc__,
         server_keeps=2,
     ),
-    Entry(
+    AlgorithmInfo(
         Algorithm("fedadam:flower", SGD(lr=0.1), Adam(eps=1e-9, exponent="next_step")),
         summary="local SGD; server Adam as in Flower, its bias correction one step ahead",
         source="Reddi et al. 2020, Flower",

@@ -31,9 +31,18 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.entry import Entry
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, ClientRule, Given, Look, Looks, Number, State, number
+from fedzmg.algorithms.info import AlgorithmInfo
+from fedzmg.contract import (
+    Algorithm,
+    ClientContext,
+    ClientRule,
+    FullPass,
+    FullPassTiming,
+    Number,
+    State,
+    number,
+)
 from fedzmg.tree import Tree
 
 
@@ -56,21 +65,23 @@ class AdaptiveSGD(ClientRule):
     min_delta: Number = number(1e-3, low=0, doc="fall of the loss that counts as progress")
 
     @property
-    def looks(self) -> Looks:
+    def full_pass(self) -> FullPassTiming:
         return "epochs"
 
     @property
-    def watches_epochs(self) -> bool:
+    def uses_epoch_end(self) -> bool:
         return True
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> Progress:
-        del given
-        assert isinstance(look, Look), "the engine looks before training"
-        none = torch.zeros_like(look.loss)
-        return Progress(none + self.lr, look.loss, none)
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> Progress:
+        del context
+        assert isinstance(full_pass, FullPass), "the engine looks before training"
+        none = torch.zeros_like(full_pass.loss)
+        return Progress(none + self.lr, full_pass.loss, none)
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        del given
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
+        del context
         return params - scratch.lr * grad, scratch
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
@@ -84,7 +95,7 @@ class AdaptiveSGD(ClientRule):
 
 
 ENTRIES = (
-    Entry(
+    AlgorithmInfo(
         Algorithm("fedadap", AdaptiveSGD(), Average()),
         summary="SGD that lowers its rate and stops when its loss stalls; server average",
         source="Kundroo and Kim 2023",

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.sgd import SGD
 from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, State, number
 from fedzmg.tree import Tree
@@ -32,7 +32,7 @@ class Average(ServerRule):
 
 
 ENTRIES = (
-    Entry(
+    AlgorithmInfo(
         Algorithm("fedavg", SGD(lr=0.1), Average()),
         summary="local SGD; server average",
         source="McMahan et al. 2017",

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.sgd import SGD
 from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, number
 from fedzmg.tree import Tree
@@ -44,7 +44,7 @@ class Momentum(ServerRule):
 
 
 ENTRIES = (
-    Entry(
+    AlgorithmInfo(
         Algorithm("fedavgm", SGD(lr=0.1), Momentum()),
         summary="local SGD; server momentum, accumulating form",
         source="Hsu et al. 2019",

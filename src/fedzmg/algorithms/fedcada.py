@@ -32,10 +32,10 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.carried import AverageCarried, CarriesOn
-from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.carried import AverageCarried, SharedStateClient
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.moments import Moments, adam_moments, no_moments
-from fedzmg.contract import Algorithm, Given, Number, choice, number
+from fedzmg.contract import Algorithm, ClientContext, Number, choice, number
 from fedzmg.tree import Tree
 
 Psi = Literal["none", "inverse_round", "exp"]
@@ -43,10 +43,10 @@ Psi = Literal["none", "inverse_round", "exp"]
 
 @final
 @dataclass(frozen=True)
-class SharedAdam(CarriesOn):
+class SharedAdam(SharedStateClient):
     """Adam that goes on with the server's moments, its bias correction damped by ``psi``."""
 
-    partner = "fedcada"
+    pairing = "fedcada"
 
     lr: Number = number(1e-3, above=0, doc="client learning rate")
     beta1: Number = number(0.9, low=0, below=1, doc="decay of the first moment")
@@ -57,10 +57,10 @@ class SharedAdam(CarriesOn):
     )
 
     def step(
-        self, given: Given, params: Tree, scratch: Moments, grad: Tree
+        self, context: ClientContext, params: Tree, scratch: Moments, grad: Tree
     ) -> tuple[Tree, Moments]:
         after = adam_moments(scratch, grad, self.beta1, self.beta2)
-        damping = self._damping(given.round.to(after.steps.dtype))
+        damping = self._damping(context.round.to(after.steps.dtype))
         # Factors, not divisors: a compiled step cannot divide a tree by a scalar tensor.
         mean = after.first * (1 / (1 - self.beta1**after.steps + damping))
         square = after.second * (1 / (1 - self.beta2**after.steps + damping))
@@ -77,14 +77,14 @@ class SharedAdam(CarriesOn):
 class AverageMoments(AverageCarried):
     """The cohort's mean model, moments and step count."""
 
-    partner = "fedcada"
+    pairing = "fedcada"
 
     def init(self, params: Tree) -> Moments:
         return no_moments(params)
 
 
-def _entry(name: str, psi: Psi, summary: str) -> Entry:
-    return Entry(
+def _entry(name: str, psi: Psi, summary: str) -> AlgorithmInfo:
+    return AlgorithmInfo(
         Algorithm(name, SharedAdam(psi=psi), AverageMoments()),
         summary=summary,
         source="Zhou et al. 2024",

@@ -26,12 +26,12 @@ from typing import final
 
 from torch import Tensor
 
-from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.contract import (
     Algorithm,
+    ClientContext,
     ClientRule,
     Cohort,
-    Given,
     Number,
     ServerRule,
     State,
@@ -46,24 +46,26 @@ from fedzmg.tree import Tree
 class FedDyn(ClientRule):
     """SGD on the client's objective, tilted by its own past and pulled to the global model."""
 
-    partner = "feddyn"
+    pairing = "feddyn"
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     alpha: Number = number(0.01, above=0, doc="strength of the regularisation")
 
-    def remember(self, params: Tree) -> Tree:
+    def init_memory(self, params: Tree) -> Tree:
         return params.zeros()
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        pull = self.alpha * (params - given.params)
-        return params - self.lr * (grad - given.memory + pull), scratch
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
+        pull = self.alpha * (params - context.params)
+        return params - self.lr * (grad - context.memory + pull), scratch
 
     def finish(
-        self, given: Given, params: Tree, scratch: State, steps: Tensor
+        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
         del scratch, steps
-        delta = given.params - params
-        return Upload(delta), given.memory + self.alpha * delta
+        delta = context.params - params
+        return Upload(delta), context.memory + self.alpha * delta
 
 
 @final
@@ -71,7 +73,7 @@ class FedDyn(ClientRule):
 class FedDynServer(ServerRule):
     """The mean of the clients' models, moved on by what all rounds so far add up to."""
 
-    partner = "feddyn"
+    pairing = "feddyn"
     only_weights = "uniform"
 
     def init(self, params: Tree) -> Tree:
@@ -84,7 +86,7 @@ class FedDynServer(ServerRule):
 
 
 ENTRIES = (
-    Entry(
+    AlgorithmInfo(
         Algorithm("feddyn", FedDyn(), FedDynServer(), weights="uniform"),
         summary="clients regularised by their own past; server corrects by all of it",
         source="Acar et al. 2021",

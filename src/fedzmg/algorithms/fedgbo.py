@@ -33,12 +33,12 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.contract import (
     Algorithm,
+    ClientContext,
     ClientRule,
     Cohort,
-    Given,
     Number,
     ServerRule,
     State,
@@ -81,28 +81,30 @@ class Moments(NamedTuple):
 class FrozenSteps(ClientRule):
     """Steps along the gradient as the server's frozen statistics transform it."""
 
-    partner = "fedgbo"
+    pairing = "fedgbo"
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        frozen: Frozen = given.shared
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
+        frozen: Frozen = context.shared
         return params - self.lr * frozen.direction(grad), scratch
 
     def finish(
-        self, given: Given, params: Tree, scratch: State, steps: Tensor
+        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
         del scratch
         length = self.lr * steps.to(next(iter(params.values())).dtype)
-        return Upload(given.params - params, average=length), given.memory
+        return Upload(context.params - params, average=length), context.memory
 
 
 @final
 @dataclass(frozen=True)
-class Inverting(ServerRule):
+class FedGBOServer(ServerRule):
     """The mean model, and moments of the mean gradient that is read off the mean step."""
 
-    partner = "fedgbo"
+    pairing = "fedgbo"
 
     beta1: Number | None = number(None, low=0, below=1, doc="averaging momentum; absent: none")
     beta2: Number | None = number(None, low=0, below=1, doc="decay of second moment; absent: none")
@@ -131,8 +133,8 @@ class Inverting(ServerRule):
         return params - cohort.delta, Moments(first, second)
 
 
-def _entry(name: str, lr: float, server: Inverting, statistics: str, kept: int) -> Entry:
-    return Entry(
+def _entry(name: str, lr: float, server: FedGBOServer, statistics: str, kept: int) -> AlgorithmInfo:
+    return AlgorithmInfo(
         Algorithm(name, FrozenSteps(lr), server, weights="uniform"),
         summary=f"clients step with the server's frozen {statistics}; server inverts the mean step",
         source="Mills et al. 2022",
@@ -143,7 +145,7 @@ def _entry(name: str, lr: float, server: Inverting, statistics: str, kept: int) 
 
 
 ENTRIES = (
-    _entry("fedgbo", 0.1, Inverting(beta1=0.9), "momentum", 1),
-    _entry("fedgbo:rmsprop", 0.01, Inverting(beta2=0.99), "RMSProp scale", 1),
-    _entry("fedgbo:adam", 0.01, Inverting(beta1=0.9, beta2=0.99), "Adam moments", 2),
+    _entry("fedgbo", 0.1, FedGBOServer(beta1=0.9), "momentum", 1),
+    _entry("fedgbo:rmsprop", 0.01, FedGBOServer(beta2=0.99), "RMSProp scale", 1),
+    _entry("fedgbo:adam", 0.01, FedGBOServer(beta1=0.9, beta2=0.99), "Adam moments", 2),
 )

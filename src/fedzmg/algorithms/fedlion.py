@@ -31,18 +31,18 @@ from typing import ClassVar, NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.contract import (
-    Acts,
     Algorithm,
+    ClientContext,
     ClientRule,
     Cohort,
-    Given,
-    Look,
+    FullPass,
     Number,
     ServerRule,
     State,
     Upload,
+    WrapperKind,
     number,
 )
 from fedzmg.tree import Tree
@@ -60,8 +60,8 @@ class Ticking(NamedTuple):
 class LionTicks(ClientRule):
     """Lion from the server's momentum; sends whole ticks of ``lr`` instead of a difference."""
 
-    partner = "fedlion"
-    refuses: ClassVar[Mapping[Acts, str]] = {
+    pairing = "fedlion"
+    incompatible: ClassVar[Mapping[WrapperKind, str]] = {
         "project": "its step takes the sign of what was projected, which does not sum to zero"
     }
 
@@ -69,34 +69,34 @@ class LionTicks(ClientRule):
     beta1: Number = number(0.9, low=0, below=1, doc="weight of the momentum under the sign")
     beta2: Number = number(0.99, low=0, below=1, doc="decay of the momentum")
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> Ticking:
-        del look
-        none = given.params.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.int32))
-        return Ticking(given.shared, none)
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> Ticking:
+        del full_pass
+        none = context.params.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.int32))
+        return Ticking(context.shared, none)
 
     def step(
-        self, given: Given, params: Tree, scratch: Ticking, grad: Tree
+        self, context: ClientContext, params: Tree, scratch: Ticking, grad: Tree
     ) -> tuple[Tree, Ticking]:
-        del given
+        del context
         sign = (self.beta1 * scratch.momentum + (1 - self.beta1) * grad).sign()
         momentum = self.beta2 * scratch.momentum + (1 - self.beta2) * grad
         ticks = scratch.ticks + sign.map(lambda leaf: leaf.to(torch.int32))
         return params - self.lr * sign, Ticking(momentum, ticks)
 
     def finish(
-        self, given: Given, params: Tree, scratch: Ticking, steps: Tensor
+        self, context: ClientContext, params: Tree, scratch: Ticking, steps: Tensor
     ) -> tuple[Upload, State]:
         del steps
         lr = next(iter(params.values())).new_ones(()) * self.lr
-        return Upload(scratch.ticks, average=(scratch.momentum, lr)), given.memory
+        return Upload(scratch.ticks, average=(scratch.momentum, lr)), context.memory
 
 
 @final
 @dataclass(frozen=True)
-class CountTicks(ServerRule):
+class FedLionServer(ServerRule):
     """Moves by the mean number of ticks; keeps the mean momentum."""
 
-    partner = "fedlion"
+    pairing = "fedlion"
 
     def init(self, params: Tree) -> State:
         return params.zeros()
@@ -111,8 +111,8 @@ class CountTicks(ServerRule):
 
 
 ENTRIES = (
-    Entry(
-        Algorithm("fedlion", LionTicks(), CountTicks(), weights="uniform"),
+    AlgorithmInfo(
+        Algorithm("fedlion", LionTicks(), FedLionServer(), weights="uniform"),
         summary="Lion's sign steps from the server's momentum; ticks and momentum averaged",
         source="Tang and Chang 2024",
         about=__doc__,

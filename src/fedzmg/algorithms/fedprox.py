@@ -34,16 +34,16 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.entry import Entry
 from fedzmg.algorithms.fedavg import Average
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.sgd import SGD
 from fedzmg.algorithms.wrapper import ServerWrapper, Wrapper
 from fedzmg.contract import (
     Algorithm,
+    ClientContext,
     Cohort,
-    Given,
-    Look,
-    Looks,
+    FullPass,
+    FullPassTiming,
     Number,
     ServerRule,
     State,
@@ -62,36 +62,40 @@ def _pulled(grad: Tree, mu: Number, params: Tree, centre: Tree) -> Tree:
 class Prox(Wrapper):
     """Any client rule, pulled to the global model with a fixed strength."""
 
-    acts = "pull"
+    wrapper_kind = "pull"
 
     mu: Number = number(0.01, low=0, doc="strength of the pull to the global model")
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        pulled = _pulled(grad, self.mu, params, given.params)
-        return self.inner.step(given, params, scratch, pulled)
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
+        pulled = _pulled(grad, self.mu, params, context.params)
+        return self.inner.step(context, params, scratch, pulled)
 
 
 @final
 @dataclass(frozen=True)
-class SentProx(Wrapper):
+class ServerSetProx(Wrapper):
     """Any client rule, pulled as strongly as the server says; reports its loss before training."""
 
-    acts = "pull"
-    partner = "fedprox:adaptive"
+    wrapper_kind = "pull"
+    pairing = "fedprox:adaptive"
 
     @property
-    def looks(self) -> Looks:
-        return "epochs" if self.inner.looks == "epochs" else "start"
+    def full_pass(self) -> FullPassTiming:
+        return "epochs" if self.inner.full_pass == "epochs" else "start"
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> State:
-        assert isinstance(look, Look)
-        wanted = () if self.inner.looks == "never" else look
-        return look.loss, self.inner.begin(_inside(given), wanted)
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        assert isinstance(full_pass, FullPass)
+        wanted = () if self.inner.full_pass == "never" else full_pass
+        return full_pass.loss, self.inner.begin(_inside(context), wanted)
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        (mu, _), (loss, inside) = given.shared, scratch
-        pulled = _pulled(grad, mu, params, given.params)
-        params, inside = self.inner.step(_inside(given), params, inside, pulled)
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
+        (mu, _), (loss, inside) = context.shared, scratch
+        pulled = _pulled(grad, mu, params, context.params)
+        params, inside = self.inner.step(_inside(context), params, inside, pulled)
         return params, (loss, inside)
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
@@ -100,16 +104,16 @@ class SentProx(Wrapper):
         return (before, inside), go_on
 
     def finish(
-        self, given: Given, params: Tree, scratch: State, steps: Tensor
+        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
         loss, inside = scratch
-        upload, memory = self.inner.finish(_inside(given), params, inside, steps)
+        upload, memory = self.inner.finish(_inside(context), params, inside, steps)
         return upload._replace(average=(loss, upload.average)), memory
 
 
-def _inside(given: Given) -> Given:
-    """What the rule inside is given: the message without mu."""
-    return given._replace(shared=given.shared[1])
+def _inside(context: ClientContext) -> ClientContext:
+    """What the rule inside is context: the message without mu."""
+    return context._replace(shared=context.shared[1])
 
 
 class Pull(NamedTuple):
@@ -127,7 +131,7 @@ class Pull(NamedTuple):
 class AdaptiveMu(ServerWrapper):
     """Any server rule that also raises and lowers the strength of its clients' pull."""
 
-    partner = "fedprox:adaptive"
+    pairing = "fedprox:adaptive"
 
     inner: ServerRule = Average()
     start: Number = number(1.0, low=0, high=1, doc="strength of the pull in the first round")
@@ -153,14 +157,14 @@ class AdaptiveMu(ServerWrapper):
 
 
 ENTRIES = (
-    Entry(
+    AlgorithmInfo(
         Algorithm("fedprox", Prox(SGD(lr=0.1)), Average()),
         summary="local SGD pulled to the global model; server average",
         source="Li et al. 2020",
         about=__doc__,
     ),
-    Entry(
-        Algorithm("fedprox:adaptive", SentProx(SGD(lr=0.1)), AdaptiveMu()),
+    AlgorithmInfo(
+        Algorithm("fedprox:adaptive", ServerSetProx(SGD(lr=0.1)), AdaptiveMu()),
         summary="FedProx whose pull follows the cohort's loss",
         source="Li et al. 2020, appendix",
         about=__doc__,

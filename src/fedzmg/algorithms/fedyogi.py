@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.moments import Moments, averaged, correction, direction, no_moments
 from fedzmg.algorithms.sgd import SGD
 from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, number
@@ -77,14 +77,14 @@ class ReddiYogi(ServerRule):
 
 
 ENTRIES = (
-    Entry(
+    AlgorithmInfo(
         Algorithm("fedyogi", SGD(lr=0.1), Yogi()),
         summary="local SGD; bias-corrected server Yogi as in TFF",
         source="Reddi et al. 2020, TensorFlow Federated",
         about=__doc__,
         server_keeps=2,
     ),
-    Entry(
+    AlgorithmInfo(
         Algorithm("fedyogi:reddi", SGD(lr=0.1), ReddiYogi()),
         summary="local SGD; server Yogi as published, without bias correction",
         source="Reddi et al. 2020",

@@ -29,9 +29,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Self, final, get_args
 
-from fedzmg.algorithms.entry import Entry
 from fedzmg.algorithms.fedadam import Adam
 from fedzmg.algorithms.fedavg import Average
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.projection import (
     Axes,
     Biases,
@@ -53,7 +53,7 @@ from fedzmg.tree import Tree
 class ZeroMean(GradientWrapper):
     """Any client rule, on zero-mean gradients: ``inner`` sees the projected gradient."""
 
-    acts = "project"
+    wrapper_kind = "project"
 
     axes: Axes | None = field(default=None, repr=False, metadata={"derived": True})
     project: Project = choice(*get_args(Project), doc="layers whose gradients are projected")
@@ -82,13 +82,13 @@ class ZeroMean(GradientWrapper):
 CLIENT = ZeroMean(SGD(lr=0.1, momentum=0.9, decay=5e-4))
 
 ENTRIES = (
-    Entry(
+    AlgorithmInfo(
         Algorithm("fedzmg", CLIENT, Average()),
         summary="zero-mean client gradients, momentum, decoupled decay; server average",
         source="Zantalis, Zervas, Koulouras 2026",
         about=__doc__,
     ),
-    Entry(
+    AlgorithmInfo(
         Algorithm("fedzmg-adam", CLIENT, Adam()),
         summary="FedZMG's clients with FedAdam's server",
         source="named as future work by Zantalis et al. 2026",

@@ -30,36 +30,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from fedzmg.algorithms.entry import Entry
 from fedzmg.algorithms.fedavg import Average
 from fedzmg.algorithms.fedzmg import ZeroMean
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.projected import Projected
 from fedzmg.algorithms.sgd import SGD
 from fedzmg.algorithms.wrapper import Wrapper
-from fedzmg.contract import Algorithm, Given, Number, State, number
+from fedzmg.contract import Algorithm, ClientContext, Number, State, number
 from fedzmg.tree import Tree
 
 
 @final
 @dataclass(frozen=True)
-class Coupled(Wrapper):
+class CoupledDecay(Wrapper):
     """Any client rule with coupled weight decay: ``inner`` sees ``g + l2 w``."""
 
-    acts = "pull"
+    wrapper_kind = "pull"
 
     l2: Number | None = number(None, low=0, doc="weight decay that enters the gradient")
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
         if self.l2 is not None:
             grad = grad + self.l2 * params
-        return self.inner.step(given, params, scratch, grad)
+        return self.inner.step(context, params, scratch, grad)
 
 
-PLAIN = Coupled(SGD(lr=0.1, momentum=0.9), l2=1e-5)
+PLAIN = CoupledDecay(SGD(lr=0.1, momentum=0.9), l2=1e-5)
 SERVER = Projected(Average(), embedding_axis="dim", biases="centred")
 
 ENTRIES = (
-    Entry(
+    AlgorithmInfo(
         Algorithm(
             "local-gc",
             ZeroMean(PLAIN, embedding_axis="dim", biases="centred"),
@@ -70,13 +72,13 @@ ENTRIES = (
         source="Seo et al. 2025; Yong et al. 2020",
         about=__doc__,
     ),
-    Entry(
+    AlgorithmInfo(
         Algorithm("global-gc", PLAIN, SERVER, weights="uniform"),
         summary="SGD with momentum and coupled decay; the server centres the averaged update",
         source="Seo et al. 2025; Yong et al. 2020",
         about=__doc__,
     ),
-    Entry(
+    AlgorithmInfo(
         Algorithm(
             "gc-fed",
             ZeroMean(PLAIN, project="all_but_last", embedding_axis="dim", biases="centred"),

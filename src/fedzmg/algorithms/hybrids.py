@@ -19,17 +19,17 @@ algorithm; with one input per output unit a projected weight never moves.
 
 from __future__ import annotations
 
-from fedzmg.algorithms.entry import Entry
 from fedzmg.algorithms.fedadagrad import Adagrad
 from fedzmg.algorithms.fedadam import Adam
 from fedzmg.algorithms.fedyogi import Yogi
 from fedzmg.algorithms.fedzmg import CLIENT
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.projected import Projected
 from fedzmg.contract import Algorithm, ServerRule
 
 
-def _entry(name: str, server: ServerRule, words: str, keeps: float) -> Entry:
-    return Entry(
+def _entry(name: str, server: ServerRule, words: str, keeps: float) -> AlgorithmInfo:
+    return AlgorithmInfo(
         Algorithm(name, CLIENT, server),
         summary=f"FedZMG's clients with {words}",
         source="named as future work by Zantalis et al. 2026",

@@ -26,9 +26,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
-from fedzmg.algorithms.carried import AverageCarried, CarriesOn
-from fedzmg.algorithms.entry import Entry
-from fedzmg.contract import Algorithm, Given, Number, State, choice, number
+from fedzmg.algorithms.carried import AverageCarried, SharedStateClient
+from fedzmg.algorithms.info import AlgorithmInfo
+from fedzmg.contract import Algorithm, ClientContext, Number, State, choice, number
 from fedzmg.tree import Tree
 
 Form = Literal["heavy_ball", "averaging"]
@@ -36,10 +36,10 @@ Form = Literal["heavy_ball", "averaging"]
 
 @final
 @dataclass(frozen=True)
-class SharedMomentum(CarriesOn):
+class SharedMomentum(SharedStateClient):
     """SGD that goes on with the server's momentum and hands its own back."""
 
-    partner = "mfl"
+    pairing = "mfl"
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     momentum: Number = number(0.5, low=0, below=1, doc="gamma or beta, as the form says")
@@ -47,8 +47,10 @@ class SharedMomentum(CarriesOn):
         *get_args(Form), doc="whether the momentum adds gradients up or averages them"
     )
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        del given
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
+        del context
         added = grad if self.form == "heavy_ball" else (1 - self.momentum) * grad
         scratch = self.momentum * scratch + added
         return params - self.lr * scratch, scratch
@@ -59,7 +61,7 @@ class SharedMomentum(CarriesOn):
 class AverageMomentum(AverageCarried):
     """The cohort's mean model and mean momentum."""
 
-    partner = "mfl"
+    pairing = "mfl"
 
     def init(self, params: Tree) -> State:
         return params.zeros()
@@ -69,8 +71,8 @@ HEAVY_BALL = SharedMomentum()
 AVERAGING = SharedMomentum(momentum=0.9, form="averaging")
 
 
-def _entry(algorithm: Algorithm, summary: str, source: str) -> Entry:
-    return Entry(
+def _entry(algorithm: Algorithm, summary: str, source: str) -> AlgorithmInfo:
+    return AlgorithmInfo(
         algorithm, summary=summary, source=source, about=__doc__, down=2, up=2, server_keeps=1
     )
 

@@ -25,14 +25,14 @@ from typing import final
 
 from torch import Tensor
 
-from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.contract import (
     Algorithm,
+    ClientContext,
     ClientRule,
     Cohort,
-    Given,
-    Look,
-    Looks,
+    FullPass,
+    FullPassTiming,
     Number,
     ServerRule,
     State,
@@ -47,28 +47,30 @@ from fedzmg.tree import Tree
 class MimeLite(ClientRule):
     """SGD that mixes the received momentum into each gradient, and reports its full gradient."""
 
-    partner = "mimelite"
+    pairing = "mimelite"
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
 
     @property
-    def looks(self) -> Looks:
+    def full_pass(self) -> FullPassTiming:
         return "start"
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> Tree:
-        del given
-        assert isinstance(look, Look)
-        return look.grad
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> Tree:
+        del context
+        assert isinstance(full_pass, FullPass)
+        return full_pass.grad
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        momentum, beta = given.shared
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
+        momentum, beta = context.shared
         return params - self.lr * (beta * momentum + (1 - beta) * grad), scratch
 
     def finish(
-        self, given: Given, params: Tree, scratch: State, steps: Tensor
+        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
         del steps
-        return Upload(given.params - params, average=scratch), given.memory
+        return Upload(context.params - params, average=scratch), context.memory
 
 
 @final
@@ -76,7 +78,7 @@ class MimeLite(ClientRule):
 class MimeLiteServer(ServerRule):
     """Average the models, and let the momentum follow the mean full gradient."""
 
-    partner = "mimelite"
+    pairing = "mimelite"
 
     lr: Number = number(1.0, above=0, doc="server learning rate")
     beta: Number = number(0.9, low=0, below=1, doc="decay of the momentum, averaging form")
@@ -93,7 +95,7 @@ class MimeLiteServer(ServerRule):
 
 
 ENTRIES = (
-    Entry(
+    AlgorithmInfo(
         Algorithm("mimelite", MimeLite(), MimeLiteServer(), weights="uniform"),
         summary="local SGD with the server's momentum, frozen during the round",
         source="Karimireddy et al. 2021",

@@ -30,14 +30,14 @@ from typing import Literal, final, get_args
 
 from torch import Tensor
 
-from fedzmg.algorithms.entry import Entry
+from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.contract import (
     Algorithm,
+    ClientContext,
     ClientRule,
     Cohort,
-    Given,
-    Look,
-    Looks,
+    FullPass,
+    FullPassTiming,
     Number,
     ServerRule,
     State,
@@ -57,42 +57,44 @@ at the received model."""
 class Scaffold(ClientRule):
     """SGD along ``g - c_i + c``; the received ``c`` and the own ``c_i`` stay fixed in a round."""
 
-    partner = "scaffold"
+    pairing = "scaffold"
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     variate: Variate = choice(*get_args(Variate), doc="gradients that make a control variate")
 
     @property
-    def looks(self) -> Looks:
+    def full_pass(self) -> FullPassTiming:
         return "start" if self.variate == "start" else "never"
 
-    def remember(self, params: Tree) -> Tree:
+    def init_memory(self, params: Tree) -> Tree:
         return params.zeros()
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> State:
-        del given
-        return look.grad if isinstance(look, Look) and self.variate == "start" else ()
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        del context
+        return full_pass.grad if isinstance(full_pass, FullPass) and self.variate == "start" else ()
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        return params - self.lr * (grad - given.memory + given.shared), scratch
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
+        return params - self.lr * (grad - context.memory + context.shared), scratch
 
     def finish(
-        self, given: Given, params: Tree, scratch: State, steps: Tensor
+        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
-        delta = given.params - params
+        delta = context.params - params
         if self.variate == "start":
             new = scratch
         else:
-            new = given.memory - given.shared + delta / self.lr / steps.clamp(min=1)
-        return Upload(delta, total=new - given.memory), new
+            new = context.memory - context.shared + delta / self.lr / steps.clamp(min=1)
+        return Upload(delta, total=new - context.memory), new
 
 
 @final
 @dataclass(frozen=True)
-class Control(ServerRule):
+class ScaffoldServer(ServerRule):
     """Average the models, and keep the mean of all clients' variates."""
 
-    partner = "scaffold"
+    pairing = "scaffold"
 
     lr: Number = number(1.0, above=0, doc="server learning rate")
 
@@ -106,9 +108,9 @@ class Control(ServerRule):
         return params - self.lr * cohort.delta, state + cohort.total / cohort.population
 
 
-def _entry(name: str, variate: Variate, origin: str) -> Entry:
-    return Entry(
-        Algorithm(name, Scaffold(variate=variate), Control(), weights="uniform"),
+def _entry(name: str, variate: Variate, origin: str) -> AlgorithmInfo:
+    return AlgorithmInfo(
+        Algorithm(name, Scaffold(variate=variate), ScaffoldServer(), weights="uniform"),
         summary=f"SGD corrected by control variates from {origin}",
         source="Karimireddy et al. 2020",
         about=__doc__,

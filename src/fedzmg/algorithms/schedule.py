@@ -1,6 +1,6 @@
 """Learning rates that change from round to round, around any rule that has an ``lr``.
 
-With ``t = round - 1``, so that the first round has the rate as it was given::
+With ``t = round - 1``, so that the first round has the rate as it was context::
 
     constant     lr
     step         lr gamma^floor(t / every)
@@ -29,10 +29,10 @@ from torch import Tensor
 
 from fedzmg.algorithms.wrapper import ServerWrapper, Wrapper, rate_of
 from fedzmg.contract import (
+    ClientContext,
     ClientRule,
     Cohort,
-    Given,
-    Look,
+    FullPass,
     Number,
     Rule,
     State,
@@ -128,21 +128,23 @@ class Schedule(Rule):
 class ClientSchedule(Schedule, Wrapper):
     """Any client rule with an ``lr``, scaled by a factor of the round."""
 
-    acts = "schedule"
+    wrapper_kind = "schedule"
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> State:
-        return self._now(given).begin(given, look)
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        return self._now(context).begin(context, full_pass)
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        return self._now(given).step(given, params, scratch, grad)
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
+        return self._now(context).step(context, params, scratch, grad)
 
     def finish(
-        self, given: Given, params: Tree, scratch: State, steps: Tensor
+        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
-        return self._now(given).finish(given, params, scratch, steps)
+        return self._now(context).finish(context, params, scratch, steps)
 
-    def _now(self, given: Given) -> ClientRule:
-        return self.at(self.inner, given.round, given.params)
+    def _now(self, context: ClientContext) -> ClientRule:
+        return self.at(self.inner, context.round, context.params)
 
 
 @final

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, final
 
-from fedzmg.contract import ClientRule, Given, Layout, Look, Number, State, choice, number
+from fedzmg.contract import (
+    ClientContext,
+    ClientRule,
+    FullPass,
+    Layout,
+    Number,
+    State,
+    choice,
+    number,
+)
 from fedzmg.errors import InputError
 from fedzmg.tree import Tree
 
@@ -44,12 +53,14 @@ class SGD(ClientRule):
         spared = tuple(name for name, info in layout.items() if info.role in ("bias", "norm"))
         return replace(self, spared=spared)
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> State:
-        del look
-        return () if self.momentum is None else given.params.zeros()
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        del full_pass
+        return () if self.momentum is None else context.params.zeros()
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        del given
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
+        del context
         if self.momentum is not None:
             scratch = self.momentum * scratch + grad
             grad = grad + self.momentum * scratch if self.form == "nesterov" else scratch

@@ -15,12 +15,12 @@ from typing import Self
 from torch import Tensor
 
 from fedzmg.contract import (
+    ClientContext,
     ClientRule,
     Cohort,
-    Given,
+    FullPass,
+    FullPassTiming,
     Layout,
-    Look,
-    Looks,
     Number,
     Rule,
     ServerRule,
@@ -47,29 +47,31 @@ class Wrapper(ClientRule):
         return replace(self, inner=self.inner.for_layout(layout))
 
     @property
-    def looks(self) -> Looks:
-        return self.inner.looks
+    def full_pass(self) -> FullPassTiming:
+        return self.inner.full_pass
 
     @property
-    def watches_epochs(self) -> bool:
-        return self.inner.watches_epochs
+    def uses_epoch_end(self) -> bool:
+        return self.inner.uses_epoch_end
 
-    def remember(self, params: Tree) -> State:
-        return self.inner.remember(params)
+    def init_memory(self, params: Tree) -> State:
+        return self.inner.init_memory(params)
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> State:
-        return self.inner.begin(given, look)
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        return self.inner.begin(context, full_pass)
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        return self.inner.step(given, params, scratch, grad)
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
+        return self.inner.step(context, params, scratch, grad)
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
         return self.inner.end_epoch(scratch, loss)
 
     def finish(
-        self, given: Given, params: Tree, scratch: State, steps: Tensor
+        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
-        return self.inner.finish(given, params, scratch, steps)
+        return self.inner.finish(context, params, scratch, steps)
 
 
 class GradientWrapper(Wrapper):
@@ -79,12 +81,18 @@ class GradientWrapper(Wrapper):
     def changed(self, grad: Tree) -> Tree:
         """What the rule inside sees of a gradient; an empty one if only its loss was wanted."""
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> State:
-        seen = look._replace(grad=self.changed(look.grad)) if isinstance(look, Look) else look
-        return self.inner.begin(given, seen)
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        seen = (
+            full_pass._replace(grad=self.changed(full_pass.grad))
+            if isinstance(full_pass, FullPass)
+            else full_pass
+        )
+        return self.inner.begin(context, seen)
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        return self.inner.step(given, params, scratch, self.changed(grad))
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
+        return self.inner.step(context, params, scratch, self.changed(grad))
 
 
 @dataclass(frozen=True)

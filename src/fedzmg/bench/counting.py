@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedzmg.contract import Algorithm, Given, Look
+from fedzmg.contract import Algorithm, ClientContext, FullPass
 from fedzmg.models.objective import Batch
 from fedzmg.tasks.task import Task
 from fedzmg.tree import leaves, num_bytes
@@ -51,9 +51,11 @@ def step_cost(task: Task, algorithm: Algorithm) -> Cost:
     fitted = algorithm.for_layout(task.model.layout)
     rule, server = fitted.client, fitted.server
     shared = server.share(server.init(params))
-    given = Given(params, shared, rule.remember(params), torch.tensor(1), torch.tensor(size))
-    look = Look(torch.zeros(()), params.zeros()) if rule.looks != "never" else ()
-    state = sum(t.numel() * t.element_size() for t in leaves(rule.begin(given, look)))
+    context = ClientContext(
+        params, shared, rule.init_memory(params), torch.tensor(1), torch.tensor(size)
+    )
+    full_pass = FullPass(torch.zeros(()), params.zeros()) if rule.full_pass != "never" else ()
+    state = sum(t.numel() * t.element_size() for t in leaves(rule.begin(context, full_pass)))
     # Weights: read forward, read backward, read and written by the update. Gradients: written,
     # read. State: read, written. Activations: written forward, read backward.
     moved = 4 * model + 2 * model + 2 * state + 2 * sum(kept.values())

@@ -209,7 +209,7 @@ def _shown(
 ) -> Iterator[Tracking]:
     """Show rounds on the terminal and to trackers; the end of the time is a line and a code."""
     from fedzmg import trackers
-    from fedzmg.experiment.work.budget import TimeIsUp
+    from fedzmg.experiment.work.budget import TimeLimitReached
     from fedzmg.report.terminal.live import Display
 
     try:
@@ -218,7 +218,7 @@ def _shown(
             trackers.Tracking(work.trackers, work.place, display, naming) as progress,
         ):
             yield progress
-    except TimeIsUp as error:
+    except TimeLimitReached as error:
         output.say(
             f"time is up after round {error.done} of {error.rounds}; nothing is lost, run the same "
             "command again to go on"

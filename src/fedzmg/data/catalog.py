@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedzmg.data import column_store, sorting
+from fedzmg.data import column_store, file_matching
 from fedzmg.data.cache import lock, root, size_of, writing
 from fedzmg.data.columns import Allocate, Columns
 from fedzmg.data.fetch import SILENT, Progress, download, file_hash
-from fedzmg.data.sorting import Choice
+from fedzmg.data.file_matching import Choice
 from fedzmg.data.sources import SOURCES, Source, source
 from fedzmg.errors import InputError
 from fedzmg.files import sync_directory, write_atomic
@@ -161,7 +161,7 @@ def get(
     if not what.remotes:
         raise InputError(
             f"no verified download of {name!r} is known: run 'fedzmg data import {name} FILE...' "
-            f"with {sorting.expected(what)}"
+            f"with {file_matching.expected(what)}"
         )
     with _alone(name, place, progress) as workspace:
         with contextlib.suppress(InputError):  # absent, or damaged
@@ -196,7 +196,9 @@ def import_files(
     source(name)
     place = root(cache)
     if not files:
-        raise InputError(f"no file is given for {name!r}: give {sorting.expected(source(name))}")
+        raise InputError(
+            f"no file is given for {name!r}: give {file_matching.expected(source(name))}"
+        )
     with _alone(name, place, progress) as workspace:
         return _convert(name, files, place, workspace, progress)
 
@@ -242,10 +244,12 @@ def _alone(name: str, place: Path, progress: Progress) -> Iterator[Path]:
 def _convert(
     name: str, files: Sequence[Path], place: Path, workspace: Path, progress: Progress
 ) -> Dataset:
-    loose, packed = sorting.expand(name, files)
-    chosen = None if packed else sorting.choose(name, loose)
+    loose, packed = file_matching.expand(name, files)
+    chosen = None if packed else file_matching.choose(name, loose)
     origins = (
-        chosen.files if chosen else [(path, None) for path in (*packed, *sorting.paths(loose))]
+        chosen.files
+        if chosen
+        else [(path, None) for path in (*packed, *file_matching.paths(loose))]
     )
     given = [_described(path, split) for path, split in origins]
     with contextlib.suppress(InputError):  # damaged: make it anew
@@ -256,8 +260,8 @@ def _convert(
             return opened
     with _named_after(packed, workspace):
         if chosen is None:
-            chosen = sorting.choose(
-                name, [*loose, *sorting.unpack(name, packed, workspace, progress)]
+            chosen = file_matching.choose(
+                name, [*loose, *file_matching.unpack(name, packed, workspace, progress)]
             )
         return _make(name, chosen, given, place, progress)
 
@@ -270,7 +274,7 @@ def _named_after(packed: Sequence[Path], workspace: Path) -> Iterator[None]:
     except InputError as error:
         said = str(error)
         for number, path in enumerate(packed):
-            for kind in sorting.KINDS:
+            for kind in file_matching.KINDS:
                 said = said.replace(str(workspace / f"{number}-{kind}"), str(path))
         raise InputError(said) from None
 
@@ -347,7 +351,7 @@ def _checked(name: str, split: str, paths: Sequence[Path], columns: Columns) -> 
     if lacking:
         raise InputError(
             f"{where}: holds {', '.join(columns.columns)}, but {name!r} needs {lacking[0]}: give "
-            f"{sorting.expected(what)}"
+            f"{file_matching.expected(what)}"
         )
     if what.classes is not None:
         labels = columns.array("y")

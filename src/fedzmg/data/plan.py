@@ -59,7 +59,7 @@ class Stream:
         return Stream(*(getattr(self, field.name)[steps] for field in fields(self)))
 
 
-class Entry(NamedTuple):
+class ClientBatch(NamedTuple):
     """One client's part in one trial's round."""
 
     trial: int

@@ -14,9 +14,18 @@ from torch import Tensor
 
 from fedzmg.algorithms.fedzmg import ZeroMean
 from fedzmg.algorithms.sgd import SGD
-from fedzmg.contract import ClientRule, Given, Look, Looks, State, Upload, numbers, structure
+from fedzmg.contract import (
+    ClientContext,
+    ClientRule,
+    FullPass,
+    FullPassTiming,
+    State,
+    Upload,
+    numbers,
+    structure,
+)
 from fedzmg.data.federated import Examples, FederatedData
-from fedzmg.data.plan import Entry, Stream, local_stream
+from fedzmg.data.plan import ClientBatch, Stream, local_stream
 from fedzmg.diagnose.measure import Part
 from fedzmg.engine.round import Broadcast, Chunk, Program
 from fedzmg.engine.sequential import Sequential
@@ -83,7 +92,7 @@ def gradients(
         np.zeros((0, size), np.int64), np.zeros(0, np.int64), np.zeros(0, np.bool_),
         np.zeros(0, np.int64),
     )  # fmt: skip
-    entries = [Entry(0, k, int(n), nothing) for k, n in enumerate(task.train.counts)]
+    entries = [ClientBatch(0, k, int(n), nothing) for k, n in enumerate(task.train.counts)]
     yield from _uploads(task, FullGradient(), entries, params, weights, where)
 
 
@@ -103,7 +112,7 @@ def updates(
         first, last = (int(o) for o in data.offsets[client : client + 2])
         steps = local_stream(task.protocol.batching, seed, 1, client, 0, first, last - first)
         if len(steps):
-            entries.append(Entry(0, client, last - first, steps))
+            entries.append(ClientBatch(0, client, last - first, steps))
     rule: ClientRule = ZeroMean(SGD(lr=lr)) if project else SGD(lr=lr)
     sizes = np.array([entry.examples for entry in entries], dtype=np.float64)
     yield from _uploads(task, rule, entries, params, sizes, where)
@@ -115,29 +124,31 @@ class FullGradient(ClientRule):
     """A client that sends the gradient of all of its examples and makes no step."""
 
     @property
-    def looks(self) -> Looks:
+    def full_pass(self) -> FullPassTiming:
         return "start"
 
-    def begin(self, given: Given, look: Look | tuple[()]) -> State:
-        del given
-        assert isinstance(look, Look)
-        return look.grad
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        del context
+        assert isinstance(full_pass, FullPass)
+        return full_pass.grad
 
-    def step(self, given: Given, params: Tree, scratch: State, grad: Tree) -> tuple[Tree, State]:
-        del given, grad
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> tuple[Tree, State]:
+        del context, grad
         return params, scratch
 
     def finish(
-        self, given: Given, params: Tree, scratch: State, steps: Tensor
+        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
         del params, steps
-        return Upload(scratch), given.memory
+        return Upload(scratch), context.memory
 
 
 def _uploads(
     task: Task,
     rule: ClientRule,
-    entries: Sequence[Entry],
+    entries: Sequence[ClientBatch],
     params: Tree,
     weights: npt.NDArray[np.float64],
     where: Where,
@@ -150,7 +161,7 @@ def _uploads(
         prepare=task.prepare,
         dtype=where.dtype,
         device=where.device,
-        look_size=LOOK_SIZE,
+        full_pass_size=LOOK_SIZE,
     )
     values = {
         path: torch.tensor([value], dtype=where.dtype, device=where.device)
@@ -167,7 +178,7 @@ def _uploads(
             yield row(chunk.outcomes.upload.delta, chunk.rows), weights[places]
 
 
-def _train(program: Program, entries: list[Entry], sent: Broadcast) -> list[Chunk]:
+def _train(program: Program, entries: list[ClientBatch], sent: Broadcast) -> list[Chunk]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(onednn(ONEDNN_BY_DEFAULT))
         stack.enter_context(rounding("float32"))

@@ -179,7 +179,7 @@ def diagnose(
 
 @dataclass(frozen=True)
 class _Watcher:
-    """Looks at models of one task, always through the same clients and batches."""
+    """FullPassTiming at models of one task, always through the same clients and batches."""
 
     task: Task
     part: Task

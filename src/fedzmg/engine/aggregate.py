@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.contract import Cohort
-from fedzmg.data.plan import Entry
+from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.round import Chunk
 from fedzmg.tree import Flat, flatten_rows, unflatten_rows
 
@@ -60,7 +60,7 @@ class _Turns(NamedTuple):
 class Merger:
     """Adds the uploads of one round, chunk by chunk."""
 
-    def __init__(self, entries: list[Entry], weights: list[float], trials: int) -> None:
+    def __init__(self, entries: list[ClientBatch], weights: list[float], trials: int) -> None:
         self._entries, self._weights, self._trials = entries, weights, trials
         self._sums: Sums | None = None
         self._forms: tuple[Flat, Flat] | None = None

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from fedzmg.data.plan import Entry
+from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.round import Broadcast, Engine, Program
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
@@ -46,7 +46,7 @@ PASSES = 3
 CLEARLY = 1.25
 """How many times faster than the usual path another one must be."""
 
-Probe = Callable[[], tuple[list[Entry], Broadcast, Any]]
+Probe = Callable[[], tuple[list[ClientBatch], Broadcast, Any]]
 
 
 @dataclass(frozen=True)
@@ -171,12 +171,12 @@ def can_compile(device: torch.device) -> bool:
     return any(shutil.which(name) for name in ("c++", "g++", "clang++", "cl"))
 
 
-def _seconds(engine: Engine, entries: list[Entry], sent: Broadcast, memory: Any) -> float:
+def _seconds(engine: Engine, entries: list[ClientBatch], sent: Broadcast, memory: Any) -> float:
     """Of the fastest pass."""
     return min([_pass(engine, entries, sent, memory) for _ in range(1 + PASSES)][1:])
 
 
-def _pass(engine: Engine, entries: list[Entry], sent: Broadcast, memory: Any) -> float:
+def _pass(engine: Engine, entries: list[ClientBatch], sent: Broadcast, memory: Any) -> float:
     began = time.perf_counter()
     for _ in engine.train(entries, sent, memory):
         pass

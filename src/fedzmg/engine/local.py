@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedzmg.contract import ClientRule, Given, Look, State, Upload
+from fedzmg.contract import ClientContext, ClientRule, FullPass, State, Upload
 from fedzmg.models.objective import Batch
 from fedzmg.tree import Tree, tree_map
 
@@ -49,12 +49,12 @@ def eager_gradient(
     return losses.detach(), Tree(dict(zip(params, filled, strict=True)))
 
 
-def start(rule: ClientRule, given: Given, look: Look | tuple[()]) -> Work:
+def start(rule: ClientRule, context: ClientContext, full_pass: FullPass | tuple[()]) -> Work:
     """Begin a client's local training at the global model."""
-    zero = torch.zeros_like(given.num_examples)
-    no_loss = next(iter(given.params.values())).new_zeros(())
-    scratch = rule.begin(given, look)
-    return Work(given.params, scratch, zero, no_loss, zero, no_loss, zero == 0)
+    zero = torch.zeros_like(context.num_examples)
+    no_loss = next(iter(context.params.values())).new_zeros(())
+    scratch = rule.begin(context, full_pass)
+    return Work(context.params, scratch, zero, no_loss, zero, no_loss, zero == 0)
 
 
 def keep(active: Tensor, new: Any, old: Any) -> Any:
@@ -64,14 +64,14 @@ def keep(active: Tensor, new: Any, old: Any) -> Any:
 
 def step(
     rule: ClientRule,
-    given: Given,
+    context: ClientContext,
     params: Tree,
     scratch: State,
     grad: Tree,
     active: Tensor | None,
 ) -> tuple[Tree, State]:
     """One local step; ``active=None`` promises that the client is active."""
-    after = rule.step(given, params, scratch, grad)
+    after = rule.step(context, params, scratch, grad)
     return after if active is None else keep(active, after, (params, scratch))
 
 
@@ -117,7 +117,7 @@ class Outcome(NamedTuple):
     """Mean batch loss over the local training."""
 
 
-def finish(rule: ClientRule, given: Given, work: Work) -> Outcome:
+def finish(rule: ClientRule, context: ClientContext, work: Work) -> Outcome:
     """Turn finished work into an upload and a memory."""
-    upload, memory = rule.finish(given, work.params, work.scratch, work.steps)
+    upload, memory = rule.finish(context, work.params, work.scratch, work.steps)
     return Outcome(upload, memory, work.steps, work.total_loss / work.steps.clamp(min=1))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedzmg.contract import ClientRule, State
 from fedzmg.data.federated import Examples, FederatedData
-from fedzmg.data.plan import Entry
+from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.local import Outcome
 from fedzmg.models.objective import Objective, PrepareFunction
 from fedzmg.tree import Tree
@@ -30,7 +30,7 @@ class Program:
     prepare: PrepareFunction
     dtype: torch.dtype
     device: torch.device
-    look_size: int = 256
+    full_pass_size: int = 256
     longest: int = 0
     """Steps of the longest stream that any client can have."""
 
@@ -62,6 +62,6 @@ class Chunk(NamedTuple):
 class Engine(Protocol):
     """Runs local training for the entries of a round."""
 
-    def train(self, entries: list[Entry], sent: Broadcast, memory: State) -> Iterator[Chunk]:
+    def train(self, entries: list[ClientBatch], sent: Broadcast, memory: State) -> Iterator[Chunk]:
         """Yield outcomes, every entry exactly once; ``memory`` has one row per entry."""
         ...

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedzmg.contract import Given, Look, State, bind
-from fedzmg.data.plan import Entry, Stream, full_pass
+from fedzmg.contract import ClientContext, FullPass, State, bind
+from fedzmg.data.plan import ClientBatch, Stream, full_pass
 from fedzmg.engine import local
 from fedzmg.engine.local import Outcome
 from fedzmg.engine.round import Broadcast, Chunk, Program
@@ -23,32 +23,34 @@ class Sequential:
 
     program: Program
 
-    def train(self, entries: list[Entry], sent: Broadcast, memory: State) -> Iterator[Chunk]:
+    def train(self, entries: list[ClientBatch], sent: Broadcast, memory: State) -> Iterator[Chunk]:
         """One chunk per client."""
         for i, entry in enumerate(entries):
             outcome = self._train_one(entry, row(sent, entry.trial), row(memory, i))
             alone = tree_map(lambda leaf: leaf[None], outcome)
             yield Chunk([i], [0], alone, computed=len(entry.stream))
 
-    def _train_one(self, entry: Entry, sent: Broadcast, memory: State) -> Outcome:
+    def _train_one(self, entry: ClientBatch, sent: Broadcast, memory: State) -> Outcome:
         program, stream = self.program, entry.stream
         rule = bind(program.rule, sent.numbers)
         count = torch.tensor(entry.examples, device=program.device)
-        given = Given(sent.params, sent.shared, memory, sent.round, count)
-        look = self._look(entry, given.params) if rule.looks != "never" else ()
-        work = local.start(rule, given, look)
+        context = ClientContext(sent.params, sent.shared, memory, sent.round, count)
+        full_pass = self._full_pass(entry, context.params) if rule.full_pass != "never" else ()
+        work = local.start(rule, context, full_pass)
         for t in range(len(stream)):
             loss, grad = local.eager_gradient(
                 program.objective.train, work.params, self._batch(stream, t, int(stream.counts[t]))
             )
-            after = local.step(rule, given, work.params, work.scratch, grad, active=None)
+            after = local.step(rule, context, work.params, work.scratch, grad, active=None)
             work = local.count(work, loss, *after, active=None)
-            if rule.watches_epochs and stream.closes[t]:
-                seen = self._look(entry, work.params).loss if rule.looks == "epochs" else None
+            if rule.uses_epoch_end and stream.closes[t]:
+                seen = (
+                    self._full_pass(entry, work.params).loss if rule.full_pass == "epochs" else None
+                )
                 work = local.close_epoch(rule, work, torch.ones_like(work.active), seen)
                 if not bool(work.active):
                     break
-        return local.finish(rule, given, work)
+        return local.finish(rule, context, work)
 
     def _batch(self, stream: Stream, t: int, divisor: int) -> Batch:
         program, real = self.program, int(stream.counts[t])
@@ -59,19 +61,19 @@ class Sequential:
             key = torch.tensor(int(stream.keys[t]), device=program.device)
         return Batch(x, y, weights, key)
 
-    def _look(self, entry: Entry, params: Tree) -> Look:
+    def _full_pass(self, entry: ClientBatch, params: Tree) -> FullPass:
         program = self.program
         first = int(program.data.offsets[entry.client])
-        stream = full_pass(program.look_size, first, entry.examples)
+        stream = full_pass(program.full_pass_size, first, entry.examples)
         batches = [self._batch(stream, t, entry.examples) for t in range(len(stream))]
         loss = next(iter(params.values())).new_zeros(())
-        if program.rule.looks == "epochs":
+        if program.rule.full_pass == "epochs":
             with torch.no_grad():
-                return Look(
-                    sum((program.objective.look(params, b) for b in batches), loss), Tree({})
+                return FullPass(
+                    sum((program.objective.eval_loss(params, b) for b in batches), loss), Tree({})
                 )
         grad = params.zeros()
         for batch in batches:
-            part, slope = local.eager_gradient(program.objective.look, params, batch)
+            part, slope = local.eager_gradient(program.objective.eval_loss, params, batch)
             loss, grad = loss + part, grad + slope
-        return Look(loss, grad)
+        return FullPass(loss, grad)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from fedzmg.contract import State
-from fedzmg.data.plan import Entry
+from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.round import Broadcast, Chunk, Engine
 from fedzmg.tree import row, tree_map
 
@@ -25,7 +25,7 @@ class Spread:
 
     engines: tuple[tuple[torch.device, Engine], ...]
 
-    def train(self, entries: list[Entry], sent: Broadcast, memory: State) -> Iterator[Chunk]:
+    def train(self, entries: list[ClientBatch], sent: Broadcast, memory: State) -> Iterator[Chunk]:
         """All devices at once; chunks in the order of the devices."""
         home = self.engines[0][0]
         shares = deal([len(entry.stream) for entry in entries], len(self.engines))

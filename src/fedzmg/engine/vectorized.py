@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedzmg.contract import Given, Look, State, bind
-from fedzmg.data.plan import Entry, Padded, full_pass, pad
+from fedzmg.contract import ClientContext, FullPass, State, bind
+from fedzmg.data.plan import ClientBatch, Padded, full_pass, pad
 from fedzmg.engine import local
-from fedzmg.engine.captured import Buffers, Captured
 from fedzmg.engine.compiling import compile_apart
+from fedzmg.engine.cuda_graph import Buffers, Captured
 from fedzmg.engine.local import Outcome, Work
 from fedzmg.engine.round import Broadcast, Chunk, Program
 from fedzmg.models.kernels import MappedLayers
@@ -62,7 +62,7 @@ class Vectorized:
         self._captured: Captured | None = None
         """Made by the first round that replays."""
 
-    def train(self, entries: list[Entry], sent: Broadcast, memory: State) -> Iterator[Chunk]:
+    def train(self, entries: list[ClientBatch], sent: Broadcast, memory: State) -> Iterator[Chunk]:
         """One chunk of at most ``chunk`` clients at a time."""
         size = self.chunk or max(len(entries), 1)
         for first in range(0, len(entries), size):
@@ -85,30 +85,36 @@ class Vectorized:
             return clients
         return self._captured.rows_for(clients)
 
-    def _train_sorted(self, entries: list[Entry], sent: Broadcast, memory: State) -> Outcome:
+    def _train_sorted(self, entries: list[ClientBatch], sent: Broadcast, memory: State) -> Outcome:
         program = self.program
         # One transfer that does not wait for what the device is still busy with.
         facts = torch.tensor([[e.trial for e in entries], [e.examples for e in entries]])
         trial, counts = facts.to(program.device, non_blocking=True)
         own: Broadcast = tree_map(lambda leaf: leaf[trial], sent)
-        given = Given(own.params, own.shared, memory, own.round, counts)
+        context = ClientContext(own.params, own.shared, memory, own.round, counts)
         numbers = dict(own.numbers)
-        look: Look | tuple[()] = ()
-        if program.rule.looks != "never":
-            look = self._look(entries, given.params)
-        work = self._map(lambda rule, g, seen: local.start(rule, g, seen), numbers, given, look)
+        full_pass: FullPass | tuple[()] = ()
+        if program.rule.full_pass != "never":
+            full_pass = self._full_pass(entries, context.params)
+        work = self._map(
+            lambda rule, g, seen: local.start(rule, g, seen), numbers, context, full_pass
+        )
         run = self._replay if self.captured else self._run
-        work = run(entries, numbers, given, work)
-        out: Outcome = self._map(local.finish, numbers, given, work)
+        work = run(entries, numbers, context, work)
+        out: Outcome = self._map(local.finish, numbers, context, work)
         return out
 
     def _run(
-        self, entries: list[Entry], numbers: dict[str, Tensor], given: Given, work: Work
+        self,
+        entries: list[ClientBatch],
+        numbers: dict[str, Tensor],
+        context: ClientContext,
+        work: Work,
     ) -> Work:
         padded = pad([e.stream for e in entries])
         steps = int(padded.lengths.max(initial=0))
         batches = _Batches(self.program, padded)
-        watches = self.program.rule.watches_epochs
+        watches = self.program.rule.uses_epoch_end
         done: list[Work] = []
         if self.compiled:
             # Compiled code is specialised on which of its inputs are one tensor: let none be.
@@ -118,14 +124,14 @@ class Vectorized:
             width = self._width(alive, len(entries))
             if width < len(work.steps):
                 done.append(row(work, slice(width, None)))
-                work, given, numbers = row((work, given, numbers), slice(width))
+                work, context, numbers = row((work, context, numbers), slice(width))
             # A mask is nearly free once compiled, and one graph per width is worth more.
             masked = self.compiled or watches or alive < width
             active = batches.active(t, width) if masked else None
             if active is not None:
                 active = active & work.active
             loss, params, scratch = self._step(masked=masked)(
-                numbers, given, work.params, work.scratch, batches.at(t, width), active
+                numbers, context, work.params, work.scratch, batches.at(t, width), active
             )
             work = local.count(work, loss, params, scratch, active)
             if watches and padded.closes[:width, t].any():
@@ -134,7 +140,11 @@ class Vectorized:
         return tree_map(lambda *parts: torch.cat(parts), work, *reversed(done)) if done else work
 
     def _replay(
-        self, entries: list[Entry], numbers: dict[str, Tensor], given: Given, work: Work
+        self,
+        entries: list[ClientBatch],
+        numbers: dict[str, Tensor],
+        context: ClientContext,
+        work: Work,
     ) -> Work:
         """The same steps from buffers that keep their place."""
         padded = pad([e.stream for e in entries])
@@ -143,11 +153,11 @@ class Vectorized:
             self._captured = Captured(self.program, compiled=self.compiled)
         captured = self._captured
         widths = self._widths([len(e.stream) for e in entries])
-        state = captured.load(padded, Buffers(numbers, given, work), sorted(set(widths)))
+        state = captured.load(padded, Buffers(numbers, context, work), sorted(set(widths)))
         with captured.timed():
             for t, width in enumerate(widths):
                 captured.replay(total, width)
-                if self.program.rule.watches_epochs and padded.closes[:width, t].any():
+                if self.program.rule.uses_epoch_end and padded.closes[:width, t].any():
                     now = row(state.work, slice(width))
                     ends = torch.from_numpy(padded.closes[:width, t] & (padded.lengths[:width] > t))
                     closed = self._close(
@@ -195,10 +205,10 @@ class Vectorized:
         return self._steps[masked]
 
     def _close(
-        self, entries: Sequence[Entry], numbers: dict[str, Tensor], work: Work, closes: Tensor
+        self, entries: Sequence[ClientBatch], numbers: dict[str, Tensor], work: Work, closes: Tensor
     ) -> Work:
-        if self.program.rule.looks == "epochs":
-            seen = self._look(entries, work.params).loss
+        if self.program.rule.full_pass == "epochs":
+            seen = self._full_pass(entries, work.params).loss
             closed: Work = self._map(local.close_epoch, numbers, work, closes, seen)
         else:
             closed = self._map(
@@ -206,29 +216,29 @@ class Vectorized:
             )
         return closed
 
-    def _look(self, entries: Sequence[Entry], params: Tree) -> Look:
+    def _full_pass(self, entries: Sequence[ClientBatch], params: Tree) -> FullPass:
         program = self.program
         # No wider than the largest client: padding costs as much as examples do. The largest of
         # all, not of these, because another width would move the last bits.
-        size = min(program.look_size, int(program.data.counts.max()))
+        size = min(program.full_pass_size, int(program.data.counts.max()))
         streams = [
             full_pass(size, int(program.data.offsets[e.client]), e.examples) for e in entries
         ]
         padded = pad(streams, per_example=True)
         batches = _Batches(program, padded)
-        losses = torch.vmap(program.objective.look)
+        losses = torch.vmap(program.objective.eval_loss)
         loss = torch.zeros(len(entries), dtype=program.dtype, device=program.device)
-        if program.rule.looks == "epochs":
+        if program.rule.full_pass == "epochs":
             with torch.no_grad(), MappedLayers():
                 for t in range(padded.indices.shape[1]):
                     loss = loss + losses(params, batches.at(t, len(entries)))
-            return Look(loss, Tree({}))
+            return FullPass(loss, Tree({}))
         grad = params.zeros()
         for t in range(padded.indices.shape[1]):
             with MappedLayers():
                 part, slope = local.eager_gradient(losses, params, batches.at(t, len(entries)))
             loss, grad = loss + part, grad + slope
-        return Look(loss, grad)
+        return FullPass(loss, grad)
 
 
 class _Batches:
@@ -261,20 +271,25 @@ def eager_step(program: Program, *, masked: bool) -> MappedStep:
     losses = torch.vmap(program.objective.train)
 
     def one(
-        numbers: Any, given: Given, params: Tree, scratch: State, grad: Tree, active: Any
+        numbers: Any, context: ClientContext, params: Tree, scratch: State, grad: Tree, active: Any
     ) -> tuple[Tree, State]:
         mask = active if masked else None
-        return local.step(bind(program.rule, numbers), given, params, scratch, grad, mask)
+        return local.step(bind(program.rule, numbers), context, params, scratch, grad, mask)
 
     advance = torch.vmap(one, in_dims=(0, 0, 0, 0, 0, 0 if masked else None))
 
     def mapped(
-        numbers: Any, given: Given, params: Tree, scratch: State, batch: Batch, active: Any
+        numbers: Any,
+        context: ClientContext,
+        params: Tree,
+        scratch: State,
+        batch: Batch,
+        active: Any,
     ) -> tuple[Tensor, Tree, State]:
         with MappedLayers():
             loss, grad = local.eager_gradient(losses, params, batch)
         with torch.no_grad():
-            return loss, *advance(numbers, given, params, scratch, grad, active)
+            return loss, *advance(numbers, context, params, scratch, grad, active)
 
     return mapped
 
@@ -283,7 +298,12 @@ def compiled_step(program: Program, *, masked: bool) -> MappedStep:
     """The same step in a form that traces as one graph: ``torch.func.grad`` inside the map."""
 
     def one(
-        numbers: Any, given: Given, params: Tree, scratch: State, batch: Batch, active: Any
+        numbers: Any,
+        context: ClientContext,
+        params: Tree,
+        scratch: State,
+        batch: Batch,
+        active: Any,
     ) -> tuple[Tensor, Tree, State]:
         def loss_of(tensors: dict[str, Tensor]) -> Tensor:
             return program.objective.train(Tree(tensors), batch)
@@ -291,13 +311,18 @@ def compiled_step(program: Program, *, masked: bool) -> MappedStep:
         grad, loss = torch.func.grad_and_value(loss_of)(dict(params.items()))
         mask = active if masked else None
         rule = bind(program.rule, numbers)
-        return loss, *local.step(rule, given, params, scratch, Tree(grad), mask)
+        return loss, *local.step(rule, context, params, scratch, Tree(grad), mask)
 
     in_dims = (0, 0, 0, 0, 0, 0 if masked else None)
 
     def mapped(
-        numbers: Any, given: Given, params: Tree, scratch: State, batch: Batch, active: Any
+        numbers: Any,
+        context: ClientContext,
+        params: Tree,
+        scratch: State,
+        batch: Batch,
+        active: Any,
     ) -> tuple[Tensor, Tree, State]:
-        return torch.vmap(one, in_dims=in_dims)(numbers, given, params, scratch, batch, active)
+        return torch.vmap(one, in_dims=in_dims)(numbers, context, params, scratch, batch, active)
 
     return mapped

@@ -116,7 +116,7 @@ def newly_diverged(report: RoundReport) -> dict[int, Stopped]:
     return {
         i: Stopped(report.round, "diverged", f"diverged in round {report.round}")
         for i, record in enumerate(report.records)
-        if record.diverged and i not in report.simulation.resting
+        if record.diverged and i not in report.simulation.stopped_trials
     }
 
 

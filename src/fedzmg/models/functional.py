@@ -11,9 +11,14 @@ from torch import Tensor, nn
 from fedzmg.contract import Layout
 from fedzmg.errors import InputError
 from fedzmg.models.call import Call
-from fedzmg.models.exchange import exchange_layers
+from fedzmg.models.layer_swaps import exchange_layers
 from fedzmg.models.layout import layout_of
-from fedzmg.models.misfits import NoHiddenRandomness, private_copy, refuse_misfits, refuse_mixing
+from fedzmg.models.unsupported import (
+    NoHiddenRandomness,
+    private_copy,
+    refuse_misfits,
+    refuse_mixing,
+)
 from fedzmg.tree import Tree
 
 

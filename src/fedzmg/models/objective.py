@@ -49,7 +49,7 @@ class Objective:
             outputs = self.model.train(params, batch.x, batch.key)
         return self._weighted(outputs, batch)
 
-    def look(self, params: Tree, batch: Batch) -> Tensor:
+    def eval_loss(self, params: Tree, batch: Batch) -> Tensor:
         """Weighted loss of a batch, dropout off."""
         with self._layers():
             outputs = self.model.evaluate(params, batch.x)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from fedzmg.data.plan import Entry, local_stream, sample_cohort
+from fedzmg.data.plan import ClientBatch, local_stream, sample_cohort
 from fedzmg.tasks.task import Task
 
 _thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plan")
@@ -17,25 +17,25 @@ class Planner:
 
     def __init__(self, task: Task, seeds: Sequence[int]) -> None:
         self._task, self._seeds = task, list(seeds)
-        self._ahead: tuple[int, Future[list[Entry]]] | None = None
+        self._ahead: tuple[int, Future[list[ClientBatch]]] | None = None
 
     def plan_ahead(self, round_: int) -> None:
         """Begin to plan a round in another thread."""
         self._ahead = round_, _thread.submit(self._entries, round_)
 
-    def entries(self, round_: int) -> list[Entry]:
+    def entries(self, round_: int) -> list[ClientBatch]:
         """Cohort and batch plan of every trial, trials one after another."""
         if self._ahead is not None and self._ahead[0] == round_:
             return self._ahead[1].result()
         return self._entries(round_)
 
-    def _entries(self, round_: int) -> list[Entry]:
+    def _entries(self, round_: int) -> list[ClientBatch]:
         planned = {seed: self._plan(seed, round_) for seed in set(self._seeds)}
         return [
             entry._replace(trial=i) for i, seed in enumerate(self._seeds) for entry in planned[seed]
         ]
 
-    def _plan(self, seed: int, round_: int) -> list[Entry]:
+    def _plan(self, seed: int, round_: int) -> list[ClientBatch]:
         protocol, data = self._task.protocol, self._task.train
         cohort = sample_cohort(
             seed, round_, len(data), protocol.cohort, replacement=protocol.replacement
@@ -46,6 +46,6 @@ class Planner:
             first, last = (int(o) for o in data.offsets[client : client + 2])
             place = (seed, round_, client, drawn[client])
             stream = local_stream(protocol.batching, *place, first, last - first)
-            entries.append(Entry(0, client, last - first, stream))
+            entries.append(ClientBatch(0, client, last - first, stream))
             drawn[client] += 1
         return entries

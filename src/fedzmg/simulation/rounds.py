@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fedzmg.contract import State
 from fedzmg.data.federated import Examples
-from fedzmg.data.plan import Entry
+from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.choose import EngineChoice, PathName, choose
-from fedzmg.engine.fit import clients_that_fit, even
 from fedzmg.engine.memory import MemoryStore
+from fedzmg.engine.memory_limit import clients_that_fit, even
 from fedzmg.engine.round import Broadcast, Engine
 from fedzmg.engine.spread import Spread
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
@@ -26,20 +26,20 @@ from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.models.kernels import onednn, rounding
 from fedzmg.models.kernels.determinism import same_bits
 from fedzmg.models.kernels.precision import Precision
-from fedzmg.simulation.accounting import (
+from fedzmg.simulation.checkpoint import checkpoint_of, restored_snapshot
+from fedzmg.simulation.clients import ClientMetrics, Watched, measure
+from fedzmg.simulation.dry_run import rehearse
+from fedzmg.simulation.history import Checkpoint, History, Record
+from fedzmg.simulation.packed_rule import PackedRule
+from fedzmg.simulation.placement import place
+from fedzmg.simulation.planning import Planner
+from fedzmg.simulation.records import (
     Facts,
     message_sizes,
     read_records,
     send_facts,
     traffic_after,
 )
-from fedzmg.simulation.clients import ClientMetrics, Watched, measure
-from fedzmg.simulation.history import Checkpoint, History, Record
-from fedzmg.simulation.packed_rule import PackedRule
-from fedzmg.simulation.placement import place
-from fedzmg.simulation.planning import Planner
-from fedzmg.simulation.positions import checkpoint_of, restored_snapshot
-from fedzmg.simulation.rehearsal import rehearse
 from fedzmg.simulation.snapshot import Snapshot, first_models, first_snapshot, next_snapshot
 from fedzmg.simulation.trial import Trial, pack
 from fedzmg.simulation.uploads import receive
@@ -106,7 +106,7 @@ class Simulation:
         # host, so a round that reads it has to wait.
         self._runs_ahead = device.type == "cuda" and self.memory.is_empty
         self._next: _Launched | None = None
-        self.resting: frozenset[int] = frozenset()
+        self.stopped_trials: frozenset[int] = frozenset()
         """Trials that train no further: they have no clients, and keep the model they have."""
         if restored is not None:
             self._restore(restored)
@@ -146,7 +146,7 @@ class Simulation:
             yield
 
     @contextlib.contextmanager
-    def _circumstances(self) -> Iterator[None]:
+    def _numerics(self) -> Iterator[None]:
         """All that decides the last bits, now that there is a choice: of every number reported."""
         with onednn(self.choice.onednn), self._rounding():
             yield
@@ -164,7 +164,7 @@ class Simulation:
         params = first_models(self.task, seeds, self.dtype, self.device)
         rehearse(self._clients, self._servers, params)
         snapshot = first_snapshot(self._servers, params, len(seeds), self.device)
-        fresh = self._clients.map(lambda rule, p: rule.remember(p), params)
+        fresh = self._clients.map(lambda rule, p: rule.init_memory(p), params)
         return snapshot, MemoryStore(fresh, len(self.task.train), self._memory_places)
 
     def _restore(self, restored: Sequence[Checkpoint]) -> None:
@@ -188,7 +188,7 @@ class Simulation:
         copied = {} if self._memory_places else self.memory.of_trial(trial)
         return checkpoint_of(self.round, self.snapshot, trial, copied)
 
-    def _probe(self) -> tuple[list[Entry], Broadcast, State]:
+    def _probe(self) -> tuple[list[ClientBatch], Broadcast, State]:
         """One trial's first round: what engines are timed on, whatever the number of trials."""
         entries = [e for e in self._planner.entries(1) if e.trial == 0]
         return entries, self._broadcast(1, self.snapshot), self._read(entries)
@@ -198,14 +198,14 @@ class Simulation:
         stamp = torch.full((len(self.trials),), round_, dtype=torch.int64, device=self.device)
         return Broadcast(now.params, shared, self._clients.numbers, stamp)
 
-    def _read(self, entries: list[Entry]) -> State:
+    def _read(self, entries: list[ClientBatch]) -> State:
         state = self.memory.read([(e.trial, e.client) for e in entries])
         return tree_map(lambda leaf: leaf.to(self.device), state)
 
     def run_round(self) -> RoundReport:
         """Train, merge, update and, when due, evaluate; then move to the next round."""
         began = time.perf_counter()
-        with self._circumstances():
+        with self._numerics():
             launched = self._next or self._launch(self.round + 1, self.snapshot)
             self._next = None
             if self._runs_ahead and launched.round < self.rounds:
@@ -217,31 +217,31 @@ class Simulation:
                 worst=self.task.metric.worst,
             )
         self.round, self.snapshot = launched.round, launched.snapshot
-        for i in self.resting:
+        for i in self.stopped_trials:
             records[i] = records[i]._replace(loss=None, metric=None)
         # At once or never: a training of hours is not to end by a value near zero.
         for record in records if self.round == 1 else ():
             self.task.metric.check_value(record.metric)
-        seconds = (time.perf_counter() - began) / (len(self.trials) - len(self.resting))
+        seconds = (time.perf_counter() - began) / (len(self.trials) - len(self.stopped_trials))
         return RoundReport(self.round, [r._replace(seconds=seconds) for r in records], self)
 
-    def rest(self, trials: Iterable[int]) -> None:
+    def stop(self, trials: Iterable[int]) -> None:
         """Train some trials no further; the others do not notice, but for the width.
 
         Once all of them rest there is no next round to run.
         """
-        before = self.resting
-        self.resting |= frozenset(trials)
-        if self.resting == before:
+        before = self.stopped_trials
+        self.stopped_trials |= frozenset(trials)
+        if self.stopped_trials == before:
             return
         self._next = None  # it was begun with clients that are no more
         if self.deterministic and self.device.type == "cuda":
             self._rebuild()  # every width has buffers of its own then
 
     @property
-    def at_rest(self) -> bool:
+    def all_stopped(self) -> bool:
         """Whether no trial trains any more."""
-        return len(self.resting) == len(self.trials)
+        return len(self.stopped_trials) == len(self.trials)
 
     def _launch(self, round_: int, before: Snapshot) -> _Launched:
         """Give a round to the device; what does not fit is tried again in smaller parts."""
@@ -270,7 +270,7 @@ class Simulation:
         self._engine = self._build()
 
     def _launch_once(self, round_: int, before: Snapshot) -> _Launched:
-        entries = [e for e in self._planner.entries(round_) if e.trial not in self.resting]
+        entries = [e for e in self._planner.entries(round_) if e.trial not in self.stopped_trials]
         sent = self._broadcast(round_, before)
         received = receive(
             self._engine.train(entries, sent, self._read(entries)),
@@ -306,8 +306,8 @@ class Simulation:
 
     def _evaluate(self, params: Tree, examples: Examples | None = None) -> Tensor:
         """Loss and metric of every trial; zeros for one that rests."""
-        awake = [i for i in range(len(self.trials)) if i not in self.resting]
-        chosen = row(params, awake) if self.resting else params
+        awake = [i for i in range(len(self.trials)) if i not in self.stopped_trials]
+        chosen = row(params, awake) if self.stopped_trials else params
         test = self._test if examples is None else examples
         while True:
             try:
@@ -328,7 +328,7 @@ class Simulation:
                 self._models = max(MIN_WIDTH, -(-self._models // 2))
                 torch.cuda.empty_cache()
         found = torch.cat(parts)
-        if not self.resting:
+        if not self.stopped_trials:
             return found
         whole = found.new_zeros((len(self.trials), found.shape[1]))
         whole[awake] = found
@@ -346,7 +346,7 @@ class Simulation:
         """Loss and metric of every trial's model on the test examples, or on others."""
         if examples is not None:
             examples = Examples(*(column.to(self.device) for column in examples))
-        with self._circumstances():
+        with self._numerics():
             found = self._evaluate(self.snapshot.params, examples)
         evaluations = [Evaluation(*pair) for pair in found.tolist()]
         for evaluation in evaluations if self.round <= 1 else ():
@@ -361,7 +361,7 @@ class Simulation:
         """How every trial's model does on each client's own examples; see :class:`Watched`."""
         watched = self._watched
         data = self._test if watched.part == "test" else self._program.data.examples
-        with self._circumstances():
+        with self._numerics():
             return measure(
                 self.task, watched, self.snapshot.params, data, self._program.objective, self.round
             )

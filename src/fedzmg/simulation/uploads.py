@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedzmg.contract import State
-from fedzmg.data.plan import Entry
+from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.round import Chunk
-from fedzmg.simulation.accounting import ClientLosses
+from fedzmg.simulation.records import ClientLosses
 from fedzmg.tree import row, tree_map
 
 
@@ -40,7 +40,7 @@ class Received(NamedTuple):
 
 def receive(
     chunks: Iterable[Chunk],
-    entries: list[Entry],
+    entries: list[ClientBatch],
     trials: int,
     *,
     by_examples: bool,
@@ -72,7 +72,7 @@ def receive(
     return Received(merger, losses, sample, computed, remembered)
 
 
-def _weight(entry: Entry, *, by_examples: bool) -> float:
+def _weight(entry: ClientBatch, *, by_examples: bool) -> float:
     """What a client counts in the average; nothing if it had no step to do."""
     if not len(entry.stream):
         return 0.0

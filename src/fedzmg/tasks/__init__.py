@@ -10,55 +10,55 @@ from fedzmg.tasks.convex import Logistic, Quadratic
 from fedzmg.tasks.digits import Digits
 from fedzmg.tasks.images import Characters, Cifar100
 from fedzmg.tasks.plays import Plays
-from fedzmg.tasks.preset import Entry, Preset
+from fedzmg.tasks.preset import Preset, TaskInfo
 from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tasks.text import NextCharacter
 
-__all__ = ["TASKS", "Entry", "Preset", "Protocol", "Task", "entry", "get"]
+__all__ = ["TASKS", "Preset", "Protocol", "Task", "TaskInfo", "entry", "get"]
 
 
-TASKS: dict[str, Entry] = {
-    "digits": Entry(
+TASKS: dict[str, TaskInfo] = {
+    "digits": TaskInfo(
         Digits("digits"), "8,000 MNIST digits on 160 label-skewed clients, small CNN (embedded)"
     ),
-    "plays": Entry(
+    "plays": TaskInfo(
         Plays("plays"), "next character in Shakespeare's plays by role, small GRU (embedded)"
     ),
-    "emnist62": Entry(
+    "emnist62": TaskInfo(
         Characters("emnist62", "emnist62", writers=3400),
         "EMNIST by writer, digits and letters, the paper's CNN",
     ),
-    "emnist10": Entry(
+    "emnist10": TaskInfo(
         Characters("emnist10", "emnist10", writers=3383, outputs=10),
         "EMNIST by writer, digits only, the paper's CNN with ten outputs",
     ),
-    "emnist10-head62": Entry(
+    "emnist10-head62": TaskInfo(
         Characters("emnist10-head62", "emnist10", writers=3383),
         "EMNIST by writer, digits only, 62 outputs: most likely what the paper's table shows",
     ),
-    "cifar100": Entry(
+    "cifar100": TaskInfo(
         Cifar100("cifar100"), "CIFAR-100 on 500 clients by Pachinko allocation, the paper's CNN"
     ),
-    "shakespeare": Entry(
+    "shakespeare": TaskInfo(
         NextCharacter("shakespeare", "shakespeare", roles=715),
         "next character in TFF's Shakespeare by role, the paper's GRU",
     ),
-    "mnist-by-writer": Entry(
+    "mnist-by-writer": TaskInfo(
         Characters("mnist-by-writer", "mnist-by-writer", writers=834),
         "MNIST by NIST's writers, 62 outputs: stand-in for emnist10-head62",
     ),
-    "chars74k": Entry(
+    "chars74k": TaskInfo(
         Characters("chars74k", "chars74k", writers=55),
         "Chars74K, hand-drawn digits and letters by writer: stand-in for emnist62",
     ),
-    "shakespeare-by-role": Entry(
+    "shakespeare-by-role": TaskInfo(
         NextCharacter("shakespeare-by-role", "shakespeare-by-role", roles=715),
         "next character in the Moby edition of the plays by role: stand-in for shakespeare",
     ),
-    "quadratic": Entry(
+    "quadratic": TaskInfo(
         Quadratic("quadratic"), "least squares on 8 unlike clients, optimum known (generated)"
     ),
-    "logistic": Entry(
+    "logistic": TaskInfo(
         Logistic("logistic", clients_=6, l2=0.05),
         "logistic regression with l2 on 6 unlike clients, optimum known (generated)",
     ),
@@ -67,7 +67,7 @@ TASKS: dict[str, Entry] = {
 the paper's data sets."""
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> TaskInfo:
     """The row of that name.
 
     Raises:

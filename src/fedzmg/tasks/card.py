@@ -6,11 +6,11 @@ import inspect
 from typing import Any
 
 from fedzmg.models.functional import FunctionalModel
-from fedzmg.tasks.preset import Entry
+from fedzmg.tasks.preset import TaskInfo
 from fedzmg.tree import num_bytes
 
 
-def card(entry: Entry) -> dict[str, Any]:
+def card(entry: TaskInfo) -> dict[str, Any]:
     """Data, clients, model, protocol and fields of a preset, ready for JSON."""
     preset = entry.preset
     params = FunctionalModel(preset.network()).params()

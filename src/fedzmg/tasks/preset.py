@@ -197,7 +197,7 @@ class Preset(ABC):
 
 
 @dataclass(frozen=True)
-class Entry:
+class TaskInfo:
     """One row of the table of presets."""
 
     preset: Preset

@@ -22,9 +22,9 @@ from fedzmg.trackers.wandb import WeightsAndBiases
 __all__ = [
     "TRACKERS",
     "Ending",
-    "Entry",
     "TrackedRun",
     "Tracker",
+    "TrackerInfo",
     "Tracking",
     "by_point",
     "by_seed",
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-class Entry(NamedTuple):
+class TrackerInfo(NamedTuple):
     """A row of the table."""
 
     make: Make
@@ -40,10 +40,10 @@ class Entry(NamedTuple):
     """What has to be installed; the extra of the tracker's name brings it."""
 
 
-TRACKERS: dict[str, Entry] = {
-    "tensorboard": Entry(TensorBoard, ("tensorboard",)),
-    "mlflow": Entry(MLflow, ("mlflow", "sqlalchemy", "alembic")),
-    "wandb": Entry(WeightsAndBiases, ("wandb",)),
+TRACKERS: dict[str, TrackerInfo] = {
+    "tensorboard": TrackerInfo(TensorBoard, ("tensorboard",)),
+    "mlflow": TrackerInfo(MLflow, ("mlflow", "sqlalchemy", "alembic")),
+    "wandb": TrackerInfo(WeightsAndBiases, ("wandb",)),
 }
 
 

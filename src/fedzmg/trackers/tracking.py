@@ -75,10 +75,10 @@ class Tracking:
             for i, record in enumerate(report.records)
             if i not in self._resting
         }
-        self._resting = report.simulation.resting
+        self._resting = report.simulation.stopped_trials
         for name in list(self._open):
             self._guarded(name, self._log, name, report.round, told)
-        if report.round == self._rounds or report.simulation.at_rest:
+        if report.round == self._rounds or report.simulation.all_stopped:
             self._close("finished")
         self._inner.advance(report)
 

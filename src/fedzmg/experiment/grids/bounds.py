@@ -74,7 +74,7 @@ class Rule(NamedTuple):
         )
 
 
-def hopeless(
+def dominated(
     rule: Rule, points: Sequence[Sequence[Known]], stopped: Collection[int]
 ) -> dict[int, tuple[Merit, Merit]]:
     """Points that cannot win any more, with what each could come to and what beats it.

@@ -46,7 +46,7 @@ def save(path: Path, pack: Sequence[int], simulation: Simulation, trials: Sequen
     tensors = {
         f"{trial}|{name}": tensor
         for i, trial in enumerate(trials)
-        if i not in simulation.resting
+        if i not in simulation.stopped_trials
         for name, tensor in simulation.checkpoint(i).tensors.items()
     }
     metadata = {

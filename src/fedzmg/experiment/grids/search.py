@@ -22,9 +22,9 @@ from fedzmg.experiment.runs.store import write_json
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.run import DTYPES
 from fedzmg.experiment.stopping import Stopped, Verdict, newly_diverged
-from fedzmg.experiment.work.budget import Budget, TimeIsUp
+from fedzmg.experiment.work.budget import Budget, TimeLimitReached
 from fedzmg.experiment.work.claims import read_json
-from fedzmg.experiment.work.interrupt import HeldInterrupt
+from fedzmg.experiment.work.interrupt import DeferredInterrupt
 from fedzmg.experiment.work.lock import Hold
 from fedzmg.experiment.work.progress import Progress
 from fedzmg.experiment.work.write_errors import named_write_errors
@@ -122,7 +122,7 @@ class Search:
         began = time.monotonic()
         saved, pause = time.monotonic(), self.checkpoint_seconds
         try:
-            with HeldInterrupt(self.progress) as interrupt:
+            with DeferredInterrupt(self.progress) as interrupt:
                 finished = simulation.round == self.spec.rounds
                 while not finished:
                     report = simulation.run_round()
@@ -138,7 +138,7 @@ class Search:
                     verdict = self._ask(pack, active, report)
                     self._stop(pack, active, simulation, verdict)
                     self.progress.advance(report)
-                    finished = simulation.round == self.spec.rounds or simulation.at_rest
+                    finished = simulation.round == self.spec.rounds or simulation.all_stopped
                     leave = (interrupt.asked or verdict.end) and not finished
                     if leave or (time.monotonic() - saved > pause and not finished):
                         writing = time.monotonic()
@@ -150,7 +150,7 @@ class Search:
                     if interrupt.asked:
                         raise KeyboardInterrupt
                     if leave:
-                        raise TimeIsUp(simulation.round, self.spec.rounds)
+                        raise TimeLimitReached(simulation.round, self.spec.rounds)
         except KeyboardInterrupt:
             raise Interrupted(simulation.round, self.spec.rounds) from None
         finally:
@@ -169,7 +169,7 @@ class Search:
         if stop.diverged:
             found |= diverged
         if stop.cannot_win and fresh:
-            found |= self.stops.hopeless(self.rows, pack, report.round, self.lost) | found
+            found |= self.stops.dominated(self.rows, pack, report.round, self.lost) | found
         if report.round in stop.heuristic_halving and fresh:
             found |= self.stops.worse_half(self.rows, report.round) | found
         self.stops.keep(found, [{"seed": t.seed, **t.options} for t in self.trials])
@@ -182,9 +182,9 @@ class Search:
     ) -> None:
         if not verdict.stopped:
             return
-        simulation.rest(verdict.stopped)
+        simulation.stop(verdict.stopped)
         # Another width may move the last bits on a GPU, so what trains together is written down.
-        left = [t for i, t in enumerate(active) if i not in simulation.resting]
+        left = [t for i, t in enumerate(active) if i not in simulation.stopped_trials]
         changes = {(c["pack"], c["round"]): c for c in self._known("pack_changes", [])}
         here = pack[0], simulation.round
         changes[here] = {"pack": here[0], "round": here[1], "trials": left}

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Metric
-from fedzmg.experiment.grids.bounds import Known, Rule, hopeless, unsettled
+from fedzmg.experiment.grids.bounds import Known, Rule, dominated, unsettled
 from fedzmg.experiment.grids.log import Log, Rows
 from fedzmg.experiment.grids.score import known, neighbours
 from fedzmg.experiment.specs.grid import GridSpec
@@ -60,7 +60,7 @@ class Stops:
         """The trials of a point, one per seed."""
         return range(point * self._seeds, (point + 1) * self._seeds)
 
-    def hopeless(
+    def dominated(
         self, rows: Rows, members: Iterable[int], round_: int, lost: Iterable[int]
     ) -> dict[int, Stopped]:
         """Trials of points that cannot win any more, those that never began included.
@@ -73,9 +73,9 @@ class Stops:
         """
         within, gone = set(members), set(lost)
         points = self._known(rows, dict.fromkeys(within, round_), gone)
-        resting = [p for p, why in enumerate(self._reasons(round_)) if why - {"diverged"}]
+        stopped_trials = [p for p, why in enumerate(self._reasons(round_)) if why - {"diverged"}]
         found: dict[int, Stopped] = {}
-        for point, (top, bar) in hopeless(self._rule, points, resting).items():
+        for point, (top, bar) in dominated(self._rule, points, stopped_trials).items():
             at_most = self._rule.sign(top.height)
             words = f"its score can no longer pass {at_most:.6g}, and another has "
             words += f"{self._rule.sign(bar.height):.6g} for certain"

@@ -50,7 +50,7 @@ def by_test(
     sizes, found = (simulation.task.test.size, reporting.size), dict[int, float]()
     for i, other in enumerate(simulation.evaluate(reporting)):
         metric = records[i].metric
-        if metric is not None and i not in simulation.resting:
+        if metric is not None and i not in simulation.stopped_trials:
             lost = records[i].diverged or not math.isfinite(other.loss)
             mean = (sizes[0] * metric + sizes[1] * other.metric) / sum(sizes)
             found[i] = worst if lost else mean
@@ -61,7 +61,7 @@ def evaluated(spec: GridSpec, simulation: Simulation, records: list[Record]) -> 
     """Records of a round, evaluated if it is one that is asked for."""
     counts = simulation.round in counted(spec)
     due = counts or simulation.round in spec.stop.heuristic_halving
-    awake = [i for i in range(len(records)) if i not in simulation.resting]
+    awake = [i for i in range(len(records)) if i not in simulation.stopped_trials]
     if not due or records[awake[0]].metric is not None:
         return records
     worst = simulation.task.metric.worst

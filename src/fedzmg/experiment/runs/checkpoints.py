@@ -39,7 +39,7 @@ def save(
     """
     simulation.memory.flush()
     for i, job in enumerate(jobs):
-        if job.directory is not None and i not in simulation.resting:
+        if job.directory is not None and i not in simulation.stopped_trials:
             checkpoint, copies = simulation.checkpoint(i), _copies(simulation, i, before)
             complete = checkpoint._replace(tensors=checkpoint.tensors | copies)
             # First, so that what a checkpoint stands for is never missing beside it.

@@ -136,9 +136,9 @@ def take_job(
         models: whether the model is asked for.
     """
     job = open_job(task, spec, directory, until, models=models)
-    if until is None and job.position is not None and job.position.passed_over:
+    if until is None and job.position is not None and job.position.rejected:
         progress.say(
-            f"{job.position.passed_over}: the previous checkpoint is used, from round {job.done}"
+            f"{job.position.rejected}: the previous checkpoint is used, from round {job.done}"
         )
     with named_write_errors(directory.path):
         directory.repair(job.position)

@@ -36,7 +36,7 @@ def note_chunk(jobs: Sequence[Job], round_: int, chunk: int | None) -> None:
 
 def note_pack(jobs: Sequence[Job], simulation: Simulation) -> None:
     """Record in the manifests of runs that go on who still trains beside them, and since when."""
-    left = [i for i in range(len(jobs)) if i not in simulation.resting]
+    left = [i for i in range(len(jobs)) if i not in simulation.stopped_trials]
     names = manifest.members(simulation)
     change = {"round": simulation.round, "pack": [names[i] for i in left]}
     for i in left:

@@ -58,7 +58,7 @@ def run_pack(
     Raises:
         InputError: for a directory that holds another run, that another process is at work in, or
             that cannot be written.
-        TimeIsUp: when ``stop`` says so, with everything finished kept.
+        TimeLimitReached: when ``stop`` says so, with everything finished kept.
         Interrupted: on Ctrl-C, likewise.
     """
     progress = progress or Silent()

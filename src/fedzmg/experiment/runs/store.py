@@ -67,7 +67,7 @@ class Position(NamedTuple):
     before: int
     """Round of the checkpoint before this one. What clients learnt to remember between the two is
     copied into this one."""
-    passed_over: str = ""
+    rejected: str = ""
     """Why a newer checkpoint is not used."""
 
 
@@ -243,7 +243,7 @@ class RunDirectory:
                     f"there are {round_} in {path.name}"
                 )
                 continue
-            return found._replace(passed_over="; ".join(reasons))
+            return found._replace(rejected="; ".join(reasons))
         if until is not None or all(reason.endswith(" is missing") for reason in reasons):
             return None
         raise InputError(
@@ -259,9 +259,9 @@ class RunDirectory:
         """
         found = self.position()
         # Between two moves there is only the previous one, which is the last that is whole.
-        if found is not None and found.passed_over and (self.path / NEWEST).exists():
+        if found is not None and found.rejected and (self.path / NEWEST).exists():
             raise InputError(
-                f"{found.passed_over}: run the same command again, it goes on from round "
+                f"{found.rejected}: run the same command again, it goes on from round "
                 f"{found.checkpoint.round}"
             )
         return None if found is None else found.checkpoint
@@ -277,7 +277,7 @@ class RunDirectory:
             for name in (NEWEST, PREVIOUS, "memory.rows", "memory.stamps"):
                 with contextlib.suppress(FileNotFoundError):
                     (self.path / name).unlink()
-        elif position.passed_over:
+        elif position.rejected:
             os.replace(self.path / PREVIOUS, self.path / NEWEST)
             sync_directory(self.path)
 

@@ -14,8 +14,8 @@ from fedzmg.experiment.runs import checkpoints, manifest, notes
 from fedzmg.experiment.runs.job import Job
 from fedzmg.experiment.specs.run import DTYPES
 from fedzmg.experiment.stopping import Ask, Verdict
-from fedzmg.experiment.work.budget import TimeIsUp
-from fedzmg.experiment.work.interrupt import HeldInterrupt
+from fedzmg.experiment.work.budget import TimeLimitReached
+from fedzmg.experiment.work.interrupt import DeferredInterrupt
 from fedzmg.experiment.work.lock import Hold
 from fedzmg.experiment.work.progress import Progress
 from fedzmg.experiment.work.write_errors import named_write_errors
@@ -70,12 +70,12 @@ class PackTraining:
 
         Raises:
             InputError: if a directory cannot be written, or another process took it.
-            TimeIsUp: when the watch says so, with everything finished kept.
+            TimeLimitReached: when the watch says so, with everything finished kept.
             Interrupted: on Ctrl-C, likewise.
         """
         simulation, progress = self._simulation, self._watch.progress
         try:
-            with HeldInterrupt(progress) as interrupt:
+            with DeferredInterrupt(progress) as interrupt:
                 finished = simulation.round == simulation.rounds
                 while not finished:
                     with named_write_errors(self._place):
@@ -83,12 +83,12 @@ class PackTraining:
                         verdict = self._watch.stop(report)
                         self._keep(report, verdict, interrupt)
                     progress.advance(report)
-                    finished = simulation.round == simulation.rounds or simulation.at_rest
+                    finished = simulation.round == simulation.rounds or simulation.all_stopped
                     # Also after the last round: other packs may follow, which must not begin.
                     if interrupt.asked:
                         raise KeyboardInterrupt
                     if verdict.end and not finished:
-                        raise TimeIsUp(simulation.round, simulation.rounds)
+                        raise TimeLimitReached(simulation.round, simulation.rounds)
         except KeyboardInterrupt:
             kept = self._place is not None
             raise Interrupted(simulation.round, simulation.rounds, kept=kept) from None
@@ -107,14 +107,14 @@ class PackTraining:
             )
             notes.note_chunk(self._jobs, report.round, simulation.chunk)
         for i, (job, record) in enumerate(zip(self._jobs, report.records, strict=True)):
-            if i in simulation.resting:
+            if i in simulation.stopped_trials:
                 continue
             self._records[i].append(record)
             if job.directory is not None:
                 job.directory.append(record)
         if self._looks_at_clients():
             for i, found in enumerate(simulation.evaluate_clients()):
-                if i not in simulation.resting:
+                if i not in simulation.stopped_trials:
                     self._clients[i].append(found)
         return report
 
@@ -124,7 +124,7 @@ class PackTraining:
         due = every > 0 and (simulation.round - 1) % every == 0
         return due or simulation.round == simulation.rounds
 
-    def _keep(self, report: RoundReport, verdict: Verdict, interrupt: HeldInterrupt) -> None:
+    def _keep(self, report: RoundReport, verdict: Verdict, interrupt: DeferredInterrupt) -> None:
         """Write checkpoints if they are due, and let runs rest that train no further."""
         simulation = self._simulation
         stopped = self._stopped(report, verdict)
@@ -138,10 +138,10 @@ class PackTraining:
             notes.note_finished(
                 job
                 for i, job in enumerate(self._jobs)
-                if i in stopped or (ended and i not in simulation.resting)
+                if i in stopped or (ended and i not in simulation.stopped_trials)
             )
         if stopped:
-            simulation.rest(stopped)
+            simulation.stop(stopped)
             notes.note_pack(self._jobs, simulation)
 
     def _stopped(self, report: RoundReport, verdict: Verdict) -> list[int]:

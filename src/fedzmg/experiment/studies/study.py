@@ -71,7 +71,7 @@ def run_study(
 
     Raises:
         InputError: for a mistake in the study, or a directory that holds something else.
-        TimeIsUp: when ``max_minutes`` are over, with everything finished kept.
+        TimeLimitReached: when ``max_minutes`` are over, with everything finished kept.
         Interrupted: on Ctrl-C, likewise.
     """
     progress, budget = progress or Silent(), Budget(max_minutes)

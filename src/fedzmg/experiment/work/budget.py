@@ -7,7 +7,7 @@ import time
 from fedzmg.errors import InputError
 
 
-class TimeIsUp(Exception):
+class TimeLimitReached(Exception):
     """The time that was allowed is over; everything finished so far was kept."""
 
     def __init__(self, done: int, rounds: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from fedzmg.experiment.work.progress import Progress
 
 
-class HeldInterrupt:
+class DeferredInterrupt:
     """Holds Ctrl-C back until the round is over, so that nothing is ever kept by halves.
 
     A second Ctrl-C stops at once; the run then goes on from its last checkpoint.

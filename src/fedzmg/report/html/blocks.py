@@ -15,7 +15,7 @@ from fedzmg.report.results.outcome import Outcome
 from fedzmg.report.sheets.sheet import Sheet
 
 
-class Entry(NamedTuple):
+class LegendItem(NamedTuple):
     """A line of a legend."""
 
     swatch: Markup
@@ -30,7 +30,7 @@ class Chart(NamedTuple):
     lead: str
     """A sentence under the title."""
     drawing: Markup
-    legend: tuple[Entry, ...] = ()
+    legend: tuple[LegendItem, ...] = ()
     always: bool = False
     """Whether the legend is needed on a wide page, too."""
     wide: bool = False
@@ -50,7 +50,7 @@ class Panel(NamedTuple):
 
     title: str
     drawing: Markup
-    legend: tuple[Entry, ...]
+    legend: tuple[LegendItem, ...]
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ class Work(NamedTuple):
 
 
 class Watch:
-    """Looks at a directory again and again; every look reads only what is new.
+    """FullPassTiming at a directory again and again; every look reads only what is new.
 
     Args:
         place: a run, a study, a comparison, a grid, or a directory that holds some of them.

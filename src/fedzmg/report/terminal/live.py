@@ -42,14 +42,14 @@ class Seen(NamedTuple):
     diverged: int | None = None
     stopped: int | None = None
 
-    def after(self, record: Any, *, resting: bool, higher: bool) -> Seen:
+    def after(self, record: Any, *, stopped_trials: bool, higher: bool) -> Seen:
         """The same, one round later; a round in which it rested brings nothing new."""
-        if resting and self.stopped is not None:
+        if stopped_trials and self.stopped is not None:
             return self
         new = self._replace(train_loss=record.train_loss, trained=record.round)
         if record.diverged and self.diverged is None:
             new = new._replace(diverged=record.round)
-        if resting:
+        if stopped_trials:
             new = new._replace(stopped=record.round)
         if record.metric is None:
             return new
@@ -126,12 +126,12 @@ class Display:
         if report.round - self._first == 1:
             self._begun = time.monotonic()  # the first round also chooses and compiles
         self._trials = [
-            seen.after(record, resting=i in simulation.resting, higher=self._higher)
+            seen.after(record, stopped_trials=i in simulation.stopped_trials, higher=self._higher)
             for i, (seen, record) in enumerate(zip(self._trials, report.records, strict=True))
         ]
         if self._console.is_terminal:
             return
-        last = report.round == self._rounds or len(simulation.resting) == len(report.records)
+        last = report.round == self._rounds or len(simulation.stopped_trials) == len(report.records)
         if last or time.monotonic() - self._printed > LINE_SECONDS:
             self._printed = time.monotonic()
             self.say(self._line())

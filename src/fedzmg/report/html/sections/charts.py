@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from fedzmg.report.html.blocks import Block, Chart, Charts, Entry, Panel, Panels
+from fedzmg.report.html.blocks import Block, Chart, Charts, LegendItem, Panel, Panels
 from fedzmg.report.html.sections import trouble
 from fedzmg.report.html.svg import curves as svg
 from fedzmg.report.html.svg.parts import (
@@ -226,8 +226,8 @@ def _band(curve: Curve, study: Study) -> Band | None:
     return band_around(curve.mean, curve.spread, possible(study.metric))
 
 
-def _legend(scores: Sequence[Score]) -> tuple[Entry, ...]:
-    return tuple(Entry(swatch(i), score.shown_label) for i, score in enumerate(scores))
+def _legend(scores: Sequence[Score]) -> tuple[LegendItem, ...]:
+    return tuple(LegendItem(swatch(i), score.shown_label) for i, score in enumerate(scores))
 
 
 def _ends(scores: Sequence[Score], study: Study) -> str:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from fedzmg.report.html.blocks import Block, Chart, Charts, Entry, Notes, Panel, Panels, Table
+from fedzmg.report.html.blocks import Block, Chart, Charts, LegendItem, Notes, Panel, Panels, Table
 from fedzmg.report.html.svg import curves as svg
 from fedzmg.report.html.svg.bands import Band, bands, limits_of, panel
 from fedzmg.report.html.svg.parts import HALF, LOW, Frame, Number, percent, plain, swatch
@@ -207,8 +207,8 @@ def _panels(spread: _Spread) -> Panels:
     return Panels(frame.title, f"{lead} Across: {frame.xlabel}.", Markup(""), tuple(small))
 
 
-def _legend(lines: list[svg.Line]) -> tuple[Entry, ...]:
-    return tuple(Entry(swatch(line.style), line.label) for line in lines)
+def _legend(lines: list[svg.Line]) -> tuple[LegendItem, ...]:
+    return tuple(LegendItem(swatch(line.style), line.label) for line in lines)
 
 
 def _number(metric: str) -> Number:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fedzmg.report.html.blocks import Chart, Entry
+from fedzmg.report.html.blocks import Chart, LegendItem
 from fedzmg.report.html.svg.curves import Line, curves
 from fedzmg.report.html.svg.parts import Frame, swatch
 from fedzmg.report.numbers import INDEX
@@ -46,7 +46,7 @@ def _chart(
         return None
     totals = "; ".join(f"{line.label}: at most {max(line.y):g}" for line in lines)
     frame = Frame(key, title, f"{totals}.", INDEX, ylabel)
-    legend = tuple(Entry(swatch(line.style), line.label) for line in lines)
+    legend = tuple(LegendItem(swatch(line.style), line.label) for line in lines)
     drawing = curves(lines, frame, whole=True)
     return Chart("trouble", title, lead, drawing.markup, legend, not drawing.named)
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedzmg.contract import ClientRule, Given, bind
+from fedzmg.contract import ClientContext, ClientRule, bind
 from fedzmg.data.plan import Padded
 from fedzmg.engine import local
 from fedzmg.engine.compiling import compile_apart
@@ -49,7 +49,7 @@ class Buffers(NamedTuple):
     """What a step works on, one row per client."""
 
     numbers: dict[str, Tensor]
-    given: Given
+    context: ClientContext
     work: Work
 
 
@@ -224,7 +224,7 @@ def _step(program: Program, code: _Code, state: Buffers, plan: Plan, time: Tenso
     )
     with torch.no_grad():
         code.advance(
-            state.numbers, state.given, state.work, grad, losses.detach(), plan.lengths, time
+            state.numbers, state.context, state.work, grad, losses.detach(), plan.lengths, time
         )
         time.add_(1)
 
@@ -283,14 +283,22 @@ def _loss_function(learnt: _Learnt) -> Callable[..., Tensor]:
 def _advance(rule: ClientRule) -> Callable[..., None]:
     """The rule's step and the tallies, written where they are kept."""
 
-    def one(numbers: Any, given: Given, params: Tree, scratch: Any, grad: Tree, active: Any) -> Any:
-        return local.step(bind(rule, numbers), given, params, scratch, grad, active)
+    def one(
+        numbers: Any, context: ClientContext, params: Tree, scratch: Any, grad: Tree, active: Any
+    ) -> Any:
+        return local.step(bind(rule, numbers), context, params, scratch, grad, active)
 
     def advance(
-        numbers: Any, given: Given, work: Work, grad: Tree, loss: Tensor, lengths: Tensor, time: Any
+        numbers: Any,
+        context: ClientContext,
+        work: Work,
+        grad: Tree,
+        loss: Tensor,
+        lengths: Tensor,
+        time: Any,
     ) -> None:
         active = (lengths > time) & work.active
-        params, scratch = torch.vmap(one)(numbers, given, work.params, work.scratch, grad, active)
+        params, scratch = torch.vmap(one)(numbers, context, work.params, work.scratch, grad, active)
         after = local.count(work, loss, params, scratch, active)
         tree_map(lambda old, new: old.copy_(new), work, after)
 

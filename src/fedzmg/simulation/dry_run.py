@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fedzmg.contract import (
+    ClientContext,
     ClientRule,
     Cohort,
-    Given,
-    Look,
+    FullPass,
     Rule,
     ServerRule,
     Upload,
@@ -30,7 +30,7 @@ from fedzmg.tree import Tree, leaves, row, tree_map
 PAIRS = {
     "step": "the parameters and the state after the step, (params, scratch)",
     "end_epoch": "the state and whether to go on, (scratch, True)",
-    "finish": "an upload and the memory, (Upload(given.params - params), given.memory)",
+    "finish": "an upload and the memory, (Upload(context.params - params), context.memory)",
     "update": "the next model and the next state of the server, (params, state)",
 }
 """What methods return that return two things."""
@@ -72,19 +72,19 @@ def _round(client: ClientRule, server: ServerRule, params: Tree) -> None:
     grad = params.map(torch.ones_like)
     state = _state(server, "init", server.init(params))
     shared = _state(server, "share", server.share(state))
-    memory = _state(client, "remember", client.remember(params))
-    given = Given(params, shared, memory, count, count)
-    look: Look | tuple[()] = ()
-    if client.looks != "never":
-        look = Look(one.sum(), grad if client.looks == "start" else Tree({}))
-    scratch = _state(client, "begin", client.begin(given, look))
-    moved, after = _pair(client, "step", client.step(given, params, scratch, grad))
+    memory = _state(client, "init_memory", client.init_memory(params))
+    context = ClientContext(params, shared, memory, count, count)
+    full_pass: FullPass | tuple[()] = ()
+    if client.full_pass != "never":
+        full_pass = FullPass(one.sum(), grad if client.full_pass == "start" else Tree({}))
+    scratch = _state(client, "begin", client.begin(context, full_pass))
+    moved, after = _pair(client, "step", client.step(context, params, scratch, grad))
     _same(client, "step", "parameters", moved, "given", params)
     _same(client, "step", "state", after, "begin gave", scratch)
-    if client.watches_epochs:
+    if client.uses_epoch_end:
         after, _ = _pair(client, "end_epoch", client.end_epoch(after, one.sum()))
         _same(client, "end_epoch", "state", after, "begin gave", scratch)
-    upload, kept = _pair(client, "finish", client.finish(given, moved, after, count))
+    upload, kept = _pair(client, "finish", client.finish(context, moved, after, count))
     if not isinstance(upload, Upload):
         raise InputError(
             f"{_name(client)}.finish returned {_said(upload)}: return {PAIRS['finish']}"

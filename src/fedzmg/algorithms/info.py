@@ -8,7 +8,7 @@ from fedzmg.contract import Algorithm
 
 
 @dataclass(frozen=True)
-class Entry:
+class AlgorithmInfo:
     """One row: the algorithm with its defaults, and what a user wants to know about it.
 
     Traffic and state are declared here in multiples of the model and checked against what is

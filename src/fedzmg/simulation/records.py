@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedzmg.data.plan import Entry
+from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Sums
-from fedzmg.engine.ledger import EXAMPLE_COUNT, Message, weigh
+from fedzmg.engine.message_size import EXAMPLE_COUNT, Message, weigh
 from fedzmg.engine.round import Broadcast, Chunk
 from fedzmg.simulation.history import Record
 
@@ -26,7 +26,7 @@ class Sizes(NamedTuple):
 
 
 def message_sizes(
-    entries: list[Entry], sent: Broadcast, uploads: Any, *, cohort: int, counts: bool
+    entries: list[ClientBatch], sent: Broadcast, uploads: Any, *, cohort: int, counts: bool
 ) -> list[Sizes]:
     """Size of every trial's messages; ``counts`` if clients also send their example counts."""
     longest = [0] * len(sent.round)
@@ -51,7 +51,7 @@ def traffic_after(before: Tensor, sizes: list[Sizes], sums: Sums) -> Tensor:
 class ClientLosses:
     """Collects the mean training loss of every client of a round, on the device."""
 
-    def __init__(self, entries: list[Entry], trials: int) -> None:
+    def __init__(self, entries: list[ClientBatch], trials: int) -> None:
         seen = [0] * trials
         turns = []
         for entry in entries:

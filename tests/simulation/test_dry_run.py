@@ -13,7 +13,7 @@ from torch import nn
 from fedzmg import Algorithm, InputError, Task, Tree, Trial, simulate
 from fedzmg.algorithms import SGD, Average, Prox, ZeroMean
 from fedzmg.algorithms.wrapper import Wrapper
-from fedzmg.contract import ClientRule, Cohort, Given, Number, ServerRule, Upload, number
+from fedzmg.contract import ClientContext, ClientRule, Cohort, Number, ServerRule, Upload, number
 
 
 def task() -> Task:
@@ -28,74 +28,74 @@ def task() -> Task:
 class Mine(ClientRule):
     lr: Number = number(0.1, above=0, doc="rate")
 
-    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
         return params - self.lr * grad, scratch
 
 
 @dataclass(frozen=True)
 class WithoutState(Mine):
-    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
         return params - self.lr * grad
 
 
 @dataclass(frozen=True)
 class WithoutReturn(Mine):
-    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
         params - self.lr * grad
 
 
 @dataclass(frozen=True)
 class OtherState(Mine):
-    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
         return params - self.lr * grad, grad
 
 
 @dataclass(frozen=True)
 class PlainDict(Mine):
-    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
         return {name: params[name] - self.lr * grad[name] for name in params}, scratch
 
 
 @dataclass(frozen=True)
 class Branches(Mine):
-    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
         return (params - self.lr * grad if self.lr > 0 else params), scratch
 
 
 @dataclass(frozen=True)
 class Reads(Mine):
-    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
         return params - float(self.lr) * grad, scratch
 
 
 @dataclass(frozen=True)
 class Misspells(Mine):
-    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
+    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
         return params - self.rate * grad, scratch  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
 class BeginsWithNone(Mine):
-    def begin(self, given: Given, look: Any) -> Any:
+    def begin(self, context: ClientContext, full_pass: Any) -> Any:
         return None
 
 
 @dataclass(frozen=True)
 class SendsDelta(Mine):
-    def finish(self, given: Given, params: Tree, scratch: Any, steps: Any) -> Any:
-        return given.params - params, given.memory
+    def finish(self, context: ClientContext, params: Tree, scratch: Any, steps: Any) -> Any:
+        return context.params - params, context.memory
 
 
 @dataclass(frozen=True)
 class SendsOnly(Mine):
-    def finish(self, given: Given, params: Tree, scratch: Any, steps: Any) -> Any:
-        return Upload(given.params - params)
+    def finish(self, context: ClientContext, params: Tree, scratch: Any, steps: Any) -> Any:
+        return Upload(context.params - params)
 
 
 @dataclass(frozen=True)
 class Around(Wrapper):
-    def step(self, given: Given, params: Tree, scratch: Any, grad: Tree) -> Any:
-        return self.inner.step(given, params, scratch, None)  # type: ignore[arg-type]
+    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
+        return self.inner.step(context, params, scratch, None)  # type: ignore[arg-type]
 
 
 CLIENTS = {
@@ -104,7 +104,7 @@ CLIENTS = {
     OtherState(): r"OtherState.step returned a Tree of weight, bias as state: expected the form of "
     r"what begin gave, \(\)",
     PlainDict(): r"PlainDict.step returned a dict as parameters: expected the form of what it was "
-    r"given, a Tree of weight, bias",
+    r"context, a Tree of weight, bias",
     Branches(): r"Branches.step: the numbers of a rule are tensors .* torch.where, not with if",
     Reads(): r"Reads.step: the numbers of a rule are tensors",
     Misspells(): r"Misspells.step: AttributeError: 'Misspells' object has no attribute 'rate'",

@@ -7,7 +7,7 @@ import math
 import torch
 
 from fedzmg.contract import State
-from fedzmg.data.plan import Entry
+from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.round import Broadcast, Program
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.tree import num_bytes, row
@@ -21,7 +21,7 @@ loses trials."""
 
 
 def clients_that_fit(
-    program: Program, entries: list[Entry], sent: Broadcast, memory: State
+    program: Program, entries: list[ClientBatch], sent: Broadcast, memory: State
 ) -> int | None:
     """How many clients of this program should train at once on its device; None: no limit is known.
 
@@ -52,7 +52,7 @@ def even(total: int, limit: int | None) -> int | None:
     return math.ceil(total / math.ceil(total / limit))
 
 
-def _peak(engine: Vectorized, entries: list[Entry], sent: Broadcast, memory: State) -> int:
+def _peak(engine: Vectorized, entries: list[ClientBatch], sent: Broadcast, memory: State) -> int:
     device = engine.program.device
     for _ in engine.train(entries, sent, memory):  # libraries take their workspaces
         pass
