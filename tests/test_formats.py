@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from fedzmg.errors import InputError
 from fedzmg.experiment.grids.log import Log
 from fedzmg.experiment.runs.store import RunDirectory
-from fedzmg.formats import flat, json_nulls, json_words, log_lines, read_json, read_toml
-from fedzmg.report.results.diff import read
-from fedzmg.report.results.runs import read_log
+from fedzmg.results.diff import read
+from fedzmg.results.runs import read_log
+from fedzmg.storage.formats import flat, json_nulls, json_words, log_lines, read_json, read_toml
 
 ROWS = [{"round": r, "loss": [0.5 * r, r], "words": 'a "}" b'} for r in (1, 2, 3, 4)]
 LINES = [json.dumps(row).encode() for row in ROWS]

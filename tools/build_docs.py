@@ -12,7 +12,7 @@ from typing import Any
 from fedzmg import tasks
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.algorithms.card import card
-from fedzmg.report.numbers import bytes_text
+from fedzmg.results.formatting import bytes_text
 
 PAGE = Path(__file__).parents[1] / "docs" / "algorithms.md"
 TASK = "digits"

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from fedzmg.files import log_bytes
+from fedzmg.storage.files import log_bytes
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 ALGORITHMS = ("fedzmg", "fedavg", "fedadam")

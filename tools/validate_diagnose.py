@@ -41,10 +41,10 @@ from fedzmg.data.partition import dirichlet
 from fedzmg.diagnose import diagnose
 from fedzmg.diagnose.clients import Centred, excerpt, sample
 from fedzmg.errors import InputError
-from fedzmg.files import write_atomic
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.networks import CharGRU, digits_cnn, mlp
 from fedzmg.simulation import Trial, simulate
+from fedzmg.storage.files import write_atomic
 from fedzmg.tasks import Task
 
 TUNING, REPORTED = (1000,), (0, 1, 2, 3)

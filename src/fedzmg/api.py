@@ -21,8 +21,8 @@ from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.compare import Comparison, compare_specs
 from fedzmg.experiment.work.progress import Progress
-from fedzmg.formats import read_json
 from fedzmg.simulation import Device, EngineName
+from fedzmg.storage.formats import read_json
 from fedzmg.tasks.task import Task
 
 SHARED = ("task", "preset", "algorithm", "seed", "engine", "device")

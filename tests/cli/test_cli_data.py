@@ -24,9 +24,9 @@ from fedzmg.data import catalog
 from fedzmg.data.fetch import file_hash
 from fedzmg.data.sources import SOURCES, Remote
 from fedzmg.report.html.page import render
-from fedzmg.report.results.reading import read
 from fedzmg.report.terminal import downloads
 from fedzmg.report.terminal.downloads import Downloads
+from fedzmg.results.reading import read
 
 ALONE = f"""
 import sys, types

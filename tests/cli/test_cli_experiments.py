@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from fedzmg.cli import app, experiments
 from fedzmg.errors import InputError
 from fedzmg.report.exports.report import figures
-from fedzmg.report.results.reading import read
+from fedzmg.results.reading import read
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 FILES = Path(__file__).parents[2] / "experiments"

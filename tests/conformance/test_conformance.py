@@ -209,7 +209,7 @@ def test_cohort_that_loses_every_upload_leaves_everything_untouched(name: str) -
 
 
 def parts(name: str) -> tuple[object, object, ClientContext, Tree]:
-    """Rules bound to tensors, what a client is context, and a gradient."""
+    """Rules bound to tensors, what a client is given, and a gradient."""
     algorithm = ALGORITHMS[name].algorithm.for_layout(task().model.layout)
     params = task().model.params().map(lambda leaf: leaf.double())
     grad = params.map(lambda leaf: torch.full_like(leaf, 0.1) + leaf.sin())

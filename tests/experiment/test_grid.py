@@ -25,8 +25,8 @@ from fedzmg.experiment.grids.score import choose_best, neighbours, warnings
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.verification.verify import verify
 from fedzmg.experiment.work.budget import TimeLimitReached
-from fedzmg.experiment.work.lock import hold
 from fedzmg.simulation import Trial, rounds, simulate
+from fedzmg.storage.lock import hold
 
 AXES = {"client.lr": [0.03, 0.3], "server.lr": [0.5, 1.0]}
 

@@ -21,8 +21,8 @@ from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.experiment.verification.verify import verify
 from fedzmg.report.html.page import render
-from fedzmg.report.results import reading
-from fedzmg.report.results.diff import compare
+from fedzmg.results import reading
+from fedzmg.results.diff import compare
 
 GRID = GridSpec.parse(
     {

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.work import lock
-from fedzmg.experiment.work.lock import Owner, hold, read_owner
-from fedzmg.files import write_atomic
+from fedzmg.storage import lock
+from fedzmg.storage.files import write_atomic
+from fedzmg.storage.lock import Owner, hold, read_owner
 
 # Locks need nothing of the package but two small modules; loading all of it takes seconds.
 HOLDER = """
@@ -28,7 +28,7 @@ from pathlib import Path
 for name in ("fedzmg", "fedzmg.experiment", "fedzmg.experiment.work"):
     module = sys.modules[name] = types.ModuleType(name)
     module.__path__ = [str(Path(sys.argv[2], *name.split(".")[1:]))]
-from fedzmg.experiment.work.lock import hold
+from fedzmg.storage.lock import hold
 try:
     with hold([Path(sys.argv[1])], print):
         print("held", flush=True)

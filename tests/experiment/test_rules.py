@@ -28,7 +28,7 @@ from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.experiment.verification.verify import verify
-from fedzmg.report.results.diff import compare as compare_directories
+from fedzmg.results.diff import compare as compare_directories
 from fedzmg.simulation import RoundReport
 
 OWN = '''

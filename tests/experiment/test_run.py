@@ -387,7 +387,7 @@ def test_complete_run_is_read_where_nothing_can_be_written(
     def refuse(*arguments: object) -> None:
         raise AssertionError("a complete run is only read")
 
-    monkeypatch.setattr("fedzmg.experiment.work.lock.write_atomic", refuse)
+    monkeypatch.setattr("fedzmg.storage.lock.write_atomic", refuse)
     assert same(whole, run_pack(task(), specs(), places(tmp_path)))
 
 

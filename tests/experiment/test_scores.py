@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedzmg.experiment.studies import scores
-from fedzmg.experiment.studies.scores import (
+from fedzmg.results import scores
+from fedzmg.results.scores import (
     ThresholdRule,
     fell_from,
     final_score,

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats  # type: ignore[import-untyped, unused-ignore]
 
-from fedzmg.experiment.studies.significance import (
+from fedzmg.results.significance import (
     MOST_FLIPPED_PAIRS,
     family,
     holm,

@@ -13,8 +13,8 @@ import torch
 from fedzmg.errors import InputError
 from fedzmg.experiment.runs.store import FORMAT, RunDirectory, write_json
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.files import write_atomic
 from fedzmg.simulation import Checkpoint, Record
+from fedzmg.storage.files import write_atomic
 
 
 def record(round_: int, metric: float | None = 0.5, train_loss: float = 1.0) -> Record:

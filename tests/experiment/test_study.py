@@ -20,7 +20,6 @@ from fedzmg.experiment.runs.store import RunDirectory
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.studies.compare import Comparison
-from fedzmg.experiment.studies.curves import final
 from fedzmg.experiment.studies.study import (
     find_rates,
     missing_grid,
@@ -29,6 +28,7 @@ from fedzmg.experiment.studies.study import (
     summary,
 )
 from fedzmg.experiment.work.budget import TimeLimitReached
+from fedzmg.results.curves import final
 from fedzmg.simulation import History, Record, Simulation, Trial
 from fedzmg.tree import Tree
 

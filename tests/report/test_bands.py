@@ -20,9 +20,9 @@ from fedzmg.experiment.runs.store import RunDirectory
 from fedzmg.report.html.page import render
 from fedzmg.report.plots import comparison
 from fedzmg.report.plots.study import study_figures
-from fedzmg.report.results.outcome import judge
-from fedzmg.report.results.reading import read
-from fedzmg.report.results.spread import ANY, band_around, possible
+from fedzmg.results.reading import read
+from fedzmg.results.spread import ANY, band_around, possible
+from fedzmg.results.study_result import study_result
 from fedzmg.simulation import ClientMetrics
 
 INDICES = list(range(6))
@@ -166,7 +166,7 @@ def test_bands_of_the_page_lie_between_its_lines_of_0_and_100_percent(uneven: Pa
 
 
 def test_figures_of_a_study_cut_bands(uneven: Path) -> None:
-    [outcome] = [judge(study) for study in read([uneven]).studies]
+    [outcome] = [study_result(study) for study in read([uneven]).studies]
     found = {
         name: edges(figure)
         for name, figure in study_figures(outcome)

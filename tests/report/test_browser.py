@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedzmg.report.html.page import render
-from fedzmg.report.results.reading import read
+from fedzmg.results.reading import read
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

@@ -33,8 +33,8 @@ from fedzmg.report.plots.figures import curves as figure_of_curves
 from fedzmg.report.plots.panels import panels
 from fedzmg.report.plots.series import Series
 from fedzmg.report.plots.study import study_figures
-from fedzmg.report.results.outcome import judge
-from fedzmg.report.results.reading import read
+from fedzmg.results.reading import read
+from fedzmg.results.study_result import study_result
 
 WORDS = "average: projection + momentum + decay with Wide MEMORY and 3 per mille of all the rest"
 LENGTHS = pytest.mark.parametrize("length", [10, 40, 80])
@@ -360,7 +360,7 @@ def test_labels_leave_room_for_the_figures_of_a_study(
         own = [log_line(r, 0.1 * r + 0.01 * i, client_loss=spread) for r in range(1, 4)]
         write_run(f"all/{i}", name, 0, [], lines=own)
     [study] = read([tmp_path / "all"]).studies
-    found = dict(study_figures(judge(study)))
+    found = dict(study_figures(study_result(study)))
     assert set(found) == {"curves", "traffic", "seeds", "client-loss"}
     for figure in found.values():
         check_figure(figure)

@@ -14,16 +14,16 @@ import pytest
 import safetensors.numpy
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.runs.clients import CLIENTS
 from fedzmg.experiment.runs.store import RunDirectory
 from fedzmg.report.exports import report as exports
 from fedzmg.report.html.page import render
-from fedzmg.report.results.clients import read_clients
-from fedzmg.report.results.outcome import judge
-from fedzmg.report.results.over_clients import loss_bands, metric_bands, sorted_curves
-from fedzmg.report.results.reading import read
-from fedzmg.report.sheets.clients import clients as sheet_of
+from fedzmg.report.tables.clients import clients as sheet_of
+from fedzmg.results.clients import read_clients
+from fedzmg.results.over_clients import loss_bands, metric_bands, sorted_curves
+from fedzmg.results.reading import read
+from fedzmg.results.study_result import study_result
 from fedzmg.simulation import ClientMetrics
+from fedzmg.storage.client_metrics import CLIENTS
 
 # Ten clients: the worst tenth is the first, the median lies between the fifth and the sixth.
 EVEN = np.arange(1, 11) / 10
@@ -58,7 +58,7 @@ def known(study: Path, log_line: Line) -> Path:
 
 
 def test_table_by_hand(known: Path) -> None:
-    sheet = sheet_of(judge(read([known]).studies[0]))
+    sheet = sheet_of(study_result(read([known]).studies[0]))
     assert sheet is not None
     assert sheet.heads == (
         "algorithm", "mean", "deviation", "median", "worst 10 %", "best 10 %", "clients below 50 %",
@@ -105,7 +105,7 @@ def test_some_runs_without_and_a_diverged_one_are_counted(known: Path, log_line:
     text = render(read([known]))
     assert "Clients: 1 of 6 runs have no metric by client" in text
     assert "1 of 6 runs diverged and are left out here" in text
-    sheet = sheet_of(judge(read([known]).studies[0]))
+    sheet = sheet_of(study_result(read([known]).studies[0]))
     assert sheet is not None
     assert [(r["algorithm"], r["seed"]) for r in sheet.records] == [
         ("fedzmg", 1), ("fedzmg", 2), ("fedavg", 0), ("fedavg", 2)
@@ -114,7 +114,7 @@ def test_some_runs_without_and_a_diverged_one_are_counted(known: Path, log_line:
 
 def test_exports_have_the_table_and_the_figures(known: Path) -> None:
     material = read([known])
-    outcomes = [judge(study) for study in material.studies]
+    outcomes = [study_result(study) for study in material.studies]
     tables = dict(exports.tables(material, outcomes))
     assert {f"tables/clients.{suffix}" for suffix in ("md", "tex", "csv")} <= set(tables)
     kept = list(csv.DictReader(io.StringIO(tables["tables/clients.csv"].decode())))
@@ -132,7 +132,7 @@ def test_exports_have_the_table_and_the_figures(known: Path) -> None:
 def test_sample_is_said_to_be_one(study: Path) -> None:
     for place in study.glob("*/seed-*"):
         keep(place, EVEN, population=12_000)
-    sheet = sheet_of(judge(read([study]).studies[0]))
+    sheet = sheet_of(study_result(read([study]).studies[0]))
     assert sheet is not None
     assert "10 of 12,000 clients, drawn by chance and the same for every run" in sheet.caption
 

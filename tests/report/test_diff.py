@@ -14,10 +14,10 @@ from rich.console import Console
 from scipy import stats
 
 from fedzmg.errors import InputError
-from fedzmg.report.results.diff import ASPECTS, aspects, compare
-from fedzmg.report.results.outcome import judge
-from fedzmg.report.results.reading import read
 from fedzmg.report.terminal import diff as diff_view
+from fedzmg.results.diff import ASPECTS, aspects, compare
+from fedzmg.results.reading import read
+from fedzmg.results.study_result import study_result
 
 Write = Callable[..., Path]
 Line = Callable[..., dict[str, Any]]
@@ -201,7 +201,7 @@ def test_final_scores_are_those_of_the_report(
         write_run(f"{place}/fedavg/seed-0", "fedavg", 0, [], every=every, lines=lines)
     [score] = compare(tmp_path / "a", tmp_path / "b").scores
     assert score.left == score.right == {"seed 0": pytest.approx(expected)}
-    [reported] = judge(read([tmp_path / "a"]).studies[0]).scores
+    [reported] = study_result(read([tmp_path / "a"]).studies[0]).scores
     assert reported.finals[0] == pytest.approx(expected)
 
 

@@ -18,19 +18,19 @@ from fedzmg.cli import app
 from fedzmg.errors import InputError
 from fedzmg.report import writing
 from fedzmg.report.exports import report as exports
-from fedzmg.report.results.outcome import Outcome, judge
-from fedzmg.report.results.reading import Material, read
-from fedzmg.report.sheets.formats import latex, markdown
-from fedzmg.report.sheets.scores import scores
-from fedzmg.report.sheets.sheet import Cell, Sheet
+from fedzmg.report.tables.formats import latex, markdown
+from fedzmg.report.tables.scores import scores
+from fedzmg.report.tables.sheet import Cell, Sheet
+from fedzmg.results.reading import Material, read
+from fedzmg.results.study_result import StudyResult, study_result
 
 Write = Callable[..., Path]
 
 
 @pytest.fixture
-def judged(study: Path) -> tuple[Material, list[Outcome]]:
+def judged(study: Path) -> tuple[Material, list[StudyResult]]:
     material = read([study])
-    return material, [judge(one) for one in material.studies]
+    return material, [study_result(one) for one in material.studies]
 
 
 def rows_of(markdown: str) -> list[list[str]]:
@@ -42,7 +42,7 @@ def records_of(comma_separated: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(comma_separated, newline="")))
 
 
-def test_three_formats_of_one_table(judged: tuple[Material, list[Outcome]]) -> None:
+def test_three_formats_of_one_table(judged: tuple[Material, list[StudyResult]]) -> None:
     written = {name: content.decode() for name, content in exports.tables(*judged)}
     assert set(written) == {
         f"tables/{stem}.{suffix}"
@@ -83,7 +83,7 @@ def test_large_percentages_are_whole_numbers(
     """A small model: 50 % for a part of a mebibyte."""
     moved = {"total_bytes_down": 2**20 / share, "total_bytes_up": 0}
     write_run("small", "fedavg", 0, [], lines=[log_line(1, 0.5, **moved)])
-    [found] = scores(judge(read([tmp_path / "small"]).studies[0])).rows
+    [found] = scores(study_result(read([tmp_path / "small"]).studies[0])).rows
     assert found[-1].text == words
 
 
@@ -111,7 +111,9 @@ def test_several_studies_do_not_overwrite_each_other(
 ) -> None:
     write_run("other/a", "fedavg", 0, [0.1, 0.2, 0.3], task="plays")  # type: ignore[operator]
     material = read([study, tmp_path / "other"])
-    written = [name for name, _ in exports.tables(material, [judge(s) for s in material.studies])]
+    written = [
+        name for name, _ in exports.tables(material, [study_result(s) for s in material.studies])
+    ]
     assert len(written) == len(set(written)) == 27
     assert "tables/2-plays-scores.csv" in written
 

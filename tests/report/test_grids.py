@@ -15,9 +15,9 @@ from rich.console import Console
 
 from fedzmg.report.plots import grids
 from fedzmg.report.plots.style import PNG_DPI, save
-from fedzmg.report.results.grids import field as laid_out
 from fedzmg.report.terminal import grids as grid_view
 from fedzmg.report.terminal import studies
+from fedzmg.results.grids import field as laid_out
 
 WIDE = 140
 

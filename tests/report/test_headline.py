@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fedzmg.report.html.page import render
-from fedzmg.report.results.outcome import judge
-from fedzmg.report.results.reading import read
-from fedzmg.report.results.summary import summary
-from fedzmg.report.sheets.scores import scores
+from fedzmg.report.tables.scores import scores
+from fedzmg.results.reading import read
+from fedzmg.results.study_result import study_result
+from fedzmg.results.summary import summary
 
 # The last tenth is above the threshold of 0.5, no mean of four evaluations is.
 LATE = [0.1] * 18 + [0.52, 0.52]
@@ -24,7 +24,7 @@ def test_a_final_value_above_a_threshold_is_not_said_to_have_missed_it(
 ) -> None:
     for name in ("fedzmg", "fedavg"):
         write_run(f"s/{name}/seed-0", name, 0, LATE)
-    outcome = judge(read([tmp_path / "s"]).studies[0])
+    outcome = study_result(read([tmp_path / "s"]).studies[0])
     assert outcome.scores[0].mean == pytest.approx(0.52)
     assert "None holds 50 % (mean of 4 evaluations)." in summary(outcome)
     page = render(read([tmp_path / "s"])).replace("\u00a0", " ")
@@ -37,7 +37,7 @@ def test_runs_that_hold_it_alone_are_counted(write_run: Any, tmp_path: Path) -> 
         for seed in range(3):
             lucky = name == "fedzmg" and seed == 1
             write_run(f"s/{name}/seed-{seed}", name, seed, HELD if lucky else LATE)
-    outcome = judge(read([tmp_path / "s"]).studies[0])
+    outcome = study_result(read([tmp_path / "s"]).studies[0])
     assert (
         "None holds 50 % (mean of 4 evaluations) on average over its seeds, though 1 of 6 runs "
         "does."
@@ -59,6 +59,6 @@ def test_rates_on_the_border_of_the_grid_are_said_first(
         "The rates of fedzmg (client.lr) lie on the border of the grid that chose them: a wider "
         "grid may do better."
     )
-    found = summary(judge(material.studies[0]), [extra.content for extra in material.grids])
+    found = summary(study_result(material.studies[0]), [extra.content for extra in material.grids])
     assert (words in found) == said
     assert (words in render(material)) == said

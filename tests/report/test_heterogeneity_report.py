@@ -19,12 +19,12 @@ from fedzmg.data.heterogeneity import PAPER, describe
 from fedzmg.report.exports import report as exports
 from fedzmg.report.exports.heterogeneity import FILES, write_description
 from fedzmg.report.html.page import render
-from fedzmg.report.numbers import NONE
 from fedzmg.report.plots import style
 from fedzmg.report.plots.heterogeneity import MOST_ROWS, figure
-from fedzmg.report.results.reading import read
-from fedzmg.report.sheets.heterogeneity import client_by_client, side_by_side
+from fedzmg.report.tables.heterogeneity import client_by_client, side_by_side
 from fedzmg.report.terminal.heterogeneity import table
+from fedzmg.results.formatting import NONE
+from fedzmg.results.reading import read
 
 
 def made_up(clients: int, classes: int, volume: int = 100, **options: Any) -> dict[str, Any]:

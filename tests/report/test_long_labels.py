@@ -20,14 +20,14 @@ from rich.console import Console, Group, RenderableType
 from typer.testing import CliRunner
 
 from fedzmg.cli import app, inspection
-from fedzmg.experiment.studies.significance import PairedTest
-from fedzmg.experiment.work.lock import NAME as LOCK
-from fedzmg.experiment.work.lock import Owner
-from fedzmg.report.numbers import NONE
-from fedzmg.report.results.diff import ASPECTS, Change, Curves, Difference, Scores
-from fedzmg.report.results.watch import State, Training, Work
 from fedzmg.report.terminal import diff, grids, studies, tables, verify, watch
 from fedzmg.report.terminal.stacked import Column, stacked
+from fedzmg.results.diff import ASPECTS, Change, Curves, Difference, Scores
+from fedzmg.results.formatting import NONE
+from fedzmg.results.significance import PairedTest
+from fedzmg.results.watch import State, Training, Work
+from fedzmg.storage.lock import NAME as LOCK
+from fedzmg.storage.lock import Owner
 
 FACTORS = [
     " + ".join(words) or "plain"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedzmg.cli import app
 from fedzmg.experiment.specs import files as spec_files
 from fedzmg.report.html.page import render
-from fedzmg.report.results.reading import read
+from fedzmg.results.reading import read
 
 
 @pytest.fixture

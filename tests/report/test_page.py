@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from scipy import special
 
 from fedzmg.cli import app
-from fedzmg.report import paper
 from fedzmg.report.html.page import render
 from fedzmg.report.html.svg.parts import ticks
-from fedzmg.report.numbers import MINUS, NONE
-from fedzmg.report.results.reading import read
+from fedzmg.results import paper
+from fedzmg.results.formatting import MINUS, NONE
+from fedzmg.results.reading import read
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 

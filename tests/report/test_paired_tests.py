@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from fedzmg.report.results.outcome import Outcome, judge
-from fedzmg.report.results.reading import read
-from fedzmg.report.sheets.paired_tests import paired_tests
+from fedzmg.report.tables.paired_tests import paired_tests
+from fedzmg.results.reading import read
+from fedzmg.results.study_result import StudyResult, study_result
 
 FINALS = {
     "fedzmg": [0.42, 0.40, 0.43, 0.41, 0.44],
@@ -20,14 +20,16 @@ FINALS = {
 }
 
 
-def judged(write_run: Any, place: Path, seeds: int, plan: dict[str, Any] | None = None) -> Outcome:
+def judged(
+    write_run: Any, place: Path, seeds: int, plan: dict[str, Any] | None = None
+) -> StudyResult:
     for name, values in FINALS.items():
         for seed, value in enumerate(values[:seeds]):
             write_run(f"all/{name}/seed-{seed}", name, seed, [value] * 4)
     if plan is not None:
         algorithms = {name: {"algorithm": name, "directory": name} for name in FINALS}
         (place / "all" / "study.json").write_text(json.dumps({"algorithms": algorithms, **plan}))
-    return judge(read([place / "all"]).studies[0])
+    return study_result(read([place / "all"]).studies[0])
 
 
 def test_every_column_agrees_with_an_independent_computation(
@@ -102,7 +104,7 @@ def test_runs_that_diverged_count_as_the_caption_says(
         kept = json.loads(path.read_text())
         metric = {"name": "accuracy" if higher else "loss", "higher_is_better": higher}
         path.write_text(json.dumps({**kept, "metric": metric}))
-    sheet = paired_tests(judge(read([tmp_path / "all"]).studies[0]))
+    sheet = paired_tests(study_result(read([tmp_path / "all"]).studies[0]))
     assert sheet is not None
     found = {record["second"]: record["difference"] for record in sheet.records}
     if higher:

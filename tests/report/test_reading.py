@@ -17,10 +17,10 @@ import fedzmg
 from fedzmg.errors import InputError
 from fedzmg.experiment.runs.store import RunDirectory
 from fedzmg.experiment.studies.compare import Comparison
-from fedzmg.report.results.outcome import judge
-from fedzmg.report.results.reading import read
-from fedzmg.report.results.runs import read_log
-from fedzmg.report.results.summary import summary
+from fedzmg.results.reading import read
+from fedzmg.results.runs import read_log
+from fedzmg.results.study_result import study_result
+from fedzmg.results.summary import summary
 from fedzmg.simulation import History, Record
 from fedzmg.tree import Tree
 
@@ -84,7 +84,7 @@ def test_files_that_are_not_what_their_names_say_are_named(study: Path, name: st
 def test_an_unfinished_run_has_no_final_value(study: Path) -> None:
     log = study / "fedavg" / "seed-2" / "metrics.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:6]))
-    outcome = judge(read([study]).studies[0])
+    outcome = study_result(read([study]).studies[0])
     fedavg = outcome.scores[1]
     assert fedavg.unfinished == 1
     assert set(fedavg.finals) == {0, 1}
@@ -98,7 +98,7 @@ def test_a_diverged_run_counts_as_zero_and_is_not_drawn(study: Path, log_line: L
     log = study / "fedavg" / "seed-0" / "metrics.jsonl"
     lines = [log_line(r, 0.2 if r < 4 else 0.0, diverged=r >= 4) for r in range(1, 11)]
     log.write_text("".join(json.dumps(one) + "\n" for one in lines))
-    fedavg = judge(read([study]).studies[0]).scores[1]
+    fedavg = study_result(read([study]).studies[0]).scores[1]
     assert fedavg.diverged == 1
     assert fedavg.finals[0] == 0.0
     assert fedavg.curve is not None
@@ -107,16 +107,16 @@ def test_a_diverged_run_counts_as_zero_and_is_not_drawn(study: Path, log_line: L
 
 
 def test_a_run_that_lost_what_it_had_learnt_is_named(study: Path, log_line: Line) -> None:
-    assert not any("fell back" in note for note in judge(read([study]).studies[0]).notes)
+    assert not any("fell back" in note for note in study_result(read([study]).studies[0]).notes)
     log = study / "fedavg" / "seed-1" / "metrics.jsonl"
     lines = [log_line(r, 0.9 if r < 8 else 0.1) for r in range(1, 11)]
     log.write_text("".join(json.dumps(one) + "\n" for one in lines))
-    notes = judge(read([study]).studies[0]).notes
+    notes = study_result(read([study]).studies[0]).notes
     assert "fedavg, seed 1, fell back from 90.00 % to 10.00 %." in notes
 
 
 def test_scores_by_hand(study: Path) -> None:
-    ours, theirs = judge(read([study]).studies[0]).scores
+    ours, theirs = study_result(read([study]).studies[0]).scores
     assert ours.mean == pytest.approx(0.8)
     assert ours.sd == pytest.approx(0.2)
     # Differences 0.1, 0.2, 0.3: mean 0.2, deviation 0.1, t = 2 * sqrt(3).
@@ -150,7 +150,7 @@ def test_scores_are_those_of_the_comparison(write_run: Any, tmp_path: Path, log_
             records = tuple(Record(**one) for one in lines)
             runs.append(History(task, fedzmg.Trial.of(name, seed=seed), records, Tree({})))
     [study] = read([tmp_path / "kept"]).studies
-    by_label = {score.label: score for score in judge(study).scores}
+    by_label = {score.label: score for score in study_result(study).scores}
     for row in Comparison(task, histories).rows():
         score = by_label[row.algorithm]
         assert list(score.finals.values()) == row.final
@@ -202,7 +202,7 @@ def test_a_planned_study_gives_names_thresholds_and_schedule(
     assert study.name == "digits, ablation"
     assert list(study.members) == ["second one", "first"]
     assert study.thresholds == (0.3, 0.5)
-    score = judge(study).scores[0]
+    score = study_result(study).scores[0]
     # The evaluation after the last round was not due; that at index 30 of 32 is late enough.
     assert score.finals == {0: 0.5, 1: 0.5}
     assert score.arrivals["rolling_mean"] == 5
@@ -213,7 +213,7 @@ def test_rare_evaluations_end_with_the_last_round(
 ) -> None:
     lines = [log_line(r, 0.1 if r == 1 else None) for r in range(1, 20)] + [log_line(20, 0.9)]
     write_run("rare/fedavg/seed-0", "fedavg", 0, [], every=20, lines=lines, rounds=20)
-    [score] = judge(read([tmp_path / "rare"]).studies[0]).scores
+    [score] = study_result(read([tmp_path / "rare"]).studies[0]).scores
     assert score.finals == {0: 0.9}
 
 
@@ -264,9 +264,9 @@ def test_a_run_stopped_when_it_diverged_scores_as_if_it_had_gone_on(
     log = study / "fedavg" / "seed-0" / "metrics.jsonl"
     lines = [log_line(r, 0.2 if r < 4 else 0.0, diverged=r >= 4) for r in range(1, 11)]
     log.write_text("".join(json.dumps(one) + "\n" for one in lines))
-    whole = judge(read([study]).studies[0])
+    whole = study_result(read([study]).studies[0])
     log.write_text("".join(json.dumps(one) + "\n" for one in lines[:4]))
-    stopped = judge(read([study]).studies[0])
+    stopped = study_result(read([study]).studies[0])
     for one, other in zip(whole.scores, stopped.scores, strict=True):
         assert one.arrivals == other.arrivals
         assert one.finals == other.finals

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from fedzmg.cli import app
 from fedzmg.report.html.page import render
-from fedzmg.report.results.outcome import judge
-from fedzmg.report.results.reading import read
-from fedzmg.report.results.summary import summary
-from fedzmg.report.sheets.scores import scores
+from fedzmg.report.tables.scores import scores
+from fedzmg.results.reading import read
+from fedzmg.results.study_result import study_result
+from fedzmg.results.summary import summary
 
 RISING = [0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.0, 1.0, 1.0]
 ASKED = """
@@ -66,7 +66,7 @@ def test_variants_stand_in_one_section_under_their_labels(stopped: Path) -> None
 
 
 def test_sentences_are_true_of_what_is_there(stopped: Path) -> None:
-    outcome = judge(read([stopped]).studies[0])
+    outcome = study_result(read([stopped]).studies[0])
     assert summary(outcome) == [
         "FedAvg, ours ends at 100.00 % final accuracy on digits, trial (mean over 3 seeds).",
         "It first holds 50 % (mean of 4 evaluations) at index 4 (after 5 rounds).",
@@ -88,7 +88,7 @@ def test_before_the_first_variant_is_through_there_is_only_what_was_asked_for(
     (tmp_path / "s" / "study.toml").write_text(ASKED)
     [study] = read([tmp_path / "s"]).studies
     assert (study.name, list(study.members)) == ("digits, trial", ["FedAvg, ours"])
-    outcome = judge(study)
+    outcome = study_result(study)
     assert summary(outcome) == ["No run on digits, trial is finished yet."]
     [spread] = [note for note in outcome.notes if "no test" in note]
     assert spread == "No algorithm has two finished seeds: there is no spread and no test."
@@ -97,7 +97,7 @@ def test_before_the_first_variant_is_through_there_is_only_what_was_asked_for(
 def test_one_seed_each_is_said_where_there_is_one(write_run: Any, tmp_path: Path) -> None:
     write_run("s/fedavg", "fedavg", 0, RISING)
     [study] = read([tmp_path / "s"]).studies
-    assert "One seed each: there is no spread and no test." in judge(study).notes
+    assert "One seed each: there is no spread and no test." in study_result(study).notes
 
 
 def test_a_finished_study_is_what_its_scores_say(stopped: Path) -> None:

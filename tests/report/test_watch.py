@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 from fedzmg.cli import app
 from fedzmg.errors import InputError
-from fedzmg.experiment.work.lock import NAME as LOCK
-from fedzmg.experiment.work.lock import Owner
-from fedzmg.report.results.tail import Tail
-from fedzmg.report.results.watch import Watch, Work
 from fedzmg.report.terminal import watch as watch_view
+from fedzmg.results.tail import Tail
+from fedzmg.results.watch import Watch, Work
+from fedzmg.storage.lock import NAME as LOCK
+from fedzmg.storage.lock import Owner
 
 Write = Callable[..., Path]
 

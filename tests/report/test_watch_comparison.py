@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 
 from fedzmg.cli import app
 from fedzmg.cli.training import compare
-from fedzmg.experiment.work.lock import NAME as LOCK
-from fedzmg.experiment.work.lock import Owner
-from fedzmg.report.results.watch import Watch, unfinished
-from fedzmg.report.results.work_places import USUALLY_COMPARED, asked_algorithms
+from fedzmg.results.watch import Watch, unfinished
+from fedzmg.results.work_places import USUALLY_COMPARED, asked_algorithms
+from fedzmg.storage.lock import NAME as LOCK
+from fedzmg.storage.lock import Owner
 
 Write = Callable[..., Path]
 MADE = {"command": "fedzmg compare digits --rounds 4 --seeds 2 --algorithms fedzmg,fedadam:reddi"}

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from fedzmg.report.exports.report import tables
-from fedzmg.report.results.outcome import judge
-from fedzmg.report.results.reading import read
+from fedzmg.results.reading import read
+from fedzmg.results.study_result import study_result
 
 ROOT = Path(__file__).parents[2]
 FROZEN: dict[str, Any] = json.loads(
@@ -28,6 +28,6 @@ def rows(text: str) -> list[list[str]]:
 @pytest.mark.parametrize("name", sorted(FROZEN["report"]))
 def test_tables_are_those_frozen(name: str) -> None:
     material = read([ROOT / "results" / name])
-    outcomes = [judge(study) for study in material.studies]
+    outcomes = [study_result(study) for study in material.studies]
     found = {n: rows(b.decode()) for n, b in tables(material, outcomes) if n.endswith(".csv")}
     assert found == {n: rows(text) for n, text in FROZEN["report"][name]["tables"].items()}

@@ -104,7 +104,7 @@ CLIENTS = {
     OtherState(): r"OtherState.step returned a Tree of weight, bias as state: expected the form of "
     r"what begin gave, \(\)",
     PlainDict(): r"PlainDict.step returned a dict as parameters: expected the form of what it was "
-    r"context, a Tree of weight, bias",
+    r"given, a Tree of weight, bias",
     Branches(): r"Branches.step: the numbers of a rule are tensors .* torch.where, not with if",
     Reads(): r"Reads.step: the numbers of a rule are tensors",
     Misspells(): r"Misspells.step: AttributeError: 'Misspells' object has no attribute 'rate'",

@@ -14,7 +14,7 @@ from fedzmg.cli import app
 from fedzmg.errors import InputError
 from fedzmg.report.html.theory import page as page_of
 from fedzmg.report.plots.theory import CHARTS, figures
-from fedzmg.report.sheets.theory import markdown
+from fedzmg.report.tables.theory import markdown
 from fedzmg.theory import CHECKS, FULL, QUICK, Finding, Line
 from fedzmg.theory.finding import Size
 

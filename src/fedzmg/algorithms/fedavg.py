@@ -6,6 +6,8 @@
     server:  w   <- w - server_lr sum_k p_k (w - w_k)
 
 Travels down: the model. Travels up: the model difference. State: none.
+``fedavg:momentum`` has FedZMG's momentum 0.9 and decoupled decay 0.0005, so that the two differ by the
+projection alone.
 Degenerate cases: ``server.lr = 1`` makes the new model the weighted mean of the clients' models.
 """
 
@@ -36,6 +38,12 @@ ENTRIES = (
         Algorithm("fedavg", SGD(lr=0.1), Average()),
         summary="local SGD; server average",
         source="McMahan et al. 2017",
+        about=__doc__,
+    ),
+    AlgorithmInfo(
+        Algorithm("fedavg:momentum", SGD(lr=0.1, momentum=0.9, decay=5e-4), Average()),
+        summary="FedAvg with FedZMG's momentum and decoupled decay; server average",
+        source="McMahan et al. 2017, with the settings of Zantalis et al. 2026",
         about=__doc__,
     ),
 )

@@ -112,7 +112,7 @@ class ServerSetProx(Wrapper):
 
 
 def _inside(context: ClientContext) -> ClientContext:
-    """What the rule inside is context: the message without mu."""
+    """What the rule inside is given: the message without mu."""
     return context._replace(shared=context.shared[1])
 
 

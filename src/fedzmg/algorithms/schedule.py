@@ -1,6 +1,6 @@
 """Learning rates that change from round to round, around any rule that has an ``lr``.
 
-With ``t = round - 1``, so that the first round has the rate as it was context::
+With ``t = round - 1``, so that the first round has the rate as it was given::
 
     constant     lr
     step         lr gamma^floor(t / every)

@@ -84,7 +84,7 @@ def import_(
 def remove(name: Name, cache: Cache = None) -> None:
     """Delete a data set and what was downloaded for it."""
     from fedzmg.data import catalog
-    from fedzmg.report.numbers import bytes_text
+    from fedzmg.results.formatting import bytes_text
 
     freed = catalog.remove(name, cache)
     typer.echo(f"removed {name}: {bytes_text(freed)}")

@@ -77,10 +77,10 @@ def describe(
     """Measure how much clients differ: table, figure, CSV and JSON, beside the paper's table."""
     from fedzmg.data import heterogeneity
     from fedzmg.provenance import provenance
-    from fedzmg.report import paper
     from fedzmg.report.exports.heterogeneity import FILES, write_description
     from fedzmg.report.terminal.heterogeneity import table
     from fedzmg.report.writing import check_place, refuse_foreign, staged
+    from fedzmg.results import paper
 
     place = out or Path("runs") / f"data-{_title(name)}"
     check_place(place)

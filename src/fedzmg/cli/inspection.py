@@ -15,7 +15,7 @@ from fedzmg.cli.options import Json
 from fedzmg.cli.output import INTERRUPTED
 
 if TYPE_CHECKING:
-    from fedzmg.report.results.watch import Watch, Work
+    from fedzmg.results.watch import Watch, Work
 
 DIFFERENT = 1
 
@@ -35,8 +35,8 @@ def watch(
 
     It ends with the work: when all is trained, or when nobody is working on it any more.
     """
-    from fedzmg.report.results.watch import Watch
     from fedzmg.report.terminal import watch as watch_view
+    from fedzmg.results.watch import Watch
 
     found, console = Watch(directory), Console()
     works = found.look()
@@ -109,8 +109,8 @@ def diff(
 
     Exit code 0 without a difference, 1 with one, 2 for trouble.
     """
-    from fedzmg.report.results.diff import aspects, compare
     from fedzmg.report.terminal import diff as diff_view
+    from fedzmg.results.diff import aspects, compare
 
     asked = aspects(only)
     found = compare(left, right)

@@ -22,7 +22,7 @@ def keep(
 ) -> None:
     """Copy results without checkpoints, logs compressed; report, diff and verify read the copy."""
     from fedzmg.experiment.keep import keep as keep_results
-    from fedzmg.report.results.watch import unfinished
+    from fedzmg.results.watch import unfinished
 
     kept = keep_results(directory, out or Path("results") / directory.resolve().name)
     before, after = (_mebibytes(size) for size in (kept.bytes_before, kept.bytes))

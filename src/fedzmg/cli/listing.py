@@ -63,9 +63,9 @@ def list_(
 def _show_task(name: str, *, as_json: bool) -> None:
     """A task's card: data, clients, model, protocol and the fields of its preset."""
     from fedzmg import tasks
-    from fedzmg.report.numbers import bytes_text
     from fedzmg.report.terminal import tables
     from fedzmg.report.terminal.prose import prose
+    from fedzmg.results.formatting import bytes_text
     from fedzmg.tasks.card import card
 
     shown = card(tasks.entry(name))

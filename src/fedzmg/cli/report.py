@@ -38,11 +38,11 @@ def report(
     Nothing is trained. Overview figures of the directories are made again, bit for bit.
     """
     from fedzmg.report.exports.report import publish
-    from fedzmg.report.results import reading
-    from fedzmg.report.results.outcome import judge
+    from fedzmg.results import reading
+    from fedzmg.results.study_result import study_result
 
     material = reading.read(directories)
-    outcomes = [judge(study) for study in material.studies]
+    outcomes = [study_result(study) for study in material.studies]
     place = out or directories[0] / "report"
     written = publish(material, outcomes, place, page_only=page_only)
     output.place("page", written.page)

@@ -39,7 +39,7 @@ def theory(
     The end lists all checks with their verdicts. Exit code 1 if a derived value is not reproduced.
     """
     from fedzmg.report.exports import theory as files
-    from fedzmg.report.sheets.theory import markdown
+    from fedzmg.report.tables.theory import markdown
     from fedzmg.report.terminal import theory as view
     from fedzmg.report.writing import staged
     from fedzmg.theory import FULL, QUICK, run

@@ -109,8 +109,8 @@ def run(
     from fedzmg.experiment.runs.run import run_pack
     from fedzmg.experiment.specs import files as spec_files
     from fedzmg.experiment.specs.run import RunSpec, parse_setting
-    from fedzmg.files import folder_name
     from fedzmg.report.terminal.live import Display
+    from fedzmg.storage.files import folder_name
 
     makers = trackers.named(track)
     from_file = task.endswith(".toml")

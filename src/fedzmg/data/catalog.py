@@ -32,7 +32,7 @@ from fedzmg.data.fetch import SILENT, Progress, download, file_hash
 from fedzmg.data.file_matching import Choice
 from fedzmg.data.sources import SOURCES, Source, source
 from fedzmg.errors import InputError
-from fedzmg.files import sync_directory, write_atomic
+from fedzmg.storage.files import sync_directory, write_atomic
 
 FORMAT = 1
 

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from fedzmg.data.cache import writing
 from fedzmg.data.columns import Allocate, Array, Columns, Owners, Strings
 from fedzmg.errors import InputError
-from fedzmg.files import sync_directory
+from fedzmg.storage.files import sync_directory
 
 FORMAT = 1
 

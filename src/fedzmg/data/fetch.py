@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 from fedzmg.data.cache import writing
 from fedzmg.errors import InputError
-from fedzmg.files import sync_directory
+from fedzmg.storage.files import sync_directory
 from fedzmg.version import __version__
 
 ENVIRONMENT = "FEDZMG_MIRROR"

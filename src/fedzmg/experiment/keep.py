@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.runs.store import CLIENTS, FORMAT, LOG, write_json
-from fedzmg.experiment.work import lock
-from fedzmg.files import compressed, write_atomic
+from fedzmg.storage import lock
+from fedzmg.storage.files import compressed, write_atomic
 
 _WORTH_KEEPING = {".toml", ".json", ".jsonl", ".gz", ".md", ".csv", ".tex", ".png", ".svg", ".pdf"}
 _REPORT = "report"

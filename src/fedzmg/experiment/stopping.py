@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.strict import Strict
 from fedzmg.experiment.work.budget import Budget
-from fedzmg.files import write_atomic
 from fedzmg.simulation import RoundReport
+from fedzmg.storage.files import write_atomic
 
 Why: TypeAlias = Literal["diverged", "cannot_win", "halving"]
 NAME = "stopped.json"

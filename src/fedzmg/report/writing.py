@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from fedzmg.errors import InputError
-from fedzmg.files import write_atomic
+from fedzmg.storage.files import write_atomic
 
 LIST = "written.json"
 ELSEWHERE = "choose another place with --out"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from fedzmg.files import write_atomic
+from fedzmg.storage.files import write_atomic
 
 Ending = Literal["finished", "stopped"]
 

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.work.progress import Progress, Silent
-from fedzmg.files import folder_name
 from fedzmg.simulation import Record, RoundReport, Simulation, Trial
+from fedzmg.storage.files import folder_name
 from fedzmg.trackers.tracker import Ending, TrackedRun, Tracker
 from fedzmg.version import __version__
 

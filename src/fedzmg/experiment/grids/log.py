@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from fedzmg.files import append
-from fedzmg.formats import json_words, log_lines
 from fedzmg.simulation import Record
+from fedzmg.storage.files import append
+from fedzmg.storage.formats import json_words, log_lines
 
 Rows: TypeAlias = dict[tuple[int, int], dict[str, Any]]
 """Lines by trial and round."""

@@ -15,8 +15,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedzmg.files import sync_directory
 from fedzmg.simulation import Checkpoint, Simulation
+from fedzmg.storage.files import sync_directory
 
 FORMAT = 1
 

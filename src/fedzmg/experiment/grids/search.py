@@ -25,10 +25,10 @@ from fedzmg.experiment.stopping import Stopped, Verdict, newly_diverged
 from fedzmg.experiment.work.budget import Budget, TimeLimitReached
 from fedzmg.experiment.work.claims import read_json
 from fedzmg.experiment.work.interrupt import DeferredInterrupt
-from fedzmg.experiment.work.lock import Hold
 from fedzmg.experiment.work.progress import Progress
 from fedzmg.experiment.work.write_errors import named_write_errors
 from fedzmg.simulation import RoundReport, Simulation, resolve_device
+from fedzmg.storage.lock import Hold
 from fedzmg.tasks.task import Task
 
 CHECKPOINT_SHARE = 0.05

@@ -8,8 +8,8 @@ import safetensors.torch
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.runs.store import RunDirectory
-from fedzmg.experiment.work.lock import kept_copy
-from fedzmg.files import write_atomic
+from fedzmg.storage.files import write_atomic
+from fedzmg.storage.lock import kept_copy
 
 
 def export_model(run: Path, to: Path | None = None) -> Path:

@@ -14,8 +14,8 @@ from fedzmg.experiment.stopping import Stopped
 from fedzmg.experiment.work.claims import first_difference
 from fedzmg.experiment.work.progress import Progress
 from fedzmg.experiment.work.write_errors import named_write_errors
-from fedzmg.formats import flat
 from fedzmg.simulation import ClientMetrics, EngineName, Record
+from fedzmg.storage.formats import flat
 from fedzmg.tasks.task import Task
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from fedzmg.contract import Algorithm, chain
 from fedzmg.experiment.runs.store import RunDirectory
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.formats import read_json
+from fedzmg.storage.formats import read_json
 from fedzmg.tasks.task import Task
 
 FACT = "rules_sha256"

@@ -16,9 +16,9 @@ from fedzmg.experiment.runs.store import RunDirectory
 from fedzmg.experiment.runs.training import PackTraining, Watch
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.stopping import Ask, Verdict
-from fedzmg.experiment.work.lock import hold
 from fedzmg.experiment.work.progress import Progress, Silent
 from fedzmg.simulation import EngineName, History, resolve_device
+from fedzmg.storage.lock import hold
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
 

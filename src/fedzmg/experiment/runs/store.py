@@ -36,19 +36,19 @@ import safetensors
 import safetensors.torch
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.runs.clients import CLIENTS as CLIENTS
-from fedzmg.experiment.runs.clients import ClientTable, read_clients, write_clients
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.work import lock
-from fedzmg.files import (
+from fedzmg.simulation import Checkpoint, ClientMetrics, Record
+from fedzmg.storage import lock
+from fedzmg.storage.client_metrics import CLIENTS as CLIENTS
+from fedzmg.storage.client_metrics import ClientTable, read_clients, write_clients
+from fedzmg.storage.files import (
     append,
     is_leftover,
     remove_leftovers,
     sync_directory,
     write_atomic,
 )
-from fedzmg.formats import json_nulls, json_words, log_lines, read_json
-from fedzmg.simulation import Checkpoint, ClientMetrics, Record
+from fedzmg.storage.formats import json_nulls, json_words, log_lines, read_json
 
 FORMAT = 1
 

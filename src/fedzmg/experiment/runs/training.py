@@ -16,10 +16,10 @@ from fedzmg.experiment.specs.run import DTYPES
 from fedzmg.experiment.stopping import Ask, Verdict
 from fedzmg.experiment.work.budget import TimeLimitReached
 from fedzmg.experiment.work.interrupt import DeferredInterrupt
-from fedzmg.experiment.work.lock import Hold
 from fedzmg.experiment.work.progress import Progress
 from fedzmg.experiment.work.write_errors import named_write_errors
 from fedzmg.simulation import EngineName, History, RoundReport, Simulation, resolve_device
+from fedzmg.storage.lock import Hold
 from fedzmg.tasks.task import Task
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from fedzmg.errors import InputError
-from fedzmg.formats import flat
+from fedzmg.storage.formats import flat
 
 PAPER_RATES = [10.0 ** (-3 + i / 2) for i in range(9)]
 """The paper's learning rates, for clients and servers: half decades from 1e-3 to 10."""

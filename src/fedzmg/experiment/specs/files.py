@@ -11,7 +11,7 @@ from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.own import refuse_file_of_own_task
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.study import StudySpec
-from fedzmg.formats import read_toml
+from fedzmg.storage.formats import read_toml
 
 Spec: TypeAlias = RunSpec | GridSpec | StudySpec
 SPECS: dict[str, type[Spec]] = {"run": RunSpec, "grid": GridSpec, "study": StudySpec}

@@ -19,9 +19,9 @@ from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.specs.axes import Axes, checked, dotted
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.strict import Setting, Strict, Value, toml
-from fedzmg.files import folder_name
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation import Device, EngineName
+from fedzmg.storage.files import folder_name
 from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tasks.tuned import tuned
 

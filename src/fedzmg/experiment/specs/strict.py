@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 import pydantic
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.formats import read_toml
+from fedzmg.storage.formats import read_toml
 
 Value: TypeAlias = bool | int | float | str
 Setting: TypeAlias = Value | list[bool | int | float | str]

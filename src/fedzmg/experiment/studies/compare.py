@@ -15,12 +15,12 @@ from fedzmg.experiment.plain import aligned
 from fedzmg.experiment.runs.rules import PlannedRun, say_changed_runs
 from fedzmg.experiment.runs.run import run_pack
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.studies import scores
-from fedzmg.experiment.studies.curves import curve, final, whole
-from fedzmg.experiment.studies.significance import PairedTest, paired_t
 from fedzmg.experiment.work.progress import Progress
-from fedzmg.files import folder_name
+from fedzmg.results import scores
+from fedzmg.results.curves import curve, final, whole
+from fedzmg.results.significance import PairedTest, paired_t
 from fedzmg.simulation import History
+from fedzmg.storage.files import folder_name
 from fedzmg.tasks.task import Task
 
 

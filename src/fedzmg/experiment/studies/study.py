@@ -30,14 +30,14 @@ from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.strict import Value
 from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.stopping import asking
-from fedzmg.experiment.studies import scores
 from fedzmg.experiment.studies.compare import Comparison
-from fedzmg.experiment.studies.curves import curve, final, stopped, whole
-from fedzmg.experiment.studies.scores import FinalRule, ThresholdRule
-from fedzmg.experiment.studies.significance import family
 from fedzmg.experiment.work.budget import Budget
 from fedzmg.experiment.work.claims import FORMAT, claimed, read_json
 from fedzmg.experiment.work.progress import Progress, Silent
+from fedzmg.results import scores
+from fedzmg.results.curves import curve, final, stopped, whole
+from fedzmg.results.scores import FinalRule, ThresholdRule
+from fedzmg.results.significance import family
 from fedzmg.simulation import History, packs
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree

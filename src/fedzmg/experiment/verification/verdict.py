@@ -14,8 +14,8 @@ import torch
 from fedzmg.engine.choose import can_compile
 from fedzmg.errors import InputError
 from fedzmg.experiment.runs import rules
-from fedzmg.formats import json_words
 from fedzmg.simulation import resolve_device
+from fedzmg.storage.formats import json_words
 from fedzmg.tasks.task import Task
 
 NUMBERS = ("metric", "loss", "train_loss")

@@ -9,11 +9,11 @@ from typing import Any
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.plan import Plan
-from fedzmg.experiment.work import lock
-from fedzmg.experiment.work.lock import Hold, hold
-from fedzmg.files import write_atomic
-from fedzmg.formats import flat
-from fedzmg.formats import read_json as read_object
+from fedzmg.storage import lock
+from fedzmg.storage.files import write_atomic
+from fedzmg.storage.formats import flat
+from fedzmg.storage.formats import read_json as read_object
+from fedzmg.storage.lock import Hold, hold
 
 FORMAT = 1
 """Of ``grid.json``, ``scores.json`` and ``study.json``."""

@@ -10,27 +10,27 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedzmg.report import paper
 from fedzmg.report.html.page import render
-from fedzmg.report.numbers import slug
-from fedzmg.report.results.grids import name_of
-from fedzmg.report.results.outcome import Outcome
-from fedzmg.report.results.reading import Material
-from fedzmg.report.sheets import costs, scores
-from fedzmg.report.sheets.beside_paper import beside_paper
-from fedzmg.report.sheets.clients import clients
-from fedzmg.report.sheets.formats import comma_separated, latex, markdown
-from fedzmg.report.sheets.grids import best_points
-from fedzmg.report.sheets.heterogeneity import client_by_client, heterogeneity, side_by_side
-from fedzmg.report.sheets.paired_tests import paired_tests
-from fedzmg.report.sheets.sheet import Sheet
+from fedzmg.report.tables import costs, scores
+from fedzmg.report.tables.beside_paper import beside_paper
+from fedzmg.report.tables.clients import clients
+from fedzmg.report.tables.formats import comma_separated, latex, markdown
+from fedzmg.report.tables.grids import best_points
+from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
+from fedzmg.report.tables.paired_tests import paired_tests
+from fedzmg.report.tables.sheet import Sheet
 from fedzmg.report.writing import Cleared, check_place, refuse_foreign, replace_files
+from fedzmg.results import paper
+from fedzmg.results.formatting import slug
+from fedzmg.results.grids import name_of
+from fedzmg.results.reading import Material
+from fedzmg.results.study_result import StudyResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE = "report.html"
-SHEETS: tuple[Callable[[Outcome], Sheet | None], ...] = (
+SHEETS: tuple[Callable[[StudyResult], Sheet | None], ...] = (
     scores.scores,
     paired_tests,
     scores.thresholds,
@@ -58,7 +58,7 @@ class Published(NamedTuple):
 
 
 def publish(
-    material: Material, outcomes: Sequence[Outcome], out: Path, *, page_only: bool = False
+    material: Material, outcomes: Sequence[StudyResult], out: Path, *, page_only: bool = False
 ) -> Published:
     """Write page, tables and figures in place of those of an earlier report.
 
@@ -86,14 +86,14 @@ def publish(
     )
 
 
-def tables(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, bytes]]:
+def tables(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[tuple[str, bytes]]:
     """Every table in three formats: names of files, below ``tables``, and what they hold."""
     for name, sheet in _sheets(material, outcomes):
         for suffix, make in _FORMATS.items():
             yield f"tables/{name}.{suffix}", make(sheet).encode()
 
 
-def figures(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, bytes]]:
+def figures(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[tuple[str, bytes]]:
     """Every figure as PNG, SVG and PDF: names of files, below ``figures``, and what they hold."""
     # Drawing takes its time to load, and a page alone does not need it.
     from fedzmg.report.plots.style import FORMATS, rendered
@@ -103,7 +103,7 @@ def figures(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[s
             yield f"figures/{stem}.{suffix}", rendered(figure, suffix)
 
 
-def _drawn(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Figure]]:
+def _drawn(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[tuple[str, Figure]]:
     from fedzmg.report.plots import comparison, grids
     from fedzmg.report.plots import study as plots
     from fedzmg.report.plots.heterogeneity import figure as clients_described
@@ -131,7 +131,7 @@ def _drawn(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[st
             )
 
 
-def _sheets(material: Material, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Sheet]]:
+def _sheets(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[tuple[str, Sheet]]:
     for prefix, outcome in zip(_prefixes(outcomes), outcomes, strict=True):
         for make in SHEETS:
             sheet = make(outcome)
@@ -165,7 +165,7 @@ def _numbered(found: Sequence[object]) -> list[str]:
     return [""] if len(found) == 1 else [f"-{i + 1}" for i in range(len(found))]
 
 
-def _prefixes(outcomes: Sequence[Outcome]) -> list[str]:
+def _prefixes(outcomes: Sequence[StudyResult]) -> list[str]:
     """What tells the files of several studies apart."""
     if len(outcomes) == 1:
         return [""]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedzmg.errors import InputError
 from fedzmg.report.html.theory import Picture, page
-from fedzmg.report.sheets.theory import Finding
+from fedzmg.report.tables.theory import Finding
 from fedzmg.report.writing import check_place, write
 
 ANOTHER_FILE = "choose another file"

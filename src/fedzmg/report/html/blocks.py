@@ -11,8 +11,8 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 from markupsafe import Markup
 
-from fedzmg.report.results.outcome import Outcome
-from fedzmg.report.sheets.sheet import Sheet
+from fedzmg.report.tables.sheet import Sheet
+from fedzmg.results.study_result import StudyResult
 
 
 class LegendItem(NamedTuple):
@@ -151,5 +151,5 @@ class Section(NamedTuple):
     blocks: tuple[Block, ...]
 
 
-StudyBlocks: TypeAlias = Callable[[Outcome, str], Iterable[Block]]
+StudyBlocks: TypeAlias = Callable[[StudyResult, str], Iterable[Block]]
 """Makes blocks of a study; the word is a prefix for the keys of its drawings."""

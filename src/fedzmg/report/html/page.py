@@ -11,18 +11,18 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fedzmg.report import paper
 from fedzmg.report.html.blocks import Section
 from fedzmg.report.html.environment import environment
 from fedzmg.report.html.sections import again, grids, heterogeneity, study
-from fedzmg.report.numbers import count_text
-from fedzmg.report.results.grids import axes_of, name_of
-from fedzmg.report.results.outcome import Outcome, judge
-from fedzmg.report.results.reading import Material
-from fedzmg.report.results.summary import summary
+from fedzmg.results import paper
+from fedzmg.results.formatting import count_text
+from fedzmg.results.grids import axes_of, name_of
+from fedzmg.results.reading import Material
+from fedzmg.results.study_result import StudyResult, study_result
+from fedzmg.results.summary import summary
 from fedzmg.version import __version__
 
-SECTIONS: tuple[Callable[[Material, Sequence[Outcome]], Iterable[Section]], ...] = (
+SECTIONS: tuple[Callable[[Material, Sequence[StudyResult]], Iterable[Section]], ...] = (
     study.sections,
     grids.sections,
     heterogeneity.sections,
@@ -30,14 +30,14 @@ SECTIONS: tuple[Callable[[Material, Sequence[Outcome]], Iterable[Section]], ...]
 )
 
 
-def render(material: Material, outcomes: Sequence[Outcome] | None = None) -> str:
+def render(material: Material, outcomes: Sequence[StudyResult] | None = None) -> str:
     """Make the page.
 
     Args:
         material: what was read.
         outcomes: the studies' outcomes, if they are known already.
     """
-    outcomes = [judge(study) for study in material.studies] if outcomes is None else outcomes
+    outcomes = [study_result(study) for study in material.studies] if outcomes is None else outcomes
     templates = environment()
     templates.filters["unbroken"] = lambda text: str(text).replace(" %", "\u00a0%")
     searched = [extra.content for extra in material.grids]

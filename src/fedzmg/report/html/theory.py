@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from fedzmg.report.html.environment import environment
-from fedzmg.report.sheets.theory import Finding, number, tolerance
+from fedzmg.report.tables.theory import Finding, number, tolerance
 from fedzmg.version import __version__
 
 _LEADS = {

@@ -12,22 +12,22 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import ArrayLike
 
-from fedzmg.report.numbers import INDEX_EXPLAINED
 from fedzmg.report.plots.legends import add_legend_outside, add_title
 from fedzmg.report.plots.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE, laid_out
-from fedzmg.report.results.outcome import Outcome
-from fedzmg.report.results.over_clients import (
+from fedzmg.results.formatting import INDEX_EXPLAINED
+from fedzmg.results.over_clients import (
     SHARES,
     Bands,
     loss_spreads,
     metric_spreads,
     sorted_averages,
 )
+from fedzmg.results.study_result import StudyResult
 
 MOST_WITH_FULL_BANDS = 8
 
 
-def sorted_clients(outcome: Outcome) -> Figure | None:
+def sorted_clients(outcome: StudyResult) -> Figure | None:
     """The metric of every client, worst first."""
     study, found = outcome.study, sorted_averages(outcome.study)
     if not found:
@@ -50,20 +50,22 @@ def sorted_clients(outcome: Outcome) -> Figure | None:
         return _named(figure)
 
 
-def losses(outcome: Outcome) -> Figure | None:
+def losses(outcome: StudyResult) -> Figure | None:
     """Training losses over the clients of a round."""
     title = f"{outcome.study.name}: training loss, median and 10 to 90 % of a cohort"
     return _banded(outcome, loss_spreads(outcome.study), title, "mean local loss")
 
 
-def metric_by_round(outcome: Outcome) -> Figure | None:
+def metric_by_round(outcome: StudyResult) -> Figure | None:
     """The metric over clients by round."""
     study = outcome.study
     title = f"{study.name}: {study.metric}, median and 10 to 90 % of the clients"
     return _banded(outcome, metric_spreads(study), title, f"{study.metric} on their own examples")
 
 
-def _banded(outcome: Outcome, found: Mapping[str, Bands], title: str, ylabel: str) -> Figure | None:
+def _banded(
+    outcome: StudyResult, found: Mapping[str, Bands], title: str, ylabel: str
+) -> Figure | None:
     if not found:
         return None
     style = {label: i for i, label in enumerate(outcome.study.members)}

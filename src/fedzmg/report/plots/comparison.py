@@ -9,11 +9,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedzmg.report.numbers import INDEX_EXPLAINED
 from fedzmg.report.plots.figures import curves
 from fedzmg.report.plots.panels import panels
 from fedzmg.report.plots.series import Series
-from fedzmg.report.results.spread import possible
+from fedzmg.results.formatting import INDEX_EXPLAINED
+from fedzmg.results.spread import possible
 
 MOST_IN_ONE_PANEL = 10
 

@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedzmg.report.lettering import folded, widest
 from fedzmg.report.plots.style import COLOURS, DASHES, GRID, QUIET_INK, STYLE, laid_out
-from fedzmg.report.results.diagnosis import by_name, ratio, rows, when
+from fedzmg.results.diagnosis import by_name, ratio, rows, when
 
 _INCHES = 4.6
 _HIGH = 4.2

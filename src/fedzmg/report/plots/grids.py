@@ -17,10 +17,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 
 from fedzmg.report.lettering import folded, width_of
-from fedzmg.report.numbers import is_share, value_text
 from fedzmg.report.plots import headings
 from fedzmg.report.plots.style import PNG_DPI, QUIET_INK, STYLE
-from fedzmg.report.results.grids import Field, field, limits_of
+from fedzmg.results.formatting import is_share, value_text
+from fedzmg.results.grids import Field, field, limits_of
 
 # One hue from paper to ink: order is plain in print and under any colour blindness.
 _COLOURS = LinearSegmentedColormap.from_list(

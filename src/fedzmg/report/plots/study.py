@@ -11,20 +11,20 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from fedzmg.report.numbers import INDEX_EXPLAINED, count_text
 from fedzmg.report.plots import clients as client_plots
 from fedzmg.report.plots.figures import curves
 from fedzmg.report.plots.legends import add_legend_outside, add_title, row_name
 from fedzmg.report.plots.panels import panels
 from fedzmg.report.plots.series import Average
 from fedzmg.report.plots.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE, laid_out
-from fedzmg.report.results.outcome import Outcome
-from fedzmg.report.results.spread import possible
+from fedzmg.results.formatting import INDEX_EXPLAINED, count_text
+from fedzmg.results.spread import possible
+from fedzmg.results.study_result import StudyResult
 
 MOST_IN_ONE_PANEL = 10
 
 
-def study_figures(outcome: Outcome) -> Iterator[tuple[str, Figure]]:
+def study_figures(outcome: StudyResult) -> Iterator[tuple[str, Figure]]:
     """Every figure of a study with the name of its file."""
     for name, make in FIGURES.items():
         figure = make(outcome)
@@ -32,7 +32,7 @@ def study_figures(outcome: Outcome) -> Iterator[tuple[str, Figure]]:
             yield name, figure
 
 
-def _learning(outcome: Outcome) -> Figure | None:
+def _learning(outcome: StudyResult) -> Figure | None:
     study = outcome.study
     averages = [
         Average(
@@ -72,7 +72,7 @@ def _plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _against_traffic(outcome: Outcome) -> Figure | None:
+def _against_traffic(outcome: StudyResult) -> Figure | None:
     study = outcome.study
     drawn = [(score.label, curve) for score in outcome.scores if (curve := score.curve)]
     if not drawn:
@@ -94,7 +94,7 @@ def _against_traffic(outcome: Outcome) -> Figure | None:
         return laid_out(figure)
 
 
-def _seeds(outcome: Outcome) -> Figure | None:
+def _seeds(outcome: StudyResult) -> Figure | None:
     study = outcome.study
     finished = [s for s in outcome.ranked if all(map(math.isfinite, s.finals.values()))]
     if not finished:
@@ -122,7 +122,7 @@ def _seeds(outcome: Outcome) -> Figure | None:
         return laid_out(figure)
 
 
-FIGURES: dict[str, Callable[[Outcome], Figure | None]] = {
+FIGURES: dict[str, Callable[[StudyResult], Figure | None]] = {
     "curves": _learning,
     "traffic": _against_traffic,
     "seeds": _seeds,

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedzmg.report.numbers import bytes_text
 from fedzmg.report.terminal.prose import prose
 from fedzmg.report.terminal.tables import listing
+from fedzmg.results.formatting import bytes_text
 
 
 def card(data: Mapping[str, Any], width: int, task: str | None = None) -> RenderableType:

@@ -12,9 +12,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedzmg.report.numbers import NONE
-from fedzmg.report.results.diagnosis import by_name, ratio, rows, when
 from fedzmg.report.terminal.stacked import Column, stacked
+from fedzmg.results.diagnosis import by_name, ratio, rows, when
+from fedzmg.results.formatting import NONE
 
 _STYLES = {"gain": "bold green", "little": "bold", "loss": "bold yellow", "unclear": "bold"}
 _CAPTION = (

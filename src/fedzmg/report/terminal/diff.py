@@ -14,9 +14,9 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from fedzmg.report.numbers import NONE, signed_text, value_text
-from fedzmg.report.results.diff import ASPECTS, Change, Curves, Difference
 from fedzmg.report.terminal.stacked import Column, fits, fits_folded, folded, stacked
+from fedzmg.results.diff import ASPECTS, Change, Curves, Difference
+from fedzmg.results.formatting import NONE, signed_text, value_text
 
 MOST_ROWS = 40
 _SHORT_HEAD = 14

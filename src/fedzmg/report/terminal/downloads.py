@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedzmg.report.numbers import bytes_text
 from fedzmg.report.terminal.tables import listing
+from fedzmg.results.formatting import bytes_text
 
 LINE_SECONDS = 5.0
 

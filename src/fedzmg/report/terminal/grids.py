@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fedzmg.report.numbers import NONE
-from fedzmg.report.results.grids import axes_of
-from fedzmg.report.sheets.grids import best_points, stopped_count, stopped_text
+from fedzmg.report.tables.grids import best_points, stopped_count, stopped_text
 from fedzmg.report.terminal.stacked import Column, fits, stacked
+from fedzmg.results.formatting import NONE
+from fedzmg.results.grids import axes_of
 
 
 def table(data: Mapping[str, Any], width: int) -> RenderableType:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedzmg.report import measures
-from fedzmg.report.sheets.heterogeneity import SHOWN_CLIENTS
+from fedzmg.report.tables.heterogeneity import SHOWN_CLIENTS
 
 
 def table(report: Mapping[str, Any], paper: Mapping[str, Any] | None = None) -> RenderableType:

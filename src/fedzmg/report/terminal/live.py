@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedzmg.report.numbers import duration, value_text
+from fedzmg.results.formatting import duration, value_text
 
 LINE_SECONDS = 5.0
 MOST_LINES = 8

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fedzmg.experiment.studies.scores import fell_from
-from fedzmg.report.numbers import (
+from fedzmg.report.terminal.stacked import Column, fits, stacked
+from fedzmg.results.formatting import (
     MINUS,
     NONE,
     bytes_text,
@@ -19,7 +19,7 @@ from fedzmg.report.numbers import (
     spread_text,
     value_text,
 )
-from fedzmg.report.terminal.stacked import Column, fits, stacked
+from fedzmg.results.scores import fell_from
 
 RULE = "rolling_mean"
 _STOPPED = "stopped after"

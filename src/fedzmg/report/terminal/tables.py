@@ -10,9 +10,9 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from fedzmg.experiment.studies.significance import holm
-from fedzmg.report.numbers import goal_text, signed_text, spread_text, value_text
 from fedzmg.report.terminal.stacked import folded
+from fedzmg.results.formatting import goal_text, signed_text, spread_text, value_text
+from fedzmg.results.significance import holm
 
 _NARROWEST = 6
 

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedzmg.report.sheets.theory import Finding, number, tolerance
+from fedzmg.report.tables.theory import Finding, number, tolerance
 from fedzmg.report.terminal.tables import listing
 
 _STYLES = {"holds": "green", "fails": "yellow", "not": "bold red"}

@@ -12,9 +12,9 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from fedzmg.provenance import PYTHON
-from fedzmg.report.numbers import NONE, duration, value_text
-from fedzmg.report.results.watch import State, Training, Work
 from fedzmg.report.terminal.stacked import Column, fits, said_below, stacked
+from fedzmg.results.formatting import NONE, duration, value_text
+from fedzmg.results.watch import State, Training, Work
 
 MOST_ROWS = 30
 """Trainings that are shown one by one; more of them are summed up by algorithm."""

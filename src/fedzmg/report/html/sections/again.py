@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from fedzmg.errors import InputError
-from fedzmg.formats import read_json, read_toml
 from fedzmg.report.html.blocks import Block, Commands, Notes, Pairs, Section, Table
-from fedzmg.report.numbers import NONE
-from fedzmg.report.results.grouping import Study
-from fedzmg.report.results.outcome import Outcome
-from fedzmg.report.results.reading import Material, Plan
-from fedzmg.report.results.runs import Run
-from fedzmg.report.sheets.costs import circumstances
-from fedzmg.report.sheets.sheet import Cell, Sheet
+from fedzmg.report.tables.costs import circumstances
+from fedzmg.report.tables.sheet import Cell, Sheet
+from fedzmg.results.formatting import NONE
+from fedzmg.results.grouping import Study
+from fedzmg.results.reading import Material, Plan
+from fedzmg.results.runs import Run
+from fedzmg.results.study_result import StudyResult
+from fedzmg.storage.formats import read_json, read_toml
 from fedzmg.tasks import TASKS
 
 GRID = "grid.json"
@@ -28,7 +28,7 @@ _OWN = (
 )
 
 
-def sections(material: Material, outcomes: Sequence[Outcome]) -> Iterator[Section]:
+def sections(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[Section]:
     """What was left out, how to repeat the rest, and under which circumstances it was made."""
     del outcomes
     blocks: list[Block] = [Notes("Left out:", material.notes)] if material.notes else []

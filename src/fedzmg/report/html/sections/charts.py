@@ -19,17 +19,17 @@ from fedzmg.report.html.svg.parts import (
 )
 from fedzmg.report.html.svg.rows import Dots, rows
 from fedzmg.report.html.svg.scatter import scatter
-from fedzmg.report.numbers import INDEX, MIB, MINUS, goal_text, is_share, p_text, value_text
-from fedzmg.report.results.averaging import Curve
-from fedzmg.report.results.grouping import Study, family
-from fedzmg.report.results.outcome import Outcome, Score
-from fedzmg.report.results.spread import Band, band_around, possible
+from fedzmg.results.averaging import Curve
+from fedzmg.results.formatting import INDEX, MIB, MINUS, goal_text, is_share, p_text, value_text
+from fedzmg.results.grouping import Study, family
+from fedzmg.results.spread import Band, band_around, possible
+from fedzmg.results.study_result import AlgorithmResult, StudyResult
 
 MOST_IN_ONE_CHART = 8
 INDEX_SENTENCE = "Index 0 follows the first round, index 5 the sixth."
 
 
-def charts(outcome: Outcome, key: str) -> Iterator[Block]:
+def charts(outcome: StudyResult, key: str) -> Iterator[Block]:
     """Every chart that the runs have something for."""
     few = len(outcome.scores) <= MOST_IN_ONE_CHART
     makers = (
@@ -46,7 +46,7 @@ def charts(outcome: Outcome, key: str) -> Iterator[Block]:
         yield Charts(drawn)
 
 
-def panels(outcome: Outcome, key: str) -> Iterator[Block]:
+def panels(outcome: StudyResult, key: str) -> Iterator[Block]:
     """A small chart per family, everything else behind it in grey, where there are many."""
     study = outcome.study
     drawn = [score for score in outcome.scores if score.curve is not None]
@@ -55,7 +55,7 @@ def panels(outcome: Outcome, key: str) -> Iterator[Block]:
     lines = [_line(score, 0, study) for score in drawn]
     levels, number = _levels(study), _number(study)
     limits = svg.shared_limits(lines, levels)
-    families: dict[str, list[Score]] = {}
+    families: dict[str, list[AlgorithmResult]] = {}
     for score in drawn:
         families.setdefault(family(score.label), []).append(score)
     ground = f"{key}-all"
@@ -76,7 +76,7 @@ def panels(outcome: Outcome, key: str) -> Iterator[Block]:
     )
 
 
-def _learning(outcome: Outcome, key: str) -> Chart | None:
+def _learning(outcome: StudyResult, key: str) -> Chart | None:
     study = outcome.study
     drawn = [score for score in outcome.scores if score.curve is not None]
     if not drawn:
@@ -93,7 +93,7 @@ def _learning(outcome: Outcome, key: str) -> Chart | None:
     )  # fmt: skip
 
 
-def _against_traffic(outcome: Outcome, key: str) -> Chart | None:
+def _against_traffic(outcome: StudyResult, key: str) -> Chart | None:
     study = outcome.study
     if all(score.curve is None for score in outcome.scores):
         return None
@@ -111,7 +111,7 @@ def _against_traffic(outcome: Outcome, key: str) -> Chart | None:
     )  # fmt: skip
 
 
-def _final_by_traffic(outcome: Outcome, key: str) -> Chart | None:
+def _final_by_traffic(outcome: StudyResult, key: str) -> Chart | None:
     study = outcome.study
     points = [
         (score.label, score.traffic["total"] / MIB, score.mean)
@@ -134,7 +134,7 @@ def _final_by_traffic(outcome: Outcome, key: str) -> Chart | None:
     return Chart("traffic", title, lead, drawing, wide=True)
 
 
-def _differences(outcome: Outcome, key: str) -> Chart | None:
+def _differences(outcome: StudyResult, key: str) -> Chart | None:
     study = outcome.study
     dots = []
     for i, score in enumerate(outcome.scores):
@@ -174,7 +174,7 @@ def _points(value: float) -> str:
     return f"{100 * value:+.6g}".replace("-", MINUS) if value else "0"
 
 
-def _seeds(outcome: Outcome, key: str) -> Chart | None:
+def _seeds(outcome: StudyResult, key: str) -> Chart | None:
     study = outcome.study
     finite = [s for s in outcome.ranked if all(map(math.isfinite, s.finals.values()))]
     if not finite:
@@ -210,7 +210,9 @@ def _levels(study: Study) -> list[svg.Level]:
     ]
 
 
-def _line(score: Score, style: int, study: Study, *, by_traffic: bool = False) -> svg.Line:
+def _line(
+    score: AlgorithmResult, style: int, study: Study, *, by_traffic: bool = False
+) -> svg.Line:
     curve, label = score.curve, score.shown_label
     if curve is None:
         return svg.Line(label, style, (), ())
@@ -226,11 +228,11 @@ def _band(curve: Curve, study: Study) -> Band | None:
     return band_around(curve.mean, curve.spread, possible(study.metric))
 
 
-def _legend(scores: Sequence[Score]) -> tuple[LegendItem, ...]:
+def _legend(scores: Sequence[AlgorithmResult]) -> tuple[LegendItem, ...]:
     return tuple(LegendItem(swatch(i), score.shown_label) for i, score in enumerate(scores))
 
 
-def _ends(scores: Sequence[Score], study: Study) -> str:
+def _ends(scores: Sequence[AlgorithmResult], study: Study) -> str:
     """Where curves end, for those who do not see them."""
     told = [
         f"{s.shown_label} ends at {value_text(float(s.curve.mean[-1]), study.metric)}"
@@ -240,7 +242,7 @@ def _ends(scores: Sequence[Score], study: Study) -> str:
     return "; ".join(told) + "."
 
 
-def _curve_words(outcome: Outcome) -> str:
+def _curve_words(outcome: StudyResult) -> str:
     curves = [score.curve for score in outcome.scores if score.curve]
     counts = sorted({curve.averaged for curve in curves})
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"

@@ -12,10 +12,10 @@ from fedzmg.report.html.svg import curves as svg
 from fedzmg.report.html.svg.bands import Band, bands, limits_of, panel
 from fedzmg.report.html.svg.parts import HALF, LOW, Frame, Number, percent, plain, swatch
 from fedzmg.report.html.svg.rows import Dots, rows
-from fedzmg.report.numbers import INDEX, goal_text, is_share, value_text
-from fedzmg.report.results.grouping import Study
-from fedzmg.report.results.outcome import Outcome
-from fedzmg.report.results.over_clients import (
+from fedzmg.report.tables.clients import clients as clients_sheet
+from fedzmg.results.formatting import INDEX, goal_text, is_share, value_text
+from fedzmg.results.grouping import Study
+from fedzmg.results.over_clients import (
     MOST_POINTS,
     SHARES,
     Bands,
@@ -23,12 +23,12 @@ from fedzmg.report.results.over_clients import (
     metric_spreads,
     sorted_averages,
 )
-from fedzmg.report.sheets.clients import clients as clients_sheet
+from fedzmg.results.study_result import StudyResult
 
 MOST_IN_ONE_CHART = 8
 
 
-def clients(outcome: Outcome, key: str) -> Iterator[Block]:
+def clients(outcome: StudyResult, key: str) -> Iterator[Block]:
     """How evenly algorithms serve clients, as far as the runs kept it; else what is missing."""
     sheet = clients_sheet(outcome)
     if sheet is not None:
@@ -51,7 +51,7 @@ def clients(outcome: Outcome, key: str) -> Iterator[Block]:
         yield from map(_panels, spreads)
 
 
-def missing(outcome: Outcome) -> str:
+def missing(outcome: StudyResult) -> str:
     """What the runs do not say about single clients, in one line; empty if nothing is missing."""
     runs = outcome.study.runs
     blind = [run for run in runs if run.clients is None]
@@ -77,7 +77,7 @@ def _many(some: int, total: int) -> str:
     return "the runs have" if some == total else f"{some} of {total} runs have"
 
 
-def _sorted(outcome: Outcome, key: str) -> Chart | None:
+def _sorted(outcome: StudyResult, key: str) -> Chart | None:
     study = outcome.study
     lines = _sorted_lines(study)
     if not lines:
@@ -107,7 +107,7 @@ def _sorted(outcome: Outcome, key: str) -> Chart | None:
     return Chart("clients", title, lead, drawing.markup, _legend(lines), not drawing.named)
 
 
-def _intervals(outcome: Outcome, key: str) -> Chart | None:
+def _intervals(outcome: StudyResult, key: str) -> Chart | None:
     """The clients of many algorithms, a row each."""
     study = outcome.study
     lines = _sorted_lines(study)
@@ -147,7 +147,7 @@ class _Spread(NamedTuple):
     bands: list[Band]
 
 
-def _metric_by_round(outcome: Outcome, key: str) -> _Spread:
+def _metric_by_round(outcome: StudyResult, key: str) -> _Spread:
     study = outcome.study
     title = f"{study.metric.capitalize()} over clients by round"
     lead = "The median client, and the band from 10 to 90 % of the clients; mean over seeds."
@@ -156,7 +156,7 @@ def _metric_by_round(outcome: Outcome, key: str) -> _Spread:
     return _spread(outcome, metric_spreads(study), frame, lead, study.metric)
 
 
-def _losses(outcome: Outcome, key: str) -> _Spread:
+def _losses(outcome: StudyResult, key: str) -> _Spread:
     title = "Training loss over clients by round"
     lead = "The median client of a cohort, and the band from 10 to 90 % of its clients; mean over "
     together = max(run.done for run in outcome.study.runs) > MOST_POINTS
@@ -166,7 +166,7 @@ def _losses(outcome: Outcome, key: str) -> _Spread:
 
 
 def _spread(
-    outcome: Outcome, found: Mapping[str, Bands], frame: Frame, lead: str, metric: str
+    outcome: StudyResult, found: Mapping[str, Bands], frame: Frame, lead: str, metric: str
 ) -> _Spread:
     style = {label: i for i, label in enumerate(outcome.study.members)}
     drawn = [

@@ -6,21 +6,21 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedzmg.report import paper
 from fedzmg.report.html.blocks import Block, Map, Maps, Notes, Section, Table
 from fedzmg.report.html.svg.cells import heat_map
 from fedzmg.report.html.svg.parts import Frame
-from fedzmg.report.numbers import NONE, count_text, is_share, setting_text, value_text
-from fedzmg.report.results.grids import Field, field, limits_of, name_of
-from fedzmg.report.results.outcome import Outcome
-from fedzmg.report.results.reading import Extra, Material
-from fedzmg.report.sheets.grids import best_points
+from fedzmg.report.tables.grids import best_points
+from fedzmg.results import paper
+from fedzmg.results.formatting import NONE, count_text, is_share, setting_text, value_text
+from fedzmg.results.grids import Field, field, limits_of, name_of
+from fedzmg.results.reading import Extra, Material
+from fedzmg.results.study_result import StudyResult
 
 DIVERGED = "\u00d7"
 _HALVES = {"tune": "the half of the test data set aside for choosing", "test": "all test data"}
 
 
-def sections(material: Material, outcomes: Sequence[Outcome]) -> Iterator[Section]:
+def sections(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[Section]:
     """One section for all grids."""
     del outcomes
     if not material.grids:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedzmg.report import paper
 from fedzmg.report.html.blocks import Block, Chart, Charts, Section, Table
 from fedzmg.report.html.svg.parts import Frame
 from fedzmg.report.html.svg.scatter import scatter
-from fedzmg.report.results.outcome import Outcome
-from fedzmg.report.results.reading import Material
-from fedzmg.report.sheets.heterogeneity import client_by_client, heterogeneity, side_by_side
+from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
+from fedzmg.results import paper
+from fedzmg.results.reading import Material
+from fedzmg.results.study_result import StudyResult
 
 MOST_SCATTERED = 4000
 
 
-def sections(material: Material, outcomes: Sequence[Outcome]) -> Iterator[Section]:
+def sections(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[Section]:
     """One section for all data sets."""
     del outcomes
     if not material.heterogeneity:

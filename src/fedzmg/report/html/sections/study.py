@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from fedzmg.report import paper
 from fedzmg.report.html.blocks import (
     Block,
     Notes,
@@ -17,18 +16,19 @@ from fedzmg.report.html.blocks import (
     Tiles,
 )
 from fedzmg.report.html.sections import charts, clients
-from fedzmg.report.numbers import bytes_text, count_text, goal_text, setting_text, value_text
-from fedzmg.report.results.averaging import RULES, averaged_words
-from fedzmg.report.results.grouping import Study
-from fedzmg.report.results.outcome import Outcome
-from fedzmg.report.results.reading import Material
-from fedzmg.report.sheets import costs, scores
-from fedzmg.report.sheets.beside_paper import beside_paper
-from fedzmg.report.sheets.paired_tests import paired_tests
-from fedzmg.report.sheets.sheet import Sheet
+from fedzmg.report.tables import costs, scores
+from fedzmg.report.tables.beside_paper import beside_paper
+from fedzmg.report.tables.paired_tests import paired_tests
+from fedzmg.report.tables.sheet import Sheet
+from fedzmg.results import paper
+from fedzmg.results.averaging import RULES, averaged_words
+from fedzmg.results.formatting import bytes_text, count_text, goal_text, setting_text, value_text
+from fedzmg.results.grouping import Study
+from fedzmg.results.reading import Material
+from fedzmg.results.study_result import StudyResult
 
 
-def sections(material: Material, outcomes: Sequence[Outcome]) -> Iterator[Section]:
+def sections(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[Section]:
     """One section per study."""
     del material
     for i, outcome in enumerate(outcomes):
@@ -53,7 +53,7 @@ def _facts(study: Study) -> str:
     return ", ".join(parts)
 
 
-def _tiles(outcome: Outcome, key: str) -> Iterator[Block]:
+def _tiles(outcome: StudyResult, key: str) -> Iterator[Block]:
     del key
     study = outcome.study
     if not outcome.ranked:
@@ -72,7 +72,7 @@ def _tiles(outcome: Outcome, key: str) -> Iterator[Block]:
     yield Tiles((*tiles, _moved(outcome)))
 
 
-def _first(outcome: Outcome, threshold: float) -> Tile:
+def _first(outcome: StudyResult, threshold: float) -> Tile:
     """Who held the threshold first."""
     study = outcome.study
     title = f"First to hold {goal_text(threshold, study.metric)}"
@@ -87,7 +87,7 @@ def _first(outcome: Outcome, threshold: float) -> Tile:
     return Tile(title, f"index {first:,}", f"{who}, {means}")
 
 
-def _moved(outcome: Outcome) -> Tile:
+def _moved(outcome: StudyResult) -> Tile:
     """What a run moved."""
     sizes = [(score.traffic["total"], score.label) for score in outcome.scores if score.finals]
     (least, who), (most, _) = min(sizes), max(sizes)
@@ -97,8 +97,8 @@ def _moved(outcome: Outcome) -> Tile:
     return Tile("Traffic of a run", bytes_text(least), note)
 
 
-def _open(make: Callable[[Outcome], Sheet | None]) -> StudyBlocks:
-    def blocks(outcome: Outcome, key: str) -> Iterable[Block]:
+def _open(make: Callable[[StudyResult], Sheet | None]) -> StudyBlocks:
+    def blocks(outcome: StudyResult, key: str) -> Iterable[Block]:
         del key
         sheet = make(outcome)
         return [] if sheet is None else [Table(sheet)]
@@ -106,15 +106,15 @@ def _open(make: Callable[[Outcome], Sheet | None]) -> StudyBlocks:
     return blocks
 
 
-def _folded(make: Callable[[Outcome], Sheet], title: str) -> StudyBlocks:
-    def blocks(outcome: Outcome, key: str) -> Iterable[Block]:
+def _folded(make: Callable[[StudyResult], Sheet], title: str) -> StudyBlocks:
+    def blocks(outcome: StudyResult, key: str) -> Iterable[Block]:
         del key
         return [Table(make(outcome), title, folded=True)]
 
     return blocks
 
 
-def _notes(outcome: Outcome, key: str) -> Iterator[Block]:
+def _notes(outcome: StudyResult, key: str) -> Iterator[Block]:
     del key
     notes = list(outcome.notes)
     if outcome.study.task not in paper.COUNTERPARTS:
@@ -124,7 +124,7 @@ def _notes(outcome: Outcome, key: str) -> Iterator[Block]:
         yield Notes("", tuple(notes))
 
 
-def _settings(outcome: Outcome, key: str) -> Iterator[Block]:
+def _settings(outcome: StudyResult, key: str) -> Iterator[Block]:
     del key
     spec = outcome.study.runs[0].spec
     tables = {**spec.get("preset", {}), **spec.get("protocol", {})}

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from fedzmg.report.html.blocks import Chart, LegendItem
 from fedzmg.report.html.svg.curves import Line, curves
 from fedzmg.report.html.svg.parts import Frame, swatch
-from fedzmg.report.numbers import INDEX
-from fedzmg.report.results.outcome import Outcome
-from fedzmg.report.results.runs import Run
+from fedzmg.results.formatting import INDEX
+from fedzmg.results.runs import Run
+from fedzmg.results.study_result import StudyResult
 
 _Counts = tuple[list[float], list[float]]
 
 
-def dropped(outcome: Outcome, key: str) -> Chart | None:
+def dropped(outcome: StudyResult, key: str) -> Chart | None:
     """Uploads that were refused, by round."""
     lead = "An upload is refused when it is not finite; algorithms without any are left out."
     return _chart(
@@ -23,7 +23,7 @@ def dropped(outcome: Outcome, key: str) -> Chart | None:
     )  # fmt: skip
 
 
-def diverged(outcome: Outcome, key: str) -> Chart | None:
+def diverged(outcome: StudyResult, key: str) -> Chart | None:
     """Runs that have diverged, by round."""
     lead = "Algorithms of which every run lived are left out."
     return _chart(
@@ -32,7 +32,7 @@ def diverged(outcome: Outcome, key: str) -> Chart | None:
 
 
 def _chart(
-    outcome: Outcome,
+    outcome: StudyResult,
     key: str,
     title: str,
     ylabel: str,

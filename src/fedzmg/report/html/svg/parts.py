@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from fedzmg.report.numbers import MINUS
+from fedzmg.results.formatting import MINUS
 
 COLOURS = 7
 """Classes ``c0`` to ``c6`` of the style sheet."""

@@ -1,0 +1,186 @@
+"""Tables of scores: final values, speed, late stage and cost of every algorithm."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from fedzmg.report.tables.sheet import NOTHING, Cell, Record, Sheet
+from fedzmg.results.averaging import RULES, arrival, late_means
+from fedzmg.results.formatting import (
+    MIB,
+    NONE,
+    digits_text,
+    goal_text,
+    is_share,
+    spread_text,
+    value_text,
+)
+from fedzmg.results.study_result import AlgorithmResult, StudyResult
+
+_RULE_NAMES = {"rolling_min": "all above", "stays_above": "stays above"}
+INDEX_WORDS = (
+    "evaluations go by the index of their round, as in the paper: index 0 follows the first round, "
+    "index 5 the sixth"
+)
+
+
+def scores(outcome: StudyResult) -> Sheet:
+    """Final value, speed, late stage and cost of every algorithm."""
+    study = outcome.study
+    metric, threshold = study.metric, study.threshold
+    has_late = any(score.late is not None for score in outcome.scores)
+    troubled = any(s.diverged or s.unfinished or s.dropped for s in outcome.scores)
+    heads = [
+        "algorithm",
+        f"final {metric}",
+        *([] if threshold is None else _goal_heads(threshold, metric)),
+        *(["late stage"] if has_late else []),
+        "MiB per run",
+        f"{metric} per MiB",
+        *(["diverged", "dropped", "unfinished"] if troubled else []),
+    ]
+    best = outcome.ranked[0].label if outcome.ranked else ""
+    rows = []
+    for score in outcome.scores:
+        row = [Cell(score.label), _final(score, metric, score.label == best)]
+        if threshold is not None:
+            under_way = score.unfinished > 0
+            row += [index_cell(score.arrivals[rule], under_way=under_way) for rule in RULES]
+            row.append(_each(score))
+        if has_late:
+            row.append(Cell(value_text(score.late, metric), score.late))
+        moved = score.traffic["total"] / MIB
+        row.append(Cell(f"{moved:,.1f}" if score.finals else f"{moved:,.1f} so far", moved))
+        row.append(Cell(_per_mib(score.per_mib, metric), score.per_mib))
+        if troubled:
+            counts = (score.diverged, score.dropped, score.unfinished)
+            row += [Cell(str(n), n, "" if n else "quiet") for n in counts]
+        rows.append(row)
+    records = [_record(score) for score in outcome.scores]
+    title = f"Scores on {study.name}"
+    return Sheet("scores", title, tuple(heads), rows, _caption(outcome, has_late), records)
+
+
+def thresholds(outcome: StudyResult) -> Sheet | None:
+    """When each of several thresholds is reached, and the late stage after it."""
+    study = outcome.study
+    if len(study.thresholds) < 2:
+        return None
+    rows = []
+    records: list[Record] = []
+    for level in study.thresholds:
+        late, _ = late_means(study, level)
+        for label, runs in study.members.items():
+            found = {rule: arrival(study, runs, level, rule) for rule in RULES}
+            under_way = any(not run.complete for run in runs)
+            value = late.get(label)
+            rows.append(
+                [
+                    Cell(goal_text(level, study.metric), level),
+                    Cell(label),
+                    *(index_cell(index, under_way=under_way) for index in found.values()),
+                    NOTHING if value is None else Cell(value_text(value, study.metric), value),
+                ]
+            )
+            records.append(
+                {
+                    "threshold": level,
+                    "algorithm": label,
+                    **{f"index_{rule}": index for rule, index in found.items()},
+                    "late_stage_mean": value,
+                }
+            )
+    heads = ("threshold", "algorithm", "index", *_RULE_NAMES.values(), "late stage")
+    caption = "Rules as above; late stage: mean after the slowest algorithm arrived, if all did."
+    title = f"All thresholds on {study.name}"
+    return Sheet("thresholds", title, heads, rows, caption, records, 2)
+
+
+def finals(outcome: StudyResult) -> Sheet:
+    """Final value of every seed."""
+    study = outcome.study
+    seeds = sorted({seed for score in outcome.scores for seed in score.finals})
+    rows = []
+    records: list[Record] = []
+    for score in outcome.scores:
+        values = [score.finals.get(seed) for seed in seeds]
+        rows.append([Cell(score.label), *(Cell(value_text(v, study.metric), v) for v in values)])
+        records += [
+            {"algorithm": score.label, "seed": seed, "final": score.finals[seed]}
+            for seed in seeds
+            if seed in score.finals
+        ]
+    heads = ("algorithm", *(f"seed {seed}" for seed in seeds))
+    caption = "Mean over the last tenth of the rounds; a run that diverged counts as the worst."
+    title = f"Final {study.metric} of every seed on {study.name}"
+    return Sheet("finals", title, heads, rows, caption, records)
+
+
+def index_cell(index: int | None, *, under_way: bool = False) -> Cell:
+    """When something was reached; never comes after every number."""
+    if index is None:
+        return Cell("not yet" if under_way else "never", math.inf, "quiet")
+    return Cell(f"{index:,}", index)
+
+
+def _goal_heads(threshold: float, metric: str) -> list[str]:
+    return [f"index at {goal_text(threshold, metric)}", *_RULE_NAMES.values(), "each run"]
+
+
+def _final(score: AlgorithmResult, metric: str, best: bool) -> Cell:
+    if score.mean is None:
+        return NOTHING
+    return Cell(spread_text(score.mean, score.sd, metric), score.mean, "best" if best else "")
+
+
+def _each(score: AlgorithmResult) -> Cell:
+    """Mean and deviation over runs that arrive."""
+    arrived = [index for index in score.arrivals_each if index is not None]
+    if not arrived:
+        return index_cell(None, under_way=score.unfinished > 0)
+    mean = statistics.fmean(arrived)
+    text = f"{mean:,.0f}"
+    if len(arrived) > 1:
+        text += f" ± {statistics.stdev(arrived):,.0f}"
+    if len(arrived) < len(score.arrivals_each):
+        text += f" ({len(arrived)} of {len(score.arrivals_each)})"
+    return Cell(text, mean)
+
+
+def _per_mib(value: float | None, metric: str) -> str:
+    if value is None:
+        return NONE
+    return f"{digits_text(100 * value)} %" if is_share(metric) else digits_text(value)
+
+
+def _caption(outcome: StudyResult, has_late: bool) -> str:
+    study = outcome.study
+    parts = ["Final: mean over the last tenth of the rounds, ± standard deviation over seeds"]
+    if study.threshold is not None:
+        parts.append(
+            f"index: {INDEX_WORDS}; the first at which the mean of {study.window} evaluations of "
+            "the averaged curve reaches the threshold; all above: at which each of them does; "
+            "stays above: after which no mean falls below; each run: mean ± standard deviation of "
+            "the runs' own arrivals"
+        )
+    if has_late:
+        parts.append("late stage: mean after the slowest algorithm arrived")
+    parts.append("MiB: traffic of one run, all clients, both ways")
+    return "; ".join(parts) + "."
+
+
+def _record(score: AlgorithmResult) -> Record:
+    return {
+        "algorithm": score.label,
+        "final_mean": score.mean,
+        "final_sd": score.sd,
+        **{f"index_{rule}": score.arrivals[rule] for rule in RULES},
+        "index_each": " ".join("never" if r is None else str(r) for r in score.arrivals_each),
+        "late_stage_mean": score.late,
+        "mib_per_run": score.traffic["total"] / MIB,
+        "metric_per_mib": score.per_mib,
+        "diverged": score.diverged,
+        "dropped": score.dropped,
+        "unfinished": score.unfinished,
+    }

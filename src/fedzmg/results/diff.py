@@ -1,0 +1,389 @@
+"""What two runs, studies or grids differ in: settings, circumstances, curves and scores."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from fedzmg.errors import InputError, unknown
+from fedzmg.results.scores import final_score, scheduled
+from fedzmg.results.significance import PairedTest, paired_t
+from fedzmg.storage.formats import flat, json_words, log_lines, read_json, read_toml
+
+Aspect = Literal["spec", "options", "versions", "data", "curves", "scores", "runs"]
+ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
+"""``options``: the algorithm and its hyper-parameters; ``spec``: all else that was asked for;
+``versions``: of programs, machine and execution path; ``data``: fingerprints of task and data;
+``runs``: runs that only one side has."""
+
+OPTIONS = ("algorithm", "weights", "client", "server", "algorithms", "axes")
+DATA = ("data_sha256", "task_sha256", "clients", "examples", "preset", "metric")
+TIME = "seconds"
+NEVER_EQUAL = ("started", "finished", "engine_reason", "command", TIME)
+"""Facts of a manifest that say when and how it was typed, not what was done."""
+PACKING = ("pack", "pack_changes")
+"""Facts that move no bit on processors."""
+RULES = "rules_sha256"
+"""The hash of an algorithm's equations, which manifests of older versions lack."""
+CURVES = ("metric", "loss", "train_loss")
+
+
+class Change(NamedTuple):
+    """A value that differs."""
+
+    aspect: Aspect
+    key: str
+    left: Any
+    right: Any
+    runs: tuple[str, ...]
+    """Pairs of runs for which it does; empty: the studies themselves."""
+
+
+class Curves(NamedTuple):
+    """Two logs, line by line."""
+
+    name: str
+    shared: int
+    """Rounds that both have; in a grid, lines."""
+    rounds: tuple[int, int]
+    first: int | None
+    """First round with any difference, times apart."""
+    fields: tuple[str, ...]
+    """What differs there."""
+    largest: Mapping[str, float]
+    """Largest absolute difference of metric and losses; inf where only one is finite."""
+
+    @property
+    def identical(self) -> bool:
+        """Whether both have the same rounds with the same bits."""
+        return self.first is None and self.rounds[0] == self.rounds[1] == self.shared
+
+
+class Scores(NamedTuple):
+    """Final metrics of one algorithm on both sides."""
+
+    name: str
+    left: Mapping[str, float]
+    """By seed, or by point of a grid."""
+    right: Mapping[str, float]
+    test: PairedTest | None
+    """Of left minus right over the seeds that both have."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether all are there and the same."""
+        return bool(json_words(self.left) == json_words(self.right))
+
+
+class Unit(NamedTuple):
+    """A run directory, or one algorithm of a grid."""
+
+    name: str
+    group: str
+    seed: int | None
+    spec: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    rows: Mapping[Any, Mapping[str, Any]]
+    finals: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Everything that was found."""
+
+    left: str
+    right: str
+    metric: str
+    higher_is_better: bool
+    changes: tuple[Change, ...]
+    curves: tuple[Curves, ...]
+    scores: tuple[Scores, ...]
+    only_left: tuple[str, ...]
+    only_right: tuple[str, ...]
+
+    def differs(self, aspects: Iterable[str] = ASPECTS) -> bool:
+        """Whether there is any difference in what is asked about."""
+        asked = set(aspects)
+        return (
+            any(change.aspect in asked for change in self.changes)
+            or ("curves" in asked and not all(pair.identical for pair in self.curves))
+            or ("scores" in asked and not all(pair.equal for pair in self.scores))
+            or ("runs" in asked and bool(self.only_left or self.only_right))
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON; what is not finite becomes a word."""
+        values: dict[str, Any] = json_words(
+            {
+                "left": self.left,
+                "right": self.right,
+                "equal": {aspect: not self.differs([aspect]) for aspect in ASPECTS},
+                "metric": self.metric,
+                "changes": [change._asdict() for change in self.changes],
+                "curves": [{**c._asdict(), "identical": c.identical} for c in self.curves],
+                "scores": [
+                    {**s._asdict(), "test": None if s.test is None else asdict(s.test)}
+                    for s in self.scores
+                ],
+                "only_left": self.only_left,
+                "only_right": self.only_right,
+            }
+        )
+        return values
+
+
+def aspects(text: str | None) -> tuple[Aspect, ...]:
+    """What a comma-separated text asks about; nothing: everything.
+
+    Raises:
+        InputError: for an unknown one.
+    """
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    for name in names:
+        if name not in ASPECTS:
+            raise unknown("aspect", name, ASPECTS)
+    return tuple(a for a in ASPECTS if a in names) or ASPECTS
+
+
+def compare(left: Path, right: Path) -> Difference:
+    """Compare two directories.
+
+    Two runs are compared whatever they are; runs of studies are paired by their place, those left
+    over by algorithm and seed.
+
+    Raises:
+        InputError: if one of them holds nothing to compare, or something damaged.
+    """
+    ours, theirs = list(read(left)), list(read(right))
+    pairs, only_left, only_right = _paired(ours, theirs)
+    if not pairs:
+        raise InputError(
+            f"{left} and {right} have no run in common: give two runs, or studies that share "
+            "algorithms and seeds"
+        )
+    facts = pairs[0][0].manifest
+    plans = [Change(_aspect(key), key, a, b, ()) for key, a, b in _plans(left, right)]
+    return Difference(
+        left=str(left),
+        right=str(right),
+        metric=str(facts.get("metric", "metric")),
+        higher_is_better=bool(facts.get("higher_is_better", True)),
+        changes=(*plans, *_changes(pairs)),
+        curves=tuple(_curves(a, b) for a, b in pairs),
+        scores=tuple(_scores(pairs)),
+        only_left=tuple(unit.name for unit in only_left),
+        only_right=tuple(unit.name for unit in only_right),
+    )
+
+
+def read(place: Path) -> Iterator[Unit]:
+    """Every run below a place and every algorithm of a grid.
+
+    Raises:
+        InputError: if there is none, or one is damaged.
+    """
+    if not place.is_dir():
+        raise InputError(f"{place} is no directory: give a run, a study or a grid")
+    runs = sorted(path.parent for path in place.rglob("spec.toml"))
+    searches = [
+        path.parent
+        for path in sorted(place.rglob("scores.json"))
+        if (path.parents[1] / "grid.toml").is_file()
+    ]
+    if not runs and not searches:
+        raise InputError(
+            f"{place} holds no run (spec.toml) and no scored grid (scores.json): give a directory "
+            "that 'fedzmg run', 'compare', 'study' or 'grid' wrote"
+        )
+    for directory in runs:
+        inner = directory.relative_to(place).as_posix()
+        yield _run(directory, place.resolve().name if inner == "." else inner)
+    for directory in searches:
+        yield _search(directory, directory.relative_to(place).as_posix())
+
+
+def _run(directory: Path, name: str) -> Unit:
+    spec, manifest = read_toml(directory / "spec.toml"), _manifest(directory)
+    rows = dict(log_lines(directory / "metrics.jsonl", lambda row: (int(row["round"]), _row(row))))
+    group = name.rpartition("/")[0] or str(spec.get("algorithm", ""))
+    seed, protocol = int(spec.get("seed", 0)), spec.get("protocol", {})
+    final: float | None = None
+    if any(row.get("diverged") for row in rows.values()):
+        final = 0.0 if manifest.get("higher_is_better", True) else math.inf
+    elif rows and max(rows) >= protocol.get("rounds", math.inf):
+        final = _final(list(rows.values()), int(protocol.get("eval_every", 1)))
+    finals = {} if final is None else {f"seed {seed}": final}
+    return Unit(name, group, seed, flat(spec), manifest, rows, finals)
+
+
+def _final(rows: Sequence[Mapping[str, Any]], every: int) -> float | None:
+    """Mean metric over the last tenth of the rounds."""
+    total = int(rows[-1]["round"])
+    due = set(scheduled(total, every))
+    evaluated = {
+        int(row["round"]) - 1: float(row["metric"])
+        for row in rows
+        if row.get("metric") is not None and int(row["round"]) - 1 in due
+    }
+    if not evaluated:
+        return None
+    return final_score(list(evaluated), list(evaluated.values()), total=total)
+
+
+def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A line of a log, once it is sure that its curves are numbers, or words for such."""
+    for name in CURVES:
+        if row.get(name) is not None:
+            float(row[name])
+    return row
+
+
+def _search(directory: Path, name: str) -> Unit:
+    found, manifest = read_json(directory / "scores.json"), _manifest(directory)
+    rows = dict(
+        log_lines(
+            directory / "metrics.jsonl",
+            lambda row: ((int(row["trial"]), int(row["round"])), _row(row)),
+        )
+    )
+    finals = {
+        ", ".join(f"{key} {value:.6g}" for key, value in point["options"].items()): float(
+            math.nan if point["score"] is None else point["score"]
+        )
+        for point in found.get("points", [])
+    }
+    return Unit(name, name, None, {}, manifest, rows, finals)
+
+
+def _paired(
+    ours: Sequence[Unit], theirs: Sequence[Unit]
+) -> tuple[list[tuple[Unit, Unit]], list[Unit], list[Unit]]:
+    if len(ours) == len(theirs) == 1:
+        return [(ours[0], theirs[0])], [], []
+    pairs: list[tuple[Unit, Unit]] = []
+    left, right = list(ours), list(theirs)
+    keys: tuple[Callable[[Unit], Hashable], ...] = (
+        lambda unit: unit.name,
+        lambda unit: (unit.spec.get("algorithm"), unit.seed),
+    )
+    for key in keys:
+        for unit in list(left):
+            matching = [other for other in right if key(other) == key(unit)]
+            rivals = [other for other in left if key(other) == key(unit)]
+            if len(matching) == len(rivals) == 1:
+                pairs.append((unit, matching[0]))
+                left.remove(unit)
+                right.remove(matching[0])
+    return pairs, left, right
+
+
+def _changes(pairs: Sequence[tuple[Unit, Unit]]) -> list[Change]:
+    """Differences of specifications and manifests; those that many runs share stand once."""
+    found: dict[str, tuple[Aspect, str, Any, Any, list[str]]] = {}
+    for a, b in pairs:
+        listed = [(_aspect(key), key, x, y) for key, x, y in _unequal(a.spec, b.spec)]
+        alike = a.manifest.get("device") == b.manifest.get("device") == "cpu"
+        facts = [
+            fact
+            for fact in _unequal(_facts(a.manifest), _facts(b.manifest))
+            if not (alike and fact[0] in PACKING) and not (fact[0] == RULES and not _told(a, b))
+        ]
+        listed += [("data" if key in DATA else "versions", key, x, y) for key, x, y in facts]
+        for aspect, key, x, y in listed:
+            same = json.dumps([aspect, key, x, y], sort_keys=True, default=str)
+            found.setdefault(same, (aspect, key, x, y, []))[-1].append(a.name)
+    order = {aspect: i for i, aspect in enumerate(ASPECTS)}
+    entries = sorted(found.values(), key=lambda entry: order[entry[0]])
+    return [Change(aspect, key, x, y, tuple(runs)) for aspect, key, x, y, runs in entries]
+
+
+def _told(left: Unit, right: Unit) -> bool:
+    """Whether rules can have changed: one algorithm, and both sides say by which it was trained."""
+    both = all(unit.manifest.get(RULES) is not None for unit in (left, right))
+    return both and left.spec.get("algorithm") == right.spec.get("algorithm")
+
+
+def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in manifest.items() if key not in NEVER_EQUAL}
+
+
+def _plans(left: Path, right: Path) -> Iterator[tuple[str, Any, Any]]:
+    """Differences of the files that studies and grids were made from."""
+    for name in ("study.toml", "grid.toml"):
+        if (left / name).is_file() and (right / name).is_file():
+            yield from _unequal(flat(read_toml(left / name)), flat(read_toml(right / name)))
+
+
+def _unequal(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    keys = dict.fromkeys([*left, *right])
+    return [(k, left.get(k), right.get(k)) for k in keys if left.get(k) != right.get(k)]
+
+
+def _aspect(key: str) -> Aspect:
+    return "options" if key.partition(".")[0] in OPTIONS else "spec"
+
+
+def _curves(left: Unit, right: Unit) -> Curves:
+    shared = sorted(left.rows.keys() & right.rows.keys())
+    largest: dict[str, float] = {}
+    first: Hashable | None = None
+    fields: tuple[str, ...] = ()
+    for key in shared:
+        a, b = left.rows[key], right.rows[key]
+        # A field that only newer versions log is no difference of the training.
+        unequal = tuple(k for k in a if k in b and k != TIME and a[k] != b[k])
+        if unequal and (first is None or _round(key) < _round(first)):
+            first, fields = key, unequal
+        for name in CURVES:
+            if a.get(name) is not None and b.get(name) is not None:
+                largest[name] = max(largest.get(name, 0.0), _distance(a[name], b[name]))
+    rounds = len(left.rows), len(right.rows)
+    at = None if first is None else _round(first)
+    return Curves(left.name, len(shared), rounds, at, fields, largest)
+
+
+def _round(key: Any) -> int:
+    return int(key[-1] if isinstance(key, tuple) else key)
+
+
+def _distance(a: Any, b: Any) -> float:
+    """Absolute difference of two numbers, which may be words for what is not finite.
+
+    >>> _distance(1.0, 0.75), _distance("nan", "nan"), _distance("inf", 1.0)
+    (0.25, 0.0, inf)
+    """
+    if a == b:
+        return 0.0
+    found = abs(float(a) - float(b))
+    return found if math.isfinite(found) else math.inf
+
+
+def _scores(pairs: Sequence[tuple[Unit, Unit]]) -> Iterator[Scores]:
+    groups: dict[str, list[tuple[Unit, Unit]]] = {}
+    for pair in pairs:
+        groups.setdefault(pair[0].group, []).append(pair)
+    for group, members in groups.items():
+        other = members[0][1].group
+        name = group if group == other else f"{group}, {other}"
+        left = {k: v for a, _ in members for k, v in a.finals.items()}
+        right = {k: v for _, b in members for k, v in b.finals.items()}
+        if left or right:
+            # Points of a grid are not a sample of anything.
+            seeds = [k for k in left if k in right and members[0][0].seed is not None]
+            test = _test([left[k] for k in seeds], [right[k] for k in seeds])
+            yield Scores(name, left, right, test)
+
+
+def _test(left: Sequence[float], right: Sequence[float]) -> PairedTest | None:
+    if len(left) < 2 or not all(map(math.isfinite, [*left, *right])):
+        return None
+    return paired_t(left, right)
+
+
+def _manifest(directory: Path) -> dict[str, Any]:
+    path = directory / "manifest.json"
+    return read_json(path) if path.exists() else {}

@@ -1,0 +1,79 @@
+"""The file of a run directory that says how its models did on single clients.
+
+It stands apart from training, so that reports can read it, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from fedzmg.errors import InputError
+from fedzmg.storage.files import write_atomic
+from fedzmg.storage.formats import RESTORE
+
+CLIENTS = "clients.safetensors"
+FORMAT = 1
+
+
+class ClientTable(NamedTuple):
+    """Metric and loss on each client's own examples, by round."""
+
+    part: Literal["test", "training"]
+    """Which of their examples."""
+    population: int
+    """Clients that hold such examples; more than are listed where these are a sample."""
+    clients: NDArray[np.int64]
+    examples: NDArray[np.int64]
+    rounds: NDArray[np.int64]
+    metric: NDArray[np.float64]
+    """Evaluations x clients."""
+    loss: NDArray[np.float64]
+
+
+def write_clients(directory: Path, table: ClientTable) -> None:
+    """Put the file in place."""
+    tensors: dict[str, NDArray[Any]] = {
+        "client": table.clients.astype(np.int32),
+        "examples": table.examples.astype(np.int32),
+        "round": table.rounds.astype(np.int32),
+        "metric": table.metric,
+        "loss": table.loss,
+    }
+    facts = {"format": str(FORMAT), "part": table.part, "population": str(table.population)}
+    write_atomic(directory / CLIENTS, safetensors.numpy.save(tensors, facts))
+
+
+def read_clients(directory: Path) -> ClientTable | None:
+    """Read the file; None if the run never looked at single clients.
+
+    Raises:
+        InputError: if it is damaged.
+    """
+    path = directory / CLIENTS
+    if not path.is_file():
+        return None
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            facts = file.metadata()
+            found = ClientTable(
+                facts["part"],
+                int(facts["population"]),
+                file.get_tensor("client").astype(np.int64),
+                file.get_tensor("examples").astype(np.int64),
+                file.get_tensor("round").astype(np.int64),
+                file.get_tensor("metric"),
+                file.get_tensor("loss"),
+            )
+        shape = len(found.rounds), len(found.clients)
+        same = len(found.examples) == len(found.clients)
+        if not same or not found.metric.size or {found.metric.shape, found.loss.shape} != {shape}:
+            raise ValueError(f"a table of shape {found.metric.shape}")
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise InputError(f"{path} cannot be read ({error}): {RESTORE}") from None
+    return found
