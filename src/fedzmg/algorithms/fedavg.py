@@ -6,7 +6,7 @@
     server:  w   <- w - server_lr sum_k p_k (w - w_k)
 
 Travels down: the model. Travels up: the model difference. State: none.
-``fedavg:momentum`` has FedZMG's momentum 0.9 and decoupled decay 0.0005, so that the two differ by the
+``fedavg:momentum`` has FedZMG's momentum 0.9 and decoupled decay 0.0005: the two differ by the
 projection alone.
 Degenerate cases: ``server.lr = 1`` makes the new model the weighted mean of the clients' models.
 """
