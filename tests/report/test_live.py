@@ -94,7 +94,7 @@ def test_plain_lines_say_all_of_a_pack(monkeypatch: pytest.MonkeyPatch) -> None:
         "1 diverged, 2 stopped, "
     )
     assert second.endswith(" s left")
-    assert (third, fourth) == ("fedadam: complete already", "fedadam: goes on after round 10")
+    assert (third, fourth) == ("fedadam: complete already", "fedadam: continues after round 10")
 
 
 def test_time_for_all_packs_goes_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,8 +107,7 @@ def test_time_for_all_packs_goes_by_their_size(monkeypatch: pytest.MonkeyPatch) 
         now += 8.0
         display.advance(report(round_, [0.5]))
     # 8 s a round: 6 rounds are left, and 10 of a pack that is a quarter as large.
-    assert display._left() == 48.0
-    assert display._left_in_all() == 68.0
+    assert display._left() == (48.0, 68.0)
 
 
 def test_terminal_shows_a_line_per_trial_or_the_best_of_many() -> None:
