@@ -82,20 +82,20 @@ def _share(value: float | None, *, signed: bool = False) -> Cell:
 def _tests(shown: list[AlgorithmResult], dataset: paper.Dataset) -> Iterator[_Row]:
     pairs = [(s, dataset.tests[s.label]) for s in shown if s.label in dataset.tests]
     for score, printed in pairs:
-        here = gap = NOTHING
-        if score.test is not None:
-            difference = score.test.t - printed.t
-            here = Cell(signed_text(score.test.t, ".3f"), score.test.t)
-            gap = Cell(signed_text(difference, ".3f"), difference)
-        theirs = Cell(signed_text(printed.t, ".3f"), printed.t)
-        yield "paired t", score.label, here, theirs, gap
+        t = None if score.test is None else score.test.t
+        gap = NOTHING if t is None else _number(t - printed.t, "+.3f")
+        yield "paired t", score.label, _number(t, "+.3f"), _number(printed.t, "+.3f"), gap
     for score, printed in pairs:
-        here = gap = NOTHING
-        if score.test is not None:
-            difference = score.test.p - printed.p
-            here = Cell(f"{score.test.p:.4g}", score.test.p)
-            gap = Cell(signed_text(difference, ".3g"), difference)
-        yield "p, uncorrected", score.label, here, Cell(f"{printed.p:.4g}", printed.p), gap
+        p = None if score.test is None else score.test.p
+        gap = NOTHING if p is None else _number(p - printed.p, "+.3g")
+        yield "p, uncorrected", score.label, _number(p, ".4g"), _number(printed.p, ".4g"), gap
+
+
+def _number(value: float | None, form: str) -> Cell:
+    if value is None:
+        return NOTHING
+    signed = form.startswith("+")
+    return Cell(signed_text(value, form[1:]) if signed else format(value, form), value)
 
 
 def _caption(study: Study, twin: paper.Counterpart) -> Iterator[str]:

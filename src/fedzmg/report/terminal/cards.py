@@ -28,6 +28,7 @@ def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None)
         (o["key"], "absent" if o["default"] is None else str(o["default"]), o["range"], o["doc"])
         for o in data["options"]
     ]
+    heads = ("key", "default", "range", "what it is")
     costs = []
     for name, what in {
         "down": "travels to a client, every round",
@@ -42,9 +43,7 @@ def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None)
         data["summary"],
         f"inferred: {data['inferred']}" if data["inferred"] else None,
         Text(f"\n{prose(data['about'], width)}\n"),
-        Table.of(
-            "Options (--set KEY=VALUE)", ("key", "default", "range", "what it is"), options, 4
-        ),
+        Table.of("Options (--set KEY=VALUE)", heads, options, 4),
         f"also: {', '.join(data['wrapper_options'])}\n" if data["wrapper_options"] else None,
         Table.of("Costs, scalars left out", ("", "models", *([task] if task else [])), costs),
     ]

@@ -170,7 +170,7 @@ class Display:
             words.append(f"{which} {value_text(last, self._metric)}")
         for what in ("diverged", "stopped"):
             count = sum(getattr(seen, what) is not None for seen in self._trials)
-            words += [f"{count} {what}"] if count else []
+            words += [f"{count} {what}"] * bool(count)
         return ", ".join(words)
 
     def _ranked(self) -> list[Seen]:

@@ -6,6 +6,7 @@ import itertools
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import get_args
 
 from rich.console import Console, Group, RenderableType
@@ -29,29 +30,27 @@ def screen(works: Iterable[Work], width: int) -> RenderableType:
 
 
 def fitted(works: Sequence[Work], console: Console) -> RenderableType:
-    """Show as much as the terminal has lines for.
+    """Show as much as the terminal has lines for: fewer rows, then lines instead of tables."""
 
-    Rows of tables are left out first, then tables of work that nobody continues, then all tables.
-    """
+    def view(only_alive: bool, most: int) -> RenderableType:
+        parts = (
+            [_one_line(line(work))] if only_alive and not work.alive else _parts(work, most)
+            for work in works
+        )
+        return render(itertools.chain.from_iterable(parts), console.width)
+
+    def size(only_alive: bool, most: int) -> int:
+        return len(console.render_lines(view(only_alive, most)))
+
     height = max(console.height - 1, 1)
-    for only_alive in (False, True):
-        tabled = [work for work in works if work.alive or not only_alive]
-
-        def view(most: int, tabled: Sequence[Work] = tabled) -> RenderableType:
-            parts = (_parts(w, most) if w in tabled else [_one_line(line(w))] for w in works)
-            return render(itertools.chain.from_iterable(parts), console.width)
-
-        rows = max((len(work.trainings) for work in tabled), default=0)
-        counts = range(1, max(rows, 1) + 1)
-        most = bisect_right(counts, height, key=lambda n: len(console.render_lines(view(n))))
+    counts = range(1, max((len(work.trainings) for work in works), default=0) + 2)
+    for alone in (False, True):
+        most = bisect_right(counts, height, key=partial(size, alone))
         if most:
-            return view(most)
-    order = sorted(works, key=lambda work: not work.alive)
-    shown = order if len(order) <= height else order[: height - 1]
-    lines = [line(work) for work in shown]
-    hidden = order[len(shown) :]
-    if hidden:
-        lines.append(_more(len(hidden), [one for work in hidden for one in work.trainings]))
+            return view(alone, most)
+    lines = [line(work) for work in sorted(works, key=lambda work: not work.alive)]
+    if len(lines) > height:
+        lines[height - 1 :] = [f"and {len(lines) - height + 1} more"]
     return Group(*map(_one_line, lines))
 
 
@@ -76,7 +75,8 @@ def _parts(work: Work, most: int | None = None) -> Iterator[Table | str]:
     else:
         yield _by_algorithm(title, work, shown)
     if hidden:
-        yield _more(len(hidden), [one for name in hidden for one in groups[name]])
+        others = states(one for name in hidden for one in groups[name])
+        yield f"and {len(hidden)} more: {others}"
     yield from facts(work)
     yield ""
 
@@ -111,10 +111,6 @@ def _by_algorithm(title: str, work: Work, groups: Sequence[Sequence[Training]]) 
     point = "best point" if work.kind == "grid" else "best run"
     heads = ("algorithm", "state", "round", f"best {work.metric}", point)
     return Table("", title, heads, rows, words=2)
-
-
-def _more(count: int, trainings: Sequence[Training]) -> str:
-    return f"and {count} more{': ' * bool(trainings)}{states(trainings)}"
 
 
 def facts(work: Work) -> list[str]:
