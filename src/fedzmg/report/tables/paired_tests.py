@@ -8,7 +8,7 @@ from fedzmg.results.significance import FamilyTest
 from fedzmg.results.study_result import LEVEL, StudyResult, holds
 
 _HEADS = (
-    "difference", "mean", "95 % interval", "t", "p", "p (Holm)", "p (sign flip)", "d_z", "seeds",
+    "difference", "mean", "95 % interval", "t", "p", "Holm p", "sign flip p", "d_z", "seeds",
     "seeds needed",
 )  # fmt: skip
 
