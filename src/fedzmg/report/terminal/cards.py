@@ -100,7 +100,7 @@ def prose(text: str, width: int) -> str:
     With g = 0:
     <BLANKLINE>
         w <- w - lr g
-                always
+            always
     <BLANKLINE>
     Done.
     """
