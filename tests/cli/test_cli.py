@@ -88,15 +88,7 @@ def test_rates_that_nobody_searched_for_are_named(
 def test_compare_shows_table_figure_and_place(tmp_path: Path, fedzmg: Command) -> None:
     done = fedzmg("compare", "--seeds", "2", *QUICK)
     assert done.returncode == 0, done.stderr
-    for text in (
-        "fedzmg",
-        "fedavg",
-        "fedadam",
-        "final accuracy",
-        "to 80 %",
-        "d_z",
-        "MiB ↓ / ↑",
-    ):
+    for text in ("fedzmg", "fedavg", "fedadam", "final accuracy", "80 %", "d_z", "MiB"):
         assert text in done.stdout
     [place] = (tmp_path / "runs").iterdir()
     assert (place / "curves.png").read_bytes()[:4] == b"\x89PNG"

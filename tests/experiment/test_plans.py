@@ -20,7 +20,7 @@ from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.strict import parse_settings
 from fedzmg.experiment.specs.study import StudySpec
-from fedzmg.report.terminal import studies
+from fedzmg.report.terminal import views
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").glob("*.toml"))
@@ -294,7 +294,7 @@ def test_what_takes_long_is_extrapolated_from_one_gradient(monkeypatch: pytest.M
     assert found.probe == "one gradient of one client on 10 examples"
     assert found.seconds is not None
     assert 0 < found.seconds < 600
-    told = dict(studies.estimate(found.as_dict()))["time"]
+    told = dict(views.estimate(found.as_dict()))["time"]
     assert told.endswith("extrapolated from less than a round (one gradient of one client on 10 "
                          "examples)")  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from collections.abc import Callable
@@ -10,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from scipy import stats
 
 from fedzmg.errors import InputError
-from fedzmg.report.terminal import diff as diff_view
+from fedzmg.report.terminal.inspection import verdict
 from fedzmg.results.diff import ASPECTS, aspects, compare
 from fedzmg.results.reading import read
 from fedzmg.results.study_result import study_result
@@ -29,7 +27,7 @@ def test_copy_does_not_differ(study: Path, tmp_path: Path) -> None:
     assert not found.differs()
     assert len(found.curves) == 6
     assert all(pair.identical for pair in found.curves)
-    assert "no difference in spec, options" in diff_view.verdict(found, ASPECTS)
+    assert "no difference in spec, options" in verdict(found, ASPECTS)
 
 
 def test_options_versions_and_data_are_told_apart(write_run: Write) -> None:
@@ -76,38 +74,6 @@ def test_curves_first_difference_and_its_size(write_run: Write, log_line: Line) 
     assert pair.largest["metric"] == float("inf")
     assert pair.largest["loss"] == 0.0
     assert json.loads(json.dumps(compare(one, other).as_dict(), allow_nan=False))
-
-
-def test_heads_are_names_that_tell_both_apart_and_are_not_cut(
-    write_run: Write, tmp_path: Path
-) -> None:
-    places = [
-        write_run(f"a-rather-long-directory-for-runs/precision-{word}", "fedzmg", 0, [0.5, tops])
-        for word, tops in (("tf32", 0.4), ("bf16", 0.6))
-    ]
-    found = compare(*places)
-    shown = io.StringIO()
-    console = Console(width=80, file=shown)
-    for part in diff_view.screen(found, ["scores"], 80):
-        console.print(part, highlight=False)
-    [head] = [line for line in shown.getvalue().splitlines() if line.startswith("algorithm")]
-    assert head.split()[1:3] == ["precision-tf32", "precision-bf16"]
-    assert str(tmp_path) not in shown.getvalue()
-    # A program reads the whole paths.
-    assert found.as_dict()["left"] == str(places[0])
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "expected"),
-    [
-        ("a/x", "a/x", ("x", "x")),
-        ("a/x", "b/x", ("a/x", "b/x")),
-        ("/x", "/a/x", ("/x", "a/x")),
-        ("b/.", "b/../c/", ("b", "c")),
-    ],
-)
-def test_short_names(left: str, right: str, expected: tuple[str, str]) -> None:
-    assert diff_view.short_names(left, right) == expected
 
 
 def test_shorter_run_is_the_same_as_far_as_it_goes(write_run: Write) -> None:

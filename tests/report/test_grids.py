@@ -15,8 +15,7 @@ from rich.console import Console
 
 from fedzmg.report.plots import grids
 from fedzmg.report.plots.style import PNG_DPI, save
-from fedzmg.report.terminal import grids as grid_view
-from fedzmg.report.terminal import studies
+from fedzmg.report.terminal import views
 from fedzmg.results.grids import field as laid_out
 
 WIDE = 140
@@ -191,7 +190,7 @@ def test_points_that_were_stopped_are_shown_as_such() -> None:
     assert not (field.stopped & field.diverged).any()
     axes = grids.figure(known, "fedzmg").axes[0]
     assert sorted(line.get_marker() for line in axes.lines) == ["_", "_", "x"]
-    shown = text(grid_view.table(known, WIDE))
+    shown = text(views.grid(known, WIDE))
     assert "2 cannot win; 75 % of the rounds trained" in shown
 
 
@@ -201,14 +200,14 @@ def test_one_axis_and_grids_that_only_diverged_are_drawn() -> None:
     for point in lost["algorithms"]["fedzmg"]["points"]:
         point["diverged"], point["score"] = 1, 0.0
     grids.figures(lost).draw_without_rendering()
-    assert "all diverged" in text(grid_view.table(lost, WIDE))
+    assert "all diverged" in text(views.grid(lost, WIDE))
 
 
 def test_table_says_what_chose_and_where_the_best_lies() -> None:
-    shown = text(grid_view.table(data(), WIDE))
+    shown = text(views.grid(data(), WIDE))
     for word in ("client.lr 1, server.lr 1", "50.00 %", "on the border", "1 of 6", "tuning half"):
         assert word in shown
-    assert "whole test set" in text(grid_view.table({**data(), "selection": "test"}, WIDE))
+    assert "whole test set" in text(views.grid({**data(), "selection": "test"}, WIDE))
 
 
 def test_estimate_without_data_says_what_to_do() -> None:
@@ -218,8 +217,8 @@ def test_estimate_without_data_says_what_to_do() -> None:
         "disk_bytes": 2**20, "disk_bytes_after": 2**10, "seconds": None, "device": "",
         "engine": "", "missing": "fedzmg data get cifar100",
     }  # fmt: skip
-    shown = dict(studies.estimate(known))
+    shown = dict(views.estimate(known))
     assert shown["rounds"] == "50 each, 12,150 in all"
     assert "fedzmg data get cifar100" in shown["time"]
-    ready = dict(studies.estimate({**known, "missing": "", "seconds": 4000.0, "steps": 7}))
+    ready = dict(views.estimate({**known, "missing": "", "seconds": 4000.0, "steps": 7}))
     assert ready["time"].startswith("about 67 min here")

@@ -19,6 +19,7 @@ from fedzmg.cli.output import INTERRUPTED
 from fedzmg.cli.report import report
 from fedzmg.cli.theory import theory
 from fedzmg.errors import InputError, Interrupted
+from fedzmg.results.formatting import plain
 from fedzmg.version import __version__
 
 REFUSED = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS)
@@ -122,5 +123,5 @@ def _interrupted(message: str) -> None:
 
 def _fail(message: str) -> None:
     if message.strip():  # empty after the help that a bare command shows
-        typer.echo(f"fedzmg: error: {' '.join(message.split())}", err=True)
+        typer.echo(f"fedzmg: error: {plain(' '.join(message.split()))}", err=True)
     sys.exit(2)

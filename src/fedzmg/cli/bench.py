@@ -47,7 +47,7 @@ def bench(
     from fedzmg.bench.measure import Timing, environment, measure_all
     from fedzmg.experiment.runs.store import write_json
     from fedzmg.experiment.work.write_errors import named_write_errors
-    from fedzmg.report.terminal import bench as report
+    from fedzmg.report.terminal import views
     from fedzmg.simulation import resolve_device
 
     if out is not None:
@@ -67,13 +67,13 @@ def bench(
         device=place,
     ):
         found.append(timing)
-        console.print(report.line(timing.as_dict()), highlight=False, soft_wrap=True)
+        output.plain(console, views.timing_line(timing.as_dict()))
     data = {"environment": environment(place), "timings": [t.as_dict() for t in found]}
     # Before the file, whose disk may have become full.
     if as_json:
         typer.echo(json.dumps(data))
     else:
-        console.print(report.table(data, console.width), highlight=False)
+        console.print(views.timings(data, console.width))
     if out is not None:
         with named_write_errors(out):
             out.parent.mkdir(parents=True, exist_ok=True)

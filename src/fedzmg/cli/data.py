@@ -29,14 +29,14 @@ Name = Annotated[str, typer.Argument(help="A data set of 'fedzmg data list'.")]
 def list_(cache: Cache = None, as_json: Json = False) -> None:
     """Show the data sets there are and which of them are here."""
     from fedzmg.data.sources import SOURCES
-    from fedzmg.report.terminal import downloads
+    from fedzmg.report.terminal import cards
 
     found = {name: _summary(name, cache) for name in SOURCES}
     if as_json:
         typer.echo(json.dumps(found))
         return
     console = Console()
-    console.print(downloads.sets(found, console.width))
+    console.print(cards.data_sets(found, console.width))
     for name, one in found.items():
         for note in one["notes"]:
             output.plain(console, f"note: {name}: {note}")

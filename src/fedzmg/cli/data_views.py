@@ -78,7 +78,7 @@ def describe(
     from fedzmg.data import heterogeneity
     from fedzmg.provenance import provenance
     from fedzmg.report.exports.heterogeneity import FILES, write_description
-    from fedzmg.report.terminal.heterogeneity import table
+    from fedzmg.report.terminal import views
     from fedzmg.report.writing import check_place, refuse_foreign, staged
     from fedzmg.results import paper
 
@@ -106,7 +106,7 @@ def describe(
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
     console = Console()
-    console.print(table(data, paper.described(name)))
+    console.print(views.description(data, paper.described(name), console.width))
     if twin is not None and twin != name:
         output.plain(console, f"The paper's column is about its own {twin}, not about {name}.")
     for note in people.notes:

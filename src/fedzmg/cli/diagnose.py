@@ -63,7 +63,7 @@ def diagnose(
     from fedzmg.experiment.runs.store import write_json
     from fedzmg.report.plots import diagnose as report
     from fedzmg.report.plots import style
-    from fedzmg.report.terminal import diagnose as diagnose_view
+    from fedzmg.report.terminal import views
     from fedzmg.report.writing import check_place, refuse_foreign, staged
 
     task, params, round_, own_seed = _subject(what, set_ or [])
@@ -86,7 +86,7 @@ def diagnose(
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
-    console.print(diagnose_view.table(data, console.width), highlight=False)
+    console.print(views.diagnosis(data, console.width))
     output.place("figure", place / "diagnosis.png")
 
 

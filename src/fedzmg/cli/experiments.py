@@ -56,7 +56,7 @@ def grid(
     from fedzmg.experiment.grids.grid import run_grid
     from fedzmg.experiment.grids.score import warnings
     from fedzmg.report.plots import grids, style
-    from fedzmg.report.terminal import grids as grid_view
+    from fedzmg.report.terminal import views
 
     work = _prepare("grid", file, set_, out, track, as_json=as_json)
     spec, place, console = work.spec, work.place, work.console
@@ -68,7 +68,7 @@ def grid(
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
-    console.print(grid_view.table(data, console.width), highlight=False)
+    console.print(views.grid(data, console.width))
     output.say(*warnings(data))
     output.place("time", _spent(spec, place))
     output.place("figure", written)
@@ -95,7 +95,9 @@ def study(
     from fedzmg.experiment.runs.store import write_json
     from fedzmg.experiment.studies.study import run_study, study_packs
     from fedzmg.report.plots import comparison, style
-    from fedzmg.report.terminal import studies
+    from fedzmg.report.terminal import views
+    from fedzmg.results.reading import read
+    from fedzmg.results.study_result import study_result
 
     work = _prepare("study", file, set_, out, track, as_json=as_json)
     spec, place, console = work.spec, work.place, work.console
@@ -111,9 +113,8 @@ def study(
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
-    for part in (studies.scores(data, console.width), studies.tests(data, console.width)):
-        if part is not None:
-            console.print(part, highlight=False)
+    for found in read([place]).studies:
+        console.print(views.study(study_result(found), console.width))
     rounds = [r for runs in compared.histories.values() for run in runs for r in run.records]
     output.place("time", f"{sum(record.seconds for record in rounds):,.0f} s")
     output.place("figure", written[0])
@@ -129,7 +130,7 @@ def validate(
     from fedzmg.experiment.estimate import estimate
     from fedzmg.experiment.specs.study import StudySpec
     from fedzmg.experiment.studies.study import find_rates, missing_grid
-    from fedzmg.report.terminal import studies
+    from fedzmg.report.terminal import views
 
     spec = _read(file, None, set_)
     to_do: list[str] = []
@@ -145,8 +146,8 @@ def validate(
         typer.echo(json.dumps(found))
         return
     console = Console()
-    for what, text in studies.estimate(found):
-        console.print(f"{what:<12} {text}", highlight=False, markup=False, soft_wrap=True)
+    for what, text in views.estimate(found):
+        output.plain(console, f"{what:<12} {text}")
 
 
 def schema(

@@ -43,7 +43,7 @@ def watch(
     if as_json:
         _json_lines(found, works, every, once=once, wait=wait)
     elif once:
-        console.print(watch_view.screen(works, console.width), highlight=False)
+        console.print(watch_view.screen(works, console.width))
     else:
         try:
             _follow(found, works, every, console, wait=wait)
@@ -68,6 +68,7 @@ def _json_lines(found: Watch, works: list[Work], every: float, *, once: bool, wa
 
 def _follow(found: Watch, works: list[Work], every: float, console: Console, *, wait: bool) -> None:
     from fedzmg.report.terminal import watch as watch_view
+    from fedzmg.report.terminal.render import say
 
     if console.is_terminal:
         first = watch_view.fitted(works, console)
@@ -82,9 +83,7 @@ def _follow(found: Watch, works: list[Work], every: float, console: Console, *, 
         lines = [watch_view.line(work) for work in works]
         for line in lines:
             if line not in shown:
-                # A label may hold brackets, which are no markup.
-                now = time.strftime("%H:%M:%S")
-                console.print(f"{now} {line}", highlight=False, markup=False, soft_wrap=True)
+                say(console, f"{time.strftime('%H:%M:%S')} {line}")
         shown = lines
         if _ended(works, wait):
             return
@@ -109,7 +108,7 @@ def diff(
 
     Exit code 0 without a difference, 1 with one, 2 for trouble.
     """
-    from fedzmg.report.terminal import diff as diff_view
+    from fedzmg.report.terminal import inspection as views
     from fedzmg.results.diff import aspects, compare
 
     asked = aspects(only)
@@ -118,8 +117,7 @@ def diff(
         typer.echo(json.dumps(found.as_dict(), allow_nan=False))
     else:
         console = Console()
-        for part in diff_view.screen(found, asked, console.width):
-            console.print(part, highlight=False)
+        console.print(views.diff(found, asked, console.width))
     if found.differs(asked):
         raise SystemExit(DIFFERENT)
 
@@ -136,7 +134,7 @@ def verify(
 ) -> None:
     """Train the first rounds again: same bits here? Exit code 0 if so, 1 if not."""
     from fedzmg.experiment.verification.verify import verify as verify_runs
-    from fedzmg.report.terminal import verify as verify_view
+    from fedzmg.report.terminal import inspection as views
 
     found = verify_runs(
         directory, rounds=rounds, runs=runs, say=lambda text: typer.echo(text, err=True)
@@ -147,7 +145,6 @@ def verify(
         typer.echo(json.dumps({"reproduced": good, "runs": data}, allow_nan=False))
     else:
         console = Console()
-        for part in verify_view.screen(data, console.width):
-            console.print(part, highlight=False)
+        console.print(views.verify(data, console.width))
     if not good:
         raise SystemExit(DIFFERENT)

@@ -22,7 +22,7 @@ def list_(
     """Show the algorithms and tasks there are, or the card of one of them."""
     from fedzmg import algorithms, tasks
     from fedzmg.algorithms.card import card
-    from fedzmg.report.terminal import cards, tables
+    from fedzmg.report.terminal import cards
     from fedzmg.tasks.card import card as task_card
 
     size = None if task is None else task_card(tasks.entry(task))["model"]["bytes"]
@@ -38,7 +38,7 @@ def list_(
             typer.echo(json.dumps(shown))
         else:
             console = Console()
-            console.print(cards.card(shown, console.width, task), highlight=False)
+            console.print(cards.algorithm_card(shown, console.width, task))
         return
     if as_json:
         found = {n: card(e, size) for n, e in algorithms.ALGORITHMS.items()}
@@ -54,40 +54,21 @@ def list_(
         for n, e in algorithms.ALGORITHMS.items()
     ]
     heads = ["name", "what it is", "source"]
-    console.print(tables.listing(heads, rows, console.width, title="Algorithms"))
+    console.print(cards.listing("Algorithms", heads, rows, console.width))
     rest = [(n, e.summary, e.missing) for n, e in tasks.TASKS.items()]
     heads = ["name", "what it is", "data to get first"]
-    console.print(tables.listing(heads, rest, console.width, title="Tasks"))
+    console.print(cards.listing("Tasks", heads, rest, console.width))
 
 
 def _show_task(name: str, *, as_json: bool) -> None:
     """A task's card: data, clients, model, protocol and the fields of its preset."""
     from fedzmg import tasks
-    from fedzmg.report.terminal import tables
-    from fedzmg.report.terminal.prose import prose
-    from fedzmg.results.formatting import bytes_text
+    from fedzmg.report.terminal import cards
     from fedzmg.tasks.card import card
 
     shown = card(tasks.entry(name))
     if as_json:
         typer.echo(json.dumps(shown))
         return
-    model = shown["model"]
-    place = f"not here yet: {shown['missing']}" if shown["missing"] else "here"
-    facts = {
-        "data": "ships with fedzmg" if shown["data"] is None else f"{shown['data']} ({place})",
-        "clients": f"{shown['clients']:,}",
-        "model": f"{model['parameters']:,} parameters, {bytes_text(model['bytes'])}",
-        "protocol": ", ".join(f"{k} {v}" for k, v in shown["protocol"].items()),
-    }
     console = Console()
-    console.print(f"{name}: {shown['summary']}\n", style="bold", highlight=False, markup=False)
-    about = prose(shown["about"], console.width)
-    console.print(about + "\n", highlight=False, markup=False)
-    for what, text in facts.items():
-        console.print(f"{what:<9} {text}", highlight=False, markup=False)
-    if shown["fields"]:
-        rows = [(f["key"], str(f["default"]), f["range"], f["doc"]) for f in shown["fields"]]
-        heads = ["key", "default", "allowed", "what it is"]
-        console.print()
-        console.print(tables.listing(heads, rows, console.width, title="Choices (--set KEY=VALUE)"))
+    console.print(cards.task_card(shown, name, console.width))

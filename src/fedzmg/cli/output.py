@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from fedzmg.errors import InputError
+from fedzmg.results.formatting import plain as printable
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -28,17 +29,19 @@ def mistakes_in(file: Path | str, settings: Iterable[str] | None) -> Iterator[No
 def say(*lines: str) -> None:
     """Something the user should know, apart from results that a program may read."""
     for line in lines:
-        typer.echo(f"fedzmg: {line}", err=True)
+        typer.echo(f"fedzmg: {printable(line)}", err=True)
 
 
 def place(what: str, path: Path | str, *, err: bool = False) -> None:
     """Where something is: one line however long, as a path is copied whole."""
-    typer.echo(f"{what:<7} {path}", err=err)
+    typer.echo(f"{what:<7} {printable(path)}", err=err)
 
 
 def plain(console: Console, text: str) -> None:
-    """Text as it is: what looks like markup in it is none, and lines are not broken."""
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
+    """Print a line as it is, without markup, line breaks and control characters."""
+    from fedzmg.report.terminal.render import say as print_line
+
+    print_line(console, text)
 
 
 def check_file(path: Path, option: str) -> None:

@@ -39,8 +39,9 @@ def theory(
     The end lists all checks with their verdicts. Exit code 1 if a derived value is not reproduced.
     """
     from fedzmg.report.exports import theory as files
-    from fedzmg.report.tables.theory import markdown
-    from fedzmg.report.terminal import theory as view
+    from fedzmg.report.tables.theory import markdown, overview
+    from fedzmg.report.terminal import views
+    from fedzmg.report.terminal.render import render
     from fedzmg.report.writing import staged
     from fedzmg.theory import FULL, QUICK, run
 
@@ -52,9 +53,9 @@ def theory(
         finding = found.as_dict()
         findings.append(finding)
         if quiet:
-            console.print(f"{found.id}: {found.verdict}", highlight=False, soft_wrap=True)
+            output.plain(console, f"{found.id}: {found.verdict}")
         else:
-            console.print(view.one(finding), highlight=False)
+            console.print(views.finding(finding, console.width))
     seconds = time.perf_counter() - begun
     # Before files, one of which may turn out to be somebody else's.
     if as_json:
@@ -70,7 +71,7 @@ def theory(
         for path in drawn:
             output.place("figure", out / path.name, err=quiet)
     if len(findings) > 1 and not quiet:
-        console.print(view.overview(findings, console.width), "", highlight=False)
-    console.print(view.summary(findings, seconds), highlight=False)
+        console.print(render([overview(findings)], console.width))
+    output.plain(console, views.findings_summary(findings, seconds))
     if any(finding["verdict"] == "not reproduced" for finding in findings):
         raise SystemExit(NOT_REPRODUCED)

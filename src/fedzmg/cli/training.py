@@ -50,8 +50,10 @@ def compare(
     from fedzmg.api import compare as compare_algorithms
     from fedzmg.report.plots import comparison
     from fedzmg.report.plots.style import save
-    from fedzmg.report.terminal import tables
+    from fedzmg.report.terminal import views
     from fedzmg.report.terminal.live import Display
+    from fedzmg.results.reading import read
+    from fedzmg.results.study_result import study_result
 
     makers = trackers.named(track)
     if task.endswith(".toml"):
@@ -79,7 +81,8 @@ def compare(
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
-    console.print(tables.comparison(data, console.width))
+    for study in read([place]).studies:
+        console.print(views.study(study_result(study), console.width))
     for what, path in (("figure", written[0]), ("", written[1]), ("runs", place)):
         output.place(what, path)
 

@@ -1,7 +1,7 @@
 """A report: its page, and its tables and figures as files for papers, slides and spreadsheets.
 
-Tables are written as Markdown, LaTeX and CSV (with full precision), figures as PNG, SVG and PDF.
-The same outcome gives the same bytes.
+Tables are written as Markdown, LaTeX, CSV and JSON (with full precision), figures as PNG, SVG and
+PDF. The same outcome gives the same bytes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from fedzmg.report.html.page import render
 from fedzmg.report.tables import costs, scores
 from fedzmg.report.tables.beside_paper import beside_paper
 from fedzmg.report.tables.clients import clients
-from fedzmg.report.tables.formats import comma_separated, latex, markdown
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.paired_tests import paired_tests
-from fedzmg.report.tables.sheet import Sheet
+from fedzmg.report.tables.table import Table, to_csv, to_json, to_latex, to_markdown
 from fedzmg.report.writing import Cleared, check_place, refuse_foreign, replace_files
 from fedzmg.results import paper
 from fedzmg.results.formatting import slug
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE = "report.html"
-SHEETS: tuple[Callable[[StudyResult], Sheet | None], ...] = (
+SHEETS: tuple[Callable[[StudyResult], Table | None], ...] = (
     scores.scores,
     paired_tests,
     scores.thresholds,
@@ -41,10 +40,11 @@ SHEETS: tuple[Callable[[StudyResult], Sheet | None], ...] = (
     costs.settings,
 )
 """The tables of a study."""
-_FORMATS: dict[str, Callable[[Sheet], str]] = {
-    "md": markdown,
-    "tex": latex,
-    "csv": comma_separated,
+_FORMATS: dict[str, Callable[[Table], str]] = {
+    "md": to_markdown,
+    "tex": to_latex,
+    "csv": to_csv,
+    "json": to_json,
 }
 
 
@@ -87,7 +87,7 @@ def publish(
 
 
 def tables(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[tuple[str, bytes]]:
-    """Every table in three formats: names of files, below ``tables``, and what they hold."""
+    """Every table in four formats: names of files, below ``tables``, and what they hold."""
     for name, sheet in _sheets(material, outcomes):
         for suffix, make in _FORMATS.items():
             yield f"tables/{name}.{suffix}", make(sheet).encode()
@@ -131,7 +131,7 @@ def _drawn(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[tupl
             )
 
 
-def _sheets(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[tuple[str, Sheet]]:
+def _sheets(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[tuple[str, Table]]:
     for prefix, outcome in zip(_prefixes(outcomes), outcomes, strict=True):
         for make in SHEETS:
             sheet = make(outcome)

@@ -1,11 +1,11 @@
-"""Every number that the paper printed for a task, ours, and the difference."""
+"""The table of the paper's printed numbers beside ours."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from fedzmg.report.tables.scores import index_cell
-from fedzmg.report.tables.sheet import NOTHING, Cell, Record, Sheet
+from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
 from fedzmg.results import paper
 from fedzmg.results.averaging import arrival, late_means
 from fedzmg.results.formatting import goal_text, signed_text, value_text
@@ -13,10 +13,13 @@ from fedzmg.results.grouping import Study
 from fedzmg.results.study_result import AlgorithmResult, StudyResult
 
 _ACCURACY = "accuracy"
+_HEADS = ("measure", "algorithm", "here", "paper", "difference")
+
+_Row = tuple[str, str, Cell, Cell, Cell]
 
 
-def beside_paper(outcome: StudyResult) -> Sheet | None:
-    """A line per printed number; None if the paper has none for this task."""
+def beside_paper(outcome: StudyResult) -> Table | None:
+    """Make a row per printed number; None if the paper has none for this task."""
     study = outcome.study
     twin = paper.COUNTERPARTS.get(study.task)
     if twin is None or study.metric != _ACCURACY:
@@ -25,89 +28,77 @@ def beside_paper(outcome: StudyResult) -> Sheet | None:
     if not shown:
         return None
     lines = [*_speeds(study, shown, twin.dataset), *_levels(study, shown, twin.dataset)]
-    lines += _tests(shown, twin.dataset) if study.reference == paper.TESTED else []
-    return Sheet(
-        "paper",
-        f"{study.name} beside the paper's {twin.dataset.title}",
-        ("measure", "algorithm", "here", "paper", "difference"),
-        [row for row, _ in lines],
-        " ".join(_words(study, twin)),
-        [{"task": study.name, **record} for _, record in lines],
-        2,
-    )
+    if study.reference == paper.TESTED:
+        lines += _tests(shown, twin.dataset)
+    rows = [[Cell(measure), Cell(algorithm), *numbers] for measure, algorithm, *numbers in lines]
+    title = f"{study.name} beside the paper's {twin.dataset.title}"
+    records = [_record(study.name, line) for line in lines]
+    return Table("paper", title, _HEADS, rows, " ".join(_caption(study, twin)), records, 2)
 
 
-_Line = tuple[list[Cell], Record]
-
-
-def _line(measure: str, algorithm: str, here: Cell, printed: Cell, gap: Cell) -> _Line:
-    record: Record = {
+def _record(task: str, line: _Row) -> Record:
+    measure, algorithm, here, printed, gap = line
+    return {
+        "task": task,
         "measure": measure,
         "algorithm": algorithm,
         "here": here.value if here.text != "never" else None,
         "paper": printed.value,
         "difference": gap.value,
     }
-    return [Cell(measure), Cell(algorithm), here, printed, gap], record
 
 
-def _speeds(study: Study, shown: list[AlgorithmResult], dataset: paper.Dataset) -> Iterator[_Line]:
+def _speeds(study: Study, shown: list[AlgorithmResult], dataset: paper.Dataset) -> Iterator[_Row]:
     for level, name in zip(paper.THRESHOLDS, ("to_low", "to_high"), strict=True):
+        measure = f"index at {goal_text(level, _ACCURACY)}"
         for score in shown:
             index = arrival(study, study.members[score.label], level)
             printed: int = getattr(dataset.lines[score.label], name)
-            gap = NOTHING
-            if index is not None:
-                gap = Cell(signed_text(index - printed, ",d"), index - printed)
-            goal = goal_text(level, _ACCURACY)
-            yield _line(
-                f"index at {goal}", score.label, index_cell(index), Cell(f"{printed:,}", printed),
-                gap,
+            gap = None if index is None else index - printed
+            difference = NOTHING if gap is None else Cell(signed_text(gap, ",d"), gap)
+            yield (
+                measure, score.label, index_cell(index), Cell(f"{printed:,}", printed), difference
             )  # fmt: skip
 
 
-def _levels(study: Study, shown: list[AlgorithmResult], dataset: paper.Dataset) -> Iterator[_Line]:
+def _levels(study: Study, shown: list[AlgorithmResult], dataset: paper.Dataset) -> Iterator[_Row]:
     # The paper's slowest is among its own algorithms, so others must not move the start.
-    same = study.only(score.label for score in shown)
-    late, _ = late_means(same, paper.THRESHOLDS[1])
+    late, _ = late_means(study.only(score.label for score in shown), paper.THRESHOLDS[1])
     for score in shown:
         value, printed = late.get(score.label), dataset.lines[score.label].late
-        yield _line(
+        gap = None if value is None else value - printed
+        yield (
             "late-stage mean", score.label, _share(value), _share(printed),
-            NOTHING if value is None else _share(value - printed, signed=True),
+            _share(gap, signed=True),
         )  # fmt: skip
     for score in shown:
-        yield _line(
-            "final accuracy", score.label, _share(score.mean),
-            NOTHING, NOTHING,
-        )  # fmt: skip
+        yield "final accuracy", score.label, _share(score.mean), NOTHING, NOTHING
 
 
 def _share(value: float | None, *, signed: bool = False) -> Cell:
     return NOTHING if value is None else Cell(value_text(value, _ACCURACY, signed=signed), value)
 
 
-def _tests(shown: list[AlgorithmResult], dataset: paper.Dataset) -> Iterator[_Line]:
+def _tests(shown: list[AlgorithmResult], dataset: paper.Dataset) -> Iterator[_Row]:
     pairs = [(s, dataset.tests[s.label]) for s in shown if s.label in dataset.tests]
     for score, printed in pairs:
-        here = gap = NOTHING
-        if score.test is not None:
-            here = Cell(signed_text(score.test.t, ".3f"), score.test.t)
-            difference = score.test.t - printed.t
-            gap = Cell(signed_text(difference, ".3f"), difference)
-        yield _line(
-            "paired t", score.label, here, Cell(signed_text(printed.t, ".3f"), printed.t), gap
-        )
+        t = None if score.test is None else score.test.t
+        gap = NOTHING if t is None else _number(t - printed.t, "+.3f")
+        yield "paired t", score.label, _number(t, "+.3f"), _number(printed.t, "+.3f"), gap
     for score, printed in pairs:
-        here = gap = NOTHING
-        if score.test is not None:
-            here = Cell(f"{score.test.p:.4g}", score.test.p)
-            difference = score.test.p - printed.p
-            gap = Cell(signed_text(difference, ".3g"), difference)
-        yield _line("p, uncorrected", score.label, here, Cell(f"{printed.p:.4g}", printed.p), gap)
+        p = None if score.test is None else score.test.p
+        gap = NOTHING if p is None else _number(p - printed.p, "+.3g")
+        yield "p, uncorrected", score.label, _number(p, ".4g"), _number(printed.p, ".4g"), gap
 
 
-def _words(study: Study, twin: paper.Counterpart) -> Iterator[str]:
+def _number(value: float | None, form: str) -> Cell:
+    if value is None:
+        return NOTHING
+    signed = form.startswith("+")
+    return Cell(signed_text(value, form[1:]) if signed else format(value, form), value)
+
+
+def _caption(study: Study, twin: paper.Counterpart) -> Iterator[str]:
     if twin.stands_in:
         yield (
             f"{study.task} only stands in for the paper's {twin.dataset.title}: the data differ, "
@@ -131,6 +122,7 @@ def _words(study: Study, twin: paper.Counterpart) -> Iterator[str]:
         if key in study.protocol and study.protocol[key] != value
     ]
     seeds = max(len(runs) for runs in study.members.values())
-    differing += [f"{seeds} seeds instead of {paper.SEEDS}"] if seeds != paper.SEEDS else []
+    if seeds != paper.SEEDS:
+        differing.append(f"{seeds} seeds instead of {paper.SEEDS}")
     if differing:
-        yield "Other than in the paper: " + ", ".join(differing) + "."
+        yield f"Other than in the paper: {', '.join(differing)}."

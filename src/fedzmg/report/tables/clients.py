@@ -1,4 +1,4 @@
-"""The table of single clients: how evenly an algorithm serves them."""
+"""The table of single clients: fairness of every algorithm."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from fedzmg.evaluation import OverClients, share_short_of
-from fedzmg.report.tables.sheet import NOTHING, Cell, Record, Sheet
+from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
 from fedzmg.results.clients import Clients
 from fedzmg.results.formatting import goal_text, spread_text
 from fedzmg.results.grouping import Study
@@ -21,68 +21,60 @@ _HEADS = {
     "worst_tenth": "worst 10 %",
     "best_tenth": "best 10 %",
 }
-_RANKED = ("mean", "median", "worst_tenth", "best_tenth")
 _SHORT = "share_short_of_threshold"
 
 
-def clients(outcome: StudyResult) -> Sheet | None:
-    """Mean, deviation, median, worst and best tenth over clients; None if no run looked at them."""
+def clients(outcome: StudyResult) -> Table | None:
+    """Make the table of the metric over clients; None if no run evaluated them one by one."""
     study = outcome.study
     found = {label: seen(runs) for label, runs in study.members.items()}
     if not any(found.values()):
         return None
-    columns = [*_HEADS, *([] if study.threshold is None else [_SHORT])]
-    each = {
-        label: [(seed, _numbers(study, one)) for seed, one in runs] for label, runs in found.items()
-    }
-    means = {
-        label: {name: statistics.fmean(numbers[name] for _, numbers in runs) for name in columns}
-        for label, runs in each.items()
-        if runs
-    }
-    rows = []
-    for label, runs in each.items():
-        cells = [_cell(study, name, [n[name] for _, n in runs], means) for name in columns]
-        rows.append([Cell(label), *cells])
-    records: list[Record] = [
-        {"algorithm": label, "seed": seed, **numbers}
-        for label, runs in each.items()
-        for seed, numbers in runs
-    ]
-    heads = ["algorithm", *_HEADS.values()]
+    heads = dict(_HEADS)
     if study.threshold is not None:
         side = "below" if study.higher_is_better else "above"
-        heads.append(f"clients {side} {goal_text(study.threshold, study.metric)}")
+        heads[_SHORT] = f"clients {side} {goal_text(study.threshold, study.metric)}"
+    numbers = {
+        label: [(seed, _numbers(study, one)) for seed, one in runs] for label, runs in found.items()
+    }
+    rows = [[Cell(label)] for label in numbers]
+    for name in heads:
+        columns = [[own[name] for _, own in runs] for runs in numbers.values()]
+        means = [statistics.fmean(values) for values in columns if values]
+        lowest = name == _SHORT or not study.higher_is_better
+        best = (min if lowest else max)(means) if len(means) > 1 and name != "sd" else None
+        for row, values in zip(rows, columns, strict=True):
+            row.append(_cell(study, name, values, best))
+    records: list[Record] = [
+        {"algorithm": label, "seed": seed, **own}
+        for label, runs in numbers.items()
+        for seed, own in runs
+    ]
     title = f"{study.metric.capitalize()} over clients on {study.name}"
-    return Sheet("clients", title, tuple(heads), rows, _caption(found), records)
+    return Table(
+        "clients", title, ("algorithm", *heads.values()), rows, _caption(found), records
+    )  # fmt: skip
 
 
 def _numbers(study: Study, found: Clients) -> dict[str, float]:
     higher, values = study.higher_is_better, found.metric[-1]
-    numbers = {
-        "clients": float(len(values)),
-        **OverClients.of(values, higher_is_better=higher)._asdict(),
-    }
+    spread = OverClients.of(values, higher_is_better=higher)._asdict()
+    numbers = {"clients": float(len(values)), **spread}
     if study.threshold is not None:
         numbers[_SHORT] = share_short_of(values, study.threshold, higher_is_better=higher)
     return numbers
 
 
-def _cell(
-    study: Study, name: str, values: Sequence[float], means: dict[str, dict[str, float]]
-) -> Cell:
+def _cell(study: Study, name: str, values: Sequence[float], best: float | None) -> Cell:
     if not values:
         return NOTHING
     mean = statistics.fmean(values)
     sd = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
     if name == _SHORT:
         text = f"{100 * mean:.1f}" + ("" if sd is None else f" ± {100 * sd:.1f}") + " %"
-        best = min(one[name] for one in means.values())
     else:
         text = spread_text(mean, sd, study.metric)
-        best = (max if study.higher_is_better else min)(one[name] for one in means.values())
-    ranked = len(means) > 1 and (name in _RANKED or name == _SHORT)
-    return Cell(text, mean, "best" if ranked and mean == best else "")
+    return Cell(text, mean, "best" if mean == best else "")
 
 
 def _caption(found: dict[str, list[tuple[int, Clients]]]) -> str:
@@ -92,10 +84,9 @@ def _caption(found: dict[str, list[tuple[int, Clients]]]) -> str:
     who = f"all {total:,} clients that have any" if number == total else (
         f"{number:,} of {total:,} clients, drawn by chance and the same for every run"
     )  # fmt: skip
-    runs = max(len(each) for each in found.values())
-    seeds = "" if runs < 2 else "; ± standard deviation over seeds"
+    several = max(len(each) for each in found.values()) > 1
     return (
         f"The model after the last round on each client's own {part} examples, {who}. Every client "
         "counts once; deviation: standard deviation over clients; worst and best 10 %: mean of "
-        f"that tenth of the clients{seeds}."
+        f"that tenth of the clients{'; ± standard deviation over seeds' * several}."
     )

@@ -1,11 +1,11 @@
-"""Tables of what a run took: traffic, time, settings and circumstances."""
+"""Tables of traffic, time, hyper-parameters and environment of runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from fedzmg.report.tables.sheet import Cell, Record, Sheet
+from fedzmg.report.tables.table import Cell, Record, Table
 from fedzmg.results.formatting import bytes_text, setting_text
 from fedzmg.results.runs import Run
 from fedzmg.results.study_result import StudyResult
@@ -22,8 +22,8 @@ _FACT_NAMES = {
 }
 
 
-def traffic(outcome: StudyResult) -> Sheet:
-    """What moved in one run."""
+def traffic(outcome: StudyResult) -> Table:
+    """Make the table of bytes and seconds of one run."""
     heads = (
         "algorithm", "arrays down", "arrays up", "up, packed", "scalars", "kept per client",
         "total", "seconds",
@@ -31,44 +31,37 @@ def traffic(outcome: StudyResult) -> Sheet:
     rows = []
     records: list[Record] = []
     for score in outcome.scores:
-        found = score.traffic
+        moved = score.traffic
         sizes = {
-            "down": found["bytes_down"],
-            "up": found["bytes_up"],
-            "up_packed": found["bytes_up_bound"],
-            "scalars": found["scalar_bytes_down"] + found["scalar_bytes_up"],
-            "kept": found["kept"],
-            "total": found["total"],
+            "down": moved["bytes_down"],
+            "up": moved["bytes_up"],
+            "up_packed": moved["bytes_up_bound"],
+            "scalars": moved["scalar_bytes_down"] + moved["scalar_bytes_up"],
+            "kept": moved["kept"],
+            "total": moved["total"],
         }
-        rows.append(
-            [
-                Cell(score.label),
-                *(Cell(bytes_text(size), size) for size in sizes.values()),
-                Cell(f"{score.seconds:,.1f}", score.seconds),
-            ]
-        )
+        cells = [Cell(bytes_text(size), size) for size in sizes.values()]
+        rows.append([Cell(score.label), *cells, Cell(f"{score.seconds:,.1f}", score.seconds)])
         records.append({"algorithm": score.label, "seconds": score.seconds, **sizes})
     caption = (
         "Mean over runs, all rounds and clients; packed: if whole numbers used no more bits than "
         "they need; seconds: training time of a run's share of its pack."
     )
     title = f"Traffic of one run on {outcome.study.name}"
-    return Sheet("traffic", title, heads, rows, caption, records)
+    return Table("traffic", title, heads, rows, caption, records)
 
 
-def settings(outcome: StudyResult) -> Sheet:
-    """Hyper-parameters that were actually used, one column each."""
+def settings(outcome: StudyResult) -> Table:
+    """Make the table of the hyper-parameters that were used."""
     used = {label: runs[0].variant for label, runs in outcome.study.members.items()}
     keys = sorted({key for options in used.values() for key in options}, key=_order)
     rates = [key for key in keys if key in _RATES]
-    rows = [
-        [
-            Cell(label),
-            *(Cell(setting_text(options.get(key)), options.get(key)) for key in rates),
-            Cell(_others(options, keys), None, "words"),
-        ]
-        for label, options in used.items()
-    ]
+    others = [key for key in keys if key not in _RATES]
+    rows = []
+    for label, options in used.items():
+        named = [f"{key} {setting_text(options[key])}" for key in others if key in options]
+        cells = [Cell(setting_text(options.get(key)), options.get(key)) for key in rates]
+        rows.append([Cell(label), *cells, Cell(", ".join(named), None, "words")])
     records: list[Record] = [
         {"algorithm": label, **{key: options.get(key) for key in keys}}
         for label, options in used.items()
@@ -76,22 +69,16 @@ def settings(outcome: StudyResult) -> Sheet:
     caption = "Every default is written out; what is not named is off."
     heads = ("algorithm", *rates, "others")
     title = f"Hyper-parameters used on {outcome.study.name}"
-    return Sheet("settings", title, heads, rows, caption, records)
-
-
-def _others(options: Mapping[str, Any], keys: Sequence[str]) -> str:
-    named = [key for key in keys if key in options and key not in _RATES]
-    return ", ".join(f"{key} {setting_text(options[key])}" for key in named)
+    return Table("settings", title, heads, rows, caption, records)
 
 
 def _order(key: str) -> tuple[int, bool, str]:
     table = key.partition(".")[0]
-    place = {"client": 0, "server": 1}.get(table, 2)
-    return place, not key.endswith(".lr"), key
+    return {"client": 0, "server": 1}.get(table, 2), not key.endswith(".lr"), key
 
 
 def circumstances(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Versions, machine, commit and data: every fact with all values it had."""
+    """List versions, machine, commit and data with all values they had."""
     found = []
     for fact in _FACTS:
         values = [run.manifest[fact] for run in runs if run.manifest.get(fact) is not None]

@@ -1,38 +1,29 @@
-"""The table of paired tests, and how to read it."""
+"""The table of paired tests and its reading guide."""
 
 from __future__ import annotations
 
-from fedzmg.report.tables.sheet import NOTHING, Cell, Record, Sheet
-from fedzmg.results.formatting import (
-    NONE,
-    count_text,
-    p_text,
-    range_text,
-    signed_text,
-    value_text,
-)
+from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
+from fedzmg.results.formatting import NONE, count_text, p_text, range_text, signed_text, value_text
 from fedzmg.results.significance import FamilyTest
 from fedzmg.results.study_result import LEVEL, StudyResult, holds
 
+_HEADS = (
+    "difference", "mean", "95 % interval", "t", "p", "Holm p", "sign flip p", "d_z", "seeds",
+    "seeds needed",
+)  # fmt: skip
 
-def paired_tests(outcome: StudyResult) -> Sheet | None:
-    """Every test of the family; None if there is none."""
-    study = outcome.study
-    if not outcome.tests:
+
+def paired_tests(outcome: StudyResult) -> Table | None:
+    """Make the table of all tests of a study; None if there are none."""
+    study, tests = outcome.study, outcome.tests
+    if not tests:
         return None
-    heads = (
-        "difference", "mean", "95 % interval", "t", "p", "p (Holm)", "p (sign flip)", "d_z",
-        "seeds", "seeds needed",
+    rows = [_row(one, study.metric) for one in tests]
+    records = [_record(one) for one in tests]
+    title = f"Paired tests on {study.name}"
+    return Table(
+        "tests", title, _HEADS, rows, _caption(outcome), records, advice=_advice(outcome)
     )  # fmt: skip
-    return Sheet(
-        "tests",
-        f"Paired tests on {study.name}",
-        heads,
-        [_row(one, study.metric) for one in outcome.tests],
-        _caption(outcome),
-        [_record(one) for one in outcome.tests],
-        advice=_advice(outcome),
-    )
 
 
 def _row(one: FamilyTest, metric: str) -> list[Cell]:
@@ -52,24 +43,21 @@ def _row(one: FamilyTest, metric: str) -> list[Cell]:
 
 
 def _caption(outcome: StudyResult) -> str:
-    family = count_text(len(outcome.tests), "test")
+    lost = ""
+    if any(score.diverged for score in outcome.scores):
+        # The worst loss is infinite, and so would be the difference.
+        lost = (
+            "; a run that diverged counts as the worst value, 0"
+            if outcome.study.higher_is_better
+            else "; algorithms of which a run diverged cannot be tested and are left out"
+        )
     return (
         f"Differences of the final {outcome.study.metric}, paired by seed; p: two-sided paired "
-        f"t-test; Holm: corrected for the {family} of this table, bold where "
-        f"it is at most {LEVEL:g}; sign flip: exact, without assuming a normal distribution; d_z: "
-        "mean difference over its standard deviation; seeds needed: to find an effect of this size "
-        f"with a chance of 80 % at the level {LEVEL:g}{_lost(outcome)}."
+        f"t-test; Holm: corrected for the {count_text(len(outcome.tests), 'test')} of this table, "
+        f"bold where it is at most {LEVEL:g}; sign flip: exact, without assuming a normal "
+        "distribution; d_z: mean difference over its standard deviation; seeds needed: to find an "
+        f"effect of this size with a chance of 80 % at the level {LEVEL:g}{lost}."
     )
-
-
-def _lost(outcome: StudyResult) -> str:
-    """How runs that diverged count, if there are any."""
-    if not any(score.diverged for score in outcome.scores):
-        return ""
-    if outcome.study.higher_is_better:
-        return "; a run that diverged counts as the worst value, 0"
-    # The worst value is infinite, and so would be the difference.
-    return "; algorithms of which a run diverged cannot be tested and are left out"
 
 
 def _advice(outcome: StudyResult) -> str:
@@ -81,14 +69,10 @@ def _advice(outcome: StudyResult) -> str:
     # The most seeds give the lowest floor.
     seeds = max(one.test.n for one in outcome.tests)
     floor = min(one.smallest_sign_flip for one in outcome.tests)
-    with_seeds = f"With {seeds} seeds the sign-flip p cannot fall below 2/{2**seeds}"
-    if floor > LEVEL:
-        words.append(
-            f"{with_seeds} = {floor:.3g}, so that alone it can never be significant at {LEVEL:g}, "
-            "however clear the difference."
-        )
-    elif floor > 0.001:
-        words.append(f"{with_seeds} = {floor:.3g}.")
+    if floor > 0.001:
+        text = f"With {seeds} seeds the sign-flip p cannot fall below 2/{2**seeds} = {floor:.3g}"
+        never = f", so that alone it can never be significant at {LEVEL:g}" * (floor > LEVEL)
+        words.append(f"{text}{never}.")
     if any(one.sign_flip is None for one in outcome.tests):
         words.append(f"{NONE} under sign flip: too many seeds to try every pattern of signs.")
     return " ".join(words)

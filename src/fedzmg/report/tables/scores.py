@@ -1,11 +1,11 @@
-"""Tables of scores: final values, speed, late stage and cost of every algorithm."""
+"""Tables of scores: final values, rounds to thresholds, late stage and cost of every algorithm."""
 
 from __future__ import annotations
 
 import math
 import statistics
 
-from fedzmg.report.tables.sheet import NOTHING, Cell, Record, Sheet
+from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
 from fedzmg.results.averaging import RULES, arrival, late_means
 from fedzmg.results.formatting import (
     MIB,
@@ -25,45 +25,48 @@ INDEX_WORDS = (
 )
 
 
-def scores(outcome: StudyResult) -> Sheet:
-    """Final value, speed, late stage and cost of every algorithm."""
+def scores(outcome: StudyResult) -> Table:
+    """Make the table of final value, speed, late stage and cost of every algorithm."""
     study = outcome.study
     metric, threshold = study.metric, study.threshold
     has_late = any(score.late is not None for score in outcome.scores)
-    troubled = any(s.diverged or s.unfinished or s.dropped for s in outcome.scores)
-    heads = [
-        "algorithm",
-        f"final {metric}",
-        *([] if threshold is None else _goal_heads(threshold, metric)),
-        *(["late stage"] if has_late else []),
-        "MiB per run",
-        f"{metric} per MiB",
-        *(["diverged", "dropped", "unfinished"] if troubled else []),
-    ]
-    best = outcome.ranked[0].label if outcome.ranked else ""
+    has_failures = any(s.diverged or s.unfinished or s.dropped for s in outcome.scores)
+    heads = ["algorithm", f"final {metric}"]
+    if threshold is not None:
+        heads += [f"index at {goal_text(threshold, metric)}", *_RULE_NAMES.values(), "each run"]
+    heads += ["late stage"] * has_late + ["MiB per run", f"{metric} per MiB"]
+    heads += ["diverged", "dropped", "unfinished"] * has_failures
+    best = outcome.ranked[0] if outcome.ranked else None
     rows = []
     for score in outcome.scores:
-        row = [Cell(score.label), _final(score, metric, score.label == best)]
+        final = NOTHING
+        if score.mean is not None:
+            text = spread_text(score.mean, score.sd, metric)
+            final = Cell(text, score.mean, "best" if score is best else "")
+        row = [Cell(score.label), final]
         if threshold is not None:
-            under_way = score.unfinished > 0
-            row += [index_cell(score.arrivals[rule], under_way=under_way) for rule in RULES]
-            row.append(_each(score))
-        if has_late:
-            row.append(Cell(value_text(score.late, metric), score.late))
+            running = score.unfinished > 0
+            row += [index_cell(score.arrivals[rule], running=running) for rule in RULES]
+            row.append(_each_run(score))
+        row += [Cell(value_text(score.late, metric), score.late)] * has_late
         moved = score.traffic["total"] / MIB
         row.append(Cell(f"{moved:,.1f}" if score.finals else f"{moved:,.1f} so far", moved))
         row.append(Cell(_per_mib(score.per_mib, metric), score.per_mib))
-        if troubled:
-            counts = (score.diverged, score.dropped, score.unfinished)
-            row += [Cell(str(n), n, "" if n else "quiet") for n in counts]
+        counts = (score.diverged, score.dropped, score.unfinished)
+        row += [Cell(str(n), n, "" if n else "quiet") for n in counts] * has_failures
         rows.append(row)
-    records = [_record(score) for score in outcome.scores]
-    title = f"Scores on {study.name}"
-    return Sheet("scores", title, tuple(heads), rows, _caption(outcome, has_late), records)
+    return Table(
+        "scores",
+        f"Scores on {study.name}",
+        tuple(heads),
+        rows,
+        _caption(outcome, has_late),
+        [_record(score) for score in outcome.scores],
+    )
 
 
-def thresholds(outcome: StudyResult) -> Sheet | None:
-    """When each of several thresholds is reached, and the late stage after it."""
+def thresholds(outcome: StudyResult) -> Table | None:
+    """Make the table of arrivals and late stages by threshold; None for fewer than two."""
     study = outcome.study
     if len(study.thresholds) < 2:
         return None
@@ -73,32 +76,28 @@ def thresholds(outcome: StudyResult) -> Sheet | None:
         late, _ = late_means(study, level)
         for label, runs in study.members.items():
             found = {rule: arrival(study, runs, level, rule) for rule in RULES}
-            under_way = any(not run.complete for run in runs)
-            value = late.get(label)
+            running = any(not run.complete for run in runs)
+            mean = late.get(label)
             rows.append(
                 [
                     Cell(goal_text(level, study.metric), level),
                     Cell(label),
-                    *(index_cell(index, under_way=under_way) for index in found.values()),
-                    NOTHING if value is None else Cell(value_text(value, study.metric), value),
+                    *(index_cell(index, running=running) for index in found.values()),
+                    NOTHING if mean is None else Cell(value_text(mean, study.metric), mean),
                 ]
             )
+            indices = {f"index_{rule}": index for rule, index in found.items()}
             records.append(
-                {
-                    "threshold": level,
-                    "algorithm": label,
-                    **{f"index_{rule}": index for rule, index in found.items()},
-                    "late_stage_mean": value,
-                }
+                {"threshold": level, "algorithm": label, **indices, "late_stage_mean": mean}
             )
     heads = ("threshold", "algorithm", "index", *_RULE_NAMES.values(), "late stage")
     caption = "Rules as above; late stage: mean after the slowest algorithm arrived, if all did."
     title = f"All thresholds on {study.name}"
-    return Sheet("thresholds", title, heads, rows, caption, records, 2)
+    return Table("thresholds", title, heads, rows, caption, records, 2)
 
 
-def finals(outcome: StudyResult) -> Sheet:
-    """Final value of every seed."""
+def finals(outcome: StudyResult) -> Table:
+    """Make the table of the final value of every seed."""
     study = outcome.study
     seeds = sorted({seed for score in outcome.scores for seed in score.finals})
     rows = []
@@ -107,38 +106,28 @@ def finals(outcome: StudyResult) -> Sheet:
         values = [score.finals.get(seed) for seed in seeds]
         rows.append([Cell(score.label), *(Cell(value_text(v, study.metric), v) for v in values)])
         records += [
-            {"algorithm": score.label, "seed": seed, "final": score.finals[seed]}
-            for seed in seeds
-            if seed in score.finals
+            {"algorithm": score.label, "seed": seed, "final": value}
+            for seed, value in zip(seeds, values, strict=True)
+            if value is not None
         ]
     heads = ("algorithm", *(f"seed {seed}" for seed in seeds))
     caption = "Mean over the last tenth of the rounds; a run that diverged counts as the worst."
     title = f"Final {study.metric} of every seed on {study.name}"
-    return Sheet("finals", title, heads, rows, caption, records)
+    return Table("finals", title, heads, rows, caption, records)
 
 
-def index_cell(index: int | None, *, under_way: bool = False) -> Cell:
-    """When something was reached; never comes after every number."""
+def index_cell(index: int | None, *, running: bool = False) -> Cell:
+    """Show the index of an arrival; "never" sorts after every number."""
     if index is None:
-        return Cell("not yet" if under_way else "never", math.inf, "quiet")
+        return Cell("not yet" if running else "never", math.inf, "quiet")
     return Cell(f"{index:,}", index)
 
 
-def _goal_heads(threshold: float, metric: str) -> list[str]:
-    return [f"index at {goal_text(threshold, metric)}", *_RULE_NAMES.values(), "each run"]
-
-
-def _final(score: AlgorithmResult, metric: str, best: bool) -> Cell:
-    if score.mean is None:
-        return NOTHING
-    return Cell(spread_text(score.mean, score.sd, metric), score.mean, "best" if best else "")
-
-
-def _each(score: AlgorithmResult) -> Cell:
-    """Mean and deviation over runs that arrive."""
+def _each_run(score: AlgorithmResult) -> Cell:
+    """Show mean and deviation over the runs that arrive."""
     arrived = [index for index in score.arrivals_each if index is not None]
     if not arrived:
-        return index_cell(None, under_way=score.unfinished > 0)
+        return index_cell(None, running=score.unfinished > 0)
     mean = statistics.fmean(arrived)
     text = f"{mean:,.0f}"
     if len(arrived) > 1:

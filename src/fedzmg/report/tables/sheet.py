@@ -1,39 +1,7 @@
-"""What a table is made of."""
+"""Former names of :mod:`fedzmg.report.tables.table`."""
 
-from __future__ import annotations
+from fedzmg.report.tables.table import NOTHING, Cell, Record, Table, Value
 
-from typing import NamedTuple
+Sheet = Table
 
-from fedzmg.results.formatting import NONE
-
-Value = float | int | str | bool | None
-Record = dict[str, Value]
-
-
-class Cell(NamedTuple):
-    """What is shown, and the number behind it to sort by."""
-
-    text: str
-    value: float | None = None
-    kind: str = ""
-    """``best``, ``yes``, ``quiet`` or ``words``, which are long."""
-
-
-class Sheet(NamedTuple):
-    """A table with its words."""
-
-    key: str
-    title: str
-    heads: tuple[str, ...]
-    rows: list[list[Cell]]
-    caption: str
-    records: list[Record]
-    """The same with full precision, one flat record per row or finer."""
-    words: int = 1
-    """So many columns at the start are words, not numbers."""
-    advice: str = ""
-    """How to read it, in plain words."""
-
-
-NOTHING = Cell(NONE, None, "quiet")
-"""Where there is no number."""
+__all__ = ["NOTHING", "Cell", "Record", "Sheet", "Value"]

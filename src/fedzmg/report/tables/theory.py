@@ -1,20 +1,38 @@
-"""The findings of ``fedzmg theory``: their numbers for people, and all of them in Markdown.
-
-A finding is the dictionary that the command prints as JSON.
-"""
+"""Tables of ``fedzmg theory``; a finding is the dictionary that the command prints as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from fedzmg.report.tables.table import Cell, Table
 from fedzmg.results.formatting import MINUS
 
 Finding: TypeAlias = Mapping[str, Any]
+_HEADS = ("predicted", "measured", "tolerance", "agrees")
+
+
+def finding_table(finding: Finding) -> Table:
+    """Make a row per line of one check."""
+    rows = [
+        [Cell(line["what"] + " [claim]" * line["stated"]), *map(Cell, _numbers(line))]
+        for line in finding["lines"]
+    ]
+    return Table(finding["id"], "", ("what", *_HEADS), rows)
+
+
+def overview(findings: Sequence[Finding]) -> Table:
+    """Make a row per check: verdict, subject and the condition under which it holds instead."""
+    rows = []
+    for finding in findings:
+        verdict, _, instead = str(finding["verdict"]).partition("; ")
+        about = str(finding["title"]) + f"; {instead}" * bool(instead)
+        rows.append([str(finding["id"]), verdict, about])
+    return Table.of("", ("check", "verdict", "about"), rows, words=3)
 
 
 def number(value: float) -> str:
-    r"""A number with as many digits as it deserves.
+    r"""Format a number with five significant digits.
 
     >>> number(13.799966), number(-1.0225), number(9.2e-06), number(300)
     ('13.8', '\u22121.0225', '9.2e\u221206', '300')
@@ -23,7 +41,7 @@ def number(value: float) -> str:
 
 
 def tolerance(line: Mapping[str, Any]) -> str:
-    """What a measured number may differ by.
+    """Format the tolerance of a measured number.
 
     >>> tolerance({"rule": "relative", "tolerance": 0.01})
     '± 1 %'
@@ -37,18 +55,20 @@ def tolerance(line: Mapping[str, Any]) -> str:
 
 
 def markdown(findings: Sequence[Finding]) -> str:
-    """All lines of all checks as one Markdown table."""
+    """Render all lines of all checks as one Markdown table."""
     out = ["| check | what | predicted | measured | tolerance | agrees |",
            "|:--|:--|--:|--:|:--|:--|"]  # fmt: skip
     for finding in findings:
-        out.append(
-            f"| **{finding['id']}** | **{finding['title']}: {finding['verdict']}** | | | | |"
-        )
+        verdict = f"**{finding['title']}: {finding['verdict']}**"
+        out.append(f"| **{finding['id']}** | {verdict} | | | | |")
         for line in finding["lines"]:
-            what = line["what"].replace("|", "\\|") + (" *(claim)*" if line["stated"] else "")
-            cells = [
-                "", what, number(line["predicted"]), number(line["measured"]), tolerance(line),
-                "yes" if line["agrees"] else "**no**",
-            ]  # fmt: skip
-            out.append("| " + " | ".join(cells) + " |")
+            what = line["what"].replace("|", "\\|") + " *(claim)*" * line["stated"]
+            *numbers, agrees = _numbers(line)
+            cells = ["", what, *numbers, agrees if agrees == "yes" else f"**{agrees}**"]
+            out.append(f"| {' | '.join(cells)} |")
     return "\n".join(out) + "\n"
+
+
+def _numbers(line: Mapping[str, Any]) -> list[str]:
+    agrees = "yes" if line["agrees"] else "no"
+    return [number(line["predicted"]), number(line["measured"]), tolerance(line), agrees]

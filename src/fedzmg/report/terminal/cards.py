@@ -1,57 +1,129 @@
-"""Definition cards for people."""
+"""Lists and cards of algorithms, tasks and data sets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.cells import cell_len
+from rich.console import RenderableType
 from rich.text import Text
 
-from fedzmg.report.terminal.prose import prose
-from fedzmg.report.terminal.tables import listing
+from fedzmg.report.tables.table import Table
+from fedzmg.report.terminal.render import bold, render
 from fedzmg.results.formatting import bytes_text
 
 
-def card(data: Mapping[str, Any], width: int, task: str | None = None) -> RenderableType:
-    """Draw what ``fedzmg.algorithms.card`` gathered."""
-    parts: list[RenderableType] = [
-        Text(f"{data['name']}  ({data['source']})", style="bold"),
-        Text(data["summary"]),
-    ]
-    if data["inferred"]:
-        parts.append(Text(f"inferred: {data['inferred']}", style="yellow"))
-    parts += [Text(), Text(prose(data["about"], width)), Text(), _options(data, width)]
-    if data["wrapper_options"]:
-        parts.append(Text("also: " + ", ".join(data["wrapper_options"]), style="dim"))
-    parts += [Text(), _costs(data, width, task)]
-    return Group(*parts)
+def listing(
+    title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> RenderableType:
+    """Show a table of texts."""
+    return render([Table.of(title, heads, rows, words=len(heads))], width)
 
 
-def _options(data: Mapping[str, Any], width: int) -> Table:
-    rows = [
-        (
-            option["key"],
-            "absent" if option["default"] is None else str(option["default"]),
-            option["range"],
-            option["doc"],
-        )
-        for option in data["options"]
+def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None) -> RenderableType:
+    """Show the card that :func:`fedzmg.algorithms.card` makes."""
+    options = [
+        (o["key"], "absent" if o["default"] is None else str(o["default"]), o["range"], o["doc"])
+        for o in data["options"]
     ]
     heads = ("key", "default", "range", "what it is")
-    return listing(heads, rows, width, title="Options (--set KEY=VALUE)")
-
-
-def _costs(data: Mapping[str, Any], width: int, task: str | None) -> Table:
-    costs, sizes = data["costs"], ["models", *([task] if task else [])]
-    rows = []
+    costs = []
     for name, what in {
         "down": "travels to a client, every round",
         "up": "travels back",
         "client_keeps": "kept by a client between rounds",
         "server_keeps": "kept by the server besides the model",
     }.items():
-        size = [bytes_text(costs[f"{name}_bytes"])] if f"{name}_bytes" in costs else []
-        rows.append([what, f"{costs[name]:g}", *size])
-    return listing(["", *sizes], rows, width, title="Costs, scalars left out", right=sizes)
+        size = [bytes_text(data["costs"][f"{name}_bytes"])] if task else []
+        costs.append([what, f"{data['costs'][name]:g}", *size])
+    parts = [
+        bold(f"{data['name']}  ({data['source']})"),
+        data["summary"],
+        f"inferred: {data['inferred']}" if data["inferred"] else None,
+        Text(f"\n{prose(data['about'], width)}\n"),
+        Table.of("Options (--set KEY=VALUE)", heads, options, 4),
+        f"also: {', '.join(data['wrapper_options'])}\n" if data["wrapper_options"] else None,
+        Table.of("Costs, scalars left out", ("", "models", *([task] if task else [])), costs),
+    ]
+    return render(parts, width)
+
+
+def task_card(data: Mapping[str, Any], name: str, width: int) -> RenderableType:
+    """Show the card that :func:`fedzmg.tasks.card` makes."""
+    model = data["model"]
+    state = f"not here yet: {data['missing']}" if data["missing"] else "here"
+    facts = {
+        "data": "ships with fedzmg" if data["data"] is None else f"{data['data']} ({state})",
+        "clients": f"{data['clients']:,}",
+        "model": f"{model['parameters']:,} parameters, {bytes_text(model['bytes'])}",
+        "protocol": ", ".join(f"{k} {v}" for k, v in data["protocol"].items()),
+    }
+    parts: list[Any] = [bold(f"{name}: {data['summary']}\n"), Text(prose(data["about"], width))]
+    parts += ["", *(f"{what:<9} {text}" for what, text in facts.items()), ""]
+    if data["fields"]:
+        rows = [(f["key"], str(f["default"]), f["range"], f["doc"]) for f in data["fields"]]
+        heads = ("key", "default", "allowed", "what it is")
+        parts.append(Table.of("Choices (--set KEY=VALUE)", heads, rows, 4))
+    return render(parts, width)
+
+
+def data_sets(found: Mapping[str, Mapping[str, Any]], width: int) -> RenderableType:
+    """Show the data sets of ``fedzmg data list --json``."""
+    rows = [
+        (
+            name,
+            one["title"],
+            _numbers(split["clients"] for split in one["counts"].values()),
+            _numbers(split["examples"] for split in one["counts"].values()),
+            bytes_text(one["bytes"]) if one["state"] == "here" else one["state"],
+        )
+        for name, one in found.items()
+    ]
+    heads = ("name", "what it is", "clients", "examples", "here")
+    return render([Table.of("", heads, rows, 2)], width)
+
+
+def _numbers(values: Iterable[int | None]) -> str:
+    """Join the numbers of all splits; equal ones are shown once."""
+    texts = ["" if value is None else f"{value:,}" for value in values]
+    return texts[0] if len(set(texts)) == 1 else " / ".join(texts)
+
+
+def prose(text: str, width: int) -> str:
+    r"""Strip a docstring of its markup and break equations that are too wide between their parts.
+
+    Lines of paragraphs are joined; a line that ends with a full stop ends its paragraph.
+
+    >>> print(prose("With ``g = 0``::\n\n    w <- w - lr g         always\n\nDone.", 24))
+    With g = 0:
+    <BLANKLINE>
+        w <- w - lr g
+            always
+    <BLANKLINE>
+    Done.
+    """
+    blocks = []
+    for block in re.split(r"\n\s*\n", text.strip("\n")):
+        if block.startswith(" "):
+            blocks.append("\n".join(_equation(line, width) for line in block.splitlines()))
+        else:
+            joined = re.sub(r"(?<!\.)\n", " ", re.sub(r":?:$", ":", block.replace("``", "")))
+            blocks.append(joined if joined != ":" else "")
+    return "\n\n".join(filter(None, blocks))
+
+
+def _equation(line: str, width: int) -> str:
+    """Move parts of a line, which are two or more blanks apart, below it where it is too wide."""
+    if cell_len(line) <= width:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()))
+    first, *parts = re.split(r"\s{2,}", line.strip())
+    lines = [indent + first]
+    for part in parts:
+        if cell_len(lines[-1]) + 2 + cell_len(part) <= width:
+            lines[-1] += f"  {part}"
+        else:
+            lines.append(f"{indent}    {part}")
+    return "\n".join(lines)

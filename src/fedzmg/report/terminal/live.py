@@ -1,4 +1,4 @@
-"""How far the work is: every packed trial in a terminal, plain lines elsewhere."""
+"""Progress of training: every packed trial in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,36 +14,34 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedzmg.results.formatting import duration, value_text
+from fedzmg.report.terminal.render import bold, say
+from fedzmg.results.formatting import duration, plain, value_text
 
 LINE_SECONDS = 5.0
 MOST_LINES = 8
-"""Trials that get a line each; of more of them the best are shown."""
+"""Trials that get a line each; of more trials only the best are shown."""
 BEST_SHOWN = 3
-_LEAST_ROUNDS = 2
-"""Rounds before anything is said about the time left: the first one warms up."""
 
 
 class Seen(NamedTuple):
-    """What is known of one trial of a pack."""
+    """State of one trial of a pack."""
 
     name: str
     metric: float | None = None
-    """After the last evaluation."""
+    """Last evaluation."""
     evaluated: int = 0
     """Round of the last evaluation."""
     best: float | None = None
     best_index: int = 0
     """Index of the round with the best evaluation: round 1 has the index 0."""
     trained: int = 0
-    """Its last round."""
+    """Last round."""
     train_loss: float = math.nan
-    """In that round."""
     diverged: int | None = None
     stopped: int | None = None
 
     def after(self, record: Any, *, stopped_trials: bool, higher: bool) -> Seen:
-        """The same, one round later; a round in which it rested brings nothing new."""
+        """Return the state one round later; a stopped trial keeps its state."""
         if stopped_trials and self.stopped is not None:
             return self
         new = self._replace(train_loss=record.train_loss, trained=record.round)
@@ -60,7 +58,7 @@ class Seen(NamedTuple):
 
     @property
     def state(self) -> str:
-        """In a word or two; nothing for a trial that trains."""
+        """Divergence and stopping; empty for a trial that trains."""
         if self.stopped is not None:
             why = "" if self.diverged is None else "diverged, "
             return f"{why}stopped after round {self.stopped}"
@@ -68,13 +66,13 @@ class Seen(NamedTuple):
 
 
 class Display:
-    """Shows packs of trials as they train.
+    """Display of packs of trials as they train.
 
     Args:
-        console: where to show it; anything but a terminal gets a plain line now and then.
-        metric: name of the metric, for its format.
-        packs: how many packs every algorithm has, so that the time for all of them can be told.
-        sizes: how large a pack of each is, if they differ.
+        console: a terminal gets a live view, anything else a plain line now and then.
+        metric: name of the metric.
+        packs: number of packs by algorithm, for the total time left.
+        sizes: size of a pack by algorithm, if they differ.
     """
 
     def __init__(
@@ -86,11 +84,10 @@ class Display:
     ) -> None:
         self._console, self._metric = console, metric
         self._to_come, self._sizes = dict(packs or {}), dict(sizes or {})
-        self._label, self._rounds, self._round = "", 0, 0
-        self._begun, self._first = 0.0, 0
+        self._label, self._rounds, self._round, self._first = "", 0, 0, 0
+        self._begun = self._printed = 0.0
         self._trials: list[Seen] = []
         self._higher = True
-        self._printed = 0.0
         self._live = Live(
             console=console, get_renderable=self._view, refresh_per_second=4, transient=True
         )
@@ -106,19 +103,19 @@ class Display:
             self._live.stop()
 
     def begin(self, label: str, rounds: int, done: int) -> None:
-        """A pack starts, goes on after ``done`` rounds, or is complete already."""
+        """Start a pack, of which ``done`` rounds are trained already."""
         self._leave()
         self._label, self._rounds, self._round, self._trials = label, rounds, done, []
         self._first, self._begun = done, time.monotonic()
         left = self._to_come.get(label, 1)
         self._to_come[label] = 0 if done == rounds else max(left - 1, 0)
         if done:
-            state = "complete already" if done == rounds else f"goes on after round {done}"
+            state = "complete already" if done == rounds else f"continues after round {done}"
             self.say(f"{label}: {state}")
         self._printed = time.monotonic()
 
     def advance(self, report: Any) -> None:
-        """A round is finished."""
+        """Show a finished round."""
         simulation = report.simulation
         self._round, self._higher = report.round, simulation.task.metric.higher_is_better
         if len(self._trials) != len(report.records):
@@ -137,46 +134,43 @@ class Display:
             self.say(self._line())
 
     def say(self, text: str) -> None:
-        """A line of its own."""
-        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+        """Print a line."""
+        say(self._console, text)
 
     def _leave(self) -> None:
-        """What stays on the screen of a pack that is no longer at work."""
+        """Leave one line of a pack that has ended on the screen."""
         if self._console.is_terminal and self._trials:
             self.say(self._line())
             self._trials = []
 
     def _line(self) -> str:
-        """All of a pack in one line."""
         parts = [f"{self._label}: round {self._round} of {self._rounds}", self.summary()]
-        left = self._left()
+        left, _ = self._left()
         at_work = any(seen.stopped is None for seen in self._trials)
         if left is not None and self._round < self._rounds and at_work:
             parts.append(f"{duration(left)} left")
-        return ", ".join(part for part in parts if part)
+        return ", ".join(filter(None, parts))
 
     def summary(self) -> str:
-        """Best so far, median and what became of trials, for all of a pack."""
-        shown = [seen for seen in self._trials if seen.best is not None]
-        many = len(self._trials) > 1
+        """Describe best, median, divergence and stopping of a pack."""
+        shown, many = self._ranked(), len(self._trials) > 1
         words = [f"{len(self._trials)} trials"] if many else []
-        # A grid evaluates its first round and the last ones only: what is old is said to be so.
+        # A grid evaluates only its first and last rounds: an old evaluation names its round.
         at = max((seen.evaluated for seen in self._trials), default=0)
         old = at < max((seen.trained for seen in self._trials), default=0)
         losses = [s.train_loss for s in self._trials if math.isfinite(s.train_loss)]
         if losses and (old or not shown):
             words.append(f"training loss {statistics.median(losses):.4g}")
         if shown:
-            best = self._ranked()[0]
-            whose = f" ({best.name})" if many else ""
+            whose = f" ({shown[0].name})" if many else ""
             what = f"{self._metric} up to round {at}: best" if old else f"best {self._metric}"
-            words.append(f"{what} {self._text(best.best)}{whose}")
-            last = [s.metric for s in self._trials if s.metric is not None]
+            words.append(f"{what} {value_text(shown[0].best, self._metric)}{whose}")
+            last = statistics.median(s.metric for s in self._trials if s.metric is not None)
             which = "median" if many else "last" if old else "now"
-            words.append(f"{which} {self._text(statistics.median(last))}")
+            words.append(f"{which} {value_text(last, self._metric)}")
         for what in ("diverged", "stopped"):
             count = sum(getattr(seen, what) is not None for seen in self._trials)
-            words += [f"{count} {what}"] if count else []
+            words += [f"{count} {what}"] * bool(count)
         return ", ".join(words)
 
     def _ranked(self) -> list[Seen]:
@@ -185,71 +179,54 @@ class Display:
         shown = [seen for seen in shown if seen.diverged is None] or shown
         return sorted(shown, key=lambda seen: sign * (seen.best or 0.0))
 
-    def _text(self, value: float | None) -> str:
-        return "" if value is None else value_text(value, self._metric)
-
-    def _left(self) -> float | None:
-        """Seconds until this pack is done; None if it is too early to say."""
-        # The clock starts after the first round.
-        measured = self._round - self._first - 1
-        if measured < _LEAST_ROUNDS - 1:
-            return None
+    def _left(self) -> tuple[float | None, float | None]:
+        """Estimate the seconds left for this pack and for all packs, which scale with size."""
+        measured = self._round - self._first - 1  # the clock starts after the first round
+        if measured < 1:
+            return None, None
         each = (time.monotonic() - self._begun) / measured
-        return each * (self._rounds - self._round)
-
-    def _left_in_all(self) -> float | None:
-        """Seconds until everything is done, if packs take as long as this one, by their size."""
-        here, own = self._left(), self._sizes.get(self._label, 1)
+        here, own = each * (self._rounds - self._round), self._sizes.get(self._label, 1)
         packs = sum(n * self._sizes.get(name, 1) / own for name, n in self._to_come.items())
-        measured = self._round - self._first - 1
-        if here is None or not packs or measured < 1:
-            return None
-        each = (time.monotonic() - self._begun) / measured
-        return here + each * self._rounds * packs
+        return here, here + each * self._rounds * packs if packs else None
 
     def _view(self) -> Group:
-        """What a terminal shows of the pack at work."""
         if not self._label or (self._round == self._rounds and not self._trials):
             return Group()
-        head = Table.grid(padding=(0, 2))
-        left, total = self._left(), self._left_in_all()
-        cells: list[Any] = [
-            Text(self._label, style="bold"),
-            ProgressBar(total=self._rounds, completed=self._round, width=28),
-            f"round {self._round} of {self._rounds}",
-        ]
+        bar = ProgressBar(total=self._rounds, completed=self._round, width=28)
+        cells: list[Any] = [bold(self._label), bar, f"round {self._round} of {self._rounds}"]
+        left, total = self._left()
         if left is not None:
             cells.append(f"{duration(left)} left")
         if total is not None:
             cells.append(Text(f"{duration(total)} left in all", style="dim"))
+        head = Table.grid(padding=(0, 2))
         head.add_row(*cells)
         if not self._trials:
             return Group(head)
-        return Group(head, Text(f"  {self.summary()}", overflow="ellipsis"), self._table())
+        return Group(head, Text(f"  {plain(self.summary())}", overflow="ellipsis"), self._table())
 
     def _table(self) -> Table:
-        """A line per trial, or the best of many."""
-        few = len(self._trials) <= MOST_LINES
+        """Draw a line per trial, or the best of many."""
         table = Table.grid(padding=(0, 2))
-        # In a narrow window only names are shortened.
-        table.add_column(no_wrap=True)
-        for least in (8, 24):
-            table.add_column(justify="right", no_wrap=True, min_width=least)
-        table.add_column(no_wrap=True)
+        # Only names are shortened in a narrow terminal.
+        for least in (None, 8, 24, None):
+            justify = "left" if least is None else "right"
+            table.add_column(justify=justify, no_wrap=True, min_width=least)  # type: ignore[arg-type]
+        few = len(self._trials) <= MOST_LINES
         for seen in self._trials if few else self._ranked()[:BEST_SHOWN]:
-            style = "dim" if seen.state else ""
-            best = ""
+            best = now = ""
             if seen.best is not None:
-                best = f"best {self._text(seen.best)} at index {seen.best_index}"
+                best = f"best {value_text(seen.best, self._metric)} at index {seen.best_index}"
             now = f"loss {seen.train_loss:.4g}"
             if seen.metric is not None and seen.evaluated == seen.trained:
-                now = self._text(seen.metric)
-            table.add_row(f"    {seen.name}", now, best, seen.state, style=style)
+                now = value_text(seen.metric, self._metric)
+            name = Text(plain(f"    {seen.name}"))
+            table.add_row(name, now, best, seen.state, style="dim" if seen.state else "")
         return table
 
 
 def names(trials: Any) -> list[str]:
-    """What tells the trials of a pack apart: their seeds, and names or options that differ."""
+    """Name the trials of a pack by seed and by whatever name or option differs."""
     if len({trial.name for trial in trials}) > 1:
         return [f"{trial.name}, seed {trial.seed}" for trial in trials]
     options = [trial.algorithm.options() for trial in trials]
@@ -257,10 +234,7 @@ def names(trials: Any) -> list[str]:
     seeded = len({trial.seed for trial in trials}) > 1 or not keys
     found = []
     for trial, own in zip(trials, options, strict=True):
-        parts = [f"{key} {_short(own.get(key))}" for key in keys]
-        found.append(", ".join([*parts, *([f"seed {trial.seed}"] if seeded else [])]))
+        values = {key: own.get(key) for key in keys}
+        parts = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in values.items()]
+        found.append(", ".join([*parts, *[f"seed {trial.seed}"] * seeded]))
     return found
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

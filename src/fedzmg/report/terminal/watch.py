@@ -1,264 +1,157 @@
-"""What ``fedzmg watch`` shows: tables in a terminal, a line per piece of work elsewhere."""
+"""Terminal output of ``fedzmg watch``: tables in a terminal, a line per piece of work elsewhere."""
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from fedzmg.provenance import PYTHON
-from fedzmg.report.terminal.stacked import Column, fits, said_below, stacked
-from fedzmg.results.formatting import NONE, duration, value_text
+from fedzmg.report.tables.table import Cell, Table
+from fedzmg.report.terminal.render import render
+from fedzmg.results.formatting import duration, plain, value_text
 from fedzmg.results.watch import State, Training, Work
 
 MOST_ROWS = 30
-"""Trainings that are shown one by one; more of them are summed up by algorithm."""
-STYLES = {"running": "green", "diverged": "red", "interrupted": "yellow", "done": "dim"}
+"""Runs that are shown one by one; more of them are grouped by algorithm."""
 FIRST: tuple[State, ...] = ("running", "interrupted", "diverged", "stopped", "done", "waiting")
-"""Whose rows stay longest where a window has no room for all."""
-
-
-class _Rows(NamedTuple):
-    """What a table shows."""
-
-    names: Column
-    columns: list[Column]
-    below: list[str]
-    """Words that find no room in it."""
+"""Row priority when the terminal is too short."""
 
 
 def screen(works: Iterable[Work], width: int) -> RenderableType:
-    """All there is to see.
-
-    Args:
-        works: each with a table of its own.
-        width: of the terminal; what finds no room beside is below.
-    """
-    return Group(*(part for work in works for part in _whole(work, width)))
+    """Show everything."""
+    return render(itertools.chain.from_iterable(_parts(work) for work in works), width)
 
 
 def fitted(works: Sequence[Work], console: Console) -> RenderableType:
-    """As much as a window has lines for, with one left for what comes after it.
+    """Show as much as the terminal has lines for: fewer rows, then lines instead of tables."""
 
-    Rows of a table are summed up first, those at work last; then works that nobody is at work on
-    have no table, and at last none has.
-
-    Args:
-        works: each with a table of its own, if there is room.
-        console: the window.
-    """
-    height = max(console.height - 1, 1)
-    for with_table in ([True] * len(works), [work.alive for work in works]):
-        screens = partial(_screen, list(zip(works, with_table, strict=True)), console.width)
-        sizes = [max(len(w.trainings), 1) for w, yes in zip(works, with_table, strict=True) if yes]
-        most = bisect_right(
-            range(1, max(sizes, default=0) + 1),
-            height,
-            key=lambda rows: len(console.render_lines(screens(rows))),
+    def view(only_alive: bool, most: int) -> RenderableType:
+        parts = (
+            [_one_line(line(work))] if only_alive and not work.alive else _parts(work, most)
+            for work in works
         )
+        return render(itertools.chain.from_iterable(parts), console.width)
+
+    def size(only_alive: bool, most: int) -> int:
+        return len(console.render_lines(view(only_alive, most)))
+
+    height = max(console.height - 1, 1)
+    counts = range(1, max((len(work.trainings) for work in works), default=0) + 2)
+    for alone in (False, True):
+        most = bisect_right(counts, height, key=partial(size, alone))
         if most:
-            return screens(most)
-    return Group(*_lines(works, height))
-
-
-def _screen(works: Iterable[tuple[Work, bool]], width: int, most: int) -> RenderableType:
-    """Tables of at most so many rows, and a line for each work that shall have none."""
-    parts: list[RenderableType] = []
-    for work, with_table in works:
-        parts += _whole(work, width, most) if with_table else [_one_line(line(work))]
-    return Group(*parts)
-
-
-def _whole(work: Work, width: int, most: int | None = None) -> list[RenderableType]:
-    return [*table(work, width, most), *(Text(fact) for fact in facts(work)), Text()]
-
-
-def _lines(works: Sequence[Work], height: int) -> Iterator[Text]:
-    """A line for each work, those at work first, and one about all that find no room."""
-    order = sorted(works, key=lambda work: not work.alive)
-    shown = order if len(order) <= height else order[: height - 1]
-    yield from (_one_line(line(work)) for work in shown)
-    hidden = order[len(shown) :]
-    if hidden:
-        yield _one_line(_more(len(hidden), [one for work in hidden for one in work.trainings]))
+            return view(alone, most)
+    lines = [line(work) for work in sorted(works, key=lambda work: not work.alive)]
+    if len(lines) > height:
+        lines[height - 1 :] = [f"and {len(lines) - height + 1} more"]
+    return Group(*map(_one_line, lines))
 
 
 def _one_line(text: str) -> Text:
-    return Text(text, no_wrap=True, overflow="ellipsis")
+    return Text(plain(text), no_wrap=True, overflow="ellipsis")
 
 
-def _more(count: int, trainings: Sequence[Training]) -> str:
-    """Words on what is not shown.
-
-    >>> _more(2, [Training("a", "a", "done", 3, 3, True), Training("b", "b", "done", 3, 3, True)])
-    'and 2 more: 2 done'
-    """
-    return f"and {count} more{': ' * bool(trainings)}{states(trainings)}"
-
-
-def table(work: Work, width: int, most: int | None = None) -> Iterator[RenderableType]:
-    """A row per training, or per algorithm where there are too many.
-
-    Args:
-        work: whose trainings.
-        width: of the terminal.
-        most: rows to show; a line sums up the others.
-    """
+def _parts(work: Work, most: int | None = None) -> Iterator[Table | str]:
+    """Make the table of a piece of work, at most so many rows, and the facts below it."""
     title = f"{work.place}: {work.kind} of {work.task}" if work.task else work.place
-    yield Text(f"{title}\n", style="bold")
-    if work.trainings:
-        each = work.kind != "grid" and len(work.trainings) <= MOST_ROWS
-        groups = [[one] for one in work.trainings] if each else _groups(work.trainings)
-        shown = _foremost(groups, most)
-        kept = work._replace(trainings=tuple(one for i in shown for one in groups[i]))
-        rows = _one_by_one(kept, width) if each else _by_algorithm(kept, width)
-        yield from stacked(rows.names, rows.columns, width)
-        yield from map(Text, rows.below)
-        hidden = [one for i, group in enumerate(groups) if i not in shown for one in group]
-        if hidden:
-            yield Text(_more(len(groups) - len(shown), hidden))
+    each = work.kind != "grid" and len(work.trainings) <= MOST_ROWS
+    groups: dict[str, list[Training]] = {}
+    for one in work.trainings:
+        groups.setdefault(one.name if each else one.group, []).append(one)
+    order = sorted(groups, key=lambda name: min(FIRST.index(one.state) for one in groups[name]))
+    hidden = order[most:] if most else []
+    shown = [own for name, own in groups.items() if name not in hidden]
+    if not shown:
+        yield f"{title}\n"
+    elif each:
+        yield _by_run(title, work, [own[0] for own in shown])
+    else:
+        yield _by_algorithm(title, work, shown)
+    if hidden:
+        others = states(one for name in hidden for one in groups[name])
+        yield f"and {len(hidden)} more: {others}"
+    yield from facts(work)
+    yield ""
 
 
-def _foremost(groups: Sequence[Sequence[Training]], most: int | None) -> list[int]:
-    """Places of the rows to show, in the order of the table."""
-    order = sorted(
-        range(len(groups)), key=lambda i: min(FIRST.index(one.state) for one in groups[i])
-    )
-    return sorted(order[:most])
-
-
-def _groups(trainings: Iterable[Training]) -> list[list[Training]]:
-    """By algorithm."""
-    found: dict[str, list[Training]] = {}
-    for one in trainings:
-        found.setdefault(one.group, []).append(one)
-    return list(found.values())
-
-
-def _one_by_one(work: Work, width: int) -> _Rows:
-    shown = work.trainings
-    names = Column("run", [one.shown for one in shown])
-    state = Column("state", [one.state for one in shown], words=True, styles=STYLES)
-    metric = Column(work.metric, [_metric(work, one) for one in shown])
-    at = [str(one.round) for one in shown]
-    columns = [state, _beside_all(work, at), metric]
-    if not fits(names, columns, width):
-        columns = [state, _below_all(work, at), metric]
-    why = Column("why", [one.why for one in shown], words=True)
-    if any(why.cells) and fits(names, [*columns, why], width):
-        return _Rows(names, [*columns, why], [])
-    return _Rows(names, columns, said_below(names, why))
-
-
-def _by_algorithm(work: Work, width: int) -> _Rows:
-    members = _groups(work.trainings)
-    bests = [work._replace(trainings=tuple(own)).best for own in members]
-    at = [_rounds(own) for own in members]
-    state = Column("state", [states(own) for own in members], words=True)
-    names = Column("algorithm", [own[0].label for own in members])
-    best = Column(
-        f"best {work.metric}", ["" if one is None else _metric(work, one) for one in bests]
-    )
-    point = Column(
-        "best point" if work.kind == "grid" else "best run",
-        ["" if one is None else one.point for one in bests],
-        words=True,
-    )
-    whole = [state, _beside_all(work, at), best, point]
-    if fits(names, whole, width):
-        return _Rows(names, whole, [])
-    columns = [
-        state._replace(cells=[cell.replace(", ", ",\n") for cell in state.cells]),
-        _below_all(work, at),
-        best._replace(head=f"best\n{work.metric}"),
+def _by_run(title: str, work: Work, shown: Sequence[Training]) -> Table:
+    reasons = any(one.why for one in shown)
+    rows = [
+        [
+            Cell(one.shown),
+            Cell(one.state, None, one.state),
+            Cell(f"{one.round} / {one.rounds}"),
+            Cell(_metric(work, one)),
+            *[Cell(one.why, None, "words")] * reasons,
+        ]
+        for one in shown
     ]
-    if work.kind != "grid":
-        return _Rows(names, [*columns, point], [])
-    axes, words = _axes(work.trainings)
-    points = ["" if one is None else _numbers(one, axes) for one in bests]
-    return _Rows(names, [*columns, point._replace(cells=points)], [f"best point: {words}"])
+    return Table("", title, ("run", "state", "round", work.metric, *["why"] * reasons), rows,
+                 words=2)  # fmt: skip
 
 
-def _beside_all(work: Work, at: Sequence[str]) -> Column:
-    """Rounds done, each with how many there are in all."""
-    return Column("round", [f"{done} / {work.trainings[0].rounds}" for done in at])
-
-
-def _below_all(work: Work, at: Sequence[str]) -> Column:
-    """The same in less room."""
-    return Column(f"round\nof {work.trainings[0].rounds}", at)
-
-
-def _axes(trials: Sequence[Training]) -> tuple[list[str], str]:
-    """Options that tell trials of a grid apart, and words on them and on those that do not."""
-    points = [one.options for one in trials]
-    keys = dict.fromkeys(key for point in points for key in point)
-    axes = [key for key in keys if len({point.get(key) for point in points}) > 1]
-    same = [f"{key}={points[0][key]}" for key in keys if key not in axes]
-    return axes, "; ".join(
-        filter(None, [", ".join(axes), f"{', '.join(same)} in all" * bool(same)])
-    )
-
-
-def _numbers(one: Training, axes: Sequence[str]) -> str:
-    return ", ".join(one.options.get(axis, NONE) for axis in axes)
+def _by_algorithm(title: str, work: Work, groups: Sequence[Sequence[Training]]) -> Table:
+    rows = []
+    for own in groups:
+        best = work._replace(trainings=tuple(own)).best
+        point = ""
+        if best is not None:
+            point = ", ".join(map(" ".join, best.options.items())) or best.point
+        rows.append([
+            Cell(own[0].label), Cell(states(own)), Cell(f"{_rounds(own)} / {own[0].rounds}"),
+            Cell("" if best is None else _metric(work, best)), Cell(point, None, "words"),
+        ])  # fmt: skip
+    point = "best point" if work.kind == "grid" else "best run"
+    heads = ("algorithm", "state", "round", f"best {work.metric}", point)
+    return Table("", title, heads, rows, words=2)
 
 
 def facts(work: Work) -> list[str]:
-    """Who is at work, how fast, how long yet, and what is ahead."""
+    """Describe the best run, the speed, the time left and the owner of the lock."""
     found = []
     best = work.best
     if best is not None:
-        found.append(
-            f"best so far: {best.shown}, {work.metric} {_metric(work, best)} after round "
-            f"{best.evaluated}"
-        )
+        value = f"{work.metric} {_metric(work, best)}"
+        found.append(f"best so far: {best.shown}, {value} after round {best.evaluated}")
     if work.alive and not work.complete:
         found += [text for text in (_speed(work), _left(work)) if text]
     if work.owner is not None:
         found.append(f"held by {work.owner}{'' if work.alive else ', which is gone'}")
-    if work.complete and not work.alive:
-        found.append("complete")
-    elif not work.alive:
-        found.append(_left_alone(work))
+    if not work.alive:
+        found.append("complete" if work.complete else _abandoned(work))
     return found
 
 
 def line(work: Work) -> str:
-    """One line about one piece of work."""
+    """Describe a piece of work in one line."""
     if work.kind == "starting":
-        return f"{work.place}: {'starting' if work.alive else _left_alone(work)}"
-    at = [one for one in work.trainings if one.state == "running"] or work.trainings
+        return f"{work.place}: {'starting' if work.alive else _abandoned(work)}"
+    current = [one for one in work.trainings if one.state == "running"] or work.trainings
     best = work.best
     parts = [
         f"{work.place}: {states(work.trainings)}",
-        f"round {_rounds(at)} of {at[0].rounds}",
-        "" if best is None else f"best {work.metric} {_metric(work, best)} ({_whose(best)})",
+        f"round {_rounds(current)} of {current[0].rounds}",
     ]
+    if best is not None:
+        old = best.evaluated is not None and best.evaluated < best.round
+        after = f", after round {best.evaluated}" if old else ""
+        parts.append(f"best {work.metric} {_metric(work, best)} ({best.shown}{after})")
     if work.alive and not work.complete:
         parts += [_speed(work), _left(work)]
     elif not work.complete:
-        parts.append(_left_alone(work))
+        parts.append(_abandoned(work))
     return ", ".join(filter(None, parts))
 
 
-def _whose(best: Training) -> str:
-    """A training, and the round of its metric if that is not the last one.
-
-    >>> _whose(Training("a", "a", "running", 33, 40, False, evaluated=1, label="a"))
-    'a, after round 1'
-    """
-    old = best.evaluated is not None and best.evaluated < best.round
-    return f"{best.shown}, after round {best.evaluated}" if old else best.shown
-
-
 def states(trainings: Iterable[Training]) -> str:
-    """How many are in which state.
+    """Count trainings by state.
 
     >>> states([Training("a", "a", "done", 3, 3, True), Training("b", "b", "waiting", 0, 3, False)])
     '1 done, 1 waiting'
@@ -269,8 +162,7 @@ def states(trainings: Iterable[Training]) -> str:
 
 
 def _rounds(trainings: Sequence[Training]) -> str:
-    rounds = [one.round for one in trainings]
-    low, high = min(rounds), max(rounds)
+    low, high = (extreme(one.round for one in trainings) for extreme in (min, max))
     return str(low) if low == high else f"{low} to {high}"
 
 
@@ -279,22 +171,19 @@ def _metric(work: Work, one: Training) -> str:
 
 
 def _speed(work: Work) -> str:
-    if work.rate is None:
-        return ""
     running = sum(one.state == "running" for one in work.trainings)
     beside = f" of {running} side by side" if running > 1 else ""
-    return f"{work.rate:.3g} rounds/s{beside}"
-
-
-def _left_alone(work: Work) -> str:
-    if work.command == PYTHON:
-        call = {"run": "compare", "comparison": "compare", "grid": "tune"}.get(work.kind)
-        which = f" of fedzmg.{call}" if call else ""
-        return f"nobody is at work: make the same call{which} again to go on"
-    again = f": {work.command}" if work.command else ""
-    return f"nobody is at work: run the same command again to go on{again}"
+    return "" if work.rate is None else f"{work.rate:.3g} rounds/s{beside}"
 
 
 def _left(work: Work) -> str:
-    left = work.seconds_left
-    return "" if left is None else f"about {duration(left)} left"
+    return "" if work.seconds_left is None else f"about {duration(work.seconds_left)} left"
+
+
+def _abandoned(work: Work) -> str:
+    if work.command == PYTHON:
+        call = {"run": "compare", "comparison": "compare", "grid": "tune"}.get(work.kind)
+        of = f" of fedzmg.{call}" if call else ""
+        return f"nobody is at work: make the same call{of} again to continue"
+    command = f": {work.command}" if work.command else ""
+    return f"nobody is at work: run the same command again to continue{command}"
