@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import fedzmg
 from fedzmg import InputError, Task, Trial, compare, simulate, tune
 from fedzmg.cli import app
-from fedzmg.experiment.work.progress import Silent
+from fedzmg.experiment.progress import Silent
 from fedzmg.simulation import RoundReport
 
 RATES = {"client.lr": [0.01, 0.1, 1.0], "server.lr": [0.3, 1.0]}

@@ -268,7 +268,7 @@ def test_ctrl_c_keeps_everything_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert "nothing is lost, run the same command again to go on" in said
     done = [json.loads(line)["round"] for line in log.read_text().splitlines()]
     assert done == list(range(1, len(done) + 1))
-    from fedzmg.experiment.runs.store import RunDirectory
+    from fedzmg.experiment.run_directory import RunDirectory
 
     kept = RunDirectory(tmp_path / "r").checkpoint()
     assert kept is not None

@@ -105,8 +105,8 @@ def run(
 ) -> None:
     """Train one algorithm on one task, or what a spec file says."""
     from fedzmg import trackers
-    from fedzmg.experiment.runs.rules import PlannedRun, say_changed_runs
-    from fedzmg.experiment.runs.run import run_pack
+    from fedzmg.experiment.rules_hash import PlannedRun, say_changed_runs
+    from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.specs import files as spec_files
     from fedzmg.experiment.specs.run import RunSpec, parse_setting
     from fedzmg.report.terminal.live import Display
