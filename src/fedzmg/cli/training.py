@@ -130,7 +130,8 @@ def run(
     spec = spec.with_settings(settings)
     with output.mistakes_in(task, set_) if from_file else contextlib.nullcontext():
         chosen = spec.build_task()
-        spec = spec.resolved(chosen)
+        resolved = spec.resolve(chosen)
+        spec = resolved.spec
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
     place = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
     console = Console(stderr=as_json)
@@ -139,9 +140,9 @@ def run(
         Display(console, chosen.metric.name) as display,
         trackers.Tracking(makers, place, display) as progress,
     ):
-        planned = PlannedRun(spec.algorithm, spec, place)
+        planned = PlannedRun(spec.algorithm, resolved, place)
         say_changed_runs(chosen, [planned], place, progress.say)
-        [history] = run_pack(chosen, [spec], [place], progress=progress)
+        [history] = run_pack(chosen, [resolved], [place], progress=progress)
     last = history.records[-1]
     summary = {
         "task": spec.task, "algorithm": spec.algorithm, "seed": spec.seed, "rounds": last.round,

@@ -43,7 +43,7 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether the time limit is reached."""
+        """True if the time limit is reached."""
         return self._end is not None and time.monotonic() >= self._end
 
 

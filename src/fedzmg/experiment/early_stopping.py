@@ -39,7 +39,7 @@ class Stopped(NamedTuple):
 
     @property
     def heuristic(self) -> bool:
-        """Whether the trial might have won."""
+        """True if the trial might have won."""
         return self.why == "halving"
 
     def line(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Known(NamedTuple):
     values: list[float]
     """Evaluations that count."""
     lost: bool = False
-    """Whether the trial has diverged."""
+    """True if the trial has diverged."""
 
 
 class Merit(NamedTuple):
@@ -184,10 +184,7 @@ def dominated(
 ) -> dict[int, tuple[Merit, Merit]]:
     """Return points that cannot win any more, with their upper bound and the bound they miss.
 
-    Args:
-        rule: the scoring rule.
-        points: evaluations of every point's seeds.
-        stopped: stopped points, which beat no other.
+    ``points`` has the evaluations of every point's seeds; ``stopped`` points beat no other.
     """
     rivals = [rule.at_least(seeds) for i, seeds in enumerate(points) if i not in stopped]
     if not rivals or rule.broken(points):
@@ -204,14 +201,10 @@ def unsettled(
     others: Collection[int],
     near: Mapping[int, Sequence[int]],
 ) -> list[int]:
-    """Return points that were stopped because they could not win but whose score is needed.
+    """Return ``stopped`` points, which could not win, whose score is needed after all.
 
-    Args:
-        rule: the scoring rule.
-        points: evaluations of every point's seeds after all training.
-        stopped: points that were stopped because they could not win.
-        others: points that were stopped for other reasons and have no score.
-        near: neighbours by point; they break ties.
+    ``others`` were stopped for other reasons and have no score. ``near`` has the neighbours of
+    every point; they break ties.
     """
     done = [i for i in range(len(points)) if i not in stopped and i not in others]
     merits = {i: rule.at_least(points[i]) for i in done}

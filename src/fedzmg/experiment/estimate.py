@@ -73,7 +73,7 @@ class Estimate:
     probe: str = ""
     """Description of the measurement."""
     extrapolated: bool = False
-    """Whether fewer than the steps of a whole cohort were measured."""
+    """True if less than a whole cohort was measured."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the estimate ready for JSON."""

@@ -62,8 +62,8 @@ def keep(source: Path, to: Path) -> Kept:
     _refuse_other_results(source, to)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.") as beside:
-            fresh, old = Path(beside) / "fresh", Path(beside) / "old"
+        with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.") as temporary:
+            fresh, old = Path(temporary) / "fresh", Path(temporary) / "old"
             size = sum(_copy(path, fresh / path.relative_to(source)) for path in wanted)
             write_json(fresh / lock.KEPT, {"format": FORMAT, "from": source.as_posix()})
             if to.exists():

@@ -62,11 +62,8 @@ def continued(
 ) -> dict[str, Any]:
     """Return the facts about rules, with the round from which changed rules train.
 
-    Args:
-        facts: the manifest so far.
-        algorithm: trains the next rounds.
-        done: rounds that are kept; changes in later rounds, which are repeated, are dropped.
-        pack: first trial of the pack in a grid, whose packs train one after another.
+    Changes after round ``done`` are dropped, because these rounds are repeated. ``pack`` is the
+    first trial of a pack in a grid, whose packs train one after another.
     """
     first, now = facts.get(FACT), rules_sha256(algorithm)
     if first is None or now is None:

@@ -74,7 +74,7 @@ def run_pack(
     seconds = checkpoint_interval() if checkpoint_seconds is None else checkpoint_seconds
     directories = [None if places is None else RunDirectory(places[i]) for i in range(len(runs))]
     # Complete runs are only read: they need no lock and may be read-only.
-    jobs = [open_job(task, *pair, models=models) for pair in zip(runs, directories, strict=True)]
+    jobs = [_open_job(task, *pair, models=models) for pair in zip(runs, directories, strict=True)]
     together = _must_stay_together(first) and not all(job.complete(rounds) for job in jobs)
     to_hold = [
         directory
@@ -114,7 +114,7 @@ def run_pack(
     return [h for h in histories if h is not None]
 
 
-def open_job(
+def _open_job(
     task: Task,
     run: ResolvedRun,
     directory: RunDirectory | None,
@@ -124,15 +124,8 @@ def open_job(
 ) -> Job:
     """Read a run directory and check that it holds this run.
 
-    Args:
-        task: the task of the run.
-        run: the expected run.
-        directory: its directory; None if nothing is stored.
-        until: reject checkpoints of later rounds.
-        models: whether the model is needed; if not, the log of a finished run suffices.
-
-    Raises:
-        InputError: if it holds another run, or one that cannot continue.
+    Checkpoints after round ``until`` are rejected. Unless ``models`` are needed, the log of a
+    finished run suffices.
     """
     if directory is None or not directory.exists:
         return Job(run, directory)
@@ -185,7 +178,7 @@ def _take_job(
     models: bool = True,
 ) -> Job:
     """Open a directory that this process holds, and repair it after a crash."""
-    job = open_job(task, run, directory, until, models=models)
+    job = _open_job(task, run, directory, until, models=models)
     if until is None and job.position is not None and job.position.rejected:
         progress.say(
             f"{job.position.rejected}: the previous checkpoint is used, from round {job.done}"

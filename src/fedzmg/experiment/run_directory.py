@@ -10,7 +10,7 @@
     memory.rows, memory.stamps       state that clients keep between rounds, if they do
     clients.safetensors              metric and loss on each client's own examples, by round
     stopped.json                     round and reason, if the run was stopped early
-    lock.json                        the process at work, while there is one
+    lock.json                        the process that trains, while there is one
 
 The format number changes when older versions would misread a directory. New fields of the log and
 new files do not change it: readers ignore unknown fields and do without missing ones.
@@ -69,7 +69,7 @@ class RunDirectory:
 
     @property
     def exists(self) -> bool:
-        """Whether a run was created; files of a crashed creation do not count."""
+        """True if a run was created; files of a crashed creation do not count."""
         if not self.path.is_dir():
             return False
         names = ("manifest.json", "spec.toml", lock.NAME)

@@ -38,7 +38,7 @@ class Job(NamedTuple):
     stopped: Stopped | None = None
     """The decision to stop it early, if there is one."""
     only_log: bool = False
-    """Whether it has finished, its checkpoints were removed and its model is not needed."""
+    """True if it has finished without checkpoints and its model is not needed."""
 
     @property
     def done(self) -> int:

@@ -31,7 +31,7 @@ class TrainingStorage(Protocol):
     path: Path | None
     """Directory of the results; None if nothing is stored."""
     keeps_models: bool
-    """Whether the last checkpoint of a trial is a result."""
+    """True if the last checkpoint of a trial is a result."""
 
     def append(self, report: RoundReport) -> RoundReport:
         """Log a round; return it with additional evaluations, if there are any."""
@@ -147,18 +147,11 @@ def build_simulation(
     trainings: int = 1,
     restored: Sequence[Checkpoint] | None = None,
 ) -> Simulation:
-    """Build a simulation as a specification asks.
+    """Build a simulation with the device, dtype, engine and precision of a specification.
 
-    Args:
-        task: with the protocol to train by.
-        trials: trials of equal structure.
-        spec: device, dtype, engine and precision.
-        memory: directories of client memory, one per trial.
-        recorded: execution path of an earlier part; another would change the last bits.
-        device: by default the one that the specification names.
-        chunk: number of clients that train at once; by default what fits.
-        trainings: number of simulations that share compiled code.
-        restored: checkpoints to continue from.
+    ``memory`` has a directory of client memory per trial. ``recorded`` is the execution path of an
+    earlier part; another one would change the last bits. ``trainings`` simulations share compiled
+    code.
     """
     return Simulation(
         task,

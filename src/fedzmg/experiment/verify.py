@@ -38,7 +38,6 @@ from fedzmg.tasks.task import Task
 
 ROUNDS = 3
 REMEDY = "fedzmg.verify(DIR, task=task)"
-"""The call that verifies a task that was made in Python."""
 IGNORED = ("started", "finished", "engine_reason", "command", "chunk_changes", "pack_changes")
 """Facts of a manifest that do not affect the bits of a run."""
 
@@ -69,7 +68,7 @@ class Verdict:
 
     @property
     def reproduced(self) -> bool:
-        """Whether every bit is the same."""
+        """True if every bit is the same."""
         return self.rounds > 0 and self.first is None
 
     def as_dict(self) -> dict[str, Any]:
@@ -143,10 +142,7 @@ def verify(
         others = f" and {len(pack) - 1} trained with it" if len(pack) > 1 else ""
         say(f"{pack[0].name}{others}: first rounds")
         found += _verify_pack(task or tasks[known], pack, rounds)
-    return sorted(
-        (verdict for verdict in found if verdict.name in names),
-        key=lambda verdict: names.index(verdict.name),
-    )
+    return sorted((v for v in found if v.name in names), key=lambda v: names.index(v.name))
 
 
 def _find(root: Path) -> list[Path]:
@@ -166,14 +162,12 @@ def _read(directory: Path, root: Path) -> _Kept:
     facts, records, spec = run.manifest(), run.records(), run.spec()
     for name in ("engine", "onednn", "data_sha256"):
         if name not in facts:
-            raise InputError(
-                f"{directory}/manifest.json lacks {name!r}: verify it with the version that "
-                "wrote it"
-            )
+            raise InputError(f"{directory}/manifest.json lacks {name!r}: use the version of it")
     if not records:
         raise InputError(f"{directory} has no finished round yet: nothing can be compared")
-    inside = directory.is_relative_to(root)
-    name = directory.relative_to(root).as_posix() if inside else str(directory)
+    name = str(directory)
+    if directory.is_relative_to(root):
+        name = directory.relative_to(root).as_posix()
     pack, folder = facts.get("pack", []), directory.resolve().parent.name
     unique = f"{folder}/seed-{spec.seed}" in pack and len(set(pack)) == len(pack)
     shown = str(root) if name == "." else name
@@ -188,13 +182,11 @@ def _neighbours(runs: Sequence[_Kept], root: Path) -> list[_Kept]:
         if run.facts.get("device") == "cpu" or len(run.facts.get("pack", [])) < 2:
             continue
         whole = run.path.resolve()
+        paths = sorted(path.parent for path in whole.parent.glob("*/spec.toml"))
         if run.variant:
             paths = [whole.parent.parent / name for name in run.facts["pack"]]
-            paths = [path for path in paths if (path / "spec.toml").is_file()]
-        else:
-            paths = sorted(path.parent for path in whole.parent.glob("*/spec.toml"))
         for path in paths:
-            if path not in known:
+            if path not in known and (path / "spec.toml").is_file():
                 known.add(path)
                 found.append(_read(path, root))
     return found
@@ -244,11 +236,9 @@ def _verify_pack(task: Task, pack: Sequence[_Kept], wanted: int) -> list[Verdict
     if limit < wanted:
         notes.insert(0, f"only up to round {limit}: the pack changed then")
     end = min(limit, max(run.records[-1].round for run in pack))
-    with _environment(pack[0].name, facts) as device:
-        simulation = _simulation(plain, trials, pack[0].spec, facts, device, chunk)
-        with simulation as training:
-            rounds = [training.run_round().records for _ in range(end)]
-            now = manifest.describe(training)
+    with _simulation(pack[0].name, plain, trials, pack[0].spec, facts, chunk) as training:
+        rounds = [training.run_round().records for _ in range(end)]
+        now = manifest.describe(training)
     found = []
     for i, run in enumerate(pack):
         then = {r.round: json_words(r._asdict()) for r in run.records}
@@ -293,39 +283,38 @@ def _verify_search(spec: GridSpec, name: str, task: Task, directory: Path, wante
     end, notes = logged[-1], _remarks(facts)
     if len(logged) < wanted:
         notes.append(f"a grid logs only some rounds, here {', '.join(map(str, logged))}")
-    with _environment(name, facts) as device:
-        for pack in packs(spec, range(len(trials))):
-            changes = [] if facts.get("device") == "cpu" else facts.get("pack_changes", [])
-            last = min([end, *(int(c["round"]) for c in changes if c["pack"] == pack[0])])
-            if last < end:
-                notes.append(f"some only up to round {last}: the pack changed then")
-            own = built(spec, name, task, [trials[i] for i in pack])
-            chunk = manifest.chunk(facts, task, len(pack))
-            with _simulation(task, own, spec, facts, device, chunk) as training:
-                # The manifest is that of the first pack.
-                now = now or manifest.describe(training)
-                for _ in range(last):
-                    records = evaluated(spec, training, training.run_round().records)
-                    again |= {
-                        (trial, record.round): json_words(trials[trial].line(trial, record))
-                        for trial, record in zip(pack, records, strict=True)
-                        if record.metric is not None
-                    }
+    changes = [] if facts.get("device") == "cpu" else facts.get("pack_changes", [])
+    for pack in packs(spec, range(len(trials))):
+        last = min([end, *(int(c["round"]) for c in changes if c["pack"] == pack[0])])
+        if last < end:
+            notes.append(f"some only up to round {last}: the pack changed then")
+        own = built(spec, name, task, [trials[i] for i in pack])
+        chunk = manifest.chunk(facts, task, len(pack))
+        with _simulation(name, task, own, spec, facts, chunk) as training:
+            # The manifest is that of the first pack.
+            now = now or manifest.describe(training)
+            for _ in range(last):
+                records = evaluated(spec, training, training.run_round().records)
+                again |= {
+                    (trial, record.round): json_words(trials[trial].line(trial, record))
+                    for trial, record in zip(pack, records, strict=True)
+                    if record.metric is not None
+                }
     then = {key: json_words(line) for key, line in rows.items()}
     return _judge(name, then, again, facts, now, list(dict.fromkeys(notes)))
 
 
 @contextlib.contextmanager
 def _simulation(
+    name: str,
     task: Task,
     trials: Sequence[Trial],
     spec: RunSpec | Plan,
     facts: Mapping[str, Any],
-    device: torch.device,
     chunk: int | None,
 ) -> Iterator[Simulation]:
-    """Build a simulation whose client memory is temporary."""
-    with tempfile.TemporaryDirectory() as memory:
+    """Build a simulation in the recorded environment; its client memory is temporary."""
+    with _environment(name, facts) as device, tempfile.TemporaryDirectory() as memory:
         paths = [Path(memory, str(i)) for i in range(len(trials))]
         for path in paths:
             path.mkdir()

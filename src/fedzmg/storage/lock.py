@@ -63,7 +63,7 @@ class Owner:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process has ended, as far as this machine can tell."""
+        """True if the process has ended, as far as this machine can tell."""
         if (self.host, self.machine) != (socket.gethostname(), _machine()):
             return time.time() - self.heartbeat > STALE_SECONDS
         try:

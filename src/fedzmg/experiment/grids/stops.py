@@ -74,11 +74,8 @@ class Stops:
     ) -> dict[int, Stopped]:
         """Return trials of points that cannot win any more, including trials that never began.
 
-        Args:
-            rows: the log.
-            members: trials of the pack that trains.
-            round_: its round; later rounds of the log are about to be repeated.
-            lost: diverged trials that the log does not show yet.
+        The pack of ``members`` is at ``round_``; later rounds of its log are about to be repeated.
+        ``lost`` trials have diverged, which the log may not show yet.
         """
         within, gone = set(members), set(lost)
         points = self._known(rows, dict.fromkeys(within, round_), gone)

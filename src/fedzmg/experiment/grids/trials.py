@@ -60,11 +60,7 @@ def by_test(
 ) -> dict[int, float]:
     """Evaluate trials on all test examples, after a round that counts.
 
-    Args:
-        spec: the grid.
-        simulation: its trials.
-        records: of the round, evaluated on the examples that choose.
-        reporting: the other examples.
+    ``records`` are evaluated on the examples that choose; ``reporting`` are the other examples.
     """
     if simulation.round not in counted(spec):
         return {}

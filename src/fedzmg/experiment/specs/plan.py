@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
@@ -159,13 +160,11 @@ class Plan(Strict):
         for name in self.algorithms:
             if not _NAME.fullmatch(name):
                 raise InputError(f"algorithms: {name!r} is not a directory name: use letters")
-        folders = [self.folder(name) for name in self.algorithms]
-        for folder in folders:
-            if folders.count(folder) > 1:
+        for folder, n in Counter(map(self.folder, self.algorithms)).items():
+            if n > 1:
                 raise InputError(f"algorithms: two of them would share the directory {folder!r}")
-        shown = [self.shown(name) for name in self.algorithms]
-        for label in shown:
-            if shown.count(label) > 1:
+        for label, n in Counter(map(self.shown, self.algorithms)).items():
+            if n > 1:
                 raise InputError(f"algorithms: two of them are called {label!r}: change a label")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise InputError(f"seeds = {self.seeds!r}: give at least one, each once")
@@ -198,7 +197,7 @@ class Plan(Strict):
 
     @property
     def stops(self) -> bool:
-        """Whether anything may stop a trial before its last round."""
+        """True if anything may stop a trial before its last round."""
         return any(value for value in dict(self.model_dump().get("stop", {})).values())
 
     def orders(self) -> dict[str, list[str]]:
