@@ -18,7 +18,7 @@ import fedzmg
 from fedzmg import Algorithm, InputError, Task, Trial, compare, simulate
 from fedzmg.algorithms import SGD, Average
 from fedzmg.cli import app
-from fedzmg.experiment.work.progress import Silent
+from fedzmg.experiment.progress import Silent
 from fedzmg.simulation import RoundReport
 
 MINE = Algorithm("mine", SGD(), Average())

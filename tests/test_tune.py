@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import fedzmg
 from fedzmg import InputError, Task, Trial, compare, simulate, tune
 from fedzmg.cli import app
-from fedzmg.experiment.work.progress import Silent
+from fedzmg.experiment.progress import Silent
 from fedzmg.simulation import RoundReport
 
 RATES = {"client.lr": [0.01, 0.1, 1.0], "server.lr": [0.3, 1.0]}
@@ -92,7 +92,7 @@ def test_what_is_printed_names_best_points_and_borders() -> None:
 
 def test_test_set_chooses_only_if_that_is_said() -> None:
     alone = replace(task(), tune=None)
-    with pytest.raises(InputError, match="'pets' sets no examples aside for choosing: give it"):
+    with pytest.raises(InputError, match="'pets' has no tuning examples"):
         tune(alone, "fedavg", {"client.lr": [0.1]})
     found = tune(alone, "fedavg", {"client.lr": [0.1]}, selection="test", engine="sequential")
     assert "on 30 test examples" in str(found)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.experiment.run_directory import RunDirectory
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SERVERS = {"average": "ablation-factors-study", "adam": "ablation-factors-adam-study"}

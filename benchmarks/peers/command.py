@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from fedzmg.bench.measure import environment
-from fedzmg.experiment.runs.store import write_json
+from fedzmg.storage.formats import write_json
 from peers.environments import OURS, PEERS, PLAIN, Failed, Peer, interpreter, train
 from peers.networks import build, prepare
 from peers.ours import define, has_dropout

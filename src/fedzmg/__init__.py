@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedzmg.evaluation import ACCURACY, Metric
     from fedzmg.experiment.grids.tuned import Tuned
     from fedzmg.experiment.studies.compare import Comparison
-    from fedzmg.experiment.verification.verify import verify
+    from fedzmg.experiment.verify import verify
     from fedzmg.simulation import History, Trial, simulate
     from fedzmg.tasks.task import Protocol, Task
     from fedzmg.tree import Tree
@@ -72,7 +72,7 @@ _HOMES = {
     "compare": "api",
     "simulate": "simulation",
     "tune": "api",
-    "verify": "experiment.verification.verify",
+    "verify": "experiment.verify",
 }
 
 

@@ -16,13 +16,12 @@ from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, Interrupted, unknown
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.grids.tuned import Tuned
-from fedzmg.experiment.runs.store import write_json
+from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.compare import Comparison, compare_specs
-from fedzmg.experiment.work.progress import Progress
 from fedzmg.simulation import Device, EngineName
-from fedzmg.storage.formats import read_json
+from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 
 SHARED = ("task", "preset", "algorithm", "seed", "engine", "device")
@@ -65,7 +64,7 @@ def compare(
         progress: True shows what the command shows, on standard error: bars in a terminal, now and
             then a line elsewhere. By default nothing is shown, as a program may make many calls.
             An object of your own with ``begin``, ``advance`` and ``say`` is told instead
-            (:class:`fedzmg.experiment.work.progress.Progress`).
+            (:class:`fedzmg.experiment.progress.Progress`).
 
     Returns:
         Histories and the table: ``print(result)`` shows it, ``result.rows()`` has its numbers.

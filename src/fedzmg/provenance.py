@@ -1,4 +1,4 @@
-"""Where a file of results comes from: version, commit and command."""
+"""Origin of a results file: version, commit and command."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 from fedzmg.version import __version__
 
 PYTHON = "Python"
-"""In the place of a command, where a program called."""
+"""Command of results that another program made."""
 
 
 def provenance() -> dict[str, Any]:
-    """What made the file that this goes into."""
+    """Describe the program that writes a file."""
     return {"fedzmg": __version__, **_commit(), "command": command(sys.argv)}
 
 
 def command(arguments: Sequence[str]) -> str:
-    """What a user typed, as a shell reads it; ``Python`` if another program called.
+    """Return the command line as typed; ``Python`` if another program called.
 
     >>> command(["/usr/bin/fedzmg", "run", "digits", "--out", "my runs"]), command(["train.py"])
     ("fedzmg run digits --out 'my runs'", 'Python')
@@ -33,7 +33,7 @@ def command(arguments: Sequence[str]) -> str:
 
 
 def _commit() -> dict[str, Any]:
-    """Commit of the source tree, if the package runs from one."""
+    """Return the commit of the source tree, if the package runs from one."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str | None:

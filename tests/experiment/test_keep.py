@@ -12,14 +12,13 @@ from toys import toy
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.grids.grid import run_grid
-from fedzmg.experiment.grids.log import Log
+from fedzmg.experiment.grids.log import read_lines
 from fedzmg.experiment.keep import keep
-from fedzmg.experiment.runs.export import export_model
-from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.experiment.run_directory import RunDirectory, export_model
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.studies.study import run_study
-from fedzmg.experiment.verification.verify import verify
+from fedzmg.experiment.verify import verify
 from fedzmg.report.html.page import render
 from fedzmg.results import reading
 from fedzmg.results.diff import compare
@@ -71,7 +70,7 @@ def test_the_logs_have_the_same_lines_and_the_rest_the_same_bytes(
     run = Path("study/fedavg/seed-5")
     assert RunDirectory(copy / run).records() == RunDirectory(runs / run).records()
     log = Path("grid/fedzmg/metrics.jsonl")
-    assert Log(copy / log).lines() == Log(runs / log).lines() != []
+    assert read_lines(copy / log) == read_lines(runs / log) != []
     there = {path.relative_to(copy) for path in copy.rglob("*") if path.is_file()}
     for path in there - {Path("kept.json")}:
         if path.suffix != ".gz":
@@ -104,7 +103,7 @@ def test_copying_again_replaces_the_copy_and_gives_the_same_bytes(
 def test_nothing_trains_on_in_a_copy(runs: Path, tmp_path: Path) -> None:
     copy = keep(runs, tmp_path / "kept").path
     before = sorted(copy.rglob("*"))
-    with pytest.raises(InputError, match=r"study belongs to a kept copy, .* with --out"):
+    with pytest.raises(InputError, match="study belongs to a kept copy"):
         run_study(STUDY, copy / "study", task=toy(rounds=3))
     with pytest.raises(InputError, match="grid belongs to a kept copy"):
         run_grid(GRID, copy / "grid", task=toy(rounds=3))
@@ -116,9 +115,9 @@ def test_bad_places_are_refused_in_one_line(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "else" / "mine.txt").write_text("mine")
     keep(runs / "grid", tmp_path / "grid")
     for source, to, message in (
-        (tmp_path / "none", tmp_path / "kept", "none is no directory"),
+        (tmp_path / "none", tmp_path / "kept", "none is not a directory"),
         (tmp_path / "else", tmp_path / "kept", "else holds no results"),
-        (runs / "study", tmp_path / "else", "else exists and is no kept copy"),
+        (runs / "study", tmp_path / "else", "else exists"),
         (runs, runs / "kept", "lies inside"),
         (runs / "study", tmp_path / "grid", r"holds a copy of other results \(.*toml differs\)"),
         (tmp_path / "grid", tmp_path / "kept", "is a kept copy already"),

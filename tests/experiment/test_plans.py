@@ -11,12 +11,12 @@ import pytest
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
-from fedzmg.experiment import pace
+from fedzmg.experiment import estimate as pace
 from fedzmg.experiment.estimate import estimate
 from fedzmg.experiment.specs import files as spec_files
-from fedzmg.experiment.specs.axes import PAPER_RATES
 from fedzmg.experiment.specs.files import schema
 from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.plan import PAPER_RATES
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.strict import parse_settings
 from fedzmg.experiment.specs.study import StudySpec
@@ -48,51 +48,43 @@ def test_usual_study_is_the_papers() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"roundz": 3}, "unknown key 'roundz': did you mean 'rounds'?"),
-        ({"algorithms": {"fedzmg": {"cleint": {}}}}, "did you mean 'algorithms.fedzmg.client'"),
+        ({"roundz": 3}, "'roundz'.*'rounds'"),
+        ({"algorithms": {"fedzmg": {"cleint": {}}}}, "'algorithms.fedzmg.client'"),
         ({"algorithms": []}, "algorithms: give at least one"),
-        ({"algorithms": ["fedzmg", "fedzmg"]}, "algorithms: expected names of algorithms, each"),
-        ({"algorithms": {"../up": {}}}, "is no name for a directory"),
-        ({"algorithms": {"a:b": {}, "a-b": {}}}, "would share the directory 'a-b'"),
-        ({"algorithms": {"a": {"label": "b"}, "b": {}}}, "two of them are called 'b'"),
-        ({"seeds": []}, r"seeds = \[\]: give at least one"),
-        ({"seeds": [True]}, r"seeds\[0\] = True: expected a whole number"),
-        ({"seeds": 3}, r"seeds: 3 is no list of them: say which, such as seeds = \[0, 1, 2\]$"),
-        ({"seeds": 100}, r"seeds: 100 is no list of them: .*such as seeds = \[0, 1, 2\]$"),
+        ({"algorithms": ["fedzmg", "fedzmg"]}, "algorithms: .*each once"),
+        ({"algorithms": {"../up": {}}}, r"'\.\./up'"),
+        ({"algorithms": {"a:b": {}, "a-b": {}}}, "directory 'a-b'"),
+        ({"algorithms": {"a": {"label": "b"}, "b": {}}}, "called 'b'"),
+        ({"algorithms": {"fedzmg": 3}}, r"algorithms.fedzmg = 3: .*\[algorithms.fedzmg\]"),
+        ({"algorithms": "fedavg"}, r"'fedavg'.*\[\"fedavg\"\]"),
+        ({"algorithms": 3}, r"3 .*\[\"fedzmg\"\], or \"all\""),
+        ({"seeds": []}, r"seeds = \[\]"),
+        ({"seeds": [True]}, r"seeds\[0\] = True"),
+        ({"seeds": 3}, r"seeds: 3 .*seeds = \[0, 1, 2\]$"),
+        ({"seeds": 100}, r"seeds: 100 .*seeds = \[0, 1, 2\]$"),
         ({"rounds": "x"}, "rounds = 'x': expected a whole number"),
         ({"rounds": 1.5}, "rounds = 1.5: expected a whole number"),
-        ({"rounds": -5}, "rounds = -5: expected a whole number of at least 1"),
-        ({"label": 3}, 'label = 3: expected text in quotes, such as "3"'),
-        ({"protocol": 3}, r"protocol = 3: expected a table, \[protocol\]"),
-        (
-            {"protocol": {"cohort": [1]}},
-            r"protocol.cohort = \[1\]: expected a number, true, false or",
-        ),
-        ({"algorithms": {"fedzmg": 3}}, r"algorithms.fedzmg = 3: expected a table, \[algorithms.f"),
-        ({"rounds": 0, "last": 0}, "rounds = 0: expected a whole number"),
+        ({"rounds": -5}, "rounds = -5: .*at least 1"),
+        ({"rounds": 0, "last": 0}, "rounds = 0"),
+        ({"label": 3}, 'label = 3: .*"3"'),
+        ({"protocol": 3}, r"protocol = 3: .*\[protocol\]"),
+        ({"protocol": {"cohort": [1]}}, r"protocol.cohort = \[1\]: expected a number"),
+        ({"protocol": {"rounds": 3}}, "protocol.rounds"),
         ({"last": 51}, "last = 51: expected 1 to 50"),
         ({"together": -1}, "together = -1"),
-        ({"stop": {"divergd": True}}, "unknown key 'stop.divergd': did you mean 'stop.diverged'?"),
+        ({"stop": {"divergd": True}}, "'stop.divergd'.*'stop.diverged'"),
         ({"stop": {"diverged": 1}}, "stop.diverged = 1: expected true or false"),
-        ({"stop": {"best_possible": 0.5}}, "stop.best_possible = 0.5: a finite number, for stop.c"),
-        ({"stop": {"heuristic_halving": [9, 3]}}, "expected rising rounds from 1 to 49"),
-        ({"stop": {"heuristic_halving": [50]}}, "expected rising rounds from 1 to 49"),
-        ({"stop": {"heuristic_halving": [5]}, "together": 2}, "leave out together"),
+        ({"stop": {"best_possible": 0.5}}, "stop.best_possible = 0.5"),
+        ({"stop": {"heuristic_halving": [9, 3]}}, "from 1 to 49"),
+        ({"stop": {"heuristic_halving": [50]}}, "from 1 to 49"),
+        ({"stop": {"heuristic_halving": [5]}, "together": 2}, "together"),
         ({"selection": "half"}, "selection = 'half': expected 'tune' or 'test'"),
-        ({"preset": {"selection": "test"}}, "leaves no half to choose by"),
-        ({"protocol": {"rounds": 3}}, "protocol.rounds: belongs to the top of the file"),
-        ({"axes": {"client.lr": []}}, r"client.lr = \[\]: give at least one finite number"),
+        ({"selection": "test", "also_by_test": True}, "also_by_test"),
+        ({"preset": {"selection": "test"}}, 'preset.selection = "test"'),
+        ({"axes": {"client.lr": []}}, r"client.lr = \[\]"),
         ({"axes": {"client": {"lr": ["x"]}}}, r"axes.client.lr\[0\] = 'x': expected a number"),
-        ({"axes": {"client": {"lr": 0.1}}}, r"expected a list, such as axes.client.lr = \[0.1\]"),
-        (
-            {"axes": {"client": {"lr": "papr"}}},
-            "client.lr = 'papr': expected a list .*or \"paper\"",
-        ),
-        (
-            {"algorithms": "fedavg"},
-            r"'fedavg' is no list: expected names such as \[\"fedavg\"\], or",
-        ),
-        ({"algorithms": 3}, r"3 is no list: expected names such as \[\"fedzmg\"\], or \"all\""),
+        ({"axes": {"client": {"lr": 0.1}}}, r"axes.client.lr = \[0.1\]"),
+        ({"axes": {"client": {"lr": "papr"}}}, "client.lr = 'papr': .*\"paper\""),
     ],
 )
 def test_mistakes_in_a_file_are_one_line(values: dict[str, Any], message: str) -> None:
@@ -104,18 +96,18 @@ def test_mistakes_in_a_file_are_one_line(values: dict[str, Any], message: str) -
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"task": "digit"}, "unknown task 'digit': did you mean 'digits'?"),
-        ({"algorithms": ["fedagv"]}, "unknown algorithm 'fedagv': did you mean 'fedavg'?"),
-        ({"axes": {"client.lrr": [1.0]}}, "unknown axis 'client.lrr': did you mean 'client.lr'?"),
-        # Fields of words have no axis, so "client.form" is not meant.
-        ({"axes": {"client.frm": [1.0]}}, "'client.frm': did you mean 'client.floor'?"),
-        ({"axes": {"server.lr": [1.0]}}, "mfl has none of the axes server.lr"),
-        ({"axes": {"client.lr": [-1.0]}}, "lr = -1.0: expected a finite number > 0"),
-        ({"algorithms": {"fedzmg": {"client": {"momentun": 1}}}}, "did you mean 'client.momentum'"),
-        ({"algorithms": {"fedzmg": {"client": {"lr": 1}}}}, "both fixed and an axis"),
-        ({"algorithms": {"fedavg": {"axes": {"client.b": [1]}}}}, "unknown axis of fedavg"),
-        ({"protocol": {"cohort": 161}}, "cohort = 161 but there are 160 clients"),
-        ({"preset": {"alfa": 1}}, "did you mean 'alpha'"),
+        ({"task": "digit"}, "'digit'.*'digits'"),
+        ({"algorithms": ["fedagv"]}, "'fedagv'.*'fedavg'"),
+        ({"axes": {"client.lrr": [1.0]}}, "'client.lrr'.*'client.lr'"),
+        # Options with text values cannot be axes, so "client.form" is not suggested.
+        ({"axes": {"client.frm": [1.0]}}, "'client.frm'.*'client.floor'"),
+        ({"axes": {"server.lr": [1.0]}}, "mfl .*server.lr"),
+        ({"axes": {"client.lr": [-1.0]}}, "lr = -1.0"),
+        ({"algorithms": {"fedzmg": {"client": {"momentun": 1}}}}, "'client.momentum'"),
+        ({"algorithms": {"fedzmg": {"client": {"lr": 1}}}}, "client.lr is both"),
+        ({"algorithms": {"fedavg": {"axes": {"client.b": [1]}}}}, "fedavg"),
+        ({"protocol": {"cohort": 161}}, "cohort = 161 .*160 clients"),
+        ({"preset": {"alfa": 1}}, "'alpha'"),
     ],
 )
 def test_mistakes_of_names_and_values_are_found_without_data(
@@ -237,7 +229,7 @@ def test_a_file_of_many_runs_without_kind_is_no_run(tmp_path: Path) -> None:
     path.write_text('task = "digits"\nalgorithms = ["fedzmg"]\n')
     assert isinstance(spec_files.read(path, "grid"), GridSpec)
     for kind in (None, "run"):
-        with pytest.raises(InputError, match=r'a\.toml: kind is missing: say kind = "grid" or'):
+        with pytest.raises(InputError, match=r"a\.toml: kind is missing"):
             spec_files.read(path, kind)
 
 
@@ -294,9 +286,8 @@ def test_what_takes_long_is_extrapolated_from_one_gradient(monkeypatch: pytest.M
     assert found.probe == "one gradient of one client on 10 examples"
     assert found.seconds is not None
     assert 0 < found.seconds < 600
-    told = dict(views.estimate(found.as_dict()))["time"]
-    assert told.endswith("extrapolated from less than a round (one gradient of one client on 10 "
-                         "examples)")  # fmt: skip
+    shown = dict(views.estimate(found.as_dict()))["time"]
+    assert found.probe in shown
 
 
 def test_estimate_of_embedded_data_counts_steps_and_time() -> None:

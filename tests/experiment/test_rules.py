@@ -1,4 +1,4 @@
-"""The hash of an algorithm's equations: what moves it, and what is said when it has moved."""
+"""The hash of an algorithm's equations: changes that move it, and their report."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fedzmg import algorithms
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.api import compare
 from fedzmg.contract import Algorithm, ServerRule
+from fedzmg.experiment import rules_hash as rules
 from fedzmg.experiment.grids.grid import run_grid
-from fedzmg.experiment.runs import rules
-from fedzmg.experiment.runs.rules import rules_sha256
+from fedzmg.experiment.rules_hash import rules_sha256
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.studies.study import run_study
-from fedzmg.experiment.verification.verify import verify
+from fedzmg.experiment.verify import verify
 from fedzmg.results.diff import compare as compare_directories
 from fedzmg.simulation import RoundReport
 
@@ -84,34 +84,25 @@ def hash_of(text: str, place: Path) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("old", "new", "moves"),
     [
-        ("params - scaled", "params + scaled"),
-        ("return delta * FACTOR", "return delta / FACTOR"),
-        ("FACTOR = 0.5", "FACTOR = 0.25"),
+        ("params - scaled", "params + scaled", True),
+        ("return delta * FACTOR", "return delta / FACTOR", True),
+        ("FACTOR = 0.5", "FACTOR = 0.25", True),
+        ("# a remark", "# another", False),
+        ('"""Its equations."""', '"""Their words,\n\n    in several lines."""', False),
+        ("A helper.", "Helps.", False),
+        ("return 1", "return 2", False),
+        ("\n\n\n@dataclass", "\n\n\n\n# more\n@dataclass", False),
     ],
 )
-def test_equations_helpers_and_their_numbers_move_it(tmp_path: Path, old: str, new: str) -> None:
-    before, after = (hash_of(t, tmp_path / "o") for t in (OWN, OWN.replace(old, new)))
-    assert None not in (before, after)
-    assert before != after
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("# a remark", "# another"),
-        ('"""Its equations."""', '"""Their words,\n\n    in several lines."""'),
-        ("A helper.", "Helps."),
-        ("return 1", "return 2"),
-        ("\n\n\n@dataclass", "\n\n\n\n# more\n@dataclass"),
-    ],
-)
-def test_words_and_what_is_not_used_do_not(tmp_path: Path, old: str, new: str) -> None:
+def test_equations_move_it_and_words_do_not(
+    tmp_path: Path, old: str, new: str, moves: bool
+) -> None:
     assert old in OWN
     before, after = (hash_of(t, tmp_path / "o") for t in (OWN, OWN.replace(old, new)))
-    assert before is not None
-    assert before == after
+    assert None not in (before, after)
+    assert (before != after) == moves
 
 
 def test_the_projection_counts_for_fedzmg_and_rates_do_not() -> None:
@@ -125,7 +116,7 @@ def test_the_projection_counts_for_fedzmg_and_rates_do_not() -> None:
 def test_every_algorithm_has_one_and_another_process_the_same() -> None:
     code = (
         "from fedzmg.algorithms import ALGORITHMS; import json; "
-        "from fedzmg.experiment.runs.rules import rules_sha256 as h; "
+        "from fedzmg.experiment.rules_hash import rules_sha256 as h; "
         "print(json.dumps({n: h(e.algorithm) for n, e in ALGORITHMS.items()}))"
     )
     there = subprocess.run(
@@ -145,19 +136,15 @@ def test_rules_without_a_source_have_none() -> None:
 
 
 class Told(Stop):
-    """Never stops by itself; remembers what it was told, and how much was trained."""
+    """Counts the rounds that were trained."""
 
     def __init__(self, after: int = 0) -> None:
         super().__init__(after)
-        self.lines: list[str] = []
         self.rounds = 0
 
     def advance(self, report: RoundReport) -> None:
         self.rounds += 1
         super().advance(report)
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
 
 
 STUDY = StudySpec.parse(
@@ -206,13 +193,14 @@ def test_what_is_taken_up_again_is_said_in_a_line_and_not_trained_anew(
 
     rewrite([path for path in manifests if "fedadam" in path.parts], rules_sha256="0" * 64)
     train(kind, tmp_path / "r", one := Told())
-    words = f"rules have changed since {tmp_path / 'r'} was trained: another --out trains anew"
-    assert (one.lines, one.rounds) == ([f"fedadam: its {words}"], 0)
+    assert (len(one.lines), one.rounds) == (1, 0)
+    assert one.said.startswith("fedadam: its rules have changed")
 
     rewrite(manifests, rules_sha256="0" * 64)
     train(kind, tmp_path / "r", both := Told())
     names = "plain, fedadam" if kind == "study" else "fedavg, fedadam"
-    assert (both.lines, both.rounds) == ([f"{names}: their {words}"], 0)
+    assert (len(both.lines), both.rounds) == (1, 0)
+    assert both.said.startswith(f"{names}: their rules have changed")
 
     rewrite(manifests, rules_sha256=None)  # as older versions left them
     train(kind, tmp_path / "r", old := Told())
@@ -242,8 +230,7 @@ def test_a_manifest_names_the_rules_of_every_round(
     rewrite(begun, rules_sha256="0" * 64)
     train(kind, tmp_path / "r", Told())
     now = rules_sha256(algorithms.get("fedavg"))
-    # A grid writes its checkpoint after a round has been shown, a run before.
-    change = {"pack": 0, "round": 2} if kind == "grid" else {"round": 3}
+    change = {"pack": 0, "round": 3} if kind == "grid" else {"round": 3}
     for path in begun:
         facts = json.loads(path.read_text())
         assert facts["rules_sha256"] == "0" * 64
@@ -279,19 +266,19 @@ def test_rounds_that_are_trained_again_forget_earlier_rules(tmp_path: Path) -> N
 def test_rules_that_change_there_and_back_are_all_named() -> None:
     plain, adam = algorithms.get("fedavg"), algorithms.get("fedadam")
     one, two = rules_sha256(plain), rules_sha256(adam)
-    facts: dict[str, Any] = {"rules_sha256": one, "engine": "vectorized"}
-    assert rules.gone_on(facts, plain, 4) == facts
-    facts = rules.gone_on(facts, adam, 4)
-    assert rules.gone_on(facts, adam, 7) == facts
-    facts = rules.gone_on(facts, plain, 9)
+    facts: dict[str, Any] = {"rules_sha256": one}
+    assert rules.continued(facts, plain, 4) == {"rules_sha256": one, "rules_changes": None}
+    facts = rules.continued(facts, adam, 4)
+    assert rules.continued(facts, adam, 7) == facts
+    facts = rules.continued(facts, plain, 9)
     assert [(c["round"], c["rules_sha256"]) for c in facts["rules_changes"]] == [
         (5, two),
         (10, one),
     ]
-    # Back to round 5, whose checkpoint is whole: what was trained after it counts no more.
-    assert rules.gone_on(facts, adam, 5)["rules_changes"] == facts["rules_changes"][:1]
-    assert rules.gone_on(facts, plain, 0) == {"rules_sha256": one, "engine": "vectorized"}
-    assert rules.gone_on({"engine": "x"}, plain, 4) == {"engine": "x"}, "of an older version"
+    # Back to round 5: changes in later rounds do not count any more.
+    assert rules.continued(facts, adam, 5)["rules_changes"] == facts["rules_changes"][:1]
+    assert rules.continued(facts, plain, 0) == {"rules_sha256": one, "rules_changes": None}
+    assert rules.continued({"engine": "x"}, plain, 4) == {}, "of an older version"
 
 
 def test_verify_and_diff_name_the_change(tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ def test_resolved_writes_every_default_out_and_is_stable() -> None:
     assert spec.weights == "examples"
     assert spec.protocol["cohort"] == DIGITS.protocol.cohort
     assert spec.resolved(DIGITS) == spec
-    assert spec.build_algorithm(DIGITS).client == spec.trial(DIGITS).algorithm.client
+    resolved, trial = spec.resolve(DIGITS)
+    assert resolved.resolve(DIGITS) == (spec, trial) == (resolved, trial)
+    assert trial.algorithm == spec.build_algorithm(DIGITS)
 
 
 def test_preset_fields_are_written_out_and_read_back(tmp_path: Path) -> None:
@@ -106,29 +108,19 @@ def test_resolved_file_builds_the_equal_algorithm(
         assert getattr(back, side)[field] == value
 
 
-def test_wrappers_are_written_on_the_command_line() -> None:
-    texts = ["client.clip_norm=1.0", "client.schedule=cosine", "client.horizon=50", "server.lr=0.5"]
-    spec = RunSpec(task="digits", algorithm="fedavg").with_settings(dict(map(parse_setting, texts)))
-    built = spec.build_algorithm(DIGITS)
-    assert built.options()["client.clip_norm"] == 1.0
-    assert built.options()["client.schedule"] == "cosine"
-    assert built.options()["client.horizon"] == 50
-    assert built.options()["server.lr"] == 0.5
-
-
 @pytest.mark.parametrize(
     ("client", "message"),
     [
-        ({"clip_nrom": 1.0}, r"unknown option of fedzmg .*did you mean 'client\.clip_norm'\?"),
-        ({"shedule": "step"}, r"unknown option of fedzmg .*did you mean 'client\.schedule'\?"),
-        ({"schedule": "step"}, r"fedzmg, client\.schedule: schedule 'step' needs every and gamma"),
-        ({"every": 3}, r"fedzmg, client\.every = 3: belongs to a schedule"),
-        ({"clip_norm": 0.0}, r"fedzmg, client\.clip_norm: clip_norm = 0\.0: expected a finite"),
-        ({"clip_value": "x"}, r"fedzmg, client\.clip_value: clip_value = 'x': expected a finite"),
+        ({"clip_nrom": 1.0}, r"'client\.clip_norm'"),
+        ({"shedule": "step"}, r"'client\.schedule'"),
+        ({"schedule": "step"}, r"client\.schedule.*every and gamma"),
+        ({"every": 3}, r"client\.every = 3"),
+        ({"clip_norm": 0.0}, r"clip_norm = 0\.0"),
+        ({"clip_value": "x"}, r"clip_value = 'x'"),
     ],
 )
 def test_wrong_wrappers_are_refused_in_one_line(client: dict[str, Value], message: str) -> None:
-    with pytest.raises(InputError, match=f"^{message}") as caught:
+    with pytest.raises(InputError, match=message) as caught:
         RunSpec(task="digits", client=client).build_algorithm(DIGITS)
     assert "\n" not in str(caught.value)
 
@@ -136,8 +128,8 @@ def test_wrong_wrappers_are_refused_in_one_line(client: dict[str, Value], messag
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tsk = 'digits'", r"unknown key 'tsk': did you mean 'task'\?"),
-        ("seed = 1", r"task is missing: add it \('fedzmg schema run' shows what it may be\)"),
+        ("tsk = 'digits'", "'tsk'.*'task'"),
+        ("seed = 1", "task is missing.*'fedzmg schema run'"),
         ("task = 'digits'\nseed = 'one'", r"seed = 'one': expected a whole number"),
         ("task = 'digits'\nengine = 'fast'", r"engine = 'fast': expected 'auto', 'sequential'"),
         ("task = [", r"is not valid TOML"),
@@ -153,23 +145,19 @@ def test_bad_files_are_refused_in_one_line(tmp_path: Path, text: str, message: s
     assert "spec.toml" in str(caught.value)
 
 
-def test_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot read .*none\.toml: No such file"):
-        RunSpec.read(tmp_path / "none.toml")
-
-
 def test_settings_reach_their_tables() -> None:
     spec = RunSpec(task="digits").with_settings(
         {"client.lr": 0.3, "server.lr": 2.0, "protocol.cohort": 7, "seed": 4}
     )
     assert (spec.client, spec.server) == ({"lr": 0.3}, {"lr": 2.0})
     assert spec.build_protocol(DIGITS).cohort == 7
-    assert spec.trial(DIGITS).seed == 4
+    assert spec.resolve(DIGITS).trial.seed == 4
 
 
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
+        ("centring", "preset.centring"),
         ("cohort", "protocol.cohort"),
         ("clien.lr", "client.lr"),
         ("sead", "seed"),
@@ -180,14 +168,7 @@ def test_settings_reach_their_tables() -> None:
 )
 def test_unknown_settings_suggest_the_nearest(key: str, hint: str) -> None:
     with pytest.raises(InputError, match=f"unknown key .*did you mean '.*{hint}'"):
-        RunSpec(task="digits").with_settings({key: 1})
-
-
-def test_settings_of_a_preset_are_among_the_nearest() -> None:
-    with pytest.raises(
-        InputError, match=r"unknown key 'centring': did you mean 'preset\.centring'"
-    ):
-        RunSpec(task="cifar100").with_settings({"centring": "image"})
+        RunSpec(task="cifar100").with_settings({key: 1})
 
 
 @pytest.mark.parametrize("text", ["client.lr", "=3", "a=[1]", " =1"])

@@ -11,22 +11,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import Stop, toy
+from toys import Stop, bare, toy
 
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Metric
-from fedzmg.experiment import stopping
-from fedzmg.experiment.grids.bounds import Known, Rule, dominated, unsettled
+from fedzmg.experiment import early_stopping as stopping
+from fedzmg.experiment.early_stopping import Known, Rule, Stopped, Verdict, dominated, unsettled
 from fedzmg.experiment.grids.grid import run_grid
-from fedzmg.experiment.grids.log import Log
+from fedzmg.experiment.grids.log import read_lines, read_rows
 from fedzmg.experiment.grids.score import choose_best, neighbours, warnings
 from fedzmg.experiment.grids.stops import Stops
-from fedzmg.experiment.runs.run import run_pack
-from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.experiment.run import run_pack
+from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.study import StudySpec
-from fedzmg.experiment.stopping import Stopped, Verdict
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.simulation import RoundReport
 
@@ -41,7 +40,7 @@ def grid(**changes: Any) -> GridSpec:
     return GridSpec.parse({**values, **changes})
 
 
-def bare(data: dict[str, Any]) -> dict[str, Any]:
+def unstopped(data: dict[str, Any]) -> dict[str, Any]:
     """A grid's result without what only one that stops has."""
     entry = dict(data["algorithms"]["fedavg"])
     entry.pop("stopped", None)
@@ -113,10 +112,10 @@ def test_bounds_by_hand() -> None:
 def test_diverged_trials_are_trained_no_further_and_no_score_moves(tmp_path: Path) -> None:
     whole = run_grid(grid(), tmp_path / "whole", task=toy())
     data = run_grid(grid(stop={"diverged": True}), tmp_path / "s", task=toy())
-    assert bare(data) == bare(whole)
+    assert unstopped(data) == unstopped(whole)
     assert data["stop"]["diverged"]
     assert "stop" not in whole
-    [line] = Log(tmp_path / "s" / "fedavg" / "stopped.jsonl").lines()
+    [line] = read_lines(tmp_path / "s" / "fedavg" / "stopped.jsonl")
     assert (line["trial"], line["round"], line["why"], line["heuristic"]) == (
         2,
         3,
@@ -129,7 +128,7 @@ def test_diverged_trials_are_trained_no_further_and_no_score_moves(tmp_path: Pat
     assert found == {"diverged": 1, "rounds": 19, "rounds_asked": 24}
     assert data["algorithms"]["fedavg"]["points"][2]["stopped"][0]["round"] == 3
     # Nothing was logged of it afterwards, and the pack that is left is written down.
-    rows = Log(tmp_path / "s" / "fedavg" / "metrics.jsonl").read()
+    rows = read_rows(tmp_path / "s" / "fedavg" / "metrics.jsonl")
     assert max(round_ for trial, round_ in rows if trial == 2) <= 3
     manifest = json.loads((tmp_path / "s" / "fedavg" / "manifest.json").read_text())
     assert manifest["pack_changes"] == [{"pack": 0, "round": 3, "trials": [0, 1]}]
@@ -139,13 +138,13 @@ def test_what_cannot_win_is_stopped_and_the_choice_stays(tmp_path: Path) -> None
     plan = grid(axes={"client.lr": [0.3, 1.0, 3.0]}, together=1)
     whole = run_grid(plan, tmp_path / "whole", task=toy())
     scores = [p["score"] for p in whole["algorithms"]["fedavg"]["points"]]
-    rows = Log(tmp_path / "whole" / "fedavg" / "metrics.jsonl").read()
+    rows = read_rows(tmp_path / "whole" / "fedavg" / "metrics.jsonl")
     top = max(row["metric"] for (_, round_), row in rows.items() if round_ > 4)
     closer = plan.with_settings({"stop.cannot_win": True, "stop.best_possible": top})
     data = run_grid(closer, tmp_path / "s", task=toy())
     best = data["algorithms"]["fedavg"]["best"]
     assert best["options"] == whole["algorithms"]["fedavg"]["best"]["options"]
-    lines = Log(tmp_path / "s" / "fedavg" / "stopped.jsonl").lines()
+    lines = read_lines(tmp_path / "s" / "fedavg" / "stopped.jsonl")
     assert lines
     for line in lines:
         assert line["why"] == "cannot_win"
@@ -174,7 +173,7 @@ def test_what_might_win_after_all_is_trained_to_the_end(
     assert "1 stopped trials might win after all" in progress.said
     assert progress.packs == 1  # what was finished before is not trained again
     assert data["points"][2] == whole["points"][2]
-    lines = Log(tmp_path / "s" / "mfl" / "stopped.jsonl").lines()
+    lines = read_lines(tmp_path / "s" / "mfl" / "stopped.jsonl")
     assert [line.get("revoked", False) for line in lines if line["trial"] == 2] == [False, True]
 
 
@@ -198,7 +197,7 @@ def test_rounds_to_be_repeated_are_judged_as_they_were(tmp_path: Path) -> None:
 def test_metric_without_a_known_bound_has_to_say_it(tmp_path: Path) -> None:
     task = toy()
     other = replace(task, metric=Metric("skill", task.metric.function))
-    with pytest.raises(InputError, match=r"best value that 'skill' can have: say it as stop\.best"):
+    with pytest.raises(InputError, match=r"'skill'.*stop\.best_possible"):
         run_grid(grid(stop={"cannot_win": True}), tmp_path, task=other)
 
 
@@ -208,7 +207,7 @@ def test_halving_is_a_heuristic_and_says_so(tmp_path: Path) -> None:
     halved = plan.with_settings({"stop.heuristic_halving": [2, 5]})
     data = run_grid(halved, tmp_path / "s", task=toy())
     entry = data["algorithms"]["fedavg"]
-    lines = Log(tmp_path / "s" / "fedavg" / "stopped.jsonl").lines()
+    lines = read_lines(tmp_path / "s" / "fedavg" / "stopped.jsonl")
     assert [line["round"] for line in lines] == [2, 2, 5]
     assert all(line["heuristic"] and line["why"] == "halving" for line in lines)
     assert all("heuristic: not in the better half" in line["words"] for line in lines)
@@ -232,7 +231,7 @@ def test_decisions_outlive_a_crash(tmp_path: Path, algorithm: str, seconds: floa
             run_grid(plan, tmp_path / "s", task=toy(), progress=Stop(after),
                      checkpoint_seconds=seconds)  # fmt: skip
     assert run_grid(plan, tmp_path / "s", task=toy()) == whole
-    lines = [Log(tmp_path / n / algorithm / "stopped.jsonl").lines() for n in ("s", "whole")]
+    lines = [read_lines(tmp_path / n / algorithm / "stopped.jsonl") for n in ("s", "whole")]
     assert lines[0] == lines[1]
     assert {line["why"] for line in lines[0]} == {"diverged", "halving"}
 
@@ -269,10 +268,6 @@ def test_study_that_stops_has_the_same_scores(tmp_path: Path) -> None:
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
-def _bare(run: Path) -> list[Any]:
-    return [r._replace(seconds=0.0) for r in RunDirectory(run).records()]
-
-
 def test_run_that_goes_on_beside_one_that_stopped_does_not_notice(tmp_path: Path) -> None:
     """Asked by a callable; after a crash the decision takes effect after the same round."""
     specs = [
@@ -295,12 +290,13 @@ def test_run_that_goes_on_beside_one_that_stopped_does_not_notice(tmp_path: Path
     first = run_pack(toy(), specs, places, checkpoint_seconds=1e9)
     assert [len(h.records) for h in first] == [6, 4, 6]
     for i, (place, other) in enumerate(zip(places, whole, strict=True)):
-        assert _bare(place) == _bare(other)[: 4 if i == 1 else 6]
+        kept, expected = (bare(RunDirectory(run).records()) for run in (place, other))
+        assert kept == expected[: 4 if i == 1 else 6]
     facts = RunDirectory(places[2]).manifest()
     assert facts["pack_changes"] == [{"round": 4, "pack": ["scaffold/seed-3", "scaffold/seed-7"]}]
     # Its last checkpoint is the one after its last round, to be read as any other.
-    kept = [RunDirectory(place).checkpoint() for place in places]
-    assert [found and found.round for found in kept] == [6, 4, 6]
+    last = [RunDirectory(place).checkpoint() for place in places]
+    assert [found and found.round for found in last] == [6, 4, 6]
     again = run_pack(toy(), specs, places)
     assert [len(h.records) for h in again] == [6, 4, 6]
     (places[1] / "stopped.json").write_text("{}")

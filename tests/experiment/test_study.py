@@ -13,10 +13,11 @@ import pytest
 from toys import Press, Stop, toy
 
 from fedzmg.errors import InputError, Interrupted
+from fedzmg.experiment import run
+from fedzmg.experiment.control import TimeLimitReached
 from fedzmg.experiment.grids.grid import run_grid
-from fedzmg.experiment.runs import run
-from fedzmg.experiment.runs.run import run_pack
-from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.experiment.run import run_pack
+from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.studies.compare import Comparison
@@ -27,7 +28,6 @@ from fedzmg.experiment.studies.study import (
     study_packs,
     summary,
 )
-from fedzmg.experiment.work.budget import TimeLimitReached
 from fedzmg.results.curves import final
 from fedzmg.simulation import History, Record, Simulation, Trial
 from fedzmg.tree import Tree

@@ -1,18 +1,20 @@
-"""A federation that trains in milliseconds."""
+"""A federation that trains in milliseconds, and progress objects that interrupt it."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from fedzmg import Task
 from fedzmg.data.federated import examples
-from fedzmg.experiment.work.progress import Silent
-from fedzmg.simulation import RoundReport
+from fedzmg.experiment.progress import Silent
+from fedzmg.simulation import History, RoundReport
 
 
 def toy(seed: int = 0, **protocol: Any) -> Task:
@@ -21,9 +23,24 @@ def toy(seed: int = 0, **protocol: Any) -> Task:
     x, y = rng.normal(size=(len(owner), 5)), rng.integers(0, 3, len(owner))
     made = Task.from_arrays(
         nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), x, y, owner,
-        test=(x[1::2], y[1::2]), name="toy", cohort=3, batch_size=4, epochs=2, **protocol,
+        test=(x[1::2], y[1::2]), name="toy",
+        **{"cohort": 3, "batch_size": 4, "epochs": 2, **protocol},
     )  # fmt: skip
     return replace(made, tune=examples(x[0::2], y[0::2]))
+
+
+def bare(records: Iterable[Any]) -> list[Any]:
+    """Records without the time that rounds took."""
+    return [r._replace(seconds=0) for r in records]
+
+
+def same(one: Iterable[History], other: Iterable[History]) -> bool:
+    """Equal records and models, bit for bit."""
+    return all(
+        bare(a.records) == bare(b.records)
+        and all(torch.equal(a.params[n].cpu(), b.params[n].cpu()) for n in a.params)
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 class Stop(Silent):
@@ -31,7 +48,11 @@ class Stop(Silent):
 
     def __init__(self, after: int, pack: int = 1, error: type[BaseException] = MemoryError) -> None:
         self.after, self.pack, self.error = after, pack, error
-        self.packs, self.said = 0, ""
+        self.packs, self.lines = 0, list[str]()
+
+    @property
+    def said(self) -> str:
+        return "".join(self.lines)
 
     def begin(self, label: str, rounds: int, done: int) -> None:
         self.packs += 1
@@ -41,19 +62,22 @@ class Stop(Silent):
             raise self.error
 
     def say(self, text: str) -> None:
-        self.said += text
+        self.lines.append(text)
 
 
 class Press(Silent):
-    """Ctrl-C while a round is at work; ``begun`` says what was at work before and after."""
+    """Ctrl-C while a round is trained; ``begun`` lists the packs that began."""
 
     def __init__(self, in_round: int) -> None:
-        self.in_round, self.begun = in_round, list[str]()
+        self.in_round, self.begun, self.said = in_round, list[str](), ""
 
     def begin(self, label: str, rounds: int, done: int) -> None:
         self.begun.append(label)
 
     def advance(self, report: RoundReport) -> None:
-        # Still held back here, as it is in the round itself.
+        # Still deferred here, as it is in the round itself.
         if report.round == self.in_round:
             signal.raise_signal(signal.SIGINT)
+
+    def say(self, text: str) -> None:
+        self.said = text

@@ -16,7 +16,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.report.html.page import render
 from fedzmg.report.plots import comparison
 from fedzmg.report.plots.study import study_figures

@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.report.exports import report as exports
 from fedzmg.report.html.page import render
 from fedzmg.report.tables.clients import clients as sheet_of

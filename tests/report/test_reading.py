@@ -15,7 +15,7 @@ import pytest
 
 import fedzmg
 from fedzmg.errors import InputError
-from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.studies.compare import Comparison
 from fedzmg.results.reading import read
 from fedzmg.results.runs import read_log

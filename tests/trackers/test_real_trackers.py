@@ -28,7 +28,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from tracked_runs import Heard, federation
 from fedzmg import trackers
-from fedzmg.experiment.runs.run import run_pack
+from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.run import RunSpec
 
 name, out, stop = sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]) or None

@@ -13,7 +13,7 @@ from tracked_runs import Heard, Recorder, federation, log_of
 from fedzmg import trackers
 from fedzmg.errors import InputError
 from fedzmg.experiment.grids.grid import run_grid
-from fedzmg.experiment.runs.run import run_pack
+from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.study import StudySpec

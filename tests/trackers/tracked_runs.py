@@ -13,7 +13,7 @@ from torch import nn
 
 from fedzmg import Task
 from fedzmg.data.federated import examples
-from fedzmg.experiment.work.progress import Silent
+from fedzmg.experiment.progress import Silent
 from fedzmg.simulation import RoundReport
 from fedzmg.trackers import Ending, TrackedRun
 

@@ -45,10 +45,10 @@ def bench(
     """Time rounds on random data of a task's shape: speed, memory, distance to the floor."""
     from fedzmg import algorithms
     from fedzmg.bench.measure import Timing, environment, measure_all
-    from fedzmg.experiment.runs.store import write_json
-    from fedzmg.experiment.work.write_errors import named_write_errors
+    from fedzmg.experiment.control import named_write_errors
     from fedzmg.report.terminal import views
     from fedzmg.simulation import resolve_device
+    from fedzmg.storage.formats import write_json
 
     if out is not None:
         output.check_file(out, "--out")

@@ -60,11 +60,11 @@ def diagnose(
 ) -> None:
     """Measure whether the projection will help: table by layer, figure and a verdict."""
     from fedzmg.diagnose import diagnose as measure
-    from fedzmg.experiment.runs.store import write_json
     from fedzmg.report.plots import diagnose as report
     from fedzmg.report.plots import style
     from fedzmg.report.terminal import views
     from fedzmg.report.writing import check_place, refuse_foreign, staged
+    from fedzmg.storage.formats import write_json
 
     task, params, round_, own_seed = _subject(what, set_ or [])
     place = out or Path("runs") / f"diagnose-{task.name}{f'-round-{round_}' if round_ else ''}"
@@ -95,8 +95,8 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
     from dataclasses import replace
 
     from fedzmg import tasks
-    from fedzmg.experiment.runs.store import RunDirectory
-    from fedzmg.experiment.specs.own import refuse_own_task
+    from fedzmg.experiment.run_directory import RunDirectory
+    from fedzmg.experiment.specs.files import refuse_own_task
     from fedzmg.experiment.specs.run import parse_setting
 
     place = Path(what)

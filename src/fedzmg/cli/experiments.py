@@ -77,7 +77,7 @@ def grid(
 
 def _spent(spec: Any, place: Path) -> str:
     """How long all algorithms of a grid trained, pieces of earlier calls included."""
-    from fedzmg.experiment.work.claims import read_json
+    from fedzmg.experiment.plan_directory import read_json
 
     manifests = [place / spec.folder(name) / "manifest.json" for name in spec.algorithms]
     return f"{sum(read_json(path, None).get('seconds', 0.0) for path in manifests):,.0f} s"
@@ -92,12 +92,12 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
-    from fedzmg.experiment.runs.store import write_json
     from fedzmg.experiment.studies.study import run_study, study_packs
     from fedzmg.report.plots import comparison, style
     from fedzmg.report.terminal import views
     from fedzmg.results.reading import read
     from fedzmg.results.study_result import study_result
+    from fedzmg.storage.formats import write_json
 
     work = _prepare("study", file, set_, out, track, as_json=as_json)
     spec, place, console = work.spec, work.place, work.console
@@ -210,7 +210,7 @@ def _shown(
 ) -> Iterator[Tracking]:
     """Show rounds on the terminal and to trackers; the end of the time is a line and a code."""
     from fedzmg import trackers
-    from fedzmg.experiment.work.budget import TimeLimitReached
+    from fedzmg.experiment.control import TimeLimitReached
     from fedzmg.report.terminal.live import Display
 
     try:

@@ -133,7 +133,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Train the first rounds again: same bits here? Exit code 0 if so, 1 if not."""
-    from fedzmg.experiment.verification.verify import verify as verify_runs
+    from fedzmg.experiment.verify import verify as verify_runs
     from fedzmg.report.terminal import inspection as views
 
     found = verify_runs(

@@ -37,7 +37,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a run's trained model as a plain state dict in safetensors."""
-    from fedzmg.experiment.runs.export import export_model
+    from fedzmg.experiment.run_directory import export_model
 
     path = export_model(run_directory, to)
     typer.echo(str(path))

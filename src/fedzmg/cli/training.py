@@ -108,8 +108,8 @@ def run(
 ) -> None:
     """Train one algorithm on one task, or what a spec file says."""
     from fedzmg import trackers
-    from fedzmg.experiment.runs.rules import PlannedRun, say_changed_runs
-    from fedzmg.experiment.runs.run import run_pack
+    from fedzmg.experiment.rules_hash import PlannedRun, say_changed_runs
+    from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.specs import files as spec_files
     from fedzmg.experiment.specs.run import RunSpec, parse_setting
     from fedzmg.report.terminal.live import Display
@@ -133,7 +133,8 @@ def run(
     spec = spec.with_settings(settings)
     with output.mistakes_in(task, set_) if from_file else contextlib.nullcontext():
         chosen = spec.build_task()
-        spec = spec.resolved(chosen)
+        resolved = spec.resolve(chosen)
+        spec = resolved.spec
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
     place = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
     console = Console(stderr=as_json)
@@ -142,9 +143,9 @@ def run(
         Display(console, chosen.metric.name) as display,
         trackers.Tracking(makers, place, display) as progress,
     ):
-        planned = PlannedRun(spec.algorithm, spec, place)
+        planned = PlannedRun(spec.algorithm, resolved, place)
         say_changed_runs(chosen, [planned], place, progress.say)
-        [history] = run_pack(chosen, [spec], [place], progress=progress)
+        [history] = run_pack(chosen, [resolved], [place], progress=progress)
     last = history.records[-1]
     summary = {
         "task": spec.task, "algorithm": spec.algorithm, "seed": spec.seed, "rounds": last.round,

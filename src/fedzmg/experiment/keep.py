@@ -1,12 +1,12 @@
-"""Copy results without what only training needs, so that they are small enough to share.
+"""Kept copies: results without checkpoints, small enough to share.
 
-A kept copy holds what was asked for, its circumstances, every logged number and the figures. It has
-no checkpoints, no client memory and no locks, and its logs are compressed::
+A kept copy holds specifications, manifests, every logged number and the figures. It has no
+checkpoints, no client memory and no locks, and its logs are compressed::
 
-    kept.json                   where the copy comes from and what it left out
-    metrics.jsonl.gz            in place of every metrics.jsonl, line for line
+    kept.json                   source of the copy
+    metrics.jsonl.gz            replaces every metrics.jsonl, line for line
 
-Everything that reads directories reads a copy as well; nothing trains on in one.
+Everything that reads results also reads a copy; training does not continue in one.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.runs.store import CLIENTS, FORMAT, LOG, write_json
+from fedzmg.experiment.run_directory import FORMAT, LOG
 from fedzmg.storage import lock
+from fedzmg.storage.client_metrics import CLIENTS
 from fedzmg.storage.files import compressed, write_atomic
+from fedzmg.storage.formats import write_json
 
 _WORTH_KEEPING = {".toml", ".json", ".jsonl", ".gz", ".md", ".csv", ".tex", ".png", ".svg", ".pdf"}
 _REPORT = "report"
-"""Made from the rest at any time."""
+"""Directory of reports, which can be made again from the results."""
 
 
 class Kept(NamedTuple):
-    """What a copy came to."""
+    """Result of a copy."""
 
     path: Path
     files: int
     bytes: int
     bytes_before: int
-    """Of the whole directory, checkpoints included."""
+    """Size of the whole directory, with checkpoints."""
 
 
 def keep(source: Path, to: Path) -> Kept:
-    """Copy a run, study, comparison or grid, or a directory of some, for keeping.
+    """Copy a run, study, comparison or grid, or a directory of some.
 
     An earlier copy of the same results at ``to`` is replaced as a whole.
 
@@ -49,19 +51,19 @@ def keep(source: Path, to: Path) -> Kept:
             written.
     """
     if not source.is_dir():
-        raise InputError(f"{source} is no directory: give a run, study, comparison or grid")
+        raise InputError(f"{source} is not a directory; pass a run, study, comparison or grid")
     wanted = sorted(_worth_keeping(source))
     if not any(path.name in ("manifest.json", "grid.json", "study.json") for path in wanted):
-        raise InputError(f"{source} holds no results: give a run, study, comparison or grid")
+        raise InputError(f"{source} holds no results: pass a run, study, comparison or grid")
     if (source / lock.KEPT).is_file():
         raise InputError(f"{source} is a kept copy already")
     if to.resolve().is_relative_to(source.resolve()):
-        raise InputError(f"{to} lies inside {source}: choose a place outside it with --out")
+        raise InputError(f"{to} lies inside {source}: choose a directory outside it with --out")
     _refuse_other_results(source, to)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.") as beside:
-            fresh, old = Path(beside) / "fresh", Path(beside) / "old"
+        with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.") as temporary:
+            fresh, old = Path(temporary) / "fresh", Path(temporary) / "old"
             size = sum(_copy(path, fresh / path.relative_to(source)) for path in wanted)
             write_json(fresh / lock.KEPT, {"format": FORMAT, "from": source.as_posix()})
             if to.exists():
@@ -76,14 +78,14 @@ def _refuse_other_results(source: Path, to: Path) -> None:
     if not to.exists() or (to.is_dir() and not any(to.iterdir())):
         return
     if not (to / lock.KEPT).is_file():
-        raise InputError(f"{to} exists and is no kept copy: choose another place with --out")
-    # What was asked for tells results apart; numbers may have been added since.
+        raise InputError(f"{to} exists and is not a kept copy: choose another directory with --out")
+    # Specifications identify results; numbers may have been added since.
     for path in to.rglob("*.toml"):
         now = source / path.relative_to(to)
         if not now.is_file() or now.read_bytes() != path.read_bytes():
             raise InputError(
                 f"{to} holds a copy of other results ({path.relative_to(to)} differs): choose "
-                "another place with --out, or remove it"
+                "another directory with --out, or remove it"
             )
 
 
@@ -103,11 +105,11 @@ def _files(source: Path) -> Iterator[Path]:
 
 
 def _copy(path: Path, to: Path) -> int:
-    """Copy a file, a log compressed; the bytes it takes there."""
+    """Copy a file, a log compressed; return its new size."""
     to.parent.mkdir(parents=True, exist_ok=True)
     if path.name == LOG:
         to = compressed(to)
-        # No name and no time: the same log always makes the same bytes.
+        # Without a time stamp, the same log always gives the same bytes.
         write_atomic(to, gzip.compress(path.read_bytes(), mtime=0))
     else:
         shutil.copyfile(path, to)

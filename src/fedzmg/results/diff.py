@@ -31,6 +31,9 @@ RULES = "rules_sha256"
 """The hash of an algorithm's equations, which manifests of older versions lack."""
 CURVES = ("metric", "loss", "train_loss")
 
+Rows = Mapping[Any, Mapping[str, Any]]
+"""Lines of a log by round; in a grid, by trial and round."""
+
 
 class Change(NamedTuple):
     """A value that differs."""
@@ -173,7 +176,7 @@ def compare(left: Path, right: Path) -> Difference:
         metric=str(facts.get("metric", "metric")),
         higher_is_better=bool(facts.get("higher_is_better", True)),
         changes=(*plans, *_changes(pairs)),
-        curves=tuple(_curves(a, b) for a, b in pairs),
+        curves=tuple(compare_logs(a.name, a.rows, b.rows) for a, b in pairs),
         scores=tuple(_scores(pairs)),
         only_left=tuple(unit.name for unit in only_left),
         only_right=tuple(unit.name for unit in only_right),
@@ -327,27 +330,29 @@ def _aspect(key: str) -> Aspect:
     return "options" if key.partition(".")[0] in OPTIONS else "spec"
 
 
-def _curves(left: Unit, right: Unit) -> Curves:
-    shared = sorted(left.rows.keys() & right.rows.keys())
+def compare_logs(name: str, left: Rows, right: Rows) -> Curves:
+    """Compare two logs line by line.
+
+    Args:
+        name: of the run, for display.
+        left: lines by round, or by trial and round.
+        right: lines of the other log.
+    """
+    shared = sorted(left.keys() & right.keys())
     largest: dict[str, float] = {}
-    first: Hashable | None = None
+    first: int | None = None
     fields: tuple[str, ...] = ()
     for key in shared:
-        a, b = left.rows[key], right.rows[key]
-        # A field that only newer versions log is no difference of the training.
+        a, b = left[key], right[key]
+        round_ = int(key[-1] if isinstance(key, tuple) else key)
+        # A field that only newer versions log is not a difference of the training.
         unequal = tuple(k for k in a if k in b and k != TIME and a[k] != b[k])
-        if unequal and (first is None or _round(key) < _round(first)):
-            first, fields = key, unequal
-        for name in CURVES:
-            if a.get(name) is not None and b.get(name) is not None:
-                largest[name] = max(largest.get(name, 0.0), _distance(a[name], b[name]))
-    rounds = len(left.rows), len(right.rows)
-    at = None if first is None else _round(first)
-    return Curves(left.name, len(shared), rounds, at, fields, largest)
-
-
-def _round(key: Any) -> int:
-    return int(key[-1] if isinstance(key, tuple) else key)
+        if unequal and (first is None or round_ < first):
+            first, fields = round_, unequal
+        for curve in CURVES:
+            if a.get(curve) is not None and b.get(curve) is not None:
+                largest[curve] = max(largest.get(curve, 0.0), _distance(a[curve], b[curve]))
+    return Curves(name, len(shared), (len(left), len(right)), first, fields, largest)
 
 
 def _distance(a: Any, b: Any) -> float:

@@ -1,1 +1,1 @@
-"""Files on disk: atomic writes, locks, run directories, checkpoints."""
+"""Files on disk: atomic writes, logs, checkpoints and locks."""

@@ -1,7 +1,4 @@
-"""The file of a run directory that says how its models did on single clients.
-
-It stands apart from training, so that reports can read it, too.
-"""
+"""The file of a run directory with metric and loss on single clients."""
 
 from __future__ import annotations
 
@@ -25,9 +22,9 @@ class ClientTable(NamedTuple):
     """Metric and loss on each client's own examples, by round."""
 
     part: Literal["test", "training"]
-    """Which of their examples."""
+    """Kind of examples that are evaluated."""
     population: int
-    """Clients that hold such examples; more than are listed where these are a sample."""
+    """Number of clients with such examples; those listed may be a sample."""
     clients: NDArray[np.int64]
     examples: NDArray[np.int64]
     rounds: NDArray[np.int64]
@@ -37,7 +34,7 @@ class ClientTable(NamedTuple):
 
 
 def write_clients(directory: Path, table: ClientTable) -> None:
-    """Put the file in place."""
+    """Write the file atomically."""
     tensors: dict[str, NDArray[Any]] = {
         "client": table.clients.astype(np.int32),
         "examples": table.examples.astype(np.int32),
@@ -50,7 +47,7 @@ def write_clients(directory: Path, table: ClientTable) -> None:
 
 
 def read_clients(directory: Path) -> ClientTable | None:
-    """Read the file; None if the run never looked at single clients.
+    """Read the file; None if the run never evaluated single clients.
 
     Raises:
         InputError: if it is damaged.

@@ -1,19 +1,20 @@
-"""Files that are there whole or not at all."""
+"""Atomic files and append-only logs."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
 import os
-import tempfile
+import secrets
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from fedzmg.errors import InputError
 
 
 def folder_name(name: str) -> str:
-    """The directory of an algorithm; a colon is no file name everywhere, a blank a nuisance.
+    """Turn an algorithm's name into a portable directory name.
 
     >>> folder_name("fedzmg:as printed")
     'fedzmg-as-printed'
@@ -22,7 +23,7 @@ def folder_name(name: str) -> str:
 
 
 def log_bytes(path: Path) -> bytes:
-    """What a log holds, plain or compressed as ``NAME.gz``; nothing if it does not exist.
+    """Read a log, plain or compressed as ``NAME.gz``; a missing log is empty.
 
     Raises:
         InputError: if it cannot be read.
@@ -38,12 +39,12 @@ def log_bytes(path: Path) -> bytes:
 
 
 def compressed(path: Path) -> Path:
-    """Where a log is found in a copy that was made for keeping."""
+    """Return the name of a log in a kept copy."""
     return path.with_name(f"{path.name}.gz")
 
 
 def append(path: Path, lines: bytes) -> None:
-    """Add lines to a log for good; a line that a crash broke off is left behind them."""
+    """Append lines to a log durably, after a line that a crash cut off."""
     with path.open("ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -54,25 +55,25 @@ def append(path: Path, lines: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def write_atomic(path: Path, content: bytes, keep: Path | None = None) -> None:
-    """Write a file so that it is there whole or not at all, also after a power loss.
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write a file that is either complete or absent, also after a power loss."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, keep: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary file that replaces ``path`` when the block ends without an error.
 
     Args:
-        path: the file.
-        content: what is to be in it.
-        keep: move what the file was so far to this name of the same directory. A crash between the
-            two moves leaves only that one.
+        path: the file to replace.
+        keep: new name for the old file. A crash between the two renames leaves only this one.
     """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
+        yield temporary
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        # mkstemp makes private files; a run directory is as readable as any other file.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
         if keep is not None and path.exists():
             os.replace(path, keep)
         os.replace(temporary, path)
@@ -84,7 +85,7 @@ def write_atomic(path: Path, content: bytes, keep: Path | None = None) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what a killed process left behind of writing this file."""
+    """Remove temporary files that a killed process left while it wrote ``path``."""
     for found in path.parent.iterdir():
         if is_leftover(found, path.name):
             with contextlib.suppress(OSError):
@@ -92,12 +93,12 @@ def remove_leftovers(path: Path) -> None:
 
 
 def is_leftover(found: Path, name: str) -> bool:
-    """Whether a file is what :func:`write_atomic` moves to ``name`` once it is whole."""
+    """Return whether a file is a temporary file of :func:`replacing` for ``name``."""
     return found.name.startswith(f".{name}.")
 
 
 def sync_directory(path: Path) -> None:
-    """Make a rename survive a power loss, where the system lets directories be synced."""
+    """Make a rename survive a power loss, if the system can sync directories."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -1,29 +1,25 @@
-"""What our own files hold: TOML, JSON and logs of JSON lines, each with one reader for all.
-
-Runs, grids and reports read the same files, so what counts as damage, what is no more than a line
-that a crash broke off, and the words for both are the same everywhere.
-"""
+"""Readers and writers of TOML, JSON and JSON-lines files, shared by runs, grids and reports."""
 
 from __future__ import annotations
 
 import json
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedzmg.errors import InputError
-from fedzmg.storage.files import log_bytes
+from fedzmg.storage.files import append, log_bytes, write_atomic
 
 T = TypeVar("T")
 
 RESTORE = "restore or remove it"
-"""The usual way out of damage; callers who know a better one name it."""
+"""Default remedy for a damaged file."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What a TOML file holds.
+    """Read a TOML file.
 
     Raises:
         InputError: if it cannot be read.
@@ -36,14 +32,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Args:
-        path: the file.
-        remedy: what a user can do about damage.
+    """Read a JSON object; ``remedy`` tells the user how to repair a damaged file.
 
     Raises:
-        InputError: if there is none.
+        InputError: if the file does not hold one.
     """
     text = _text(path, "JSON", remedy)
     try:
@@ -51,26 +43,37 @@ def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise _invalid(path, "JSON", error, remedy) from None
     if not isinstance(values, dict):
-        raise InputError(f"{path} holds no JSON object: {remedy}")
+        raise InputError(f"{path} does not hold a JSON object: {remedy}")
     return values
 
 
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write strict JSON atomically; numbers that are not finite become null."""
+    write_atomic(path, json.dumps(json_nulls(values), indent=1, allow_nan=False).encode())
+
+
+def append_log(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows to a log durably; numbers that are not finite become words."""
+    text = "".join(f"{json.dumps(json_words(row), allow_nan=False)}\n" for row in rows)
+    append(path, text.encode())
+
+
 def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> list[T]:
-    """The lines of a log in the order of writing; one that a crash broke off is no damage.
+    """Read the lines of a log in the order of writing; skip a line that a crash cut off.
 
     Args:
-        path: the log, which may be compressed; without a file there are no lines.
-        parse: makes something of a line's values. A ``ValueError``, ``TypeError``, ``KeyError`` or
-            ``AttributeError`` says that they are not what they should be.
-        remedy: what a user can do about damage.
+        path: the log, which may be compressed; a missing log has no lines.
+        parse: converts a line's values. It raises ``ValueError``, ``TypeError``, ``KeyError`` or
+            ``AttributeError`` for wrong values.
+        remedy: tells the user how to repair a damaged log.
 
     Raises:
-        InputError: for a line that is damaged and was not merely broken off.
+        InputError: for a damaged line.
     """
     lines = log_bytes(path).splitlines()
     wrong = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
     try:
-        # All in one go is much faster; whatever is wrong gets a closer look.
+        # Parsing all lines at once is much faster; the loop below locates an error.
         return list(map(parse, json.loads(b"[" + b",".join(lines) + b"]")))
     except wrong:
         pass
@@ -79,18 +82,14 @@ def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> l
         try:
             found.append(parse(json.loads(line)))
         except wrong:
-            # The next line of a log that goes on supersedes what a crash broke off.
+            # A line that a crash cut off is superseded by the next one.
             if number < len(lines) and line.endswith(b"}"):
                 raise InputError(f"{path}, line {number} is damaged: {remedy}") from None
     return found
 
 
 def flat(values: Mapping[str, Any], *, keep_empty: bool = False) -> dict[str, Any]:
-    """Tables in tables by dotted names.
-
-    Args:
-        values: a table.
-        keep_empty: whether a table without anything in it stays; it has no names of its own.
+    """Flatten nested tables to dotted names; ``keep_empty`` keeps empty tables as values.
 
     >>> flat({"task": "digits", "client": {"lr": 0.1, "decay": {"rate": 0.9}}, "server": {}})
     {'task': 'digits', 'client.lr': 0.1, 'client.decay.rate': 0.9}
@@ -106,9 +105,9 @@ def flat(values: Mapping[str, Any], *, keep_empty: bool = False) -> dict[str, An
 
 
 def json_words(value: Any) -> Any:
-    """The same, ready for strict JSON: a number that is not finite becomes a word.
+    """Prepare values for strict JSON: numbers that are not finite become words.
 
-    ``float`` reads the word back, so nothing is lost.
+    ``float`` reads the words back.
 
     >>> json_words({"loss": float("nan"), "spread": (1.0, float("inf"))})
     {'loss': 'nan', 'spread': [1.0, 'inf']}
@@ -117,7 +116,7 @@ def json_words(value: Any) -> Any:
 
 
 def json_nulls(value: Any) -> Any:
-    """The same, ready for strict JSON: a number that is not finite becomes null.
+    """Prepare values for strict JSON: numbers that are not finite become null.
 
     >>> json_nulls({"loss": float("nan"), "spread": (1.0, float("inf"))})
     {'loss': None, 'spread': [1.0, None]}
@@ -138,7 +137,7 @@ def _text(path: Path, kind: str, remedy: str) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(
-            f"cannot read {path}: {error.strerror}; see that it is there and may be read"
+            f"cannot read {path}: {error.strerror}; check that it exists and is readable"
         ) from None
     except UnicodeDecodeError as error:
         raise _invalid(path, kind, error, remedy) from None

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.specs.grid import GridSpec
-from fedzmg.experiment.work.progress import Progress, Silent
 from fedzmg.simulation import Record, RoundReport, Simulation, Trial
 from fedzmg.storage.files import folder_name
 from fedzmg.trackers.tracker import Ending, TrackedRun, Tracker

@@ -1,12 +1,12 @@
-"""Choose hyper-parameters by a grid: all pairs and seeds of an algorithm train side by side.
+"""Grids: searches over hyper-parameters, in which the trials of an algorithm train together.
 
 ::
 
-    grid.toml                   what was asked for
+    grid.toml                   the specification
     grid.json                   scores, best points, neighbours; rewritten after every algorithm
     ALGORITHM/manifest.json     versions, device, data hash, execution path
     ALGORITHM/metrics.jsonl     a line per trial and evaluated round, append-only; later lines win
-    ALGORITHM/stopped.jsonl     a line per trial that was trained no further, if that is asked for
+    ALGORITHM/stopped.jsonl     a line per trial that was stopped early
     ALGORITHM/scores.json       once it is finished; it is not trained again
     ALGORITHM/checkpoint.safetensors, ALGORITHM/memory    only until then
 """
@@ -22,15 +22,14 @@ import torch
 
 from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
+from fedzmg.experiment.control import Budget, checkpoint_interval
 from fedzmg.experiment.grids.search import Search, known_facts
 from fedzmg.experiment.grids.trials import built, trials_of
-from fedzmg.experiment.runs.rules import have_changed, say_changed
-from fedzmg.experiment.runs.run import checkpoint_interval
-from fedzmg.experiment.runs.store import write_json
+from fedzmg.experiment.plan_directory import FORMAT, claimed, read_json
+from fedzmg.experiment.progress import Progress, Silent
+from fedzmg.experiment.rules_hash import have_changed, say_changed
 from fedzmg.experiment.specs.grid import GridSpec
-from fedzmg.experiment.work.budget import Budget
-from fedzmg.experiment.work.claims import FORMAT, claimed, read_json
-from fedzmg.experiment.work.progress import Progress, Silent
+from fedzmg.storage.formats import write_json
 from fedzmg.tasks.task import Task
 
 CHECKPOINT_SECONDS = 60.0
@@ -46,23 +45,23 @@ def run_grid(
     max_minutes: float | None = None,
     checkpoint_seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Train every point of the grid and score it; what is finished is not trained again.
+    """Train every point of the grid and score it; finished algorithms are not trained again.
 
     Args:
         spec: the grid.
         out: its directory; one that holds this grid is continued.
         task: a user's own task; by default the preset that the grid names.
-        progress: what shows how far the work is.
+        progress: receives progress updates.
         max_minutes: end cleanly after the first round past this time.
-        checkpoint_seconds: how often to write checkpoints, or less often where they are large;
-            0: after every round; else ``$FEDZMG_CHECKPOINT_SECONDS``, else 60.
+        checkpoint_seconds: seconds between checkpoints, more if they are large; 0: after every
+            round; else ``$FEDZMG_CHECKPOINT_SECONDS``, else 60.
 
     Returns:
-        What ``grid.json`` holds.
+        The content of ``grid.json``.
 
     Raises:
         InputError: for a mistake in the grid, or a directory that holds something else.
-        TimeLimitReached: when ``max_minutes`` are over, with everything finished kept.
+        TimeLimitReached: after ``max_minutes``, with everything finished stored.
         Interrupted: on Ctrl-C, likewise.
     """
     progress, budget = progress or Silent(), Budget(max_minutes)
@@ -75,23 +74,23 @@ def run_grid(
     reporting = whole.test if spec.also_by_test else None
     with claimed(out, spec, "grid.toml", progress.say) as held:
         found: dict[str, Any] = {}
-        # What is finished is only read, and must be of the same data all the same.
+        # Finished algorithms are only read, but they must be of the same data.
         for name in spec.algorithms:
             known_facts(out / spec.folder(name), task)
         say_changed(_changed(spec, task, out), out, progress.say)
         for name in spec.algorithms:
-            place = out / spec.folder(name)
-            if not (place / "scores.json").is_file():
-                Search(spec, name, task, place, progress, budget, seconds, held, reporting).run()
+            inner = out / spec.folder(name)
+            if not (inner / "scores.json").is_file():
+                Search(spec, name, task, inner, progress, budget, seconds, held, reporting).run()
             else:
                 progress.begin(name, spec.rounds, spec.rounds)
-            found[name] = read_json(place / "scores.json")
+            found[name] = read_json(inner / "scores.json")
             write_json(out / "grid.json", _summary(spec, task, found))
     return read_json(out / "grid.json")
 
 
 def _changed(spec: GridSpec, task: Task, out: Path) -> list[str]:
-    """Algorithms whose rules are not those that they were trained by."""
+    """Return algorithms whose rules have changed since they were trained."""
     firsts = {name: built(spec, name, task, trials_of(spec, name)[:1]) for name in spec.algorithms}
     return [
         spec.shown(name)
@@ -101,22 +100,22 @@ def _changed(spec: GridSpec, task: Task, out: Path) -> list[str]:
 
 
 def choosing(task: Task, spec: GridSpec) -> Task:
-    """The task as a grid sees it: its protocol, and as test data what may choose.
+    """Return the task of a grid: its protocol, and as test data the examples that choose.
 
     Raises:
-        InputError: if no examples are set aside for choosing.
+        InputError: if the task has no tuning examples.
     """
     test = task.test
     if spec.selection == "tune":
         if task.tune is None:
             raise InputError(
-                f"task {task.name!r} sets no examples aside for choosing: give it some as 'tune' "
-                '(Task.from_arrays), or say selection = "test", which leaves no honest test'
+                f"task {task.name!r} has no tuning examples: pass some as 'tune' "
+                '(Task.from_arrays), or set selection = "test", which leaves no independent test'
             )
         test = task.tune
     elif task.tune is not None and task.tune.x is not task.test.x:
         test = Examples(*(torch.cat(pair) for pair in zip(task.tune, task.test, strict=True)))
-    # Rounds in between are not evaluated: the search asks for the last ones itself.
+    # Rounds in between are not evaluated; the search evaluates those that count.
     options = {**spec.protocol, "rounds": spec.rounds, "eval_every": spec.rounds}
     protocol = task.protocol.with_options(options)
     owners = task.test_owners if test is task.test else None

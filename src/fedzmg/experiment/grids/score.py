@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.grids.bounds import Known
+from fedzmg.experiment.early_stopping import Known, Stopped
 from fedzmg.experiment.grids.log import Rows
+from fedzmg.experiment.plan_directory import FORMAT
 from fedzmg.experiment.specs.grid import GridSpec
-from fedzmg.experiment.stopping import Stopped
-from fedzmg.experiment.work.claims import FORMAT
 from fedzmg.tasks.task import Task
 
 

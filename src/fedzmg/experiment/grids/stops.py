@@ -1,41 +1,41 @@
-"""Which trials of a grid are trained no further, and the file that says so.
+"""Early stopping of a grid's trials, and the file that records it.
 
-``stopped.jsonl`` has a line per decision: trial, round, reason. A line is never taken back but by
-another one, with ``revoked``, when a point that was thought unable to win might win after all.
+``stopped.jsonl`` has a line per decision: trial, round, reason. A line with ``revoked`` takes a
+decision back when a point might win after all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Metric
-from fedzmg.experiment.grids.bounds import Known, Rule, dominated, unsettled
-from fedzmg.experiment.grids.log import Log, Rows
+from fedzmg.experiment.early_stopping import Known, Rule, Stopped, dominated, unsettled
+from fedzmg.experiment.grids.log import Rows, read_lines
 from fedzmg.experiment.grids.score import known, neighbours
 from fedzmg.experiment.specs.grid import GridSpec
-from fedzmg.experiment.stopping import Stopped
+from fedzmg.storage.formats import append_log
 
 
 class Stops:
-    """The decisions about one algorithm's trials.
+    """Early-stopping decisions about one algorithm's trials.
 
     Raises:
         InputError: if the grid relies on a bound that its metric does not have.
     """
 
     def __init__(self, spec: GridSpec, name: str, metric: Metric, path: Path) -> None:
-        self._spec, self._log = spec, Log(path)
+        self._spec, self._path = spec, path
         self._rule = Rule(spec.last, _bound(spec, metric), metric.higher_is_better)
         self._shape = [len(values) for values in spec.axes_of(name).values()]
         self._seeds, self._points = len(spec.seeds), len(spec.points(name))
         self.now: dict[int, Stopped] = {}
-        """Decisions that hold, by trial."""
+        """Valid decisions by trial."""
         self.revoked: set[int] = set()
         """Trials that were stopped and are trained to the end after all."""
-        for line in self._log.lines():
+        for line in read_lines(path):
             try:
                 self._take(line["trial"], Stopped.of(line), revoked=bool(line.get("revoked")))
             except (KeyError, TypeError, ValueError) as error:
@@ -49,36 +49,42 @@ class Stops:
             self.now[trial] = stopped
 
     def keep(self, found: Mapping[int, Stopped], facts: Sequence[Mapping[str, Any]]) -> None:
-        """Write decisions down; ``facts`` says what is to be known of every trial."""
+        """Record new decisions; ``facts`` describes every trial."""
         new = {trial: stopped for trial, stopped in found.items() if trial not in self.now}
         if new:
-            self._log.append({"trial": t, **facts[t], **s.line()} for t, s in new.items())
+            lines = ({"trial": t, **facts[t], **s.line()} for t, s in new.items())
+            append_log(self._path, lines)
         for trial, stopped in new.items():
             self._take(trial, stopped)
 
+    def revoke(self, trials: Collection[int]) -> None:
+        """Take decisions back; these trials start again and are not stopped any more."""
+        if trials:
+            lines = ({"trial": t, **self.now[t].line(), "revoked": True} for t in trials)
+            append_log(self._path, lines)
+        for trial in trials:
+            self._take(trial, self.now[trial], revoked=True)
+
     def trials_of(self, point: int) -> range:
-        """The trials of a point, one per seed."""
+        """Return the trials of a point, one per seed."""
         return range(point * self._seeds, (point + 1) * self._seeds)
 
     def dominated(
         self, rows: Rows, members: Iterable[int], round_: int, lost: Iterable[int]
     ) -> dict[int, Stopped]:
-        """Trials of points that cannot win any more, those that never began included.
+        """Return trials of points that cannot win any more, including trials that never began.
 
-        Args:
-            rows: the log.
-            members: trials of the pack that is at work.
-            round_: where it is; what a log has of later rounds is about to be repeated.
-            lost: trials that are known to have diverged although no line says so yet.
+        The pack of ``members`` is at ``round_``; later rounds of its log are about to be repeated.
+        ``lost`` trials have diverged, which the log may not show yet.
         """
         within, gone = set(members), set(lost)
         points = self._known(rows, dict.fromkeys(within, round_), gone)
-        stopped_trials = [p for p, why in enumerate(self._reasons(round_)) if why - {"diverged"}]
+        settled = [p for p, why in enumerate(self._reasons(round_)) if why - {"diverged"}]
         found: dict[int, Stopped] = {}
-        for point, (top, bar) in dominated(self._rule, points, stopped_trials).items():
+        for point, (top, bar) in dominated(self._rule, points, settled).items():
             at_most = self._rule.sign(top.height)
-            words = f"its score can no longer pass {at_most:.6g}, and another has "
-            words += f"{self._rule.sign(bar.height):.6g} for certain"
+            words = f"its score is at most {at_most:.6g}, and another point has at least "
+            words += f"{self._rule.sign(bar.height):.6g}"
             if top.whole < bar.whole:
                 words = "a seed of this point diverged, and another point lost none"
             for trial in self.trials_of(point):
@@ -89,7 +95,7 @@ class Stops:
         return found
 
     def worse_half(self, rows: Rows, round_: int) -> dict[int, Stopped]:
-        """Trials of the points that a halving after this round ends: a heuristic."""
+        """Return trials of the points that a halving after this round stops: a heuristic."""
         before = {t for t, stopped in self.now.items() if stopped.round < round_}
         alive = [p for p in range(self._points) if any(t not in before for t in self.trials_of(p))]
 
@@ -101,7 +107,7 @@ class Stops:
             return self._rule.sign(sum(each) / len(each))
 
         heights = {p: height(p) for p in alive}
-        # The sort is stable: of equals the first go on.
+        # The sort is stable: the first of equals continue.
         order = sorted(alive, key=lambda p: -heights[p])
         kept = -(-len(order) // 2)
         words = f"heuristic: not in the better half, {kept} of {len(order)} points, after round "
@@ -113,52 +119,37 @@ class Stops:
         }
 
     def unsettled(self, rows: Rows) -> list[int]:
-        """Trials that have to be trained to the end after all."""
+        """Return trials that have to be trained to the end after all."""
         points, reasons = self._known(rows, {}, ()), self._reasons(self._spec.rounds + 1)
         stopped = [p for p, why in enumerate(reasons) if "cannot_win" in why]
         others = [p for p, why in enumerate(reasons) if "halving" in why]
         near = {p: neighbours(self._shape, p) for p in range(self._points)}
-        again = unsettled(self._rule, points, stopped, others, near)
         return [
             t
-            for p in again
+            for p in unsettled(self._rule, points, stopped, others, near)
             for t in self.trials_of(p)
             if t in self.now and self.now[t].why == "cannot_win"
         ]
 
     def _reasons(self, round_: int) -> list[set[str]]:
-        """Why trials of each point were stopped before a round.
+        """Return the reasons why trials of each point were stopped before a round.
 
-        Later decisions are left out, so that rounds which a crash made the search repeat are judged
-        as they were.
+        Without later decisions, rounds that are repeated after a crash are judged as before.
         """
+        earlier = {t: s.why for t, s in self.now.items() if s.round < round_}
         return [
-            {self.now[t].why for t in self.trials_of(p) if t in self.now
-             and self.now[t].round < round_}
-            for p in range(self._points)
-        ]  # fmt: skip
-
-    def revoke(self, trials: Iterable[int]) -> None:
-        """Take decisions back; the trials start again, and nothing stops them any more."""
-        chosen = list(trials)
-        if not chosen:
-            return
-        self._log.append({"trial": t, **self.now[t].line(), "revoked": True} for t in chosen)
-        for trial in chosen:
-            self._take(trial, self.now[trial], revoked=True)
+            {earlier[t] for t in self.trials_of(p) if t in earlier} for p in range(self._points)
+        ]
 
     def _known(
-        self, rows: Rows, until: Mapping[int, int], lost: Iterable[int]
+        self, rows: Rows, until: Mapping[int, int], lost: Collection[int]
     ) -> list[list[Known]]:
-        gone = set(lost)
-        found = []
-        for point in range(self._points):
-            seeds = []
-            for t in self.trials_of(point):
-                own = known(self._spec, t, rows, self.now.get(t), until.get(t))
-                seeds.append(own._replace(lost=own.lost or t in gone))
-            found.append(seeds)
-        return found
+        each = [
+            known(self._spec, t, rows, self.now.get(t), until.get(t))
+            for t in range(self._points * self._seeds)
+        ]
+        each = [own._replace(lost=own.lost or t in lost) for t, own in enumerate(each)]
+        return [[each[t] for t in self.trials_of(p)] for p in range(self._points)]
 
 
 def _bound(spec: GridSpec, metric: Metric) -> float:
@@ -166,7 +157,7 @@ def _bound(spec: GridSpec, metric: Metric) -> float:
         return spec.stop.best_possible
     if spec.stop.cannot_win and metric.name != "accuracy":
         raise InputError(
-            f"stop.cannot_win needs the best value that {metric.name!r} can have: say it as "
+            f"stop.cannot_win needs the best possible value of {metric.name!r}: set "
             "stop.best_possible"
         )
     return 1.0

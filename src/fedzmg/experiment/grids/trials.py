@@ -1,31 +1,53 @@
-"""The trials of one algorithm's grid: all of them, their packs, the rounds that are looked at."""
+"""Trials of one algorithm's grid: their packs, their evaluations and their log lines."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from fedzmg.data.federated import Examples
-from fedzmg.experiment.grids.log import GridTrial
 from fedzmg.experiment.grids.score import counted
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.simulation import Record, Simulation, Trial
 from fedzmg.tasks.task import Task
 
 
+class GridTrial(NamedTuple):
+    """One training of a grid."""
+
+    options: dict[str, float]
+    seed: int
+
+    def line(self, number: int, record: Record, by_test: float | None = None) -> dict[str, Any]:
+        """Return the log line of an evaluated round."""
+        return {
+            "trial": number,
+            "round": record.round,
+            "seed": self.seed,
+            **self.options,
+            "metric": record.metric,
+            **({} if by_test is None else {"test_metric": by_test}),
+            "loss": record.loss,
+            "train_loss": record.train_loss,
+            "diverged": record.diverged,
+            "seconds": record.seconds,
+        }
+
+
 def trials_of(spec: GridSpec, name: str) -> list[GridTrial]:
-    """Every point under every seed; a trial's number is its place here."""
+    """Return every point under every seed; the position of a trial is its number."""
     return [GridTrial(point, seed) for point in spec.points(name) for seed in spec.seeds]
 
 
 def packs(spec: GridSpec, trials: Sequence[int]) -> list[list[int]]:
-    """Numbers of trials that train side by side."""
+    """Group the numbers of trials that train together."""
     size = spec.together or max(len(trials), 1)
     return [list(trials[i : i + size]) for i in range(0, len(trials), size)]
 
 
 def built(spec: GridSpec, name: str, task: Task, trials: Iterable[GridTrial]) -> list[Trial]:
-    """Trials with their algorithm, ready to be simulated."""
+    """Build trials with their algorithm."""
     fixed = spec.fixed(name)
     return [
         Trial(spec.configured(name, {**fixed, **trial.options}, task), trial.seed)
@@ -34,15 +56,11 @@ def built(spec: GridSpec, name: str, task: Task, trials: Iterable[GridTrial]) ->
 
 
 def by_test(
-    spec: GridSpec, simulation: Simulation, records: list[Record], reporting: Examples
+    spec: GridSpec, simulation: Simulation, records: Sequence[Record], reporting: Examples
 ) -> dict[int, float]:
-    """The metric of trials on all test examples, after a round that counts.
+    """Evaluate trials on all test examples, after a round that counts.
 
-    Args:
-        spec: the grid.
-        simulation: its trials.
-        records: of the round, evaluated on the examples that choose.
-        reporting: the other examples.
+    ``records`` are evaluated on the examples that choose; ``reporting`` are the other examples.
     """
     if simulation.round not in counted(spec):
         return {}
@@ -58,21 +76,21 @@ def by_test(
 
 
 def evaluated(spec: GridSpec, simulation: Simulation, records: list[Record]) -> list[Record]:
-    """Records of a round, evaluated if it is one that is asked for."""
+    """Evaluate the records of a round if it counts or halves the grid."""
     counts = simulation.round in counted(spec)
     due = counts or simulation.round in spec.stop.heuristic_halving
-    awake = [i for i in range(len(records)) if i not in simulation.stopped_trials]
-    if not due or records[awake[0]].metric is not None:
+    active = [i for i in range(len(records)) if i not in simulation.stopped_trials]
+    if not due or records[active[0]].metric is not None:
         return records
     worst = simulation.task.metric.worst
     found, scores = list(records), simulation.evaluate()
-    for i in awake:
+    for i in active:
         loss, metric = scores[i]
         lost = records[i].diverged or not math.isfinite(loss)
         found[i] = records[i]._replace(
             loss=loss,
             metric=worst if lost else metric,
-            # A look in between is no verdict: a loss too large for a number may come down.
+            # An infinite loss in between is not final: it may become finite again.
             diverged=lost if counts else records[i].diverged,
         )
     return found

@@ -1,1 +1,1 @@
-"""What a user writes: a run, a grid, a study."""
+"""Specification files of runs, grids and studies."""

@@ -1,4 +1,4 @@
-"""The files of runs, grids and studies: how one is read, and the JSON Schema of each kind."""
+"""Specification files: reading, JSON Schema, and tasks that only a Python program has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 from fedzmg import algorithms, tasks
 from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.specs.grid import GridSpec
-from fedzmg.experiment.specs.own import refuse_file_of_own_task
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.storage.formats import read_toml
@@ -16,40 +15,65 @@ from fedzmg.storage.formats import read_toml
 Spec: TypeAlias = RunSpec | GridSpec | StudySpec
 SPECS: dict[str, type[Spec]] = {"run": RunSpec, "grid": GridSpec, "study": StudySpec}
 
+_RESULTS = {"spec.toml": "manifest.json", "grid.toml": "*/manifest.json"}
+_RESULTS |= {"study.toml": "*/*/manifest.json"}
+"""Specification files that lie beside results, and the pattern of their manifests."""
+
 
 def read(path: Path, kind: str | None = None) -> Spec:
-    """Read a run, a grid or a study; the file's ``kind`` says which, a run needs none.
+    """Read a run, a grid or a study, as the file's ``kind`` says; a run needs none.
 
     Args:
         path: a TOML file.
-        kind: what it has to be; None: anything.
+        kind: the required kind; None accepts any.
 
     Raises:
         InputError: if it is something else or not valid.
     """
     values = read_toml(path)
-    said = values.get("kind", kind or "run")
-    if "kind" not in values and said == "run" and "algorithms" in values:
+    found = values.get("kind", kind or "run")
+    if "kind" not in values and found == "run" and "algorithms" in values:
         raise InputError(
-            f'{path}: kind is missing: say kind = "grid" or kind = "study" at its top, or name one '
+            f'{path}: kind is missing: add kind = "grid" or kind = "study" at its top, or name one '
             "algorithm = NAME for a run"
         )
-    if not isinstance(said, str) or said not in SPECS:
-        raise InputError(f"{path}: {unknown('kind', str(said), SPECS)}")
-    if kind is not None and said != kind:
-        raise InputError(f"{path} is a {said}: use 'fedzmg {said} {path}'")
-    if said == "run":
+    if not isinstance(found, str) or found not in SPECS:
+        raise InputError(f"{path}: {unknown('kind', str(found), SPECS)}")
+    if kind is not None and found != kind:
+        raise InputError(f"{path} is a {found}: use 'fedzmg {found} {path}'")
+    if found == "run":
         values.pop("kind", None)
     try:
-        found = SPECS[said].parse(values)
+        spec = SPECS[found].parse(values)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    refuse_file_of_own_task(path, found.task)
-    return found
+    # Beside results, an unknown task was made in Python; elsewhere it is a mistake in the file.
+    if path.name in _RESULTS and any(path.parent.glob(_RESULTS[path.name])):
+        call = "tune" if path.name == "grid.toml" else "compare"
+        refuse_own_task(spec.task, path, f"fedzmg.{call}(task, ..., out=DIR)")
+    return spec
+
+
+def refuse_own_task(task: str, path: Path, remedy: str) -> None:
+    """Refuse results of a task that only a Python program can build.
+
+    Args:
+        task: its name.
+        path: the results, for the message.
+        remedy: the equivalent call in Python.
+
+    Raises:
+        InputError: if no preset has this name.
+    """
+    if task not in tasks.TASKS:
+        raise InputError(
+            f"{path} is of {task!r}, which is not a task of 'fedzmg list': for a task made in "
+            f"Python (Task.from_arrays), call {remedy}"
+        )
 
 
 def schema(kind: str) -> dict[str, Any]:
-    """JSON Schema of a file, with the names there are, for editors.
+    """Return the JSON Schema of a file with all known names, for editors.
 
     Raises:
         InputError: for an unknown kind.
@@ -69,8 +93,6 @@ def schema(kind: str) -> dict[str, Any]:
         properties["algorithms"] = {"description": description, "anyOf": [listed, table]}
         found["$defs"]["Variant"]["properties"]["algorithm"]["anyOf"][0] = names
     if kind == "grid":
-        properties["axes"] = {
-            "description": properties["axes"]["description"],
-            "type": "object",
-        }
+        description = properties["axes"]["description"]
+        properties["axes"] = {"description": description, "type": "object"}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}

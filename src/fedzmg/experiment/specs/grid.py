@@ -1,4 +1,4 @@
-"""What a user writes for a grid: a search over hyper-parameters."""
+"""Specification of a grid: a search over hyper-parameters."""
 
 # ruff: noqa: RUF012 (pydantic copies mutable defaults)
 from __future__ import annotations
@@ -13,9 +13,14 @@ import pydantic
 from fedzmg import algorithms, tasks
 from fedzmg.algorithms.options import known_options, number_options
 from fedzmg.errors import InputError, unknown
-from fedzmg.experiment.specs.axes import PAPER_RATES, Axes, checked, dotted
-from fedzmg.experiment.specs.plan import Plan
-from fedzmg.experiment.stopping import GridStop
+from fedzmg.experiment.specs.plan import (
+    PAPER_RATES,
+    Axes,
+    GridStop,
+    Plan,
+    dotted_axes,
+    sorted_axes,
+)
 from fedzmg.tasks.task import Task
 
 
@@ -27,24 +32,25 @@ class GridSpec(Plan):
 
     kind: Literal["grid"] = "grid"
     seeds: list[int] = [1000]
-    """Seeds that no reported run uses."""
+    """Seeds of the search; no reported run should use them."""
     rounds: int = 50
     last: int = 10
-    """A score is the mean metric after each of so many last rounds; 0 for a trial that diverged."""
+    """Number of last rounds whose mean metric is the score; a diverged trial scores 0."""
     selection: Literal["tune", "test"] = "tune"
     """Examples that choose: a half that reports nothing, or all test examples, as in the paper."""
     also_by_test: bool = False
-    """Also score every point on all test examples, as the paper chooses. Nothing is chosen by it
-    here, but it is reported what would be, and a study can take it (``rates_by = "test"``)."""
+    """Also score every point on all test examples, as the paper does. The choice of the grid does
+    not change; a study can use the other one (``rates_by = "test"``)."""
     together: int = 0
-    """Most trials that train side by side, where memory is short; 0: all of an algorithm's."""
+    """Maximum number of trials that train together; 0: all of an algorithm's."""
     axes: Axes = pydantic.Field(default_factory=lambda: {})
-    """Values by option, such as ``client.lr``; by default the paper's rates of clients and servers.
-    An algorithm without such an option has one axis less."""
+    """Values by option, such as ``client.lr``; by default the paper's learning rates of clients and
+    servers. An algorithm without such an option has one axis less."""
     stop: GridStop = GridStop()
-    """When to train points no further; by default never."""
+    """Early-stopping rule; off by default."""
 
-    _dotted = pydantic.field_validator("axes", mode="before")(dotted)
+    _dotted = pydantic.field_validator("axes", mode="before")(dotted_axes)
+    _sorted = pydantic.field_validator("axes")(sorted_axes)
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -52,11 +58,6 @@ class GridSpec(Plan):
         if isinstance(values, dict) and not values.get("axes"):
             return {**values, "axes": {"client.lr": PAPER_RATES, "server.lr": PAPER_RATES}}
         return values
-
-    @pydantic.field_validator("axes")
-    @classmethod
-    def _checked(cls, axes: Axes) -> Axes:
-        return checked(axes)
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Self:
@@ -68,7 +69,7 @@ class GridSpec(Plan):
             raise InputError('also_by_test = true: selection = "test" chooses by it already')
         if self.selection == "tune" and self.preset.get("selection") == "test":
             raise InputError(
-                'preset.selection = "test" leaves no half to choose by: say selection = "test"'
+                'preset.selection = "test" leaves no half to choose by: set selection = "test"'
             )
         self._check_stop()
         return self
@@ -93,30 +94,30 @@ class GridSpec(Plan):
             )
 
     def orders(self) -> dict[str, list[str]]:
-        # The order of axes gives trials their numbers.
+        # The order of axes numbers the trials.
         own = {f"order of {n}.axes": list(v.axes or ()) for n, v in self.algorithms.items()}
         return {"order of axes": list(self.axes), **own}
 
     def packs(self) -> dict[str, int]:
-        """How many packs the trials of every algorithm make."""
+        """Count the packs of every algorithm's trials."""
         trials = {name: len(self.points(name)) * len(self.seeds) for name in self.algorithms}
         return {name: -(-n // (self.together or n)) for name, n in trials.items()}
 
     def axes_of(self, name: str) -> Axes:
-        """The axes of an algorithm: those whose option it has."""
+        """Return the axes whose option an algorithm has."""
         axes = self.algorithms[name].axes
         known = known_options(algorithms.get(self.base(name)))
         return {k: v for k, v in (self.axes if axes is None else axes).items() if k in known}
 
     def points(self, name: str) -> list[dict[str, float]]:
-        """Every combination of an algorithm's axes, the last axis running fastest."""
+        """Return every combination of an algorithm's axes; the last axis varies fastest."""
         axes = self.axes_of(name)
         return [
             dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
         ]
 
     def build_task(self) -> Task:
-        """The task, whose preset hands all test examples to tuning if they are to choose."""
+        """Build the task; with ``selection = "test"`` all test examples choose."""
         preset = dict(self.preset)
         if self.selection == "test" and "selection" in tasks.entry(self.task).preset.options():
             preset["selection"] = "test"
@@ -130,7 +131,7 @@ class GridSpec(Plan):
 
     @staticmethod
     def _check_axes(axes: Axes, names: Sequence[str], what: str) -> None:
-        """Refuse an axis that is an option of none of these algorithms."""
+        """Refuse an axis that none of these algorithms has as an option."""
         found = [algorithms.get(name) for name in names]
         known = {key for algorithm in found for key in known_options(algorithm)}
         numbers = {key for algorithm in found for key in number_options(algorithm)}

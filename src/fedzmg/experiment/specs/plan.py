@@ -1,14 +1,16 @@
-"""What the files of grids and studies have in common: a task, algorithms with options, seeds.
+"""Shared parts of grid and study files: a task, algorithms with options, seeds, early stopping.
 
-Both are TOML files, or built in Python. Everything but the data is checked without the data.
+Everything except the data is checked without the data.
 """
 
 # ruff: noqa: RUF012 (pydantic copies mutable defaults)
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import pydantic
 
@@ -16,16 +18,70 @@ from fedzmg import algorithms, tasks
 from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, unknown
-from fedzmg.experiment.specs.axes import Axes, checked, dotted
-from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.specs.run import RunSpec, known_task_keys
 from fedzmg.experiment.specs.strict import Setting, Strict, Value, toml
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation import Device, EngineName
 from fedzmg.storage.files import folder_name
-from fedzmg.tasks.task import Protocol, Task
+from fedzmg.storage.formats import flat
+from fedzmg.tasks.task import Task
 from fedzmg.tasks.tuned import tuned
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:+-]*")
+
+PAPER_RATES = [10.0 ** (-3 + i / 2) for i in range(9)]
+"""The paper's learning rates, for clients and servers: half decades from 1e-3 to 10."""
+
+
+Axes: TypeAlias = dict[str, list[float]]
+"""Values to try, by option; sorted once they are checked."""
+
+
+def dotted_axes(axes: Any) -> Any:
+    """Flatten ``{"client": {"lr": [...]}}``, as TOML reads ``client.lr = [...]``."""
+    if not isinstance(axes, Mapping):
+        return axes
+    found = flat(axes, keep_empty=True)
+    for key, value in found.items():
+        if isinstance(value, str) and value != "paper":
+            raise InputError(f'{key} = {value!r}: expected a list of numbers, or "paper"')
+    return {key: PAPER_RATES if v == "paper" else v for key, v in found.items()}
+
+
+def sorted_axes(axes: Axes) -> Axes:
+    """Sort the values of axes and refuse empty, repeated or infinite ones."""
+    for key, values in axes.items():
+        if not values or len(set(values)) != len(values) or not all(map(math.isfinite, values)):
+            raise InputError(f"{key} = {values!r}: give at least one finite number, each once")
+    return {key: sorted(values) for key, values in axes.items()}
+
+
+class StudyStop(Strict):
+    """Early-stopping rule for runs of a study (off by default)."""
+
+    diverged: bool = False
+    """Stop a run once it has diverged. Its model is frozen and its score is the worst possible
+    anyway, so every score stays the same; only its traffic and its steps end."""
+
+
+class GridStop(Strict):
+    """Early-stopping rule for points of a grid (off by default)."""
+
+    diverged: bool = False
+    """Stop a trial once it has diverged. Its model is frozen and its score is the worst possible
+    anyway, so no score and no choice changes."""
+    cannot_win: bool = False
+    """Stop a point once its score cannot reach the best one any more, even if every evaluation to
+    come had the best possible value. The choice stays the same: at the end every stopped point is
+    compared with the best once more, and trained to the end if the best does not hold (because a
+    better point diverged later)."""
+    best_possible: float | None = None
+    """The bound of the metric that ``cannot_win`` relies on: 1 for an accuracy; required for any
+    other metric. A closer bound stops sooner. If an evaluation passes the bound, points that were
+    stopped because of it are trained to the end."""
+    heuristic_halving: list[int] = []
+    """After each of these rounds the better half of the points still training continues, by the
+    metric after that round. A heuristic: a point that begins slowly and would win is lost."""
 
 
 class Variant(Strict):
@@ -34,25 +90,25 @@ class Variant(Strict):
     algorithm: str | None = None
     """A name of ``fedzmg list``; by default the name of the table."""
     label: str | None = None
-    """What tables and figures call it; by default the name of the table."""
+    """Name in tables and figures; by default the name of the table."""
     weights: Literal["examples", "uniform"] | None = None
     client: dict[str, Value] = {}
     """Fixed fields of the client rule: momentum, decay, project, ..."""
     server: dict[str, Value] = {}
     """Fixed fields of the server rule."""
     axes: Axes | None = None
-    """Instead of the grid's own axes."""
+    """Replaces the grid's own axes."""
 
-    _dotted = pydantic.field_validator("axes", mode="before")(dotted)
+    _dotted = pydantic.field_validator("axes", mode="before")(dotted_axes)
 
     @pydantic.field_validator("axes")
     @classmethod
-    def _checked(cls, axes: Axes | None) -> Axes | None:
-        return None if axes is None else checked(axes)
+    def _sorted(cls, axes: Axes | None) -> Axes | None:
+        return None if axes is None else sorted_axes(axes)
 
 
 class Plan(Strict):
-    """What grids and studies share."""
+    """Shared parts of grids and studies."""
 
     tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "stop")
 
@@ -65,7 +121,7 @@ class Plan(Strict):
     device: Device = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "float32"
-    """How layers are computed on a GPU; weights and updates keep ``dtype``."""
+    """Precision of layers on a GPU; weights and updates keep ``dtype``."""
     deterministic: bool = False
     """On a GPU: the same bits whenever the same runs are packed together, also after a resume."""
     preset: dict[str, Value] = {}
@@ -82,7 +138,7 @@ class Plan(Strict):
             given = list(algorithms.ALGORITHMS)
         if not isinstance(given, list | Mapping):
             name = given if isinstance(given, str) else "fedzmg"
-            raise InputError(f'{given!r} is no list: expected names such as ["{name}"], or "all"')
+            raise InputError(f'{given!r} is not a list: expected names, ["{name}"], or "all"')
         if isinstance(given, list):
             if not all(isinstance(name, str) for name in given) or len(set(given)) != len(given):
                 raise InputError("expected names of algorithms, each once")
@@ -91,10 +147,10 @@ class Plan(Strict):
 
     @pydantic.field_validator("seeds", mode="before")
     @classmethod
-    def _which_seeds(cls, given: Any) -> Any:
+    def _list_of_seeds(cls, given: Any) -> Any:
         if isinstance(given, int):
             listed = list(range(given if 1 <= given <= 5 else 3))
-            raise InputError(f"{given!r} is no list of them: say which, such as seeds = {listed}")
+            raise InputError(f"{given!r} is not a list: list the seeds, such as seeds = {listed}")
         return given
 
     @pydantic.model_validator(mode="after")
@@ -103,14 +159,12 @@ class Plan(Strict):
             raise InputError("algorithms: give at least one")
         for name in self.algorithms:
             if not _NAME.fullmatch(name):
-                raise InputError(f"algorithms: {name!r} is no name for a directory: use letters")
-        places = [self.folder(name) for name in self.algorithms]
-        for place in places:
-            if places.count(place) > 1:
-                raise InputError(f"algorithms: two of them would share the directory {place!r}")
-        shown = [self.shown(name) for name in self.algorithms]
-        for label in shown:
-            if shown.count(label) > 1:
+                raise InputError(f"algorithms: {name!r} is not a directory name: use letters")
+        for folder, n in Counter(map(self.folder, self.algorithms)).items():
+            if n > 1:
+                raise InputError(f"algorithms: two of them would share the directory {folder!r}")
+        for label, n in Counter(map(self.shown, self.algorithms)).items():
+            if n > 1:
                 raise InputError(f"algorithms: two of them are called {label!r}: change a label")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise InputError(f"seeds = {self.seeds!r}: give at least one, each once")
@@ -125,9 +179,7 @@ class Plan(Strict):
     def keys_of(cls, table: list[str]) -> list[str]:
         if table[:1] == ["algorithms"] and len(table) == 2:
             return list(Variant.model_fields)
-        if table == ["stop"]:
-            return cls._stop_keys()
-        return super().keys_of(table)
+        return cls._stop_keys() if table == ["stop"] else super().keys_of(table)
 
     @classmethod
     def _stop_keys(cls) -> list[str]:
@@ -145,24 +197,24 @@ class Plan(Strict):
 
     @property
     def stops(self) -> bool:
-        """Whether anything may end a trial before its last round."""
+        """True if anything may stop a trial before its last round."""
         return any(value for value in dict(self.model_dump().get("stop", {})).values())
 
     def orders(self) -> dict[str, list[str]]:
-        """Keys of tables whose order counts, which the equality of plans does not see."""
+        """Return keys of tables whose order matters, which equality of plans ignores."""
         return {}
 
     @staticmethod
     def folder(name: str) -> str:
-        """The directory of an algorithm."""
+        """Return the directory name of an algorithm."""
         return folder_name(name)
 
     def shown(self, name: str) -> str:
-        """What tables and figures call an algorithm."""
+        """Return the name of an algorithm in tables and figures."""
         return self.algorithms[name].label or name
 
     def with_settings(self, settings: Mapping[str, Setting]) -> Self:
-        """A copy with ``key=value`` settings.
+        """Copy with ``key=value`` settings.
 
         Keys are those of the file: ``rounds``, ``protocol.cohort``, ``axes.client.lr``;
         ``fedavg.client.lr`` is for one algorithm, ``client.momentum`` for all of them.
@@ -175,7 +227,12 @@ class Plan(Strict):
             table, _, name = key.partition(".")
             owner = next((n for n in self.algorithms if key.startswith(f"{n}.")), None)
             if owner is not None:
-                _put(values["algorithms"][owner], key.removeprefix(f"{owner}."), value)
+                variant = values["algorithms"][owner]
+                table, _, name = key.removeprefix(f"{owner}.").partition(".")
+                if table in ("client", "server", "axes") and name:
+                    variant.setdefault(table, {})[name] = value
+                else:
+                    variant[key.removeprefix(f"{owner}.")] = value
             elif table in self.tables and name:
                 values[table][name] = value
             elif table in ("client", "server") and name:
@@ -191,48 +248,37 @@ class Plan(Strict):
 
     def _known_keys(self) -> list[str]:
         own = [k for k in type(self).model_fields if k not in self.tables]
-        entry = tasks.TASKS.get(self.task)
-        preset = [] if entry is None else [f"preset.{name}" for name in entry.preset.options()]
-        protocol = [f"protocol.{name}" for name in Protocol.__dataclass_fields__]
-        protocol += [f"stop.{name}" for name in self._stop_keys()]
-        options: set[str] = set()
-        for name in self.algorithms:
-            if self.base(name) in algorithms.ALGORITHMS:
-                options |= {*known_options(algorithms.get(self.base(name)))}
-        return [*own, *preset, *protocol, *sorted(options)]
+        stops = [f"stop.{name}" for name in self._stop_keys()]
+        bases = [b for n in self.algorithms if (b := self.base(n)) in algorithms.ALGORITHMS]
+        options = {key for base in bases for key in known_options(algorithms.get(base))}
+        return [*own, *known_task_keys(self.task), *stops, *sorted(options)]
 
     def base(self, name: str) -> str:
-        """The algorithm that a table stands for."""
+        """Return the algorithm that a table stands for."""
         return self.algorithms[name].algorithm or name
 
     def run_spec(
         self, name: str, seed: int, options: Mapping[str, Value], **protocol: Value
     ) -> RunSpec:
-        """One run of an algorithm with these options."""
-        variant = self.algorithms[name]
+        """Return one run of an algorithm with these options."""
         sides: dict[str, dict[str, Value]] = {"client": {}, "server": {}}
         for key, value in options.items():
             side, _, field = key.partition(".")
             sides[side][field] = value
+        shared = ("task", "engine", "device", "dtype", "precision", "deterministic", "preset")
         return RunSpec.parse(
             {
-                "task": self.task,
+                **{key: getattr(self, key) for key in shared},
                 "algorithm": self.base(name),
                 "seed": seed,
-                "engine": self.engine,
-                "device": self.device,
-                "dtype": self.dtype,
-                "precision": self.precision,
-                "deterministic": self.deterministic,
-                "weights": variant.weights,
-                "preset": self.preset,
+                "weights": self.algorithms[name].weights,
                 "protocol": {**self.protocol, "rounds": self.rounds, **protocol},
                 **sides,
             }
         )
 
     def fixed(self, name: str) -> dict[str, Value]:
-        """The options that a table gives."""
+        """Return the options of an algorithm's table."""
         variant = self.algorithms[name]
         own = {f"client.{k}": v for k, v in variant.client.items()}
         return own | {f"server.{k}": v for k, v in variant.server.items()}
@@ -240,7 +286,7 @@ class Plan(Strict):
     def configured(
         self, name: str, options: Mapping[str, Any], task: Task | None = None
     ) -> Algorithm:
-        """An algorithm with the task's recommended options, then these.
+        """Build an algorithm with the task's recommended options, then these.
 
         Raises:
             InputError: for an unknown name, option or value.
@@ -252,11 +298,11 @@ class Plan(Strict):
         return configure(algorithms.get(self.base(name)), given)
 
     def build_task(self) -> Task:
-        """The preset of that name with the plan's changes."""
+        """Build the preset with the plan's changes."""
         return tasks.get(self.task, self.preset)
 
     def check(self, task: Task | None = None) -> None:
-        """Refuse what could not run, as far as it can be known without data.
+        """Refuse a plan that could not run, without loading data.
 
         Args:
             task: a user's own task; by default the preset of that name.
@@ -281,12 +327,3 @@ class Plan(Strict):
     def check_algorithm(self, name: str, task: Task | None) -> None:
         """Refuse an algorithm that cannot be built."""
         self.configured(name, self.fixed(name), task)
-
-
-def _put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key in nested tables; an axis keeps its dot."""
-    table, _, name = key.partition(".")
-    if table in ("client", "server", "axes") and name:
-        values.setdefault(table, {})[name] = value
-    else:
-        values[key] = value

@@ -1,10 +1,11 @@
-"""What a user writes: the specification of a run, as TOML or as command-line options."""
+"""Specification of a run."""
 
 # ruff: noqa: RUF012 (pydantic copies mutable defaults)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import pydantic
 import torch
@@ -19,14 +20,14 @@ from fedzmg.simulation import Device, EngineName, Trial
 from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tasks.tuned import tuned
 
-__all__ = ["DTYPES", "TABLES", "RunSpec", "Value", "parse_setting"]
+__all__ = ["DTYPES", "TABLES", "ResolvedRun", "RunSpec", "Value", "parse_setting"]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 TABLES = ("preset", "protocol", "client", "server")
 
 
 class RunSpec(Strict):
-    """One run: a task, an algorithm with its hyper-parameters, a seed and how it is executed."""
+    """One run: a task, an algorithm with its hyper-parameters, a seed and its execution."""
 
     listing: ClassVar[str] = "fedzmg schema run"
 
@@ -37,10 +38,10 @@ class RunSpec(Strict):
     device: Device = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "float32"
-    """How layers are computed on a GPU; weights and updates keep ``dtype``."""
+    """Precision of layers on a GPU; weights and updates keep ``dtype``."""
     client_metrics_every: int = pydantic.Field(default=0, ge=0)
-    """How often the model is evaluated on each client's own examples: after rounds 1, 1 + N, ...
-    and the last; 0: only after the last. It does not move a bit of the training."""
+    """Interval of evaluations on each client's own examples: after rounds 1, 1 + N, ... and the
+    last; 0: only after the last. It does not affect training."""
     deterministic: bool = False
     """On a GPU: the same bits whenever the same runs are packed together, also after a resume."""
     weights: Literal["examples", "uniform"] | None = None
@@ -54,36 +55,30 @@ class RunSpec(Strict):
     """Fields of the server rule: lr, ...; schedule, ..."""
 
     def with_settings(self, settings: Mapping[str, Value]) -> RunSpec:
-        """A copy with ``key=value`` settings; keys as in the TOML file, ``client.lr`` in tables."""
+        """Copy with ``key=value`` settings; keys as in the TOML file, ``client.lr`` in tables."""
         values = self.model_dump()
         for key, value in settings.items():
             table, _, name = key.rpartition(".")
             if table in TABLES:
                 values[table][name] = value
             elif table or name not in RunSpec.model_fields:
-                raise unknown("key", key, self._known_keys(), *self._listing())
+                # A task that was made in Python is not listed.
+                names = [self.task] * (self.task in tasks.TASKS) + [self.algorithm]
+                commands = [self.listing, *(f"fedzmg list {name}" for name in names)]
+                raise unknown("key", key, self._known_keys(), *commands)
             else:
                 values[name] = value
         return RunSpec.parse(values)
 
     def _known_keys(self) -> list[str]:
         own = [k for k in RunSpec.model_fields if k not in TABLES]
-        protocol = [f"protocol.{name}" for name in Protocol.__dataclass_fields__]
-        entry = tasks.TASKS.get(self.task)
-        preset = [] if entry is None else [f"preset.{name}" for name in entry.preset.options()]
-        own += preset + protocol + known_options(algorithms.get(self.algorithm))
+        own += known_task_keys(self.task) + known_options(algorithms.get(self.algorithm))
         return list(dict.fromkeys(own))
 
-    def _listing(self) -> list[str]:
-        # A task that was made in Python is in no list.
-        names = [self.task] * (self.task in tasks.TASKS) + [self.algorithm]
-        return [self.listing, *(f"fedzmg list {name}" for name in names)]
-
     def for_algorithm(self, name: str) -> tuple[RunSpec, list[str]]:
-        """A copy for another algorithm, and the keys that are left out.
+        """Copy for another algorithm; return it with the keys that are left out.
 
-        Rates and other options belong to the algorithm they were chosen for; the task, its
-        protocol and how it is executed stay.
+        Learning rates and other options belong to the algorithm they were chosen for.
 
         Raises:
             InputError: if there is no such algorithm.
@@ -98,14 +93,14 @@ class RunSpec(Strict):
         return self.model_copy(update={**blank, "algorithm": name}), left_out
 
     def build_task(self) -> Task:
-        """The preset of that name with the user's changes."""
+        """Build the preset with the user's changes."""
         return tasks.get(self.task, self.preset)
 
     def build_algorithm(self, task: Task | None = None) -> Algorithm:
-        """The algorithm with the task's recommended hyper-parameters, then the user's own.
+        """Build the algorithm with the task's recommended hyper-parameters, then the user's own.
 
         Args:
-            task: the task that was built; by default, what is recommended for its name.
+            task: the task that was built; by default, recommendations for its name.
         """
         known = tuned(self.task) if task is None else task.options
         options: dict[str, Any] = dict(known.get(self.algorithm, {}))
@@ -116,27 +111,47 @@ class RunSpec(Strict):
         return configure(algorithms.get(self.algorithm), options)
 
     def build_protocol(self, task: Task) -> Protocol:
-        """The task's protocol with the user's changes."""
+        """Build the task's protocol with the user's changes."""
         return task.protocol.with_options(self.protocol)
 
-    def resolved(self, task: Task) -> RunSpec:
-        """With every default written out, so that a run directory stands for itself."""
+    def resolve(self, task: Task) -> ResolvedRun:
+        """Write every default out and build the trial."""
         algorithm = self.build_algorithm(task)
         sides: dict[str, dict[str, Value]] = {"client": {}, "server": {}}
         for key, value in algorithm.options().items():
             side, _, name = key.rpartition(".")
             if side and value is not None:
                 sides[side][name] = value
-        protocol = vars(self.build_protocol(task))
-        return self.model_copy(
-            update={
-                **sides,
-                "weights": algorithm.weights,
-                "preset": dict(task.preset),
-                "protocol": dict(protocol),
-            }
-        )
+        changes = {
+            **sides,
+            "weights": algorithm.weights,
+            "preset": dict(task.preset),
+            "protocol": dict(vars(self.build_protocol(task))),
+        }
+        return ResolvedRun(self.model_copy(update=changes), Trial(algorithm, self.seed))
 
-    def trial(self, task: Task) -> Trial:
-        """The trial this specification describes."""
-        return Trial(self.build_algorithm(task), self.seed)
+    def resolved(self, task: Task) -> RunSpec:
+        """Write every default out."""
+        return self.resolve(task).spec
+
+
+class ResolvedRun(NamedTuple):
+    """A run with every default written out, and its trial."""
+
+    spec: RunSpec
+    trial: Trial
+
+    def resolve(self, _: Task) -> ResolvedRun:
+        """Return the run itself."""
+        return self
+
+    def named(self, name: str) -> ResolvedRun:
+        """Name the trial, for packs of several algorithms."""
+        return self._replace(trial=replace(self.trial, name=name))
+
+
+def known_task_keys(task: str) -> list[str]:
+    """Return the keys of a task's preset and protocol."""
+    entry = tasks.TASKS.get(task)
+    preset = [] if entry is None else [f"preset.{name}" for name in entry.preset.options()]
+    return preset + [f"protocol.{name}" for name in Protocol.__dataclass_fields__]

@@ -1,4 +1,4 @@
-"""What a user writes for a study: a comparison of algorithms over seeds."""
+"""Specification of a study: a comparison of algorithms over seeds."""
 
 # ruff: noqa: RUF012 (pydantic copies mutable defaults)
 from __future__ import annotations
@@ -11,10 +11,9 @@ import pydantic
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
-from fedzmg.experiment.specs.plan import Plan
+from fedzmg.experiment.specs.plan import GridStop, Plan, StudyStop
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.strict import Value
-from fedzmg.experiment.stopping import GridStop, StudyStop
 from fedzmg.tasks.task import Task
 from fedzmg.tasks.tuned import tuned
 
@@ -29,8 +28,8 @@ class StudySpec(Plan):
     rounds: int = 1000
     eval_every: int = 5
     client_metrics_every: int = pydantic.Field(default=0, ge=0)
-    """How often models are evaluated on each client's own examples: after rounds 1, 1 + N, ... and
-    the last; 0: only after the last."""
+    """Interval of evaluations on each client's own examples: after rounds 1, 1 + N, ... and the
+    last; 0: only after the last."""
     rates: str = "tuned"
     """``tuned``: found for the task before; ``given``: defaults and the tables here; otherwise the
     directory of a finished grid. Options in the tables go first."""
@@ -38,13 +37,13 @@ class StudySpec(Plan):
     """Examples by which the grid's point is chosen: those set aside, or all, as in the paper; then
     all have to report, too, which ``preset.selection = "test"`` says."""
     thresholds: list[float] = []
-    """Levels of the metric to be reached; by default the task's own."""
+    """Thresholds of the metric; by default the task's own."""
     window: int = 4
-    """Evaluations whose average, or smallest, has to reach a threshold."""
+    """Number of evaluations whose average, or smallest, has to reach a threshold."""
     tests: Literal["reference", "pairs"] = "reference"
     """The family of tests: the first algorithm against every other, or every pair."""
     stop: StudyStop = StudyStop()
-    """When to train runs no further; by default never."""
+    """Early-stopping rule; off by default."""
 
     @pydantic.field_validator("stop", mode="before")
     @classmethod
@@ -78,7 +77,7 @@ class StudySpec(Plan):
         return found.model_copy(update={"client_metrics_every": self.client_metrics_every})
 
     def orders(self) -> dict[str, list[str]]:
-        # The first is what the others are tested against.
+        # The others are tested against the first.
         return {"order of algorithms": list(self.algorithms)}
 
     def check(self, task: Task | None = None) -> None:
@@ -90,7 +89,7 @@ class StudySpec(Plan):
         super().check(task)
 
     def remarks(self) -> list[str]:
-        """What a user may not have meant, though it can be done."""
+        """Return remarks on valid settings that may be mistakes."""
         if self.eval_every <= self.rounds:
             return []
         return [
@@ -99,7 +98,7 @@ class StudySpec(Plan):
         ]
 
     def _check_reporting(self, task: Task | None) -> None:
-        """Refuse to report on some examples as if they had not chosen the rates."""
+        """Refuse to report on examples that chose the learning rates as if they had not."""
         if task is None:
             can_report_all = "selection" in tasks.entry(self.task).preset.options()
             all_report = can_report_all and self.preset.get("selection") == "test"

@@ -12,10 +12,10 @@ from typing import Any
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.errors import InputError
 from fedzmg.experiment.plain import aligned
-from fedzmg.experiment.runs.rules import PlannedRun, say_changed_runs
-from fedzmg.experiment.runs.run import run_pack
+from fedzmg.experiment.progress import Progress
+from fedzmg.experiment.rules_hash import PlannedRun, say_changed_runs
+from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.work.progress import Progress
 from fedzmg.results import scores
 from fedzmg.results.curves import curve, final, whole
 from fedzmg.results.significance import PairedTest, paired_t

@@ -22,23 +22,23 @@ from typing import Any, get_args
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
+from fedzmg.experiment.control import Budget
+from fedzmg.experiment.early_stopping import asking
 from fedzmg.experiment.grids.score import handed_on
-from fedzmg.experiment.runs.rules import PlannedRun, say_changed_runs
-from fedzmg.experiment.runs.run import run_pack
-from fedzmg.experiment.runs.store import write_json
+from fedzmg.experiment.plan_directory import FORMAT, claimed, read_json
+from fedzmg.experiment.progress import Progress, Silent
+from fedzmg.experiment.rules_hash import PlannedRun, say_changed_runs
+from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.strict import Value
 from fedzmg.experiment.specs.study import StudySpec
-from fedzmg.experiment.stopping import asking
 from fedzmg.experiment.studies.compare import Comparison
-from fedzmg.experiment.work.budget import Budget
-from fedzmg.experiment.work.claims import FORMAT, claimed, read_json
-from fedzmg.experiment.work.progress import Progress, Silent
 from fedzmg.results import scores
 from fedzmg.results.curves import curve, final, stopped, whole
 from fedzmg.results.scores import FinalRule, ThresholdRule
 from fedzmg.results.significance import family
 from fedzmg.simulation import History, packs
+from fedzmg.storage.formats import write_json
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
 
@@ -134,7 +134,7 @@ def _packs(
     spec: StudySpec, task: Task, runs: Mapping[str, Sequence[RunSpec]]
 ) -> dict[str, list[str]]:
     names = list(runs)
-    firsts = [specs[0].resolved(task).trial(task) for specs in runs.values()]
+    firsts = [specs[0].resolve(task).trial for specs in runs.values()]
     # Where bits are promised, what trains beside a run must not depend on the rest of the study.
     size = 1 if spec.deterministic else max(1, MOST_RUNS // len(spec.seeds))
     found = [

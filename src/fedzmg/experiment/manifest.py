@@ -1,33 +1,36 @@
-"""The circumstances of a run: a number without its manifest does not enter a report."""
+"""Manifests: versions, machine, data and execution path of a training."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedzmg.experiment.runs.rules import FACT, rules_sha256
-from fedzmg.experiment.runs.store import FORMAT
+from fedzmg.errors import InputError
+from fedzmg.experiment.rules_hash import FACT, rules_sha256
+from fedzmg.experiment.run_directory import FORMAT
 from fedzmg.experiment.specs.plan import Plan
 from fedzmg.provenance import provenance
 from fedzmg.simulation import Simulation
+from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 
 FINISHED = "finished"
-"""When the last checkpoint of a run was written; not there while there is something to train."""
+"""Time of a run's last checkpoint; absent while there are rounds to train."""
 
 
 def describe(simulation: Simulation) -> dict[str, Any]:
-    """Versions, machine, data and execution path, with everything that shares a pack."""
+    """Describe versions, machine, data, execution path and the trials of a pack."""
     device = simulation.device
     return {
         "format": FORMAT,
         **provenance(),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": now(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -57,23 +60,51 @@ def describe(simulation: Simulation) -> dict[str, Any]:
     }
 
 
-def members(simulation: Simulation) -> list[str]:
-    """What trains side by side: by its directory in a study, else by its algorithm.
+def now() -> str:
+    """Return the current time as a manifest records it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
-    Variants of one algorithm have directories of their own, so that no two share a name.
-    """
+
+def members(simulation: Simulation) -> list[str]:
+    """Name the trials of a pack by directory in a study, else by algorithm."""
     return [
         f"{Plan.folder(trial.name) or trial.algorithm.name}/seed-{trial.seed}"
         for trial in simulation.trials
     ]
 
 
-def chunk(facts: Mapping[str, Any], task: Task, trials: int) -> int | None:
-    """How many clients of so many trials trained at once; None: it does not matter.
+def note(directory: Path, **facts: Any) -> None:
+    """Change facts of a manifest; None removes a fact."""
+    path = directory / "manifest.json"
+    before = read_json(path)
+    after = {k: v for k, v in {**before, **facts}.items() if k not in facts or v is not None}
+    if after != before:
+        write_json(path, after)
 
-    On a GPU other widths move the last bits, so all at once is a number there, too.
+
+def chunk(facts: Mapping[str, Any], task: Task, trials: int) -> int | None:
+    """Return the number of clients that trained at once; None if it does not affect results.
+
+    On a GPU another width changes the last bits, so all clients at once is a number there.
     """
     found: int | None = facts.get("chunk")
     if found is None and facts["device"] == "cuda":
         return trials * task.protocol.cohort
     return found
+
+
+def refuse_other_task(directory: Path, facts: Mapping[str, Any], task: Task) -> None:
+    """Refuse to continue with other data, or another model, test set or metric.
+
+    Raises:
+        InputError: if a hash of the manifest differs. Older manifests lack some hashes.
+    """
+    for name, now_, what in (
+        ("data_sha256", task.train.fingerprint(), "other data"),
+        ("task_sha256", task.fingerprint(), "another model, test set or metric"),
+    ):
+        if facts.get(name, now_) != now_:
+            raise InputError(
+                f"{directory} was trained with {what} than {task.name!r} has now: choose another "
+                "directory with --out"
+            )

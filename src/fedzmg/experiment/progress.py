@@ -1,4 +1,4 @@
-"""What shows a user how far the work is."""
+"""Progress protocol of training, shared by displays and trackers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from fedzmg.simulation import RoundReport
 
 
 class Progress(Protocol):
-    """Shows a user how far the work is."""
+    """Receives progress updates."""
 
     def begin(self, label: str, rounds: int, done: int) -> None:
-        """A pack starts, or goes on after ``done`` rounds."""
+        """Start a pack, or continue it after ``done`` rounds."""
         ...
 
     def advance(self, report: RoundReport) -> None:
-        """A round is finished."""
+        """Receive a finished round."""
         ...
 
     def say(self, text: str) -> None:
-        """Something the user should know."""
+        """Show a message to the user."""
         ...
 
 
@@ -27,10 +27,10 @@ class Silent:
     """Shows nothing."""
 
     def begin(self, label: str, rounds: int, done: int) -> None:
-        """Nothing."""
+        """Ignore the start."""
 
     def advance(self, report: RoundReport) -> None:
-        """Nothing."""
+        """Ignore the round."""
 
     def say(self, text: str) -> None:
-        """Nothing."""
+        """Ignore the message."""

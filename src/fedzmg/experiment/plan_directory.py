@@ -1,4 +1,4 @@
-"""The directory of a grid or a study: one plan each, written down where the results go."""
+"""Directories of grids and studies, each of which holds one plan and its results."""
 
 from __future__ import annotations
 
@@ -9,77 +9,78 @@ from typing import Any
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.plan import Plan
-from fedzmg.storage import lock
+from fedzmg.storage import formats, lock
 from fedzmg.storage.files import write_atomic
 from fedzmg.storage.formats import flat
-from fedzmg.storage.formats import read_json as read_object
 from fedzmg.storage.lock import Hold, hold
 
 FORMAT = 1
-"""Of ``grid.json``, ``scores.json`` and ``study.json``."""
+"""Format of ``grid.json``, ``scores.json`` and ``study.json``."""
 
 
 @contextlib.contextmanager
 def claimed(out: Path, spec: Plan, name: str, say: Callable[[str], None]) -> Iterator[Hold]:
-    """Hold a directory and make it that of a plan, or see that it is already.
+    """Lock a directory and write its plan, or check that it holds the same plan.
 
     Args:
-        out: the directory; made if need be.
+        out: the directory; created if it is missing.
         spec: the plan.
-        name: of the file that holds it there.
-        say: told when the directory is taken over from a process that is gone.
+        name: file name of the plan.
+        say: reports a directory that is taken over from a process that is gone.
 
     Raises:
         InputError: if another process holds it, it holds anything else, or cannot be written.
     """
     with hold([out], say) as held:
-        _claim(out, spec, name)
+        path = out / name
+        if path.is_file():
+            difference = _difference(type(spec).read(path), spec)
+            if difference:
+                raise InputError(
+                    f"{out} holds another {path.stem} ({difference}): choose another directory "
+                    "with --out"
+                )
+        else:
+            _write_plan(path, spec)
         yield held
 
 
-def _claim(out: Path, spec: Plan, name: str) -> None:
-    path = out / name
-    if path.is_file():
-        kept = type(spec).read(path)
-        difference = _difference(kept, spec)
-        if difference:
-            raise InputError(
-                f"{out} holds another {path.stem} ({difference}): choose another place with --out"
-            )
-        return
+def _write_plan(path: Path, spec: Plan) -> None:
+    out = path.parent
     if any(p.name not in (lock.NAME, lock.GUARD) for p in out.iterdir()):
-        raise InputError(f"{out} is not empty and holds no {name}: choose another place with --out")
+        raise InputError(
+            f"{out} is not empty and holds no {path.name}: choose another directory with --out"
+        )
     try:
         write_atomic(path, spec.to_toml().encode())
     except OSError as error:
         raise InputError(
-            f"cannot write {out}: {error.strerror}; choose another place with --out"
+            f"cannot write {out}: {error.strerror}; choose another directory with --out"
         ) from None
 
 
 def _difference(kept: Plan, asked: Plan) -> str:
-    """Where two plans differ; empty if they do not."""
     if kept != asked:
         values = (plan.model_dump(exclude_none=True) for plan in (kept, asked))
-        # An algorithm without settings of its own is an empty table, and one all the same.
+        # An algorithm without settings of its own is an empty table, but it counts.
         return first_difference(*(flat(one, keep_empty=True) for one in values))
     there, here = kept.orders(), asked.orders()
     return "" if there == here else first_difference(there, here)
 
 
 def first_difference(there: Mapping[str, object], here: Mapping[str, object]) -> str:
-    """The first setting, by dotted name, in which two specifications differ, for a message."""
+    """Describe the first setting, by dotted name, in which two specifications differ."""
     key = next(k for k in [*here, *there] if there.get(k) != here.get(k))
     return f"{key} is {there.get(key)!r} there and {here.get(key)!r} here"
 
 
 def read_json(path: Path, wanted: int | None = FORMAT) -> dict[str, Any]:
-    """What a JSON file of ours holds; ``wanted`` is its format, None for any.
+    """Read a JSON file of format ``wanted``; None accepts any format.
 
     Raises:
         InputError: if it is missing, damaged or of another format.
     """
-    values = read_object(path, "remove it to make it again")
+    values = formats.read_json(path, "remove it to make it again")
     found = values.get("format")
     if wanted is not None and found != wanted:
         raise InputError(

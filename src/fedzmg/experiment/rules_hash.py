@@ -1,6 +1,6 @@
-"""What an algorithm's equations are, as a hash: numbers of other equations are other numbers.
+"""Hash of an algorithm's equations, which tells results of changed rules apart.
 
-It is taken of the sources of the rules' classes, and of the functions, classes and numbers that
+The hash covers the sources of the rules' classes, and of the functions, classes and numbers that
 these use from their own package or from ``fedzmg.algorithms``. Comments and docstrings do not
 count. Sources are the same in every process and for every version of Python; compiled code is not.
 """
@@ -19,99 +19,91 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedzmg.contract import Algorithm, chain
-from fedzmg.experiment.runs.store import RunDirectory
-from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.run_directory import RunDirectory
+from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
 from fedzmg.storage.formats import read_json
 from fedzmg.tasks.task import Task
 
 FACT = "rules_sha256"
-"""What a manifest calls the hash; of the first rules, if they changed while it trained."""
+"""Manifest key of the hash of the rules that trained round 1."""
 CHANGES = "rules_changes"
-"""What it calls later ones: each with the first round that it trained."""
+"""Manifest key of later hashes, each with the first round that it trained."""
 _LIBRARY = "fedzmg.algorithms"
 
 
 class PlannedRun(NamedTuple):
-    """A run, and where it is or will be."""
+    """A run and its directory."""
 
     name: str
-    """What its algorithm is called."""
-    spec: RunSpec
-    place: Path
+    """Displayed name of its algorithm."""
+    spec: RunSpec | ResolvedRun
+    path: Path
 
 
 def rules_sha256(algorithm: Algorithm) -> str | None:
-    """The hash of an algorithm's rules; None where a source cannot be read, as at a prompt."""
+    """Hash an algorithm's rules; None if a source cannot be read, as at a prompt."""
     rules = (*chain(algorithm.client), *chain(algorithm.server))
     return _hash(tuple(type(rule) for rule in rules))
 
 
-def have_changed(algorithm: Algorithm, place: Path) -> bool:
-    """Whether a directory was trained by other rules than an algorithm has now.
+def have_changed(algorithm: Algorithm, directory: Path) -> bool:
+    """Return whether a directory was trained by other rules than an algorithm has now.
 
-    Nobody knows, and nothing is said, where there is no hash: in manifests of older versions.
+    Manifests of older versions have no hash and count as unchanged.
     """
-    path, now = place / "manifest.json", rules_sha256(algorithm)
+    path, now = directory / "manifest.json", rules_sha256(algorithm)
     facts = read_json(path) if path.is_file() else {}
     then = {facts.get(FACT), *(change[FACT] for change in facts.get(CHANGES, []))} - {None}
     return now is not None and bool(then - {now})
 
 
-def gone_on(
+def continued(
     facts: Mapping[str, Any], algorithm: Algorithm, done: int, pack: int | None = None
 ) -> dict[str, Any]:
-    """A manifest once training goes on: if rules have changed, it says from which round on.
+    """Return the facts about rules, with the round from which changed rules train.
 
-    Args:
-        facts: the manifest so far.
-        algorithm: by whose rules the next rounds train.
-        done: rounds that are kept; changes in later ones, which are trained again, are forgotten.
-        pack: which trials they are, in a grid, whose packs train one after another.
+    Changes after round ``done`` are dropped, because these rounds are repeated. ``pack`` is the
+    first trial of a pack in a grid, whose packs train one after another.
     """
     first, now = facts.get(FACT), rules_sha256(algorithm)
     if first is None or now is None:
-        return dict(facts)
+        return {}
     if done == 0 and pack is None:
         first = now
-    changes = facts.get(CHANGES, [])
+    changes = facts.get(CHANGES) or []
     kept = [c for c in changes if c.get("pack") != pack or c["round"] <= done]
     own = [c[FACT] for c in kept if c.get("pack") == pack]
     if (own or [first])[-1] != now:
         which = {} if pack is None else {"pack": pack}
         kept.append({**which, "round": done + 1, FACT: now})
-    others = {key: value for key, value in facts.items() if key != CHANGES}
-    return {**others, FACT: first, **({CHANGES: kept} if kept else {})}
+    return {FACT: first, CHANGES: kept or None}
 
 
 def say_changed(names: Iterable[str], out: Path, say: Callable[[str], None]) -> None:
-    """Say in a line which algorithms have other rules now; nothing if none has.
-
-    Args:
-        names: of algorithms, as they are shown.
-        out: what was trained before.
-        say: told.
-    """
+    """Report algorithms whose rules have changed in one line, if there are any."""
     found = list(dict.fromkeys(names))
     if found:
         whose = "its" if len(found) == 1 else "their"
         say(
-            f"{', '.join(found)}: {whose} rules have changed since {out} was trained: another "
-            "--out trains anew"
+            f"{', '.join(found)}: {whose} rules have changed since {out} was trained; choose "
+            "another --out to train again"
         )
 
 
 def say_changed_runs(
     task: Task, runs: Iterable[PlannedRun], out: Path, say: Callable[[str], None]
 ) -> None:
-    """The same for runs that are to be taken up again.
+    """Report existing runs whose rules have changed.
 
-    Another run in the place of one is no change of rules; it will be refused.
+    A directory of another run is not reported; it will be refused.
     """
     changed = []
-    for name, spec, place in runs:
-        directory = RunDirectory(place)
-        if directory.exists and have_changed(spec.build_algorithm(task), place):
-            changed += [name] if directory.spec() == spec.resolved(task) else []
+    for name, run, path in runs:
+        directory = RunDirectory(path)
+        if directory.exists:
+            spec, trial = run.resolve(task)
+            if have_changed(trial.algorithm, path) and directory.spec() == spec:
+                changed.append(name)
     say_changed(changed, out, say)
 
 
@@ -127,7 +119,7 @@ def _hash(kinds: tuple[type, ...]) -> str | None:
 
 
 def _parts(kinds: Iterable[Any]) -> Iterator[str]:
-    """Sources of classes, and of everything of ours that they use, each once."""
+    """Yield the sources of classes and of everything of ours that they use, each once."""
     seen: list[Any] = []
     left = list(kinds)
     while left:
@@ -150,7 +142,7 @@ def _source(one: Any) -> str:
 
 
 def _used(tree: ast.AST, module: ModuleType) -> list[tuple[str, Any]]:
-    """Functions, classes and numbers of ours that a source names, in the order of their names."""
+    """Return functions, classes and numbers of ours that a source names, sorted by name."""
     home = module.__name__.rpartition(".")[0] or module.__name__
     found: dict[str, Any] = {}
     for node in ast.walk(tree):
@@ -174,12 +166,12 @@ def _used(tree: ast.AST, module: ModuleType) -> list[tuple[str, Any]]:
 
 
 def _is_in(module: str, home: str) -> bool:
-    """Whether a module's code belongs to the equations of rules that are at home in a package."""
-    return any(f"{module}.".startswith(f"{place}.") for place in (home, _LIBRARY))
+    """Return whether a module belongs to the rules' own package or to the library."""
+    return any(f"{module}.".startswith(f"{parent}.") for parent in (home, _LIBRARY))
 
 
 def _bare(text: str, tree: ast.AST) -> str:
-    """A source without docstrings, lines of comments and empty lines."""
+    """Strip docstrings, comment lines and empty lines from a source."""
     lines = text.splitlines()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):

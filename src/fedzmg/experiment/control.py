@@ -1,0 +1,104 @@
+"""Ends of training: Ctrl-C, time limits and disks that cannot be written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from fedzmg.errors import InputError
+from fedzmg.experiment.progress import Progress
+
+CHECKPOINT_SECONDS = 10.0
+ENVIRONMENT = "FEDZMG_CHECKPOINT_SECONDS"
+
+
+class TimeLimitReached(Exception):
+    """The time limit is reached; everything finished so far was kept."""
+
+    def __init__(self, done: int, rounds: int) -> None:
+        super().__init__(f"time is up after round {done} of {rounds}; nothing is lost")
+        self.done, self.rounds = done, rounds
+
+
+class Budget:
+    """Time limit of a command.
+
+    Args:
+        minutes: None is no limit.
+
+    Raises:
+        InputError: if it is not a positive number.
+    """
+
+    def __init__(self, minutes: float | None = None) -> None:
+        if minutes is not None and not minutes > 0:
+            raise InputError(f"max-minutes = {minutes!r}: expected a number above 0")
+        self._end = None if minutes is None else time.monotonic() + 60 * minutes
+
+    @property
+    def spent(self) -> bool:
+        """True if the time limit is reached."""
+        return self._end is not None and time.monotonic() >= self._end
+
+
+class DeferredInterrupt:
+    """Defers Ctrl-C to the end of a round; a second Ctrl-C stops at once."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.asked = False
+        self._progress = progress
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        # Only the main thread receives signals.
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def _ask(self, *_: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self._progress.say("stopping after this round; press Ctrl-C again to stop at once")
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+
+@contextlib.contextmanager
+def named_write_errors(path: Path | None) -> Iterator[None]:
+    """Turn a system error into one line with the directory and the remedy.
+
+    Args:
+        path: the results directory; None if nothing is written and errors have other causes.
+
+    Raises:
+        InputError: instead of an ``OSError``.
+    """
+    try:
+        yield
+    except OSError as error:
+        if path is None:
+            raise
+        raise InputError(
+            f"cannot write to {path}: {error.strerror or error}; results so far are complete, run "
+            "the same command again when there is room"
+        ) from None
+
+
+def checkpoint_interval(default: float = CHECKPOINT_SECONDS) -> float:
+    """Return the seconds between checkpoints, which the environment can set."""
+    text = os.environ.get(ENVIRONMENT)
+    if not text:
+        return default
+    with contextlib.suppress(ValueError):
+        if (seconds := float(text)) >= 0:
+            return seconds
+    raise InputError(f"{ENVIRONMENT} = {text!r}: expected a number of seconds, at least 0")

@@ -1,0 +1,301 @@
+"""Run directories: the files of one run, and their repair after a crash.
+
+::
+
+    spec.toml                        the specification with every default written out
+    manifest.json                    versions, device, commit, data hash, execution path
+    metrics.jsonl                    one line per round, append-only; later lines supersede
+    checkpoint.safetensors           the newest checkpoint
+    checkpoint.previous.safetensors  the one before, in case the newest is damaged
+    memory.rows, memory.stamps       state that clients keep between rounds, if they do
+    clients.safetensors              metric and loss on each client's own examples, by round
+    stopped.json                     round and reason, if the run was stopped early
+    lock.json                        the process that trains, while there is one
+
+The format number changes when older versions would misread a directory. New fields of the log and
+new files do not change it: readers ignore unknown fields and do without missing ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors.torch
+
+from fedzmg.errors import InputError
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.simulation import Checkpoint, ClientMetrics, Record
+from fedzmg.storage import lock
+from fedzmg.storage.checkpoint import (
+    Binding,
+    StoredCheckpoint,
+    UnusableCheckpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
+from fedzmg.storage.client_metrics import CLIENTS, ClientTable, read_clients, write_clients
+from fedzmg.storage.files import is_leftover, remove_leftovers, sync_directory, write_atomic
+from fedzmg.storage.formats import append_log, log_lines, read_json, write_json
+
+FORMAT = 1
+NEWEST = "checkpoint.safetensors"
+PREVIOUS = "checkpoint.previous.safetensors"
+LOG = "metrics.jsonl"
+
+
+class Position(NamedTuple):
+    """The checkpoint that a run continues from."""
+
+    checkpoint: Checkpoint
+    before: int
+    """Round of the checkpoint before this one. Client memory that changed between the two is
+    copied into this one."""
+    rejected: str = ""
+    """The reason why a newer checkpoint is not used."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run on disk."""
+
+    path: Path
+
+    @property
+    def exists(self) -> bool:
+        """True if a run was created; files of a crashed creation do not count."""
+        if not self.path.is_dir():
+            return False
+        names = ("manifest.json", "spec.toml", lock.NAME)
+        return any(
+            found.name not in ("manifest.json", lock.NAME, lock.GUARD)
+            and not any(is_leftover(found, name) for name in names)
+            for found in self.path.iterdir()
+        )
+
+    def create(self, spec: RunSpec, manifest: Mapping[str, Any]) -> None:
+        """Create a run directory.
+
+        Raises:
+            InputError: if it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / "manifest.json", manifest)
+            # The specification comes last: a directory that has it is complete.
+            write_atomic(self.path / "spec.toml", spec.to_toml().encode())
+        except OSError as error:
+            raise InputError(
+                f"cannot write the run directory {self.path}: {error.strerror}; choose another "
+                "directory with --out"
+            ) from None
+
+    def spec(self) -> RunSpec:
+        """Read the specification.
+
+        Raises:
+            InputError: if this is not a run directory.
+        """
+        if not self.path.is_dir():
+            raise InputError(f"{self.path} is not a directory; pass a run directory")
+        if not (self.path / "spec.toml").is_file():
+            inside = min(self.path.glob("*/seed-*/spec.toml"), default=None)
+            remedy = "another directory" if inside is None else f"a run in it, {inside.parent}"
+            raise InputError(f"{self.path} holds no spec.toml, it is not a run: pass {remedy}")
+        return RunSpec.read(self.path / "spec.toml")
+
+    def manifest(self) -> dict[str, Any]:
+        """Read versions, device and data of the run.
+
+        Raises:
+            InputError: if it is missing, damaged or of a newer format.
+        """
+        path = self.path / "manifest.json"
+        if not path.exists():
+            raise InputError(
+                f"{path} is missing: restore it, or choose another directory with --out"
+            )
+        manifest = read_json(path)
+        found = manifest.get("format")
+        if found != FORMAT:
+            raise InputError(
+                f"{path} has format {found!r}, this version reads {FORMAT}: use the version that "
+                "wrote it"
+            )
+        return manifest
+
+    def append(self, record: Record) -> None:
+        """Append a round to the log."""
+        append_log(self.path / LOG, [record._asdict()])
+
+    def records(self) -> list[Record]:
+        """Read the log in order of rounds; a later line supersedes an earlier one.
+
+        Raises:
+            InputError: for a damaged line.
+        """
+        by_round = {record.round: record for record in log_lines(self.path / LOG, _record)}
+        return [by_round[round_] for round_ in sorted(by_round)]
+
+    @functools.cached_property
+    def _binding(self) -> Binding:
+        return Binding.to_file(self.path / "spec.toml", (self.spec().seed,))
+
+    def save(self, checkpoint: Checkpoint, before: int = 0) -> None:
+        """Write a checkpoint; the newest one so far, of round ``before``, becomes the previous."""
+        stored = StoredCheckpoint(checkpoint.round, before, {0: checkpoint.tensors})
+        write_checkpoint(self.path / NEWEST, stored, self._binding, keep=self.path / PREVIOUS)
+
+    def save_clients(self, found: Sequence[ClientMetrics]) -> None:
+        """Write all evaluations of single clients."""
+        last = found[-1]
+        table = ClientTable(
+            last.part,
+            last.population,
+            last.clients,
+            last.examples,
+            rounds=np.array([one.round for one in found]),
+            metric=np.stack([one.metric for one in found]),
+            loss=np.stack([one.loss for one in found]),
+        )
+        write_clients(self.path, table)
+
+    def clients(self, until: int | None = None) -> tuple[ClientMetrics, ...]:
+        """Read evaluations of single clients in order of rounds, up to round ``until``.
+
+        Raises:
+            InputError: if the file is damaged.
+        """
+        table = read_clients(self.path)
+        if table is None:
+            return ()
+        shared = table.part, table.population, table.clients, table.examples
+        evaluations = zip(table.rounds.tolist(), table.metric, table.loss, strict=True)
+        return tuple(
+            ClientMetrics(round_, *shared, metric, loss)
+            for round_, metric, loss in evaluations
+            if until is None or round_ <= until
+        )
+
+    def position(
+        self, logged: Container[int] | None = None, until: int | None = None
+    ) -> Position | None:
+        """Read the newest usable checkpoint; None before the first one.
+
+        Args:
+            logged: rounds of the log; a checkpoint of rounds that it lacks is not used.
+            until: reject checkpoints of later rounds, even if none is left.
+
+        Raises:
+            InputError: if there are checkpoints and none can be used.
+        """
+        reasons = []
+        for path in (self.path / NEWEST, self.path / PREVIOUS):
+            try:
+                # Reading the binding needs a specification, so a missing file comes first.
+                if not path.exists():
+                    raise FileNotFoundError
+                found = read_checkpoint(path, self._binding)
+            except FileNotFoundError:
+                reasons.append(f"{path} is missing")
+                continue
+            except UnusableCheckpoint as error:
+                reasons.append(f"{path} is damaged ({error})")
+                continue
+            if until is not None and found.round > until:
+                reasons.append(f"{path} is of round {found.round}")
+            elif logged is not None and any(r not in logged for r in range(1, found.round + 1)):
+                reasons.append(
+                    f"{self.path / LOG} lacks rounds before {found.round} of {path.name}"
+                )
+            else:
+                checkpoint = Checkpoint(found.round, dict(found.tensors[0]))
+                return Position(checkpoint, found.previous, "; ".join(reasons))
+        if until is not None or all(reason.endswith(" is missing") for reason in reasons):
+            return None
+        raise InputError(
+            f"{'; '.join(reasons)}: restore one of them, or remove {NEWEST} and {PREVIOUS} to "
+            "start this run again from round 1"
+        )
+
+    def checkpoint(self) -> Checkpoint | None:
+        """Read the newest checkpoint without repairing anything; None before the first one.
+
+        Raises:
+            InputError: if it is damaged.
+        """
+        found = self.position()
+        # A crash between the two renames leaves only the previous one, which is then the newest.
+        if found is not None and found.rejected and (self.path / NEWEST).exists():
+            raise InputError(
+                f"{found.rejected}: run the same command again, it continues from round "
+                f"{found.checkpoint.round}"
+            )
+        return None if found is None else found.checkpoint
+
+    def repair(self, position: Position | None) -> None:
+        """Remove leftovers of a crash and damaged checkpoints before training continues."""
+        if not self.path.is_dir():
+            return
+        for name in ("manifest.json", "spec.toml", NEWEST, CLIENTS):
+            remove_leftovers(self.path / name)
+        if position is None:
+            # No checkpoint needs the client memory, which a crash may have left incomplete.
+            for name in (NEWEST, PREVIOUS, "memory.rows", "memory.stamps"):
+                with contextlib.suppress(FileNotFoundError):
+                    (self.path / name).unlink()
+        elif position.rejected:
+            os.replace(self.path / PREVIOUS, self.path / NEWEST)
+            sync_directory(self.path)
+
+
+def export_model(run: Path, to: Path | None = None) -> Path:
+    """Write the model of a run's newest checkpoint as a state dict in safetensors.
+
+    The file loads with ``safetensors.torch.load_file`` and ``module.load_state_dict``. It does not
+    hold frozen parameters (``strict=False``).
+
+    Raises:
+        InputError: if the directory is not a run, holds no checkpoint yet, or cannot be written.
+    """
+    directory = RunDirectory(run)
+    spec, checkpoint = directory.spec(), directory.checkpoint()
+    if checkpoint is None:
+        kept = lock.kept_copy(run)
+        remedy = (
+            f"it belongs to the kept copy {kept}; export from the original"
+            if kept is not None
+            else "let the run finish a round, or train it again if its checkpoints were removed"
+        )
+        raise InputError(f"{run} holds no checkpoint: {remedy}")
+    path = to or run / "model.safetensors"
+    facts = {
+        "format": "pt",
+        "task": spec.task,
+        "algorithm": spec.algorithm,
+        "seed": str(spec.seed),
+        "round": str(checkpoint.round),
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, safetensors.torch.save(dict(checkpoint.params().items()), facts))
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; choose another --to") from None
+    return path
+
+
+def _record(values: dict[str, Any]) -> Record:
+    return Record(**{k: _value(v) for k, v in values.items() if k in Record._fields})
+
+
+def _value(value: Any) -> Any:
+    """Restore a logged value: a tuple from a list, a number from a word."""
+    if isinstance(value, list):
+        return tuple(float(part) for part in value)
+    return float(value) if isinstance(value, str) else value

@@ -1,1 +1,0 @@
-"""Runs: directories, packs that train together, resuming."""

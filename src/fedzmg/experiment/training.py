@@ -1,0 +1,180 @@
+"""The training loop of runs, studies and grids."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from fedzmg.engine.choose import EngineChoice
+from fedzmg.errors import Interrupted
+from fedzmg.experiment import manifest
+from fedzmg.experiment.control import DeferredInterrupt, TimeLimitReached, named_write_errors
+from fedzmg.experiment.early_stopping import Ask, Stopped
+from fedzmg.experiment.progress import Progress
+from fedzmg.experiment.specs.plan import Plan
+from fedzmg.experiment.specs.run import DTYPES, RunSpec
+from fedzmg.simulation import Checkpoint, RoundReport, Simulation, Trial, resolve_device
+from fedzmg.storage.lock import Hold
+from fedzmg.tasks.task import Task
+
+CHECKPOINT_SHARE = 0.05
+"""Largest share of the time that writing checkpoints may take."""
+
+
+class TrainingStorage(Protocol):
+    """Stores the results of a training loop."""
+
+    path: Path | None
+    """Directory of the results; None if nothing is stored."""
+    keeps_models: bool
+    """True if the last checkpoint of a trial is a result."""
+
+    def append(self, report: RoundReport) -> RoundReport:
+        """Log a round; return it with additional evaluations, if there are any."""
+        ...
+
+    def early_stops(self, report: RoundReport, stopped: Mapping[int, Stopped]) -> Collection[int]:
+        """Record new decisions; return the trials that stop after this round."""
+        ...
+
+    def is_large(self, simulation: Simulation) -> bool:
+        """Return whether a checkpoint has grown so large that it is due."""
+        ...
+
+    def save(self, simulation: Simulation, stopping: Collection[int]) -> None:
+        """Write a checkpoint; ``stopping`` are trials for which it is the last one."""
+        ...
+
+    def note_chunk(self, round_: int, chunk: int | None) -> None:
+        """Record that another number of clients trains at once."""
+        ...
+
+    def note_pack(self, simulation: Simulation) -> None:
+        """Record the trials that still train after others stopped."""
+        ...
+
+
+def training_loop(
+    simulation: Simulation,
+    storage: TrainingStorage,
+    progress: Progress,
+    *,
+    held: Hold,
+    stop: Ask,
+    checkpoint_seconds: float,
+) -> None:
+    """Train the remaining rounds of a simulation and store every one.
+
+    Args:
+        simulation: the trials.
+        storage: receives logs, decisions and checkpoints.
+        progress: receives every finished round.
+        held: the locks, which are checked before every write.
+        stop: called after every round; ends the loop or stops single trials.
+        checkpoint_seconds: seconds between checkpoints, more if they take long to write; 0 writes
+            one after every round.
+
+    Raises:
+        InputError: if the storage cannot be written, or another process took it.
+        TimeLimitReached: if ``stop`` says so, with everything finished stored.
+        Interrupted: on Ctrl-C, likewise.
+    """
+    rounds, interval, saved_at = simulation.rounds, checkpoint_seconds, time.monotonic()
+    try:
+        with DeferredInterrupt(progress) as interrupt:
+            finished = simulation.round == rounds
+            while not finished:
+                with named_write_errors(storage.path):
+                    report = _train_round(simulation, storage, progress, held)
+                    verdict = stop(report)
+                    stopping = storage.early_stops(report, verdict.stopped)
+                    active = len(simulation.trials) - len(simulation.stopped_trials)
+                    finished = simulation.round == rounds or len(stopping) == active
+                    ends = storage.keeps_models and (finished or bool(stopping))
+                    leaves = (interrupt.asked or verdict.end) and not finished
+                    late = time.monotonic() - saved_at > interval and not finished
+                    is_due = ends or leaves or late or storage.is_large(simulation)
+                    if is_due:
+                        began = time.monotonic()
+                        storage.save(simulation, stopping)
+                        saved_at = time.monotonic()
+                        if interval > 0:
+                            interval = max(interval, (saved_at - began) / CHECKPOINT_SHARE)
+                    if stopping:
+                        simulation.stop(stopping)
+                        storage.note_pack(simulation)
+                progress.advance(report)
+                if interrupt.asked:
+                    # Also after the last round: other packs may follow, which must not begin.
+                    if not is_due and not finished:
+                        with named_write_errors(storage.path):
+                            storage.save(simulation, ())
+                    raise KeyboardInterrupt
+                if verdict.end and not finished:
+                    raise TimeLimitReached(simulation.round, rounds)
+    except KeyboardInterrupt:
+        raise Interrupted(simulation.round, rounds, kept=storage.path is not None) from None
+
+
+def _train_round(
+    simulation: Simulation, storage: TrainingStorage, progress: Progress, held: Hold
+) -> RoundReport:
+    chunk = simulation.chunk
+    report = simulation.run_round()
+    held.check()
+    if simulation.chunk != chunk:
+        progress.say(
+            f"round {report.round}: out of memory; from here on {simulation.chunk} clients train "
+            "at once"
+        )
+        storage.note_chunk(report.round, simulation.chunk)
+    return storage.append(report)
+
+
+def build_simulation(
+    task: Task,
+    trials: Sequence[Trial],
+    spec: RunSpec | Plan,
+    memory: Sequence[Path] | None,
+    *,
+    recorded: EngineChoice | None = None,
+    device: torch.device | None = None,
+    chunk: int | None = None,
+    trainings: int = 1,
+    restored: Sequence[Checkpoint] | None = None,
+) -> Simulation:
+    """Build a simulation with the device, dtype, engine and precision of a specification.
+
+    ``memory`` has a directory of client memory per trial. ``recorded`` is the execution path of an
+    earlier part; another one would change the last bits. ``trainings`` simulations share compiled
+    code.
+    """
+    return Simulation(
+        task,
+        trials,
+        rounds=task.protocol.rounds,
+        device=device or resolve_device(spec.device),
+        dtype=DTYPES[spec.dtype],
+        engine=recorded or spec.engine,
+        precision=spec.precision,
+        deterministic=spec.deterministic,
+        chunk=chunk,
+        trainings=trainings,
+        restored=restored or None,
+        memory_places=memory or None,
+    )
+
+
+def recorded_engine(facts: Mapping[str, Any]) -> EngineChoice:
+    """Return the execution path that a manifest records."""
+    return EngineChoice(facts["engine"], "as recorded", facts["onednn"])
+
+
+def recorded_chunk(facts: Mapping[str, Any], task: Task, trials: int) -> int | None:
+    """Return the number of clients that last trained at once; None if it is not fixed."""
+    changes = facts.get("chunk_changes", [])
+    return changes[-1]["chunk"] if changes else manifest.chunk(facts, task, trials)

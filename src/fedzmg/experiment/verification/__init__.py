@@ -1,1 +1,0 @@
-"""Whether this machine trains again to the same bits."""

@@ -1,1 +1,0 @@
-"""One process at work in a directory: locks, interrupts, budgets, progress."""

@@ -1,0 +1,142 @@
+"""Checkpoint files: safetensors whose header holds a hash of the whole file.
+
+The header binds a file to its specification, its seeds and its trials, so a checkpoint that was
+copied from another run is rejected. Metadata and round are part of the hashed bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from fedzmg.storage.files import replacing
+
+FORMAT = 2
+_BLANK = "0" * 64
+"""Placeholder for the hash while the file is hashed."""
+_KEY = b'"sha256":"'
+
+
+class UnusableCheckpoint(Exception):
+    """A checkpoint file that is damaged or belongs to another training."""
+
+
+class Binding(NamedTuple):
+    """The training that a checkpoint belongs to."""
+
+    spec_sha256: str
+    """Hash of the specification file."""
+    seeds: tuple[int, ...]
+    trials: tuple[int, ...]
+    """Numbers of the trials that train together; a run is trial 0."""
+
+    @classmethod
+    def to_file(cls, spec: Path, seeds: tuple[int, ...], trials: tuple[int, ...] = (0,)) -> Binding:
+        """Bind to a specification file."""
+        return cls(hashlib.sha256(spec.read_bytes()).hexdigest(), seeds, trials)
+
+
+class StoredCheckpoint(NamedTuple):
+    """State of trials after a round."""
+
+    round: int
+    previous: int
+    """Round of the checkpoint before this one."""
+    tensors: Mapping[int, Mapping[str, Tensor]]
+    """Named tensors by trial; a stopped trial has none."""
+
+
+def write_checkpoint(
+    path: Path, checkpoint: StoredCheckpoint, binding: Binding, keep: Path | None = None
+) -> None:
+    """Replace a checkpoint file; ``keep`` is the new name of the old one."""
+    tensors = {
+        f"{trial}|{name}": tensor
+        for trial, named in checkpoint.tensors.items()
+        for name, tensor in named.items()
+    }
+    metadata = {
+        "format": str(FORMAT),
+        "round": str(checkpoint.round),
+        "previous": str(checkpoint.previous),
+        "binding": json.dumps(binding),
+        "sha256": _BLANK,
+    }
+    with replacing(path, keep) as temporary:
+        try:
+            # Straight to the file: a second copy of a pack may not fit into memory.
+            safetensors.torch.save_file(tensors, temporary, metadata)
+        except safetensors.SafetensorError as error:
+            raise OSError(str(error)) from None
+        start = _digest_offset(temporary)
+        digest = _file_hash(temporary, start)
+        with temporary.open("rb+") as file:
+            file.seek(start)
+            file.write(digest.encode())
+
+
+def read_checkpoint(path: Path, binding: Binding) -> StoredCheckpoint:
+    """Read a checkpoint and check its hash and its binding.
+
+    Raises:
+        UnusableCheckpoint: if the file is damaged or belongs to another training.
+        FileNotFoundError: if there is no file.
+    """
+    try:
+        start = _digest_offset(path)
+        with path.open("rb") as file:
+            file.seek(start)
+            stored = file.read(len(_BLANK))
+        if _file_hash(path, start).encode() != stored:
+            raise UnusableCheckpoint("its hash is wrong")
+        with safetensors.safe_open(path, framework="pt") as content:
+            metadata = content.metadata()
+            found = json.loads(metadata["binding"])
+            if int(metadata["format"]) != FORMAT:
+                raise UnusableCheckpoint(f"it has format {metadata['format']}, not {FORMAT}")
+            for name, theirs, ours in zip(Binding._fields, found, binding, strict=True):
+                if json.loads(json.dumps(ours)) != theirs:
+                    raise UnusableCheckpoint(
+                        f"it belongs to another training: its {name} is {theirs}, expected {ours}"
+                    )
+            tensors: dict[int, dict[str, Tensor]] = {}
+            for name in content.keys():  # noqa: SIM118
+                trial, _, own = name.partition("|")
+                tensors.setdefault(int(trial), {})[own] = content.get_tensor(name)
+        return StoredCheckpoint(int(metadata["round"]), int(metadata["previous"]), tensors)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UnusableCheckpoint(error.strerror or str(error)) from None
+    except (ValueError, KeyError, TypeError, safetensors.SafetensorError):
+        size = path.stat().st_size
+        raise UnusableCheckpoint(f"its {size} bytes are not a complete checkpoint") from None
+
+
+def _digest_offset(path: Path) -> int:
+    """Locate the hash in a file's header."""
+    with path.open("rb") as file:
+        header = file.read(8)
+        size = int.from_bytes(header, "little")
+        if len(header) < 8 or size > path.stat().st_size:
+            raise ValueError("no safetensors header")
+        return 8 + file.read(size).index(_KEY) + len(_KEY)
+
+
+def _file_hash(path: Path, start: int) -> str:
+    """Hash a file with the placeholder in place of its own hash."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        digest.update(file.read(start))
+        digest.update(_BLANK.encode())
+        file.seek(start + len(_BLANK))
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
