@@ -238,7 +238,7 @@ def test_a_pack_that_must_stay_together_goes_back_to_its_last_common_round(
 @pytest.mark.parametrize("lost", [[], ["checkpoint.safetensors"]], ids=["whole", "split"])
 def test_deterministic_pack_on_a_gpu_goes_on_bit_for_bit(tmp_path: Path, lost: list[str]) -> None:
     options = {"device": "cuda", "deterministic": True}
-    wanted = [spec.model_copy(update={"engine": "captured"}) for spec in specs(**options)]
+    wanted = [spec.model_copy(update={"engine": "cuda_graph"}) for spec in specs(**options)]
     whole = run_pack(task(), wanted)
     with pytest.raises(MemoryError):
         run_pack(task(), wanted, places(tmp_path), progress=Stop(4, MemoryError),

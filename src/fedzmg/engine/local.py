@@ -34,7 +34,7 @@ class Work(NamedTuple):
 def eager_gradient(
     loss: Callable[[Tree, Batch], Tensor], params: Tree, batch: Batch
 ) -> tuple[Tensor, Tree]:
-    """Losses (one per mapped client) and the gradient of each with respect to its own parameters.
+    """Compute losses (one per mapped client) and each one's gradient for its own parameters.
 
     Clients share no parameter, so one backward pass of the summed loss gives every client's
     gradient. This avoids ``torch.func.grad``, whose eager overhead is larger than a small model.
@@ -58,7 +58,7 @@ def start(rule: ClientRule, context: ClientContext, full_pass: FullPass | tuple[
 
 
 def keep(active: Tensor, new: Any, old: Any) -> Any:
-    """``new`` for active clients, ``old`` for the others, without a branch."""
+    """Take ``new`` for active clients and ``old`` for the others, without a branch."""
     return tree_map(lambda n, o: torch.where(active, n, o), new, old)
 
 
@@ -70,13 +70,13 @@ def step(
     grad: Tree,
     active: Tensor | None,
 ) -> tuple[Tree, State]:
-    """One local step; ``active=None`` promises that the client is active."""
+    """Run one local step; ``active=None`` promises that the client is active."""
     after = rule.step(context, params, scratch, grad)
     return after if active is None else keep(active, after, (params, scratch))
 
 
 def count(work: Work, loss: Tensor, params: Tree, scratch: State, active: Tensor | None) -> Work:
-    """Work after a step, its tallies moved on for active clients.
+    """Count a step in the tallies of active clients.
 
     Tallies are the same for one client and for many, so they stay outside of the map.
     """
@@ -93,22 +93,22 @@ def count(work: Work, loss: Tensor, params: Tree, scratch: State, active: Tensor
     )
 
 
-def close_epoch(rule: ClientRule, work: Work, closes: Tensor, look_loss: Tensor | None) -> Work:
+def close_epoch(rule: ClientRule, work: Work, closes: Tensor, full_loss: Tensor | None) -> Work:
     """Let the rule react to the end of an epoch, for clients whose epoch ends here."""
     mean = work.loss / work.epoch_steps.clamp(min=1)
-    scratch, go_on = rule.end_epoch(work.scratch, mean if look_loss is None else look_loss)
+    scratch, continues = rule.end_epoch(work.scratch, mean if full_loss is None else full_loss)
     closed = work._replace(
         scratch=scratch,
         loss=torch.zeros_like(work.loss),
         epoch_steps=torch.zeros_like(work.epoch_steps),
-        active=work.active & go_on,
+        active=work.active & continues,
     )
     kept: Work = keep(closes & work.active, closed, work)
     return kept
 
 
 class Outcome(NamedTuple):
-    """What one client's local training comes to."""
+    """Result of one client's local training."""
 
     upload: Upload
     memory: State

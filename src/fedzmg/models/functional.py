@@ -54,8 +54,6 @@ class FunctionalModel:
         """Whether training needs a key for every step: for dropout or any other keyed layer."""
         return bool(self.layer_keys)
 
-    """An older name."""
-
     def params(self) -> Tree:
         """The module's own trainable parameters."""
         named = dict(self.module.named_parameters())
@@ -93,12 +91,17 @@ class FunctionalModel:
     def to(self, device: torch.device, dtype: torch.dtype) -> FunctionalModel:
         """A copy whose constants and keys live on another device, constants in another dtype."""
         moved = copy.copy(self)
-        moved.module = copy.deepcopy(self.module).to(device, dtype)
-        for child in moved.module.modules():
-            for name, value in list(vars(child).items()):
-                if isinstance(value, Tensor):
-                    # Tensors that are plain attributes: nn.Module.to() leaves them where they are.
-                    real = value.is_floating_point()
-                    setattr(child, name, value.to(device, dtype if real else value.dtype))
+        moved.module = module_to(self.module, device, dtype)
         moved._prepare_calls()
         return moved
+
+
+def module_to(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Copy a module to a device; floating point tensors, plain attributes too, become ``dtype``."""
+    moved = copy.deepcopy(module).to(device, dtype)
+    for child in moved.modules():
+        for name, value in list(vars(child).items()):
+            if isinstance(value, Tensor):  # nn.Module.to() leaves plain attributes as they are
+                real = value.is_floating_point()
+                setattr(child, name, value.to(device, dtype if real else value.dtype))
+    return moved

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedzmg.data.federated import Examples
-from fedzmg.engine.choose import EngineChoice
+from fedzmg.engine.choose import EngineChoice, EnginePlanner
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment.grids import pack_file
 from fedzmg.experiment.grids.log import Log, Rows
@@ -230,15 +230,15 @@ class Search:
             device=resolve_device(spec.device),
             dtype=DTYPES[spec.dtype],
             # Another execution path would move the last bits.
-            engine=(
+            engine=EnginePlanner(
                 EngineChoice(facts["engine"], "as before", facts["onednn"])
                 if facts
-                else spec.engine
+                else spec.engine,
+                chunk=manifest.chunk(facts, self.task, len(active)) if facts else None,
+                trainings=sum(spec.packs().values()),
             ),
             precision=spec.precision,
             deterministic=spec.deterministic,
-            chunk=manifest.chunk(facts, self.task, len(active)) if facts else None,
-            trainings=sum(spec.packs().values()),
             restored=None if kept is None else [kept.trials[i] for i in active],
             memory_places=[self._memory(i) for i in active],
         )

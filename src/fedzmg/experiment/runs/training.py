@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fedzmg.engine.choose import EngineChoice
+from fedzmg.engine.choose import EngineChoice, EnginePlanner
 from fedzmg.errors import Interrupted
 from fedzmg.experiment import stopping
 from fedzmg.experiment.runs import checkpoints, manifest, notes
@@ -179,10 +179,9 @@ def _simulation(task: Task, jobs: Sequence[Job], engine: EngineName | EngineChoi
         rounds=task.protocol.rounds,
         device=resolve_device(first.device),
         dtype=DTYPES[first.dtype],
-        engine=engine,
+        engine=EnginePlanner(engine, chunk=notes.recorded_chunk(task, jobs)),
         precision=first.precision,
         deterministic=first.deterministic,
-        chunk=notes.recorded_chunk(task, jobs),
         restored=resumed or None,
         memory_places=places or None,
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedzmg.engine.choose import EngineChoice
+from fedzmg.engine.choose import EngineChoice, EnginePlanner
 from fedzmg.errors import InputError
 from fedzmg.experiment.grids.grid import choosing
 from fedzmg.experiment.grids.log import GridTrial, Log, Rows
@@ -101,10 +101,12 @@ def _verify(spec: GridSpec, name: str, task: Task, place: Path, wanted: int) -> 
                     rounds=spec.rounds,
                     device=device,
                     dtype=DTYPES[spec.dtype],
-                    engine=EngineChoice(facts["engine"], "as recorded", facts["onednn"]),
+                    engine=EnginePlanner(
+                        EngineChoice(facts["engine"], "as recorded", facts["onednn"]),
+                        chunk=manifest.chunk(facts, task, len(pack)),
+                    ),
                     precision=spec.precision,
                     deterministic=spec.deterministic,
-                    chunk=manifest.chunk(facts, task, len(pack)),
                     memory_places=places,
                 )
                 # The manifest is that of the first pack.

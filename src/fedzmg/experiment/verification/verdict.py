@@ -161,7 +161,7 @@ def circumstances(name: str, facts: Mapping[str, Any]) -> Iterator[torch.device]
             f"{name} was trained on a GPU ({facts.get('device_name')}), and there is none "
             "here: verify it where there is one"
         ) from None
-    if facts["engine"] == "compiled" and not can_compile(device):
+    if facts["engine"].startswith("compiled") and not can_compile(device):
         raise InputError(
             f"{name} was trained with compiled steps, and there is no compiler here: install "
             "one (g++; on a GPU triton)"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedzmg.engine.choose import EngineChoice
+from fedzmg.engine.choose import EngineChoice, EnginePlanner
 from fedzmg.errors import InputError
 from fedzmg.experiment.runs import manifest
 from fedzmg.experiment.runs.store import RunDirectory
@@ -235,10 +235,11 @@ def _simulation(
         rounds=task.protocol.rounds,
         device=device,
         dtype=DTYPES[first.spec.dtype],
-        engine=EngineChoice(first.facts["engine"], "as recorded", first.facts["onednn"]),
+        engine=EnginePlanner(
+            EngineChoice(first.facts["engine"], "as recorded", first.facts["onednn"]), chunk=chunk
+        ),
         precision=first.spec.precision,
         deterministic=first.spec.deterministic,
-        chunk=chunk,
         memory_places=places,
     )
 
