@@ -61,7 +61,7 @@ def examples(x: Any, y: Any, *, what: str = "data") -> Examples:
             f"{tuple(tensors.y.shape)}: their first axes must be equally long"
         )
     if len(tensors.x) == 0:
-        raise InputError(f"{what} has no example: give at least one")
+        raise InputError(f"{what} holds no example: give at least one")
     return tensors
 
 
@@ -122,7 +122,7 @@ class FederatedData:
             )
         if ids.dtype.kind == "f" and not np.isfinite(ids).all():
             first = int(np.flatnonzero(~np.isfinite(ids))[0])
-            raise InputError(f"example {first} has the client id {ids[first]}: give a finite one")
+            raise InputError(f"example {first} has the client id {ids[first]}: say whose it is")
         if names is not None:
             if isinstance(names, str) or not isinstance(names, Iterable):
                 raise InputError(f"client_names = {names!r}: expected a list of all client ids")
