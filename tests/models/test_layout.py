@@ -229,7 +229,7 @@ def test_unknown_names_are_refused(name: str) -> None:
     with pytest.raises(InputError) as caught:
         layout_of(Scaled(), {"gain": (), name: (1,)})
     assert str(caught.value) == (
-        f"axes names {name!r}, which is no trainable parameter of the model "
+        f"axes names {name!r}, which is not a trainable parameter of the model "
         "(it has gain, inner.weight, inner.bias)"
     )
 

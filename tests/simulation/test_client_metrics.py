@@ -218,13 +218,13 @@ def test_watched_clients_bring_all_their_examples_and_no_others(
         everyone = Watched.of(task, everyone=True)
     holders = np.flatnonzero(counts)
     assert everyone.clients.tolist() == holders.tolist()
-    assert everyone.places.tolist() == list(range(sum(counts)))
+    assert everyone.positions.tolist() == list(range(sum(counts)))
     assert found.population == len(holders)
     assert set(found.clients) <= set(longer.clients) <= set(holders)
     assert 1 <= len(found.clients) <= most
     owner = np.repeat(np.arange(len(counts)), counts)
     wanted = [i for client in found.clients for i in np.flatnonzero(owner == client)]
-    assert found.places.tolist() == wanted
+    assert found.positions.tolist() == wanted
     assert found.counts.tolist() == [counts[client] for client in found.clients]
     afford = max(few, int(rounds * np.mean(counts)) // clients.SHARE_OF_TRAINING)
     assert found.counts.sum() <= afford or len(found.clients) == 1
