@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
-from fedzmg.models.dropout import KeyedDropout
 from fedzmg.models.kernels import layers
-from fedzmg.models.keyed import KeyedLayer
+from fedzmg.models.keyed import KeyedDropout, KeyedLayer
 from fedzmg.models.recurrent import GRUCell, LSTMCell, RNNCell
 
 
