@@ -216,20 +216,13 @@ def _upload(array: npt.NDArray[Any], target: Tensor) -> None:
 
 def _step(program: Program, code: _Code, state: ClientState, plan: Plan, time: Tensor) -> None:
     """Run one step on buffers, in place."""
-    params = state.work.params
-    tracked = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
-    losses = code.loss(tracked, plan, time, *program.data.examples)
-    slopes = torch.autograd.grad(losses.sum(), list(tracked.values()), allow_unused=True)
-    grad = Tree(
-        {
-            name: torch.zeros_like(leaf) if slope is None else slope
-            for (name, leaf), slope in zip(params.items(), slopes, strict=True)
-        }
+    losses, grad = local.eager_gradient(
+        lambda params, _: code.loss(dict(params.items()), plan, time, *program.data.examples),
+        state.work.params,
+        None,
     )
     with torch.no_grad():
-        code.advance(
-            state.numbers, state.context, state.work, grad, losses.detach(), plan.lengths, time
-        )
+        code.advance(state.numbers, state.context, state.work, grad, losses, plan.lengths, time)
         time.add_(1)
 
 

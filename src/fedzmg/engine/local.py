@@ -8,14 +8,15 @@ two engines differentiate in different ways.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedzmg.contract import ClientContext, ClientRule, FullPass, State, Upload
-from fedzmg.models.objective import Batch
 from fedzmg.tree import Tree, tree_map
+
+BatchT = TypeVar("BatchT")
 
 
 class Work(NamedTuple):
@@ -32,7 +33,7 @@ class Work(NamedTuple):
 
 
 def eager_gradient(
-    loss: Callable[[Tree, Batch], Tensor], params: Tree, batch: Batch
+    loss: Callable[[Tree, BatchT], Tensor], params: Tree, batch: BatchT
 ) -> tuple[Tensor, Tree]:
     """Compute losses (one per mapped client) and each one's gradient for its own parameters.
 
