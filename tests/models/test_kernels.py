@@ -20,7 +20,7 @@ from fedzmg.models.kernels.measurements import cached_answer, milliseconds
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 COMPILER_WARNS = pytest.mark.filterwarnings("ignore")
-"""What Triton's compiler warns of inside itself changes with every version."""
+"""Triton's own warnings change with every version."""
 
 
 @pytest.mark.skipif(
