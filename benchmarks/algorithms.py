@@ -43,12 +43,12 @@ def main() -> None:
     runs = {name: local_training(name) for name in ALGORITHMS}
     for turn in range(arguments.rounds + 2):
         for simulation, times in runs.values():
-            entries, sent, memory = simulation._probe()
+            probe = simulation.probe()
             began = time.perf_counter()
-            for _ in simulation._engine.train(entries, sent, memory):
+            for _ in simulation.engine.train(*probe):
                 pass
             if turn > 1:
-                steps = max(len(e.stream) for e in entries)
+                steps = probe.steps
                 times.append(1e3 * (time.perf_counter() - began) / steps)
     medians = {name: statistics.median(times) for name, (_, times) in runs.items()}
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")

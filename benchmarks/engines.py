@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,50 +48,49 @@ def mlp_task() -> Task:
 
 
 def plain_round(
-    task: Task, model: nn.Module, entries: list[ClientBatch]
+    task: Task, model: nn.Module, batches: list[ClientBatch]
 ) -> dict[str, torch.Tensor]:
-    """One FedAvg round as anyone would write it in PyTorch, without the library."""
+    """Run one FedAvg round in plain PyTorch, without the library."""
     start = copy.deepcopy(model.state_dict())
     total = {name: torch.zeros_like(value) for name, value in start.items()}
     weight = 0
     x, y = task.train.examples
-    for entry in entries:
+    for batch in batches:
         model.load_state_dict(start)
         optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-        for indices, count in zip(entry.stream.indices, entry.stream.counts, strict=True):
+        for indices, count in zip(batch.stream.indices, batch.stream.counts, strict=True):
             rows = torch.from_numpy(indices[:count])
             optimizer.zero_grad()
             F.cross_entropy(model(x[rows].float() / 255), y[rows]).backward()
             optimizer.step()
         for name, value in model.state_dict().items():
-            total[name] += entry.examples * value
-        weight += entry.examples
+            total[name] += batch.examples * value
+        weight += batch.examples
     model.load_state_dict({name: value / weight for name, value in total.items()})
     return model.state_dict()
 
 
 def paths(task: Task, compiled: bool) -> dict[str, Callable[[], object]]:
-    """A function per path that does one round of local training and aggregation."""
+    """Make a function per path that runs one round of local training and aggregation."""
+    # Evaluation is off: it is the same work for every path.
+    quiet = replace(task, protocol=replace(task.protocol, eval_every=10**9))
     trial = Trial.of("fedavg", 0, client_lr=LR)
     engines = ["sequential", "vectorized", *(["compiled"] if compiled else [])]
     found: dict[str, Callable[[], object]] = {}
     for engine in engines:
-        # Evaluation is switched off: it is the same work for every path.
         sim = Simulation(
-            task, [trial], rounds=10**9, device=torch.device("cpu"), dtype=torch.float32,
+            quiet, [trial], rounds=10**9, device=torch.device("cpu"), dtype=torch.float32,
             engine=engine,  # type: ignore[arg-type]
         )  # fmt: skip
-        sim.evaluate = lambda: [None]  # type: ignore[method-assign,assignment,return-value]
-        sim.task.protocol.__dict__["eval_every"] = 10**9
         sim.round = 1
         found[engine] = sim.run_round
-        entries = sim._planner.entries(2)
+        batches = sim.planner.batches(2)
     model = copy.deepcopy(task.model.source)
-    return {"plain loop": lambda: plain_round(task, model, entries), **found}
+    return {"plain loop": lambda: plain_round(task, model, batches), **found}
 
 
 def measure(name: str, task: Task, rounds: int, compiled: bool) -> dict[str, object]:
-    """Median milliseconds per round of every path, interleaved."""
+    """Measure the median milliseconds per round of every path, interleaved."""
     functions = paths(task, compiled)
     setup: dict[str, float] = {}
     for path, function in functions.items():

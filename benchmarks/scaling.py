@@ -28,14 +28,14 @@ from fedzmg.bench.memory import host_peak_mib, reset_host_peak
 from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.models.networks import mlp
 from fedzmg.simulation import resolve_device
-from fedzmg.simulation.planning import Planner
+from fedzmg.simulation.planning import RoundPlanner
 from fedzmg.tasks.task import Task
 
 EXAMPLES, FEATURES = 8, 16
 
 
 def population(clients: int) -> Task:
-    """A federation of many small clients."""
+    """Make a federation of many small clients."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (clients * EXAMPLES, FEATURES), dtype=np.uint8).astype(np.float16)
     y = rng.integers(0, 4, len(x))
@@ -49,7 +49,7 @@ def population(clients: int) -> Task:
 def packed(
     device_name: str, precision: str, trials: list[int], workload: str
 ) -> list[dict[str, Any]]:
-    """One row per number of trials packed together."""
+    """Measure one row per number of trials packed together."""
     device = resolve_device(device_name)  # type: ignore[arg-type]
     task, machine = WORKLOADS[workload].build(), measure(device, precision)  # type: ignore[arg-type]
     rows = []
@@ -76,13 +76,13 @@ def one_population(device_name: str, clients: int) -> dict[str, Any]:
     began = time.perf_counter()
     task = population(clients)
     built = time.perf_counter() - began
-    planner = Planner(task, [0])
-    planner.entries(1)
+    planner = RoundPlanner(task, [0])
+    planner.batches(1)
     began = time.perf_counter()
     for round_ in range(2, 102):
-        planner.entries(round_)
+        planner.batches(round_)
     planning = (time.perf_counter() - began) / 100
-    engine = "captured" if device.type == "cuda" else "vectorized"
+    engine = "cuda_graph" if device.type == "cuda" else "vectorized"
     before = host_peak_mib()
     reset_host_peak()
     # Measuring the machine would take more memory than the smaller populations do.

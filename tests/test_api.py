@@ -43,12 +43,12 @@ def refused(function: Any, *args: Any, **kwargs: Any) -> str:
 @pytest.mark.parametrize(
     ("trials", "message"),
     [
-        (["fedzmg"], "trials: 'fedzmg' is no Trial; expected Trial.of('fedzmg')"),
-        ("fedzmg", "trials: 'fedzmg' is no Trial; expected Trial.of('fedzmg')"),
-        (MINE, "trials: the algorithm 'mine' is no Trial; expected Trial(algorithm, seed=0)"),
-        ([Trial(MINE), MINE], "trials: the algorithm 'mine' is no Trial"),
-        (None, "trials: None is no Trial; expected such as Trial.of('fedzmg')"),
-        ([Trial], "trials: the class Trial is no Trial"),
+        (["fedzmg"], "trials: 'fedzmg' is not a Trial; expected Trial.of('fedzmg')"),
+        ("fedzmg", "trials: 'fedzmg' is not a Trial; expected Trial.of('fedzmg')"),
+        (MINE, "trials: the algorithm 'mine' is not a Trial; expected Trial(algorithm, seed=0)"),
+        ([Trial(MINE), MINE], "trials: the algorithm 'mine' is not a Trial"),
+        (None, "trials: None is not a Trial; expected such as Trial.of('fedzmg')"),
+        ([Trial], "trials: the class Trial is not a Trial"),
         ([], "no trial to simulate: give at least one"),
     ],
 )
@@ -191,14 +191,14 @@ def test_what_is_printed_is_short_and_readable(tmp_path: Path) -> None:
     [history] = one.histories["fedavg"]
     assert repr(history) == (
         "<History of fedavg on 'custom', seed 0: 2 of 2 rounds, accuracy "
-        f"{history.metrics[-1]:.4g} at last>"
+        f"{history.metrics[-1]:.4g} at the end>"
     )
 
 
 def test_history_that_diverged_says_so() -> None:
     [history] = simulate(task(), Trial.of("fedavg"), engine="sequential")
     lost = [record._replace(diverged=record.round == 2) for record in history.records]
-    assert repr(replace(history, records=tuple(lost))).endswith(" at last, diverged in round 2>")
+    assert repr(replace(history, records=tuple(lost))).endswith(" at the end, diverged in round 2>")
 
 
 def test_comparison_is_kept_for_reports(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import initial_params
 from fedzmg.simulation import Simulation, Trial
-from fedzmg.simulation.planning import Planner
+from fedzmg.simulation.planning import RoundPlanner
 from fedzmg.tasks.task import Task
 from fedzmg.tree import row
 from peers.networks import wait
@@ -43,8 +43,8 @@ def has_dropout(network: str) -> bool:
 def define(facts: Facts, rounds: int) -> Work:
     """The workload's arrays, and the cohorts, batches and initial model that fedzmg plans."""
     task = task_of(facts)
-    planner = Planner(task, [SEED])
-    streams = [[entry.stream for entry in planner.entries(r)] for r in range(1, rounds + 1)]
+    planner = RoundPlanner(task, [SEED])
+    streams = [[entry.stream for entry in planner.batches(r)] for r in range(1, rounds + 1)]
     if any((s.counts != s.indices.shape[1]).any() for r in streams for s in r):
         raise ValueError(f"workload {facts.network}: peers are compared on full batches alone")
     x, y = (column.numpy() for column in task.train.examples)

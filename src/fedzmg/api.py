@@ -56,8 +56,7 @@ def compare(
         rounds: instead of the task's own number.
         preset: fields of the named preset, e.g. ``{"centring": "image"}``, for all algorithms.
         settings: hyper-parameters by algorithm, e.g. ``{"fedavg": {"client.lr": 0.03}}``.
-        engine: ``auto`` measures and picks; ``sequential``, ``vectorized``, ``captured`` and
-            ``compiled`` as for :func:`fedzmg.simulate`.
+        engine: ``auto`` measures and picks; the other names are those of :func:`fedzmg.simulate`.
         device: ``auto``, ``cpu`` or ``cuda``.
         out: keep run directories and ``comparison.json`` there; the same call continues what was
             interrupted, and ``fedzmg report`` reads it.

@@ -21,10 +21,10 @@ from fedzmg.tree import Tree, row
 
 @dataclass(frozen=True)
 class Metric:
-    """What is reported: one value per example, averaged over examples.
+    """A reported number: one value per example, averaged over examples.
 
     A mean to maximise must not be negative: a run that diverged counts as 0, and would win. Give
-    such a metric with its sign turned, and ``higher_is_better=False``. The first evaluation is
+    such a metric with the opposite sign and ``higher_is_better=False``. The first evaluation is
     checked.
     """
 
@@ -33,7 +33,7 @@ class Metric:
     higher_is_better: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be shown, and what cannot be called."""
+        """Reject a name that is not text and a function that cannot be called."""
         if not isinstance(self.name, str) or not self.name:
             raise InputError(f"metric name = {self.name!r}: expected text; Metric(NAME, FUNCTION)")
         if not callable(self.function):
@@ -44,11 +44,11 @@ class Metric:
 
     @property
     def worst(self) -> float:
-        """What a model that diverged is recorded with."""
+        """Value recorded for a model that diverged."""
         return worst(self.higher_is_better)
 
     def check_value(self, value: float | None) -> None:
-        """Refuse a mean that a model which diverged would beat; None: there was no evaluation.
+        """Reject a mean that a diverged model would beat; None: there was no evaluation.
 
         Raises:
             InputError: for one that falls behind :attr:`worst`.
@@ -56,18 +56,18 @@ class Metric:
         if self.higher_is_better and value is not None and value < self.worst:
             raise InputError(
                 f"metric {self.name!r} is {value:.6g}: one to maximise must not be negative, as a "
-                "run that diverged counts as 0; turn its sign and say higher_is_better=False"
+                "diverged run counts as 0; negate it and set higher_is_better=False"
             )
 
     def check_level(self, key: str, level: float) -> None:
-        """Refuse a level that no model can reach.
+        """Reject a level that no model can reach.
 
         Args:
-            key: what the user calls it.
-            level: of this metric.
+            key: name of the option.
+            level: value of this metric.
 
         Raises:
-            InputError: for a percentage where accuracies are shares.
+            InputError: for a percentage instead of a share.
         """
         if self.name == "accuracy" and not 0 <= level <= 1:
             percent = f", {level / 100:.2f} for {level:g} %" if 1 < level <= 100 else ""
@@ -77,7 +77,7 @@ class Metric:
 
 
 def worst(higher_is_better: bool) -> float:
-    """The value that no metric falls behind: 0 for one to maximise, else infinity.
+    """Return the worst value of a metric: 0 for one to maximise, else infinity.
 
     >>> worst(True), worst(False)
     (0.0, inf)
@@ -86,7 +86,7 @@ def worst(higher_is_better: bool) -> float:
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Share of right classes per example; over all positions where an example is a sequence."""
+    """Compute the share of right classes per example, over all positions of a sequence."""
     right = (outputs.argmax(-1) == targets).to(outputs.dtype)
     return right.flatten(1).mean(1) if right.ndim > 1 else right
 
@@ -102,7 +102,7 @@ class Statistic(NamedTuple):
     examples: int
 
     def merged(self, other: Statistic) -> Statistic:
-        """The statistic over both sets of examples."""
+        """Merge the statistics of two sets of examples."""
         return Statistic(
             self.loss + other.loss, self.metric + other.metric, self.examples + other.examples
         )
@@ -124,7 +124,7 @@ def evaluate(
     *,
     chunk: int = 500,
 ) -> Tensor:
-    """Mean loss and mean metric of stacked models (first axis models) on pooled examples.
+    """Compute mean loss and mean metric of stacked models (first axis) on pooled examples.
 
     A lone model is evaluated beside a copy of itself: a map of width one takes other kernels and
     would move the last bits.
@@ -153,7 +153,7 @@ def evaluate(
 def evaluate_by_owner(
     params: Tree,
     examples: Examples,
-    places: Tensor,
+    positions: Tensor,
     counts: Tensor,
     objective: Objective,
     metric: Metric,
@@ -161,16 +161,16 @@ def evaluate_by_owner(
     *,
     chunk: int = 500,
 ) -> Tensor:
-    """Mean loss and mean metric of stacked models on the examples of every owner, in one pass.
+    """Compute mean loss and mean metric of stacked models on every owner's examples.
 
     Args:
         params: models, stacked on the first axis.
         examples: pooled examples of everybody.
-        places: which of them to look at, owner after owner.
-        counts: how many of these each owner has, at least one.
+        positions: positions of the evaluated ones, owner after owner.
+        counts: number of these of each owner, at least one.
         objective: model and loss.
-        metric: what is reported.
-        prepare: makes inputs of what is stored.
+        metric: reported number.
+        prepare: converts stored inputs to model inputs.
         chunk: examples at a time.
 
     Returns:
@@ -188,9 +188,9 @@ def evaluate_by_owner(
     owners = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
     sums = torch.zeros(models, len(counts), 2, dtype=torch.float64, device=counts.device)
     with torch.no_grad(), MappedLayers():
-        for first in range(0, len(places), chunk):
+        for first in range(0, len(positions), chunk):
             part = slice(first, first + chunk)
-            x, y = (column[places[part]] for column in examples)
+            x, y = (column[positions[part]] for column in examples)
             values = torch.stack(each(wide, prepare(x, dtype), y), -1)[:models]
             sums.index_add_(1, owners[part], values)
     return sums / counts[:, None]
@@ -199,7 +199,7 @@ def evaluate_by_owner(
 def _for_each_model(
     one: Callable[[Tree, Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> Callable[[Tree, Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """A function of one model's weights and a batch, mapped over stacked models."""
+    """Map a function of one model's weights and a batch over stacked models."""
     mapped = torch.vmap(one, in_dims=(0, None, None))
 
     def each(weights: Tree, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,13 +213,13 @@ def _for_each_model(
 
 
 class OverClients(NamedTuple):
-    """How a metric is spread over clients, each of which counts once."""
+    """Distribution of a metric over clients, each of which counts once."""
 
     mean: float
     sd: float
     median: float
     worst_tenth: float
-    """Mean of the tenth of the clients that do worst; of one client at least."""
+    """Mean of the worst tenth of the clients; of one client at least."""
     best_tenth: float
 
     @classmethod
@@ -243,7 +243,7 @@ class OverClients(NamedTuple):
 def share_short_of(
     values: npt.NDArray[np.float64], threshold: float, *, higher_is_better: bool = True
 ) -> float:
-    """Share of the clients that do not reach a threshold.
+    """Compute the share of clients that do not reach a threshold.
 
     >>> share_short_of(np.array([0.1, 0.5, 0.9, 0.9]), 0.5)
     0.25

@@ -26,7 +26,8 @@ from fedzmg.algorithms.fedprox import AdaptiveMu, Prox, ServerSetProx
 from fedzmg.algorithms.scaffold import Scaffold, ScaffoldServer
 from fedzmg.contract import Algorithm, ClientContext, Cohort, FullPass
 from fedzmg.data.federated import Examples, FederatedData
-from fedzmg.simulation import Simulation
+from fedzmg.data.plan import ClientBatch
+from fedzmg.simulation import RoundPlanner, Simulation
 from fedzmg.tree import Tree, leaves, row
 from golden_problems import P2, P3, TOLERANCE, make_context, models, quadratic_task
 
@@ -71,20 +72,21 @@ def simulation(
     """``who`` names the participants of each round; the rest of the cohort is sent home."""
     protocol = replace(task.protocol, cohort=cohort or task.protocol.cohort, eval_every=1000)
     task = replace(task, protocol=protocol)
-    sim = Simulation(
+
+    class Chosen(RoundPlanner):
+        def batches(self, round_: int) -> list[ClientBatch]:
+            batches = super().batches(round_)
+            return [b for b in batches if who is None or CLIENTS[b.client] in who[round_ - 1]]
+
+    return Simulation(
         task,
         [fedzmg.Trial(algorithm)],
         rounds=1000,
         device=torch.device("cpu"),
         dtype=dtype,
         engine=engine,
+        planner=Chosen(task, [0]),
     )
-    if who is not None:
-        entries = sim._planner.entries
-        sim._planner.entries = lambda round_: [  # type: ignore[method-assign]
-            e for e in entries(round_) if CLIENTS[e.client] in who[round_ - 1]
-        ]
-    return sim
 
 
 def rounds(sim: Simulation, count: int) -> Iterator[int]:
@@ -361,7 +363,7 @@ def test_mean_of_the_variates_is_the_servers(variate: Any, engine: str) -> None:
     sim = simulation(quadratic_task(MANY), algorithm, engine=engine)
     seen: set[int] = set()
     for round_ in rounds(sim, 6):
-        seen |= {e.client for e in sim._planner.entries(round_)}
+        seen |= {e.client for e in sim.planner.batches(round_)}
         own = torch.stack([memory(sim, k)["weight"] for k in range(5)])
         close(own.mean(0), sim.snapshot.state["weight"][0], 1e-12)
         assert {k for k in range(5) if bool(own[k].any())} == seen

@@ -569,17 +569,18 @@ def test_ticks_are_whole_and_no_more_than_steps(engine: Any) -> None:
         dtype=torch.float32,
         engine=engine,
     )
-    entries = sim._planner.entries(1)
+    batches = sim.planner.batches(1)
+    round_ = batches, sim.broadcast(1, sim.snapshot), sim.read_memory(batches)
     largest = 0
-    for chunk in sim._engine.train(entries, sim._broadcast(1, sim.snapshot), sim._read(entries)):
-        for place, i in zip(chunk.rows, chunk.entries, strict=True):
-            steps = len(entries[i].stream)
+    for chunk in sim.engine.train(*round_):
+        for place, i in zip(chunk.rows, chunk.batches, strict=True):
+            steps = len(batches[i].stream)
             assert int(chunk.outcomes.steps[place]) == steps
             for ticks in leaves(row(chunk.outcomes.upload.delta, place)):
                 assert ticks.dtype == torch.int32
                 assert int(ticks.abs().max()) <= steps
                 largest = max(largest, int(ticks.abs().max()))
-    assert largest == max(len(entry.stream) for entry in entries)
+    assert largest == max(len(batch.stream) for batch in batches)
 
 
 @pytest.mark.parametrize(("epochs", "width"), [(127, 1), (128, 2)])

@@ -34,7 +34,7 @@ from fedzmg.contract import (
     number,
 )
 from fedzmg.data.federated import Examples
-from fedzmg.engine.vectorized import Vectorized
+from fedzmg.engine.choose import EnginePlanner
 from fedzmg.errors import InputError
 from fedzmg.simulation import Simulation
 from fedzmg.tree import Tree
@@ -499,18 +499,17 @@ def test_loop_equals_map_and_alone_equals_packed(options: dict[str, Any]) -> Non
     ],
 )
 def test_wrapped_step_traces_as_one_graph(options: dict[str, Any]) -> None:
-    def simulation() -> Simulation:
-        return Simulation(
+    sim, other = (
+        Simulation(
             task(),
             packed(options),
             rounds=3,
             device=torch.device("cpu"),
             dtype=torch.float64,
-            engine="vectorized",
+            engine=engine,
         )
-
-    sim, other = simulation(), simulation()
-    sim._engine = Vectorized(sim._program, compiled=True, backend="eager")
+        for engine in (EnginePlanner("compiled", backend="eager"), EnginePlanner("vectorized"))
+    )
     for _ in range(3):
         sim.run_round()
         other.run_round()

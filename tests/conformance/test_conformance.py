@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +17,8 @@ from fedzmg import Task, Trial, simulate
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.contract import ClientContext, Cohort, FullPass, Upload, bind, numbers, structure
 from fedzmg.data.federated import Examples
-from fedzmg.engine.vectorized import Vectorized
-from fedzmg.simulation import Simulation
+from fedzmg.data.plan import ClientBatch
+from fedzmg.simulation import EnginePlanner, RoundPlanner, Simulation
 from fedzmg.tree import Tree, leaves, num_bytes, tree_map
 
 NAMES = list(ALGORITHMS)
@@ -79,7 +81,7 @@ def test_loop_equals_map_equals_chunks(name: str) -> None:
     reference = run(name, "sequential")
     assert distance(reference, run(name, "vectorized")) < 1e-9
     assert distance(reference, run(name, "vectorized", chunk=3)) < 1e-9
-    assert distance(reference, run(name, "captured")) < 1e-9
+    assert distance(reference, run(name, "cuda_graph")) < 1e-9
     moved = simulate(task(), trials(name), rounds=1, engine="sequential", dtype=torch.float64)
     assert distance(reference, [h.params for h in moved]) > 1e-6, "the algorithm does nothing"
 
@@ -104,8 +106,21 @@ def test_alone_equals_packed_bit_for_bit(name: str, engine: str) -> None:
         assert all(torch.equal(alone.params[n], packed[i].params[n]) for n in alone.params)
 
 
+class Changed(RoundPlanner):
+    """Planner that changes the batches of every round."""
+
+    def __init__(
+        self, problem: Task, change: Callable[[list[ClientBatch]], list[ClientBatch]]
+    ) -> None:
+        super().__init__(problem, [trial.seed for trial in trials(NAMES[0])])
+        self.change = change
+
+    def batches(self, round_: int) -> list[ClientBatch]:
+        return self.change(super().batches(round_))
+
+
 def simulation(
-    name: str, engine: str = "vectorized", problem: Task | None = None, **kwargs: object
+    name: str, engine: Any = "vectorized", problem: Task | None = None, **kwargs: object
 ) -> Simulation:
     return Simulation(
         problem or task(),
@@ -113,7 +128,7 @@ def simulation(
         rounds=4,
         device=CPU,
         dtype=torch.float64,
-        engine=engine,  # type: ignore[arg-type]
+        engine=engine,
         **kwargs,  # type: ignore[arg-type]
     )
 
@@ -140,13 +155,8 @@ def test_resume_equals_no_interruption_bit_for_bit(name: str, engine: str) -> No
 
 @pytest.mark.parametrize("name", NAMES)
 def test_client_order_does_not_matter(name: str) -> None:
-    here, there = simulation(name), simulation(name)
-    entries = there._planner.entries
-
-    def reversed_entries(round_: int):  # type: ignore[no-untyped-def]
-        return entries(round_)[::-1]
-
-    there._planner.entries = reversed_entries  # type: ignore[method-assign]
+    here = simulation(name)
+    there = simulation(name, planner=Changed(task(), lambda batches: batches[::-1]))
     for _ in range(3):
         here.run_round()
         there.run_round()
@@ -157,9 +167,9 @@ def test_client_order_does_not_matter(name: str) -> None:
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_client_without_a_batch_changes_nothing(name: str, engine: str) -> None:
     problem = replace(task(), protocol=replace(task().protocol, keep_partial=False, cohort=7))
-    sim, other = simulation(name, engine, problem), simulation(name, engine, problem)
-    entries = other._planner.entries
-    other._planner.entries = lambda r: [e for e in entries(r) if len(e.stream)]  # type: ignore[method-assign]
+    sim = simulation(name, engine, problem)
+    with_batch = Changed(problem, lambda batches: [b for b in batches if len(b.stream)])
+    other = simulation(name, engine, problem, planner=with_batch)
     for _ in range(2):
         records = sim.run_round().records
         other.run_round()
@@ -179,9 +189,9 @@ def poisoned(client: int) -> Task:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_upload_that_is_not_finite_is_dropped_and_counted(name: str, engine: str) -> None:
-    sim, other = simulation(name, engine, poisoned(3)), simulation(name, engine, task(cohort=7))
-    entries = other._planner.entries
-    other._planner.entries = lambda r: [e for e in entries(r) if e.client != 3]  # type: ignore[method-assign]
+    sim, clean = simulation(name, engine, poisoned(3)), task(cohort=7)
+    without = Changed(clean, lambda batches: [b for b in batches if b.client != 3])
+    other = simulation(name, engine, clean, planner=without)
     for _ in range(2):
         records = sim.run_round().records
         other.run_round()
@@ -284,8 +294,8 @@ def test_step_traces_as_one_graph(name: str) -> None:
     # Equal clients: every width would be traced anew, and one of them shows that it can be.
     base = task()
     even = replace(base, train=replace(base.train, offsets=np.arange(0, 48, 6)[:8]))
-    sim, other = simulation(name, problem=even), simulation(name, problem=even)
-    sim._engine = Vectorized(sim._program, compiled=True, backend="eager")
+    sim = simulation(name, EnginePlanner("compiled", backend="eager"), even)
+    other = simulation(name, problem=even)
     sim.run_round()
     other.run_round()
     assert distance(sim.snapshot.params, other.snapshot.params) < 1e-9

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedzmg.data.federated import FederatedData, examples
+from fedzmg.data.federated import FederatedData
 from fedzmg.errors import InputError
 
 
@@ -66,100 +66,55 @@ def test_names_fix_the_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["a", "b", "c"], "client 'c' has no example: leave it out of names"),
-        (["a"], "names must list every client id of the data exactly once"),
-        (["a", "b", "a"], "names must list every client id of the data exactly once"),
-        ([], "names must list every client id of the data exactly once"),
-    ],
+    ("names", "named"),
+    [(["a", "b", "c"], "'c'"), (["a"], "names"), (["a", "b", "a"], "names"), ([], "names")],
 )
-def test_wrong_names_are_refused(names: list[str], message: str) -> None:
-    with pytest.raises(InputError) as caught:
+def test_wrong_names_are_refused(names: list[str], named: str) -> None:
+    with pytest.raises(InputError, match=named):
         FederatedData.from_arrays([1.0, 2.0], [0, 0], ["a", "b"], names=names)
-    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "clients", "message"),
+    ("x", "y", "clients", "named"),
     [
-        (
-            [1.0, 2.0],
-            [0],
-            ["a", "b"],
-            "training data has inputs of shape (2,) and targets of shape (1,): "
-            "their first axes must be equally long",
-        ),
-        ([], [], [], "training data holds no example: give at least one"),
-        (
-            [1.0, 2.0],
-            [0, 0],
-            ["a"],
-            "client ids have shape (1,) but there are 2 examples: give one id per example",
-        ),
-        (
-            [1.0, 2.0],
-            [0, 0],
-            [["a", "b"]],
-            "client ids have shape (1, 2) but there are 2 examples: give one id per example",
-        ),
-        (
-            [[1.0, 2.0], [np.nan, 0.0]],
-            [0, 0],
-            ["a", "b"],
-            "training data inputs hold a value that is not finite in example 1: remove it",
-        ),
-        (
-            [1.0, 2.0],
-            [np.inf, 0.0],
-            ["a", "b"],
-            "training data targets hold a value that is not finite in example 0: remove it",
-        ),
-        (
-            3.0,
-            4.0,
-            ["a"],
-            "training data inputs are a single number: give one entry per example",
-        ),
+        ([1.0, 2.0], [0], ["a", "b"], r"training data .*\(2,\).*\(1,\)"),
+        ([], [], [], "training data holds no example"),
+        ([1.0, 2.0], [0, 0], ["a"], r"\(1,\).* 2 examples"),
+        ([1.0, 2.0], [0, 0], [["a", "b"]], r"\(1, 2\).* 2 examples"),
+        ([[1.0, 2.0], [np.nan, 0.0]], [0, 0], ["a", "b"], "inputs .* example 1"),
+        ([1.0, 2.0], [np.inf, 0.0], ["a", "b"], "targets .* example 0"),
+        (float("nan"), 4.0, ["a"], "training data inputs"),
+        ([[1.0], [1.0, 2.0]], [0, 0], ["a", "b"], "training data inputs"),
+        (["text", "more"], [0, 0], ["a", "b"], "training data inputs"),
+        (np.array([{}, {}]), [0, 0], ["a", "b"], "training data inputs"),
+        ([1.0, 2.0], [0, 0], [None, "a"], "client ids"),
+        ([1.0, 2.0], [0, 0], ["a", ("b", "c")], "client ids"),
     ],
 )
-def test_misfits_are_refused(x: Any, y: Any, clients: Any, message: str) -> None:
-    with pytest.raises(InputError) as caught:
+def test_invalid_arrays_are_refused(x: Any, y: Any, clients: Any, named: str) -> None:
+    with pytest.raises(InputError, match=named) as caught:
         FederatedData.from_arrays(x, y, clients)
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize("x", [[[1.0], [1.0, 2.0]], ["text", "more"], np.array([{}, {}])])
-def test_what_is_no_array_is_refused(x: Any) -> None:
-    with pytest.raises(
-        InputError, match=r"^training data inputs cannot be read as an array: "
-    ) as caught:
-        FederatedData.from_arrays(x, [0, 0], ["a", "b"])
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("ids", [[None, "a"], ["a", ("b", "c")]])
-def test_ids_that_cannot_be_sorted_are_refused(ids: Any) -> None:
-    with pytest.raises(InputError):
-        FederatedData.from_arrays([1.0, 2.0], [0, 0], ids)
+def test_double_precision_is_rounded_only_for_a_training_in_less() -> None:
+    x, y = np.array([0.1, 0.2]), np.array([1.0, 2.0])
+    data = FederatedData.from_arrays(x, y, [0, 1])
+    for dtype in (torch.float32, torch.float64):
+        moved = data.to(torch.device("cpu"), dtype)
+        assert torch.equal(moved.examples.x, torch.tensor(x, dtype=dtype))
+        assert torch.equal(moved.examples.y, torch.tensor(y, dtype=dtype))
+    assert moved.fingerprint() == data.fingerprint()
+    assert moved.names == data.names
 
 
-def test_a_lone_value_that_is_not_finite_is_refused() -> None:
-    with pytest.raises(InputError):
-        examples(float("nan"), 0)
-
-
-def test_double_precision_is_stored_as_single() -> None:
-    data = FederatedData.from_arrays(np.array([0.1, 0.2]), np.array([1.0, 2.0]), [0, 1])
-    assert data.examples.x.dtype == data.examples.y.dtype == torch.float32
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64, np.float32, np.float16, np.bool_])
-def test_other_types_are_kept(dtype: Any) -> None:
+@pytest.mark.parametrize(
+    "dtype", [np.uint8, np.int16, np.int64, np.float64, np.float32, np.float16, np.bool_]
+)
+def test_types_are_kept(dtype: Any) -> None:
     x = np.array([[0, 1], [1, 0]], dtype=dtype)
     data = FederatedData.from_arrays(x, [0, 1], [0, 1])
-    np.testing.assert_array_equal(data.examples.x.numpy(), x)
-    assert data.examples.x.numpy().dtype == dtype
+    np.testing.assert_array_equal(data.examples.x.numpy(), x, strict=True)
 
 
 def test_views_and_reversed_arrays_are_read() -> None:
@@ -174,21 +129,6 @@ def test_changing_the_arrays_afterwards_changes_nothing() -> None:
     x[:], y[:] = 9, 9
     assert data.examples.x.tolist() == [1.0, 1.0, 1.0]
     assert data.examples.y.tolist() == [0, 0, 0]
-
-
-def test_examples_say_what_they_are() -> None:
-    with pytest.raises(InputError, match=r"^test data holds no example"):
-        examples(np.zeros((0, 2)), np.zeros(0), what="test data")
-    pair = examples([[1.0, 2.0]], [3])
-    assert pair.x.shape == (1, 2)
-    assert pair.y.tolist() == [3]
-
-
-def test_to_a_device_keeps_everything() -> None:
-    data = FederatedData.from_arrays([1.0, 2.0], [0, 1], ["b", "a"])
-    moved = data.to(torch.device("cpu"))
-    assert moved.names == data.names
-    assert moved.fingerprint() == data.fingerprint()
 
 
 # Fingerprints.

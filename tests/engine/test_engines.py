@@ -1,4 +1,4 @@
-"""Choosing, compiling and switching execution paths."""
+"""Choosing, building and compiling execution paths."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +15,9 @@ from torch import nn
 
 from fedzmg import InputError, Task, Trial, simulate
 from fedzmg.bench.workloads import WORKLOADS
-from fedzmg.data.plan import ClientBatch
-from fedzmg.engine import choose as choosing
-from fedzmg.engine import cuda_graph
-from fedzmg.engine.choose import can_compile
-from fedzmg.engine.memory_limit import even
-from fedzmg.engine.round import Broadcast, Chunk
+from fedzmg.engine import choose, cuda_graph
+from fedzmg.engine.choose import EnginePlanner, Planned, Probe, can_compile, even_chunk
+from fedzmg.engine.round import Chunk, Engine, Program
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.models.initial import initial_params
@@ -27,9 +25,10 @@ from fedzmg.models.kernels import MappedLayers, onednn
 from fedzmg.simulation import Simulation, rounds
 from fedzmg.tree import Tree
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 COMPILER_WARNS = pytest.mark.filterwarnings("ignore")
-"""What the compiler warns of inside itself changes with every version of torch."""
+"""The compiler's own warnings change with every version of torch."""
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def task(dropout: float = 0.0) -> Task:
@@ -40,15 +39,24 @@ def task(dropout: float = 0.0) -> Task:
     return Task.from_arrays(net, x, y, owner, test=(x, y), cohort=4, batch_size=4, epochs=2)
 
 
-def simulation(engine: str, rounds: int = 3, trials: int = 1) -> Simulation:
+def simulation(
+    engine: Any,
+    rounds: int = 3,
+    trials: int = 1,
+    *,
+    problem: Task | None = None,
+    device: torch.device = CPU,
+    name: str = "fedzmg",
+) -> Simulation:
+    packed = [Trial.of(name, seed) for seed in range(trials)]
     return Simulation(
-        task(),
-        [Trial.of("fedzmg", seed) for seed in range(trials)],
-        rounds=rounds,
-        device=CPU,
-        dtype=torch.float32,
-        engine=engine,  # type: ignore[arg-type]
+        problem or task(), packed, rounds=rounds, device=device, dtype=torch.float32, engine=engine
     )
+
+
+def assert_equal(a: Tree, b: Tree, atol: float = 0) -> None:
+    for name, leaf in a.items():
+        torch.testing.assert_close(leaf.cpu(), b[name].cpu(), rtol=0, atol=atol)
 
 
 @pytest.mark.skipif(not can_compile(CPU), reason="needs a C++ compiler")
@@ -58,54 +66,48 @@ def test_compiled_equals_eager_with_dropout() -> None:
     eager = simulate(task(0.4), trials, rounds=1, engine="vectorized")
     compiled = simulate(task(0.4), trials, rounds=1, engine="compiled")
     for a, b in zip(eager, compiled, strict=True):
-        for name, leaf in a.params.items():
-            torch.testing.assert_close(leaf, b.params[name], rtol=0, atol=1e-5)
+        assert_equal(a.params, b.params, atol=1e-5)
 
 
-def test_auto_measures_and_says_what_it_saw() -> None:
+def test_auto_measures_and_gives_its_reason() -> None:
     choice = simulation("auto").choice
     assert choice.path in ("sequential", "vectorized")
-    assert "ms for 2 steps of a cohort" in choice.reason
+    assert "ms for 2 steps" in choice.reason
 
 
 def test_auto_is_timed_on_one_trial_whatever_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[int] = []
 
-    def fake(engine: object, entries: list[object], sent: object, memory: object) -> float:
-        widths.append(len(entries))
+    def fake(engine: object, probe: Probe) -> float:
+        widths.append(len(probe.batches))
         return 1.0
 
-    monkeypatch.setattr(choosing, "_pass", fake)
-    simulation("auto", trials=1)
-    alone = list(widths)
-    widths.clear()
+    monkeypatch.setattr(choose, "_pass_seconds", fake)
     simulation("auto", trials=5)
-    assert widths == alone
+    assert set(widths) == {4}
 
 
 def test_auto_compiles_only_when_the_rounds_left_repay_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake(engine: object, *rest: object) -> float:
+    def fake(engine: object, probe: Probe) -> float:
         return 0.01 if isinstance(engine, Vectorized) else 0.02
 
-    monkeypatch.setattr(choosing, "_pass", fake)
-    monkeypatch.setattr(choosing, "can_compile", lambda device: True)
-    assert simulation("auto", rounds=50).choice.path == "vectorized"
-    assert simulation("auto", rounds=100_000).choice.path == "compiled"
-    monkeypatch.setattr(choosing, "can_compile", lambda device: False)
-    assert simulation("auto", rounds=100_000).choice.path == "vectorized"
+    monkeypatch.setattr(choose, "_pass_seconds", fake)
+    for rounds_, compiler, path in (
+        (50, True, "vectorized"),
+        (100_000, True, "compiled"),
+        (100_000, False, "vectorized"),
+    ):
+        monkeypatch.setattr(choose, "can_compile", lambda device, found=compiler: found)
+        assert simulation("auto", rounds=rounds_).choice.path == path
 
 
 @pytest.mark.parametrize(
-    ("faster", "expected"),
-    [
-        (1.2, ("vectorized", True)),
-        (1.3, ("sequential", False)),
-    ],
+    ("faster", "expected"), [(1.2, ("vectorized", True)), (1.3, ("sequential", False))]
 )
-def test_auto_leaves_the_usual_path_for_one_that_is_clearly_faster(
+def test_auto_leaves_the_default_path_for_one_that_is_clearly_faster(
     monkeypatch: pytest.MonkeyPatch, faster: float, expected: tuple[str, bool]
 ) -> None:
-    """What is nearly as fast must not decide which bits a run gets."""
+    """A path that is nearly as fast must not decide which bits a run gets."""
     flags: list[bool] = []
 
     @contextlib.contextmanager
@@ -113,159 +115,163 @@ def test_auto_leaves_the_usual_path_for_one_that_is_clearly_faster(
         flags.append(flag)
         yield
 
-    def fake(engine: object, *rest: object) -> float:
+    def fake(engine: object, probe: Probe) -> float:
         other = isinstance(engine, Sequential) and not flags[-1]
         return 0.01 / faster if other else 0.01
 
-    monkeypatch.setattr(choosing, "onednn", noted)
-    monkeypatch.setattr(choosing, "_pass", fake)
+    monkeypatch.setattr(choose, "onednn", noted)
+    monkeypatch.setattr(choose, "_pass_seconds", fake)
     choice = simulation("auto").choice
     assert (choice.path, choice.onednn) == expected
 
 
-def test_on_a_gpu_the_number_of_trials_decides_whether_compiling_pays(
+def test_on_a_gpu_the_planned_work_decides_whether_compiling_pays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(choosing, "_seconds", lambda *args: 7e-3)
-    monkeypatch.setattr(choosing, "can_compile", lambda device: True)
+    monkeypatch.setattr(choose, "_seconds", lambda *args: 7e-3)
+    monkeypatch.setattr(choose, "can_compile", lambda device: True)
     built = simulation("vectorized")
-    steps = max(len(e.stream) for e in built._probe()[0])
-    assert steps == 6
-
-    on_card = replace(built._program, device=torch.device("cuda"))
-
-    def path(trials: int, rounds: int, trainings: int = 1) -> str:
-        return choosing.choose(
-            "auto", on_card, rounds, built._probe, trials=trials, trainings=trainings
-        ).path
-
+    program, probe = replace(built.program, device=GPU), built.probe()
+    assert probe.steps == 6
     # 3.5 ms a step, 6 steps: 21 ms a round alone, half of that for every other trial of a pack.
-    assert path(1, 2300) == "captured"
-    assert path(1, 2400) == "compiled"
-    assert path(9, 470) == "captured"
-    assert path(9, 480) == "compiled"
-    # Ten of them share what is compiled.
-    assert path(9, 47, trainings=10) == "captured"
-    assert path(9, 48, trainings=10) == "compiled"
+    # Several trainings share what is compiled.
+    for planned, compiled in (
+        (Planned(2300), False),
+        (Planned(2400), True),
+        (Planned(470, trials=9), False),
+        (Planned(480, trials=9), True),
+        (Planned(47, trials=9, trainings=10), False),
+        (Planned(48, trials=9, trainings=10), True),
+    ):
+        path = choose.choose_on_gpu(program, probe, planned).path
+        assert path == ("compiled_cuda_graph" if compiled else "cuda_graph"), planned
+
+
+@pytest.mark.parametrize("engine", ["compiled", "compiled_cuda_graph"])
+def test_a_compiled_step_on_a_gpu_is_always_a_cuda_graph(engine: Any) -> None:
+    built = simulation("vectorized")
+    planner = EnginePlanner(engine, chunk=4)
+    program = replace(built.program, device=GPU)
+    planner.plan(program, built.probe, trials=1, rounds_left=1)
+    assert planner.choice.path == "compiled_cuda_graph"
+    engine = planner.build(program)
+    assert isinstance(engine, Vectorized)
+    assert engine.compiled
+    assert engine.cuda_graph
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=str)
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_probe_that_runs_out_of_memory_is_repeated_in_halves(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, graph: bool
+) -> None:
+    """A full device says nothing about the model, which can be mapped."""
+
+    def full(engine: Any, probe: Probe) -> float:
+        if (engine.cuda_graph or not graph) and (engine.chunk or len(probe.batches)) > 2:
+            raise torch.OutOfMemoryError("no room")
+        return 1e-3
+
+    monkeypatch.setattr(choose, "_seconds", full)
+    monkeypatch.setattr(
+        choose,
+        "_pass_seconds",
+        lambda engine, probe: 1.0 if isinstance(engine, Sequential) else full(engine, probe),
+    )
+    built = simulation("vectorized")
+    planner = EnginePlanner()
+    program = replace(built.program, device=device)
+    planner.plan(program, built.probe, trials=1, rounds_left=1)
+    assert planner.choice.path == ("cuda_graph" if device == GPU else "vectorized")
+    assert planner.chunk == (2 if device == GPU or not graph else None)
+    monkeypatch.setattr(choose, "_seconds", lambda *_: (_ for _ in ()).throw(
+        torch.OutOfMemoryError("no room")
+    ))  # fmt: skip
+    if device == GPU:
+        with pytest.raises(InputError, match="2 clients"):
+            EnginePlanner().plan(program, built.probe, trials=1, rounds_left=1)
 
 
 def test_unknown_engine_and_device_are_refused() -> None:
-    with pytest.raises(InputError, match="unknown engine 'vectorised': did you mean 'vectorized'"):
+    with pytest.raises(InputError, match=r"'vectorised'.*'vectorized'"):
         simulation("vectorised")
-    with pytest.raises(InputError, match="unknown device 'gpu'"):
+    with pytest.raises(InputError, match="'gpu'"):
         simulate(task(), [Trial.of("fedavg")], device="gpu")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="no CUDA device is available here"):
+    with pytest.raises(InputError, match="'cuda'"):
         simulate(task(), [Trial.of("fedavg")], device="cuda")
 
 
 def test_compiled_widths_are_few_and_wide_enough() -> None:
-    engine = Vectorized(simulation("vectorized")._program, compiled=True)
+    engine = Vectorized(simulation("vectorized").program, compiled=True)
     for total in (2, 3, 10, 37, 810):
         widths = [engine._width(alive, total) for alive in range(1, total + 1)]
         assert len(set(widths)) <= 4
-        assert all(2 <= w <= max(total, 2) for w in widths)
-        assert all(w >= alive for alive, w in enumerate(widths, 1))
+        assert all(max(2, alive) <= w <= max(total, 2) for alive, w in enumerate(widths, 1))
 
 
 def test_mapped_layers_are_the_same_layers() -> None:
-    x, w, b = torch.randn(4, 6), torch.randn(3, 6), torch.randn(3)
-    expected = nn.functional.linear(x, w, b), nn.functional.linear(x[None], w, bias=b)
+    x, w, b = (torch.randn(*shape, dtype=torch.float64) for shape in ((4, 6), (3, 6), (3,)))
+    linear = nn.functional.linear
+    expected = linear(x, w, b), linear(x, w), linear(x[None], w, b)
     with MappedLayers():
-        torch.testing.assert_close(nn.functional.linear(x, w, b), expected[0])
-        torch.testing.assert_close(nn.functional.linear(x, w, bias=b), expected[0])
-        torch.testing.assert_close(nn.functional.linear(x, w), expected[0] - b)
-        torch.testing.assert_close(nn.functional.linear(x[None], w, b), expected[1])
+        found = linear(x, w, bias=b), linear(x, w), linear(x[None], w, b)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("options", [
     {}, {"stride": 2}, {"padding": 2}, {"stride": (1, 2), "padding": (2, 0)}, {"padding": "same"},
     {"dilation": 2}, {"groups": 2}, {"stride": [2], "padding": [1]},
 ])  # fmt: skip
-def test_mapped_convolutions_are_the_same_convolutions(options: dict[str, object]) -> None:
+def test_mapped_convolutions_are_the_same_convolutions(options: dict[str, Any]) -> None:
     x, b = torch.randn(5, 4, 9, 8, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
-    w = torch.randn(6, 4 // int(options.get("groups", 1)), 3, 3, dtype=torch.float64)  # type: ignore[call-overload]
+    w = torch.randn(6, 4 // options.get("groups", 1), 3, 3, dtype=torch.float64)
+    before = torch.backends.mkldnn.enabled
     for bias in (b, None):
-        expected = nn.functional.conv2d(x, w, bias, **options)  # type: ignore[arg-type]
+        expected = nn.functional.conv2d(x, w, bias, **options)
         for enabled in (True, False):
             with onednn(enabled), MappedLayers():
-                found = nn.functional.conv2d(x, w, bias, **options)  # type: ignore[arg-type]
+                assert torch.backends.mkldnn.enabled == enabled
+                found = nn.functional.conv2d(x, w, bias, **options)
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-
-
-def test_onednn_switch_is_put_back() -> None:
-    before = torch.backends.mkldnn.enabled
-    with onednn(False):
-        assert not torch.backends.mkldnn.enabled
     assert torch.backends.mkldnn.enabled == before
 
 
-@COMPILER_WARNS
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("engine", ["sequential", "vectorized", "compiled"])
-@pytest.mark.parametrize("name", ["fedzmg", "fedadam"])
-def test_gpu_agrees_with_cpu(engine: str, name: str) -> None:
-    trials = [Trial.of(name, seed) for seed in (0, 1)]
-    here = simulate(
-        task(0.4), trials, rounds=2, engine="sequential", dtype=torch.float64, device="cpu"
-    )
-    there = simulate(
-        task(0.4),
-        trials,
-        rounds=2,
-        engine=engine,
-        dtype=torch.float64,
-        device="cuda",  # type: ignore[arg-type]
-    )
-    for a, b in zip(here, there, strict=True):
-        for key, leaf in a.params.items():
-            torch.testing.assert_close(leaf, b.params[key].cpu(), rtol=0, atol=1e-9)
-
-
 def test_chunks_are_even_and_few() -> None:
-    assert even(100, None) is None
-    assert even(100, 100) is None
-    assert even(100, 99) == 50
-    assert even(810, 400) == 270
-    assert even(7, 3) == 3
+    cases = {(100, None): None, (100, 100): None, (100, 99): 50, (810, 400): 270, (7, 3): 3}
+    assert {case: even_chunk(*case) for case in cases} == cases
 
 
-def captures(built: Simulation) -> list[int]:
-    engine = built._engine
-    assert isinstance(engine, Vectorized)
-    assert engine._captured is not None
-    return sorted(engine._captured._held)
+def buffer_widths(built: Simulation) -> list[int]:
+    assert isinstance(built.engine, Vectorized)
+    assert built.engine.graphs is not None
+    return built.engine.graphs.widths
 
 
 def test_buffers_are_used_again_until_they_are_twice_too_wide() -> None:
-    packed, alone = simulation("captured", trials=5, rounds=9), simulation("captured", rounds=9)
-    for awake, widths in ((5, [20]), (4, [20]), (3, [20]), (2, [10, 20]), (1, [5, 10, 20])):
-        packed.stop(range(awake, 5))
+    packed, alone = simulation("cuda_graph", trials=5, rounds=9), simulation("cuda_graph", rounds=9)
+    for active, widths in ((5, [20]), (4, [20]), (3, [20]), (2, [10, 20]), (1, [5, 10, 20])):
+        packed.stop(range(active, 5))
         packed.run_round()
         alone.run_round()
-        assert captures(packed) == widths
-        for name, leaf in alone.snapshot.params.items():
-            torch.testing.assert_close(packed.snapshot.params[name][0], leaf[0], rtol=0, atol=0)
+        assert buffer_widths(packed) == widths
+        assert_equal(alone.snapshot.params.map(lambda leaf: leaf[0]),
+                     packed.snapshot.params.map(lambda leaf: leaf[0]))  # fmt: skip
 
 
-def test_the_last_chunk_of_a_round_takes_the_buffers_of_the_others() -> None:
-    whole, cut = simulation("captured", trials=5), simulation("captured", trials=5)
-    cut.chunk = 8
-    cut._engine = cut._build()
+@pytest.mark.parametrize(("chunk", "widths"), [(8, [4, 8]), (7, [7])])
+def test_the_last_chunk_of_a_round_takes_the_buffers_of_the_others(
+    chunk: int, widths: list[int]
+) -> None:
+    """20 clients: 8, 8 and 4, which are not more than half; or 7, 7 and 6."""
+    whole = simulation("cuda_graph", trials=5)
+    cut = simulation(EnginePlanner("cuda_graph", chunk=chunk), trials=5)
     for _ in range(2):
         whole.run_round()
         cut.run_round()
-    assert captures(cut) == [4, 8], "20 clients: 8, 8 and 4, which are not more than half"
-    for name, leaf in whole.snapshot.params.items():
-        torch.testing.assert_close(cut.snapshot.params[name], leaf, rtol=0, atol=0)
-    cut.chunk = 7
-    cut._engine = cut._build()
-    cut.run_round()
-    assert captures(cut) == [7], "7, 7 and 6"
-    whole.run_round()
-    for name, leaf in whole.snapshot.params.items():
-        torch.testing.assert_close(cut.snapshot.params[name], leaf, rtol=0, atol=0)
-    assert cut.padding() > whole.padding()
+    assert buffer_widths(cut) == widths
+    assert_equal(whole.snapshot.params, cut.snapshot.params)
+    assert cut.padding() >= whole.padding()
 
 
 def test_algorithms_share_what_is_compiled_for_their_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,13 +285,9 @@ def test_algorithms_share_what_is_compiled_for_their_task(monkeypatch: pytest.Mo
     cuda_graph._compiled_loss.cache_clear()
     shared = task()
 
-    def train(task: Task, name: str) -> int:
-        built = Simulation(
-            task, [Trial.of(name)], rounds=1, device=CPU, dtype=torch.float32, engine="captured"
-        )
-        built._engine = Vectorized(built._program, compiled=True, captured=True)
+    def train(problem: Task, name: str) -> int:
         before = compiled.count("losses")
-        built.run_round()
+        simulation("compiled_cuda_graph", rounds=1, problem=problem, name=name).run_round()
         return compiled.count("losses") - before
 
     assert train(shared, "fedzmg") > 0
@@ -297,36 +299,36 @@ def test_algorithms_share_what_is_compiled_for_their_task(monkeypatch: pytest.Mo
     cuda_graph._compiled_loss.cache_clear()
 
 
-class Tight:
-    """An engine whose device is full above some number of clients."""
+class Tight(EnginePlanner):
+    """Planner for a device that is full above some number of clients."""
 
-    def __init__(self, engine: Vectorized, room: int) -> None:
-        self.engine, self.room = engine, room
+    def __init__(self, room: int) -> None:
+        super().__init__("vectorized")
+        self.room = room
 
-    def train(self, entries: list[ClientBatch], sent: Broadcast, memory: object) -> Iterator[Chunk]:
-        for chunk in self.engine.train(entries, sent, memory):
-            if len(chunk.entries) > self.room:
-                raise torch.OutOfMemoryError("no room")
-            yield chunk
+    def build(self, program: Program) -> Engine:
+        engine, room = super().build(program), self.room
+
+        class Full:
+            def train(self, *args: Any) -> Iterator[Chunk]:
+                for chunk in engine.train(*args):
+                    if len(chunk.batches) > room:
+                        raise torch.OutOfMemoryError("no room")
+                    yield chunk
+
+        return Full()
 
 
-def test_running_out_of_memory_halves_the_chunk_and_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    roomy = simulation("vectorized", trials=2)
+def test_running_out_of_memory_halves_the_chunk_and_loses_nothing() -> None:
+    roomy, tight = simulation("vectorized", trials=2), simulation(Tight(3), trials=2)
     expected = [roomy.run_round().records for _ in range(2)]
-    tight = simulation("vectorized", trials=2)
-    build = choosing.EngineChoice.build
-    monkeypatch.setattr(
-        choosing.EngineChoice, "build", lambda self, *args: Tight(build(self, *args), room=3)
-    )
-    tight._engine = Tight(tight._engine, room=3)  # type: ignore[arg-type, assignment]
     got = [tight.run_round().records for _ in range(2)]
     assert tight.chunk == 2, "8 clients do not fit, 4 do not, 2 do"
     for a, b in zip(chain(*got), chain(*expected), strict=True):
         assert a._replace(seconds=0) == b._replace(seconds=0)
-    for name, leaf in roomy.snapshot.params.items():
-        torch.testing.assert_close(tight.snapshot.params[name], leaf, rtol=0, atol=0)
+    assert_equal(roomy.snapshot.params, tight.snapshot.params)
+    with pytest.raises(InputError, match="2 clients"):
+        simulation(Tight(0)).run_round()
 
 
 def test_models_that_do_not_fit_together_are_evaluated_in_parts(
@@ -353,32 +355,70 @@ def test_models_that_do_not_fit_together_are_evaluated_in_parts(
     assert asked[6:] == [2, 2, 1]
 
 
-def test_a_device_without_room_for_two_clients_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    tight = simulation("vectorized")
-    monkeypatch.setattr(
-        choosing.EngineChoice, "build", lambda *args: Tight(Vectorized(tight._program), room=0)
+class Deciding(nn.Module):
+    """Network that decides by a hidden value, which cannot be mapped over clients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        # Always the same way: a decision that changes with the batch would be refused before.
+        return self.second(hidden if bool(hidden.sum() > -1e9) else hidden.relu())
+
+
+def undecided() -> Task:
+    plain, owner = task(), np.repeat(np.arange(4), [5, 12, 8, 3])
+    return Task.from_arrays(
+        Deciding(), *plain.train.examples, owner, test=tuple(plain.test), cohort=4, batch_size=4
     )
-    tight._engine = Tight(tight._engine, room=0)  # type: ignore[arg-type, assignment]
-    with pytest.raises(InputError, match="too little memory for 2 clients"):
-        tight.run_round()
+
+
+def test_a_model_that_does_not_map_is_trained_by_the_loop() -> None:
+    with pytest.raises(InputError, match="engine='sequential'"):
+        simulate(undecided(), Trial.of("fedzmg"), rounds=1, engine="vectorized")
+    looped = simulation("auto", rounds=1, trials=2, problem=undecided())
+    assert looped.choice.path == "sequential"
+    assert "engine='sequential'" in looped.choice.reason
+    assert len(looped.run_round().records) == 2
 
 
 @COMPILER_WARNS
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_gpu
+@pytest.mark.parametrize("engine", ["sequential", "vectorized", "cuda_graph", "compiled"])
+@pytest.mark.parametrize("name", ["fedzmg", "fedadam"])
+def test_gpu_agrees_with_cpu(engine: str, name: str) -> None:
+    trials = [Trial.of(name, seed) for seed in (0, 1)]
+    here, there = (
+        simulate(task(0.4), trials, rounds=2, engine=e, dtype=torch.float64, device=device)  # type: ignore[arg-type]
+        for e, device in (("sequential", "cpu"), (engine, "cuda"))
+    )
+    for a, b in zip(here, there, strict=True):
+        assert_equal(a.params, b.params, atol=1e-9)
+
+
+def small_workload(name: str) -> Task:
+    built = WORKLOADS[name].build(clients=10)
+    return replace(built, protocol=replace(built.protocol, epochs=1, cohort=4))
+
+
+@COMPILER_WARNS
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
-@pytest.mark.parametrize("engine", ["captured", "compiled"])
+@pytest.mark.parametrize("engine", ["cuda_graph", "compiled_cuda_graph"])
 @pytest.mark.parametrize("name", ["cifar100", "shakespeare"])
 def test_a_round_of_the_papers_models_on_a_gpu(name: str, engine: str, precision: str) -> None:
     """Against the loop over clients; differences are measured in lengths of the round's step.
 
     Rounding is amplified by momentum and by units that switch: a wrong kernel is off by about one.
     """
-    built = WORKLOADS[name].build(clients=10)
-    few = replace(built, protocol=replace(built.protocol, epochs=1, cohort=4))
+    few = small_workload(name)
     start = initial_params(few.model, few.init, 0)
 
-    def moved(engine: str, precision: str) -> torch.Tensor:
+    def moved(engine: Any, precision: Any) -> torch.Tensor:
         [history] = simulate(
             few, Trial.of("fedzmg", client_lr=0.01), rounds=1, engine=engine, device="cuda",
             precision=precision,
@@ -392,71 +432,22 @@ def test_a_round_of_the_papers_models_on_a_gpu(name: str, engine: str, precision
 
 @COMPILER_WARNS
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_gpu
 def test_packed_equals_alone_on_a_gpu() -> None:
-    built = WORKLOADS["cifar100"].build(clients=10)
-    few = replace(built, protocol=replace(built.protocol, epochs=1, cohort=4))
+    few = small_workload("cifar100")
     trials = [Trial.of("fedzmg", seed, client_lr=0.01) for seed in range(3)]
-    packed = simulate(few, trials, rounds=1, engine="captured", device="cuda")
+    packed = simulate(few, trials, rounds=1, engine="cuda_graph", device="cuda")
     for trial, together in zip(trials, packed, strict=True):
-        [alone] = simulate(few, trial, rounds=1, engine="captured", device="cuda")
-        for name, leaf in alone.params.items():
-            torch.testing.assert_close(leaf, together.params[name], rtol=0, atol=1e-4)
+        [alone] = simulate(few, trial, rounds=1, engine="cuda_graph", device="cuda")
+        assert_equal(alone.params, together.params, atol=1e-4)
 
 
 @COMPILER_WARNS
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_gpu
 def test_auto_on_a_gpu_replays_graphs_and_falls_back_to_the_loop() -> None:
-    built = Simulation(
-        task(), [Trial.of("fedzmg")], rounds=2, device=torch.device("cuda"),
-        dtype=torch.float32, engine="auto",
-    )  # fmt: skip
-    assert built.choice.path == "captured"
-    assert built.chunk is None
-
-    class Deciding(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) if float(x.sum()) > -1e9 else x
-
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(12, 3)), rng.integers(0, 3, 12)
-    odd = Task.from_arrays(
-        Deciding(3, 3), x, y, np.arange(12) % 3, test=(x, y), cohort=3, batch_size=2
-    )
-    looped = Simulation(
-        odd, [Trial.of("fedavg")], rounds=1, device=torch.device("cuda"), dtype=torch.float32,
-        engine="auto",
-    )  # fmt: skip
+    built = simulation("auto", rounds=2, device=GPU)
+    assert (built.choice.path, built.chunk) == ("cuda_graph", None)
+    looped = simulation("auto", rounds=1, problem=undecided(), device=GPU)
     assert looped.choice.path == "sequential"
     assert "cannot be mapped" in looped.choice.reason
-
-
-class Doubting(nn.Module):
-    """Decides by a hidden value, which no map over clients can follow."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.first(x)
-        # Always the same way: one that changes with the batch would be refused before.
-        return self.second(hidden if bool(hidden.sum() > -1e9) else hidden.relu())
-
-
-def test_a_model_that_does_not_map_is_trained_by_the_loop() -> None:
-    plain = task()
-    odd = Task.from_arrays(
-        Doubting(), *plain.train.examples, np.repeat(np.arange(4), [5, 12, 8, 3]),
-        test=tuple(plain.test), cohort=4, batch_size=4,
-    )  # fmt: skip
-    with pytest.raises(InputError, match="engine='sequential'"):
-        simulate(odd, Trial.of("fedzmg"), rounds=1, engine="vectorized")
-    looped = Simulation(
-        odd, [Trial.of("fedzmg"), Trial.of("fedzmg", 1)], rounds=1, device=CPU,
-        dtype=torch.float32, engine="auto",
-    )  # fmt: skip
-    assert looped.choice.path == "sequential"
-    assert "decides by the value of a tensor" in looped.choice.reason
-    assert len(looped.run_round().records) == 2

@@ -137,8 +137,8 @@ def test_memory_counts_the_rounds_each_client_took_part_in(engine: str) -> None:
     sim, _ = run(Remembering(), engine)
     taken = np.zeros((2, 4))
     for round_ in range(1, 7):
-        for entry in sim._planner.entries(round_):
-            taken[entry.trial, entry.client] += 1
+        for batch in sim.planner.batches(round_):
+            taken[batch.trial, batch.client] += 1
     for (trial, client), (_, rounds) in seen(sim).items():
         assert float(rounds) == taken[trial, client]
     assert len(seen(sim)) == (taken > 0).sum()
@@ -182,7 +182,7 @@ def test_client_drawn_twice_uploads_twice_from_the_same_memory() -> None:
     assert records[0][0].clients == 6
     for (trial, client), (_, rounds) in seen(sim).items():
         present = sum(
-            any((e.trial, e.client) == (trial, client) for e in sim._planner.entries(r))
+            any((b.trial, b.client) == (trial, client) for b in sim.planner.batches(r))
             for r in range(1, 7)
         )
         # Twice in one round still counts once: both copies start from the same memory.

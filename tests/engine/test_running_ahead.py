@@ -1,4 +1,4 @@
-"""A GPU is given the next round before the last one is read; here a processor plays its part."""
+"""A GPU begins the next round before the last one is read; here a CPU does the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def build(
     device: torch.device = CPU,
     *,
     name: str = "fedzmg-adam",
-    engine: str = "captured",
+    engine: str = "cuda_graph",
     **kwargs: object,
 ) -> Simulation:
     trials = [Trial.of(name, seed) for seed in range(2)]
@@ -60,7 +60,7 @@ def assert_same(
 
 
 def ahead(simulation: Simulation) -> Simulation:
-    simulation._runs_ahead = True
+    simulation.runs_ahead = True
     return simulation
 
 
@@ -81,7 +81,7 @@ def test_a_checkpoint_does_not_know_of_the_round_ahead() -> None:
 @on_gpu
 @pytest.mark.filterwarnings("ignore")
 def test_what_clients_remember_is_never_read_ahead() -> None:
-    assert not build(torch.device("cuda"), name="scaffold")._runs_ahead
+    assert not build(torch.device("cuda"), name="scaffold").runs_ahead
 
 
 @pytest.mark.gpu
@@ -89,14 +89,13 @@ def test_what_clients_remember_is_never_read_ahead() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_round_is_launched_without_waiting_for_the_gpu() -> None:
     simulation = build(torch.device("cuda"))
-    assert simulation._runs_ahead
+    assert simulation.runs_ahead
     for _ in range(3):
         simulation.run_round()
-    entries = simulation._planner.entries(5)
-    assert entries
+    assert simulation.planner.batches(5)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        simulation._launch(5, simulation.snapshot)
+        simulation.launch(5, simulation.snapshot)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -117,7 +116,7 @@ def test_reading_does_not_wait_for_what_came_after() -> None:
 @pytest.mark.gpu
 @on_gpu
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("engine", ["captured", "compiled"])
+@pytest.mark.parametrize("engine", ["cuda_graph", "compiled"])
 def test_a_deterministic_pack_goes_on_with_the_same_bits(engine: str) -> None:
     gpu = torch.device("cuda")
     whole = finish(build(gpu, engine=engine, deterministic=True))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from toys import Press, Stop, toy
 
 from fedzmg import Task
-from fedzmg.engine.choose import EngineChoice
+from fedzmg.engine.choose import EngineChoice, EnginePlanner
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment.control import TimeLimitReached
 from fedzmg.experiment.grids import search
@@ -26,7 +26,7 @@ from fedzmg.experiment.grids.log import read_rows
 from fedzmg.experiment.grids.score import choose_best, neighbours, warnings
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.verify import verify
-from fedzmg.simulation import Trial, rounds, simulate
+from fedzmg.simulation import Trial, simulate
 from fedzmg.storage.formats import append_log
 from fedzmg.storage.lock import hold
 
@@ -112,11 +112,13 @@ def test_the_choice_of_engine_knows_how_much_is_trained(
     """They share what is compiled, so that it may pay even if it would not for one of them."""
     asked: list[int] = []
 
-    def choice(*_: object, trainings: int, **__: object) -> EngineChoice:
-        asked.append(trainings)
+    def choice(planner: EnginePlanner, *_: object) -> EngineChoice:
+        if isinstance(planner.engine, EngineChoice):
+            return planner.engine
+        asked.append(planner.trainings)
         return EngineChoice("vectorized", "for the test")
 
-    monkeypatch.setattr(rounds, "choose", choice)
+    monkeypatch.setattr(EnginePlanner, "_choose", choice)
     plan = spec("fedavg", "fedadam", "fedzmg", engine="auto", together=2)
     with pytest.raises(MemoryError):
         run_grid(plan, tmp_path, task=toy(), progress=Stop(1, pack=2))

@@ -158,7 +158,7 @@ def test_runs_of_a_pack_at_different_rounds_continue(
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("lost", [[], [NEWEST]], ids=["whole", "split"])
 def test_deterministic_pack_on_a_gpu_continues_bit_for_bit(tmp_path: Path, lost: list[str]) -> None:
-    wanted = specs(device="cuda", deterministic=True, engine="captured")
+    wanted = specs(device="cuda", deterministic=True, engine="cuda_graph")
     whole = run_pack(task(), wanted)
     with pytest.raises(MemoryError):
         run_pack(task(), wanted, places(tmp_path), progress=Stop(4), checkpoint_seconds=0)

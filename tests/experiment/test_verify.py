@@ -127,7 +127,13 @@ def test_recorded_engine_precision_and_threads_are_used(
     real = training.Simulation
 
     def simulation(*args: Any, **options: Any) -> Any:
-        seen.append((options["engine"].path, options["engine"].onednn, torch.get_num_threads()))
+        seen.append(
+            (
+                options["engine"].engine.path,
+                options["engine"].engine.onednn,
+                torch.get_num_threads(),
+            )
+        )
         return real(*args, **options)
 
     monkeypatch.setattr(training, "Simulation", simulation)

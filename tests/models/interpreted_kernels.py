@@ -114,7 +114,7 @@ def recurrence(clients: int, batch: int, steps: int, units: int) -> float:
 
 
 def draws(layer: int, call: int, places: int, share: float | None) -> float:
-    """How many places differ."""
+    """Count the places that differ."""
     keys = torch.randint(-(2**63), 2**63 - 1, (3,))
     below = None if share is None else int(share * RANGE)
     got = triton_draws.draws(keys, layer, call, places, below)

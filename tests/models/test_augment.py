@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from fedzmg.errors import InputError
 from fedzmg.models import FunctionalModel, RandomFlip, RandomShift
-from fedzmg.models.dropout import KeyedDropout
-from fedzmg.models.keyed import KeyedLayer
+from fedzmg.models.keyed import KeyedDropout, KeyedLayer
 from fedzmg.seeds import step_keys
 
 KEYS = torch.from_numpy(step_keys(0, "dropout", 5, steps=50))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedzmg.models import FunctionalModel
-from fedzmg.models.dropout import KeyedDropout
 from fedzmg.models.kernels.draws import BLOCK, RANGE, draws, hash32, random_bits
+from fedzmg.models.keyed import KeyedDropout
 from fedzmg.seeds import step_keys
 
 KEYS = [int(k) for k in step_keys(0, "dropout", 1, 2, 0, steps=40)]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedzmg.errors import InputError
 from fedzmg.models import GRU, CharGRU, FunctionalModel, digits_cnn, mlp
-from fedzmg.models.dropout import KeyedDropout
+from fedzmg.models.keyed import KeyedDropout
 from fedzmg.tree import Tree
 
 KEY = torch.tensor(123456789)
@@ -177,74 +177,39 @@ def test_to_moves_constants_and_leaves_the_original() -> None:
     assert model.evaluate(model.params(), inputs(2, 3)).dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (
-            nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)),
-            "layer '1' is a BatchNorm1d, whose running statistics average badly over clients: "
-            "use nn.GroupNorm instead",
-        ),
-        (
-            nn.BatchNorm2d(3, track_running_stats=False),
-            "layer 'model' is a BatchNorm2d, whose running statistics average badly over clients: "
-            "use nn.GroupNorm instead",
-        ),
-        (
-            nn.Sequential(nn.GRU(3, 2)),
-            "layer '0' is a fused GRU, which cannot be mapped over clients: "
-            "use fedzmg.models.GRU instead",
-        ),
-        (
-            nn.LSTM(3, 2),
-            "layer 'model' is a fused LSTM, which cannot be mapped over clients: "
-            "use cells (nn.LSTMCell) instead",
-        ),
-        (
-            nn.Sequential(nn.Linear(3, 3), nn.Dropout2d(0.5)),
-            "layer '1' is a Dropout2d, which has no addressed version: use nn.Dropout",
-        ),
-        (
-            nn.Sequential(nn.Linear(3, 3), nn.AlphaDropout(0.5)),
-            "layer '1' is a AlphaDropout, which has no addressed version: use nn.Dropout",
-        ),
-        (nn.ReLU(), "the model has no trainable parameter: set requires_grad on some"),
-        (
-            nn.Linear(3, 3).requires_grad_(False),
-            "the model has no trainable parameter: set requires_grad on some",
-        ),
-    ],
-    ids=["batch-norm", "batch-norm-2d", "gru", "lstm", "dropout-2d", "alpha", "none", "frozen"],
-)
-def test_refusals(module: nn.Module, message: str) -> None:
-    with pytest.raises(InputError) as caught:
+class Buffered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.register_buffer("mean", torch.zeros(2))
+
+
+REFUSED: dict[str, tuple[nn.Module, str]] = {
+    "batch-norm": (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "'1' is a BatchNorm1d"),
+    "batch-norm-2d": (nn.BatchNorm2d(3, track_running_stats=False), "'model' is a BatchNorm2d"),
+    "gru": (nn.Sequential(nn.GRU(3, 2)), "'0' is a fused GRU.*fedzmg.models.GRU"),
+    "lstm": (nn.LSTM(3, 2), "'model' is a fused LSTM.*nn.LSTMCell"),
+    "dropout-2d": (nn.Sequential(nn.Linear(3, 3), nn.Dropout2d(0.5)), "'1' is a Dropout2d"),
+    "alpha": (nn.Sequential(nn.Linear(3, 3), nn.AlphaDropout(0.5)), "'1' is a AlphaDropout"),
+    "none": (nn.ReLU(), "requires_grad"),
+    "frozen": (nn.Linear(3, 3).requires_grad_(False), "requires_grad"),
+    "buffer": (nn.Sequential(Buffered()), r"'0' \(Buffered\) has the buffer 'mean'"),
+    # Attention drops weights inside of itself, out of reach of addressed masks.
+    "attention": (
+        nn.Sequential(nn.MultiheadAttention(4, 2, dropout=0.5)), "'0' is a Multihead"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_unsupported_modules_are_refused(name: str) -> None:
+    module, named = REFUSED[name]
+    with pytest.raises(InputError, match=named) as caught:
         FunctionalModel(module)
-    assert str(caught.value) == message
+    assert "\n" not in str(caught.value)
 
 
-def test_buffers_are_refused() -> None:
-    class Shifted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(2, 2)
-            self.register_buffer("mean", torch.zeros(2))
-
-    with pytest.raises(InputError) as caught:
-        FunctionalModel(nn.Sequential(Shifted()))
-    assert str(caught.value) == (
-        "layer '0' (Shifted) has the buffer 'mean'; buffers are not trained or averaged: "
-        "leave the layer out, or make it a plain attribute if it never changes"
-    )
-
-
-def test_random_numbers_inside_attention_are_refused() -> None:
-    """Attention drops weights inside of itself, out of reach of addressed masks."""
-    with pytest.raises(InputError) as caught:
-        FunctionalModel(nn.Sequential(nn.MultiheadAttention(4, 2, dropout=0.5)))
-    assert str(caught.value) == (
-        "layer '0' is a MultiheadAttention with dropout inside, whose masks have no address: "
-        "set its dropout to 0; nn.Dropout layers around it are fine"
-    )
+def test_attention_without_dropout_needs_no_key() -> None:
     assert not FunctionalModel(nn.MultiheadAttention(4, 2)).needs_key
 
 
@@ -306,12 +271,8 @@ RANDOM: dict[str, Callable[[Any, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", RANDOM)
 def test_randomness_without_an_address_is_refused(name: str) -> None:
     model = FunctionalModel(Function(RANDOM[name]))
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="random numbers"):
         model.try_out(model.params(), inputs(2, 3))
-    assert str(caught.value) == (
-        "the model draws random numbers by itself, which have no address and cannot be repeated: "
-        "use layers (nn.Dropout, fedzmg.models.RandomFlip) instead of F.dropout and the like"
-    )
 
 
 MIXING: dict[str, Callable[[Any, Tensor], Tensor]] = {
@@ -327,12 +288,8 @@ MIXING: dict[str, Callable[[Any, Tensor], Tensor]] = {
 def test_examples_must_not_see_each_other(name: str) -> None:
     """Batches are padded and split: what an example gives may not depend on its neighbours."""
     model = FunctionalModel(Function(MIXING[name]))
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="other examples of its batch"):
         model.try_out(model.params(), inputs(2, 3))
-    assert str(caught.value) == (
-        "the model's outputs for an example depend on the other examples of its batch: "
-        "treat each by itself (attention with batch_first=True, nn.GroupNorm, no squeeze)"
-    )
 
 
 @pytest.mark.parametrize(
@@ -356,38 +313,22 @@ def test_trying_out_gives_the_outputs_of_what_is_fine(module: nn.Module) -> None
 
 
 UNMAPPED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
-    "branch": (
-        lambda m, x: m.layer(x) if x.sum() > 0 else -m.layer(x),
-        "the model decides by the value of a tensor (if, float(), .item()), which cannot be "
-        "mapped over clients: use torch.where, or engine='sequential'",
-    ),
-    "item": (
-        lambda m, x: m.layer(x) * m.layer(x).mean().item(),
-        "the model decides by the value of a tensor (if, float(), .item()), which cannot be "
-        "mapped over clients: use torch.where, or engine='sequential'",
-    ),
-    "dropout": (
-        RANDOM["functional-dropout"],
-        "the model draws random numbers by itself, which have no address and cannot be repeated: "
-        "use layers (nn.Dropout, fedzmg.models.RandomFlip) instead of F.dropout and the like",
-    ),
-    "dynamic": (
-        lambda m, x: m.layer(x) * len(x.nonzero()),
-        "the model cannot be mapped over clients (We do not support batching operators that can "
-        "output dynamic shape): use other operations, or engine='sequential'",
-    ),
+    "branch": (lambda m, x: m.layer(x) if x.sum() > 0 else -m.layer(x), "torch.where"),
+    "item": (lambda m, x: m.layer(x) * m.layer(x).mean().item(), "torch.where"),
+    "dropout": (RANDOM["functional-dropout"], "random numbers"),
+    "dynamic": (lambda m, x: m.layer(x) * len(x.nonzero()), "engine='sequential'"),
 }
 
 
 @pytest.mark.parametrize("name", UNMAPPED)
-def test_what_cannot_be_mapped_is_said_in_one_line(name: str) -> None:
-    function, message = UNMAPPED[name]
+def test_a_model_that_cannot_be_mapped_is_refused_in_one_line(name: str) -> None:
+    function, named = UNMAPPED[name]
     model = FunctionalModel(Function(function))
     many = model.params().map(lambda leaf: torch.stack([leaf, leaf]))
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=named) as caught:
         torch.vmap(model.train)(many, inputs(2, 5, 3))
-    assert str(caught.value) == message
-    # The private module is whole again: a plain call works as before.
+    assert "\n" not in str(caught.value)
+    # The private module is restored: a plain call works as before.
     assert model.train(model.params(), inputs(5, 3)).shape == (5, 4)
 
 

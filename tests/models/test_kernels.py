@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from fedzmg.models import GRU
 from fedzmg.models.kernels import MappedLayers, convolution, measurements, rounding
-from fedzmg.models.kernels.measurements import milliseconds, remembered
+from fedzmg.models.kernels.measurements import cached_answer, milliseconds
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 COMPILER_WARNS = pytest.mark.filterwarnings("ignore")
-"""What Triton's compiler warns of inside itself changes with every version."""
+"""Triton's own warnings change with every version."""
 
 
 @pytest.mark.skipif(
@@ -52,7 +52,7 @@ def test_a_measurement_is_made_once_per_machine(
             asked.append(question)
             return value
 
-        return remembered(question, measure)
+        return cached_answer(question, measure)
 
     assert answer("is it faster?", True)
     assert answer("is it faster?", False)  # it was, and is not asked again

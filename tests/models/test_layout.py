@@ -1,7 +1,8 @@
-"""Which axes are a layer's inputs: the table, layer by layer, and what the answer must mean."""
+"""Input axes of layers: the table, layer by layer, and its meaning."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -43,7 +44,6 @@ def recurrent(suffix: str) -> dict[str, ParamInfo]:
 
 
 CELL = {name.removesuffix("_x"): info for name, info in recurrent("x").items()}
-WEIGHT_AND_BIAS = {"bias": BIAS}
 
 TABLE: list[tuple[nn.Module, dict[str, ParamInfo]]] = [
     (nn.Linear(3, 2), {"weight": kernel(1), "bias": BIAS}),
@@ -112,21 +112,10 @@ def test_whole_models_use_full_names() -> None:
         "dense.weight": kernel(1),
         "dense.bias": BIAS,
     }
-    layout = layout_of(digits_cnn())
-    assert [(name, info.input_axes) for name, info in layout.items()] == [
-        ("1.weight", (1, 2, 3)),
-        ("1.bias", ()),
-        ("3.weight", (1, 2, 3)),
-        ("3.bias", ()),
-        ("6.weight", (1,)),
-        ("6.bias", ()),
-        ("8.weight", (1,)),
-        ("8.bias", ()),
-    ]
 
 
 def all_ones(module: nn.Module, shape: tuple[int, ...]) -> Tensor:
-    """How every output unit answers to inputs that are all one, away from borders."""
+    """Compute the outputs for inputs that are all one."""
     with torch.no_grad():
         return module(torch.ones(shape, dtype=torch.float64))
 
@@ -178,12 +167,8 @@ class Scaled(nn.Module):
 
 
 def test_unknown_module_is_refused_with_the_remedy() -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"'1.gain' belongs to a Scaled.*axes={'1.gain': "):
         layout_of(nn.Sequential(nn.Linear(3, 3), Scaled()))
-    assert str(caught.value) == (
-        "parameter '1.gain' belongs to a Scaled, whose input axes are unknown: "
-        "name them with axes={'1.gain': (...)}, or () to leave it unprojected"
-    )
 
 
 def test_grouped_transposed_convolution_is_refused() -> None:
@@ -219,19 +204,14 @@ def test_named_axes_win_over_the_table() -> None:
 
 @pytest.mark.parametrize("axes", [(2,), (-1,), (0, 0), (0, 1, 2), (0.5,)])
 def test_impossible_axes_are_refused(axes: tuple[Any, ...]) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=re.escape(f"axes['gain'] = {axes}: ")):
         layout_of(Scaled(), {"gain": axes})
-    assert str(caught.value) == f"axes['gain'] = {axes}: expected different axes from 0 to 1"
 
 
 @pytest.mark.parametrize("name", ["gian", "inner", "inner.weights"])
 def test_unknown_names_are_refused(name: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=re.escape(repr(name))):
         layout_of(Scaled(), {"gain": (), name: (1,)})
-    assert str(caught.value) == (
-        f"axes names {name!r}, which is no trainable parameter of the model "
-        "(it has gain, inner.weight, inner.bias)"
-    )
 
 
 def test_frozen_parameters_are_left_out() -> None:
@@ -260,15 +240,8 @@ class Tied(nn.Module):
 
 
 def test_tied_weights_that_disagree_are_refused() -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"'head.weight' is tied to 'embedding.weight'"):
         layout_of(Tied())
-    assert str(caught.value) == (
-        "parameter 'head.weight' is tied to 'embedding.weight', which has other input axes: "
-        "name them with axes={'embedding.weight': (...)}"
-    )
-
-
-def test_tied_weights_that_disagree_can_be_named() -> None:
     assert dict(layout_of(Tied(), {"embedding.weight": (0,)})) == {"embedding.weight": kernel(0)}
     assert layout_of(Tied(), {"embedding.weight": ()})["embedding.weight"].input_axes == ()
 

@@ -16,8 +16,8 @@ from fedzmg.models import (
     layout_of,
     shakespeare_gru,
 )
-from fedzmg.models.dropout import KeyedDropout
 from fedzmg.models.initial import initial_params
+from fedzmg.models.keyed import KeyedDropout
 
 
 def shapes_only(make: object, *args: int) -> nn.Module:

@@ -13,7 +13,6 @@ from torch import nn
 
 from fedzmg import Task, Trial
 from fedzmg.engine.choose import can_compile
-from fedzmg.engine.vectorized import Vectorized
 from fedzmg.models import (
     CharGRU,
     CharTransformer,
@@ -65,9 +64,8 @@ def one_round(task: Task, *, compiled: bool) -> Tree:
         rounds=1,
         device=torch.device("cpu"),
         dtype=torch.float64,
-        engine="vectorized",
+        engine="compiled" if compiled else "vectorized",
     )
-    simulation._engine = Vectorized(simulation._program, compiled=compiled)
     simulation.run_round()
     return simulation.snapshot.params
 

@@ -114,7 +114,7 @@ def test_columns_are_shared_with_the_files(cache: Path, monkeypatch: pytest.Monk
         for name, column in zip("xy", held, strict=True):
             stored = data.splits[split].array(name)
             assert column.data_ptr() == stored.__array_interface__["data"][0]
-    same = task.train.to(torch.device("cpu")).examples.x
+    same = task.train.to(torch.device("cpu"), torch.float32).examples.x
     assert same.data_ptr() == task.train.examples.x.data_ptr()
 
 

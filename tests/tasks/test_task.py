@@ -288,7 +288,7 @@ def test_columns_that_do_not_fit_are_refused_in_one_line(
 
 def test_what_is_printed_of_a_task_is_one_line() -> None:
     assert repr(make(name="pets", rounds=7)) == (
-        "<Task 'pets': 5 clients, 30 training and 30 test examples of x 4 float32, y int64; "
+        "<Task 'pets': 5 clients, 30 training and 30 test examples of x 4 float64, y int64; "
         "Linear with 15 trainable weights; 7 rounds, cohort 2; accuracy>"
     )
 

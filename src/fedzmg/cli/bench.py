@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fedzmg.cli import output
-from fedzmg.cli.options import DEVICES, Json
+from fedzmg.cli.options import DEVICES, ENGINES, Json
 
 ON_PROCESSOR = ("mlp",)
 ON_GPU = ("cifar100", "emnist62", "shakespeare")
@@ -27,7 +27,7 @@ def bench(
     ] = None,
     engine: Annotated[
         str,
-        typer.Option(help="Comma-separated: auto, sequential, vectorized, captured, compiled."),
+        typer.Option(help=f"Comma-separated: {ENGINES}"),
     ] = "auto",
     precision: Annotated[
         str, typer.Option(help="Comma-separated: float32; on a GPU also tf32, bf16.")

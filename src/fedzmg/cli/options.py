@@ -26,4 +26,4 @@ Track = Annotated[
 ]
 
 DEVICES = "auto, cpu or cuda."
-ENGINES = "auto (measured), sequential, vectorized, captured or compiled."
+ENGINES = "auto (measured), sequential, vectorized, compiled, cuda_graph or compiled_cuda_graph."

@@ -26,12 +26,18 @@ class Examples(NamedTuple):
         """Number of examples."""
         return len(self.x)
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> Examples:
+        """Copy to a device; double precision is rounded to ``dtype``, other types are kept."""
+        return Examples(
+            *(t.to(device, dtype if t.dtype == torch.float64 else t.dtype) for t in self)
+        )
+
     def __repr__(self) -> str:
-        """What there is, without any of it."""
+        """Summarise, without any example."""
         return f"<Examples: {self.size:,} of {self.kind()}>"
 
     def kind(self) -> str:
-        """Shape and type of an input and of a target, in words."""
+        """Describe shape and type of an input and of a target."""
         return ", ".join(f"{name} {_kind(t)}" for name, t in self._asdict().items())
 
 
@@ -75,10 +81,9 @@ def _tensor(values: Any, what: str) -> Tensor:
     if tensor.ndim == 0:
         raise InputError(f"{what} are a single number: give one entry per example")
     if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-        place = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0])
-        raise InputError(f"{what} hold a value that is not finite in example {place}: remove it")
-    # Double precision inputs would silently drag a float32 model along.
-    return tensor.float() if tensor.dtype == torch.float64 else tensor
+        first = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0])
+        raise InputError(f"{what} hold a value that is not finite in example {first}: remove it")
+    return tensor
 
 
 @dataclass(frozen=True)
@@ -128,8 +133,8 @@ class FederatedData:
                 raise InputError(f"client {missing[0]!r} has no example: leave it out of names")
             if len(set(wanted)) != len(wanted) or len(wanted) != len(present):
                 raise InputError("names must list every client id of the data exactly once")
-            place = {name: i for i, name in enumerate(wanted)}
-            owner = np.array([place[str(name)] for name in present])[owner]
+            position = {name: i for i, name in enumerate(wanted)}
+            owner = np.array([position[str(name)] for name in present])[owner]
             labels = tuple(wanted)
         else:
             labels = tuple(str(name) for name in present)
@@ -146,7 +151,7 @@ class FederatedData:
         return len(self.names)
 
     def __repr__(self) -> str:
-        """What there is, without any of it."""
+        """Summarise, without any example."""
         held = f"{self.examples.size:,} examples of {len(self):,} clients"
         return f"<{type(self).__name__}: {held}; {self.examples.kind()}>"
 
@@ -155,13 +160,12 @@ class FederatedData:
         """Examples per client."""
         return np.diff(self.offsets)
 
-    def to(self, device: torch.device) -> FederatedData:
-        """The same data on a device, as stored."""
-        x, y = self.examples
-        return replace(self, examples=Examples(x.to(device), y.to(device)))
+    def to(self, device: torch.device, dtype: torch.dtype) -> FederatedData:
+        """Copy to a device, as :meth:`Examples.to` does."""
+        return replace(self, examples=self.examples.to(device, dtype))
 
     def fingerprint(self) -> str:
-        """SHA-256 of contents, order and client borders: equal data, equal fingerprint."""
+        """Hash contents, order and client borders (SHA-256): equal data, equal fingerprint."""
         digest = hashlib.sha256()
         for tensor in (*self.examples, torch.from_numpy(self.offsets)):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())

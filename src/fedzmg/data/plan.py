@@ -1,6 +1,6 @@
-"""The batch plan of a round: which examples each client sees at each local step.
+"""The batch plan of a round: the examples that each client sees at each local step.
 
-This is the only place that knows that clients differ in size. Plans are plain NumPy arrays, a
+This is the only module that knows that clients differ in size. Plans are plain NumPy arrays, a
 function of (seed, round, client), made on the host before the round runs.
 """
 
@@ -19,7 +19,7 @@ from fedzmg.seeds import step_keys, stream
 
 @dataclass(frozen=True)
 class Batching:
-    """How a client turns its examples into local steps."""
+    """Rule by which a client cuts its examples into local steps."""
 
     size: int = 20
     epochs: int = 1
@@ -29,21 +29,21 @@ class Batching:
     """Keep a batch that is not full: the last one of an epoch, or of the stream if straddling."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that cannot be batched."""
+        """Reject sizes that cannot be batched."""
         for name in ("size", "epochs"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"batch {name} = {value!r}: expected a whole number of at least 1")
 
     def steps(self, count: int) -> int:
-        """Local steps of a client with that many examples."""
+        """Count the local steps of a client with ``count`` examples."""
         runs, length = (1, count * self.epochs) if self.straddle else (self.epochs, count)
         return runs * (-(-length // self.size) if self.keep_partial else length // self.size)
 
 
 @dataclass(frozen=True)
 class Stream:
-    """One client's local steps: example positions, how many are real, where epochs end."""
+    """One client's local steps: example positions, number of real ones, ends of epochs."""
 
     indices: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
@@ -55,7 +55,7 @@ class Stream:
         return len(self.counts)
 
     def __getitem__(self, steps: slice) -> Stream:
-        """Some of the steps."""
+        """Return some of the steps."""
         return Stream(*(getattr(self, field.name)[steps] for field in fields(self)))
 
 
@@ -71,7 +71,7 @@ class ClientBatch(NamedTuple):
 def sample_cohort(
     seed: int, round_: int, population: int, size: int, *, replacement: bool
 ) -> npt.NDArray[np.int64]:
-    """The clients of a round, the same for every algorithm that runs under this seed."""
+    """Sample the clients of a round, the same for every algorithm under this seed."""
     rng = stream(seed, "cohort", round_)
     return rng.choice(population, size=size, replace=replacement)
 
@@ -79,9 +79,9 @@ def sample_cohort(
 def local_stream(
     batching: Batching, seed: int, round_: int, client: int, occurrence: int, first: int, count: int
 ) -> Stream:
-    """The steps of one client, whose examples are ``first : first + count``."""
-    place = (round_, client, occurrence)
-    rng = stream(seed, "order", *place)
+    """Plan the steps of one client, whose examples are ``first : first + count``."""
+    address = (round_, client, occurrence)
+    rng = stream(seed, "order", *address)
     epochs = [first + rng.permutation(count) for _ in range(batching.epochs)]
     if batching.straddle:
         epochs = [np.concatenate(epochs)] if epochs else []
@@ -102,12 +102,12 @@ def local_stream(
     indices = np.full((len(batches), batching.size), first, dtype=np.int64)
     for row, batch in zip(indices, batches, strict=True):
         row[: len(batch)] = batch
-    keys = step_keys(seed, "dropout", *place, steps=len(batches))
+    keys = step_keys(seed, "dropout", *address, steps=len(batches))
     return Stream(indices, counts, np.array(closes, dtype=np.bool_), keys)
 
 
 def full_pass(size: int, first: int, count: int) -> Stream:
-    """Every example of a client once, in order: what a rule that looks at its data needs."""
+    """Plan one pass over all examples of a client, in order."""
     starts = range(0, count, size)
     indices = np.full((len(starts), size), first, dtype=np.int64)
     for row, start in zip(indices, starts, strict=True):

@@ -157,7 +157,7 @@ def _uploads(
     program = Program(
         rule=structure(fitted),
         objective=replace(task.objective, model=task.model.to(where.device, where.dtype)),
-        data=task.train.to(where.device),
+        data=task.train.to(where.device, where.dtype),
         prepare=task.prepare,
         dtype=where.dtype,
         device=where.device,
@@ -174,7 +174,7 @@ def _uploads(
     width = max(2, min(MOST_CLIENTS, MEMORY // size))
     for first in range(0, len(entries), width):
         for chunk in _train(program, list(entries[first : first + width]), sent):
-            places = first + np.array(chunk.entries)
+            places = first + np.array(chunk.batches)
             yield row(chunk.outcomes.upload.delta, chunk.rows), weights[places]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fedzmg.contract import Layout
+from fedzmg.data.federated import Examples
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, leaves
 
@@ -33,7 +34,7 @@ def in_order_of_use(task: Task, params: Tree) -> tuple[Layout, tuple[str, ...]]:
     layout = task.model.layout
     own = params.map(lambda leaf: leaf.detach().clone().requires_grad_())
     dtype = next(iter(own.values())).dtype
-    x, y = (column[:1].clone() for column in task.train.examples)
+    x, y = Examples(*(c[:1].clone() for c in task.train.examples)).to(torch.device("cpu"), dtype)
     with torch.enable_grad():
         with _Uses(own) as uses:
             outputs = task.model.evaluate(own, task.prepare(x, dtype))

@@ -28,15 +28,15 @@ class Sums(NamedTuple):
     total: Tensor
     weight: Tensor
     clients: Tensor
-    """How many uploads were merged."""
+    """Uploads merged."""
     dropped: Tensor
-    """How many were refused because they were not finite."""
+    """Uploads rejected because they were not finite."""
     steps: Tensor
     loss: Tensor
 
     @classmethod
     def empty(cls, averaged: Tensor, total: Tensor, trials: int) -> Sums:
-        """The neutral element for rows like these."""
+        """Make the neutral element for rows like these."""
         count = torch.zeros(trials, dtype=torch.int64, device=averaged.device)
         return cls(
             averaged.new_zeros(trials, averaged.shape[1]),
@@ -49,8 +49,8 @@ class Sums(NamedTuple):
         )
 
 
-class _Turns(NamedTuple):
-    """Which row of a chunk each trial adds at each turn; weight zero: none."""
+class _Schedule(NamedTuple):
+    """Row of a chunk that each trial adds at each step of the merge; weight zero: none."""
 
     trials: slice
     rows: Tensor
@@ -58,18 +58,24 @@ class _Turns(NamedTuple):
 
 
 class Merger:
-    """Adds the uploads of one round, chunk by chunk."""
+    """Adds the uploads of one round, chunk by chunk.
 
-    def __init__(self, entries: list[ClientBatch], weights: list[float], trials: int) -> None:
-        self._entries, self._weights, self._trials = entries, weights, trials
+    Args:
+        batches: the clients of the round.
+        weights: weight of each one's upload; zero for a client that held no batch.
+        trials: trials that train together.
+    """
+
+    def __init__(self, batches: list[ClientBatch], weights: list[float], trials: int) -> None:
+        self._batches, self._weights, self._trials = batches, weights, trials
         self._sums: Sums | None = None
         self._forms: tuple[Flat, Flat] | None = None
 
     def add(self, chunk: Chunk) -> Tensor:
-        """Merge a chunk; which of its entries were accepted, as a tensor.
+        """Merge a chunk; return a flag per client: whether its upload was accepted.
 
-        An upload with a value that is not finite is dropped and counted. An entry of weight zero
-        (a client that held no batch) sent nothing. Nothing here waits for the device.
+        An upload with a value that is not finite is dropped and counted. A client of weight zero
+        sent nothing. Nothing here waits for the device.
         """
         upload = chunk.outcomes.upload
         averaged, form = flatten_rows((upload.delta, upload.average))
@@ -82,46 +88,46 @@ class Merger:
         # Zero times a value that is not finite is not zero, so such a row is blanked first.
         averaged.masked_fill_(~finite[:, None], 0)
         total.masked_fill_(~finite[:, None], 0)
-        turns = self._turns(chunk)
-        rows = turns.rows.to(averaged.device, non_blocking=True)
-        weights = turns.weights.to(averaged.device, non_blocking=True)
-        sent = weights > 0
-        fine = sent & finite[rows]
-        weights = torch.where(fine, weights, 0.0)
+        schedule = self._schedule(chunk)
+        rows = schedule.rows.to(averaged.device, non_blocking=True)
+        weights = schedule.weights.to(averaged.device, non_blocking=True)
+        uploaded = weights > 0
+        accepted = uploaded & finite[rows]
+        weights = torch.where(accepted, weights, 0.0)
         factors = weights.to(averaged.dtype)[:, :, None]
-        here = Sums(*(part[turns.trials] for part in self._sums))
-        here.weight.add_(weights.sum(0))
-        here.clients.add_(fine.sum(0))
-        here.dropped.add_((sent & ~fine).sum(0))
-        here.steps.add_(torch.where(fine, chunk.outcomes.steps[rows], 0).sum(0))
-        losses = torch.where(fine, chunk.outcomes.loss[rows].double(), 0.0)
-        for turn, places in enumerate(rows):
-            here.averaged.add_(averaged[places] * factors[turn])
-            here.loss.add_(losses[turn])
+        sums = Sums(*(part[schedule.trials] for part in self._sums))
+        sums.weight.add_(weights.sum(0))
+        sums.clients.add_(accepted.sum(0))
+        sums.dropped.add_((uploaded & ~accepted).sum(0))
+        sums.steps.add_(torch.where(accepted, chunk.outcomes.steps[rows], 0).sum(0))
+        losses = torch.where(accepted, chunk.outcomes.loss[rows].double(), 0.0)
+        for i, chosen in enumerate(rows):
+            sums.averaged.add_(averaged[chosen] * factors[i])
+            sums.loss.add_(losses[i])
             if total.shape[1]:
-                here.total.add_(torch.where(fine[turn][:, None], total[places], 0))
+                sums.total.add_(torch.where(accepted[i][:, None], total[chosen], 0))
         order = torch.tensor(chunk.rows).to(finite.device, non_blocking=True)
-        known = torch.tensor([self._weights[i] > 0 for i in chunk.entries])
+        known = torch.tensor([self._weights[i] > 0 for i in chunk.batches])
         return finite[order] & known.to(finite.device, non_blocking=True)
 
-    def _turns(self, chunk: Chunk) -> _Turns:
-        """The rows of a chunk in the order of the cohort, trials side by side."""
+    def _schedule(self, chunk: Chunk) -> _Schedule:
+        """Order the rows of a chunk as the cohort, trials side by side."""
         queues: dict[int, list[tuple[int, float]]] = {}
-        for place in sorted(range(len(chunk.entries)), key=chunk.entries.__getitem__):
-            entry, weight = chunk.entries[place], self._weights[chunk.entries[place]]
-            queue = queues.setdefault(self._entries[entry].trial, [])
+        for i in sorted(range(len(chunk.batches)), key=chunk.batches.__getitem__):
+            batch, weight = chunk.batches[i], self._weights[chunk.batches[i]]
+            queue = queues.setdefault(self._batches[batch].trial, [])
             if weight > 0:
-                queue.append((chunk.rows[place], weight))
-        # Entries lie trial after trial, so those of a chunk belong to neighbours.
+                queue.append((chunk.rows[i], weight))
+        # Batches are sorted by trial, so the trials of a chunk are neighbours.
         trials = slice(min(queues), max(queues) + 1)
         longest = max(len(queue) for queue in queues.values())
         rows = np.zeros((longest, trials.stop - trials.start), dtype=np.int64)
         weights = np.zeros(rows.shape)
         for trial, queue in queues.items():
-            for turn, (row, weight) in enumerate(queue):
-                rows[turn, trial - trials.start] = row
-                weights[turn, trial - trials.start] = weight
-        return _Turns(trials, torch.from_numpy(rows), torch.from_numpy(weights))
+            for i, (row, weight) in enumerate(queue):
+                rows[i, trial - trials.start] = row
+                weights[i, trial - trials.start] = weight
+        return _Schedule(trials, torch.from_numpy(rows), torch.from_numpy(weights))
 
     @property
     def sums(self) -> Sums:
@@ -130,18 +136,18 @@ class Merger:
         return self._sums
 
     def cohort(self, population: int, round_: Tensor) -> Cohort:
-        """Averages and totals of every trial; a trial that lost every upload gets zeros."""
+        """Average and total every trial; a trial that lost every upload gets zeros."""
         assert self._forms is not None
         sums = self.sums
         weight = torch.where(sums.weight > 0, sums.weight, 1.0).to(sums.averaged.dtype)
         delta, average = unflatten_rows(sums.averaged / weight[:, None], self._forms[0])
         total = unflatten_rows(sums.total, self._forms[1])
-        people = torch.full_like(sums.clients, population)
-        return Cohort(delta, average, total, sums.clients, people, round_)
+        population_ = torch.full_like(sums.clients, population)
+        return Cohort(delta, average, total, sums.clients, population_, round_)
 
 
 def _largest(rows: Tensor) -> Tensor:
-    """The largest absolute value of every row; not a number if the row has such a value."""
+    """Compute the largest absolute value of every row; NaN if the row has one."""
     if not rows.shape[1]:
         return rows.new_zeros(len(rows))
     largest: Tensor = torch.linalg.vector_norm(rows, float("inf"), dim=1)

@@ -1,10 +1,10 @@
-"""Pick an engine by measurement, on one trial's round whatever the number of trials.
+"""Choose the execution path and the chunk size of a training, and build its engine.
 
-Processors take the same path for a trial alone and in a pack, so that its bits are the same. On a
-GPU they are not anyway, and the number of trials decides whether compiling pays. The choice is
-recorded with a run and kept when it resumes, because another execution path moves the last bits.
-For the same reason a processor leaves its usual path only for one that is clearly faster: what is
-nearly as fast must not win on one day and lose on the next.
+The path is measured on one trial's round, whatever the number of trials. On a CPU a trial takes
+the same path alone and in a pack, so its bits are the same. On a GPU they are not anyway, and the
+number of trials decides whether compiling pays. The choice is recorded with a run and kept when it
+resumes, because another path changes the last bits. For the same reason a CPU leaves its default
+path only for one that is clearly faster.
 """
 
 from __future__ import annotations
@@ -15,149 +15,247 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
+from fedzmg.contract import State
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.round import Broadcast, Engine, Program
 from fedzmg.engine.sequential import Sequential
-from fedzmg.engine.vectorized import Vectorized
+from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn
 from fedzmg.models.kernels.precision import HAS_TRITON
+from fedzmg.tree import num_bytes, row
 
-PathName = Literal["sequential", "vectorized", "captured", "compiled"]
+PathName = Literal["sequential", "vectorized", "compiled", "cuda_graph", "compiled_cuda_graph"]
+EngineName = Literal["auto", PathName]
 
 COMPILE_SECONDS = 30.0
-"""What compiling a step costs on a small machine; seen: 10 s for a small CNN, 23 s for an MLP."""
+"""Time to compile a step on a small machine (measured: 10 s for a small CNN, 23 s for an MLP)."""
 COMPILE_GAIN = 0.3
-"""Share of the mapped step's time that compiling saves; seen: 0.05 for a CNN, 0.4 for an MLP."""
-CARD_GAIN = 0.6
-"""The same of a step replayed on a GPU; seen on an H200: 0.65 for the paper's CIFAR-100 network."""
+"""Share of a mapped step's time that compiling saves (measured: CNN 0.05, MLP 0.4)."""
+GRAPH_COMPILE_GAIN = 0.6
+"""The same for a CUDA graph (measured: 0.65 for the paper's CIFAR-100 network on an H200)."""
 PACKED_COST = 0.5
-"""Of a trial alone, what it costs a GPU in a large pack; seen: 0.48 for the same."""
+"""Cost of a packed trial relative to a lone one on a GPU (measured: 0.48)."""
 
 PROBE_STEPS = 2
-USUAL: tuple[PathName, bool] = ("vectorized", True)
-"""Clients mapped, with oneDNN, whose kernels lose least where processors are busy."""
-PASSES = 3
-"""Timed, after one that warms up; the fastest counts."""
-CLEARLY = 1.25
-"""How many times faster than the usual path another one must be."""
+DEFAULT_PATH: tuple[PathName, bool] = ("vectorized", True)
+"""Clients mapped, with oneDNN, whose kernels slow down least on a busy CPU."""
+TIMED_PASSES = 3
+"""Passes timed after one warm-up pass; the fastest counts."""
+CLEAR_SPEEDUP = 1.25
+"""Speed-up over the default path that another path needs to be chosen."""
 
-Probe = Callable[[], tuple[list[ClientBatch], Broadcast, Any]]
+MEMORY_SHARE = 0.85
+"""Share of the free GPU memory for clients; the rest is for evaluation and fragmentation."""
+ENOUGH_BYTES = 1.25e9
+"""Weights of clients that train at once, in bytes. More clients are hardly faster (measured on an
+H200: 0.069 ms a step at 0.9 GB, 0.065 at 2.4, 0.063 at 7), and a pack that loses trials shrinks by
+small chunks."""
+
+
+class Probe(NamedTuple):
+    """One trial's first round, on which engines are timed."""
+
+    batches: list[ClientBatch]
+    broadcast: Broadcast
+    memory: State
+
+    def first_steps(self, steps: int) -> Probe:
+        """Shorten every client's training."""
+        return self._replace(batches=[b._replace(stream=b.stream[:steps]) for b in self.batches])
+
+    def first_clients(self, count: int) -> Probe:
+        """Leave clients out."""
+        memory = row(self.memory, list(range(count)))
+        return Probe(self.batches[:count], self.broadcast, memory)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the longest local training."""
+        return max((len(b.stream) for b in self.batches), default=0)
 
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """An execution path and why it was taken."""
+    """An execution path and the reason for it."""
 
     path: PathName
     reason: str
     onednn: bool = ONEDNN_BY_DEFAULT
 
-    def build(self, program: Program, chunk: int | None = None) -> Engine:
-        """The engine that follows this path."""
-        if self.path == "sequential":
-            return Sequential(program)
-        on_card = program.device.type == "cuda"
-        return Vectorized(
-            program,
-            chunk=chunk,
-            compiled=self.path == "compiled",
-            captured=self.path == "captured" or (self.path == "compiled" and on_card),
-        )
 
-
-def choose(
-    name: str,
-    program: Program,
-    rounds_left: int,
-    probe: Probe,
-    *,
-    trials: int = 1,
-    trainings: int = 1,
-) -> EngineChoice:
-    """The named path, or for ``auto`` the fastest one as measured on this machine.
+class EnginePlanner:
+    """Decides the execution path and the chunk size of a training, and builds its engine.
 
     Args:
-        name: a path or ``auto``.
-        program: what to train.
-        rounds_left: rounds to come.
-        probe: one trial's round.
-        trials: how many trials train together.
-        trainings: how many of this length and width are planned, this one included; on a GPU they
-            share the compiled losses.
-
-    Raises:
-        InputError: for an unknown name.
+        engine: a path, ``auto``, or the choice that a run has recorded. On a GPU a compiled step is
+            always replayed from a CUDA graph, so ``compiled`` means ``compiled_cuda_graph`` there.
+        chunk: clients that train at once at most; None: all of a round, or as many as fit on a GPU.
+        trainings: planned trainings of this length and width; on a GPU they share compiled losses.
+        backend: compiler backend.
     """
-    if name in get_args(PathName):
-        return EngineChoice(name, "asked for")  # type: ignore[arg-type]
-    if name != "auto":
-        raise unknown("engine", name, ["auto", *get_args(PathName)])
-    if program.device.type == "cuda":
-        return _on_card(program, rounds_left, probe, trials, trainings)
-    entries, sent, memory = probe()
-    short = [e._replace(stream=e.stream[:PROBE_STEPS]) for e in entries]
+
+    choice: EngineChoice
+    """Set by :meth:`plan`."""
+
+    def __init__(
+        self,
+        engine: EngineName | EngineChoice = "auto",
+        *,
+        chunk: int | None = None,
+        trainings: int = 1,
+        backend: str = "inductor",
+    ) -> None:
+        self.engine, self.chunk = engine, chunk
+        self.trainings, self.backend = trainings, backend
+
+    def plan(
+        self, program: Program, probe: Callable[[], Probe], *, trials: int, rounds_left: int
+    ) -> None:
+        """Decide; a probe that does not fit on the device is repeated in smaller chunks.
+
+        Raises:
+            InputError: for an unknown engine, or a device that is too small for two clients.
+        """
+        while True:
+            try:
+                self.choice = self._choose(program, probe, trials, rounds_left)
+                if self.chunk is None and self.choice.path != "sequential":
+                    own = probe()
+                    limit = clients_that_fit(program, own)
+                    self.chunk = even_chunk(trials * len(own.batches), limit)
+                return
+            except torch.OutOfMemoryError:
+                self.halve(len(probe().batches), program.device)
+                torch.cuda.empty_cache()
+
+    def _choose(
+        self, program: Program, probe: Callable[[], Probe], trials: int, rounds_left: int
+    ) -> EngineChoice:
+        on_gpu = program.device.type == "cuda"
+        if isinstance(self.engine, EngineChoice):
+            return self.engine
+        if self.engine == "compiled" and on_gpu:
+            return EngineChoice("compiled_cuda_graph", "asked for")
+        if self.engine in get_args(PathName):
+            return EngineChoice(self.engine, "asked for")  # type: ignore[arg-type]
+        if self.engine != "auto":
+            raise unknown("engine", self.engine, ["auto", *get_args(PathName)])
+        if on_gpu:
+            planned = Planned(rounds_left, trials, self.trainings)
+            return choose_on_gpu(program, probe(), planned, self.chunk)
+        return choose_on_cpu(program, probe(), rounds_left, self.chunk)
+
+    def build(self, program: Program) -> Engine:
+        """Build the chosen engine."""
+        path = self.choice.path
+        if path == "sequential":
+            return Sequential(program)
+        return Vectorized(
+            program,
+            chunk=self.chunk,
+            compiled=path.startswith("compiled"),
+            cuda_graph=path.endswith("cuda_graph"),
+            backend=self.backend,
+        )
+
+    def halve(self, clients: int, device: torch.device) -> None:
+        """Train half as many clients at once, after a chunk did not fit on the device.
+
+        Args:
+            clients: clients that trained at once if there is no chunk size yet.
+            device: the device that was full.
+
+        Raises:
+            InputError: if two clients do not fit.
+        """
+        now = self.chunk or clients
+        if now <= MIN_WIDTH:
+            raise InputError(
+                f"{device} has too little memory for {MIN_WIDTH} clients of this task: train fewer "
+                "runs at once, or use a smaller batch_size or --device cpu"
+            ) from None
+        self.chunk = max(MIN_WIDTH, -(-now // 2))
+
+
+def choose_on_cpu(
+    program: Program, probe: Probe, rounds_left: int, chunk: int | None = None
+) -> EngineChoice:
+    """Time the paths on this CPU and take the fastest one, as described above."""
+    short = probe.first_steps(PROBE_STEPS)
     found: dict[tuple[PathName, bool], float] = {}
     engines: dict[PathName, Engine] = {
         "sequential": Sequential(program),
-        "vectorized": Vectorized(program),
+        "vectorized": Vectorized(program, chunk=chunk),
     }
-    # By turns, so that a busy moment of the machine is not held against one of them.
-    for turn in range(1 + PASSES):
+    # Paths alternate, so that a busy moment of the machine slows all of them down.
+    for turn in range(1 + TIMED_PASSES):
         for path, flag in itertools.product(engines, (True, False)):
             try:
                 with onednn(flag):
-                    took = _pass(engines[path], short, sent, memory)
+                    seconds = _pass_seconds(engines[path], short)
             except InputError as error:
                 if path == "sequential":
                     raise
                 return EngineChoice("sequential", str(error))
             if turn > 0:
-                found[path, flag] = min(took, found.get((path, flag), math.inf))
+                found[path, flag] = min(seconds, found.get((path, flag), math.inf))
     fastest = min(found, key=found.__getitem__)
-    path, flag = fastest if CLEARLY * found[fastest] < found[USUAL] else USUAL
+    clearly = CLEAR_SPEEDUP * found[fastest] < found[DEFAULT_PATH]
+    path, flag = fastest if clearly else DEFAULT_PATH
     figures = ", ".join(
         f"{p}{'' if f else ' without oneDNN'} {1e3 * t:.1f} ms" for (p, f), t in found.items()
     )
     figures += f" for {PROBE_STEPS} steps of a cohort"
     if path == "vectorized":
-        steps = max((len(e.stream) for e in entries), default=0)
-        saved = COMPILE_GAIN * found[path, flag] / PROBE_STEPS * steps * rounds_left
+        saved = COMPILE_GAIN * found[path, flag] / PROBE_STEPS * probe.steps * rounds_left
         if saved > 2 * COMPILE_SECONDS and can_compile(program.device):
             reason = f"{figures}; compiling should save {saved:.0f} s"
             return EngineChoice("compiled", reason, flag)
     return EngineChoice(path, figures, flag)
 
 
-def _on_card(
-    program: Program, rounds_left: int, probe: Probe, trials: int, trainings: int = 1
+class Planned(NamedTuple):
+    """Work that remains."""
+
+    rounds_left: int
+    trials: int = 1
+    trainings: int = 1
+
+
+def choose_on_gpu(
+    program: Program, probe: Probe, planned: Planned, chunk: int | None = None
 ) -> EngineChoice:
-    """On a GPU: graphs, compiled where the training is long enough; whatever works, otherwise."""
-    entries, sent, memory = probe()
-    short = [e._replace(stream=e.stream[:PROBE_STEPS]) for e in entries]
+    """Take CUDA graphs, compiled if the training is long enough; a slower path if they fail."""
+    short = probe.first_steps(PROBE_STEPS)
     try:
-        mapped = _seconds(Vectorized(program), short, sent, memory)
+        mapped = _seconds(Vectorized(program, chunk=chunk), short)
+    except torch.OutOfMemoryError:
+        raise  # a RuntimeError, too, but it says nothing about the model
     except (InputError, RuntimeError) as error:
         reason = f"the model cannot be mapped over clients ({_first_line(error)})"
         return EngineChoice("sequential", reason)
     try:
-        replayed = _seconds(Vectorized(program, captured=True), short, sent, memory)
+        replayed = _seconds(Vectorized(program, chunk=chunk, cuda_graph=True), short)
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
-        reason = f"the step cannot be captured as a graph ({_first_line(error)})"
+        reason = f"the step cannot be captured as a CUDA graph ({_first_line(error)})"
         return EngineChoice("vectorized", reason)
     figures = f"{PROBE_STEPS} steps of a cohort: mapped {1e3 * mapped:.1f} ms, as a graph "
     figures += f"{1e3 * replayed:.1f} ms"
-    steps = max((len(e.stream) for e in entries), default=0)
-    left = replayed / PROBE_STEPS * steps * rounds_left * (1 + (trials - 1) * PACKED_COST)
-    saved = CARD_GAIN * left * trainings
+    packed = 1 + (planned.trials - 1) * PACKED_COST
+    left = replayed / PROBE_STEPS * probe.steps * planned.rounds_left * packed
+    saved = GRAPH_COMPILE_GAIN * left * planned.trainings
     if saved > COMPILE_SECONDS and can_compile(program.device):
-        planned = f" in {trainings} trainings" if trainings > 1 else ""
-        return EngineChoice("compiled", f"{figures}; compiling should save {saved:.0f} s{planned}")
-    return EngineChoice("captured", figures)
+        many = f" in {planned.trainings} trainings" if planned.trainings > 1 else ""
+        reason = f"{figures}; compiling should save {saved:.0f} s{many}"
+        return EngineChoice("compiled_cuda_graph", reason)
+    return EngineChoice("cuda_graph", figures)
 
 
 def _first_line(error: Exception) -> str:
@@ -165,21 +263,61 @@ def _first_line(error: Exception) -> str:
 
 
 def can_compile(device: torch.device) -> bool:
-    """Whether ``torch.compile`` has what it needs here."""
+    """Tell whether ``torch.compile`` has the tools that it needs here."""
     if device.type == "cuda":
         return HAS_TRITON
     return any(shutil.which(name) for name in ("c++", "g++", "clang++", "cl"))
 
 
-def _seconds(engine: Engine, entries: list[ClientBatch], sent: Broadcast, memory: Any) -> float:
-    """Of the fastest pass."""
-    return min([_pass(engine, entries, sent, memory) for _ in range(1 + PASSES)][1:])
+def _seconds(engine: Engine, probe: Probe) -> float:
+    """Time of the fastest pass."""
+    return min([_pass_seconds(engine, probe) for _ in range(1 + TIMED_PASSES)][1:])
 
 
-def _pass(engine: Engine, entries: list[ClientBatch], sent: Broadcast, memory: Any) -> float:
+def _pass_seconds(engine: Engine, probe: Probe) -> float:
     began = time.perf_counter()
-    for _ in engine.train(entries, sent, memory):
-        pass
+    _train(engine, probe)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - began
+
+
+def _train(engine: Engine, probe: Probe) -> None:
+    for _ in engine.train(*probe):
+        pass
+
+
+def clients_that_fit(program: Program, probe: Probe) -> int | None:
+    """Compute how many clients should train at once on a GPU; None: no limit is known.
+
+    One step of few clients and one of a cohort are run. The difference of their peaks is the memory
+    that clients take. The buffers of a CUDA graph hold each client's state once more.
+    """
+    clients = len(probe.batches)
+    few = max(MIN_WIDTH, clients // 2)
+    if program.device.type != "cuda" or clients <= few:
+        return None
+    engine, short = Vectorized(program), probe.first_steps(1)
+    low, high = (_peak_bytes(engine, short.first_clients(n)) for n in (few, clients))
+    model = num_bytes(probe.broadcast.params) // len(probe.broadcast.round)
+    each = max((high - low) / (clients - few), model) + 3 * model
+    free, _ = torch.cuda.mem_get_info(program.device)
+    idle = torch.cuda.memory_reserved(program.device) - torch.cuda.memory_allocated(program.device)
+    room = MEMORY_SHARE * (free + idle) / each
+    return max(MIN_WIDTH, math.floor(min(room, max(ENOUGH_BYTES / model, clients))))
+
+
+def _peak_bytes(engine: Vectorized, probe: Probe) -> int:
+    device = engine.program.device
+    _train(engine, probe)  # libraries allocate their workspaces
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    _train(engine, probe)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def even_chunk(total: int, limit: int | None) -> int | None:
+    """Compute the size of the fewest equal chunks of at most ``limit``: few widths to compile."""
+    if limit is None or total <= limit:
+        return None
+    return math.ceil(total / math.ceil(total / limit))

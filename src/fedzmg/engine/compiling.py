@@ -1,4 +1,4 @@
-"""``torch.compile`` as engines use it."""
+"""``torch.compile`` for engines."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def compile_apart(function: Callable[P, T], backend: str = "inductor") -> Callab
     """Compile a function as one graph for fixed shapes, apart from all others of its code.
 
     The compiler counts recompilations per code object, so the function gets a twin with a code
-    object of its own: widths of another task or algorithm in the same process must not use up this
-    one's allowance.
+    object of its own. Widths of another task or algorithm must not use up its allowance.
     """
     assert isinstance(function, types.FunctionType)
     twin = types.FunctionType(
@@ -41,10 +40,10 @@ def compile_apart(function: Callable[P, T], backend: str = "inductor") -> Callab
 
 
 def _inductor(graph: Any, inputs: Any) -> Any:
-    """Torch's compiler, whose store on disk is told what it cannot see.
+    """Compile with inductor, with everything that our operators depend on in its cache key.
 
-    It finds compiled code by the operators of the model. What ours become when they are mapped over
-    clients depends on this package's code and on measurements, too.
+    Inductor finds cached code by the operators of the model. Ours, mapped over clients, also depend
+    on this package's code and on measurements.
     """
     from torch._inductor.compile_fx import compile_fx
 

@@ -1,9 +1,9 @@
-"""Local steps as CUDA graphs: one replay per step, and no word from the host in between.
+"""Local steps as CUDA graphs: one replay per step, with no host round-trip in between.
 
-Everything a step reads and writes lies in buffers that keep their place: the plan of the round, the
-clients' work, and the number of the step itself. Gathering the batch, gradient, update and tallies
-are one graph, captured once per width; a narrower width is a graph over the first rows of the same
-buffers, so clients that are done are left where they are.
+A step reads and writes fixed buffers only: the plan of the round, the clients' work, and the number
+of the step itself. Gathering the batch, gradient, update and tallies are one graph, captured once
+per width. A narrower width is a graph over the first rows of the same buffers, so finished clients
+stay where they are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedzmg.contract import ClientContext, ClientRule, bind
+from fedzmg.contract import ClientContext, ClientRule, State, bind
 from fedzmg.data.plan import Padded
 from fedzmg.engine import local
 from fedzmg.engine.compiling import compile_apart
@@ -37,7 +37,7 @@ WARM_UPS = 2
 
 
 class Plan(NamedTuple):
-    """The round's batches on the card: ``[client, step, ...]``."""
+    """Batches of a round on the GPU: ``[client, step, ...]``."""
 
     indices: Tensor
     weights: Tensor
@@ -45,8 +45,8 @@ class Plan(NamedTuple):
     lengths: Tensor
 
 
-class Buffers(NamedTuple):
-    """What a step works on, one row per client."""
+class ClientState(NamedTuple):
+    """Tensors that a step works on, one row per client."""
 
     numbers: dict[str, Tensor]
     context: ClientContext
@@ -54,75 +54,79 @@ class Buffers(NamedTuple):
 
 
 class _Code(NamedTuple):
-    """The two halves of a step, which the compiler takes one at a time."""
+    """The two halves of a step, which are compiled one at a time."""
 
     loss: Callable[..., Tensor]
     advance: Callable[..., None]
 
 
 @dataclass
-class _Held:
+class _Buffers:
     """Buffers for one number of clients, and the graphs over them."""
 
-    state: Buffers
+    state: ClientState
     plan: Plan
     time: Tensor
     steps: dict[int, Callable[[], None]] = field(default_factory=dict)
-    """By width: what does one step."""
+    """Replays of one step, by width."""
 
 
-class Captured:
-    """Runs the steps of a round by replaying graphs.
+class StepGraphs:
+    """Runs the steps of a round by replaying CUDA graphs.
 
     Args:
-        program: what to train.
-        compiled: let the compiler fuse what is captured.
+        program: local training.
+        compiled: compile the step before it is captured.
     """
 
     def __init__(self, program: Program, *, compiled: bool) -> None:
         self._program, self._compiled = program, compiled
-        self._held: dict[int, _Held] = {}
+        self._buffers: dict[int, _Buffers] = {}
         self._pool: Any = None
         self._spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=1024)
 
-    def rows_for(self, clients: int) -> int:
-        """How many rows to compute for so many clients.
+    @property
+    def widths(self) -> list[int]:
+        """Numbers of clients that there are buffers for."""
+        return sorted(self._buffers)
 
-        Buffers that are less than twice too wide serve as well: to capture anew, and maybe to
-        compile, takes longer than some rows more. Wider ones are halved, so that packs that shrink
-        one after another come to the same few widths.
+    def rows_for(self, clients: int) -> int:
+        """Count the rows to compute for a number of clients.
+
+        Buffers that are less than twice too wide are used again: to capture, and maybe to compile,
+        takes longer than some extra rows. Wider ones are halved, so that shrinking packs share few
+        widths.
         """
-        rows = min((rows for rows in self._held if rows >= clients), default=clients)
+        rows = min((rows for rows in self._buffers if rows >= clients), default=clients)
         while rows >= 2 * clients:
             rows = -(-rows // 2)
         return rows
 
-    def load(self, padded: Padded, state: Buffers, widths: Iterable[int]) -> Buffers:
-        """Put a round into the buffers, capturing what is missing first; the buffers' own state."""
-        clients = len(padded.lengths)
-        held = self._held.get(clients)
-        if held is None or padded.indices.shape[1] > held.plan.indices.shape[1]:
-            held = self._held[clients] = self._hold(padded, state)
+    def load(self, padded: Padded, state: ClientState, widths: Iterable[int]) -> ClientState:
+        """Copy a round into the buffers and return their state; capture missing graphs first."""
+        clients, steps, _ = padded.indices.shape
+        buffers = self._buffers.get(clients)
+        if buffers is None or steps > buffers.plan.indices.shape[1]:
+            buffers = self._buffers[clients] = self._allocate(padded, state)
         for width in widths:
-            if width not in held.steps:
-                held.steps[width] = self._capture(held, width)
-        _copy_all(leaves(held.state), leaves(state))
-        steps = padded.indices.shape[1]
-        for kept, new in zip(
-            held.plan[:3], (padded.indices, padded.weights, padded.keys), strict=True
+            if width not in buffers.steps:
+                buffers.steps[width] = self._capture(buffers, width)
+        _copy_all(leaves(buffers.state), leaves(state))
+        for target, values in zip(
+            buffers.plan[:3], (padded.indices, padded.weights, padded.keys), strict=True
         ):
-            _upload(new, kept[:, :steps])
-        _upload(padded.lengths, held.plan.lengths)
-        held.time.zero_()
-        return held.state
+            _upload(values, target[:, :steps])
+        _upload(padded.lengths, buffers.plan.lengths)
+        buffers.time.zero_()
+        return buffers.state
 
     def replay(self, clients: int, width: int) -> None:
-        """One step of the first ``width`` clients."""
-        self._held[clients].steps[width]()
+        """Run one step of the first ``width`` clients."""
+        self._buffers[clients].steps[width]()
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Mark the steps of a round on the device's own clock."""
+        """Time the steps of a round on the device's own clock."""
         if self._program.device.type != "cuda":
             yield
             return
@@ -133,7 +137,7 @@ class Captured:
         self._spans.append(span)
 
     def seconds(self) -> float:
-        """What the device spent on steps since this was last asked; waits for it."""
+        """Return the device time of steps since the last call; waits for the device."""
         total = 0.0
         while self._spans:
             begin, end = self._spans.popleft()
@@ -141,47 +145,47 @@ class Captured:
             total += begin.elapsed_time(end) / 1e3
         return total
 
-    def _hold(self, padded: Padded, state: Buffers) -> _Held:
-        program = self._program
+    def _allocate(self, padded: Padded, state: ClientState) -> _Buffers:
         clients, steps, batch = padded.indices.shape
-        steps = max(steps, program.longest)
-        lengths = torch.zeros(clients, dtype=torch.int64, device=program.device)
+        steps = max(steps, self._program.longest)
+        lengths = torch.zeros(clients, dtype=torch.int64, device=self._program.device)
         plan = Plan(
             lengths.new_zeros(clients, steps, batch),
-            lengths.new_zeros(clients, steps, batch, dtype=program.dtype),
+            lengths.new_zeros(clients, steps, batch, dtype=self._program.dtype),
             lengths.new_zeros(clients, steps),
             lengths,
         )
-        own: Buffers = tree_map(
+        own: ClientState = tree_map(
             lambda leaf: torch.empty_like(leaf, memory_format=torch.contiguous_format).copy_(leaf),
             state,
         )
-        return _Held(own, plan, lengths.new_zeros(()))
+        return _Buffers(own, plan, lengths.new_zeros(()))
 
-    def _capture(self, held: _Held, width: int) -> Callable[[], None]:
-        state, plan = row(held.state, slice(width)), row(held.plan, slice(width))
+    def _capture(self, buffers: _Buffers, width: int) -> Callable[[], None]:
+        state, plan = row(buffers.state, slice(width)), row(buffers.plan, slice(width))
         plain = _Code(_loss_function(_Learnt.of(self._program)), _advance(self._program.rule))
         if self._program.device.type != "cuda":  # the same step, called instead of replayed
             code = self._compile(plain, plan) if self._compiled else plain
-            return lambda: _step(self._program, code, state, plan, held.time)
+            return lambda: _step(self._program, code, state, plan, buffers.time)
+
+        def warm_up(code: _Code) -> None:
+            buffers.time.zero_()  # there may be fewer steps to train than to warm up with
+            _step(self._program, code, state, plan, buffers.time)
+
         stream = torch.cuda.Stream(self._program.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             # Once without the compiler: layers measure which kernels suit them.
-            self._warm_up(held, plain, state, plan)
+            warm_up(plain)
             code = self._compile(plain, plan) if self._compiled else plain
             for _ in range(WARM_UPS):
-                self._warm_up(held, code, state, plan)
+                warm_up(code)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            _step(self._program, code, state, plan, held.time)
+            _step(self._program, code, state, plan, buffers.time)
         self._pool = self._pool or graph.pool()
         return graph.replay
-
-    def _warm_up(self, held: _Held, code: _Code, state: Buffers, plan: Plan) -> None:
-        held.time.zero_()  # there may be fewer steps to train than to warm up with
-        _step(self._program, code, state, plan, held.time)
 
     def _compile(self, plain: _Code, plan: Plan) -> _Code:
         learnt = _Learnt.of(self._program)
@@ -193,45 +197,38 @@ class Captured:
         return _Code(loss, compile_apart(plain.advance))
 
 
-def _copy_all(places: list[Tensor], values: list[Tensor]) -> None:
+def _copy_all(targets: list[Tensor], values: list[Tensor]) -> None:
     """Copy tensors in few launches: mixed types would be copied one by one."""
     by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for place, value in zip(places, values, strict=True):
-        own = by_type.setdefault(place.dtype, ([], []))
-        own[0].append(place)
+    for target, value in zip(targets, values, strict=True):
+        own = by_type.setdefault(target.dtype, ([], []))
+        own[0].append(target)
         own[1].append(value)
-    for there, new in by_type.values():
-        torch._foreach_copy_(there, new)
+    for old, new in by_type.values():
+        torch._foreach_copy_(old, new)
 
 
-def _upload(array: npt.NDArray[Any], place: Tensor) -> None:
+def _upload(array: npt.NDArray[Any], target: Tensor) -> None:
     """Copy to the device without waiting for it, which takes page-locked memory of that type."""
-    new = torch.from_numpy(array).to(place.dtype)
-    place.copy_(new.pin_memory() if place.is_cuda else new, non_blocking=True)
+    new = torch.from_numpy(array).to(target.dtype)
+    target.copy_(new.pin_memory() if target.is_cuda else new, non_blocking=True)
 
 
-def _step(program: Program, code: _Code, state: Buffers, plan: Plan, time: Tensor) -> None:
-    """One step on buffers, in place."""
-    params = state.work.params
-    tracked = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
-    losses = code.loss(tracked, plan, time, *program.data.examples)
-    slopes = torch.autograd.grad(losses.sum(), list(tracked.values()), allow_unused=True)
-    grad = Tree(
-        {
-            name: torch.zeros_like(leaf) if slope is None else slope
-            for (name, leaf), slope in zip(params.items(), slopes, strict=True)
-        }
+def _step(program: Program, code: _Code, state: ClientState, plan: Plan, time: Tensor) -> None:
+    """Run one step on buffers, in place."""
+    losses, grad = local.eager_gradient(
+        lambda params, _: code.loss(dict(params.items()), plan, time, *program.data.examples),
+        state.work.params,
+        None,
     )
     with torch.no_grad():
-        code.advance(
-            state.numbers, state.context, state.work, grad, losses.detach(), plan.lengths, time
-        )
+        code.advance(state.numbers, state.context, state.work, grad, losses, plan.lengths, time)
         time.add_(1)
 
 
 @dataclass(frozen=True)
 class _Learnt:
-    """What the first half of a step depends on: the task, and nothing of the algorithm."""
+    """Everything that the first half of a step depends on: the task, not the algorithm."""
 
     source: nn.Module
     loss: LossFunction
@@ -240,7 +237,7 @@ class _Learnt:
     dtype: torch.dtype
     device: torch.device
     objective: Objective = field(compare=False)
-    """Any that is made of these."""
+    """Any objective that is made of these."""
 
     @classmethod
     def of(cls, program: Program) -> _Learnt:
@@ -252,17 +249,16 @@ class _Learnt:
 
 
 @functools.lru_cache(maxsize=16)
-def _compiled_loss(learnt: _Learnt, *circumstances: Any) -> Callable[..., Tensor]:
-    """The compiled losses of a task: algorithms that train it one after another share them.
+def _compiled_loss(learnt: _Learnt, *_numerics: Any) -> Callable[..., Tensor]:
+    """Compile the losses of a task; algorithms that train it one after another share them.
 
-    Under other ``circumstances`` (shapes, rounding, choice of kernels) they are compiled anew.
+    Shapes, rounding and the choice of kernels are part of the cache key.
     """
-    del circumstances
     return compile_apart(_loss_function(learnt))
 
 
 def _loss_function(learnt: _Learnt) -> Callable[..., Tensor]:
-    """Losses of the clients on the batches of step ``time``."""
+    """Build the function of the clients' losses on the batches of step ``time``."""
     objective, prepare, dtype = learnt.objective, learnt.prepare, learnt.dtype
     keyed = objective.model.needs_key
 
@@ -272,21 +268,19 @@ def _loss_function(learnt: _Learnt) -> Callable[..., Tensor]:
         weights = plan.weights.index_select(1, at).squeeze(1)
         key = plan.keys.index_select(1, at).squeeze(1) if keyed else ()
         batch = Batch(prepare(x[indices], dtype), y[indices], weights, key)
-        # Under the compiler, layers exchange themselves: it cannot trace all that the mode sees.
-        quick = contextlib.nullcontext() if torch.compiler.is_compiling() else MappedLayers()
-        with quick:
+        # Compiled layers swap themselves: the compiler cannot trace all that the mode sees.
+        swaps = contextlib.nullcontext() if torch.compiler.is_compiling() else MappedLayers()
+        with swaps:
             return torch.vmap(objective.train)(Tree(params), batch)
 
     return losses
 
 
 def _advance(rule: ClientRule) -> Callable[..., None]:
-    """The rule's step and the tallies, written where they are kept."""
+    """Build the second half of a step: the rule's update and the tallies, in place."""
 
-    def one(
-        numbers: Any, context: ClientContext, params: Tree, scratch: Any, grad: Tree, active: Any
-    ) -> Any:
-        return local.step(bind(rule, numbers), context, params, scratch, grad, active)
+    def one(numbers: Any, *args: Any) -> tuple[Tree, State]:
+        return local.step(bind(rule, numbers), *args)
 
     def advance(
         numbers: Any,

@@ -8,14 +8,15 @@ two engines differentiate in different ways.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedzmg.contract import ClientContext, ClientRule, FullPass, State, Upload
-from fedzmg.models.objective import Batch
 from fedzmg.tree import Tree, tree_map
+
+BatchT = TypeVar("BatchT")
 
 
 class Work(NamedTuple):
@@ -32,9 +33,9 @@ class Work(NamedTuple):
 
 
 def eager_gradient(
-    loss: Callable[[Tree, Batch], Tensor], params: Tree, batch: Batch
+    loss: Callable[[Tree, BatchT], Tensor], params: Tree, batch: BatchT
 ) -> tuple[Tensor, Tree]:
-    """Losses (one per mapped client) and the gradient of each with respect to its own parameters.
+    """Compute losses (one per mapped client) and each one's gradient for its own parameters.
 
     Clients share no parameter, so one backward pass of the summed loss gives every client's
     gradient. This avoids ``torch.func.grad``, whose eager overhead is larger than a small model.
@@ -58,7 +59,7 @@ def start(rule: ClientRule, context: ClientContext, full_pass: FullPass | tuple[
 
 
 def keep(active: Tensor, new: Any, old: Any) -> Any:
-    """``new`` for active clients, ``old`` for the others, without a branch."""
+    """Take ``new`` for active clients and ``old`` for the others, without a branch."""
     return tree_map(lambda n, o: torch.where(active, n, o), new, old)
 
 
@@ -70,13 +71,13 @@ def step(
     grad: Tree,
     active: Tensor | None,
 ) -> tuple[Tree, State]:
-    """One local step; ``active=None`` promises that the client is active."""
+    """Run one local step; ``active=None`` promises that the client is active."""
     after = rule.step(context, params, scratch, grad)
     return after if active is None else keep(active, after, (params, scratch))
 
 
 def count(work: Work, loss: Tensor, params: Tree, scratch: State, active: Tensor | None) -> Work:
-    """Work after a step, its tallies moved on for active clients.
+    """Count a step in the tallies of active clients.
 
     Tallies are the same for one client and for many, so they stay outside of the map.
     """
@@ -93,22 +94,22 @@ def count(work: Work, loss: Tensor, params: Tree, scratch: State, active: Tensor
     )
 
 
-def close_epoch(rule: ClientRule, work: Work, closes: Tensor, look_loss: Tensor | None) -> Work:
+def close_epoch(rule: ClientRule, work: Work, closes: Tensor, full_loss: Tensor | None) -> Work:
     """Let the rule react to the end of an epoch, for clients whose epoch ends here."""
     mean = work.loss / work.epoch_steps.clamp(min=1)
-    scratch, go_on = rule.end_epoch(work.scratch, mean if look_loss is None else look_loss)
+    scratch, continues = rule.end_epoch(work.scratch, mean if full_loss is None else full_loss)
     closed = work._replace(
         scratch=scratch,
         loss=torch.zeros_like(work.loss),
         epoch_steps=torch.zeros_like(work.epoch_steps),
-        active=work.active & go_on,
+        active=work.active & continues,
     )
     kept: Work = keep(closes & work.active, closed, work)
     return kept
 
 
 class Outcome(NamedTuple):
-    """What one client's local training comes to."""
+    """Result of one client's local training."""
 
     upload: Upload
     memory: State

@@ -1,4 +1,4 @@
-"""What both engines are given for a round, and what they give back."""
+"""Input and output of an engine."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Program:
     """Steps of the longest stream that any client can have."""
 
     def batch_inputs(self, indices: Tensor) -> Examples:
-        """Gather examples by position and turn stored inputs into what the model reads."""
+        """Gather examples by position and convert stored inputs to model inputs."""
         x, y = self.data.examples
         return Examples(self.prepare(x[indices], self.dtype), y[indices])
 
 
 class Broadcast(NamedTuple):
-    """What every trial sends to its clients; first axis trials."""
+    """Message of every trial to its clients; first axis trials."""
 
     params: Tree
     shared: State
@@ -50,18 +50,21 @@ class Broadcast(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Outcomes of some entries of a round; ``rows[i]`` is where entry ``entries[i]`` lies."""
+    """Outcomes of some clients of a round; batch ``batches[i]`` has row ``rows[i]``."""
 
-    entries: list[int]
+    batches: list[int]
+    """Positions in the round's list of client batches."""
     rows: list[int]
     outcomes: Outcome
     computed: int
-    """Client steps computed for it, those of clients that were done already included."""
+    """Client steps computed for it, padding included."""
 
 
 class Engine(Protocol):
-    """Runs local training for the entries of a round."""
+    """Runs local training for the clients of a round."""
 
-    def train(self, entries: list[ClientBatch], sent: Broadcast, memory: State) -> Iterator[Chunk]:
-        """Yield outcomes, every entry exactly once; ``memory`` has one row per entry."""
+    def train(
+        self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
+    ) -> Iterator[Chunk]:
+        """Yield the outcome of every batch exactly once; ``memory`` has one row per batch."""
         ...

@@ -19,23 +19,25 @@ from fedzmg.tree import Tree, row, tree_map
 
 @dataclass(frozen=True)
 class Sequential:
-    """Trains clients in a loop; also what a deployed client runs."""
+    """Engine that trains clients in a loop; a deployed client runs the same code."""
 
     program: Program
 
-    def train(self, entries: list[ClientBatch], sent: Broadcast, memory: State) -> Iterator[Chunk]:
-        """One chunk per client."""
-        for i, entry in enumerate(entries):
-            outcome = self._train_one(entry, row(sent, entry.trial), row(memory, i))
+    def train(
+        self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
+    ) -> Iterator[Chunk]:
+        """Yield one chunk per client."""
+        for i, batch in enumerate(batches):
+            outcome = self._train_one(batch, row(broadcast, batch.trial), row(memory, i))
             alone = tree_map(lambda leaf: leaf[None], outcome)
-            yield Chunk([i], [0], alone, computed=len(entry.stream))
+            yield Chunk([i], [0], alone, computed=len(batch.stream))
 
-    def _train_one(self, entry: ClientBatch, sent: Broadcast, memory: State) -> Outcome:
-        program, stream = self.program, entry.stream
-        rule = bind(program.rule, sent.numbers)
-        count = torch.tensor(entry.examples, device=program.device)
-        context = ClientContext(sent.params, sent.shared, memory, sent.round, count)
-        full_pass = self._full_pass(entry, context.params) if rule.full_pass != "never" else ()
+    def _train_one(self, batch: ClientBatch, broadcast: Broadcast, memory: State) -> Outcome:
+        program, stream = self.program, batch.stream
+        rule = bind(program.rule, broadcast.numbers)
+        count = torch.tensor(batch.examples, device=program.device)
+        context = ClientContext(broadcast.params, broadcast.shared, memory, broadcast.round, count)
+        full_pass = self._full_pass(batch, context.params) if rule.full_pass != "never" else ()
         work = local.start(rule, context, full_pass)
         for t in range(len(stream)):
             loss, grad = local.eager_gradient(
@@ -44,9 +46,9 @@ class Sequential:
             after = local.step(rule, context, work.params, work.scratch, grad, active=None)
             work = local.count(work, loss, *after, active=None)
             if rule.uses_epoch_end and stream.closes[t]:
-                seen = (
-                    self._full_pass(entry, work.params).loss if rule.full_pass == "epochs" else None
-                )
+                seen = None
+                if rule.full_pass == "epochs":
+                    seen = self._full_pass(batch, work.params).loss
                 work = local.close_epoch(rule, work, torch.ones_like(work.active), seen)
                 if not bool(work.active):
                     break
@@ -61,19 +63,19 @@ class Sequential:
             key = torch.tensor(int(stream.keys[t]), device=program.device)
         return Batch(x, y, weights, key)
 
-    def _full_pass(self, entry: ClientBatch, params: Tree) -> FullPass:
+    def _full_pass(self, batch: ClientBatch, params: Tree) -> FullPass:
         program = self.program
-        first = int(program.data.offsets[entry.client])
-        stream = full_pass(program.full_pass_size, first, entry.examples)
-        batches = [self._batch(stream, t, entry.examples) for t in range(len(stream))]
+        first = int(program.data.offsets[batch.client])
+        stream = full_pass(program.full_pass_size, first, batch.examples)
+        parts = [self._batch(stream, t, batch.examples) for t in range(len(stream))]
         loss = next(iter(params.values())).new_zeros(())
         if program.rule.full_pass == "epochs":
             with torch.no_grad():
                 return FullPass(
-                    sum((program.objective.eval_loss(params, b) for b in batches), loss), Tree({})
+                    sum((program.objective.eval_loss(params, b) for b in parts), loss), Tree({})
                 )
         grad = params.zeros()
-        for batch in batches:
-            part, slope = local.eager_gradient(program.objective.eval_loss, params, batch)
-            loss, grad = loss + part, grad + slope
+        for part in parts:
+            part_loss, slope = local.eager_gradient(program.objective.eval_loss, params, part)
+            loss, grad = loss + part_loss, grad + slope
         return FullPass(loss, grad)

@@ -21,7 +21,7 @@ from fedzmg.contract import ClientContext, FullPass, State, bind
 from fedzmg.data.plan import ClientBatch, Padded, full_pass, pad
 from fedzmg.engine import local
 from fedzmg.engine.compiling import compile_apart
-from fedzmg.engine.cuda_graph import Buffers, Captured
+from fedzmg.engine.cuda_graph import ClientState, StepGraphs
 from fedzmg.engine.local import Outcome, Work
 from fedzmg.engine.round import Broadcast, Chunk, Program
 from fedzmg.models.kernels import MappedLayers
@@ -33,16 +33,18 @@ MIN_WIDTH = 2
 MAX_COMPILED_WIDTHS = 4
 
 MappedStep = Callable[..., tuple[Tensor, Tree, State]]
+"""(numbers, context, params, scratch, batch, active) -> loss, params, scratch."""
 
 
 class Vectorized:
-    """Trains the clients of a round side by side.
+    """Engine that trains the clients of a round side by side.
 
     Args:
-        program: what to train.
-        chunk: at most this many clients at once (None: all of the round).
+        program: local training.
+        chunk: clients that train at once at most (None: all of the round).
         compiled: compile the step with ``torch.compile``; widths then follow a short ladder.
-        captured: replay the step from buffers that keep their place; on a GPU as a CUDA graph.
+        cuda_graph: replay the step from fixed buffers as a CUDA graph; on a CPU the same code is
+            called on the same buffers.
         backend: compiler backend.
     """
 
@@ -52,138 +54,124 @@ class Vectorized:
         *,
         chunk: int | None = None,
         compiled: bool = False,
-        captured: bool = False,
+        cuda_graph: bool = False,
         backend: str = "inductor",
     ) -> None:
         self.program, self.chunk = program, chunk
-        self.compiled, self.captured, self.backend = compiled, captured, backend
+        self.compiled, self.cuda_graph, self.backend = compiled, cuda_graph, backend
         self._steps: dict[bool, MappedStep] = {}
-        """The mapped step, with and without a mask for clients that are done."""
-        self._captured: Captured | None = None
+        """The mapped step, with and without a mask for finished clients."""
+        self.graphs: StepGraphs | None = None
         """Made by the first round that replays."""
 
-    def train(self, entries: list[ClientBatch], sent: Broadcast, memory: State) -> Iterator[Chunk]:
-        """One chunk of at most ``chunk`` clients at a time."""
-        size = self.chunk or max(len(entries), 1)
-        for first in range(0, len(entries), size):
-            part = list(range(first, min(first + size, len(entries))))
+    def train(
+        self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
+    ) -> Iterator[Chunk]:
+        """Yield one chunk of at most ``chunk`` clients at a time."""
+        size = self.chunk or max(len(batches), 1)
+        for first in range(0, len(batches), size):
+            part = list(range(first, min(first + size, len(batches))))
             # Longest stream first; the sort is stable, so equal streams keep the cohort's order.
-            order = sorted(part, key=lambda i: -len(entries[i].stream))
-            rows = order + order[-1:] * (self._slots(len(order)) - len(order))
-            chosen = [entries[i] for i in rows]
-            outcomes = self._train_sorted(chosen, sent, row(memory, rows))
-            computed = sum(self._widths([len(e.stream) for e in chosen]))
+            order = sorted(part, key=lambda i: -len(batches[i].stream))
+            rows = order + order[-1:] * (self._num_rows(len(order)) - len(order))
+            chosen = [batches[i] for i in rows]
+            outcomes = self._train_sorted(chosen, broadcast, row(memory, rows))
+            computed = sum(self._widths([len(b.stream) for b in chosen]))
             yield Chunk(order, list(range(len(order))), outcomes, computed)
 
-    def _slots(self, clients: int) -> int:
-        """How many rows to compute for so many clients; those beyond are copies of the last one.
+    def _num_rows(self, clients: int) -> int:
+        """Count the rows to compute; those beyond the clients are copies of the last one.
 
-        Just so many where bits must be those of a pack that began with fewer clients.
+        There are none where bits must equal those of a pack that began with fewer clients.
         """
         clients = max(clients, MIN_WIDTH)
-        if self._captured is None or bits_are_kept():
+        if self.graphs is None or bits_are_kept():
             return clients
-        return self._captured.rows_for(clients)
+        return self.graphs.rows_for(clients)
 
-    def _train_sorted(self, entries: list[ClientBatch], sent: Broadcast, memory: State) -> Outcome:
+    def _train_sorted(
+        self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
+    ) -> Outcome:
         program = self.program
         # One transfer that does not wait for what the device is still busy with.
-        facts = torch.tensor([[e.trial for e in entries], [e.examples for e in entries]])
+        facts = torch.tensor([[b.trial for b in batches], [b.examples for b in batches]])
         trial, counts = facts.to(program.device, non_blocking=True)
-        own: Broadcast = tree_map(lambda leaf: leaf[trial], sent)
+        own: Broadcast = tree_map(lambda leaf: leaf[trial], broadcast)
         context = ClientContext(own.params, own.shared, memory, own.round, counts)
         numbers = dict(own.numbers)
         full_pass: FullPass | tuple[()] = ()
         if program.rule.full_pass != "never":
-            full_pass = self._full_pass(entries, context.params)
-        work = self._map(
-            lambda rule, g, seen: local.start(rule, g, seen), numbers, context, full_pass
-        )
-        run = self._replay if self.captured else self._run
-        work = run(entries, numbers, context, work)
+            full_pass = self._full_pass(batches, context.params)
+        work = self._map(local.start, numbers, context, full_pass)
+        run = self._replay if self.cuda_graph else self._run
+        work = run(batches, ClientState(numbers, context, work))
         out: Outcome = self._map(local.finish, numbers, context, work)
         return out
 
-    def _run(
-        self,
-        entries: list[ClientBatch],
-        numbers: dict[str, Tensor],
-        context: ClientContext,
-        work: Work,
-    ) -> Work:
-        padded = pad([e.stream for e in entries])
+    def _run(self, batches: list[ClientBatch], state: ClientState) -> Work:
+        padded = pad([b.stream for b in batches])
         steps = int(padded.lengths.max(initial=0))
-        batches = _Batches(self.program, padded)
-        watches = self.program.rule.uses_epoch_end
+        plan = _DevicePlan(self.program, padded)
+        epoch_ends = self.program.rule.uses_epoch_end
+        numbers, context, work = state
         done: list[Work] = []
         if self.compiled:
             # Compiled code is specialised on which of its inputs are one tensor: let none be.
             work = work._replace(params=work.params.map(torch.clone))
         for t in range(steps):
             alive = int((padded.lengths > t).sum())
-            width = self._width(alive, len(entries))
+            width = self._width(alive, len(batches))
             if width < len(work.steps):
                 done.append(row(work, slice(width, None)))
                 work, context, numbers = row((work, context, numbers), slice(width))
             # A mask is nearly free once compiled, and one graph per width is worth more.
-            masked = self.compiled or watches or alive < width
-            active = batches.active(t, width) if masked else None
+            masked = self.compiled or epoch_ends or alive < width
+            active = plan.active(t, width) if masked else None
             if active is not None:
                 active = active & work.active
             loss, params, scratch = self._step(masked=masked)(
-                numbers, context, work.params, work.scratch, batches.at(t, width), active
+                numbers, context, work.params, work.scratch, plan.at(t, width), active
             )
             work = local.count(work, loss, params, scratch, active)
-            if watches and padded.closes[:width, t].any():
-                work = self._close(entries[:width], numbers, work, batches.closes(t, width))
+            if epoch_ends and padded.closes[:width, t].any():
+                work = self._close_epoch(batches[:width], numbers, work, plan.closes(t, width))
         # Rows left in ascending order of width, so the pieces line up when read backwards.
         return tree_map(lambda *parts: torch.cat(parts), work, *reversed(done)) if done else work
 
-    def _replay(
-        self,
-        entries: list[ClientBatch],
-        numbers: dict[str, Tensor],
-        context: ClientContext,
-        work: Work,
-    ) -> Work:
-        """The same steps from buffers that keep their place."""
-        padded = pad([e.stream for e in entries])
-        total = len(entries)
-        if self._captured is None:
-            self._captured = Captured(self.program, compiled=self.compiled)
-        captured = self._captured
-        widths = self._widths([len(e.stream) for e in entries])
-        state = captured.load(padded, Buffers(numbers, context, work), sorted(set(widths)))
-        with captured.timed():
+    def _replay(self, batches: list[ClientBatch], state: ClientState) -> Work:
+        """Run the same steps from fixed buffers."""
+        padded = pad([b.stream for b in batches])
+        if self.graphs is None:
+            self.graphs = StepGraphs(self.program, compiled=self.compiled)
+        widths = self._widths([len(b.stream) for b in batches])
+        state = self.graphs.load(padded, state, sorted(set(widths)))
+        with self.graphs.timed():
             for t, width in enumerate(widths):
-                captured.replay(total, width)
+                self.graphs.replay(len(batches), width)
                 if self.program.rule.uses_epoch_end and padded.closes[:width, t].any():
-                    now = row(state.work, slice(width))
+                    numbers, now = row((state.numbers, state.work), slice(width))
                     ends = torch.from_numpy(padded.closes[:width, t] & (padded.lengths[:width] > t))
-                    closed = self._close(
-                        entries[:width],
-                        row(state.numbers, slice(width)),
-                        now,
-                        ends.to(self.program.device),
+                    closed = self._close_epoch(
+                        batches[:width], numbers, now, ends.to(self.program.device)
                     )
                     tree_map(lambda old, new: old.copy_(new), now, closed)
         return state.work
 
     def step_seconds(self) -> float | None:
-        """What a GPU spent on local steps since this was last asked; None: they are not timed."""
-        if self._captured is None or self.program.device.type != "cuda":
+        """Return the GPU time of local steps since the last call; None: it is not measured."""
+        if self.graphs is None or self.program.device.type != "cuda":
             return None
-        return self._captured.seconds()
+        return self.graphs.seconds()
 
     def _widths(self, lengths: list[int]) -> list[int]:
-        """How many rows each step computes."""
+        """Count the rows that each step computes."""
         steps = np.arange(max(lengths, default=0))
         alive = (np.array(lengths)[:, None] > steps).sum(0)
         return [self._width(int(count), len(lengths)) for count in alive]
 
     def _width(self, alive: int, total: int) -> int:
-        """How many rows to keep; compiled steps round up to a ladder of few widths."""
-        if not self.compiled and not self.captured:
+        """Count the rows of a step; compiled steps round up to a ladder of few widths."""
+        if not self.compiled and not self.cuda_graph:
             return max(alive, MIN_WIDTH)
         ladder = {max(MIN_WIDTH, -(-total >> k)) for k in range(MAX_COMPILED_WIDTHS)}
         return min(w for w in ladder if w >= alive)
@@ -204,44 +192,45 @@ class Vectorized:
                 self._steps[masked] = eager_step(self.program, masked=masked)
         return self._steps[masked]
 
-    def _close(
-        self, entries: Sequence[ClientBatch], numbers: dict[str, Tensor], work: Work, closes: Tensor
+    def _close_epoch(
+        self, batches: Sequence[ClientBatch], numbers: dict[str, Tensor], work: Work, closes: Tensor
     ) -> Work:
+        closed: Work
         if self.program.rule.full_pass == "epochs":
-            seen = self._full_pass(entries, work.params).loss
-            closed: Work = self._map(local.close_epoch, numbers, work, closes, seen)
+            seen = self._full_pass(batches, work.params).loss
+            closed = self._map(local.close_epoch, numbers, work, closes, seen)
         else:
             closed = self._map(
                 lambda rule, w, c: local.close_epoch(rule, w, c, None), numbers, work, closes
             )
         return closed
 
-    def _full_pass(self, entries: Sequence[ClientBatch], params: Tree) -> FullPass:
+    def _full_pass(self, batches: Sequence[ClientBatch], params: Tree) -> FullPass:
         program = self.program
         # No wider than the largest client: padding costs as much as examples do. The largest of
         # all, not of these, because another width would move the last bits.
         size = min(program.full_pass_size, int(program.data.counts.max()))
         streams = [
-            full_pass(size, int(program.data.offsets[e.client]), e.examples) for e in entries
+            full_pass(size, int(program.data.offsets[b.client]), b.examples) for b in batches
         ]
         padded = pad(streams, per_example=True)
-        batches = _Batches(program, padded)
+        plan, width, steps = _DevicePlan(program, padded), len(batches), padded.indices.shape[1]
         losses = torch.vmap(program.objective.eval_loss)
-        loss = torch.zeros(len(entries), dtype=program.dtype, device=program.device)
+        loss = torch.zeros(width, dtype=program.dtype, device=program.device)
         if program.rule.full_pass == "epochs":
             with torch.no_grad(), MappedLayers():
-                for t in range(padded.indices.shape[1]):
-                    loss = loss + losses(params, batches.at(t, len(entries)))
+                for t in range(steps):
+                    loss = loss + losses(params, plan.at(t, width))
             return FullPass(loss, Tree({}))
         grad = params.zeros()
-        for t in range(padded.indices.shape[1]):
+        for t in range(steps):
             with MappedLayers():
-                part, slope = local.eager_gradient(losses, params, batches.at(t, len(entries)))
+                part, slope = local.eager_gradient(losses, params, plan.at(t, width))
             loss, grad = loss + part, grad + slope
         return FullPass(loss, grad)
 
 
-class _Batches:
+class _DevicePlan:
     """A padded plan on the device, one step at a time."""
 
     def __init__(self, program: Program, padded: Padded) -> None:
@@ -267,24 +256,16 @@ class _Batches:
 
 
 def eager_step(program: Program, *, masked: bool) -> MappedStep:
-    """A mapped step whose gradient is one ordinary backward pass over all clients."""
+    """Build a mapped step whose gradient is one ordinary backward pass over all clients."""
     losses = torch.vmap(program.objective.train)
 
-    def one(
-        numbers: Any, context: ClientContext, params: Tree, scratch: State, grad: Tree, active: Any
-    ) -> tuple[Tree, State]:
-        mask = active if masked else None
-        return local.step(bind(program.rule, numbers), context, params, scratch, grad, mask)
+    def one(numbers: Any, *args: Any) -> tuple[Tree, State]:
+        return local.step(bind(program.rule, numbers), *args)
 
     advance = torch.vmap(one, in_dims=(0, 0, 0, 0, 0, 0 if masked else None))
 
     def mapped(
-        numbers: Any,
-        context: ClientContext,
-        params: Tree,
-        scratch: State,
-        batch: Batch,
-        active: Any,
+        numbers: Any, context: Any, params: Tree, scratch: Any, batch: Batch, active: Any
     ) -> tuple[Tensor, Tree, State]:
         with MappedLayers():
             loss, grad = local.eager_gradient(losses, params, batch)
@@ -295,33 +276,22 @@ def eager_step(program: Program, *, masked: bool) -> MappedStep:
 
 
 def compiled_step(program: Program, *, masked: bool) -> MappedStep:
-    """The same step in a form that traces as one graph: ``torch.func.grad`` inside the map."""
+    """Build the same step in a form that traces as one graph: ``torch.func.grad`` in the map."""
 
     def one(
-        numbers: Any,
-        context: ClientContext,
-        params: Tree,
-        scratch: State,
-        batch: Batch,
-        active: Any,
+        numbers: Any, context: Any, params: Tree, scratch: Any, batch: Batch, active: Any
     ) -> tuple[Tensor, Tree, State]:
         def loss_of(tensors: dict[str, Tensor]) -> Tensor:
             return program.objective.train(Tree(tensors), batch)
 
         grad, loss = torch.func.grad_and_value(loss_of)(dict(params.items()))
-        mask = active if masked else None
         rule = bind(program.rule, numbers)
-        return loss, *local.step(rule, context, params, scratch, Tree(grad), mask)
+        return loss, *local.step(rule, context, params, scratch, Tree(grad), active)
 
     in_dims = (0, 0, 0, 0, 0, 0 if masked else None)
 
     def mapped(
-        numbers: Any,
-        context: ClientContext,
-        params: Tree,
-        scratch: State,
-        batch: Batch,
-        active: Any,
+        numbers: Any, context: Any, params: Tree, scratch: Any, batch: Batch, active: Any
     ) -> tuple[Tensor, Tree, State]:
         return torch.vmap(one, in_dims=in_dims)(numbers, context, params, scratch, batch, active)
 

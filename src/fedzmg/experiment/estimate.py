@@ -227,7 +227,7 @@ def _measure(task: Task, work: _Work, spec: RunSpec | GridSpec | StudySpec) -> _
     )
     step = _rounds(simulation)
     began = time.perf_counter()
-    few = Examples(*(column[:TEST_EXAMPLES].to(device) for column in task.test))
+    few = Examples(*(c[:TEST_EXAMPLES] for c in task.test)).to(device, dtype)
     evaluate(simulation.snapshot.params, few, objective, task.metric, task.prepare)
     _wait(device)
     example = (time.perf_counter() - began) / together / few.size
@@ -239,7 +239,7 @@ def _gradient(
     task: Task, objective: Objective, examples: int, device: torch.device, dtype: torch.dtype
 ) -> float:
     """Time one gradient; a fast one is repeated after it is warm."""
-    x, y = (column[:examples].to(device) for column in task.train.examples)
+    x, y = Examples(*(c[:examples] for c in task.train.examples)).to(device, dtype)
     weights = torch.full((examples,), 1 / examples, dtype=dtype, device=device)
     key = torch.tensor(0, device=device) if objective.model.needs_key else ()
     params = task.model.params().map(lambda leaf: leaf.to(device, dtype))

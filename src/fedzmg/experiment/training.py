@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fedzmg.engine.choose import EngineChoice
+from fedzmg.engine.choose import EngineChoice, EnginePlanner
 from fedzmg.errors import Interrupted
 from fedzmg.experiment import manifest
 from fedzmg.experiment.control import DeferredInterrupt, TimeLimitReached, named_write_errors
@@ -159,11 +159,9 @@ def build_simulation(
         rounds=task.protocol.rounds,
         device=device or resolve_device(spec.device),
         dtype=DTYPES[spec.dtype],
-        engine=recorded or spec.engine,
+        engine=EnginePlanner(recorded or spec.engine, chunk=chunk, trainings=trainings),
         precision=spec.precision,
         deterministic=spec.deterministic,
-        chunk=chunk,
-        trainings=trainings,
         restored=restored or None,
         memory_places=memory or None,
     )

@@ -386,7 +386,7 @@ def _environment(name: str, facts: Mapping[str, Any]) -> Iterator[torch.device]:
             f"{name} was trained on a GPU ({facts.get('device_name')}), and this machine has "
             "none: verify it on one that has"
         ) from None
-    if facts["engine"] == "compiled" and not can_compile(device):
+    if facts["engine"].startswith("compiled") and not can_compile(device):
         raise InputError(
             f"{name} was trained with compiled steps, and there is no compiler here: install "
             "one (g++; on a GPU triton)"

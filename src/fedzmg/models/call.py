@@ -1,4 +1,4 @@
-"""Calling a module with other tensors in the place of its own."""
+"""Call a module with other tensors instead of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedzmg.models.keyed import KeyedLayer
 
 
 class Call:
-    """Calls a private module with other tensors in the place of its own.
+    """Callable private module that takes its tensors as an argument.
 
     ``torch.func.functional_call`` does the same, but costs as much as a small model's forward
     pass; it is used where the compiler must see it. Not for several threads at once.
@@ -36,10 +36,10 @@ class Call:
                 self._slots[first] += self._slots.pop(name)
 
     def __call__(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        """The module's outputs.
+        """Compute the module's outputs.
 
         Raises:
-            InputError: for a module that does something which cannot be mapped over clients.
+            InputError: for a module that cannot be mapped over clients.
         """
         out: Tensor
         for layer in self._keyed:
@@ -54,7 +54,7 @@ class Call:
                 table[name] = tensor
             out = self._module(x)
         except RuntimeError as error:
-            reason = _why_it_does_not_map(str(error))
+            reason = _mapping_problem(str(error))
             if reason is None:
                 raise
             raise InputError(reason) from None
@@ -70,8 +70,8 @@ HIDDEN_RANDOMNESS = (
 )
 
 
-def _why_it_does_not_map(message: str) -> str | None:
-    """What torch's complaint about a mapped operation means for a model; None for any other."""
+def _mapping_problem(message: str) -> str | None:
+    """Explain torch's error about a mapped operation; None for any other error."""
     if not message.startswith("vmap:") and "Batching rule not implemented" not in message:
         return None
     if "random operation" in message:

@@ -11,22 +11,22 @@ from torch import Tensor, nn
 from fedzmg.contract import Layout
 from fedzmg.errors import InputError
 from fedzmg.models.call import Call
-from fedzmg.models.layer_swaps import exchange_layers
+from fedzmg.models.layer_swaps import swap_layers
 from fedzmg.models.layout import layout_of
 from fedzmg.models.unsupported import (
     NoHiddenRandomness,
+    check_independence,
+    check_module,
     private_copy,
-    refuse_misfits,
-    refuse_mixing,
 )
 from fedzmg.tree import Tree
 
 
 class FunctionalModel:
-    """``model(params, x)``: what engines, evaluation and deployed clients call.
+    """A module as a pure function ``model(params, x)``.
 
-    The module given is copied and never changed. Trainable parameters enter as a tree, parameters
-    with ``requires_grad=False`` stay constant, ``nn.Dropout`` is exchanged for keyed dropout.
+    The module is copied and never changed. Trainable parameters enter as a tree, parameters with
+    ``requires_grad=False`` stay constant, ``nn.Dropout`` becomes keyed dropout.
 
     Raises:
         InputError: for buffers (batch normalisation), recurrent layers that fuse what must be
@@ -36,13 +36,13 @@ class FunctionalModel:
     def __init__(
         self, module: nn.Module, axes: Mapping[str, tuple[int, ...]] | None = None
     ) -> None:
-        refuse_misfits(module)
+        check_module(module)
         self.layout: Layout = layout_of(module, axes)
         if not self.layout:
             raise InputError("the model has no trainable parameter: set requires_grad on some")
         self.source = private_copy(module)
         self.module = private_copy(module)
-        self.layer_keys = exchange_layers(self.module)
+        self.layer_keys = swap_layers(self.module)
         self._prepare_calls()
 
     def _prepare_calls(self) -> None:
@@ -51,34 +51,32 @@ class FunctionalModel:
 
     @property
     def needs_key(self) -> bool:
-        """Whether training needs a key for every step: for dropout or any other keyed layer."""
+        """Training needs a key for every step: for dropout or any other keyed layer."""
         return bool(self.layer_keys)
 
-    """An older name."""
-
     def params(self) -> Tree:
-        """The module's own trainable parameters."""
+        """Copy the module's own trainable parameters."""
         named = dict(self.module.named_parameters())
         return Tree({name: named[name].detach().clone() for name in self.layout})
 
     def frozen(self) -> list[Tensor]:
-        """Parameters that are not trained and stay as they came."""
+        """Return the parameters that are not trained."""
         named = self.module.named_parameters()
         return [p.detach() for name, p in named if name not in self.layout]
 
     def train(self, params: Tree, x: Tensor, key: Tensor | tuple[()] = ()) -> Tensor:
-        """Outputs with dropout on; ``key`` is the step's key."""
+        """Compute outputs with dropout on; ``key`` is the step's key."""
         inputs: dict[str, Tensor] = dict(params.items())
         if isinstance(key, Tensor):
             inputs |= dict.fromkeys(self.layer_keys, key)
         return self._training(inputs, x)
 
     def evaluate(self, params: Tree, x: Tensor) -> Tensor:
-        """Outputs with dropout off."""
+        """Compute outputs with dropout off."""
         return self._evaluating(dict(params.items()), x)
 
     def try_out(self, params: Tree, x: Tensor) -> Tensor:
-        """Outputs with dropout off, once the model has shown how it behaves on a few examples.
+        """Compute outputs with dropout off, and check the model on a few examples.
 
         Raises:
             InputError: for a model that draws random numbers by itself, or whose outputs for an
@@ -87,18 +85,23 @@ class FunctionalModel:
         with torch.no_grad(), NoHiddenRandomness():
             trained, outputs = self.train(params, x), self.evaluate(params, x)
             lone = self.train(params, x[:1]), self.evaluate(params, x[:1])
-        refuse_mixing((trained, outputs), lone, len(x))
+        check_independence((trained, outputs), lone, len(x))
         return outputs
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FunctionalModel:
-        """A copy whose constants and keys live on another device, constants in another dtype."""
+        """Copy the model to a device; constants become ``dtype``."""
         moved = copy.copy(self)
-        moved.module = copy.deepcopy(self.module).to(device, dtype)
-        for child in moved.module.modules():
-            for name, value in list(vars(child).items()):
-                if isinstance(value, Tensor):
-                    # Tensors that are plain attributes: nn.Module.to() leaves them where they are.
-                    real = value.is_floating_point()
-                    setattr(child, name, value.to(device, dtype if real else value.dtype))
+        moved.module = module_to(self.module, device, dtype)
         moved._prepare_calls()
         return moved
+
+
+def module_to(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Copy a module to a device; floating point tensors, plain attributes too, become ``dtype``."""
+    moved = copy.deepcopy(module).to(device, dtype)
+    for child in moved.modules():
+        for name, value in list(vars(child).items()):
+            if isinstance(value, Tensor):  # nn.Module.to() leaves plain attributes as they are
+                real = value.is_floating_point()
+                setattr(child, name, value.to(device, dtype if real else value.dtype))
+    return moved

@@ -31,7 +31,7 @@ _ATTENTION_OUTPUT = nn.modules.linear.NonDynamicallyQuantizableLinear
 
 
 def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tree:
-    """The trainable parameters that a seed starts from.
+    """Initialise the trainable parameters from a seed.
 
     Raises:
         InputError: for an unknown scheme, or a module type that ``scheme`` cannot start.
@@ -50,10 +50,10 @@ def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tr
 
 
 def check_scheme(scheme: object) -> None:
-    """Refuse what is no initializer.
+    """Reject anything but an initializer.
 
     Raises:
-        InputError: if it is neither a scheme that is known nor a function.
+        InputError: if it is neither a known scheme nor a function.
     """
     if not callable(scheme) and scheme not in ("given", *_SCHEMES):
         raise unknown("initializer", str(scheme), ["torch", "keras", "given"])

@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from fedzmg.models.kernels.draws import draws
+from fedzmg.models.kernels.draws import RANGE, draws
 
 
 class KeyedLayer(nn.Module):
@@ -32,21 +32,38 @@ class KeyedLayer(nn.Module):
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def numbered(self, layer: int) -> Self:
-        """A copy for another place in a model."""
+        """Copy the layer for another place in a model."""
         other = copy.deepcopy(self)
         other.layer = layer
         return other
 
-    def draw(self, shape: torch.Size, device: torch.device) -> Tensor:
-        """32 random bits for every place of ``shape`` (examples first)."""
-        return self._draws(shape, device, None)
+    def draw(self, shape: torch.Size, device: torch.device, below: int | None = None) -> Tensor:
+        """Draw 32 random bits for every place of ``shape`` (examples first).
 
-    def draw_under(self, below: int, shape: torch.Size, device: torch.device) -> Tensor:
-        """Whether the random bits of each place are under a number."""
-        return self._draws(shape, device, below)
-
-    def _draws(self, shape: torch.Size, device: torch.device, below: int | None) -> Tensor:
+        With ``below``, return whether they are under that number instead.
+        """
         call = self.calls
         self.calls = call + 1
         found: Tensor = draws(self.key.to(device), self.layer, call, shape.numel(), below)
         return found.reshape(shape)
+
+
+class KeyedDropout(KeyedLayer):
+    """Replacement of ``nn.Dropout``."""
+
+    def __init__(self, p: float, layer: int) -> None:
+        super().__init__(layer)
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zero each element with probability ``p`` and rescale the rest; identity in eval mode."""
+        if not self.training or self.p == 0:
+            return x
+        if self.p == 1:
+            return x * 0
+        zeroed = self.draw(x.shape, x.device, below=int(self.p * RANGE))
+        return torch.where(zeroed, torch.zeros_like(x), x / (1 - self.p))
+
+    def extra_repr(self) -> str:
+        """Probability and layer, as printed inside a model."""
+        return f"p={self.p}, layer={self.layer}"

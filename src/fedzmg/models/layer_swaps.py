@@ -1,8 +1,8 @@
-"""What a functional model puts in the place of torch's layers, in its private copy of a module.
+"""Replacements of torch's layers in a functional model's private copy of a module.
 
 * Dropout becomes keyed dropout, and every keyed layer is numbered.
-* Layers whose operation torch cannot map over clients, or maps by a slow loop, change their class
-  for one that computes the same from operations that do map. Parameters and names stay.
+* Layers that torch cannot map over clients, or maps by a slow loop, change their class for one
+  that computes the same from operations that do map. Parameters and names stay.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
-from fedzmg.models.dropout import KeyedDropout
 from fedzmg.models.kernels import layers
-from fedzmg.models.keyed import KeyedLayer
+from fedzmg.models.keyed import KeyedDropout, KeyedLayer
 from fedzmg.models.recurrent import GRUCell, LSTMCell, RNNCell
 
 
@@ -90,7 +89,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return out, weights if need_weights else None
 
 
-MAPS: dict[type[nn.Module], type[nn.Module]] = {
+SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Bilinear: Bilinear,
     nn.Conv2d: Conv2d,
     nn.EmbeddingBag: EmbeddingBag,
@@ -100,17 +99,17 @@ MAPS: dict[type[nn.Module], type[nn.Module]] = {
     nn.MultiheadAttention: MultiheadAttention,
     nn.RNNCell: RNNCell,
 }
-"""Exactly these types: a subclass of a user's own keeps its forward pass.
+"""Replacements by exact type: a user's subclass keeps its forward pass.
 
-Every class has the name of the one it stands in for, so that a model prints as before.
+Every class has the name of the one that it replaces, so that a model prints as before.
 """
 
 
-def exchange_layers(module: nn.Module) -> tuple[str, ...]:
-    """Exchange layers in place; the names of the keys that training must be given."""
+def swap_layers(module: nn.Module) -> tuple[str, ...]:
+    """Replace layers in place; return the names of the keys that training needs."""
     keys: list[str] = []
     for prefix, parent in list(module.named_modules()):
-        parent.__class__ = MAPS.get(type(parent), type(parent))
+        parent.__class__ = SWAPS.get(type(parent), type(parent))
         # Not named_children(), which leaves out a module that is used a second time.
         for child_name, child in list(parent._modules.items()):
             name = f"{prefix}.{child_name}" if prefix else child_name

@@ -1,4 +1,4 @@
-"""Which axes of a parameter are the inputs of its layer, decided by the type of the module.
+"""Input axes of parameters, by the type of their module.
 
 The zero-mean projection averages over a layer's inputs. That is not a function of a tensor's
 rank: a linear kernel is ``(out, in)``, an embedding ``(vocabulary, dim)`` has its inputs first, a
@@ -17,17 +17,16 @@ from fedzmg.errors import InputError
 from fedzmg.models.recurrent import GRU
 
 AxisRule: TypeAlias = Callable[[nn.Module, str, int], ParamInfo | None]
-"""(module, its parameter's own name, rank) -> role and input axes; None if it cannot be said."""
+"""(module, its parameter's own name, rank) -> role and input axes; None if they are unknown."""
 
 _BIAS = ParamInfo("bias", ())
 _NORM = ParamInfo("norm", ())
 
 
-def _all_but_first(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
-    del module
+def _all_but_first(_module: nn.Module, name: str, rank: int) -> ParamInfo | None:
     if name == "bias":
         return _BIAS
-    # Another name is none of the layer's own, e.g. the lengths that weight norm puts there.
+    # Another name is not one of the layer's own, e.g. the lengths that weight norm adds.
     return ParamInfo("kernel", tuple(range(1, rank))) if name == "weight" else None
 
 
@@ -40,28 +39,24 @@ def _transposed(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
     return ParamInfo("kernel", (0, *range(2, rank)))
 
 
-def _recurrent(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
-    del module, rank
+def _recurrent(_module: nn.Module, name: str, _rank: int) -> ParamInfo | None:
     if name.startswith("bias"):
         return _BIAS
     return ParamInfo("recurrent_kernel" if name.startswith("weight_hh") else "kernel", (1,))
 
 
-def _embedding(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
-    del module, name, rank
+def _embedding(*_: object) -> ParamInfo:
     return ParamInfo("embedding", (0,))
 
 
-def _attention(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
-    del module, rank
+def _attention(_module: nn.Module, name: str, _rank: int) -> ParamInfo | None:
     if name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
         return ParamInfo("kernel", (1,))
     # bias_k and bias_v are rank 3 yet biases.
     return _BIAS if name in ("in_proj_bias", "bias_k", "bias_v") else None
 
 
-def _norm(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
-    del module, name, rank
+def _norm(*_: object) -> ParamInfo:
     return _NORM
 
 
@@ -90,7 +85,7 @@ INPUT_AXES: dict[type[nn.Module], AxisRule] = {
 
 
 def layout_of(model: nn.Module, axes: Mapping[str, tuple[int, ...]] | None = None) -> Layout:
-    """Role and input axes of every trainable parameter of a model.
+    """Find role and input axes of every trainable parameter of a model.
 
     Args:
         model: any module; parameters with ``requires_grad=False`` are left out.
@@ -116,7 +111,7 @@ def layout_of(model: nn.Module, axes: Mapping[str, tuple[int, ...]] | None = Non
             )
             shared = first_name.setdefault(id(parameter), name)
             if shared in layout and shared in (axes or {}):
-                continue  # the user has said which axes a tied weight has
+                continue  # the user has given the axes of a tied weight
             if shared in layout and layout[shared].input_axes != info.input_axes:
                 raise InputError(
                     f"parameter {name!r} is tied to {shared!r}, which has other input axes: "
@@ -125,7 +120,7 @@ def layout_of(model: nn.Module, axes: Mapping[str, tuple[int, ...]] | None = Non
             layout.setdefault(shared, info)
     if named:
         raise InputError(
-            f"axes names {sorted(named)[0]!r}, which is no trainable parameter of the model "
+            f"axes names {sorted(named)[0]!r}, which is not a trainable parameter of the model "
             f"(it has {', '.join(layout)})"
         )
     return layout

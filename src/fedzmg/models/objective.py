@@ -1,4 +1,4 @@
-"""What a client minimises: a model and a loss, as functions of one batch."""
+"""The objective of a client: a model and a loss, as functions of one batch."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ class Objective:
     """Compute layers in this precision on a GPU; parameters and losses keep theirs."""
 
     def train(self, params: Tree, batch: Batch) -> Tensor:
-        """Weighted loss of a batch, dropout on."""
+        """Compute the weighted loss of a batch, dropout on."""
         with self._layers():
             outputs = self.model.train(params, batch.x, batch.key)
         return self._weighted(outputs, batch)
 
     def eval_loss(self, params: Tree, batch: Batch) -> Tensor:
-        """Weighted loss of a batch, dropout off."""
+        """Compute the weighted loss of a batch, dropout off."""
         with self._layers():
             outputs = self.model.evaluate(params, batch.x)
         return self._weighted(outputs, batch)
 
     def outputs(self, params: Tree, x: Tensor) -> Tensor:
-        """What the model predicts, dropout off."""
+        """Compute predictions, dropout off."""
         with self._layers():
             out = self.model.evaluate(params, x)
         return out if self.layers_in is None else out.float()

@@ -1,4 +1,4 @@
-"""Modules that no engine can train: found when a model is made, said with the remedy."""
+"""Reject unsupported modules with an actionable message."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fedzmg.models.keyed import KeyedLayer
 from fedzmg.tree import leaves
 
 
-def refuse_misfits(module: nn.Module) -> None:
-    """Refuse layers that keep a state of their own, or that cannot be mapped over clients.
+def check_module(module: nn.Module) -> None:
+    """Reject layers that keep state, or that cannot be mapped over clients.
 
     Raises:
         InputError: naming the layer and the remedy.
@@ -28,7 +28,7 @@ def refuse_misfits(module: nn.Module) -> None:
         raise InputError(f"the model is a {type(module).__name__}: give an nn.Module")
     for prefix, child in module.named_modules():
         layer, kind = f"layer {prefix or 'model'!r}", type(child).__name__
-        _refuse_buffers(child, layer, kind)
+        _check_buffers(child, layer, kind)
         if isinstance(child, nn.MultiheadAttention) and child.dropout:
             raise InputError(
                 f"{layer} is a {kind} with dropout inside, whose masks have no address: set its "
@@ -48,7 +48,7 @@ def refuse_misfits(module: nn.Module) -> None:
             )
 
 
-def _refuse_buffers(child: nn.Module, layer: str, kind: str) -> None:
+def _check_buffers(child: nn.Module, layer: str, kind: str) -> None:
     if isinstance(child, nn.modules.batchnorm._BatchNorm):
         raise InputError(
             f"{layer} is a {kind}, whose running statistics average badly over clients: "
@@ -66,7 +66,7 @@ def _refuse_buffers(child: nn.Module, layer: str, kind: str) -> None:
 
 
 def private_copy(module: nn.Module) -> nn.Module:
-    """A copy that shares nothing with the module.
+    """Copy a module completely.
 
     Raises:
         InputError: for a module that cannot be copied.
@@ -81,10 +81,10 @@ def private_copy(module: nn.Module) -> nn.Module:
         ) from None
 
 
-def refuse_mixing(batch: Any, alone: Any, examples: int) -> None:
-    """Refuse outputs that change with the other examples of a batch.
+def check_independence(batch: Any, alone: Any, examples: int) -> None:
+    """Reject outputs that change with the other examples of a batch.
 
-    Engines pad batches and split them; such a model would learn from the padding.
+    Engines pad and split batches; such a model would learn from the padding.
 
     Args:
         batch: outputs for ``examples`` examples.
@@ -109,7 +109,7 @@ def refuse_mixing(batch: Any, alone: Any, examples: int) -> None:
 
 
 class NoHiddenRandomness:
-    """A ``with`` block in which nobody may draw from a global generator.
+    """Context in which no global random generator may be used.
 
     Raises:
         InputError: at its end, when Python's, NumPy's or torch's generator has moved.
@@ -126,5 +126,5 @@ class NoHiddenRandomness:
 def _global_generators() -> tuple[object, ...]:
     # NumPy's old generator is read because models draw from it; nothing is drawn here.
     numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
-    words, place = numpy["state"]["key"].tobytes(), numpy["state"]["pos"]
-    return random.getstate(), words, place, torch.get_rng_state().numpy().tobytes()
+    words, position = numpy["state"]["key"].tobytes(), numpy["state"]["pos"]
+    return random.getstate(), words, position, torch.get_rng_state().numpy().tobytes()

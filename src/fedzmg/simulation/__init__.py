@@ -6,11 +6,14 @@ history each. A trial's history does not depend on its neighbours.
 
 from __future__ import annotations
 
+from fedzmg.engine.choose import EngineName, EnginePlanner
+from fedzmg.simulation.checkpoint import Checkpoint
 from fedzmg.simulation.clients import ClientMetrics
 from fedzmg.simulation.devices import Device, resolve_device
-from fedzmg.simulation.history import Checkpoint, History, Record
-from fedzmg.simulation.rounds import EngineName, RoundReport, Simulation
-from fedzmg.simulation.snapshot import Snapshot
+from fedzmg.simulation.history import History, Record
+from fedzmg.simulation.planning import RoundPlanner
+from fedzmg.simulation.rounds import RoundReport, Simulation
+from fedzmg.simulation.server import Snapshot
 from fedzmg.simulation.training import Observer, simulate
 from fedzmg.simulation.trial import Trial, packs
 
@@ -19,9 +22,11 @@ __all__ = [
     "ClientMetrics",
     "Device",
     "EngineName",
+    "EnginePlanner",
     "History",
     "Observer",
     "Record",
+    "RoundPlanner",
     "RoundReport",
     "Simulation",
     "Snapshot",

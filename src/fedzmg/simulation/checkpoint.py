@@ -1,26 +1,43 @@
-"""One trial's position as named tensors, and a pack put back to the positions of its trials."""
+"""Checkpoints of single trials, and a pack restored from them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fedzmg.contract import State
-from fedzmg.engine.memory import MemoryStore
+from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.errors import InputError
-from fedzmg.simulation.history import Checkpoint
-from fedzmg.simulation.snapshot import Snapshot
-from fedzmg.tree import named_leaves, refill, row, stack
+from fedzmg.simulation.server import Snapshot
+from fedzmg.tree import Tree, named_leaves, refill, row, stack
+
+
+class Checkpoint(NamedTuple):
+    """Everything that later rounds of one trial depend on, as named tensors."""
+
+    round: int
+    tensors: dict[str, Tensor]
+
+    def params(self) -> Tree:
+        """Return the global model."""
+        prefix, suffix = "model.params['", "']"
+        return Tree(
+            {
+                name.removeprefix(prefix).removesuffix(suffix): tensor
+                for name, tensor in self.tensors.items()
+                if name.startswith(prefix)
+            }
+        )
 
 
 def checkpoint_of(
-    round_: int, snapshot: Snapshot, trial: int, remembered: Mapping[int, State]
+    round_: int, snapshot: Snapshot, trial: int, memories: Mapping[int, State]
 ) -> Checkpoint:
-    """A trial's row of a snapshot, and what its clients remember."""
+    """Copy a trial's row of a snapshot and its clients' memories."""
     tensors = {f"model{path}": t for path, t in named_leaves(row(snapshot, trial)).items()}
-    for client, state in remembered.items():
+    for client, state in memories.items():
         tensors |= {f"memory|{client}|{p}": t for p, t in named_leaves(state).items()}
     return Checkpoint(round_, {n: t.detach().cpu().clone() for n, t in tensors.items()})
 
@@ -28,12 +45,12 @@ def checkpoint_of(
 def restored_snapshot(
     checkpoints: Sequence[Checkpoint], fresh: Snapshot, memory: MemoryStore
 ) -> Snapshot:
-    """The snapshot that checkpoints stand for, on the host; client memory is put back.
+    """Restore a snapshot, on the host, and the clients' memories.
 
     Args:
-        checkpoints: one per trial, all at one round.
+        checkpoints: one per trial, all of one round.
         fresh: a snapshot of these trials, for the shapes.
-        memory: where clients remember.
+        memory: store of the clients' memories.
 
     Raises:
         InputError: if they are of different rounds or of other trials.
@@ -53,7 +70,7 @@ def restored_snapshot(
 
 
 def _filled(template: Any, tensors: Mapping[str, Tensor], prefix: str) -> Any:
-    """The template with a checkpoint's tensors; a misfit is an input error, not a crash."""
+    """Fill a template with a checkpoint's tensors."""
     found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     for name, leaf in named_leaves(template).items():
         other = found.get(name)

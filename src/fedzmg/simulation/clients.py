@@ -1,4 +1,4 @@
-"""How a model does on the examples of every client, so that an average hides nobody."""
+"""Metrics of a model on the examples of single clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from fedzmg.data.federated import Examples
 from fedzmg.evaluation import evaluate_by_owner
@@ -18,11 +17,11 @@ from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
 
 MOST_CLIENTS = 10_000
-"""Of a larger population a sample is looked at."""
+"""Size of the sample of a larger population."""
 SHARE_OF_TRAINING = 3
-"""An evaluation looks at no more than one in so many of the examples that training does."""
+"""Examples used in training per example evaluated, at least."""
 FEW_EXAMPLES = 2_000
-"""What is looked at however short the training is."""
+"""Examples evaluated however short the training is."""
 
 Part = Literal["test", "training"]
 
@@ -34,9 +33,9 @@ class ClientMetrics:
     round: int
     """Rounds trained so far."""
     part: Part
-    """Which of their examples: those kept for tests, where the task has them by client."""
+    """Evaluated examples: test examples if the task has them by client."""
     population: int
-    """Clients that hold such examples; more than are listed where these are a sample."""
+    """Clients that hold such examples; ``clients`` may be a sample of them."""
     clients: npt.NDArray[np.int64]
     """Positions in the task's clients, ascending."""
     examples: npt.NDArray[np.int64]
@@ -45,32 +44,32 @@ class ClientMetrics:
 
 
 class Watched(NamedTuple):
-    """Clients to look at, and where their examples lie."""
+    """Clients to evaluate, and the positions of their examples."""
 
     part: Part
     population: int
     clients: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
-    places: npt.NDArray[np.int64]
-    """Of their examples, client after client."""
+    positions: npt.NDArray[np.int64]
+    """Positions of their examples, client after client."""
 
     @classmethod
     def of(cls, task: Task, *, everyone: bool = False) -> Watched:
-        """The clients that a task's runs are judged by: the same for every algorithm and seed.
+        """Choose the clients to evaluate: the same for every algorithm and seed.
 
-        Who holds nothing is left out. Of many clients, or of many examples beside a short
-        training, a sample is drawn; a longer training only adds to it.
+        Clients without examples are left out. A large population, or one with many examples for a
+        short training, is sampled; a longer training only adds to the sample.
 
         Args:
             task: data and protocol.
-            everyone: whether to look at all of them, whatever it costs.
+            everyone: choose all of them, whatever it costs.
         """
         owners = task.test_owners
         part: Part
         if owners is None:
             part, order, counts = "training", None, task.train.counts
         else:
-            # Examples of nobody who trains carry a negative number.
+            # Examples without a training client have a negative owner.
             known = np.flatnonzero(owners >= 0)
             order = known[np.argsort(owners[known], kind="stable")]
             part, counts = "test", np.bincount(owners[known], minlength=len(task.train))
@@ -80,14 +79,14 @@ class Watched(NamedTuple):
         held = counts[chosen]
         # Positions within each client, moved to where the client begins.
         within = np.arange(held.sum()) - np.repeat(np.cumsum(held) - held, held)
-        places = np.repeat(starts[chosen], held) + within
+        positions = np.repeat(starts[chosen], held) + within
         if order is not None:
-            places = order[places]
-        return cls(part, len(holders), chosen, held, places)
+            positions = order[positions]
+        return cls(part, len(holders), chosen, held, positions)
 
 
 def _affordable(task: Task) -> int:
-    """Examples that may be looked at, so that it costs little beside the training."""
+    """Count the examples whose evaluation costs little beside the training."""
     protocol = task.protocol
     trained = protocol.rounds * protocol.cohort * protocol.epochs * float(task.train.counts.mean())
     return max(FEW_EXAMPLES, int(trained) // SHARE_OF_TRAINING)
@@ -109,19 +108,32 @@ def measure(
     objective: Objective,
     round_: int,
 ) -> list[ClientMetrics]:
-    """Evaluate stacked models on watched clients; nothing of a training depends on it.
+    """Evaluate stacked models on chosen clients, without an effect on the training.
 
     Args:
         task: metric and preparation.
-        watched: whom to look at.
+        watched: clients to evaluate.
         params: models, stacked on the first axis.
-        data: the part of the examples that ``watched`` speaks of, where the models are.
+        data: the part of the examples that ``watched`` refers to, on the device of the models.
         objective: model and loss.
         round_: rounds trained so far.
     """
     device = next(iter(params.values())).device
-    places, counts = (torch.from_numpy(a).to(device) for a in (watched.places, watched.counts))
-    found = _within_memory(params, data, places, counts, objective, task).cpu().numpy()
+    positions, counts = (
+        torch.from_numpy(a).to(device) for a in (watched.positions, watched.counts)
+    )
+    found = None
+    chunk = 500
+    while found is None:
+        try:
+            found = evaluate_by_owner(
+                params, data, positions, counts, objective, task.metric, task.prepare, chunk=chunk
+            )
+        except torch.OutOfMemoryError:
+            if chunk == 1:
+                raise
+            chunk //= 2
+            torch.cuda.empty_cache()
     return [
         ClientMetrics(
             round=round_,
@@ -132,22 +144,5 @@ def measure(
             metric=np.ascontiguousarray(values[:, 1]),
             loss=np.ascontiguousarray(values[:, 0]),
         )
-        for values in found
+        for values in found.cpu().numpy()
     ]
-
-
-def _within_memory(
-    params: Tree, data: Examples, places: Tensor, counts: Tensor, objective: Objective, task: Task
-) -> Tensor:
-    """Evaluate in parts that fit, without asking the training to make room."""
-    chunk = 500
-    while True:
-        try:
-            return evaluate_by_owner(
-                params, data, places, counts, objective, task.metric, task.prepare, chunk=chunk
-            )
-        except torch.OutOfMemoryError:
-            if chunk == 1:
-                raise
-            chunk //= 2
-            torch.cuda.empty_cache()

@@ -1,31 +1,29 @@
-"""The devices that this machine has."""
+"""Device selection, and the copy of a task to a device."""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from dataclasses import replace
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
+from fedzmg.contract import ClientRule
+from fedzmg.data.federated import Examples
+from fedzmg.engine.round import Program
 from fedzmg.errors import InputError, unknown
+from fedzmg.models.kernels.precision import Precision
+from fedzmg.tasks.task import Task
 
 Device = Literal["auto", "cpu", "cuda"]
 
 
 def has_gpu() -> bool:
-    """Whether this machine has a CUDA device."""
+    """Tell whether this machine has a CUDA device."""
     return torch.cuda.is_available()
 
 
-def other_devices(device: torch.device) -> list[torch.device]:
-    """The other GPUs that work is spread over; CUDA_VISIBLE_DEVICES limits them."""
-    if device.type != "cuda":
-        return []
-    first = device.index or 0
-    return [torch.device("cuda", i) for i in range(torch.cuda.device_count()) if i != first]
-
-
 def resolve_device(device: str) -> torch.device:
-    """The device that ``auto`` stands for, or the named one.
+    """Return the named device; ``auto`` is a GPU if there is one.
 
     Raises:
         InputError: for an unknown name or a device this machine does not have.
@@ -37,3 +35,27 @@ def resolve_device(device: str) -> torch.device:
     if device == "auto":
         device = "cuda" if has_gpu() else "cpu"
     return torch.device(device)
+
+
+class PlacedTask(NamedTuple):
+    """Local training and test examples of a task on a device."""
+
+    program: Program
+    test: Examples
+
+
+def place(
+    task: Task, rule: ClientRule, device: torch.device, dtype: torch.dtype, precision: Precision
+) -> PlacedTask:
+    """Copy a task's model and data to a device, in the precision of the training."""
+    half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
+    program = Program(
+        rule=rule,
+        objective=replace(task.objective, model=task.model.to(device, dtype), layers_in=half),
+        data=task.train.to(device, dtype),
+        prepare=task.prepare,
+        dtype=dtype,
+        device=device,
+        longest=task.protocol.batching.steps(int(task.train.counts.max())),
+    )
+    return PlacedTask(program, task.test.to(device, dtype))

@@ -1,7 +1,7 @@
-"""One round of the rules alone, before they train: a slip is said by rule and method.
+"""Run one round of the rules alone before training, to report mistakes by rule and method.
 
-Engines map rules over clients, compile and replay them; there, a forgotten state ends in an error
-about something else. Values are not judged here, only what methods return.
+Inside an engine, which maps, compiles and replays rules, a forgotten state would end in an error
+about something else. Only the structure of returned values is checked.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from fedzmg.contract import (
     chain,
 )
 from fedzmg.errors import InputError
-from fedzmg.simulation.packed_rule import PackedRule
+from fedzmg.simulation.trial import PackedRule
 from fedzmg.tree import Tree, leaves, row, tree_map
 
 PAIRS = {
     "step": "the parameters and the state after the step, (params, scratch)",
-    "end_epoch": "the state and whether to go on, (scratch, True)",
+    "end_epoch": "the state and whether to continue, (scratch, True)",
     "finish": "an upload and the memory, (Upload(context.params - params), context.memory)",
     "update": "the next model and the next state of the server, (params, state)",
 }
-"""What methods return that return two things."""
+"""Return values of methods that return two things."""
 
 
-def rehearse(clients: PackedRule, servers: PackedRule, models: Tree) -> None:
-    """Let the rules of the first trial do a step and end a round, on gradients of ones.
+def dry_run(clients: PackedRule, servers: PackedRule, models: Tree) -> None:
+    """Run one step and the end of a round with the rules of the first trial, on gradients of one.
 
     Args:
         clients: the client rule.
@@ -60,7 +60,7 @@ def rehearse(clients: PackedRule, servers: PackedRule, models: Tree) -> None:
     except (InputError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        where = _place(error.__traceback__)
+        where = _failing_method(error.__traceback__)
         if where is None:
             raise
         raise InputError(f"{where}: {_reason(error)}") from error
@@ -87,46 +87,48 @@ def _round(client: ClientRule, server: ServerRule, params: Tree) -> None:
     upload, kept = _pair(client, "finish", client.finish(context, moved, after, count))
     if not isinstance(upload, Upload):
         raise InputError(
-            f"{_name(client)}.finish returned {_said(upload)}: return {PAIRS['finish']}"
+            f"{_name(client)}.finish returned {_describe(upload)}: return {PAIRS['finish']}"
         )
     _same(client, "finish", "delta", upload.delta, "given", params)
-    _same(client, "finish", "memory", kept, "remember gave", memory)
-    # Averages are floating point numbers whatever was sent.
-    sent = tree_map(lambda leaf: leaf.to(one.dtype), upload)
-    cohort = Cohort(sent.delta, sent.average, sent.total, count, count, count)
+    _same(client, "finish", "memory", kept, "init_memory gave", memory)
+    # Averages are floating point numbers whatever was uploaded.
+    floats = tree_map(lambda leaf: leaf.to(one.dtype), upload)
+    cohort = Cohort(floats.delta, floats.average, floats.total, count, count, count)
     new, last = _pair(server, "update", server.update(params, state, cohort))
     _same(server, "update", "model", new, "given", params)
     _same(server, "update", "state", last, "init gave", state)
 
 
 def _state(rule: Rule, method: str, value: Any) -> Any:
-    """A state, if it is one."""
+    """Return a state; reject anything else."""
     for leaf in leaves(value):
         if not isinstance(leaf, Tensor):
             raise InputError(
-                f"{_name(rule)}.{method} returned {_said(value)}: return tensors, trees or tuples "
-                "of them; () for nothing"
+                f"{_name(rule)}.{method} returned {_describe(value)}: return tensors, trees or "
+                "tuples of them; () for nothing"
             )
     return value
 
 
 def _pair(rule: Rule, method: str, value: Any) -> tuple[Any, Any]:
     if not isinstance(value, tuple) or len(value) != 2:
-        raise InputError(f"{_name(rule)}.{method} returned {_said(value)}: return {PAIRS[method]}")
+        raise InputError(
+            f"{_name(rule)}.{method} returned {_describe(value)}: return {PAIRS[method]}"
+        )
     return value[0], value[1]
 
 
 def _same(rule: Rule, method: str, what: str, new: Any, source: str, old: Any) -> None:
-    """Refuse a value of another structure, or with tensors of other shapes, than there was."""
+    """Reject a value of another structure or with tensors of other shapes."""
     if _form(new) != _form(old):
         raise InputError(
-            f"{_name(rule)}.{method} returned {_said(new)} as {what}: expected the form of what "
-            f"{'it was given' if source == 'given' else source}, {_said(old)}"
+            f"{_name(rule)}.{method} returned {_describe(new)} as {what}: expected the form of "
+            f"what {'it was given' if source == 'given' else source}, {_describe(old)}"
         )
 
 
 def _form(value: Any) -> Any:
-    """Names and shapes; plain and named tuples hold the same."""
+    """Reduce a value to names and shapes; plain and named tuples are equal."""
     if isinstance(value, Tree):
         return {name: leaf.shape for name, leaf in value.items()}
     if isinstance(value, tuple):
@@ -134,15 +136,15 @@ def _form(value: Any) -> Any:
     return value.shape if isinstance(value, Tensor) else type(value)
 
 
-def _said(value: Any) -> str:
-    """A value in few words: trees and tensors by their shapes."""
+def _describe(value: Any) -> str:
+    """Describe a value in few words: trees by their names, tensors by their shapes."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, Tree):
         names = list(value)
         return f"a Tree of {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
     if isinstance(value, tuple):
-        return f"({', '.join(map(_said, value))}{',' if len(value) == 1 else ''})"
+        return f"({', '.join(map(_describe, value))}{',' if len(value) == 1 else ''})"
     return "None" if value is None else f"a {type(value).__name__}"
 
 
@@ -151,15 +153,14 @@ def _is_foreign(rule: Rule) -> bool:
 
 
 def _name(rule: Rule) -> str:
-    """The rule to be looked at: of several around each other, the first that is not ours."""
+    """Name the outermost user rule of a chain; the rule itself if there is none."""
     return type(next(filter(_is_foreign, chain(rule)), rule)).__name__
 
 
-def _place(trace: TracebackType | None) -> str | None:
-    """The method of a rule in which an error arose; None: it was in none.
+def _failing_method(trace: TracebackType | None) -> str | None:
+    """Name the rule's method in which an error arose; None: it was in none.
 
-    The innermost one of a rule that is not ours, as ours stumble over what they are given; and a
-    wrapper of ours over what the rule inside returned.
+    The innermost method of a user rule wins: built-in rules fail on values that it returned.
     """
     found: dict[bool, str] = {}
     while trace is not None:
@@ -171,10 +172,10 @@ def _place(trace: TracebackType | None) -> str | None:
 
 
 def _reason(error: Exception) -> str:
-    said = (str(error).splitlines() or [""])[0]
-    if "data-dependent control flow" in said or ".item()" in said:
+    message = (str(error).splitlines() or [""])[0]
+    if "data-dependent control flow" in message or ".item()" in message:
         return (
             "the numbers of a rule are tensors without a value while it is mapped over clients: "
             "use them in arithmetic and choose with torch.where, not with if, float() or item()"
         )
-    return f"{type(error).__name__}: {said}"
+    return f"{type(error).__name__}: {message}"

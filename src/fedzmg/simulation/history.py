@@ -1,14 +1,14 @@
-"""What is known of a trial's past: a line per round, the model, and where to go on."""
+"""History of a trial: a record per round, and the trained model."""
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from fedzmg.models.functional import module_to
 from fedzmg.simulation.clients import ClientMetrics, Watched, measure
 from fedzmg.simulation.trial import Trial
 from fedzmg.tasks.task import Task
@@ -16,12 +16,12 @@ from fedzmg.tree import Tree
 
 
 class Record(NamedTuple):
-    """What one trial's round came to; ``round`` counts from 1."""
+    """Results of one trial's round; ``round`` counts from 1."""
 
     round: int
     clients: int
     dropped: int
-    """Uploads refused because they were not finite."""
+    """Uploads rejected because they were not finite."""
     steps: int
     train_loss: float
     bytes_down: int
@@ -32,9 +32,9 @@ class Record(NamedTuple):
     """The same, if whole numbers used no more bits than they need."""
     scalar_bytes_down: int
     scalar_bytes_up: int
-    """Steps, rounds, losses, rates and example counts, apart from the arrays."""
+    """Steps, rounds, losses, learning rates and example counts, apart from the arrays."""
     bytes_kept: int
-    """What each client that took part keeps until it is sampled again."""
+    """Bytes that each client keeps until it is sampled again."""
     total_bytes_down: int
     """Arrays and scalars of all rounds so far."""
     total_bytes_up: int
@@ -44,8 +44,8 @@ class Record(NamedTuple):
     metric: float | None = None
     diverged: bool = False
     client_loss: tuple[float, ...] | None = None
-    """Training loss over the clients that were merged: least, 10 %, median, 90 %, most; six digits.
-    None if none was."""
+    """Training loss of the merged clients: minimum, 10 %, median, 90 %, maximum; six digits. None
+    without clients."""
 
 
 @dataclass(frozen=True)
@@ -57,23 +57,23 @@ class History:
     records: tuple[Record, ...]
     params: Tree
     clients: tuple[ClientMetrics, ...] = ()
-    """How the model did on single clients, in the order of rounds; the last is the end's."""
+    """Metrics on single clients, in the order of rounds; the last is of the final model."""
 
     def __repr__(self) -> str:
-        """How it went, without the rounds and the model."""
+        """Summarise, without the rounds and the model."""
         name, metrics = self.trial.name or self.trial.algorithm.name, self.metrics
-        told = [f"{len(self.records)} of {self.task.protocol.rounds} rounds"]
+        parts = [f"{len(self.records)} of {self.task.protocol.rounds} rounds"]
         if metrics:
-            told.append(f"{self.task.metric.name} {metrics[-1]:.4g} at last")
+            parts.append(f"{self.task.metric.name} {metrics[-1]:.4g} at the end")
         if self.diverged is not None:
-            told.append(f"diverged in round {self.diverged}")
+            parts.append(f"diverged in round {self.diverged}")
         return (
-            f"<History of {name} on {self.task.name!r}, seed {self.trial.seed}: {', '.join(told)}>"
+            f"<History of {name} on {self.task.name!r}, seed {self.trial.seed}: {', '.join(parts)}>"
         )
 
     @property
     def diverged(self) -> int | None:
-        """The round in which the trial diverged, if it did."""
+        """Round in which the trial diverged; None if it did not."""
         return next((r.round for r in self.records if r.diverged), None)
 
     @property
@@ -83,11 +83,11 @@ class History:
 
     @property
     def metrics(self) -> list[float]:
-        """The metric after each evaluated round."""
+        """Metric after each evaluated round."""
         return [r.metric for r in self.records if r.metric is not None]
 
     def client_metrics(self) -> ClientMetrics:
-        """How the model does on each client's own examples in the end, evaluated now if need be."""
+        """Return the final model's metric on each client's own examples; evaluate it if needed."""
         if self.clients:
             return self.clients[-1]
         task, watched = self.task, Watched.of(self.task, everyone=True)
@@ -95,32 +95,16 @@ class History:
         dtype = next(iter(params.values())).dtype
         objective = replace(task.objective, model=task.model.to(torch.device("cpu"), dtype))
         data = task.test if watched.part == "test" else task.train.examples
+        data = data.to(torch.device("cpu"), dtype)
         round_ = self.records[-1].round if self.records else 0
         return measure(task, watched, params, data, objective, round_)[0]
 
     def model(self) -> nn.Module:
-        """The trained model: a copy of the task's module with these parameters, in eval mode."""
-        module = copy.deepcopy(self.task.model.source)
+        """Return the trained model: a module in eval mode, in the precision it was trained in."""
+        dtype = next(iter(self.params.values())).dtype
+        module = module_to(self.task.model.source, torch.device("cpu"), dtype)
         named = dict(module.named_parameters())
         with torch.no_grad():
             for name, value in self.params.items():
                 named[name].copy_(value)
         return module.eval()
-
-
-class Checkpoint(NamedTuple):
-    """One trial's position: everything a later round depends on, as named tensors."""
-
-    round: int
-    tensors: dict[str, Tensor]
-
-    def params(self) -> Tree:
-        """The global model at this position."""
-        prefix, suffix = "model.params['", "']"
-        return Tree(
-            {
-                name.removeprefix(prefix).removesuffix(suffix): tensor
-                for name, tensor in self.tensors.items()
-                if name.startswith(prefix)
-            }
-        )

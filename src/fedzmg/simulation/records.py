@@ -1,4 +1,10 @@
-"""What a round came to: bytes that moved, and one record per trial."""
+"""Records of a round: message sizes, and one record per trial.
+
+Message sizes follow from the shapes and types of what would travel. Arrays and scalars (steps,
+rounds, losses, learning rates) are counted apart. Whole numbers travel in the narrowest integer
+type that holds the round's longest stream of local steps. The number of bits that would suffice is
+given beside it as a lower bound.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +16,54 @@ from torch import Tensor
 
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Sums
-from fedzmg.engine.message_size import EXAMPLE_COUNT, Message, weigh
 from fedzmg.engine.round import Broadcast, Chunk
 from fedzmg.simulation.history import Record
+from fedzmg.tree import leaves
 
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 """Shares of a cohort at which its training losses are recorded."""
+
+
+EXAMPLE_COUNT = 8
+"""Bytes of the example count that weights a client's upload."""
+
+
+class Message(NamedTuple):
+    """Bytes of one client's message."""
+
+    arrays: int
+    scalars: int
+    bound: int
+    """Arrays with whole numbers in as few bits as they need."""
+
+    def times(self, messages: int) -> Message:
+        """Sum several messages of this size."""
+        return Message(*(messages * part for part in self))
+
+
+def integer_bytes(longest: int) -> int:
+    """Return the width of the narrowest signed integer type for sums of up to ``longest`` signs.
+
+    >>> [integer_bytes(k) for k in (1, 127, 128, 32767, 32768)]
+    [1, 1, 2, 2, 4]
+    """
+    return 1 if longest < 2**7 else 2 if longest < 2**15 else 4
+
+
+def message_size(stacked: Any, longest: int) -> Message:
+    """Measure one row of stacked values."""
+    arrays = scalars = bits = 0
+    for leaf in leaves(stacked):
+        size = leaf[0].numel()
+        if leaf.ndim == 1:
+            scalars += leaf.element_size()
+        elif leaf.is_floating_point():
+            arrays += size * leaf.element_size()
+            bits += size * leaf.element_size() * 8
+        else:
+            arrays += size * integer_bytes(longest)
+            bits += size * math.ceil(math.log2(2 * longest + 1))
+    return Message(arrays, scalars, math.ceil(bits / 8))
 
 
 class Sizes(NamedTuple):
@@ -26,23 +74,23 @@ class Sizes(NamedTuple):
 
 
 def message_sizes(
-    entries: list[ClientBatch], sent: Broadcast, uploads: Any, *, cohort: int, counts: bool
+    batches: list[ClientBatch], broadcast: Broadcast, uploads: Any, *, cohort: int, counts: bool
 ) -> list[Sizes]:
-    """Size of every trial's messages; ``counts`` if clients also send their example counts."""
-    longest = [0] * len(sent.round)
-    for entry in entries:
-        longest[entry.trial] = max(longest[entry.trial], len(entry.stream))
+    """Measure every trial's messages; ``counts``: clients also send their example counts."""
+    longest = [0] * len(broadcast.round)
+    for batch in batches:
+        longest[batch.trial] = max(longest[batch.trial], len(batch.stream))
     extra = EXAMPLE_COUNT if counts else 0
     found: dict[int, Sizes] = {}
     for steps in set(longest):
-        up = weigh(uploads, steps)
-        down = weigh((sent.params, sent.shared), steps).times(cohort)
+        up = message_size(uploads, steps)
+        down = message_size((broadcast.params, broadcast.shared), steps).times(cohort)
         found[steps] = Sizes(down, up._replace(scalars=up.scalars + extra))
     return [found[steps] for steps in longest]
 
 
 def traffic_after(before: Tensor, sizes: list[Sizes], sums: Sums) -> Tensor:
-    """Bytes down and up of all rounds, this one included; one row per trial, on the device."""
+    """Add a round to the bytes down and up so far; one row per trial, on the device."""
     one = [(s.down.arrays + s.down.scalars, s.one_up.arrays + s.one_up.scalars) for s in sizes]
     down, up = torch.tensor(one).to(before.device, non_blocking=True).T
     return before + torch.stack([down, up * (sums.clients + sums.dropped)], 1)
@@ -51,36 +99,33 @@ def traffic_after(before: Tensor, sizes: list[Sizes], sums: Sums) -> Tensor:
 class ClientLosses:
     """Collects the mean training loss of every client of a round, on the device."""
 
-    def __init__(self, entries: list[ClientBatch], trials: int) -> None:
-        seen = [0] * trials
-        turns = []
-        for entry in entries:
-            turns.append(seen[entry.trial])
-            seen[entry.trial] += 1
-        self._shape = trials, max(seen)
-        self._places = [e.trial * max(seen) + t for e, t in zip(entries, turns, strict=True)]
+    def __init__(self, batches: list[ClientBatch], trials: int) -> None:
+        counts = [0] * trials
+        columns = []
+        for batch in batches:
+            columns.append(counts[batch.trial])
+            counts[batch.trial] += 1
+        self._shape = trials, max(counts)
+        self._cells = [b.trial * max(counts) + c for b, c in zip(batches, columns, strict=True)]
         self._parts: list[tuple[list[int], Tensor]] = []
 
     def add(self, chunk: Chunk, accepted: Tensor) -> None:
-        """Take in a chunk; clients that were not accepted do not count."""
+        """Add a chunk; clients that were not accepted do not count."""
         rows = torch.tensor(chunk.rows).to(accepted.device, non_blocking=True)
         losses = torch.where(accepted, chunk.outcomes.loss[rows].double(), torch.nan)
-        self._parts.append(([self._places[i] for i in chunk.entries], losses))
+        self._parts.append(([self._cells[i] for i in chunk.batches], losses))
 
     def table(self) -> Tensor:
-        """One row per trial, one column per client; NaN where a client does not count."""
+        """Return one row per trial, one column per client; NaN: the client does not count."""
         losses = torch.cat([part for _, part in self._parts])
-        places = torch.tensor([place for own, _ in self._parts for place in own])
-        places = places.to(losses.device, non_blocking=True)
+        cells = torch.tensor([cell for own, _ in self._parts for cell in own])
+        cells = cells.to(losses.device, non_blocking=True)
         blank = losses.new_full((self._shape[0] * self._shape[1],), torch.nan)
-        return blank.index_copy_(0, places, losses).reshape(self._shape)
+        return blank.index_copy_(0, cells, losses).reshape(self._shape)
 
 
-def spread(losses: list[float]) -> tuple[float, ...] | None:
-    """Least, 10 %, median, 90 % and most of those that are numbers; None if there are none.
-
-    Six digits: nobody needs more, and a log has many lines.
-    """
+def loss_quantiles(losses: list[float]) -> tuple[float, ...] | None:
+    """Compute quantiles of the losses that are not NaN, to six digits; None if there are none."""
     ranked = sorted(loss for loss in losses if not math.isnan(loss))
     if not ranked:
         return None
@@ -88,43 +133,42 @@ def spread(losses: list[float]) -> tuple[float, ...] | None:
 
 
 def _quantile(ranked: list[float], share: float) -> float:
-    """The value that lies at this share of the way to the last one, between its neighbours."""
-    place = (len(ranked) - 1) * share
-    below = math.floor(place)
+    """Interpolate a quantile between its neighbours."""
+    position = (len(ranked) - 1) * share
+    below = math.floor(position)
     low, high = ranked[below], ranked[min(below + 1, len(ranked) - 1)]
     # Between two infinities there is no difference to take.
-    return low if low == high else low + (high - low) * (place - below)
+    return low if low == high else low + (high - low) * (position - below)
 
 
 class Reading:
-    """Numbers on their way from a device; asking for them waits for these and for nothing else.
+    """Asynchronous copy of a table from a device.
 
-    A plain read would queue behind whatever the device has been given since, such as the next
-    round.
+    A plain read would also wait for work that was queued later, such as the next round.
     """
 
     def __init__(self, table: Tensor) -> None:
-        self._here, self._arrived = table, None
+        self._host, self._copied = table, None
         if table.is_cuda:
-            self._here = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
-            self._here.copy_(table, non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record()
+            self._host = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
+            self._host.copy_(table, non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
 
     def rows(self) -> list[list[float]]:
-        """The table, once it is here."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        found: list[list[float]] = self._here.tolist()
+        """Wait for the copy and return the table."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        found: list[list[float]] = self._host.tolist()
         return found
 
 
-class Facts(NamedTuple):
-    """What is to be known of a round, on its way from the device."""
+class RoundFacts(NamedTuple):
+    """Numbers of a round on their way from the device."""
 
     reading: Reading
     columns: int
-    """Of the table, before the training losses of clients begin."""
+    """Columns before the clients' training losses."""
     sizes: list[Sizes]
 
 
@@ -135,19 +179,19 @@ def send_facts(
     scores: Tensor | None,
     sizes: list[Sizes],
     losses: Tensor,
-) -> Facts:
-    """Send what a round came to; ``traffic`` includes it, ``losses`` has a row per trial.
+) -> RoundFacts:
+    """Copy the numbers of a round to the host in one transfer, without waiting for it.
 
-    Everything travels at once: each transfer would wait for the device anew.
+    ``traffic`` includes the round; ``losses`` has a row per trial.
     """
     columns = [alive, sums.clients, sums.dropped, sums.steps, sums.loss]
     columns += [*traffic.T, *([] if scores is None else scores.T)]
     table = torch.cat([torch.stack([column.double() for column in columns], 1), losses], 1)
-    return Facts(Reading(table), len(columns), sizes)
+    return RoundFacts(Reading(table), len(columns), sizes)
 
 
-def read_records(round_: int, facts: Facts, *, kept: int, worst: float) -> list[Record]:
-    """Records of a round, seconds left at zero."""
+def read_records(round_: int, facts: RoundFacts, *, kept: int, worst: float) -> list[Record]:
+    """Make the records of a round, with zero seconds."""
     records = []
     for (down, one_up), values in zip(facts.sizes, facts.reading.rows(), strict=True):
         lives, loss = bool(values[0]), values[4]
@@ -173,7 +217,7 @@ def read_records(round_: int, facts: Facts, *, kept: int, worst: float) -> list[
                 loss=score[0] if score else None,
                 metric=(score[1] if lives else worst) if score else None,
                 diverged=not lives,
-                client_loss=spread(own),
+                client_loss=loss_quantiles(own),
             )
         )
     return records

@@ -1,4 +1,4 @@
-"""The round: sample -> plan -> train -> merge -> server -> evaluate -> record."""
+"""The round of a pack of trials: plan -> train -> merge -> server -> evaluate -> record."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,52 +15,46 @@ from torch import Tensor
 from fedzmg.contract import State
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch
-from fedzmg.engine.choose import EngineChoice, PathName, choose
-from fedzmg.engine.memory import MemoryStore
-from fedzmg.engine.memory_limit import clients_that_fit, even
-from fedzmg.engine.round import Broadcast, Engine
-from fedzmg.engine.spread import Spread
+from fedzmg.engine.choose import EngineChoice, EngineName, EnginePlanner, Probe
+from fedzmg.engine.client_memory import MemoryStore
+from fedzmg.engine.round import Broadcast
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
-from fedzmg.errors import InputError
 from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.models.kernels import onednn, rounding
 from fedzmg.models.kernels.determinism import same_bits
 from fedzmg.models.kernels.precision import Precision
-from fedzmg.simulation.checkpoint import checkpoint_of, restored_snapshot
+from fedzmg.simulation.checkpoint import Checkpoint, checkpoint_of, restored_snapshot
 from fedzmg.simulation.clients import ClientMetrics, Watched, measure
-from fedzmg.simulation.dry_run import rehearse
-from fedzmg.simulation.history import Checkpoint, History, Record
-from fedzmg.simulation.packed_rule import PackedRule
-from fedzmg.simulation.placement import place
-from fedzmg.simulation.planning import Planner
+from fedzmg.simulation.devices import place
+from fedzmg.simulation.dry_run import dry_run
+from fedzmg.simulation.history import History, Record
+from fedzmg.simulation.planning import RoundPlanner
 from fedzmg.simulation.records import (
-    Facts,
+    RoundFacts,
     message_sizes,
     read_records,
     send_facts,
     traffic_after,
 )
-from fedzmg.simulation.snapshot import Snapshot, first_models, first_snapshot, next_snapshot
-from fedzmg.simulation.trial import Trial, pack
+from fedzmg.simulation.server import Snapshot, first_models, first_snapshot, next_snapshot
+from fedzmg.simulation.trial import PackedRule, Trial, pack
 from fedzmg.simulation.uploads import receive
 from fedzmg.tasks.fit import check
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, row, tree_map
 
-EngineName = Literal["auto", PathName]
-
 
 class _Launched(NamedTuple):
-    """A round that a device has been given, before anything of it has been read back."""
+    """A round that was queued on the device, before any of it has been read back."""
 
     round: int
     snapshot: Snapshot
     """The state after it."""
-    facts: Facts
+    facts: RoundFacts
 
 
 class RoundReport(NamedTuple):
-    """What an observer is shown after every round."""
+    """Argument of an observer after every round."""
 
     round: int
     records: list[Record]
@@ -68,7 +62,22 @@ class RoundReport(NamedTuple):
 
 
 class Simulation:
-    """A pack of trials in progress; :meth:`run_round` moves all of them by one round."""
+    """A pack of trials in progress; :meth:`run_round` moves all of them by one round.
+
+    Args:
+        task: data, model and protocol.
+        trials: trials of equal structure.
+        rounds: round after which the training ends.
+        device: device that trains.
+        dtype: type of parameters and updates.
+        engine: planner of the execution path and the chunk size, or the name or the recorded choice
+            of a path.
+        precision: rounding of layers on a GPU.
+        deterministic: use kernels that give the same bits in every process.
+        restored: checkpoints to continue from, one per trial.
+        memory_places: a directory per trial for client memory that outlives the process.
+        planner: planner of cohorts and batches.
+    """
 
     def __init__(
         self,
@@ -78,13 +87,12 @@ class Simulation:
         rounds: int,
         device: torch.device,
         dtype: torch.dtype,
-        engine: EngineName | EngineChoice,
+        engine: EngineName | EngineChoice | EnginePlanner,
         precision: Precision = "float32",
         deterministic: bool = False,
-        chunk: int | None = None,
-        trainings: int = 1,
         restored: Sequence[Checkpoint] | None = None,
         memory_places: Sequence[Path] | None = None,
+        planner: RoundPlanner | None = None,
     ) -> None:
         check(task)
         self.task, self.trials, self.rounds = task, list(trials), rounds
@@ -93,52 +101,57 @@ class Simulation:
         self._memory_places = memory_places
         packed = pack(task, self.trials)
         self.weights = packed.weights
-        self._program, self._elsewhere, self._test = place(
-            task, packed.client, device, dtype, precision
-        )
+        self.program, self._test = place(task, packed.client, device, dtype, precision)
         self._clients = PackedRule.of(packed.client, [t.client for t in packed.each], dtype, device)
         self._servers = PackedRule.of(packed.server, [t.server for t in packed.each], dtype, device)
-        self.snapshot, self.memory = self._begin()
+        self.planner = planner or RoundPlanner(task, [trial.seed for trial in self.trials])
         self.round = 0
-        self._planner = Planner(task, [trial.seed for trial in self.trials])
+        self.snapshot, self.memory = self._begin(restored)
         self._computed, self._useful = 0, 0
-        # A GPU works on a round while the host reads the one before. What clients keep is on the
-        # host, so a round that reads it has to wait.
-        self._runs_ahead = device.type == "cuda" and self.memory.is_empty
+        self.runs_ahead = device.type == "cuda" and self.memory.is_empty
+        """A GPU works on a round while the host reads the one before. Client memory is on the host,
+        so a round that reads it has to wait."""
         self._next: _Launched | None = None
         self.stopped_trials: frozenset[int] = frozenset()
-        """Trials that train no further: they have no clients, and keep the model they have."""
-        if restored is not None:
-            self._restore(restored)
-        else:
-            for i in range(len(self.trials)):
-                self.memory.rewind(i, 0)
+        """Trials that train no further: they have no clients, and keep their model."""
+        self._evaluated_at_once = len(self.trials)
+        """Models evaluated at once at most."""
+        self.engines = engine if isinstance(engine, EnginePlanner) else EnginePlanner(engine)
         with self._rounding():
-            self.choice = (
-                engine
-                if isinstance(engine, EngineChoice)
-                else choose(
-                    engine,
-                    self._program,
-                    rounds - self.round,
-                    self._probe,
-                    trials=len(self.trials),
-                    trainings=trainings,
-                )
+            self.engines.plan(
+                self.program, self.probe, trials=len(self.trials), rounds_left=rounds - self.round
             )
-            if chunk is None and self.choice.path != "sequential":
-                limit = clients_that_fit(self._program, *self._probe())
-                share = -(-len(self.trials) * task.protocol.cohort // (1 + len(self._elsewhere)))
-                chunk = even(share, limit)
-        self.chunk = chunk
-        """At most this many clients train at once; None: all of a round."""
-        self._models = len(self.trials)
-        """At most this many models are evaluated at once."""
-        self._engine = self._build()
+        self.engine = self.engines.build(self.program)
+
+    def _begin(self, restored: Sequence[Checkpoint] | None) -> tuple[Snapshot, MemoryStore]:
+        """Make the initial state, or restore one from checkpoints, all of one round."""
+        seeds = [trial.seed for trial in self.trials]
+        params = first_models(self.task, seeds, self.dtype, self.device)
+        dry_run(self._clients, self._servers, params)
+        snapshot = first_snapshot(self._servers, params, len(seeds), self.device)
+        fresh = self._clients.map(lambda rule, p: rule.init_memory(p), params)
+        memory = MemoryStore(fresh, len(self.task.train), self._memory_places)
+        if restored is None:
+            for i in range(len(self.trials)):
+                memory.rewind(i, 0)
+            return snapshot, memory
+        self.round = restored[0].round
+        found = restored_snapshot(restored, snapshot, memory)
+        return tree_map(lambda leaf: leaf.to(self.device), found), memory
+
+    @property
+    def choice(self) -> EngineChoice:
+        """Execution path of the training."""
+        return self.engines.choice
+
+    @property
+    def chunk(self) -> int | None:
+        """Clients that train at once at most; None: all of a round."""
+        return self.engines.chunk
 
     @contextlib.contextmanager
     def _rounding(self) -> Iterator[None]:
-        """How kernels round, and whether they must give the same bits in every process."""
+        """Fix the rounding of kernels, and their choice if bits must be the same."""
         with (
             rounding(self.precision),
             same_bits(self.deterministic and self.device.type == "cuda"),
@@ -147,69 +160,49 @@ class Simulation:
 
     @contextlib.contextmanager
     def _numerics(self) -> Iterator[None]:
-        """All that decides the last bits, now that there is a choice: of every number reported."""
+        """Fix every setting that affects the last bit of a result."""
         with onednn(self.choice.onednn), self._rounding():
             yield
 
-    def _build(self) -> Engine:
-        """The chosen engine, on every device there is."""
-        engines = [
-            (program.device, self.choice.build(program, self.chunk))
-            for program in (self._program, *self._elsewhere)
-        ]
-        return Spread(tuple(engines)) if self._elsewhere else engines[0][1]
-
-    def _begin(self) -> tuple[Snapshot, MemoryStore]:
-        seeds = [trial.seed for trial in self.trials]
-        params = first_models(self.task, seeds, self.dtype, self.device)
-        rehearse(self._clients, self._servers, params)
-        snapshot = first_snapshot(self._servers, params, len(seeds), self.device)
-        fresh = self._clients.map(lambda rule, p: rule.init_memory(p), params)
-        return snapshot, MemoryStore(fresh, len(self.task.train), self._memory_places)
-
-    def _restore(self, restored: Sequence[Checkpoint]) -> None:
-        """Continue from checkpoints of this task and these trials, all at one round."""
-        found = restored_snapshot(restored, self.snapshot, self.memory)
-        self.snapshot = tree_map(lambda leaf: leaf.to(self.device), found)
-        self.round = restored[0].round
-
     def histories(self, records: Sequence[Sequence[Record]]) -> list[History]:
-        """The trials' curves, given as records, with their models as they are now."""
+        """Combine the trials' records with their present models."""
         return [
             History(self.task, trial, tuple(records[i]), row(self.snapshot.params, i))
             for i, trial in enumerate(self.trials)
         ]
 
     def checkpoint(self, trial: int) -> Checkpoint:
-        """One trial's position after the last finished round.
+        """Copy one trial's state after the last finished round.
 
-        Client memory is copied into it, unless it lives in files that outlive the process.
+        Client memory is copied, too, unless it is in files that outlive the process.
         """
         copied = {} if self._memory_places else self.memory.of_trial(trial)
         return checkpoint_of(self.round, self.snapshot, trial, copied)
 
-    def _probe(self) -> tuple[list[ClientBatch], Broadcast, State]:
-        """One trial's first round: what engines are timed on, whatever the number of trials."""
-        entries = [e for e in self._planner.entries(1) if e.trial == 0]
-        return entries, self._broadcast(1, self.snapshot), self._read(entries)
+    def probe(self) -> Probe:
+        """Plan one trial's first round, on which engines are timed."""
+        batches = [b for b in self.planner.batches(1) if b.trial == 0]
+        return Probe(batches, self.broadcast(1, self.snapshot), self.read_memory(batches))
 
-    def _broadcast(self, round_: int, now: Snapshot) -> Broadcast:
+    def broadcast(self, round_: int, now: Snapshot) -> Broadcast:
+        """Make the message of every server to its clients."""
         shared = self._servers.map(lambda rule, s, _: rule.share(s), now.state, now.lost)
         stamp = torch.full((len(self.trials),), round_, dtype=torch.int64, device=self.device)
         return Broadcast(now.params, shared, self._clients.numbers, stamp)
 
-    def _read(self, entries: list[ClientBatch]) -> State:
-        state = self.memory.read([(e.trial, e.client) for e in entries])
+    def read_memory(self, batches: list[ClientBatch]) -> State:
+        """Copy the memories of a round's clients to the device."""
+        state = self.memory.read([(b.trial, b.client) for b in batches])
         return tree_map(lambda leaf: leaf.to(self.device), state)
 
     def run_round(self) -> RoundReport:
         """Train, merge, update and, when due, evaluate; then move to the next round."""
         began = time.perf_counter()
         with self._numerics():
-            launched = self._next or self._launch(self.round + 1, self.snapshot)
+            launched = self._next or self.launch(self.round + 1, self.snapshot)
             self._next = None
-            if self._runs_ahead and launched.round < self.rounds:
-                self._next = self._launch(launched.round + 1, launched.snapshot)
+            if self.runs_ahead and launched.round < self.rounds:
+                self._next = self.launch(launched.round + 1, launched.snapshot)
             records = read_records(
                 launched.round,
                 launched.facts,
@@ -219,135 +212,125 @@ class Simulation:
         self.round, self.snapshot = launched.round, launched.snapshot
         for i in self.stopped_trials:
             records[i] = records[i]._replace(loss=None, metric=None)
-        # At once or never: a training of hours is not to end by a value near zero.
+        # In the first round or never: a value near zero must not end a training of hours.
         for record in records if self.round == 1 else ():
             self.task.metric.check_value(record.metric)
         seconds = (time.perf_counter() - began) / (len(self.trials) - len(self.stopped_trials))
         return RoundReport(self.round, [r._replace(seconds=seconds) for r in records], self)
 
     def stop(self, trials: Iterable[int]) -> None:
-        """Train some trials no further; the others do not notice, but for the width.
+        """Stop some trials; the others are not affected, except for the width of the map.
 
-        Once all of them rest there is no next round to run.
+        Once all of them are stopped there is no next round to run.
         """
         before = self.stopped_trials
         self.stopped_trials |= frozenset(trials)
         if self.stopped_trials == before:
             return
-        self._next = None  # it was begun with clients that are no more
+        self._next = None  # it was launched with clients of stopped trials
         if self.deterministic and self.device.type == "cuda":
-            self._rebuild()  # every width has buffers of its own then
+            self._rebuild()  # every width then has buffers of its own
 
     @property
     def all_stopped(self) -> bool:
-        """Whether no trial trains any more."""
+        """No trial trains any more."""
         return len(self.stopped_trials) == len(self.trials)
 
-    def _launch(self, round_: int, before: Snapshot) -> _Launched:
-        """Give a round to the device; what does not fit is tried again in smaller parts."""
+    def launch(self, round_: int, before: Snapshot) -> _Launched:
+        """Queue a round on the device; repeat it in smaller chunks if it does not fit."""
         while True:
             try:
                 return self._launch_once(round_, before)
             except torch.OutOfMemoryError:
-                self._halve()
-
-    def _halve(self) -> None:
-        """Train fewer clients at once; nothing of the round that did not fit has been kept."""
-        now = self.chunk or len(self.trials) * self.task.protocol.cohort
-        if now <= MIN_WIDTH:
-            raise InputError(
-                f"{self.device} has too little memory for {MIN_WIDTH} clients and "
-                f"{len(self.trials)} models of this task: train fewer runs at once, or use a "
-                "smaller batch_size or --device cpu"
-            ) from None
-        self.chunk = max(MIN_WIDTH, -(-now // 2))
-        self._rebuild()
+                # Nothing of the round has been kept.
+                self.engines.halve(len(self.trials) * self.task.protocol.cohort, self.device)
+                self._rebuild()
 
     def _rebuild(self) -> None:
-        """A new engine, without the buffers of the old one."""
-        del self._engine
+        """Build the engine again, without the buffers of the old one."""
+        del self.engine
         torch.cuda.empty_cache()
-        self._engine = self._build()
+        self.engine = self.engines.build(self.program)
 
     def _launch_once(self, round_: int, before: Snapshot) -> _Launched:
-        entries = [e for e in self._planner.entries(round_) if e.trial not in self.stopped_trials]
-        sent = self._broadcast(round_, before)
+        # Plan and train.
+        batches = [b for b in self.planner.batches(round_) if b.trial not in self.stopped_trials]
+        broadcast = self.broadcast(round_, before)
+        chunks = self.engine.train(batches, broadcast, self.read_memory(batches))
+        # Merge.
         received = receive(
-            self._engine.train(entries, sent, self._read(entries)),
-            entries,
+            chunks,
+            batches,
             len(self.trials),
             by_examples=self.weights == "examples",
             keeps_memory=not self.memory.is_empty,
         )
         if self.device.type == "cuda":
             # The device is at work on this round: plan the next one meanwhile.
-            self._planner.plan_ahead(round_ + 1)
+            self.planner.plan_ahead(round_ + 1)
         sums = received.merger.sums
+        # Server.
         after = next_snapshot(
-            self._servers, received.merger, len(self.task.train), sent.round, before
+            self._servers, received.merger, len(self.task.train), broadcast.round, before
         )
+        # Evaluate.
         scores: Tensor | None = None
         if (round_ - 1) % self.task.protocol.eval_every == 0 or round_ == self.rounds:
-            scores = self._evaluate(after.params)
+            scores = self._evaluate(after.params, self._test)
             # A loss that is not finite ends the trial.
             after = after._replace(alive=after.alive & scores[:, 0].isfinite())
+        # Record.
         sizes = message_sizes(
-            entries, sent, received.sample,
+            batches, broadcast, received.sample,
             cohort=self.task.protocol.cohort, counts=self.weights == "examples",
         )  # fmt: skip
         after = after._replace(traffic=traffic_after(before.traffic, sizes, sums))
         facts = send_facts(after.alive, after.traffic, sums, scores, sizes, received.losses.table())
         # Nothing of the round is kept before all of it has been computed.
-        for owners, kept, accepted in received.remembered:
+        for owners, kept, accepted in received.memories:
             self.memory.write(owners, round_, kept, accepted.tolist())
         self._computed += received.computed
-        self._useful += sum(len(entry.stream) for entry in entries)
+        self._useful += sum(len(batch.stream) for batch in batches)
         return _Launched(round_, after, facts)
 
-    def _evaluate(self, params: Tree, examples: Examples | None = None) -> Tensor:
-        """Loss and metric of every trial; zeros for one that rests."""
-        awake = [i for i in range(len(self.trials)) if i not in self.stopped_trials]
-        chosen = row(params, awake) if self.stopped_trials else params
-        test = self._test if examples is None else examples
+    def _evaluate(self, params: Tree, examples: Examples) -> Tensor:
+        """Compute loss and metric of every trial; zeros for stopped ones."""
+        active = [i for i in range(len(self.trials)) if i not in self.stopped_trials]
+        chosen = row(params, active) if self.stopped_trials else params
+        objective, metric, prepare = self.program.objective, self.task.metric, self.task.prepare
         while True:
+            size = self._evaluated_at_once
             try:
                 parts = [
-                    evaluate(
-                        row(chosen, slice(first, first + self._models)),
-                        test,
-                        self._program.objective,
-                        self.task.metric,
-                        self.task.prepare,
-                    )
-                    for first in range(0, len(awake), self._models)
+                    evaluate(row(chosen, slice(i, i + size)), examples, objective, metric, prepare)
+                    for i in range(0, len(active), size)
                 ]
                 break
             except torch.OutOfMemoryError:
-                if self._models <= MIN_WIDTH:
+                if size <= MIN_WIDTH:
                     raise
-                self._models = max(MIN_WIDTH, -(-self._models // 2))
+                self._evaluated_at_once = max(MIN_WIDTH, -(-size // 2))
                 torch.cuda.empty_cache()
         found = torch.cat(parts)
         if not self.stopped_trials:
             return found
         whole = found.new_zeros((len(self.trials), found.shape[1]))
-        whole[awake] = found
+        whole[active] = found
         return whole
 
     def padding(self) -> float:
-        """Client steps computed so far over those that clients had: 1.0 wastes nothing."""
+        """Return client steps computed so far over those that were planned: 1.0 wastes nothing."""
         return self._computed / max(self._useful, 1)
 
     def step_seconds(self) -> float | None:
-        """What a GPU spent on local steps since this was last asked; None: it is not known."""
-        return self._engine.step_seconds() if isinstance(self._engine, Vectorized) else None
+        """Return the GPU time of local steps since the last call; None: it is not measured."""
+        return self.engine.step_seconds() if isinstance(self.engine, Vectorized) else None
 
     def evaluate(self, examples: Examples | None = None) -> list[Evaluation]:
-        """Loss and metric of every trial's model on the test examples, or on others."""
-        if examples is not None:
-            examples = Examples(*(column.to(self.device) for column in examples))
+        """Compute loss and metric of every trial's model on the test examples, or on others."""
+        data = self._test if examples is None else examples.to(self.device, self.dtype)
         with self._numerics():
-            found = self._evaluate(self.snapshot.params, examples)
+            found = self._evaluate(self.snapshot.params, data)
         evaluations = [Evaluation(*pair) for pair in found.tolist()]
         for evaluation in evaluations if self.round <= 1 else ():
             self.task.metric.check_value(evaluation.metric)
@@ -358,10 +341,10 @@ class Simulation:
         return Watched.of(self.task)
 
     def evaluate_clients(self) -> list[ClientMetrics]:
-        """How every trial's model does on each client's own examples; see :class:`Watched`."""
+        """Compute every trial's metrics on each client's own examples; see :class:`Watched`."""
         watched = self._watched
-        data = self._test if watched.part == "test" else self._program.data.examples
+        data = self._test if watched.part == "test" else self.program.data.examples
         with self._numerics():
             return measure(
-                self.task, watched, self.snapshot.params, data, self._program.objective, self.round
+                self.task, watched, self.snapshot.params, data, self.program.objective, self.round
             )

@@ -1,4 +1,4 @@
-"""Trials trained from the first round to the last."""
+"""Train trials from the first round to the last."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from fedzmg.contract import Algorithm
+from fedzmg.engine.choose import EngineName, EnginePlanner
 from fedzmg.errors import InputError
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation.devices import Device, resolve_device
 from fedzmg.simulation.history import History, Record
-from fedzmg.simulation.rounds import EngineName, RoundReport, Simulation
+from fedzmg.simulation.rounds import RoundReport, Simulation
 from fedzmg.simulation.trial import Trial
 from fedzmg.tasks.task import Task
 
@@ -33,20 +34,21 @@ def simulate(
     chunk: int | None = None,
     observer: Observer | None = None,
 ) -> list[History]:
-    """Train trials of equal structure together; one history each.
+    """Train trials of equal structure together; return one history each.
 
     Args:
         task: a preset of ``fedzmg.tasks`` or :meth:`Task.from_arrays`.
         trials: algorithms that differ only in numbers, and seeds.
         rounds: instead of the task's own number of rounds.
-        engine: ``auto`` measures and picks; ``sequential`` is the reference loop, ``vectorized``
-            maps over clients, ``captured`` replays the mapped step from fixed buffers (on a GPU as
-            a CUDA graph), ``compiled`` compiles it.
+        engine: ``auto`` measures and picks. ``sequential`` is the reference loop, ``vectorized``
+            maps over clients, ``compiled`` compiles the mapped step, ``cuda_graph`` replays it as a
+            CUDA graph, ``compiled_cuda_graph`` does both. On a GPU ``compiled`` means
+            ``compiled_cuda_graph``; on a CPU graphs are called instead of replayed.
         device: ``auto``, ``cpu`` or ``cuda``.
-        dtype: type of parameters and updates.
-        precision: how layers are computed on a GPU: ``float32``, ``tf32`` or ``bf16``.
+        dtype: type of parameters, updates and floating point data.
+        precision: rounding of layers on a GPU: ``float32``, ``tf32`` or ``bf16``.
         deterministic: on a GPU, the same bits whenever the same trials are packed together;
-            slower. Processors always give the same bits.
+            slower. A CPU always gives the same bits.
         chunk: train at most this many clients at once, to save memory.
         observer: called after every round.
 
@@ -64,23 +66,22 @@ def simulate(
         rounds=total,
         device=resolve_device(device),
         dtype=dtype,
-        engine=engine,
+        engine=EnginePlanner(engine, chunk=chunk),
         precision=precision,
         deterministic=deterministic,
-        chunk=chunk,
     )
     records: list[list[Record]] = [[] for _ in trials]
     while simulation.round < total:
         report = simulation.run_round()
-        for kept, record in zip(records, report.records, strict=True):
-            kept.append(record)
+        for own, record in zip(records, report.records, strict=True):
+            own.append(record)
         if observer is not None:
             observer(report)
     return simulation.histories(records)
 
 
 def _checked(task: Any, trials: Any, dtype: Any) -> list[Trial]:
-    """The trials in a list, if all of it is what :func:`simulate` takes."""
+    """Check the arguments of :func:`simulate` and return the trials as a list."""
     if not isinstance(task, Task):
         remedy = f"tasks.get({task!r})" if isinstance(task, str) else "as Task.from_arrays makes"
         raise InputError(f"task = {_short(task)}: expected a Task, {remedy}")
@@ -95,12 +96,12 @@ def _checked(task: Any, trials: Any, dtype: Any) -> list[Trial]:
                 remedy = f"Trial.of({trial!r})"
             elif isinstance(trial, Algorithm):
                 remedy = "Trial(algorithm, seed=0)"
-            raise InputError(f"trials: {_short(trial)} is no Trial; expected {remedy}")
+            raise InputError(f"trials: {_short(trial)} is not a Trial; expected {remedy}")
     return found
 
 
 def _short(value: Any) -> str:
-    """A value in one short line."""
+    """Describe a value in one short line."""
     if isinstance(value, Algorithm):
         return f"the algorithm {value.name!r}"
     if isinstance(value, type):

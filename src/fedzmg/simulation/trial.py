@@ -1,34 +1,37 @@
-"""A trial, and what trials that train together have in common."""
+"""Trials, and the rules that trials of a pack share."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from fedzmg import algorithms
 from fedzmg.algorithms.options import configure
-from fedzmg.contract import Algorithm, structure
+from fedzmg.contract import Algorithm, bind, numbers, structure
 from fedzmg.errors import InputError
 from fedzmg.tasks.task import Task
 
 _KEYWORD, _KEY = re.compile(r"^(client|server)_"), re.compile(r"\b(client|server)\.(?=\w)")
-"""What an option begins with: as a keyword, and everywhere else."""
+"""Prefixes of an option: as a keyword, and everywhere else."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One training to be simulated: an algorithm with its hyper-parameters, and a seed."""
+    """One training: an algorithm with its hyper-parameters, and a seed."""
 
     algorithm: Algorithm
     seed: int = 0
     name: str = field(default="", compare=False)
-    """What it is called where variants of an algorithm train together."""
+    """Name of a variant of the algorithm."""
 
     def __post_init__(self) -> None:
-        """Refuse a name in the place of an algorithm, and a seed that is no number."""
+        """Reject a name instead of an algorithm, and a seed that is not a whole number."""
         if not isinstance(self.algorithm, Algorithm):
             name = self.algorithm
             remedy = f"Trial.of({name!r})" if isinstance(name, str) else "an Algorithm"
@@ -38,7 +41,7 @@ class Trial:
 
     @classmethod
     def of(cls, name: str, seed: int = 0, task: Task | None = None, **options: Any) -> Trial:
-        """A trial by algorithm name.
+        """Make a trial by algorithm name.
 
         Args:
             name: a key of ``fedzmg.algorithms.ALGORITHMS``.
@@ -57,8 +60,35 @@ class Trial:
         try:
             return cls(configure(algorithm, wanted), seed)
         except InputError as error:
-            # Keys in the message are to work as keywords here.
+            # Keys in the message must work as keywords here.
             raise InputError(_KEY.sub(r"\1_", str(error))) from None
+
+
+class PackedRule(NamedTuple):
+    """Client or server rule that trials share, and the numbers in which they differ."""
+
+    rule: Any
+    numbers: dict[str, Tensor]
+    """Hyper-parameters, one row per trial."""
+
+    @classmethod
+    def of(
+        cls, rule: Any, each: Sequence[Any], dtype: torch.dtype, device: torch.device
+    ) -> PackedRule:
+        """Pack the rules of ``each`` trial, which equal ``rule`` except for their numbers."""
+        values = [numbers(own) for own in each]
+        return cls(
+            rule,
+            {
+                path: torch.tensor([v[path] for v in values], dtype=dtype, device=device)
+                for path in values[0]
+            },
+        )
+
+    def map(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Map ``function(rule, *args)`` over trials, the rule bound to each trial's numbers."""
+        with torch.no_grad():
+            return torch.vmap(lambda n, *a: function(bind(self.rule, n), *a))(self.numbers, *args)
 
 
 class Pack(NamedTuple):
@@ -71,7 +101,7 @@ class Pack(NamedTuple):
 
 
 def pack(task: Task, trials: Sequence[Trial]) -> Pack:
-    """Check that trials have equal structure, and give the rules that all of them share."""
+    """Check that trials have equal structure, and return the rules that they share."""
     if not trials:
         raise InputError("no trial to simulate: give at least one")
     fitted = [_fitted(task, trial) for trial in trials]
@@ -86,15 +116,15 @@ def pack(task: Task, trials: Sequence[Trial]) -> Pack:
 
 
 def packs(task: Task, trials: Sequence[Trial]) -> list[list[int]]:
-    """Places of trials that can train together, in the order of their first ones."""
+    """Group trials that can train together, in the order of their first ones."""
     shapes: list[Any] = []
     found: list[list[int]] = []
-    for place, trial in enumerate(trials):
+    for i, trial in enumerate(trials):
         shape = _shape(_fitted(task, trial))
         if shape not in shapes:
             shapes.append(shape)
             found.append([])
-        found[shapes.index(shape)].append(place)
+        found[shapes.index(shape)].append(i)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What the clients of a round send, merged chunk by chunk as an engine gives it."""
+"""Merge the uploads of a round, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fedzmg.simulation.records import ClientLosses
 from fedzmg.tree import row, tree_map
 
 
-class Remembered(NamedTuple):
-    """What clients of a chunk want to remember, before it is written down."""
+class NewMemory(NamedTuple):
+    """New memory of the clients of a chunk, before it is written."""
 
     owners: list[tuple[int, int]]
     """Trial and client."""
     states: State
     accepted: Tensor
-    """Whether the upload of each was, so that it may remember."""
+    """Flag per client: only accepted uploads change its memory."""
 
 
 class Received(NamedTuple):
-    """What came of a round's local training."""
+    """Result of a round's local training."""
 
     merger: Merger
     losses: ClientLosses
@@ -35,45 +35,38 @@ class Received(NamedTuple):
     """Uploads of some clients, for their size."""
     computed: int
     """Client steps."""
-    remembered: list[Remembered]
+    memories: list[NewMemory]
 
 
 def receive(
     chunks: Iterable[Chunk],
-    entries: list[ClientBatch],
+    batches: list[ClientBatch],
     trials: int,
     *,
     by_examples: bool,
     keeps_memory: bool,
 ) -> Received:
-    """Take in the chunks of a round.
+    """Merge the chunks of a round.
 
     Args:
-        chunks: what an engine yields.
-        entries: the clients of the round.
-        trials: how many trials train together.
-        by_examples: whether clients count by their examples; else equally.
-        keeps_memory: whether clients remember anything.
+        chunks: output of an engine.
+        batches: the clients of the round.
+        trials: trials that train together.
+        by_examples: weight clients by their examples; else equally.
+        keeps_memory: clients keep state between rounds.
     """
-    weights = [_weight(entry, by_examples=by_examples) for entry in entries]
-    merger, losses = Merger(entries, weights, trials), ClientLosses(entries, trials)
+    weights = [(float(b.examples) if by_examples else 1.0) * bool(len(b.stream)) for b in batches]
+    merger, losses = Merger(batches, weights, trials), ClientLosses(batches, trials)
     sample: Any = ()
     computed = 0
-    remembered: list[Remembered] = []
+    memories: list[NewMemory] = []
     for chunk in chunks:
         accepted = merger.add(chunk)
         losses.add(chunk, accepted)
         computed += chunk.computed
         sample = chunk.outcomes.upload
         if keeps_memory:
-            owners = [(entries[i].trial, entries[i].client) for i in chunk.entries]
+            owners = [(batches[i].trial, batches[i].client) for i in chunk.batches]
             kept = tree_map(torch.Tensor.cpu, row(chunk.outcomes.memory, chunk.rows))
-            remembered.append(Remembered(owners, kept, accepted))
-    return Received(merger, losses, sample, computed, remembered)
-
-
-def _weight(entry: ClientBatch, *, by_examples: bool) -> float:
-    """What a client counts in the average; nothing if it had no step to do."""
-    if not len(entry.stream):
-        return 0.0
-    return float(entry.examples) if by_examples else 1.0
+            memories.append(NewMemory(owners, kept, accepted))
+    return Received(merger, losses, sample, computed, memories)

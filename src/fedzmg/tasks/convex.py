@@ -121,13 +121,14 @@ class Convex(Preset):
 
     def build(self) -> Task:
         problem = self.problem()
+        x, y = problem.x.astype(np.float32), problem.y.astype(np.float32)
         target = problem.optimum if self.distance == "optimum" else problem.constrained
         return Task(
             name=self.name,
             model=FunctionalModel(Column(problem.start, target, self.l2)),
-            train=FederatedData.from_arrays(problem.x, problem.y, problem.owners),
+            train=FederatedData.from_arrays(x, y, problem.owners),
             # What is minimised is the mean over these examples, so it is also what is judged.
-            test=examples(problem.x, problem.y),
+            test=examples(x, y),
             loss=self.loss,
             metric=DISTANCE,
             init="given",

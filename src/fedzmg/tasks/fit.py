@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Metric
 from fedzmg.models.initial import check_scheme
@@ -37,7 +38,7 @@ def check(task: Task) -> None:
         parts["tuning data"] = task.tune
     for what, data in parts.items():
         # A copy, so that a prepare function that works in place spoils nothing.
-        x, y = data.x[:2].clone(), data.y[:2]
+        x, y = Examples(data.x[:2].clone(), data.y[:2]).to(data.x.device, dtype)
         try:
             with torch.no_grad():
                 outputs = task.model.try_out(params, task.prepare(x, dtype))

@@ -1,4 +1,4 @@
-"""Which kernels compute a layer: choices that change speed and the last bits, never the result."""
+"""Kernels of layers, whose choice changes speed and the last bits, never the result."""
 
 from __future__ import annotations
 

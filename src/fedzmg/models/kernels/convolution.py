@@ -1,8 +1,8 @@
-"""Convolution of one client as an operator that knows how to be mapped over clients.
+"""Convolution of one client as an operator with a rule for mapping it over clients.
 
 Mapped over clients whose weights differ, torch turns a convolution into a grouped one, for which
 cuDNN has fast kernels for some shapes and very slow ones for others. Our own kernels are the
-alternative; which one a layer takes is measured once per shape, and remembered.
+alternative. The faster one is measured once per shape, and cached.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch.library import custom_op
 
 from fedzmg.models.kernels.determinism import bits_are_kept
 from fedzmg.models.kernels.mapping import clients_first
-from fedzmg.models.kernels.measurements import milliseconds, remembered
+from fedzmg.models.kernels.measurements import cached_answer, milliseconds
 from fedzmg.models.kernels.precision import HAS_TRITON
 
 MAX_CHANNELS = 128
 """More channels than this do not fit in the tiles of our kernels."""
 
 _chosen: dict[tuple[Any, ...], bool] = {}
-"""Whether our kernels won, by shape and precision."""
+"""True if our kernels were faster, by shape and precision."""
 
 
 def available(x: Tensor, w: Tensor) -> bool:
-    """Whether our kernels can compute this convolution."""
+    """Tell whether our kernels can compute this convolution."""
     return (
         x.is_cuda
         and x.dtype in (torch.float32, torch.bfloat16)
@@ -37,15 +37,13 @@ def available(x: Tensor, w: Tensor) -> bool:
 
 
 @custom_op("fedzmg::conv2d", mutates_args=())
-def conv2d(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:
-    """One client's convolution with stride one, ``rows`` and ``columns`` of padding."""
-    del rounding
+def conv2d(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:  # noqa: ARG001
+    """Convolve one client's images with stride one, ``rows`` and ``columns`` of padding."""
     return F.conv2d(x, w, padding=(rows, columns))
 
 
 @conv2d.register_fake
-def _(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:
-    del rounding
+def _(x: Tensor, w: Tensor, rows: int, columns: int, _rounding: str) -> Tensor:
     return x.new_empty(*_shape(x, w, rows, columns))
 
 
@@ -78,41 +76,41 @@ def _of_clients(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) ->
     key = (tuple(x.shape), tuple(w.shape), rows, columns, x.dtype, rounding, learns)
     measured = not bits_are_kept()
     if measured and key not in _chosen and _concrete(x):
-        _chosen[key] = remembered(
+        _chosen[key] = cached_answer(
             f"{torch.cuda.get_device_name(x.device)} {key}",
             lambda: _ours_is_faster(x, w, rows, columns, rounding, learns=learns),
         )
     if not measured or _chosen.get(key, True):
-        ours: Tensor = clients_conv2d(_laid(x), w, rows, columns, rounding)
+        ours: Tensor = clients_conv2d(_kernel_layout(x), w, rows, columns, rounding)
         return ours
     return grouped_conv2d(x, w, rows, columns)
 
 
 def choices() -> str:
-    """What was chosen so far, for those who keep code that depends on it."""
+    """Describe the choices so far, for caches of code that depends on them."""
     return repr(sorted(_chosen.items(), key=repr))
 
 
 def _concrete(x: Tensor) -> bool:
-    """Whether kernels can be timed on this: not while a graph is traced or captured."""
+    """Tell whether kernels can be timed: not while a graph is traced or captured."""
     return type(x) is Tensor and not torch.cuda.is_current_stream_capturing()
 
 
 def _ours_is_faster(
     x: Tensor, w: Tensor, rows: int, columns: int, rounding: str, *, learns: bool
 ) -> bool:
-    """Time the products of a step both ways, on tensors like these; one product if none learns."""
+    """Time the products of a step both ways, on tensors like these."""
     x, w = x.detach(), w.detach()
     clients, taps = len(x), list(w.shape[-2:])
-    laid = _laid(x)
-    signal = _laid(torch.ones(_shape(x, w, rows, columns), dtype=x.dtype, device=x.device))
+    arranged = _kernel_layout(x)
+    signal = _kernel_layout(torch.ones(_shape(x, w, rows, columns), dtype=x.dtype, device=x.device))
     # The first layer of a network has no inputs that need a gradient.
     first = x.shape[2] <= 4
 
     def ours() -> None:
-        clients_conv2d(laid, w, rows, columns, rounding)
+        clients_conv2d(arranged, w, rows, columns, rounding)
         if learns:
-            clients_conv2d_weight(laid, signal, taps, rows, columns, rounding)
+            clients_conv2d_weight(arranged, signal, taps, rows, columns, rounding)
         if learns and not first:
             clients_conv2d_input(signal, w, rows, columns, rounding)
 
@@ -129,18 +127,17 @@ def _ours_is_faster(
 
 
 def grouped_conv2d(x: Tensor, w: Tensor, rows: int, columns: int) -> Tensor:
-    """Torch's way: clients as groups of one wide convolution."""
+    """Convolve as torch does: clients as groups of one wide convolution."""
     clients, batch = x.shape[:2]
     wide = x.transpose(0, 1).reshape(batch, -1, *x.shape[3:])
     out = F.conv2d(wide, w.flatten(0, 1), padding=(rows, columns), groups=clients)
     return out.reshape(batch, clients, -1, *out.shape[2:]).transpose(0, 1)
 
 
-def _laid(x: Tensor) -> Tensor:
-    """The same numbers, laid out as our kernels read them.
+def _kernel_layout(x: Tensor) -> Tensor:
+    """Change the memory layout to that of our kernels.
 
-    What the compiler sees asked for, it writes so at once. Inside of an operator it would be a
-    copy.
+    The compiler then writes it directly. Inside of an operator it would be a copy.
     """
     return _channels_last(x).permute(0, 1, 4, 2, 3)
 
@@ -151,7 +148,7 @@ def _channels_last(x: Tensor) -> Tensor:
 
 @custom_op("fedzmg::clients_conv2d", mutates_args=())
 def clients_conv2d(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:
-    """Convolutions of clients ``[clients, batch, ...]`` with weights of their own."""
+    """Convolve images of clients ``[clients, batch, ...]`` with weights of their own."""
     from fedzmg.models.kernels import triton_convolution
 
     out = triton_convolution.convolve(_channels_last(x), w, (rows, columns), rounding)
@@ -159,8 +156,7 @@ def clients_conv2d(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str)
 
 
 @clients_conv2d.register_fake
-def _(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:
-    del rounding
+def _(x: Tensor, w: Tensor, rows: int, columns: int, _rounding: str) -> Tensor:
     clients, batch, outputs, high, wide = _shape(x, w, rows, columns)
     return x.new_empty(clients, batch, high, wide, outputs).permute(0, 1, 4, 2, 3)
 
@@ -169,7 +165,7 @@ def _(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:
 def clients_conv2d_input(
     signal: Tensor, w: Tensor, rows: int, columns: int, rounding: str
 ) -> Tensor:
-    """Gradient of the inputs."""
+    """Compute the gradient of the inputs."""
     from fedzmg.models.kernels import triton_convolution
 
     out = triton_convolution.convolve(
@@ -179,8 +175,7 @@ def clients_conv2d_input(
 
 
 @clients_conv2d_input.register_fake
-def _(signal: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:
-    del rounding
+def _(signal: Tensor, w: Tensor, rows: int, columns: int, _rounding: str) -> Tensor:
     clients, batch, _, high, wide = signal.shape
     high, wide = high - 2 * rows + w.shape[3] - 1, wide - 2 * columns + w.shape[4] - 1
     return signal.new_empty(clients, batch, high, wide, w.shape[2]).permute(0, 1, 4, 2, 3)
@@ -190,7 +185,7 @@ def _(signal: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tens
 def clients_conv2d_weight(
     x: Tensor, signal: Tensor, taps: list[int], rows: int, columns: int, rounding: str
 ) -> Tensor:
-    """Gradient of the weights."""
+    """Compute the gradient of the weights."""
     from fedzmg.models.kernels import triton_convolution
 
     out = triton_convolution.weight_gradient(
@@ -200,20 +195,18 @@ def clients_conv2d_weight(
 
 
 @clients_conv2d_weight.register_fake
-def _(x: Tensor, signal: Tensor, taps: list[int], rows: int, columns: int, rounding: str) -> Tensor:
-    del rows, columns, rounding
+def _(x: Tensor, signal: Tensor, taps: list[int], *_: object) -> Tensor:
     return x.new_empty(x.shape[0], signal.shape[2], x.shape[2], *taps)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     x, w, *ctx.rest = inputs
     ctx.save_for_backward(x, w)
 
 
 def _backward(ctx: Any, signal: Tensor) -> tuple[Tensor | None, ...]:
     x, w = ctx.saved_tensors
-    signal = _laid(signal)
+    signal = _kernel_layout(signal)
     for_x = clients_conv2d_input(signal, w, *ctx.rest) if ctx.needs_input_grad[0] else None
     for_w = (
         clients_conv2d_weight(x, signal, list(w.shape[-2:]), *ctx.rest)
@@ -223,4 +216,4 @@ def _backward(ctx: Any, signal: Tensor) -> tuple[Tensor | None, ...]:
     return for_x, for_w, None, None, None
 
 
-clients_conv2d.register_autograd(_backward, setup_context=_keep)
+clients_conv2d.register_autograd(_backward, setup_context=_setup_context)

@@ -12,18 +12,18 @@ from collections.abc import Iterator
 
 import torch
 
-_asked = False
+_by_rule = False
 
 
 def bits_are_kept() -> bool:
-    """Whether kernels must be chosen by rule instead of by measurement."""
-    return _asked
+    """Tell whether kernels must be chosen by rule instead of by measurement."""
+    return _by_rule
 
 
 @contextlib.contextmanager
 def same_bits(on: bool) -> Iterator[None]:
-    """Choose kernels by rule inside a ``with`` block, if ``on``; processors do so anyway."""
-    global _asked
+    """Choose kernels by rule inside a ``with`` block, if ``on``; a CPU always does."""
+    global _by_rule
     if not on:
         yield
         return
@@ -31,9 +31,9 @@ def same_bits(on: bool) -> Iterator[None]:
 
     # cuBLAS reads this when it is set up; without, it may split sums differently from run to run.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = _asked, torch.are_deterministic_algorithms_enabled(), _cudnn()
+    before = _by_rule, torch.are_deterministic_algorithms_enabled(), _cudnn()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
-    _asked = True
+    _by_rule = True
     # A model with an operator that cannot keep its order is trained all the same, with a warning.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
@@ -41,7 +41,7 @@ def same_bits(on: bool) -> Iterator[None]:
         with config.patch({"deterministic": True} if hasattr(config, "deterministic") else {}):
             yield
     finally:
-        _asked, enabled, (deterministic, benchmark) = before
+        _by_rule, enabled, (deterministic, benchmark) = before
         torch.use_deterministic_algorithms(enabled, warn_only=warned)
         torch.backends.cudnn.deterministic = deterministic
         torch.backends.cudnn.benchmark = benchmark

@@ -1,7 +1,7 @@
 """Random bits as a function of an address, and the operator that draws them.
 
-:func:`random_bits` defines them. It takes some forty passes over 64-bit numbers, and the compiler
-cannot be given it: it writes a value out anew wherever it is used, and every one of the twelve
+:func:`random_bits` defines them. It takes some forty passes over 64-bit numbers and does not
+compile well: the compiler repeats a value wherever it is used, and each of the twelve
 ``x ^ (x >> n)`` uses its value twice. So layers draw with :func:`draws`, one operator to torch and
 to the compiler, which makes the same bits on chip or in cache.
 """
@@ -26,7 +26,7 @@ _MASK32 = 0xFFFFFFFF
 RANGE = _MASK32 + 1
 """Random bits are whole numbers from 0 up to, not including, this one."""
 BLOCK = 1 << 15
-"""Places that a processor works on at a time: they stay in its cache."""
+"""Places that a CPU works on at a time: they stay in its cache."""
 
 Whole = TypeVar("Whole", int, Tensor)
 Words = npt.NDArray[np.uint32]
@@ -43,7 +43,7 @@ def hash32(value: Whole) -> Whole:
 def random_bits(
     key: Tensor, layer: int, shape: torch.Size, device: torch.device, call: int = 0
 ) -> Tensor:
-    """32 random bits for every place of a batch of shape ``shape`` (examples first)."""
+    """Compute 32 random bits for every place of a batch of shape ``shape`` (examples first)."""
     place = torch.arange(shape.numel(), device=device).reshape(shape)
     low, high = key & _MASK32, (key >> 32) & _MASK32
     bits = hash32(hash32(hash32(place ^ low) ^ high) ^ hash32(layer + 1))
@@ -53,28 +53,18 @@ def random_bits(
 
 @custom_op("fedzmg::draws", mutates_args=())
 def draws(key: Tensor, layer: int, call: int, places: int, below: int | None = None) -> Tensor:
-    """Random bits at each place of one client's batch, or whether they are under a number."""
+    """Draw random bits for each place of one client's batch, or compare them with a number."""
     of_one: Tensor = draws_of_clients(key.reshape(1), layer, call, places, below)
     return of_one.reshape(places)
 
 
 @draws.register_fake
-def _(key: Tensor, layer: int, call: int, places: int, below: int | None = None) -> Tensor:
-    del layer, call
+def _(key: Tensor, _layer: int, _call: int, places: int, below: int | None = None) -> Tensor:
     return key.new_empty(places, dtype=_kind(below))
 
 
-def _over_clients(
-    info: Any,
-    in_dims: Any,
-    key: Tensor,
-    layer: int,
-    call: int,
-    places: int,
-    below: int | None = None,
-) -> tuple[Tensor, int]:
-    del info
-    return draws_of_clients(clients_first(key, in_dims[0]), layer, call, places, below), 0
+def _over_clients(_info: Any, in_dims: Any, key: Tensor, *rest: Any) -> tuple[Tensor, int]:
+    return draws_of_clients(clients_first(key, in_dims[0]), *rest), 0
 
 
 draws.register_vmap(_over_clients)
@@ -84,20 +74,19 @@ draws.register_vmap(_over_clients)
 def draws_of_clients(
     keys: Tensor, layer: int, call: int, places: int, below: int | None = None
 ) -> Tensor:
-    """The same for every client ``[clients, places]``."""
+    """Draw the same for every client ``[clients, places]``."""
     if keys.is_cuda and HAS_TRITON:
         from fedzmg.models.kernels import triton_draws
 
         return triton_draws.draws(keys, layer, call, places, below)
     if keys.device.type == "cpu":
-        return torch.from_numpy(_on_processor(keys.numpy(), layer, call, places, below))
+        return torch.from_numpy(_on_cpu(keys.numpy(), layer, call, places, below))
     bits = random_bits(keys[:, None], layer, torch.Size((places,)), keys.device, call)
     return bits if below is None else bits < below
 
 
 @draws_of_clients.register_fake
-def _(keys: Tensor, layer: int, call: int, places: int, below: int | None = None) -> Tensor:
-    del layer, call
+def _(keys: Tensor, _layer: int, _call: int, places: int, below: int | None = None) -> Tensor:
     return keys.new_empty(len(keys), places, dtype=_kind(below))
 
 
@@ -105,10 +94,10 @@ def _kind(below: int | None) -> torch.dtype:
     return torch.int64 if below is None else torch.bool
 
 
-def _on_processor(
+def _on_cpu(
     keys: npt.NDArray[np.int64], layer: int, call: int, places: int, below: int | None
 ) -> npt.NDArray[Any]:
-    """In place on 32-bit words, whose products lose what is above by themselves."""
+    """Draw in place on 32-bit words, whose products overflow as wanted."""
     kind: type[np.generic] = np.int64 if below is None else np.bool_
     out = np.empty((len(keys), places), dtype=kind)
     words, spare = np.empty((2, min(BLOCK, places)), dtype=np.uint32)

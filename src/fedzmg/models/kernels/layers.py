@@ -1,4 +1,4 @@
-"""Which kernels compute a layer: choices that change speed and the last bits, never the result.
+"""Forms of layers, whose choice changes speed and the last bits, never the result.
 
 Each was found by measurement on small models (``benchmarks/engines.py``):
 
@@ -31,7 +31,7 @@ ONEDNN_BY_DEFAULT = platform.machine().lower() not in ("aarch64", "arm64")
 
 @contextlib.contextmanager
 def onednn(enabled: bool) -> Iterator[None]:
-    """Use oneDNN's processor kernels, or do without, inside a ``with`` block."""
+    """Turn oneDNN's CPU kernels on or off inside a ``with`` block."""
     before, *_ = set_flags(enabled, _fp32_precision=None)  # type: ignore[no-untyped-call]
     try:
         yield
@@ -40,23 +40,21 @@ def onednn(enabled: bool) -> Iterator[None]:
 
 
 class MappedLayers(TorchFunctionMode):
-    """Computes layers in the form that is fast when weights differ between clients."""
+    """Mode that computes layers in the fast form for weights that differ between clients."""
 
     def __torch_function__(
         self,
         func: Callable[..., Any],
-        types: Any,
+        _types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Exchange dense layers and convolutions; leave everything else."""
-        del types
-        exchanged = _EXCHANGED.get(func, func)
-        return exchanged(*args, **(kwargs or {}))
+        """Replace dense layers and convolutions; leave everything else."""
+        return _SWAPS.get(func, func)(*args, **(kwargs or {}))
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``F.linear`` as ``(W xᵀ)ᵀ`` for a batch of vectors."""
+    """Compute ``F.linear`` as ``(W xᵀ)ᵀ`` for a batch of vectors."""
     if input.ndim != 2:
         return F.linear(input, weight, bias)
     out = (weight @ input.mT).mT
@@ -72,10 +70,10 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """``F.conv2d`` in the form that is fast when weights differ between clients."""
+    """Compute ``F.conv2d`` in the fast form for weights that differ between clients."""
     plain = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str)
     if plain and input.ndim == 4 and input.is_cuda and _pair(stride) == (1, 1):
-        return _on_card(input, weight, bias, *_pair(padding))
+        return _on_gpu(input, weight, bias, *_pair(padding))
     if not plain or input.ndim != 4 or input.is_cuda or torch.backends.mkldnn.enabled:
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     (down, across), (high, wide) = _pair(stride), _pair(padding)
@@ -87,7 +85,7 @@ def conv2d(
     return out.reshape(examples, rows, columns, outputs).permute(0, 3, 1, 2)
 
 
-def _on_card(input: Tensor, weight: Tensor, bias: Tensor | None, rows: int, columns: int) -> Tensor:
+def _on_gpu(input: Tensor, weight: Tensor, bias: Tensor | None, rows: int, columns: int) -> Tensor:
     if torch.is_autocast_enabled("cuda"):
         kind = torch.get_autocast_dtype("cuda")
         input, weight = input.to(kind), weight.to(kind)
@@ -105,4 +103,4 @@ def _pair(value: Any) -> tuple[int, int]:
     return first, rest[0] if rest else first
 
 
-_EXCHANGED: dict[Any, Callable[..., Any]] = {F.linear: linear, F.conv2d: conv2d}
+_SWAPS: dict[Any, Callable[..., Any]] = {F.linear: linear, F.conv2d: conv2d}

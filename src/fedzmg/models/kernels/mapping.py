@@ -1,4 +1,4 @@
-"""What rules for mapping operators over clients have in common."""
+"""Shared code of rules that map operators over clients."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from torch import Tensor
 
 
 def clients_first(x: Tensor, axis: int) -> Tensor:
-    """Clients first; not through a view where they are, since the compiler copies what it hides."""
+    """Move clients to the first axis; no view if they are there, which the compiler would copy."""
     return x if axis == 0 else x.movedim(axis, 0)

@@ -1,6 +1,6 @@
 """Measurements that decide which kernels are used, made once per machine.
 
-They are kept beside the kernels that Triton has compiled, and forgotten with them.
+They are cached beside the kernels that Triton has compiled.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _NAME = "fedzmg.json"
 
 
 def milliseconds(call: Callable[[], object]) -> float:
-    """What a call keeps the GPU busy for, without what it takes Python to launch it.
+    """Time a call on the GPU, without the time that Python takes to launch it.
 
     Steps are replayed from graphs, where launches cost next to nothing. Timed from Python, small
-    kernels would be told apart by the number of their launches instead of by their work.
+    kernels would be compared by the number of their launches instead of by their work.
     """
     call()  # what is compiled, loaded or kept at first use is not timed
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        # Other threads may go on using the device.
+        # Other threads may continue to use the device.
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             for _ in range(TIMES):
@@ -46,12 +46,12 @@ def milliseconds(call: Callable[[], object]) -> float:
 
 
 def timer() -> torch.cuda.Event:
-    """A mark on the device's own clock."""
+    """Make an event on the device's own clock."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def remembered(question: str, measure: Callable[[], bool]) -> bool:
-    """The answer found before by the same code to the same question, or a new one."""
+def cached_answer(question: str, measure: Callable[[], bool]) -> bool:
+    """Return the answer that the same code found before to the same question, or a new one."""
     from triton.runtime.cache import get_cache_manager
 
     asked = f"{code_hash()} {torch.__version__} {torch.version.cuda} {question}"
@@ -68,6 +68,6 @@ def remembered(question: str, measure: Callable[[], bool]) -> bool:
 
 @functools.cache
 def code_hash() -> str:
-    """A hash of the kernels and of all that chooses between them."""
+    """Hash the kernels and the code that chooses between them."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

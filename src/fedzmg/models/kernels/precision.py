@@ -1,4 +1,4 @@
-"""How products of float32 numbers are rounded on a GPU.
+"""Rounding of float32 products on a GPU.
 
 Weights, updates and losses are float32 in every mode. ``tf32`` rounds the factors of matrix
 products and convolutions to 10 bits of mantissa, ``bf16`` computes layers in bfloat16; both add in
@@ -16,14 +16,14 @@ import torch
 
 Precision = Literal["float32", "tf32", "bf16"]
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""Whether our own GPU kernels can run here; without, torch's own do the work."""
+"""Our own GPU kernels can run here; otherwise torch's are used."""
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
 
 
 @contextlib.contextmanager
 def rounding(mode: Precision) -> Iterator[None]:
-    """Round as ``mode`` says inside a ``with`` block."""
+    """Set the rounding inside a ``with`` block."""
     fast = mode != "float32"
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
@@ -34,5 +34,5 @@ def rounding(mode: Precision) -> Iterator[None]:
 
 
 def precision() -> str:
-    """How float32 products are rounded at present, in the words of our kernels."""
+    """Return the present rounding of float32 products, by the name that our kernels use."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"

@@ -1,4 +1,4 @@
-"""The recurrence of a GRU as an operator that knows how to be mapped over clients."""
+"""The recurrence of a GRU as an operator with a rule for mapping it over clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_BATCH = 64
 
 
 def available(from_input: Tensor, weights: Tensor) -> bool:
-    """Whether our kernels can compute this recurrence."""
+    """Tell whether our kernels can compute this recurrence."""
     return (
         from_input.is_cuda
         and from_input.dtype in (torch.float32, torch.bfloat16)
@@ -27,7 +27,7 @@ def available(from_input: Tensor, weights: Tensor) -> bool:
 
 
 def states(from_input: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
-    """All hidden states of one client's sequences, or of clients that this is mapped over."""
+    """Compute all hidden states of one client's sequences, or of mapped clients."""
     if torch.is_autocast_enabled("cuda"):
         weights = weights.to(torch.get_autocast_dtype("cuda"))
     from_input, rounding = from_input.float(), precision()
@@ -45,7 +45,7 @@ def states(from_input: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
 
 @custom_op("fedzmg::gru", mutates_args=())
 def gru(from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str) -> Tensor:
-    """One client's hidden states ``[batch, steps, units]`` from ``[batch, steps, 3 units]``."""
+    """Compute one client's states ``[batch, steps, units]`` from ``[batch, steps, 3 units]``."""
     from fedzmg.models.kernels import triton_recurrence
 
     states, _ = triton_recurrence.forward(
@@ -55,8 +55,7 @@ def gru(from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str) -> Ten
 
 
 @gru.register_fake
-def _(from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str) -> Tensor:
-    del bias, rounding
+def _(from_input: Tensor, weights: Tensor, *_rest: object) -> Tensor:
     return from_input.new_empty(*from_input.shape[:-1], weights.shape[-1])
 
 
@@ -78,7 +77,7 @@ gru.register_vmap(_over_clients)
 def clients_gru(
     from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str
 ) -> tuple[Tensor, Tensor]:
-    """States ``[clients, steps + 1, batch, units]`` and what the way back needs."""
+    """Compute states ``[clients, steps + 1, batch, units]`` and the gates that backward needs."""
     from fedzmg.models.kernels import triton_recurrence
 
     return triton_recurrence.forward(
@@ -87,8 +86,7 @@ def clients_gru(
 
 
 @clients_gru.register_fake
-def _(from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str) -> tuple[Tensor, Tensor]:
-    del bias, rounding
+def _(from_input: Tensor, weights: Tensor, *_rest: object) -> tuple[Tensor, Tensor]:
     clients, batch, steps, _ = from_input.shape
     units = weights.shape[-1]
     return (
@@ -101,7 +99,7 @@ def _(from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str) -> tuple
 def clients_gru_back(
     signal: Tensor, states: Tensor, gates: Tensor, weights: Tensor, rounding: str
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of ``from_input`` and of the products with the weights."""
+    """Compute gradients of ``from_input`` and of the products with the weights."""
     from fedzmg.models.kernels import triton_recurrence
 
     return triton_recurrence.backward(
@@ -110,10 +108,7 @@ def clients_gru_back(
 
 
 @clients_gru_back.register_fake
-def _(
-    signal: Tensor, states: Tensor, gates: Tensor, weights: Tensor, rounding: str
-) -> tuple[Tensor, Tensor]:
-    del states, gates, weights, rounding
+def _(signal: Tensor, *_rest: object) -> tuple[Tensor, Tensor]:
     clients, batch, steps, units = signal.shape
     return (
         signal.new_empty(clients, batch, steps, 3 * units),
@@ -121,13 +116,12 @@ def _(
     )
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     _, weights, _, ctx.rounding = inputs
     ctx.save_for_backward(weights, *output)
 
 
-def _backward(ctx: Any, of_states: Tensor, of_gates: Tensor) -> tuple[Tensor | None, ...]:
-    del of_gates
+def _backward(ctx: Any, of_states: Tensor, _of_gates: Tensor) -> tuple[Tensor | None, ...]:
     weights, states, gates = ctx.saved_tensors
     signal = of_states[:, 1:].transpose(1, 2)
     to_input, to_hidden = clients_gru_back(signal, states, gates, weights, ctx.rounding)
@@ -138,4 +132,4 @@ def _backward(ctx: Any, of_states: Tensor, of_gates: Tensor) -> tuple[Tensor | N
     return to_input, for_weights, flat.sum(1), None
 
 
-clients_gru.register_autograd(_backward, setup_context=_keep)
+clients_gru.register_autograd(_backward, setup_context=_setup_context)

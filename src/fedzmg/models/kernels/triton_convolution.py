@@ -172,14 +172,14 @@ _SHAPE = ["batch", "HEIGHT", "WIDTH", "C", "FILTERS", "TAP_COLUMNS", "PRECISION"
 
 
 def _tuned(kernel: Any, configs: list[Any]) -> Any:
-    """The kernel with its fastest tile, measured once per shape; interpreted: with the first."""
+    """Choose the fastest tile, measured once per shape; interpreted: the first."""
     chosen = configs[:1] if isinstance(kernel, InterpretedFunction) else configs
     tune = triton.autotune(chosen, key=_SHAPE, do_bench=_bench, cache_results=True)
     return tune(kernel)
 
 
 def _bench(call: Any, quantiles: Any) -> list[float]:
-    """A few calls tell tiles apart; Triton's own way takes a tenth of a second for each."""
+    """Time a few calls; Triton's own way takes a tenth of a second for each."""
     return [milliseconds(call)] * len(quantiles)
 
 
@@ -218,14 +218,14 @@ _weights = {
 
 
 def _padded(size: int) -> int:
-    """The next power of two that a matrix unit takes."""
+    """Return the next power of two that a matrix unit takes."""
     return max(16, int(triton.next_power_of_2(size)))
 
 
 def convolve(
     x: Tensor, w: Tensor, padding: tuple[int, int], precision: str, *, turned: bool = False
 ) -> Tensor:
-    """Outputs ``[clients, batch, height, width, FILTERS]`` of inputs in the same order of axes.
+    """Convolve to ``[clients, batch, height, width, FILTERS]``; inputs have the same axes.
 
     ``turned`` weights give the gradient of the inputs from that of the outputs.
     """
@@ -257,7 +257,7 @@ def convolve(
 def weight_gradient(
     x: Tensor, signal: Tensor, taps: tuple[int, int], padding: tuple[int, int], precision: str
 ) -> Tensor:
-    """Gradient of the weights ``[clients, FILTERS, C, rows, columns]``, in float32."""
+    """Compute the weight gradient ``[clients, FILTERS, C, rows, columns]``, in float32."""
     clients, batch, height, width, channels = x.shape
     out_height, out_width, outputs = signal.shape[2:]
     tile = _tile(channels, outputs, taps, precision)
@@ -280,7 +280,7 @@ def weight_gradient(
 
 
 def _tile(channels: int, outputs: int, taps: tuple[int, int], precision: str) -> dict[str, int]:
-    """What one program of the gradient of the weights takes: see the kernel."""
+    """Size the tile of one program of the weight gradient; see the kernel."""
     # So many accumulators of 32 by 64 fit in the registers; sums without tensor cores take more.
     most = 5 if precision == "ieee" else 10
     depth = taps[0] * taps[1] * channels
@@ -301,9 +301,9 @@ def _tile(channels: int, outputs: int, taps: tuple[int, int], precision: str) ->
 
 @cache
 def _splits(programs: int, pixels: int, warps: int) -> int:
-    """Into how many shares a client's pixels go, so that a card is busy to the end.
+    """Count the shares of a client's pixels that keep a GPU busy to the end.
 
-    Programs run in waves of as many as a large card holds (a constant: bits depend on shapes
+    Programs run in waves of as many as a large GPU holds (a constant: bits depend on shapes
     alone). Each costs its tiles and something for its start and for the sum over shares.
     """
     wave, tiles, fixed = 132 * 8 // warps, triton.cdiv(pixels, 32), 8

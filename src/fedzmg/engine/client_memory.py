@@ -1,12 +1,11 @@
-"""What clients remember between the rounds they take part in.
+"""State that clients keep between the rounds they take part in.
 
 Every visited client has two slots, each stamped with the round that wrote it. A write never touches
-the slot that the last committed round relies on: going back to that round means taking, for every
+the slot that the last committed round relies on. To go back to that round is to take, for every
 client, the newest slot that is not younger. A checkpoint of a committed round need only name it;
 one of a later round has to carry copies.
 
-Rows live in memory, or in a file of which only the visited clients' parts take up space; only the
-cohort's share is ever on the device.
+Rows are in memory, or in a sparse file. Only the cohort's share is ever on the device.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import tempfile
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,22 +34,6 @@ IN_MEMORY = 1 << 30
 NEVER = -1
 
 
-class Rows(Protocol):
-    """Numbered rows of equal length."""
-
-    def read(self, index: int) -> npt.NDArray[Any]:
-        """A row that was written before."""
-        ...
-
-    def write(self, index: int, values: npt.NDArray[Any]) -> None:
-        """Replace a row."""
-        ...
-
-    def flush(self) -> None:
-        """Make what was written survive a power loss."""
-        ...
-
-
 class MemoryRows:
     """Rows in the process."""
 
@@ -64,7 +47,7 @@ class MemoryRows:
         self._rows[index] = values.copy()
 
     def flush(self) -> None:
-        """Nothing to do: these rows do not outlive the process."""
+        """Do nothing: these rows do not outlive the process."""
 
 
 class FileRows:
@@ -78,7 +61,7 @@ class FileRows:
 
     @property
     def _file(self) -> int:
-        # Opened at the first use: a run directory must be whole before anything is put into it.
+        # Opened at the first use: a run directory must be complete before files are added.
         if self._opened is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._opened = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -87,7 +70,7 @@ class FileRows:
     def read(self, index: int) -> npt.NDArray[Any]:
         data = os.pread(self._file, self._bytes, index * self._bytes)
         if len(data) != self._bytes:
-            raise InputError(f"{self._path} is shorter than it was: restore it or start afresh")
+            raise InputError(f"{self._path} is truncated: restore it or start afresh")
         return np.frombuffer(data, dtype=self._dtype).copy()
 
     def write(self, index: int, values: npt.NDArray[Any]) -> None:
@@ -108,39 +91,42 @@ class Slots:
     """Two stamped slots per client of one trial.
 
     Args:
-        rows: where slot ``s`` of client ``c`` is row ``2 c + s``.
-        stamps: the round that wrote each slot, ``[clients, 2]``, and where they are kept.
+        rows: values; slot ``s`` of client ``c`` is row ``2 c + s``.
+        clients: size of the population.
+        stamps: file of the rounds that wrote each slot, ``[clients, 2]``.
     """
 
-    def __init__(self, rows: Rows, clients: int, stamps: Path | None = None) -> None:
+    def __init__(
+        self, rows: MemoryRows | FileRows, clients: int, stamps: Path | None = None
+    ) -> None:
         self._rows, self._path = rows, stamps
         self._stamps = np.full((clients, 2), NEVER, dtype=np.int64)
-        self._kept_stamps: FileRows | None = None
-        self._are_kept = False
-        """Whether the file has the stamps of all clients."""
+        self._stamp_rows: FileRows | None = None
+        self._saved = False
+        """The file has the stamps of all clients."""
         self.committed = 0
         if stamps is not None:
-            self._kept_stamps = FileRows(stamps, 2, np.int64)
-            self._are_kept = stamps.exists()
-            if self._are_kept:
+            self._stamp_rows = FileRows(stamps, 2, np.int64)
+            self._saved = stamps.exists()
+            if self._saved:
                 known = np.fromfile(stamps, dtype=np.int64)
                 if known.size != self._stamps.size:
                     raise InputError(f"{stamps} is damaged: restore it or start afresh")
                 self._stamps = known.reshape(clients, 2)
 
     def visited(self) -> list[int]:
-        """Clients that remember something."""
+        """List clients that have a memory."""
         return np.flatnonzero(self._stamps.max(1) != NEVER).tolist()
 
     def read(self, client: int) -> npt.NDArray[Any] | None:
-        """What a client remembers, or None if it never took part."""
+        """Read a client's memory; None if it never took part."""
         stamps = self._stamps[client]
         if stamps.max() == NEVER:
             return None
         return self._rows.read(2 * client + int(stamps.argmax()))
 
     def write(self, client: int, round_: int, values: npt.NDArray[Any]) -> None:
-        """Remember; the slot of the last checkpoint is left alone."""
+        """Write a client's memory, but not to the slot of the last checkpoint."""
         stamps = self._stamps[client]
         newest = int(stamps.argmax())
         slot = newest if stamps[newest] > self.committed else 1 - newest
@@ -151,36 +137,36 @@ class Slots:
 
     def _stamp(self, client: int, slot: int, round_: int) -> None:
         self._stamps[client, slot] = round_
-        if self._kept_stamps is None:
+        if self._stamp_rows is None:
             return
-        if self._are_kept:
-            self._kept_stamps.write(client, self._stamps[client])
+        if self._saved:
+            self._stamp_rows.write(client, self._stamps[client])
         else:
-            self._keep_all_stamps(self._kept_stamps)
+            self._save_stamps(self._stamp_rows)
 
     def commit(self, round_: int) -> None:
-        """The state after this round is what a checkpoint now names."""
+        """Protect the state after this round, which a checkpoint names."""
         self.committed = round_
 
     def flush(self) -> None:
-        """Make everything written so far survive a power loss."""
+        """Write everything to disk."""
         self._rows.flush()
-        if self._kept_stamps is not None:
-            self._keep_all_stamps(self._kept_stamps)
-            self._kept_stamps.flush()
+        if self._stamp_rows is not None:
+            self._save_stamps(self._stamp_rows)
+            self._stamp_rows.flush()
 
-    def _keep_all_stamps(self, place: FileRows) -> None:
-        place.write(0, self._stamps)
-        self._are_kept = True
+    def _save_stamps(self, rows: FileRows) -> None:
+        rows.write(0, self._stamps)
+        self._saved = True
 
     def rewind(self, round_: int) -> None:
         """Forget everything younger than a checkpoint."""
         self._stamps[self._stamps > round_] = NEVER
         self.committed = round_
-        if self._kept_stamps is None:
+        if self._stamp_rows is None:
             return
-        if self._are_kept:
-            self._keep_all_stamps(self._kept_stamps)
+        if self._saved:
+            self._save_stamps(self._stamp_rows)
         elif round_:
             raise InputError(f"{self._path} is missing: restore it or start afresh")
 
@@ -189,17 +175,17 @@ class MemoryStore:
     """Memories of the clients of every trial; a client never seen starts from ``fresh``.
 
     Args:
-        fresh: what a client remembers before its first round, one row per trial.
+        fresh: memory of a client before its first round, one row per trial.
         clients: size of the population.
-        places: a directory per trial for files that outlive the process.
-        in_memory: bytes above which rows go to a temporary file when there is no such place.
+        directories: a directory per trial for files that outlive the process.
+        in_memory: bytes above which rows go to a temporary file if there are no directories.
     """
 
     def __init__(
         self,
         fresh: State,
         clients: int,
-        places: Sequence[Path] | None = None,
+        directories: Sequence[Path] | None = None,
         in_memory: int = IN_MEMORY,
     ) -> None:
         self.fresh = tree_map(lambda leaf: leaf.cpu(), fresh)
@@ -211,27 +197,27 @@ class MemoryStore:
         trials, width = self._fresh_rows.shape
         self.kept_bytes = width * self._fresh_rows.element_size()
         dtype = self._fresh_rows.numpy().dtype
-        if places is None and 2 * self.kept_bytes * clients * trials > in_memory:
+        if directories is None and 2 * self.kept_bytes * clients * trials > in_memory:
             scratch = Path(tempfile.mkdtemp(prefix="fedzmg-memory-"))
             weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
-            places = [scratch / str(i) for i in range(trials)]
+            directories = [scratch / str(i) for i in range(trials)]
         for i in range(trials):
-            if places is None:
+            if directories is None:
                 self._trials.append(Slots(MemoryRows(), clients))
             else:
-                rows = FileRows(places[i] / "memory.rows", width, dtype)
-                self._trials.append(Slots(rows, clients, places[i] / "memory.stamps"))
+                rows = FileRows(directories[i] / "memory.rows", width, dtype)
+                self._trials.append(Slots(rows, clients, directories[i] / "memory.stamps"))
 
     kept_bytes = 0
-    """Bytes that each client which took part keeps."""
+    """Bytes that each client keeps after it took part."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether clients of this algorithm remember nothing at all."""
+        """Clients of this algorithm keep no state."""
         return not leaves(self.fresh)
 
     def read(self, owners: list[tuple[int, int]]) -> State:
-        """Stacked memories of some (trial, client) pairs, on the host."""
+        """Stack memories of some (trial, client) pairs, on the host."""
         if self._form is None:
             return self.fresh
         rows = [self._row(trial, client) for trial, client in owners]
@@ -244,16 +230,16 @@ class MemoryStore:
     def write(
         self, owners: list[tuple[int, int]], round_: int, memory: State, accepted: list[bool]
     ) -> None:
-        """Keep the memories whose upload was accepted; of a client drawn twice, the later one."""
+        """Write memories whose upload was accepted; the later one of a client drawn twice."""
         if self._form is None:
             return
         rows = flatten_rows(memory)[0].cpu().numpy()
-        for (trial, client), values, good in zip(owners, rows, accepted, strict=True):
-            if good:
+        for (trial, client), values, use in zip(owners, rows, accepted, strict=True):
+            if use:
                 self._trials[trial].write(client, round_, values)
 
     def of_trial(self, trial: int) -> dict[int, State]:
-        """Every memory of one trial, by client."""
+        """Return every memory of one trial, by client."""
         if self._form is None:
             return {}
         clients = self._trials[trial].visited()
@@ -265,12 +251,12 @@ class MemoryStore:
             self.write([(trial, client)], round_, tree_map(lambda t: t[None], state), [True])
 
     def flush(self) -> None:
-        """Make everything survive a power loss."""
+        """Write everything to disk."""
         for slots in self._trials:
             slots.flush()
 
     def commit(self, round_: int) -> None:
-        """A checkpoint now names the state after this round."""
+        """Protect the state after this round, which a checkpoint names."""
         for slots in self._trials:
             slots.commit(round_)
 

@@ -1,4 +1,4 @@
-"""Where the trials of a pack are: their models and servers, as they begin and after a round."""
+"""Models and servers of a pack of trials: their initial state, and the server step of a round."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from fedzmg.contract import State
 from fedzmg.engine.aggregate import Merger
 from fedzmg.models.initial import initial_params
-from fedzmg.simulation.packed_rule import PackedRule
+from fedzmg.simulation.trial import PackedRule
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, stack, tree_map
 
@@ -34,7 +34,7 @@ class Snapshot(NamedTuple):
 def first_models(
     task: Task, seeds: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Tree:
-    """Initial weights of every trial, one row each."""
+    """Make the initial weights of every trial, one row each."""
     starts = [
         initial_params(task.model, task.init, seed).map(lambda leaf: leaf.to(device, dtype))
         for seed in seeds
@@ -44,7 +44,7 @@ def first_models(
 
 
 def first_snapshot(server: PackedRule, params: Tree, trials: int, device: torch.device) -> Snapshot:
-    """Trials before their first round, with these models, one row each."""
+    """Make the state before the first round from initial models, one row each."""
     state = server.map(lambda rule, p: rule.init(p), params)
     flags = torch.zeros(trials, dtype=torch.int64, device=device)
     return Snapshot(params, state, flags == 0, flags, torch.zeros_like(flags)[:, None].repeat(1, 2))
@@ -53,14 +53,14 @@ def first_snapshot(server: PackedRule, params: Tree, trials: int, device: torch.
 def next_snapshot(
     server: PackedRule, merger: Merger, population: int, stamp: Tensor, old: Snapshot
 ) -> Snapshot:
-    """Let the servers move; a trial that lost every upload, or is frozen, stays as it is.
+    """Apply the server step; a trial that lost every upload, or diverged, keeps its state.
 
     Args:
         server: the servers' rule.
-        merger: what the clients of the round sent.
-        population: how many clients there are.
+        merger: merged uploads of the round.
+        population: number of clients.
         stamp: the round, one row per trial.
-        old: where the trials were before; its traffic is taken over.
+        old: state before the round; its traffic is taken over.
     """
     cohort, sums = merger.cohort(population, stamp), merger.sums
     params, state = server.map(
@@ -71,8 +71,8 @@ def next_snapshot(
     def pick(new: Tensor, before: Tensor) -> Tensor:
         return torch.where(moves.reshape(-1, *[1] * (new.ndim - 1)), new, before)
 
-    sent = sums.clients + sums.dropped > 0
-    lost = torch.where((sums.clients == 0) & sent, old.lost + 1, torch.zeros_like(old.lost))
+    uploaded = sums.clients + sums.dropped > 0
+    lost = torch.where((sums.clients == 0) & uploaded, old.lost + 1, torch.zeros_like(old.lost))
     return Snapshot(
         tree_map(pick, params, old.params),
         tree_map(pick, state, old.state),

@@ -1,4 +1,4 @@
-"""Client memory: what a checkpoint relies on is never overwritten, and the process stays small."""
+"""Client memory: slots of a checkpoint are never overwritten, and the process stays small."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedzmg.engine.memory import FileRows, MemoryRows, MemoryStore, Slots
+from fedzmg.engine.client_memory import FileRows, MemoryRows, MemoryStore, Slots
 from fedzmg.tree import Tree, leaves
 
 CLIENTS = 4
@@ -135,7 +135,7 @@ def test_nothing_to_remember_costs_nothing() -> None:
 SCRIPT = """
 import resource, sys
 import torch
-from fedzmg.engine.memory import FileRows, MemoryStore
+from fedzmg.engine.client_memory import FileRows, MemoryStore
 from fedzmg.tree import Tree
 width, clients = 1_690_046, 3_400
 store = MemoryStore(Tree({"c": torch.zeros(1, width)}), clients)

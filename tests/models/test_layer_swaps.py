@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
-from fedzmg.models.layer_swaps import MAPS, exchange_layers
+from fedzmg.models.layer_swaps import SWAPS, swap_layers
 
 
 def real(*shape: int) -> Tensor:
@@ -94,8 +94,8 @@ def test_same_outputs_and_gradients(name: str) -> None:
     torch.manual_seed(0)
     theirs = make().double()
     ours = copy.deepcopy(theirs)
-    assert exchange_layers(ours) == ()
-    assert type(ours) is MAPS[type(theirs)]
+    assert swap_layers(ours) == ()
+    assert type(ours) is SWAPS[type(theirs)]
     assert repr(ours) == repr(theirs)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     got, expected = use(ours), use(theirs)
@@ -114,7 +114,7 @@ def test_same_outputs_and_gradients(name: str) -> None:
 
 
 def test_every_exchanged_layer_is_tested() -> None:
-    assert {type(make()) for make, _ in CASES.values()} == set(MAPS)
+    assert {type(make()) for make, _ in CASES.values()} == set(SWAPS)
 
 
 def test_a_layer_of_ones_own_keeps_its_forward_pass() -> None:
@@ -123,12 +123,12 @@ def test_a_layer_of_ones_own_keeps_its_forward_pass() -> None:
             return 2 * super().forward(input1, input2)
 
     module = nn.Sequential(Doubled(2, 2, 2))
-    exchange_layers(module)
+    swap_layers(module)
     assert type(module[0]) is Doubled
 
 
 def test_bags_without_rows_are_refused() -> None:
     module = nn.EmbeddingBag(7, 3)
-    exchange_layers(module)
+    swap_layers(module)
     with pytest.raises(InputError, match=r"ids of shape \(6,\): give one row of ids per example"):
         module(whole(7, 6), torch.tensor([0, 3]))
