@@ -147,7 +147,6 @@ class Rule:
 
     def for_layout(self, layout: Layout) -> Self:
         """This rule, knowing the roles and input axes of a model's parameters."""
-        del layout
         return self
 
 
@@ -175,12 +174,10 @@ class ClientRule(Rule, ABC):
 
     def init_memory(self, params: Tree) -> State:
         """The memory of a client that was never sampled before."""
-        del params
         return ()
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         """Return the state of one local training; ``full_pass`` is ``()`` unless asked for."""
-        del context, full_pass
         return ()
 
     @abstractmethod
@@ -191,14 +188,12 @@ class ClientRule(Rule, ABC):
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
         """After each local epoch; the second value says whether to go on."""
-        del loss
         return scratch, True
 
     def finish(
         self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
         """What is sent, and what the client remembers until it is sampled again."""
-        del scratch, steps
         return Upload(context.params - params), context.memory
 
 
@@ -210,12 +205,10 @@ class ServerRule(Rule, ABC):
 
     def init(self, params: Tree) -> State:
         """Server state before the first round."""
-        del params
         return ()
 
     def share(self, state: State) -> State:
         """What travels to the clients besides the model."""
-        del state
         return ()
 
     @abstractmethod

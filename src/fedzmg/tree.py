@@ -125,7 +125,6 @@ class Tree(Mapping[str, Tensor]):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Let ``tensor * tree`` reach ``Tree``, in eager mode and under ``torch.compile``."""
-        del types
         op = _REFLECTED.get(getattr(func, "__name__", ""))
         if op is None or kwargs or len(args) != 2:
             return NotImplemented

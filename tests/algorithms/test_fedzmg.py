@@ -394,7 +394,7 @@ def test_only_named_axes_are_projected() -> None:
 class Spy(ClientRule):
     """Answers every hook with something recognisable."""
 
-    looks = "epochs"
+    full_pass = "epochs"
     uses_epoch_end = True
 
     def init_memory(self, params: Tree) -> Any:

@@ -76,7 +76,6 @@ class AdaBest(ClientRule):
     def finish(
         self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
-        del scratch, steps
         old: Bias = context.memory
         delta = context.params - params
         estimate = old.estimate / (context.round - old.round) + self.mu * delta
@@ -100,12 +99,12 @@ class AdaBestServer(ServerRule):
         return mean - self.beta * (state - mean), mean
 
 
-ENTRIES = (
+FAMILY = "corrected clients"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("adabest", AdaBest(), AdaBestServer(), weights="uniform"),
         summary="clients less their fading bias estimates; server extrapolates the mean model",
         source="Varno et al. 2022",
-        about=__doc__,
         client_keeps=1,
         server_keeps=1,
     ),

@@ -41,7 +41,7 @@ def card(entry: AlgorithmInfo, model_bytes: int | None = None) -> dict[str, Any]
         "options": list(_options(entry)),
         "wrapper_options": wrapper_options(entry.algorithm),
         "costs": costs,
-        "about": inspect.cleandoc(entry.about or ""),
+        "about": inspect.cleandoc(entry.about),
     }
 
 

@@ -20,13 +20,11 @@ class SharedStateClient(ClientRule):
     """A client that starts from the state it is sent, and sends back what became of it."""
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        del full_pass
         return context.shared
 
     def finish(
         self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
-        del steps
         return Upload(context.params - params, average=scratch), context.memory
 
 
@@ -37,5 +35,4 @@ class AverageCarried(ServerRule):
         return state
 
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
-        del state
         return params - cohort.delta, cohort.average

@@ -79,12 +79,12 @@ class AdaDB(ServerRule):
         return params - first.map(step, second), state
 
 
-ENTRIES = (
+FAMILY = "plain clients, server optimizers"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedadadb", SGD(lr=0.1), AdaDB()),
         summary="local SGD; server AdaDB as in its author's code",
         source="Zantalis 2025",
-        about=__doc__,
         server_keeps=2,
     ),
     AlgorithmInfo(
@@ -95,7 +95,6 @@ ENTRIES = (
         ),
         summary="local SGD; server AdaDB with the bound of the original optimiser",
         source="Zantalis 2025; Yang and Cai 2021",
-        about=__doc__,
         server_keeps=2,
     ),
 )

@@ -75,19 +75,18 @@ class ReddiAdagrad(ServerRule):
         return params - self.lr * step, Sums(kept, squares)
 
 
-ENTRIES = (
+FAMILY = "plain clients, server optimizers"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedadagrad", SGD(lr=0.1), Adagrad()),
         summary="local SGD; server Adagrad as in TFF",
         source="Reddi et al. 2020, TensorFlow Federated",
-        about=__doc__,
         server_keeps=1,
     ),
     AlgorithmInfo(
         Algorithm("fedadagrad:reddi", SGD(lr=0.1), ReddiAdagrad()),
         summary="local SGD; server Adagrad as published",
         source="Reddi et al. 2020",
-        about=__doc__,
         server_keeps=1,
     ),
 )

@@ -73,26 +73,24 @@ class ReddiAdam(ServerRule):
         return params - self.lr * direction(state, self.tau), state
 
 
-ENTRIES = (
+FAMILY = "plain clients, server optimizers"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedadam", SGD(lr=0.1), Adam()),
         summary="local SGD; bias-corrected server Adam as in TFF (the paper's baseline)",
         source="Reddi et al. 2020, TensorFlow Federated",
-        about=__doc__,
         server_keeps=2,
     ),
     AlgorithmInfo(
         Algorithm("fedadam:reddi", SGD(lr=0.1), ReddiAdam()),
         summary="local SGD; server Adam as published, without bias correction",
         source="Reddi et al. 2020",
-        about=__doc__,
         server_keeps=2,
     ),
     AlgorithmInfo(
         Algorithm("fedadam:flower", SGD(lr=0.1), Adam(eps=1e-9, exponent="next_step")),
         summary="local SGD; server Adam as in Flower, its bias correction one step ahead",
         source="Reddi et al. 2020, Flower",
-        about=__doc__,
         server_keeps=2,
     ),
 )

@@ -73,7 +73,6 @@ class AdaptiveSGD(ClientRule):
         return True
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> Progress:
-        del context
         assert isinstance(full_pass, FullPass), "the engine looks before training"
         none = torch.zeros_like(full_pass.loss)
         return Progress(none + self.lr, full_pass.loss, none)
@@ -81,7 +80,6 @@ class AdaptiveSGD(ClientRule):
     def step(
         self, context: ClientContext, params: Tree, scratch: State, grad: Tree
     ) -> tuple[Tree, State]:
-        del context
         return params - scratch.lr * grad, scratch
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
@@ -94,12 +92,12 @@ class AdaptiveSGD(ClientRule):
         return after, after.bad < self.patience
 
 
-ENTRIES = (
+FAMILY = "adaptive local work"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedadap", AdaptiveSGD(), Average()),
         summary="SGD that lowers its rate and stops when its loss stalls; server average",
         source="Kundroo and Kim 2023",
-        about=__doc__,
         inferred="what the loss is compared with, the restart in every round and all defaults",
     ),
 )

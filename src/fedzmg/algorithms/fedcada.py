@@ -83,12 +83,11 @@ class AverageMoments(AverageCarried):
         return no_moments(params)
 
 
-def _entry(name: str, psi: Psi, summary: str) -> AlgorithmInfo:
+def _info(name: str, psi: Psi, summary: str) -> AlgorithmInfo:
     return AlgorithmInfo(
         Algorithm(name, SharedAdam(psi=psi), AverageMoments()),
         summary=summary,
         source="Zhou et al. 2024",
-        about=__doc__,
         down=3,
         up=3,
         server_keeps=2,
@@ -96,7 +95,8 @@ def _entry(name: str, psi: Psi, summary: str) -> AlgorithmInfo:
     )
 
 
-ENTRIES = (
-    _entry("fedcada", "inverse_round", "client Adam with averaged moments, damped in early rounds"),
-    _entry("fedcada:none", "none", "client Adam with averaged moments, ordinary bias correction"),
+FAMILY = "shared optimizer state"
+ALGORITHMS = (
+    _info("fedcada", "inverse_round", "client Adam with averaged moments, damped in early rounds"),
+    _info("fedcada:none", "none", "client Adam with averaged moments, ordinary bias correction"),
 )

@@ -63,7 +63,6 @@ class FedDyn(ClientRule):
     def finish(
         self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
-        del scratch, steps
         delta = context.params - params
         return Upload(delta), context.memory + self.alpha * delta
 
@@ -85,12 +84,12 @@ class FedDynServer(ServerRule):
         return params - cohort.delta - state, state
 
 
-ENTRIES = (
+FAMILY = "corrected clients"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("feddyn", FedDyn(), FedDynServer(), weights="uniform"),
         summary="clients regularised by their own past; server corrects by all of it",
         source="Acar et al. 2021",
-        about=__doc__,
         client_keeps=1,
         server_keeps=1,
     ),

@@ -94,7 +94,6 @@ class FrozenSteps(ClientRule):
     def finish(
         self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
-        del scratch
         length = self.lr * steps.to(next(iter(params.values())).dtype)
         return Upload(context.params - params, average=length), context.memory
 
@@ -133,19 +132,19 @@ class FedGBOServer(ServerRule):
         return params - cohort.delta, Moments(first, second)
 
 
-def _entry(name: str, lr: float, server: FedGBOServer, statistics: str, kept: int) -> AlgorithmInfo:
+def _info(name: str, lr: float, server: FedGBOServer, statistics: str, kept: int) -> AlgorithmInfo:
     return AlgorithmInfo(
         Algorithm(name, FrozenSteps(lr), server, weights="uniform"),
         summary=f"clients step with the server's frozen {statistics}; server inverts the mean step",
         source="Mills et al. 2022",
-        about=__doc__,
         down=1 + kept,
         server_keeps=kept,
     )
 
 
-ENTRIES = (
-    _entry("fedgbo", 0.1, FedGBOServer(beta1=0.9), "momentum", 1),
-    _entry("fedgbo:rmsprop", 0.01, FedGBOServer(beta2=0.99), "RMSProp scale", 1),
-    _entry("fedgbo:adam", 0.01, FedGBOServer(beta1=0.9, beta2=0.99), "Adam moments", 2),
+FAMILY = "shared optimizer state"
+ALGORITHMS = (
+    _info("fedgbo", 0.1, FedGBOServer(beta1=0.9), "momentum", 1),
+    _info("fedgbo:rmsprop", 0.01, FedGBOServer(beta2=0.99), "RMSProp scale", 1),
+    _info("fedgbo:adam", 0.01, FedGBOServer(beta1=0.9, beta2=0.99), "Adam moments", 2),
 )

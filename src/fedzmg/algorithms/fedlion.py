@@ -70,14 +70,12 @@ class LionTicks(ClientRule):
     beta2: Number = number(0.99, low=0, below=1, doc="decay of the momentum")
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> Ticking:
-        del full_pass
         none = context.params.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.int32))
         return Ticking(context.shared, none)
 
     def step(
         self, context: ClientContext, params: Tree, scratch: Ticking, grad: Tree
     ) -> tuple[Tree, Ticking]:
-        del context
         sign = (self.beta1 * scratch.momentum + (1 - self.beta1) * grad).sign()
         momentum = self.beta2 * scratch.momentum + (1 - self.beta2) * grad
         ticks = scratch.ticks + sign.map(lambda leaf: leaf.to(torch.int32))
@@ -86,7 +84,6 @@ class LionTicks(ClientRule):
     def finish(
         self, context: ClientContext, params: Tree, scratch: Ticking, steps: Tensor
     ) -> tuple[Upload, State]:
-        del steps
         lr = next(iter(params.values())).new_ones(()) * self.lr
         return Upload(scratch.ticks, average=(scratch.momentum, lr)), context.memory
 
@@ -105,17 +102,16 @@ class FedLionServer(ServerRule):
         return state
 
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
-        del state
         momentum, lr = cohort.average
         return params - lr * cohort.delta, momentum
 
 
-ENTRIES = (
+FAMILY = "shared optimizer state"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedlion", LionTicks(), FedLionServer(), weights="uniform"),
         summary="Lion's sign steps from the server's momentum; ticks and momentum averaged",
         source="Tang and Chang 2024",
-        about=__doc__,
         down=2,
         up=1.25,
         server_keeps=1,

@@ -156,17 +156,16 @@ class AdaptiveMu(ServerWrapper):
         return params, Pull(mu, loss, improvements, inner)
 
 
-ENTRIES = (
+FAMILY = "corrected clients"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedprox", Prox(SGD(lr=0.1)), Average()),
         summary="local SGD pulled to the global model; server average",
         source="Li et al. 2020",
-        about=__doc__,
     ),
     AlgorithmInfo(
         Algorithm("fedprox:adaptive", ServerSetProx(SGD(lr=0.1)), AdaptiveMu()),
         summary="FedProx whose pull follows the cohort's loss",
         source="Li et al. 2020, appendix",
-        about=__doc__,
     ),
 )

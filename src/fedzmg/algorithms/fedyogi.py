@@ -76,19 +76,18 @@ class ReddiYogi(ServerRule):
         return params - self.lr * direction(state, self.tau), state
 
 
-ENTRIES = (
+FAMILY = "plain clients, server optimizers"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedyogi", SGD(lr=0.1), Yogi()),
         summary="local SGD; bias-corrected server Yogi as in TFF",
         source="Reddi et al. 2020, TensorFlow Federated",
-        about=__doc__,
         server_keeps=2,
     ),
     AlgorithmInfo(
         Algorithm("fedyogi:reddi", SGD(lr=0.1), ReddiYogi()),
         summary="local SGD; server Yogi as published, without bias correction",
         source="Reddi et al. 2020",
-        about=__doc__,
         server_keeps=2,
     ),
 )

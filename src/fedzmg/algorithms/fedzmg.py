@@ -81,18 +81,17 @@ class ZeroMean(GradientWrapper):
 
 CLIENT = ZeroMean(SGD(lr=0.1, momentum=0.9, decay=5e-4))
 
-ENTRIES = (
+FAMILY = "zero-mean gradients on the clients"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedzmg", CLIENT, Average()),
         summary="zero-mean client gradients, momentum, decoupled decay; server average",
         source="Zantalis, Zervas, Koulouras 2026",
-        about=__doc__,
     ),
     AlgorithmInfo(
         Algorithm("fedzmg-adam", CLIENT, Adam()),
         summary="FedZMG's clients with FedAdam's server",
         source="named as future work by Zantalis et al. 2026",
-        about=__doc__,
         server_keeps=2,
     ),
 )

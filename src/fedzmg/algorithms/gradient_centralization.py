@@ -60,7 +60,8 @@ class CoupledDecay(Wrapper):
 PLAIN = CoupledDecay(SGD(lr=0.1, momentum=0.9), l2=1e-5)
 SERVER = Projected(Average(), embedding_axis="dim", biases="centred")
 
-ENTRIES = (
+FAMILY = "gradient centralization"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm(
             "local-gc",
@@ -70,13 +71,11 @@ ENTRIES = (
         ),
         summary="centred client gradients, momentum, coupled decay; uniform server average",
         source="Seo et al. 2025; Yong et al. 2020",
-        about=__doc__,
     ),
     AlgorithmInfo(
         Algorithm("global-gc", PLAIN, SERVER, weights="uniform"),
         summary="SGD with momentum and coupled decay; the server centres the averaged update",
         source="Seo et al. 2025; Yong et al. 2020",
-        about=__doc__,
     ),
     AlgorithmInfo(
         Algorithm(
@@ -87,6 +86,5 @@ ENTRIES = (
         ),
         summary="clients centre all layers but the last, the server centres the averaged update",
         source="Seo et al. 2025",
-        about=__doc__,
     ),
 )

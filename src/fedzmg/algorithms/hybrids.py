@@ -28,22 +28,22 @@ from fedzmg.algorithms.projected import Projected
 from fedzmg.contract import Algorithm, ServerRule
 
 
-def _entry(name: str, server: ServerRule, words: str, keeps: float) -> AlgorithmInfo:
+def _info(name: str, server: ServerRule, words: str, keeps: float) -> AlgorithmInfo:
     return AlgorithmInfo(
         Algorithm(name, CLIENT, server),
         summary=f"FedZMG's clients with {words}",
         source="named as future work by Zantalis et al. 2026",
-        about=__doc__,
         server_keeps=keeps,
     )
 
 
-ENTRIES = (
-    _entry("fedzmg-adam:projected", Projected(Adam()), "FedAdam's server, its step zero-mean", 2),
-    _entry("fedzmg-yogi", Yogi(), "FedYogi's server", 2),
-    _entry("fedzmg-yogi:projected", Projected(Yogi()), "FedYogi's server, its step zero-mean", 2),
-    _entry("fedzmg-adagrad", Adagrad(), "FedAdagrad's server", 1),
-    _entry(
+FAMILY = "zero-mean gradients on the clients"
+ALGORITHMS = (
+    _info("fedzmg-adam:projected", Projected(Adam()), "FedAdam's server, its step zero-mean", 2),
+    _info("fedzmg-yogi", Yogi(), "FedYogi's server", 2),
+    _info("fedzmg-yogi:projected", Projected(Yogi()), "FedYogi's server, its step zero-mean", 2),
+    _info("fedzmg-adagrad", Adagrad(), "FedAdagrad's server", 1),
+    _info(
         "fedzmg-adagrad:projected",
         Projected(Adagrad()),
         "FedAdagrad's server, its step zero-mean",

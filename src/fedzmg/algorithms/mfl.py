@@ -50,7 +50,6 @@ class SharedMomentum(SharedStateClient):
     def step(
         self, context: ClientContext, params: Tree, scratch: State, grad: Tree
     ) -> tuple[Tree, State]:
-        del context
         added = grad if self.form == "heavy_ball" else (1 - self.momentum) * grad
         scratch = self.momentum * scratch + added
         return params - self.lr * scratch, scratch
@@ -71,19 +70,18 @@ HEAVY_BALL = SharedMomentum()
 AVERAGING = SharedMomentum(momentum=0.9, form="averaging")
 
 
-def _entry(algorithm: Algorithm, summary: str, source: str) -> AlgorithmInfo:
-    return AlgorithmInfo(
-        algorithm, summary=summary, source=source, about=__doc__, down=2, up=2, server_keeps=1
-    )
+def _info(algorithm: Algorithm, summary: str, source: str) -> AlgorithmInfo:
+    return AlgorithmInfo(algorithm, summary=summary, source=source, down=2, up=2, server_keeps=1)
 
 
-ENTRIES = (
-    _entry(
+FAMILY = "shared optimizer state"
+ALGORITHMS = (
+    _info(
         Algorithm("mfl", HEAVY_BALL, AverageMomentum()),
         "clients go on with the server's heavy-ball momentum; model and momentum averaged",
         "Liu et al. 2020",
     ),
-    _entry(
+    _info(
         Algorithm("mfl:averaging", AVERAGING, AverageMomentum(), weights="uniform"),
         "MFL with averaging momentum and equal weights",
         "Mills et al. 2022",

@@ -56,7 +56,6 @@ class MimeLite(ClientRule):
         return "start"
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> Tree:
-        del context
         assert isinstance(full_pass, FullPass)
         return full_pass.grad
 
@@ -69,7 +68,6 @@ class MimeLite(ClientRule):
     def finish(
         self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
-        del steps
         return Upload(context.params - params, average=scratch), context.memory
 
 
@@ -94,12 +92,12 @@ class MimeLiteServer(ServerRule):
         return params - self.lr * cohort.delta, momentum
 
 
-ENTRIES = (
+FAMILY = "corrected clients"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("mimelite", MimeLite(), MimeLiteServer(), weights="uniform"),
         summary="local SGD with the server's momentum, frozen during the round",
         source="Karimireddy et al. 2021",
-        about=__doc__,
         down=2,
         up=2,
         server_keeps=1,

@@ -70,7 +70,6 @@ class Scaffold(ClientRule):
         return params.zeros()
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        del context
         return full_pass.grad if isinstance(full_pass, FullPass) and self.variate == "start" else ()
 
     def step(
@@ -108,12 +107,11 @@ class ScaffoldServer(ServerRule):
         return params - self.lr * cohort.delta, state + cohort.total / cohort.population
 
 
-def _entry(name: str, variate: Variate, origin: str) -> AlgorithmInfo:
+def _info(name: str, variate: Variate, origin: str) -> AlgorithmInfo:
     return AlgorithmInfo(
         Algorithm(name, Scaffold(variate=variate), ScaffoldServer(), weights="uniform"),
         summary=f"SGD corrected by control variates from {origin}",
         source="Karimireddy et al. 2020",
-        about=__doc__,
         down=2,
         up=2,
         client_keeps=1,
@@ -121,7 +119,8 @@ def _entry(name: str, variate: Variate, origin: str) -> AlgorithmInfo:
     )
 
 
-ENTRIES = (
-    _entry("scaffold", "path", "the steps done (option II)"),
-    _entry("scaffold:option-1", "start", "full gradients (option I)"),
+FAMILY = "corrected clients"
+ALGORITHMS = (
+    _info("scaffold", "path", "the steps done (option II)"),
+    _info("scaffold:option-1", "start", "full gradients (option I)"),
 )

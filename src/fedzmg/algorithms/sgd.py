@@ -54,13 +54,11 @@ class SGD(ClientRule):
         return replace(self, spared=spared)
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        del full_pass
         return () if self.momentum is None else context.params.zeros()
 
     def step(
         self, context: ClientContext, params: Tree, scratch: State, grad: Tree
     ) -> tuple[Tree, State]:
-        del context
         if self.momentum is not None:
             scratch = self.momentum * scratch + grad
             grad = grad + self.momentum * scratch if self.form == "nesterov" else scratch

@@ -30,8 +30,7 @@ REPEATED = re.compile(r"(Scan|Vmap)[A-Z]|__layer_stack")
 """How Flax and Haiku call modules whose parameters have an axis more, one entry for each layer."""
 
 
-def _none(layer: list[str], own: str, shapes: Mapping[str, Shape]) -> Axes:
-    del layer, own, shapes
+def _none(*_: object) -> Axes:
     return ()
 
 
@@ -133,8 +132,7 @@ def zero_mean(axes: Mapping[str, Axes] | None = None) -> Any:
         input_axes(params, axes)  # refuses what is not known before anything is trained
         return optax.EmptyState()
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        del params
+    def update(updates: Any, state: Any, params: Any = None) -> Any:  # noqa: ARG001
         chosen = input_axes(updates, axes)
         centred = trees.tree_map_with_path(lambda p, g: _centred(g, chosen[_name(p)]), updates)
         return centred, state

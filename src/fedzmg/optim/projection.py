@@ -34,7 +34,22 @@ def sum_of_inputs(grad: Tensor, axes: Axes) -> Tensor:
     """Sum over ``axes``, which stay with length one; over all processes if they are split."""
     if splits_inputs(grad, axes):
         return sum_over_processes(grad, axes, wide(grad.dtype))
-    return local(grad).sum(dim=axes, keepdim=True, dtype=wide(grad.dtype))
+    if torch.compiler.is_compiling() and grad.device.type == "cpu":
+        total: Tensor = _opaque_sum(local(grad), axes)
+        return total
+    return _sum(local(grad), axes)
+
+
+def _sum(grad: Tensor, axes: Axes) -> Tensor:
+    return grad.sum(dim=axes, keepdim=True, dtype=wide(grad.dtype))
+
+
+# Inductor of torch 2.13 fails on CPUs (KeyError: 'buf2') when it fuses a sum with the in-place
+# updates of velocity and weight after it. It does not look into an operator of our own.
+_opaque_sum = torch.library.custom_op(
+    "fedzmg::sum_of_inputs", _sum, mutates_args=(), schema="(Tensor grad, int[] axes) -> Tensor"
+)
+_opaque_sum.register_fake(_sum)
 
 
 @torch.no_grad()
