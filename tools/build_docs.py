@@ -39,7 +39,7 @@ def cards_page() -> str:
     lines = [
         "# Algorithms",
         "",
-        "Written by `python tools/build_docs.py` from the cards that `fedzmg list NAME` shows. Costs",
+        "Written by `python tools/build_docs.py` from the cards of `fedzmg list NAME`. Costs",
         "are in multiples of the model, per client and round, scalars left out.",
         "",
         "| name | what it is | source | down | up | client keeps | server keeps |",

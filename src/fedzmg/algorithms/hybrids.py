@@ -6,13 +6,13 @@
     server:  the step of FedAdam, FedYogi or FedAdagrad, in the form of TensorFlow Federated
     :projected   that step, centred per output unit over the layer's inputs
 
-The formulas are ours, composed of published ones. Clients send zero-mean updates (if they do not
-decay), but a server that divides every coordinate by its own root makes a step of another mean;
-the projected versions centre it again and conserve the sum of every column.
+The combinations are ours, of published equations. Clients without decay send zero-mean updates, but
+a server that divides every coordinate by its own root makes a step that is not zero-mean. The
+projected versions centre that step and conserve the sum of every column.
 
 Travels down: the model. Travels up: the model difference. Server state: that of the server rule.
-Clients' decay enters the server's moments; a projected step also undoes what decay did to sums.
-``server.decay``, with ``client.decay = 0``, does neither: it shrinks the model after the step.
+Clients' decay enters the server's moments, and a projected step undoes its effect on column sums.
+``server.decay`` with ``client.decay = 0`` avoids both: it shrinks the model after the step.
 Degenerate cases: ``client.project = "none"`` without momentum and decay is the server's own
 algorithm; with one input per output unit a projected weight never moves.
 """

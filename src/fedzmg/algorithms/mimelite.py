@@ -15,7 +15,7 @@ are uniform.
 Differences from the paper: Mime proper also corrects the local gradients in the manner of SVRG; the
 Lite form, here, does not. Other statistics than momentum are left out.
 Degenerate cases: ``beta = 0`` is FedAvg with uniform weights. The first round is FedAvg's with
-``(1 - beta) lr`` for the rate.
+``(1 - beta) lr`` as learning rate.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fedzmg.tree import Tree
 @final
 @dataclass(frozen=True)
 class MimeLite(ClientRule):
-    """SGD that mixes the received momentum into each gradient, and reports its full gradient."""
+    """SGD that mixes the received momentum into each gradient, and uploads its full gradient."""
 
     pairing = "mimelite"
 
