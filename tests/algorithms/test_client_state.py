@@ -18,10 +18,8 @@ from known_answers import DTYPES, ENGINES, close, named
 from torch import Tensor
 
 import fedzmg
-from fedzmg import algorithms
 from fedzmg.algorithms import SGD, Average, Projected, ZeroMean, zero_mean
 from fedzmg.algorithms.adabest import AdaBest, Bias
-from fedzmg.algorithms.feddyn import FedDyn
 from fedzmg.algorithms.fedprox import AdaptiveMu, Prox, ServerSetProx
 from fedzmg.algorithms.scaffold import Scaffold, ScaffoldServer
 from fedzmg.contract import Algorithm, ClientContext, Cohort, FullPass
@@ -219,16 +217,12 @@ def test_rules_by_hand(name: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_prox_without_strength_is_fedavg_bit_for_bit(engine: str) -> None:
-    prox = models(quadratic_task(P2), named("fedprox", client_mu=0.0), engine=engine)
-    plain = models(quadratic_task(P2), named("fedavg"), engine=engine)
-    assert all(torch.equal(a["weight"], b["weight"]) for a, b in zip(prox, plain, strict=True))
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_prox_with_one_step_is_fedavg_for_every_strength(engine: str) -> None:
-    task = quadratic_task(P2, epochs=1)
-    prox = models(task, named("fedprox", client_mu=7.0), engine=engine)
+@pytest.mark.parametrize(("mu", "epochs"), [(0.0, 2), (7.0, 1)])
+def test_prox_without_strength_or_with_one_step_is_fedavg(
+    mu: float, epochs: int, engine: str
+) -> None:
+    task = quadratic_task(P2, epochs=epochs)
+    prox = models(task, named("fedprox", client_mu=mu), engine=engine)
     plain = models(task, named("fedavg"), engine=engine)
     assert all(torch.equal(a["weight"], b["weight"]) for a, b in zip(prox, plain, strict=True))
 
@@ -257,16 +251,8 @@ def test_projected_prox_pulls_column_sums_back(engine: str) -> None:
         for _ in range(P3["local_steps"]):
             total = total * (1 - 0.5 * 0.1) - 0.1 * 2.0 * (total - centre)
         close(model["weight"].sum(), total, 1e-12)
-    with pytest.raises(ValueError, match=r"Prox around ZeroMean: .*exchange the two"):
+    with pytest.raises(ValueError, match="Prox around ZeroMean"):
         Algorithm("projected", Prox(ZeroMean(SGD(0.1)), mu=2.0), Average())
-
-
-@pytest.mark.parametrize("name", ["fedprox:adaptive", "scaffold", "feddyn", "mimelite", "adabest"])
-def test_clients_and_servers_that_need_each_other_are_not_parted(name: str) -> None:
-    ours, plain = algorithms.get(name), algorithms.get("fedavg")
-    for client, server in ((ours.client, plain.server), (plain.client, ours.server)):
-        with pytest.raises(ValueError, match=f"{name} exchange"):
-            Algorithm("parted", client, server)
 
 
 def test_an_adaptive_pull_goes_with_a_projected_server() -> None:
@@ -410,13 +396,6 @@ def test_first_round_of_scaffold_is_uniform_fedavg(name: str) -> None:
     close(corrected[0]["weight"], plain[0]["weight"], 1e-14)
 
 
-def test_options_agree_with_one_full_batch_step() -> None:
-    task = quadratic_task(P2, epochs=1)
-    two, one = (models(task, named(n), rounds=4) for n in ("scaffold", "scaffold:option-1"))
-    for a, b in zip(two, one, strict=True):
-        close(a["weight"], b["weight"], 1e-12)
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_quadratics(engine: str) -> None:
     """Clients of different curvature: FedAvg settles beside the optimum, where it must."""
@@ -475,11 +454,6 @@ def test_zero_mean_scaffold_projects_the_variates(variate: Any, engine: str) -> 
             close(memory(sim, i)["weight"], zero_mean(own[k], (0,)))
 
 
-def test_unknown_variate_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown variate 'end'"):
-        Scaffold(variate="end")  # type: ignore[arg-type]
-
-
 # FedDyn
 
 
@@ -509,12 +483,6 @@ def test_feddyn_settles_with_the_clients_gradients() -> None:
     close(slopes.sum(0), torch.zeros(2), 1e-12)
     for k in range(2):
         close(memory(sim, k)["weight"], slopes[k])
-
-
-def test_feddyn_strength_is_set_in_one_place() -> None:
-    options = algorithms.get("feddyn").options()
-    assert [key for key in options if "alpha" in key] == ["client.alpha"]
-    assert isinstance(algorithms.get("feddyn").client, FedDyn)
 
 
 # MimeLite

@@ -21,10 +21,9 @@ from torch import Tensor, nn
 
 import fedzmg
 from fedzmg import algorithms
-from fedzmg.algorithms import ALGORITHMS, SGD, Average, ZeroMean
+from fedzmg.algorithms import ZeroMean
 from fedzmg.algorithms.fedgbo import FedGBOServer, FrozenSteps
 from fedzmg.contract import Algorithm, ClientContext, Cohort, FullPass, Upload
-from fedzmg.errors import InputError
 from fedzmg.simulation import Record, RoundReport, Simulation
 from fedzmg.tree import Tree, leaves, row, tree_map
 from golden_problems import P2, TOLERANCE, make_context, quadratic_task
@@ -590,29 +589,3 @@ def test_ticks_travel_in_the_narrowest_type(epochs: int, width: int) -> None:
 
 
 # What a user is told.
-
-
-@pytest.mark.parametrize(
-    ("name", "option", "message"),
-    [
-        ("fedcada", "client_psi", "unknown psi 'linear'"),
-        ("mfl", "client_form", "unknown form 'linear'"),
-    ],
-)
-def test_unknown_forms_are_refused(name: str, option: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        made(name, **{option: "linear"})
-
-
-@pytest.mark.parametrize("name", ["mfl", "fedgbo", "fedlion", "fedcada"])
-def test_half_of_a_pair_is_refused(name: str) -> None:
-    whole = algorithms.get(name)
-    for client, server in ((SGD(), whole.server), (whole.client, Average())):
-        with pytest.raises(InputError, match="use both or neither"):
-            Algorithm("half", client, server)
-
-
-def test_what_is_inferred_says_so() -> None:
-    ours = {"mfl", "fedgbo", "fedlion", "fedcada", "fedadap"}
-    marked = {n for n, e in ALGORITHMS.items() if n.split(":")[0] in ours and e.inferred}
-    assert marked == {"fedcada", "fedcada:none", "fedadap"}
