@@ -257,10 +257,8 @@ class Algorithm:
     def with_options(self, options: Mapping[str, Any]) -> Algorithm:
         """Return a copy with fields changed: ``client.FIELD``, ``server.FIELD``, ``weights``.
 
-        A field of a wrapped rule is named as if it were the wrapper's own.
-
-        Raises:
-            InputError: for an unknown key (the nearest is suggested) or a value out of range.
+        A field of a wrapped rule is named as if it were the wrapper's own. An unknown key or a
+        value out of range is an InputError.
         """
         known = self.options()
         changed = self
@@ -291,10 +289,7 @@ def inner_rules(rule: Rule) -> dict[str, Rule]:
 
 def chain(rule: Rule) -> list[Any]:
     """Return a rule and the rules inside it, outermost first."""
-    found = [rule]
-    for inner in inner_rules(rule).values():
-        found += chain(inner)
-    return found
+    return [rule, *(r for inner in inner_rules(rule).values() for r in chain(inner))]
 
 
 def replace_in_chain(rule: Any, field: str, value: Any) -> Any:
