@@ -69,26 +69,22 @@ class Wrapper(ClientRule):
 # Ranges.
 
 
+CLOSED, OPEN = ">= 0 and <= 1", "> 0 and < 1"
+
+
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("field", "value", "limits"),
     [
-        ({"rate": 1.5}, "rate = 1.5: expected a finite number >= 0 and <= 1"),
-        ({"rate": -1e-9}, "rate = -1e-09: expected a finite number >= 0 and <= 1"),
-        ({"open": 0}, "open = 0: expected a finite number > 0 and < 1"),
-        ({"open": 1.0}, "open = 1.0: expected a finite number > 0 and < 1"),
-        ({"any": math.inf}, "any = inf: expected a finite number"),
-        ({"any": -math.inf}, "any = -inf: expected a finite number"),
-        ({"any": math.nan}, "any = nan: expected a finite number"),
-        ({"any": "0.5"}, "any = '0.5': expected a finite number"),
-        ({"any": True}, "any = True: expected a finite number"),
-        ({"any": [1]}, "any = [1]: expected a finite number"),
-        ({"extra": 1.0}, "extra = 1.0: expected a finite number >= 2"),
+        *(("rate", value, CLOSED) for value in (1.5, -1e-9, None)),
+        *(("open", value, OPEN) for value in (0, 1.0, None)),
+        *(("any", value, "") for value in (math.inf, -math.inf, math.nan, "0.5", True, [1], None)),
+        ("extra", 1.0, ">= 2"),
     ],
 )
-def test_values_out_of_range_are_refused(fields: dict[str, Any], message: str) -> None:
+def test_values_out_of_range_are_rejected(field: str, value: Any, limits: str) -> None:
     with pytest.raises(InputError) as caught:
-        Boxed(**fields)
-    assert str(caught.value) == message
+        Boxed(**{field: value})
+    assert str(caught.value) == f"{field} = {value!r}: expected a finite number {limits}".strip()
 
 
 @pytest.mark.parametrize(
@@ -224,19 +220,8 @@ def test_with_options_changes_only_what_is_named() -> None:
 
 def test_an_option_of_a_wrapped_rule_is_named_as_the_wrappers_own() -> None:
     algorithm = Algorithm("deep", Wrapper(ZeroMean(SGD())), Average())
-    assert set(algorithm.options()) == {
-        "weights",
-        "client.scale",
-        "client.lr",
-        "client.momentum",
-        "client.decay",
-        "client.form",
-        "client.decay_scope",
-        "client.project",
-        "client.embedding_axis",
-        "client.biases",
-        "server.lr",
-    }
+    plain = algorithms.get("fedzmg").options()
+    assert set(algorithm.options()) == {*plain, "client.scale"}
     changed = algorithm.with_options({"client.lr": 0.7, "client.scale": 5})
     assert numbers(changed.client) == {"scale": 5.0, "inner.inner.lr": 0.7}
 
@@ -250,31 +235,20 @@ def test_what_a_layout_adds_is_no_option() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        (
-            {"client.lrr": 1},
-            "unknown option of fedavg 'client.lrr': did you mean 'client.lr'? "
-            "(known: client.decay, client.decay_scope, client.form, client.lr, client.momentum, "
-            "server.lr, weights)",
-        ),
-        ({"client.lr": -1}, "fedavg, client.lr: lr = -1: expected a finite number > 0"),
-        ({"client.lr": "fast"}, "fedavg, client.lr: lr = 'fast': expected a finite number > 0"),
-        (
-            {"client.momentum": 1},
-            "fedavg, client.momentum: momentum = 1: expected a finite number >= 0 and < 1",
-        ),
-        (
-            {"weights": "example"},
-            "fedavg, weights: unknown weights 'example': did you mean 'examples'? "
-            "(known: examples, uniform)",
-        ),
+        ({"client.lrr": 1}, "unknown option of fedavg 'client.lrr': did you mean 'client.lr'"),
+        ({"client.lr": -1}, "fedavg, client.lr: lr = -1"),
+        ({"client.lr": "fast"}, "fedavg, client.lr: lr = 'fast'"),
+        ({"client.lr": None}, "fedavg, client.lr: lr = None"),
+        ({"client.momentum": 1}, "fedavg, client.momentum: momentum = 1"),
+        ({"client.form": "nestrov"}, "unknown form 'nestrov': did you mean 'nesterov'"),
+        ({"weights": "example"}, "unknown weights 'example': did you mean 'examples'"),
     ],
 )
-def test_wrong_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as caught:
+def test_wrong_options_are_rejected(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=named):
         algorithms.get("fedavg").with_options(options)
-    assert str(caught.value) == message
 
 
 def test_unknown_algorithm_is_refused() -> None:
@@ -303,7 +277,7 @@ def test_messages_can_be_pickled() -> None:
 def test_a_client_rule_needs_only_a_step() -> None:
     rule = Boxed()
     params, local = Tree({"w": torch.tensor([3.0])}), Tree({"w": torch.tensor([1.0])})
-    told = make_context(params)
+    told = make_context(params, memory="memory")
     assert rule.full_pass == "never"
     assert rule.uses_epoch_end is False
     assert rule.init_memory(params) == ()
@@ -312,7 +286,8 @@ def test_a_client_rule_needs_only_a_step() -> None:
     assert rule.for_layout({}) is rule
     upload, memory = rule.finish(told, local, (), torch.tensor(1))
     assert upload.delta["w"].tolist() == [2.0]  # global minus local
-    assert upload.average == upload.total == memory == ()
+    assert upload.average == upload.total == ()
+    assert memory == "memory"
 
 
 def test_rules_without_their_equation_cannot_be_made() -> None:
