@@ -142,13 +142,13 @@ def test_binding_its_own_numbers_changes_nothing(
     assert type(bound) is Wrapper
     assert numbers(bound) == found
     params = Tree({"w": torch.tensor([1.0, -2.0], dtype=torch.float64)})
-    told = make_context(params)
+    context = make_context(params)
     for rules in ((rule, bound),):
         results = []
         for one in rules:
-            state = one.inner.begin(told, ())
-            w, state = one.step(told, params, state, params)
-            w, state = one.step(told, w, state, w)
+            state = one.inner.begin(context, ())
+            w, state = one.step(context, params, state, params)
+            w, state = one.step(context, w, state, w)
             results.append(w["w"])
         torch.testing.assert_close(*results, rtol=0, atol=1e-12)
 
@@ -174,7 +174,7 @@ def test_structure_forgets_numbers_and_nothing_else() -> None:
 
 
 def test_structure_and_numbers_give_the_rule_back() -> None:
-    """What packing relies on: a rule is its structure and its numbers."""
+    """Packing relies on this: a rule is its structure and its numbers."""
     rule = Wrapper(ZeroMean(SGD(0.25, 0.5, 0.125), {"w": (1,)}), scale=3)
     shape = structure(rule)
     assert set(numbers(shape)) == set(numbers(rule))
@@ -268,8 +268,8 @@ def test_for_layout_reaches_both_rules_and_what_they_wrap() -> None:
 
 def test_messages_can_be_pickled() -> None:
     params = Tree({"w": torch.ones(2)})
-    told = make_context(params)
-    back = pickle.loads(pickle.dumps(told))
+    context = make_context(params)
+    back = pickle.loads(pickle.dumps(context))
     assert type(back) is ClientContext
     assert back.params["w"].tolist() == [1.0, 1.0]
 
@@ -277,14 +277,14 @@ def test_messages_can_be_pickled() -> None:
 def test_a_client_rule_needs_only_a_step() -> None:
     rule = Boxed()
     params, local = Tree({"w": torch.tensor([3.0])}), Tree({"w": torch.tensor([1.0])})
-    told = make_context(params, memory="memory")
+    context = make_context(params, memory="memory")
     assert rule.full_pass == "never"
     assert rule.uses_epoch_end is False
     assert rule.init_memory(params) == ()
-    assert rule.begin(told, ()) == ()
+    assert rule.begin(context, ()) == ()
     assert rule.end_epoch("scratch", torch.tensor(1.0)) == ("scratch", True)
     assert rule.for_layout({}) is rule
-    upload, memory = rule.finish(told, local, (), torch.tensor(1))
+    upload, memory = rule.finish(context, local, (), torch.tensor(1))
     assert upload.delta["w"].tolist() == [2.0]  # global minus local
     assert upload.average == upload.total == ()
     assert memory == "memory"

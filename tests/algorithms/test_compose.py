@@ -1,4 +1,4 @@
-"""Which rules go together: partners, the order of wrappers, wrappers that a rule refuses."""
+"""Combinations of rules: pairing, the order of wrappers, incompatible wrappers."""
 
 from __future__ import annotations
 

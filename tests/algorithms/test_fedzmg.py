@@ -1,4 +1,4 @@
-"""What the zero-mean projection promises: sums, norms, layouts, and its limit."""
+"""Properties of the zero-mean projection: sums, norms, layouts, and its limit."""
 
 from __future__ import annotations
 
@@ -316,16 +316,16 @@ class Spy(ClientRule):
 def test_every_other_hook_is_the_inner_rules() -> None:
     tree = Tree({"w": torch.tensor([[1.0, 3.0]])})
     rule = ZeroMean(Spy(), axes={"w": (1,)})
-    told, loss, steps = make_context(tree), torch.tensor(2.0), torch.tensor(4)
+    context, loss, steps = make_context(tree), torch.tensor(2.0), torch.tensor(4)
     assert rule.full_pass == "epochs"
     assert rule.uses_epoch_end is True
     assert rule.init_memory(tree) == ("remembered", tree)
-    assert rule.begin(told, ()) == ("begun", ())
-    moved, scratch = rule.step(told, tree, "scratch", tree)
+    assert rule.begin(context, ()) == ("begun", ())
+    moved, scratch = rule.step(context, tree, "scratch", tree)
     assert moved["w"].tolist() == [[-1.0, 1.0]]
     assert scratch == ("stepped", "scratch")
     assert rule.end_epoch("scratch", loss) == (("closed", "scratch", loss), False)
-    upload, memory = rule.finish(told, tree, "scratch", steps)
+    upload, memory = rule.finish(context, tree, "scratch", steps)
     assert upload.average == "average"
     assert memory == ("kept", "scratch", steps)
 

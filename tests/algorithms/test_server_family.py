@@ -124,8 +124,8 @@ def test_adadb_leaves_a_tensor_without_updates_alone(bound: Any, correction: Any
     state = rule.init(params)
     for round_ in range(2):
         delta = Tree({"still": torch.zeros(2, 3), "moving": torch.tensor([0.5, -0.1])})
-        told = cohort(delta, round_ + 1)
-        params, state = rule.update(params, state, told)
+        context = cohort(delta, round_ + 1)
+        params, state = rule.update(params, state, context)
         assert torch.equal(params["still"], torch.ones(2, 3))
         assert params["moving"].tolist() == alone[round_]
 
@@ -440,8 +440,8 @@ def test_servers_compile(name: str) -> None:
     state = rule.init(params)
 
     def update(delta: Tree) -> Tree:
-        told = cohort(delta, 1)
-        return rule.update(params, state, told)[0]
+        context = cohort(delta, 1)
+        return rule.update(params, state, context)[0]
 
     compiled = torch.compile(update, fullgraph=True, backend="eager")
     assert apart([compiled(params.map(torch.cos))], [update(params.map(torch.cos))]) < 1e-12
@@ -479,12 +479,12 @@ def test_a_projected_step_is_the_inner_one_less_its_mean() -> None:
     layout = task.model.layout
     params = task.model.params().map(lambda leaf: leaf.double())
     delta = params.map(lambda leaf: leaf.cos() + 0.3)
-    told = cohort(delta, 1)
+    context = cohort(delta, 1)
     for inner in (Average(0.7), Momentum(0.7), Adam(), Yogi(), Adagrad(), AdaDB()):
         rule = Projected(inner).for_layout(layout)
         assert rule.share(rule.init(params)) == ()
-        plain, plain_state = inner.update(params, inner.init(params), told)
-        found, state = rule.update(params, rule.init(params), told)
+        plain, plain_state = inner.update(params, inner.init(params), context)
+        found, state = rule.update(params, rule.init(params), context)
         assert type(state) is type(plain_state)
         for name, leaf in plain.items():
             if name in IMAGE_WEIGHTS:

@@ -52,8 +52,8 @@ def norm(grad: Tree) -> float:
 
 def step(rule: ClientRule, grad: Tree, round_: int = 1) -> Tree:
     """The step from the origin, so that its negative over the rate is what the rule saw."""
-    told = make_context(grad.zeros())._replace(round=torch.tensor(round_))
-    return rule.step(told, told.params, rule.begin(told, ()), grad)[0]
+    context = make_context(grad.zeros())._replace(round=torch.tensor(round_))
+    return rule.step(context, context.params, rule.begin(context, ()), grad)[0]
 
 
 entries = st.floats(-1e6, 1e6).map(lambda v: 0.0 if abs(v) < 1e-9 else v)
@@ -290,12 +290,12 @@ def test_a_scheduled_client_is_a_client_with_another_rate(round_: int) -> None:
     """Decay, too, is measured in units of the rate; wrappers on either side make no difference."""
     layout = {"w0": ParamInfo("kernel", (0,))}
     lr = 0.4 * 0.5 ** (round_ - 1)
-    told = make_context(tree([1.0, 2.0]))._replace(round=torch.tensor(round_))
+    context = make_context(tree([1.0, 2.0]))._replace(round=torch.tensor(round_))
     grad = tree([3.0, -1.0])
 
     def after(rule: ClientRule) -> list[float]:
         rule = rule.for_layout(layout)
-        params, _ = rule.step(told, told.params, rule.begin(told, ()), grad)
+        params, _ = rule.step(context, context.params, rule.begin(context, ()), grad)
         found: list[float] = params["w0"].tolist()
         return found
 
@@ -321,9 +321,9 @@ def test_a_scheduled_client_uses_its_rate_from_begin_to_finish() -> None:
             return self.lr, ()
 
     rule = ClientSchedule(Tells(), "step", every=2, gamma=0.5)
-    told = make_context(tree([0.0]))._replace(round=torch.tensor(5))
-    assert rule.begin(told, ()).item() == 0.25
-    sent: Any = rule.finish(told, told.params, (), torch.tensor(1))[0]
+    context = make_context(tree([0.0]))._replace(round=torch.tensor(5))
+    assert rule.begin(context, ()).item() == 0.25
+    sent: Any = rule.finish(context, context.params, (), torch.tensor(1))[0]
     assert sent.item() == 0.25
 
 

@@ -29,7 +29,7 @@ needs_triton = pytest.mark.skipif(
 )
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 COMPILER_WARNS = pytest.mark.filterwarnings("ignore")
-"""What Triton's compiler warns of inside itself changes with every version."""
+"""Internal warnings of Triton's compiler change with every version."""
 
 
 def interpreted(*arguments: str) -> dict[str, float]:

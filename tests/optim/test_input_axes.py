@@ -1,4 +1,4 @@
-"""Which axes an optimizer takes for inputs, and what it says when it cannot know."""
+"""Input axes that an optimizer uses, and errors where they are unknown."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Own(nn.Module):
 @pytest.mark.usefixtures("not_warned")
 def test_a_bare_list_warns_once_and_keeps_the_first_axis() -> None:
     params = [nn.Parameter(torch.ones(s)) for s in ((2, 3), (2, 3, 4, 5), (3,), ())]
-    with pytest.warns(UserWarning, match=r"for_model.*input_axes") as told:
+    with pytest.warns(UserWarning, match=r"for_model.*input_axes") as warned:
         optimizer = ZeroMeanSGD(params, 0.1)
-    assert told[0].filename == __file__
+    assert warned[0].filename == __file__
     assert found(optimizer) == [[(1,), (1, 2, 3), (), ()]]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -146,9 +146,9 @@ ONE_INPUT: dict[str, Any] = {
 @pytest.mark.parametrize("name", ONE_INPUT)
 def test_units_with_one_input_stay_and_that_is_said_once_by_name(name: str) -> None:
     model = nn.ModuleDict({"first": ONE_INPUT[name](), "more": nn.Linear(2, 2)})
-    with pytest.warns(UserWarning, match=r"parameter first\.weight have one input") as told:
+    with pytest.warns(UserWarning, match=r"parameter first\.weight have one input") as warned:
         optimizer = ZeroMeanSGD(model, 0.1, weight_decay=0.0)
-    assert len(told) == 1
+    assert len(warned) == 1
     before = model["first"].weight.detach().clone()
     model["first"].weight.grad = torch.randn_like(before)
     optimizer.step()
