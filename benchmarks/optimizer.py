@@ -57,9 +57,9 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 DECAYS = (0.0, 5e-4)
 LIMITS = {"cpu": 0.15, "cuda": 0.25}
-"""Of the time of torch's SGD with foreach."""
+"""Largest overhead relative to torch's SGD with foreach."""
 BYTES_LIMIT = 1.1
-"""Of the bytes of torch's fused SGD, for the fused kernel on a GPU."""
+"""Largest ratio of bytes to torch's fused SGD, for the fused kernel on a GPU."""
 
 
 def ways(device: str) -> dict[str, dict[str, Any]]:
@@ -120,7 +120,7 @@ def optimizer_of(name: str, model: nn.Module, decay: float, options: dict[str, A
 
 
 def timed(step: Callable[[], object], device: str) -> tuple[float, float]:
-    """Milliseconds of a step, computing alone where that can be told, and by the clock."""
+    """Return milliseconds of a step: CPU time where it is meaningful, and wall-clock time."""
     if device == "cuda":
         torch.cuda.synchronize()
     began, spent = time.perf_counter(), time.process_time()

@@ -41,7 +41,6 @@ class Quadratic(nn.Module):
 
 
 def outputs_themselves(outputs: Tensor, targets: Tensor) -> Tensor:
-    del targets
     return outputs
 
 
@@ -126,5 +125,5 @@ def models(
 def make_context(
     params: Tree, *, memory: Any = (), shared: Any = (), examples: int = 1
 ) -> ClientContext:
-    """What a client is told when a test drives its rule by hand."""
+    """Make the context of a client whose rule a test drives by hand."""
     return ClientContext(params, shared, memory, torch.tensor(1), torch.tensor(examples))

@@ -164,7 +164,7 @@ def test_ctrl_c_ends_a_sweep_and_says_what_became_of_the_work(tmp_path: Path) ->
         "interrupted after round 1 of 5; nothing was kept: no out= was given"
     )
     assert str(interrupted(out=tmp_path)) == (
-        "interrupted after round 1 of 5; nothing is lost, make the same call again to go on"
+        "interrupted after round 1 of 5; nothing is lost, make the same call again to continue"
     )
     watched = CliRunner().invoke(app, ["watch", str(tmp_path)], env={"COLUMNS": "200"})
     again = "nobody is at work: make the same call of fedzmg.compare again to go on\n"

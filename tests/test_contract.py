@@ -21,7 +21,6 @@ from fedzmg.contract import (
     Algorithm,
     ClientContext,
     ClientRule,
-    Cohort,
     Number,
     ParamInfo,
     ServerRule,
@@ -70,26 +69,22 @@ class Wrapper(ClientRule):
 # Ranges.
 
 
+CLOSED, OPEN = ">= 0 and <= 1", "> 0 and < 1"
+
+
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("field", "value", "limits"),
     [
-        ({"rate": 1.5}, "rate = 1.5: expected a finite number >= 0 and <= 1"),
-        ({"rate": -1e-9}, "rate = -1e-09: expected a finite number >= 0 and <= 1"),
-        ({"open": 0}, "open = 0: expected a finite number > 0 and < 1"),
-        ({"open": 1.0}, "open = 1.0: expected a finite number > 0 and < 1"),
-        ({"any": math.inf}, "any = inf: expected a finite number"),
-        ({"any": -math.inf}, "any = -inf: expected a finite number"),
-        ({"any": math.nan}, "any = nan: expected a finite number"),
-        ({"any": "0.5"}, "any = '0.5': expected a finite number"),
-        ({"any": True}, "any = True: expected a finite number"),
-        ({"any": [1]}, "any = [1]: expected a finite number"),
-        ({"extra": 1.0}, "extra = 1.0: expected a finite number >= 2"),
+        *(("rate", value, CLOSED) for value in (1.5, -1e-9, None)),
+        *(("open", value, OPEN) for value in (0, 1.0, None)),
+        *(("any", value, "") for value in (math.inf, -math.inf, math.nan, "0.5", True, [1], None)),
+        ("extra", 1.0, ">= 2"),
     ],
 )
-def test_values_out_of_range_are_refused(fields: dict[str, Any], message: str) -> None:
+def test_values_out_of_range_are_rejected(field: str, value: Any, limits: str) -> None:
     with pytest.raises(InputError) as caught:
-        Boxed(**fields)
-    assert str(caught.value) == message
+        Boxed(**{field: value})
+    assert str(caught.value) == f"{field} = {value!r}: expected a finite number {limits}".strip()
 
 
 @pytest.mark.parametrize(
@@ -98,12 +93,6 @@ def test_values_out_of_range_are_refused(fields: dict[str, Any], message: str) -
 def test_borders_belong_to_closed_ranges(fields: dict[str, Any]) -> None:
     [(name, value)] = fields.items()
     assert getattr(Boxed(**fields), name) == value
-
-
-@pytest.mark.parametrize("field", ["rate", "open", "any"])
-def test_a_number_that_is_always_needed_cannot_be_absent(field: str) -> None:
-    with pytest.raises(InputError, match=rf"^{field} = None: expected a finite number"):
-        Boxed(**{field: None})
 
 
 @pytest.mark.parametrize(
@@ -126,21 +115,6 @@ def test_tensors_are_not_checked() -> None:
 def test_rules_are_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         SGD().lr = 1.0  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: SGD(lr=0), "lr = 0: expected a finite number > 0"),
-        (lambda: SGD(momentum=1.0), "momentum = 1.0: expected a finite number >= 0 and < 1"),
-        (lambda: SGD(decay=-0.1), "decay = -0.1: expected a finite number >= 0"),
-        (lambda: Average(lr=-1), "lr = -1: expected a finite number > 0"),
-    ],
-)
-def test_ranges_of_the_library(make: Any, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        make()
-    assert str(caught.value) == message
 
 
 # Numbers, binding, structure.
@@ -168,13 +142,13 @@ def test_binding_its_own_numbers_changes_nothing(
     assert type(bound) is Wrapper
     assert numbers(bound) == found
     params = Tree({"w": torch.tensor([1.0, -2.0], dtype=torch.float64)})
-    told = make_context(params)
+    context = make_context(params)
     for rules in ((rule, bound),):
         results = []
         for one in rules:
-            state = one.inner.begin(told, ())
-            w, state = one.step(told, params, state, params)
-            w, state = one.step(told, w, state, w)
+            state = one.inner.begin(context, ())
+            w, state = one.step(context, params, state, params)
+            w, state = one.step(context, w, state, w)
             results.append(w["w"])
         torch.testing.assert_close(*results, rtol=0, atol=1e-12)
 
@@ -200,7 +174,7 @@ def test_structure_forgets_numbers_and_nothing_else() -> None:
 
 
 def test_structure_and_numbers_give_the_rule_back() -> None:
-    """What packing relies on: a rule is its structure and its numbers."""
+    """Packing relies on this: a rule is its structure and its numbers."""
     rule = Wrapper(ZeroMean(SGD(0.25, 0.5, 0.125), {"w": (1,)}), scale=3)
     shape = structure(rule)
     assert set(numbers(shape)) == set(numbers(rule))
@@ -244,28 +218,10 @@ def test_with_options_changes_only_what_is_named() -> None:
     assert after.name == before.name
 
 
-def test_an_option_can_be_switched_off_and_on() -> None:
-    off = algorithms.get("fedzmg").with_options({"client.momentum": None, "client.decay": None})
-    assert off.options()["client.momentum"] is None
-    on = algorithms.get("fedavg").with_options({"client.momentum": 0.5})
-    assert on.options()["client.momentum"] == 0.5
-
-
 def test_an_option_of_a_wrapped_rule_is_named_as_the_wrappers_own() -> None:
     algorithm = Algorithm("deep", Wrapper(ZeroMean(SGD())), Average())
-    assert set(algorithm.options()) == {
-        "weights",
-        "client.scale",
-        "client.lr",
-        "client.momentum",
-        "client.decay",
-        "client.form",
-        "client.decay_scope",
-        "client.project",
-        "client.embedding_axis",
-        "client.biases",
-        "server.lr",
-    }
+    plain = algorithms.get("fedzmg").options()
+    assert set(algorithm.options()) == {*plain, "client.scale"}
     changed = algorithm.with_options({"client.lr": 0.7, "client.scale": 5})
     assert numbers(changed.client) == {"scale": 5.0, "inner.inner.lr": 0.7}
 
@@ -279,46 +235,25 @@ def test_what_a_layout_adds_is_no_option() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        (
-            {"client.lrr": 1},
-            "unknown option of fedavg 'client.lrr': did you mean 'client.lr'? "
-            "(known: client.decay, client.decay_scope, client.form, client.lr, client.momentum, "
-            "server.lr, weights)",
-        ),
-        ({"client.lr": -1}, "fedavg, client.lr: lr = -1: expected a finite number > 0"),
-        ({"client.lr": "fast"}, "fedavg, client.lr: lr = 'fast': expected a finite number > 0"),
-        (
-            {"client.momentum": 1},
-            "fedavg, client.momentum: momentum = 1: expected a finite number >= 0 and < 1",
-        ),
-        (
-            {"weights": "example"},
-            "fedavg, weights: unknown weights 'example': did you mean 'examples'? "
-            "(known: examples, uniform)",
-        ),
+        ({"client.lrr": 1}, "unknown option of fedavg 'client.lrr': did you mean 'client.lr'"),
+        ({"client.lr": -1}, "fedavg, client.lr: lr = -1"),
+        ({"client.lr": "fast"}, "fedavg, client.lr: lr = 'fast'"),
+        ({"client.lr": None}, "fedavg, client.lr: lr = None"),
+        ({"client.momentum": 1}, "fedavg, client.momentum: momentum = 1"),
+        ({"client.form": "nestrov"}, "unknown form 'nestrov': did you mean 'nesterov'"),
+        ({"weights": "example"}, "unknown weights 'example': did you mean 'examples'"),
     ],
 )
-def test_wrong_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as caught:
+def test_wrong_options_are_rejected(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=named):
         algorithms.get("fedavg").with_options(options)
-    assert str(caught.value) == message
-
-
-def test_a_needed_option_cannot_be_switched_off() -> None:
-    with pytest.raises(InputError, match=r"^fedavg, client\.lr: lr = None"):
-        algorithms.get("fedavg").with_options({"client.lr": None})
 
 
 def test_unknown_algorithm_is_refused() -> None:
     with pytest.raises(InputError, match=r"^unknown algorithm 'fedzgm': did you mean 'fedzmg'\?"):
         algorithms.get("fedzgm")
-
-
-def test_unknown_weights_are_refused_at_once() -> None:
-    with pytest.raises(InputError, match=r"unknown weights 'equal'"):
-        Algorithm("a", SGD(), Average(), weights="equal")  # type: ignore[arg-type]
 
 
 # Layout, pickling, defaults of the hooks.
@@ -331,19 +266,10 @@ def test_for_layout_reaches_both_rules_and_what_they_wrap() -> None:
     assert fitted.server == Average()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_algorithms_can_be_pickled(name: str) -> None:
-    algorithm = algorithms.get(name).for_layout({"w": ParamInfo("kernel", (1,))})
-    back = pickle.loads(pickle.dumps(algorithm))
-    assert back == algorithm
-    assert back.options() == algorithm.options()
-    assert numbers(back.client) == numbers(algorithm.client)
-
-
 def test_messages_can_be_pickled() -> None:
     params = Tree({"w": torch.ones(2)})
-    told = make_context(params)
-    back = pickle.loads(pickle.dumps(told))
+    context = make_context(params)
+    back = pickle.loads(pickle.dumps(context))
     assert type(back) is ClientContext
     assert back.params["w"].tolist() == [1.0, 1.0]
 
@@ -351,22 +277,17 @@ def test_messages_can_be_pickled() -> None:
 def test_a_client_rule_needs_only_a_step() -> None:
     rule = Boxed()
     params, local = Tree({"w": torch.tensor([3.0])}), Tree({"w": torch.tensor([1.0])})
-    told = make_context(params)
+    context = make_context(params, memory="memory")
     assert rule.full_pass == "never"
     assert rule.uses_epoch_end is False
     assert rule.init_memory(params) == ()
-    assert rule.begin(told, ()) == ()
+    assert rule.begin(context, ()) == ()
     assert rule.end_epoch("scratch", torch.tensor(1.0)) == ("scratch", True)
     assert rule.for_layout({}) is rule
-    upload, memory = rule.finish(told, local, (), torch.tensor(1))
+    upload, memory = rule.finish(context, local, (), torch.tensor(1))
     assert upload.delta["w"].tolist() == [2.0]  # global minus local
-    assert upload.average == upload.total == memory == ()
-
-
-def test_a_client_keeps_its_memory_by_default() -> None:
-    told = make_context(Tree({"w": torch.ones(1)}), memory="what it knew")
-    _, memory = Boxed().finish(told, told.params, (), torch.tensor(1))
-    assert memory == "what it knew"
+    assert upload.average == upload.total == ()
+    assert memory == "memory"
 
 
 def test_rules_without_their_equation_cannot_be_made() -> None:
@@ -374,15 +295,3 @@ def test_rules_without_their_equation_cannot_be_made() -> None:
         ClientRule()  # type: ignore[abstract]
     with pytest.raises(TypeError, match="abstract"):
         ServerRule()  # type: ignore[abstract]
-
-
-def test_average_moves_to_the_mean_of_the_clients() -> None:
-    params = Tree({"w": torch.tensor([4.0])})
-    zero = torch.tensor(0)
-    cohort = Cohort(Tree({"w": torch.tensor([3.0])}), (), (), zero, zero, zero)
-    rule = Average()
-    assert rule.init(params) == rule.share(()) == ()
-    after, state = rule.update(params, (), cohort)
-    assert after["w"].tolist() == [1.0]
-    assert state == ()
-    assert Average(lr=0.5).update(params, (), cohort)[0]["w"].tolist() == [2.5]

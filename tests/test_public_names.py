@@ -1,4 +1,4 @@
-"""What users import: every rule and every partition is where one looks for it first."""
+"""Public names: rules and partitions can be imported from their packages."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import random
 
 import numpy as np
@@ -84,18 +83,6 @@ def test_step_keys_are_splitmix64_of_the_address(
     assert found.tolist() == expected
 
 
-def test_more_steps_keep_the_first_keys() -> None:
-    assert (
-        step_keys(1, "dropout", 2, steps=50)[:7].tolist()
-        == step_keys(1, "dropout", 2, steps=7).tolist()
-    )
-
-
-@given(seeds, purposes, places)
-def test_keys_fit_a_signed_integer(seed: int, purpose: str, place: tuple[int | str, ...]) -> None:
-    assert 0 <= key(seed, purpose, *place) < 2**63  # type: ignore[arg-type]
-
-
 @given(seeds, purposes, places, seeds, purposes, places)
 def test_equal_keys_mean_equal_addresses(
     seed: int,
@@ -107,19 +94,9 @@ def test_equal_keys_mean_equal_addresses(
 ) -> None:
     left = key(seed, purpose, *place)  # type: ignore[arg-type]
     right = key(other_seed, other_purpose, *other_place)  # type: ignore[arg-type]
+    assert 0 <= left < 2**63
     same = (seed, purpose, place) == (other_seed, other_purpose, other_place)
     assert (left == right) == same
-
-
-def test_neighbouring_addresses_differ() -> None:
-    found = [
-        key(seed, purpose, *place)  # type: ignore[arg-type]
-        for seed in range(4)
-        for purpose in PURPOSES
-        for n in range(3)
-        for place in itertools.product(range(4), repeat=n)
-    ]
-    assert len(set(found)) == len(found)
 
 
 def test_numbers_and_their_spellings_are_different_places() -> None:
@@ -170,9 +147,3 @@ def test_global_generators_are_neither_read_nor_written() -> None:
     torch.manual_seed(7)
     assert stream(1, "order", 2).integers(0, 10**9, 5).tolist() == first
     assert torch.randint(0, 10**9, (5,), generator=torch_stream(1, "init", "x")).tolist() == words
-
-
-def test_a_stream_starts_anew_at_every_call() -> None:
-    one, two = stream(3, "cohort", 9), stream(3, "cohort", 9)
-    one.random(10)
-    assert two.random() == stream(3, "cohort", 9).random()

@@ -147,14 +147,6 @@ def test_names_are_matched_not_zipped() -> None:
     assert list(left + right) == ["a", "b"]
 
 
-def test_map_over_several() -> None:
-    w = Tree({"a": torch.tensor([1.0, -2.0])})
-    assert values(w.map(torch.abs)) == {"a": [1.0, 2.0]}
-    assert values(w.map(torch.maximum, -w)) == {"a": [1.0, 2.0]}
-    three = w.map(lambda x, y, z: x + y * z, w, w)
-    assert values(three) == {"a": [2.0, 2.0]}
-
-
 def test_it_is_a_mapping_that_cannot_be_changed() -> None:
     source = {"a": torch.ones(2), "b": torch.zeros(1)}
     w = Tree(source)
@@ -170,12 +162,6 @@ def test_it_is_a_mapping_that_cannot_be_changed() -> None:
         w.more = 1  # type: ignore[attr-defined]
     with pytest.raises(KeyError):
         w["c"]
-
-
-def test_operations_leave_their_operands_alone() -> None:
-    w = Tree({"a": torch.tensor([1.0, 2.0])})
-    _ = (w + 1, w - w, w * 3, -w, w / 2, w**2, w.zeros())
-    assert values(w) == {"a": [1.0, 2.0]}
 
 
 @pytest.mark.parametrize("through", [copy.deepcopy, lambda w: pickle.loads(pickle.dumps(w))])
@@ -297,9 +283,3 @@ def test_num_bytes() -> None:
     )
     assert num_bytes(value) == 6 * 4 + 5 * 8 + 8 + 7
     assert num_bytes(()) == 0
-
-
-def test_trees_map_over_clients() -> None:
-    many = Tree({"a": torch.arange(6.0).reshape(3, 2)})
-    sums = torch.vmap(lambda w: (w * 2)["a"].sum())(many)
-    assert sums.tolist() == [2.0, 10.0, 18.0]

@@ -1,4 +1,4 @@
-"""Write docs/algorithms.md from the definition cards, so that page and command never disagree.
+"""Write docs/algorithms.md and the README's table of algorithms from the definition cards.
 
 python tools/build_docs.py [--check]
 """
@@ -6,6 +6,7 @@ python tools/build_docs.py [--check]
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,32 @@ from fedzmg.algorithms import ALGORITHMS
 from fedzmg.algorithms.card import card
 from fedzmg.results.formatting import bytes_text
 
-PAGE = Path(__file__).parents[1] / "docs" / "algorithms.md"
+ROOT = Path(__file__).parents[1]
+CARDS = ROOT / "docs" / "algorithms.md"
+BLOCK = re.compile(r"(<!-- algorithms -->\n).*?(<!-- /algorithms -->)", re.DOTALL)
+"""Part of a page that the table of families replaces."""
 TASK = "digits"
 
 
-def render() -> str:
-    """The whole page."""
+def families() -> str:
+    """Return a table with one row of names per family."""
+    rows: dict[str, list[str]] = {}
+    for name, info in ALGORITHMS.items():
+        mark = " (partly inferred)" if info.inferred else ""
+        rows.setdefault(info.family, []).append(f"`{name}`{mark}")
+    lines = [f"| {family} | {', '.join(names)} |" for family, names in rows.items()]
+    return "\n".join(["| family | names |", "|---|---|", *lines]) + "\n"
+
+
+def cards_page() -> str:
+    """Return the page with a card for every algorithm."""
     size = tasks.get(TASK).model_bytes
-    cards = [card(entry, size) for entry in ALGORITHMS.values()]
+    cards = [card(info, size) for info in ALGORITHMS.values()]
     lines = [
         "# Algorithms",
         "",
-        "Made by `python tools/build_docs.py` from what `fedzmg list NAME` shows. Costs are in",
-        "multiples of the model, per client and round, scalars left out.",
+        "Written by `python tools/build_docs.py` from the cards of `fedzmg list NAME`. Costs",
+        "are in multiples of the model, per client and round, scalars left out.",
         "",
         "| name | what it is | source | down | up | client keeps | server keeps |",
         "|---|---|---|---|---|---|---|",
@@ -35,28 +49,21 @@ def render() -> str:
         costs = c["costs"]
         mark = " *(partly inferred)*" if c["inferred"] else ""
         cells = [f"{costs[k]:g}" for k in ("down", "up", "client_keeps", "server_keeps")]
-        lines.append(
-            f"| [`{c['name']}`](#{anchor(c['name'])}) | {c['summary']}{mark} | {c['source']} | "
-            + " | ".join(cells)
-            + " |"
-        )
-    families: dict[str, list[dict[str, Any]]] = {}
+        link = f"[`{c['name']}`](#{c['name'].replace(':', '')})"
+        row = [link, c["summary"] + mark, c["source"], *cells]
+        lines.append(f"| {' | '.join(row)} |")
+    modules: dict[str, list[dict[str, Any]]] = {}
     for c in cards:
-        families.setdefault(c["about"], []).append(c)
-    for about, members in families.items():
+        modules.setdefault(c["about"], []).append(c)
+    for about, members in modules.items():
         lines += ["", f"## {', '.join(c['name'] for c in members)}", "", "```text", about, "```"]
         for c in members:
             lines += section(c)
     return "\n".join(lines) + "\n"
 
 
-def anchor(name: str) -> str:
-    """The anchor that a heading of this name gets."""
-    return name.replace(":", "")
-
-
 def section(c: dict[str, Any]) -> list[str]:
-    """One algorithm's options and costs."""
+    """Return the options and costs of one algorithm."""
     lines = ["", f"### {c['name']}", "", f"{c['summary']}. {c['source']}."]
     if c["inferred"]:
         lines += ["", f"**Inferred:** {c['inferred']}"]
@@ -75,16 +82,21 @@ def section(c: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Write the page, or say whether it is out of date."""
+    """Write the pages, or check that they are up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
-    asked = parser.parse_args()
-    page = render()
-    if asked.check:
-        if PAGE.read_text() != page:
-            raise SystemExit("docs/algorithms.md is out of date: run python tools/build_docs.py")
-    else:
-        PAGE.write_text(page)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if out of date")
+    check = parser.parse_args().check
+    pages = {CARDS: cards_page()}
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        if BLOCK.search(text := path.read_text()):
+            pages[path] = BLOCK.sub(rf"\g<1>{families()}\g<2>", text)
+    if len(pages) == 1:
+        raise SystemExit("no page has the block <!-- algorithms --> ... <!-- /algorithms -->")
+    for path, text in pages.items():
+        if check and path.read_text() != text:
+            name = path.relative_to(ROOT)
+            raise SystemExit(f"{name} is out of date: run python tools/build_docs.py")
+        path.write_text(text)
 
 
 if __name__ == "__main__":

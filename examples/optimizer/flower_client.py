@@ -12,12 +12,12 @@ CLIENTS, EXAMPLES, LR, DECAY, app = 4, 200, 0.05, 5e-4, ClientApp()
 
 
 def new_model() -> nn.Module:
-    """What server and clients agree on."""
+    """Make the model of server and clients."""
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 def batches(client: int, round_: int) -> list[Tensor]:
-    """Which of the client's examples each step takes."""
+    """Return the indices of the client's examples for each step."""
     shuffle = torch.Generator().manual_seed(round_ * CLIENTS + client)
     return list(torch.randperm(EXAMPLES, generator=shuffle).split(20))
 

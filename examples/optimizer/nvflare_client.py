@@ -11,7 +11,7 @@ LR, DECAY = 0.05, 5e-4
 
 
 class Net(nn.Sequential):
-    """What server and clients agree on."""
+    """Model of server and clients."""
 
     def __init__(self) -> None:
         super().__init__(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10))

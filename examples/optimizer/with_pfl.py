@@ -20,7 +20,7 @@ model, losses = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Li
 
 
 def loss(inputs: Tensor, targets: Tensor) -> Tensor:
-    """What pfl asks of a module; all data arrive as float32."""
+    """A module with the methods that pfl needs; all data arrive as float32."""
     found = nn.functional.cross_entropy(model(inputs), targets.long())
     losses.append(found.item())
     return found

@@ -1,4 +1,4 @@
-"""The whole contract between algorithms and engines, on one page.
+"""The whole contract between algorithms and engines.
 
 An algorithm is a *client rule* and a *server rule*. A rule is a frozen dataclass: its fields are
 its hyper-parameters, its methods are pure functions of trees. The same rule runs in a plain loop,
@@ -34,14 +34,15 @@ State: TypeAlias = Any
 
 Role = Literal["kernel", "recurrent_kernel", "embedding", "bias", "norm"]
 FullPassTiming = Literal["never", "start", "epochs"]
+"""``start``: loss and gradient at the global model. ``epochs``: loss there and after each epoch."""
 Weights = Literal["examples", "uniform"]
 WrapperKind = Literal["clip", "change", "project", "pull", "schedule"]
-"""What a wrapper does to the rule inside: bound its gradients, change them in some way, project
-them, pull the model somewhere, or change its numbers from round to round."""
+"""Effect of a wrapper on the rule inside: bound its gradients, change or project them, pull the
+model somewhere, or change its numbers from round to round."""
 
 
 class ParamInfo(NamedTuple):
-    """What a rule may know about one parameter: what it is for and which of its axes are inputs."""
+    """Role and input axes of one parameter."""
 
     role: Role
     input_axes: tuple[int, ...]
@@ -53,15 +54,15 @@ Layout: TypeAlias = Mapping[str, ParamInfo]
 
 
 class FullPass(NamedTuple):
-    """A full pass over a client's own data, dropout off, made by the engine on request."""
+    """Loss and gradient over all of a client's data, dropout off, computed on request."""
 
     loss: Tensor
     grad: Tree
-    """Empty for rules that watch epochs: they need the loss alone, which is a third of the work."""
+    """Empty for rules that ask for ``epochs``: they need the loss alone, a third of the work."""
 
 
 class ClientContext(NamedTuple):
-    """What one client knows before it trains; constant during the round."""
+    """Everything a client knows before it trains; constant during the round."""
 
     params: Tree
     shared: State
@@ -71,7 +72,7 @@ class ClientContext(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What one client sends back."""
+    """Message of one client to the server."""
 
     delta: Tree
     average: State = ()
@@ -79,7 +80,7 @@ class Upload(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """What the server learns from one round: uploads merged over the clients that count."""
+    """Uploads of one round, merged over the clients that count."""
 
     delta: Tree
     average: State
@@ -100,15 +101,15 @@ def number(
 ) -> Any:
     """Declare a rule's numeric field with its range: ``low <= x <= high``, ``above < x < below``.
 
-    A default of ``None`` means that the term is absent by default, which is cheaper than a zero
-    and gives bit for bit the same result.
+    A default of ``None`` leaves the term out, which is cheaper than a zero and gives the same
+    result bit for bit.
     """
     limits = {"low": low, "high": high, "above": above, "below": below}
     return dataclasses.field(default=default, metadata={"number": limits, "doc": doc})
 
 
 def choice(*words: str, default: str | None = None, doc: str = "") -> Any:
-    """Declare a rule's field that holds one of some words, by default the first."""
+    """Declare a rule's field that holds one of these words, by default the first."""
     chosen = words[0] if default is None else default
     return dataclasses.field(default=chosen, metadata={"words": words, "doc": doc})
 
@@ -120,13 +121,13 @@ def _range_text(limits: Mapping[str, float]) -> str:
 
 
 class Rule:
-    """What client and server rules share: checked fields and a layout."""
+    """Base of client and server rules: checked fields and a layout."""
 
     pairing: ClassVar[str] = ""
-    """Client and server rules that understand only each other carry the same name here."""
+    """Name shared by client and server rules that work only with each other."""
 
     def __post_init__(self) -> None:
-        """Refuse a number outside its range and an unknown word, naming field, value and range."""
+        """Reject a number outside its range and an unknown word."""
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             limits, words = field.metadata.get("number"), field.metadata.get("words")
             value = getattr(self, field.name)
@@ -135,97 +136,85 @@ class Rule:
             absent = value is None and field.default is None
             if limits is None or absent or isinstance(value, Tensor):
                 continue
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise InputError(f"{field.name} = {value!r}: expected {_range_text(limits)}")
-            # NumPy's become plain ones: options are compared, shown and written down.
-            value = int(value) if isinstance(value, Integral) else float(value)
-            object.__setattr__(self, field.name, value)
-            inside = limits["low"] <= value <= limits["high"]
-            inside = inside and limits["above"] < value < limits["below"] and math.isfinite(value)
-            if not inside:
-                raise InputError(f"{field.name} = {value!r}: expected {_range_text(limits)}")
+            if isinstance(value, Real) and not isinstance(value, bool):
+                # NumPy numbers become Python numbers: options are compared, shown and stored.
+                value = int(value) if isinstance(value, Integral) else float(value)
+                object.__setattr__(self, field.name, value)
+                closed = limits["low"] <= value <= limits["high"]
+                if closed and limits["above"] < value < limits["below"] and math.isfinite(value):
+                    continue
+            raise InputError(f"{field.name} = {value!r}: expected {_range_text(limits)}")
 
     def for_layout(self, layout: Layout) -> Self:
-        """This rule, knowing the roles and input axes of a model's parameters."""
-        del layout
+        """Return this rule with the roles and input axes of a model's parameters."""
         return self
 
 
 class ClientRule(Rule, ABC):
-    """What a client does with its gradients. Only :meth:`step` is abstract."""
+    """Base of client rules. Only :meth:`step` is abstract."""
 
     wrapper_kind: ClassVar[WrapperKind] = "change"
-    """What it does to the rule inside, if it is a wrapper; decides where a wrapper may stand."""
+    """Effect on the rule inside, if this is a wrapper; decides the order of wrappers."""
     incompatible: ClassVar[Mapping[WrapperKind, str]] = MappingProxyType({})
-    """Wrappers that must not be put around it, by what they do, each with the reason."""
+    """Kinds of wrappers that must not be put around it, each with the reason."""
 
     @property
     def full_pass(self) -> FullPassTiming:
-        """Which full passes over its own data the client needs.
-
-        ``start``: loss and gradient at the global model. ``epochs``: the loss there, and after
-        every epoch.
-        """
+        """Return the full passes over its own data that the client needs."""
         return "never"
 
     @property
     def uses_epoch_end(self) -> bool:
-        """Whether :meth:`end_epoch` does anything."""
+        """Tell the engine to call :meth:`end_epoch`."""
         return False
 
     def init_memory(self, params: Tree) -> State:
-        """The memory of a client that was never sampled before."""
-        del params
+        """Return the memory of a client that was never sampled before."""
         return ()
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         """Return the state of one local training; ``full_pass`` is ``()`` unless asked for."""
-        del context, full_pass
         return ()
 
     @abstractmethod
     def step(
         self, context: ClientContext, params: Tree, scratch: State, grad: Tree
     ) -> tuple[Tree, State]:
-        """One local step: the equations of the algorithm."""
+        """Take one local step: the equations of the algorithm."""
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
-        """After each local epoch; the second value says whether to go on."""
-        del loss
+        """Update the state after a local epoch; the second value is false to stop training."""
         return scratch, True
 
     def finish(
         self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
-        """What is sent, and what the client remembers until it is sampled again."""
-        del scratch, steps
+        """Return the upload, and the memory until the client is sampled again."""
         return Upload(context.params - params), context.memory
 
 
 class ServerRule(Rule, ABC):
-    """What the server does with the merged uploads of a round."""
+    """Base of server rules. Only :meth:`update` is abstract."""
 
     only_weights: ClassVar[Weights | None] = None
-    """The only weighting its equations are right for, if there is one."""
+    """The only weighting for which its equations are right, if there is one."""
 
     def init(self, params: Tree) -> State:
-        """Server state before the first round."""
-        del params
+        """Return the server state before the first round."""
         return ()
 
     def share(self, state: State) -> State:
-        """What travels to the clients besides the model."""
-        del state
+        """Return what is sent to the clients besides the model."""
         return ()
 
     @abstractmethod
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
-        """The next global model and server state."""
+        """Return the next global model and server state."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A client rule, a server rule, and how clients are weighted when uploads are averaged."""
+    """A client rule, a server rule, and the weights of clients when uploads are averaged."""
 
     name: str
     client: ClientRule
@@ -233,13 +222,13 @@ class Algorithm:
     weights: Weights = "examples"
 
     def __post_init__(self) -> None:
-        """Refuse an unknown weighting, and rules that make no sense together."""
+        """Reject an unknown weighting and rules that cannot be combined."""
         if self.weights not in ("examples", "uniform"):
             raise unknown("weights", str(self.weights), ["examples", "uniform"])
         try:
             _check_rule("client", self.client, ClientRule)
             _check_rule("server", self.server, ServerRule)
-            _check_partners(self.client, self.server)
+            _check_pairing(self.client, self.server)
             _check_wrappers(self.client)
         except InputError as error:
             raise InputError(f"{self.name}: {error}") from None
@@ -249,13 +238,13 @@ class Algorithm:
                 raise InputError(f"{self.name}: weights = {self.weights!r}: it needs {needed!r}")
 
     def for_layout(self, layout: Layout) -> Algorithm:
-        """Both rules, knowing a model's layout."""
+        """Return a copy whose rules know a model's layout."""
         return dataclasses.replace(
             self, client=self.client.for_layout(layout), server=self.server.for_layout(layout)
         )
 
     def options(self) -> dict[str, Any]:
-        """Every settable field by key, e.g. ``{"client.lr": 0.1, "weights": "examples"}``."""
+        """Return every option by key, such as ``{"client.lr": 0.1, "weights": "examples"}``."""
         found: dict[str, Any] = {"weights": self.weights}
         for side in ("client", "server"):
             for rule in chain(getattr(self, side)):
@@ -266,12 +255,10 @@ class Algorithm:
         return found
 
     def with_options(self, options: Mapping[str, Any]) -> Algorithm:
-        """A copy with fields changed; keys are ``client.FIELD``, ``server.FIELD``, ``weights``.
+        """Return a copy with fields changed: ``client.FIELD``, ``server.FIELD``, ``weights``.
 
-        A field of a wrapped rule is named as if it were the wrapper's own.
-
-        Raises:
-            InputError: for an unknown key (the nearest is suggested) or a value out of range.
+        A field of a wrapped rule is named as if it were the wrapper's own. An unknown key or a
+        value out of range is an InputError.
         """
         known = self.options()
         changed = self
@@ -294,22 +281,19 @@ R = TypeVar("R", bound=Rule)
 
 
 def inner_rules(rule: Rule) -> dict[str, Rule]:
-    """The rules that a wrapper holds, by field name."""
+    """Return the rules that a wrapper holds, by field name."""
     fields = dataclasses.fields(rule)  # type: ignore[arg-type]
     values = {field.name: getattr(rule, field.name) for field in fields}
     return {name: value for name, value in values.items() if isinstance(value, Rule)}
 
 
 def chain(rule: Rule) -> list[Any]:
-    """A rule and the rules inside it, outermost first."""
-    found = [rule]
-    for inner in inner_rules(rule).values():
-        found += chain(inner)
-    return found
+    """Return a rule and the rules inside it, outermost first."""
+    return [rule, *(r for inner in inner_rules(rule).values() for r in chain(inner))]
 
 
 def replace_in_chain(rule: Any, field: str, value: Any) -> Any:
-    """A copy with a field changed: the rule's own, or that of the outermost rule that has it."""
+    """Return a copy with a field changed, in the outermost rule that has it."""
     if field in {f.name for f in dataclasses.fields(rule)}:
         return dataclasses.replace(rule, **{field: value})
     for name, inner in inner_rules(rule).items():
@@ -319,44 +303,47 @@ def replace_in_chain(rule: Any, field: str, value: Any) -> Any:
 
 
 def _check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
-    """Refuse what is no rule of this kind, or one whose fields cannot be read."""
+    """Reject a value that is not a rule of this kind, or not a dataclass."""
     if isinstance(rule, type):
         raise InputError(f"{side} = {rule.__name__}: a class; use a rule, {rule.__name__}(...)")
     name = type(rule).__name__
     if not isinstance(rule, kind):
-        other = {ClientRule: "client", ServerRule: "server"}
-        found = [f", not a {said} rule" for which, said in other.items() if isinstance(rule, which)]
+        found = [
+            f", not a {base.__name__}"
+            for base in (ClientRule, ServerRule)
+            if isinstance(rule, base)
+        ]
         raise InputError(f"{side} = {name}: expected a {kind.__name__}{''.join(found)}")
-    # A field that number(...) or choice(...) declared is exchanged for its default by @dataclass.
+    # @dataclass replaces a field that number(...) or choice(...) declared by its default.
     undone = any(isinstance(value, dataclasses.Field) for value in vars(type(rule)).values())
     if undone or not dataclasses.is_dataclass(rule):
-        raise InputError(f"{name} is no dataclass: write @dataclass(frozen=True) above its class")
+        raise InputError(f"{name} is not a dataclass: put @dataclass(frozen=True) above the class")
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
         if isinstance(value, Rule) or (isinstance(value, type) and issubclass(value, Rule)):
             _check_rule(field.name, value, kind)
 
 
-def _check_partners(client: ClientRule, server: ServerRule) -> None:
-    asked, offered = ({r.pairing for r in chain(side)} - {""} for side in (client, server))
-    if asked != offered:
-        names = " and ".join(sorted(asked | offered))
+def _check_pairing(client: ClientRule, server: ServerRule) -> None:
+    pairings = [{r.pairing for r in chain(side)} - {""} for side in (client, server)]
+    if pairings[0] != pairings[1]:
+        names = " and ".join(sorted(pairings[0] | pairings[1]))
         raise InputError(
-            f"{_unmatched(client, offered)} clients do not work with the server rule "
-            f"{_unmatched(server, asked)}: what clients and server of {names} exchange has a "
-            "meaning only between the two; use both or neither"
+            f"{_unpaired(client, pairings[1])} clients do not work with the server rule "
+            f"{_unpaired(server, pairings[0])}: rules with different `pairing` names ({names}) "
+            "cannot be combined; use both sides or neither"
         )
 
 
-def _unmatched(rule: Rule, partners: set[str]) -> str:
-    """The rule that lacks its partner on the other side; the innermost if none does."""
+def _unpaired(rule: Rule, others: set[str]) -> str:
+    """Name the rule whose pairing the other side lacks; the innermost rule if there is none."""
     rules = chain(rule)
-    alone = [r for r in rules if r.pairing and r.pairing not in partners]
+    alone = [r for r in rules if r.pairing and r.pairing not in others]
     return type((alone or rules[-1:])[0]).__name__
 
 
 _ORDER: Mapping[WrapperKind, int] = {"clip": 0, "change": 1, "project": 1, "pull": 2}
-"""Whose turn it is on the way from the loss to the step; a schedule may stand anywhere."""
+"""Order of wrappers from the loss to the step; a schedule may be anywhere."""
 
 
 def _check_wrappers(client: ClientRule) -> None:
@@ -366,19 +353,20 @@ def _check_wrappers(client: ClientRule) -> None:
             around = f"{type(outer).__name__} around {type(inner).__name__}"
             if outer.wrapper_kind in inner.incompatible:
                 raise InputError(f"{around}: {inner.incompatible[outer.wrapper_kind]}")
-            wraps = (
-                bool(inner_rules(inner))
-                and {outer.wrapper_kind, inner.wrapper_kind} <= _ORDER.keys()
-            )
-            if wraps and _ORDER[outer.wrapper_kind] > _ORDER[inner.wrapper_kind]:
+            ordered = {outer.wrapper_kind, inner.wrapper_kind} <= _ORDER.keys()
+            if (
+                inner_rules(inner)
+                and ordered
+                and _ORDER[outer.wrapper_kind] > _ORDER[inner.wrapper_kind]
+            ):
                 raise InputError(
                     f"{around}: the outermost acts first, and gradients are clipped, then "
-                    "projected, then the model is pulled; exchange the two"
+                    "projected, then the model is pulled; swap the two"
                 )
 
 
 def numbers(rule: Rule) -> dict[str, float]:
-    """The numeric fields of a rule and of the rules inside it, by path (``"inner.lr"``)."""
+    """Return the numeric fields of a rule and of the rules inside, by path (``"inner.lr"``)."""
     found = {
         field.name: float(getattr(rule, field.name))
         for field in dataclasses.fields(rule)  # type: ignore[arg-type]
@@ -390,7 +378,7 @@ def numbers(rule: Rule) -> dict[str, float]:
 
 
 def bind(rule: R, values: Mapping[str, Tensor]) -> R:
-    """The same rule with its numbers exchanged for tensors, by the paths of :func:`numbers`."""
+    """Return the rule with its numbers replaced by tensors, by the paths of :func:`numbers`."""
     changes: dict[str, Any] = {path: v for path, v in values.items() if "." not in path}
     for name, inner in inner_rules(rule).items():
         prefix = f"{name}."
@@ -400,11 +388,11 @@ def bind(rule: R, values: Mapping[str, Tensor]) -> R:
 
 
 def structure(rule: R) -> R:
-    """The rule with every number set to a placeholder: equal for trials that can be packed."""
+    """Replace every number by a placeholder: the result is equal for trials that can be packed."""
     changes: dict[str, Any] = {name: structure(r) for name, r in inner_rules(rule).items()}
     copy = dataclasses.replace(rule, **changes)  # type: ignore[type-var]
     for path in numbers(rule):
         if "." not in path:
-            # Zero may lie outside of a field's range, which is for users, not for placeholders.
+            # Not through the constructor: zero may be outside of the field's range.
             object.__setattr__(copy, path, 0.0)
     return copy

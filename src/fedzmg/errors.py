@@ -1,4 +1,4 @@
-"""The one error a user can cause, and the nearest-name hint that goes with it."""
+"""Errors that users can cause, and suggestions of the nearest name."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used; the message is one line with the value and a remedy.
+    """Input that cannot be used; the message is one line with the value and a remedy.
 
     The command line prints it and exits with code 2; Python callers catch a ``ValueError``.
     """
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, held back until a round was over; like any Ctrl-C it passes ``except Exception``.
+    """Ctrl-C, deferred until the end of a round; ``except Exception`` does not catch it.
 
     Args:
-        done: rounds that were trained.
-        rounds: all of them.
-        kept: whether there is a directory from which the same call goes on.
+        done: rounds trained.
+        rounds: rounds planned.
+        kept: whether a directory exists from which the same call continues.
     """
 
     def __init__(self, done: int, rounds: int, *, kept: bool = True) -> None:
-        remedy = "nothing is lost, make the same call again to go on"
+        remedy = "nothing is lost, make the same call again to continue"
         if not kept:
             remedy = "nothing was kept: no out= was given"
         super().__init__(f"interrupted after round {done} of {rounds}; {remedy}")
@@ -34,13 +34,13 @@ _MOST_NAMED = 8
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *commands: str) -> InputError:
-    """An ``InputError`` for a name that is not in a table: the nearest known ones, or a way to all.
+    """Return an ``InputError`` for an unknown name, with the nearest known names.
 
     Args:
-        kind: what it should be a name of.
-        name: what was given.
-        known: all names there are; only a few of them are listed.
-        commands: what shows them all on a terminal.
+        kind: the thing it should be a name of.
+        name: the unknown name.
+        known: all names; only a few of them are listed.
+        commands: commands that show them all.
 
     >>> str(unknown("weights", "example", ["examples", "uniform"]))
     "unknown weights 'example': did you mean 'examples'? (known: examples, uniform)"
@@ -70,16 +70,16 @@ def unknown(kind: str, name: str, known: Iterable[str], *commands: str) -> Input
 
 
 def _close(name: str, names: list[str]) -> list[str]:
-    """The names that were meant, if any is likely.
+    """Return the names that were probably meant.
 
     >>> known = ["client.form", "client.lr", "protocol.cohort"]
     >>> [_close(name, known) for name in ("cohort", "server.lr", "client.lrr", "client.mu")]
     [['protocol.cohort'], ['client.lr'], ['client.lr'], []]
     """
     table, _, last = name.rpartition(".")
-    # "cohort" is meant for "protocol.cohort".
+    # "cohort" means "protocol.cohort".
     ends = [found for found in names if found.rpartition(".")[2] == last]
-    # What all names of a table begin with does not make one of them near.
+    # Compare without the common prefix, which would make all names of a table similar.
     inside = {found.rpartition(".")[2]: found for found in names if found.startswith(f"{table}.")}
     if ends or not (table and inside):
         return ends or difflib.get_close_matches(name, names, n=1, cutoff=0.5)

@@ -1,4 +1,4 @@
-"""Randomness by address: every random number is a function of where it is used.
+"""Random numbers by address: every number is a function of where it is used.
 
 Initial weights, cohorts, batch orders and dropout masks are derived from an *address*
 ``(seed, purpose, *place)``; no global generator is read or written. Hence every algorithm of a
@@ -23,12 +23,12 @@ _MASK63 = (1 << 63) - 1
 
 
 def key(seed: int, purpose: Purpose, *place: Place) -> int:
-    """A 63-bit integer for an address; equal addresses give equal keys, on every platform.
+    """Return a 63-bit integer for an address, the same on every platform.
 
     >>> key(0, "cohort", 1) == key(0, "cohort", 1), key(0, "cohort", 1) == key(0, "cohort", 2)
     (True, False)
     """
-    # A NumPy integer is the same place as the Python integer it equals.
+    # A NumPy integer gives the same key as the Python integer it equals.
     parts = [f"str:{p}" if isinstance(p, str) else f"int:{operator.index(p)}" for p in place]
     address = "\x1f".join([str(operator.index(seed)), purpose, *parts])
     digest = hashlib.blake2b(address.encode(), digest_size=8).digest()
@@ -36,19 +36,19 @@ def key(seed: int, purpose: Purpose, *place: Place) -> int:
 
 
 def stream(seed: int, purpose: Purpose, *place: Place) -> np.random.Generator:
-    """A NumPy generator that starts at an address."""
+    """Return a NumPy generator that starts at an address."""
     return np.random.Generator(np.random.Philox(key=key(seed, purpose, *place)))
 
 
 def torch_stream(seed: int, purpose: Purpose, *place: Place) -> torch.Generator:
-    """A torch CPU generator that starts at an address."""
+    """Return a torch CPU generator that starts at an address."""
     generator = torch.Generator(device="cpu")
     generator.manual_seed(key(seed, purpose, *place))
     return generator
 
 
 def step_keys(seed: int, purpose: Purpose, *place: Place, steps: int) -> npt.NDArray[np.int64]:
-    """One key per local step below an address, computed at once (splitmix64 of a counter)."""
+    """Return one key per local step below an address (splitmix64 of a counter)."""
     with np.errstate(over="ignore"):
         z = np.uint64(key(seed, purpose, *place)) + np.arange(
             1, steps + 1, dtype=np.uint64

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 Scalar: TypeAlias = float | Tensor
-"""A Python number or a 0-d tensor: what a tree can be multiplied by."""
+"""A Python number or a 0-d tensor."""
 
 
 @final
@@ -105,15 +105,15 @@ class Tree(Mapping[str, Tensor]):
         return self.map(operator.neg)
 
     def sqrt(self) -> Tree:
-        """Element-wise square root."""
+        """Return the element-wise square root."""
         return self.map(torch.sqrt)
 
     def sign(self) -> Tree:
-        """Element-wise sign; the sign of zero is zero."""
+        """Return the element-wise sign; the sign of zero is zero."""
         return self.map(torch.sign)
 
     def zeros(self) -> Tree:
-        """The origin of this tree's space."""
+        """Return a tree of zeros of the same names, shapes and types."""
         return self.map(torch.zeros_like)
 
     @classmethod
@@ -125,7 +125,6 @@ class Tree(Mapping[str, Tensor]):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Let ``tensor * tree`` reach ``Tree``, in eager mode and under ``torch.compile``."""
-        del types
         op = _REFLECTED.get(getattr(func, "__name__", ""))
         if op is None or kwargs or len(args) != 2:
             return NotImplemented
@@ -178,7 +177,7 @@ def tree_map(function: Callable[..., Any], value: Any, *others: Any) -> Any:
 
 
 def leaves(value: Any) -> list[Tensor]:
-    """Every tensor of nested trees, tuples and named tuples, in a fixed order."""
+    """Return every tensor of nested trees, tuples and named tuples, in a fixed order."""
     return pytree.tree_leaves(value)
 
 
@@ -193,7 +192,7 @@ def row(value: Any, index: Any) -> Any:
 
 
 class Flat(NamedTuple):
-    """How flat rows were made: the structure and the shape of every tensor, rows left out."""
+    """Structure, shapes and types of the tensors that flat rows were made of."""
 
     spec: pytree.TreeSpec
     shapes: list[torch.Size]
@@ -201,11 +200,11 @@ class Flat(NamedTuple):
 
 
 def flatten_rows(value: Any, like: Tensor | None = None) -> tuple[Tensor, Flat]:
-    """Stacked tensors as one matrix, a row each; integers become floating point numbers.
+    """Concatenate stacked tensors into one floating-point matrix with the same rows.
 
     Args:
         value: nested trees and tuples whose tensors have the same first axis.
-        like: rows and type of the empty matrix, if ``value`` holds no tensor.
+        like: gives rows and type of the empty matrix if ``value`` holds no tensor.
     """
     tensors, spec = pytree.tree_flatten(value)
     flat = Flat(spec, [t.shape[1:] for t in tensors], [t.dtype for t in tensors])
@@ -218,7 +217,7 @@ def flatten_rows(value: Any, like: Tensor | None = None) -> tuple[Tensor, Flat]:
 
 
 def unflatten_rows(rows: Tensor, flat: Flat, *, exact: bool = False) -> Any:
-    """What :func:`flatten_rows` flattened, for other rows; ``exact`` restores the types, too."""
+    """Undo :func:`flatten_rows` for these rows; ``exact`` restores the types, too."""
     sizes = [shape.numel() for shape in flat.shapes]
     parts = torch.split(rows, sizes, 1) if sizes else ()
     shaped = [part.reshape(len(rows), *s) for part, s in zip(parts, flat.shapes, strict=True)]
@@ -228,15 +227,15 @@ def unflatten_rows(rows: Tensor, flat: Flat, *, exact: bool = False) -> Any:
 
 
 def named_leaves(value: Any) -> dict[str, Tensor]:
-    """Every tensor under a readable path such as ``.params['fc.weight']``; used by checkpoints."""
+    """Return every tensor by a readable path such as ``.params['fc.weight']``, for checkpoints."""
     return {pytree.keystr(path): leaf for path, leaf in pytree.tree_leaves_with_path(value)}
 
 
 def refill(value: Any, named: Mapping[str, Tensor]) -> Any:
-    """The structure of ``value`` with tensors from :func:`named_leaves`' paths."""
+    """Return the structure of ``value`` with the tensors of :func:`named_leaves`."""
     return pytree.tree_map_with_path(lambda path, _: named[pytree.keystr(path)], value)
 
 
 def num_bytes(value: Any) -> int:
-    """Bytes that the tensors of ``value`` would occupy in a message."""
+    """Count the bytes that the tensors of ``value`` would occupy in a message."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(value))

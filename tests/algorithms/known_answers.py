@@ -1,4 +1,4 @@
-"""What the tests of algorithms share: naming one, driving a rule by hand, comparing with traces.
+"""Helpers of the tests of algorithms: make one, drive a rule by hand, compare with traces.
 
 A trace is a list of rounds as the files under ``golden`` store them: the model ``w`` after each,
 and where they are known the ``local_iterates`` of every client.
@@ -41,7 +41,7 @@ def close(got: Any, expected: Any, atol: float = 1e-9) -> None:
 
 
 def cohort(delta: Tensor | Tree, round_: int, name: str = "w") -> Cohort:
-    """What a server learns from a round of one client."""
+    """Make the cohort of a round with one client."""
     tree = delta if isinstance(delta, Tree) else Tree({name: delta})
     return Cohort(tree, (), (), torch.tensor(1), torch.tensor(1), torch.tensor(round_))
 
@@ -67,7 +67,7 @@ def drive(
 
 
 class Trace(NamedTuple):
-    """What an algorithm does on a golden problem, round by round."""
+    """Golden rounds of an algorithm on a problem."""
 
     problem: dict[str, Any]
     algorithm: Algorithm
@@ -96,13 +96,13 @@ def check_local_iterates(trace: Trace) -> None:
         for client, iterates in expected["local_iterates"].items():
             curvature = torch.tensor([problem["H"][client]], dtype=torch.float64)
             centre = torch.tensor([problem["c"][client]], dtype=torch.float64)
-            told = make_context(sent, examples=problem["n"][client])
-            params, scratch = sent, rule.begin(told, ())
+            context = make_context(sent, examples=problem["n"][client])
+            params, scratch = sent, rule.begin(context, ())
             for iterate in iterates:
                 grad = Tree({"weight": curvature * (params["weight"] - centre)})
-                params, scratch = rule.step(told, params, scratch, grad)
+                params, scratch = rule.step(context, params, scratch, grad)
                 close(params["weight"], [iterate])
-            upload, memory = rule.finish(told, params, scratch, torch.tensor(len(iterates)))
+            upload, memory = rule.finish(context, params, scratch, torch.tensor(len(iterates)))
             # The library's delta is global minus local.
             moved = [before - after for before, after in zip(start, iterates[-1], strict=True)]
             close(upload.delta["weight"], [moved])

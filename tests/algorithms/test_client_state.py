@@ -18,10 +18,8 @@ from known_answers import DTYPES, ENGINES, close, named
 from torch import Tensor
 
 import fedzmg
-from fedzmg import algorithms
 from fedzmg.algorithms import SGD, Average, Projected, ZeroMean, zero_mean
 from fedzmg.algorithms.adabest import AdaBest, Bias
-from fedzmg.algorithms.feddyn import FedDyn
 from fedzmg.algorithms.fedprox import AdaptiveMu, Prox, ServerSetProx
 from fedzmg.algorithms.scaffold import Scaffold, ScaffoldServer
 from fedzmg.contract import Algorithm, ClientContext, Cohort, FullPass
@@ -109,13 +107,13 @@ def tensors(values: dict[str, list[float]]) -> Tensor:
 
 
 def after_training(problem: dict[str, Any], w: Tensor, steps: int, lr: float = 0.1) -> Tensor:
-    """Where plain gradient descent takes each client of a quadratic problem, in closed form."""
+    """Return each client's model after gradient descent on its quadratic, in closed form."""
     curvature, centre = tensors(problem["H"]), tensors(problem["c"])
     return centre + (1 - lr * curvature) ** steps * (w - centre)
 
 
 def optimum(problem: dict[str, Any]) -> Tensor:
-    """Where the mean of the clients' gradients is zero."""
+    """Return the model at which the mean of the clients' gradients is zero."""
     curvature, centre = tensors(problem["H"]), tensors(problem["c"])
     return (curvature * centre).sum(0) / curvature.sum(0)
 
@@ -185,7 +183,7 @@ def test_rules_by_hand(name: str) -> None:
         stamp, uploads, weights = torch.tensor(expected["round"]), [], []
         for owner, iterates in expected["local_iterates"].items():
             count = torch.tensor(P2["n"][owner])
-            told = ClientContext(params, server.share(state), memories[owner], stamp, count)
+            context = ClientContext(params, server.share(state), memories[owner], stamp, count)
             curvature, centre = (
                 torch.tensor([P2[k][owner]], dtype=torch.float64) for k in ("H", "c")
             )
@@ -197,12 +195,12 @@ def test_rules_by_hand(name: str) -> None:
             full_pass = (
                 FullPass(torch.zeros((), dtype=torch.float64), slope(params)) if wanted else ()
             )
-            local, scratch = params, client.begin(told, full_pass)
+            local, scratch = params, client.begin(context, full_pass)
             for iterate in iterates:
-                local, scratch = client.step(told, local, scratch, slope(local))
+                local, scratch = client.step(context, local, scratch, slope(local))
                 close(local["weight"], iterate)
             upload, memories[owner] = client.finish(
-                told, local, scratch, torch.tensor(len(iterates))
+                context, local, scratch, torch.tensor(len(iterates))
             )
             uploads.append(upload)
             weights.append(float(count) if algorithm.weights == "examples" else 1.0)
@@ -217,22 +215,35 @@ def test_rules_by_hand(name: str) -> None:
         check_state(name, expected, state, memories)
 
 
+SLOW = named("fedavg", weights="uniform", client_lr=0.025)
+UNIFORM = named("fedavg", weights="uniform")
+STILL = named("fedprox:adaptive", server_start=0.5, server_change=0.0)
+DEGENERATE: dict[str, tuple[Any, Algorithm, Algorithm, int]] = {
+    "fedprox, mu 0": (P2, named("fedprox", client_mu=0.0), named("fedavg"), 2),
+    "adaptive fedprox, change 0": (P2, STILL, named("fedprox", client_mu=0.5), 4),
+    "scaffold, first round": (MANY, named("scaffold"), UNIFORM, 1),
+    "scaffold option 1, first round": (MANY, named("scaffold:option-1"), UNIFORM, 1),
+    "mimelite, beta 0": (MANY, named("mimelite", server_beta=0.0), UNIFORM, 3),
+    "mimelite, first round": (MANY, named("mimelite", server_beta=0.75), SLOW, 1),
+    "adabest, mu and beta 0": (
+        MANY, named("adabest", client_mu=0.0, server_beta=0.0), UNIFORM, 4
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", DEGENERATE)
+def test_degenerate_cases(case: str, engine: str) -> None:
+    problem, algorithm, simpler, count = DEGENERATE[case]
+    one, other = (
+        models(quadratic_task(problem), a, engine=engine, rounds=count)
+        for a in (algorithm, simpler)
+    )
+    for a, b in zip(one, other, strict=True):
+        close(a["weight"], b["weight"], 0 if case.startswith("fedprox") else 1e-12)
+
+
 # FedProx
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_prox_without_strength_is_fedavg_bit_for_bit(engine: str) -> None:
-    prox = models(quadratic_task(P2), named("fedprox", client_mu=0.0), engine=engine)
-    plain = models(quadratic_task(P2), named("fedavg"), engine=engine)
-    assert all(torch.equal(a["weight"], b["weight"]) for a, b in zip(prox, plain, strict=True))
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_prox_with_one_step_is_fedavg_for_every_strength(engine: str) -> None:
-    task = quadratic_task(P2, epochs=1)
-    prox = models(task, named("fedprox", client_mu=7.0), engine=engine)
-    plain = models(task, named("fedavg"), engine=engine)
-    assert all(torch.equal(a["weight"], b["weight"]) for a, b in zip(prox, plain, strict=True))
 
 
 def test_prox_term_is_inside_the_momentum_buffer() -> None:
@@ -259,20 +270,12 @@ def test_projected_prox_pulls_column_sums_back(engine: str) -> None:
         for _ in range(P3["local_steps"]):
             total = total * (1 - 0.5 * 0.1) - 0.1 * 2.0 * (total - centre)
         close(model["weight"].sum(), total, 1e-12)
-    with pytest.raises(ValueError, match=r"Prox around ZeroMean: .*exchange the two"):
+    with pytest.raises(ValueError, match="Prox around ZeroMean"):
         Algorithm("projected", Prox(ZeroMean(SGD(0.1)), mu=2.0), Average())
 
 
-@pytest.mark.parametrize("name", ["fedprox:adaptive", "scaffold", "feddyn", "mimelite", "adabest"])
-def test_clients_and_servers_that_need_each_other_are_not_parted(name: str) -> None:
-    ours, plain = algorithms.get(name), algorithms.get("fedavg")
-    for client, server in ((ours.client, plain.server), (plain.client, ours.server)):
-        with pytest.raises(ValueError, match=f"{name} exchange"):
-            Algorithm("parted", client, server)
-
-
 def test_an_adaptive_pull_goes_with_a_projected_server() -> None:
-    """The server inside is told the model's layout as well: column sums stay as they are."""
+    """The server inside gets the model's layout as well: column sums stay as they are."""
     task = quadratic_task(P3)
     server = AdaptiveMu(Projected(Average()))
     found = models(task, Algorithm("both", ServerSetProx(SGD(0.1)), server))
@@ -309,15 +312,6 @@ def test_adaptive_strength_follows_the_loss() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_adaptive_without_change_is_fedprox(engine: str) -> None:
-    task = quadratic_task(P2)
-    still = named("fedprox:adaptive", server_start=0.5, server_change=0.0)
-    fixed = models(task, named("fedprox", client_mu=0.5), engine=engine, rounds=4)
-    for a, b in zip(models(task, still, engine=engine, rounds=4), fixed, strict=True):
-        close(a["weight"], b["weight"], 1e-12)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 def test_adaptive_end_to_end(engine: str) -> None:
     """The loss is the weighted objective at the model that was sent; the pull then follows it."""
     sim = simulation(quadratic_task(P2), named("fedprox:adaptive"), engine=engine)
@@ -338,7 +332,7 @@ def test_adaptive_end_to_end(engine: str) -> None:
 
 
 def test_adaptive_hands_everything_else_on() -> None:
-    """What the rule inside shares, uploads and remembers passes through untouched."""
+    """State, uploads and memory of the rule inside are forwarded unchanged."""
     task, nested = quadratic_task(P2), named("scaffold:option-1")
     client, server = ServerSetProx(nested.client), AdaptiveMu(nested.server, start=0.0, change=0.0)
     assert client.full_pass == "start"
@@ -405,20 +399,6 @@ def test_scaffold_of_one_client_is_fedavg_on_it(name: str, engine: str) -> None:
     close(weight(corrected), after_training(P2, torch.tensor(P2["w0"]), 8)[0], 1e-12)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "scaffold:option-1"])
-def test_first_round_of_scaffold_is_uniform_fedavg(name: str) -> None:
-    corrected = models(quadratic_task(MANY), named(name), rounds=1)
-    plain = models(quadratic_task(MANY), named("fedavg", weights="uniform"), rounds=1)
-    close(corrected[0]["weight"], plain[0]["weight"], 1e-14)
-
-
-def test_options_agree_with_one_full_batch_step() -> None:
-    task = quadratic_task(P2, epochs=1)
-    two, one = (models(task, named(n), rounds=4) for n in ("scaffold", "scaffold:option-1"))
-    for a, b in zip(two, one, strict=True):
-        close(a["weight"], b["weight"], 1e-12)
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_quadratics(engine: str) -> None:
     """Clients of different curvature: FedAvg settles beside the optimum, where it must."""
@@ -477,11 +457,6 @@ def test_zero_mean_scaffold_projects_the_variates(variate: Any, engine: str) -> 
             close(memory(sim, i)["weight"], zero_mean(own[k], (0,)))
 
 
-def test_unknown_variate_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown variate 'end'"):
-        Scaffold(variate="end")  # type: ignore[arg-type]
-
-
 # FedDyn
 
 
@@ -513,40 +488,7 @@ def test_feddyn_settles_with_the_clients_gradients() -> None:
         close(memory(sim, k)["weight"], slopes[k])
 
 
-def test_feddyn_strength_is_set_in_one_place() -> None:
-    options = algorithms.get("feddyn").options()
-    assert [key for key in options if "alpha" in key] == ["client.alpha"]
-    assert isinstance(algorithms.get("feddyn").client, FedDyn)
-
-
-# MimeLite
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_mimelite_without_momentum_is_uniform_fedavg(engine: str) -> None:
-    mime = models(quadratic_task(MANY), named("mimelite", server_beta=0.0), engine=engine, rounds=3)
-    plain = models(quadratic_task(MANY), named("fedavg", weights="uniform"), rounds=3)
-    for a, b in zip(mime, plain, strict=True):
-        close(a["weight"], b["weight"], 1e-12)
-
-
-def test_first_round_of_mimelite_is_fedavg_at_a_smaller_rate() -> None:
-    mime = models(quadratic_task(MANY), named("mimelite", server_beta=0.75), rounds=1)
-    slow = named("fedavg", weights="uniform", client_lr=0.025)
-    close(mime[0]["weight"], models(quadratic_task(MANY), slow, rounds=1)[0]["weight"], 1e-12)
-
-
 # AdaBest
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_adabest_without_corrections_is_uniform_fedavg(engine: str) -> None:
-    plain = models(quadratic_task(MANY), named("fedavg", weights="uniform"), rounds=4)
-    none = named("adabest", client_mu=0.0, server_beta=0.0)
-    for a, b in zip(
-        models(quadratic_task(MANY), none, engine=engine, rounds=4), plain, strict=True
-    ):
-        close(a["weight"], b["weight"], 1e-12)
 
 
 @pytest.mark.parametrize("gap", [1, 2, 5])
@@ -554,8 +496,8 @@ def test_adabest_estimate_is_divided_by_the_gap(gap: int) -> None:
     """A client that comes back and does not move keeps that fraction of its estimate."""
     sent = Tree({"weight": torch.tensor([1.0, -1.0], dtype=torch.float64)})
     old = Bias(Tree({"weight": torch.tensor([3.0, 6.0], dtype=torch.float64)}), torch.tensor(4))
-    told = ClientContext(sent, (), old, torch.tensor(4 + gap), torch.tensor(10))
-    _, new = AdaBest().finish(told, sent, (), torch.tensor(1))
+    context = ClientContext(sent, (), old, torch.tensor(4 + gap), torch.tensor(10))
+    _, new = AdaBest().finish(context, sent, (), torch.tensor(1))
     close(new.estimate["weight"], [3 / gap, 6 / gap], 1e-15)
     assert int(new.round) == 4 + gap
 

@@ -1,4 +1,4 @@
-"""Which rules go together: partners, the order of wrappers, wrappers that a rule refuses."""
+"""Combinations of rules: pairing, the order of wrappers, incompatible wrappers."""
 
 from __future__ import annotations
 
@@ -108,27 +108,30 @@ def test_partners_go_together_whatever_is_around_them(
 
 
 @pytest.mark.parametrize(
-    ("client", "server", "who"),
+    ("client", "server", "named"),
     [
-        (Paired(), Average(), "Paired clients do not work with the server rule Average"),
-        (ZeroMean(Paired()), Adam(), "Paired clients do not work with the server rule Adam"),
-        (SGD(), Reads(), "SGD clients do not work with the server rule Reads"),
-        (
-            SGD(),
-            ServerSchedule(Reads(), "constant"),
-            "SGD clients do not work with the server rule Reads",
-        ),
+        (Paired(), Average(), "Paired clients .* Average"),
+        (ZeroMean(Paired()), Adam(), "Paired clients .* Adam"),
+        (SGD(), Reads(), "SGD clients .* Reads"),
+        (SGD(), ServerSchedule(Reads(), "constant"), "SGD clients .* Reads"),
+        (ServerSetProx(SGD()), Average(), "ServerSetProx clients .* Average"),
+        (SGD, Average(), r"client = SGD: a class; use a rule, SGD\(...\)"),
+        (Average(), SGD(), "client = Average: expected a ClientRule"),
+        (ZeroMean(ClipNorm(SGD())), Average(), "ZeroMean around ClipNorm"),
+        (Projects(ClipValue(SGD())), Average(), "Projects around ClipValue"),
+        (Changes(ClipNorm(SGD())), Average(), "Changes around ClipNorm"),
+        (Pulls(ZeroMean(SGD())), Average(), "Pulls around ZeroMean"),
+        (Pulls(ClipNorm(SGD())), Average(), "Pulls around ClipNorm"),
+        (Pulls(Changes(SGD())), Average(), "Pulls around Changes"),
+        (ClipNorm(Pulls(Projects(SGD()))), Average(), "Pulls around Projects"),
+        (ZeroMean(ClientSchedule(ClipNorm(SGD()), "constant")), Average(), "ZeroMean around Clip"),
+        (ClipNorm(Signs()), Average(), "ClipNorm around Signs: clipping never changes a sign"),
+        (ClipValue(ZeroMean(Signs())), Average(), "ClipValue around Signs: clipping never"),
     ],
 )
-def test_a_rule_without_its_partner_is_refused(
-    client: ClientRule, server: ServerRule, who: str
-) -> None:
-    with pytest.raises(InputError) as caught:
+def test_rules_that_do_not_fit_are_rejected(client: Any, server: Any, named: str) -> None:
+    with pytest.raises(InputError, match=f"^mine: {named}"):
         Algorithm("mine", client, server)
-    assert str(caught.value) == (
-        f"mine: {who}: what clients and server of pair exchange has a meaning only between the "
-        "two; use both or neither"
-    )
 
 
 def test_a_server_inside_a_wrapper_keeps_its_weights() -> None:
@@ -183,28 +186,6 @@ def test_wrappers_in_the_order_of_a_step_are_taken(client: ClientRule) -> None:
     assert Algorithm("a", client, Average()).client == client
 
 
-@pytest.mark.parametrize(
-    ("client", "around"),
-    [
-        (ZeroMean(ClipNorm(SGD())), "ZeroMean around ClipNorm"),
-        (Projects(ClipValue(SGD())), "Projects around ClipValue"),
-        (Changes(ClipNorm(SGD())), "Changes around ClipNorm"),
-        (Pulls(ZeroMean(SGD())), "Pulls around ZeroMean"),
-        (Pulls(ClipNorm(SGD())), "Pulls around ClipNorm"),
-        (Pulls(Changes(SGD())), "Pulls around Changes"),
-        (ClipNorm(Pulls(Projects(SGD()))), "Pulls around Projects"),
-        (ZeroMean(ClientSchedule(ClipNorm(SGD()), "constant")), "ZeroMean around ClipNorm"),
-    ],
-)
-def test_wrappers_in_another_order_are_refused(client: ClientRule, around: str) -> None:
-    with pytest.raises(InputError) as caught:
-        Algorithm("mine", client, Average())
-    assert str(caught.value) == (
-        f"mine: {around}: the outermost acts first, and gradients are clipped, then projected, "
-        "then the model is pulled; exchange the two"
-    )
-
-
 def test_keys_that_add_wrappers_keep_the_order() -> None:
     base = Algorithm("a", ZeroMean(Pulls(SGD())), Average())
     found = configure(base, {"client.schedule": "constant", "client.clip_norm": 1.0})
@@ -214,17 +195,6 @@ def test_keys_that_add_wrappers_keep_the_order() -> None:
 
 
 # Refusals.
-
-
-def test_a_rule_says_which_wrappers_it_cannot_bear_and_why() -> None:
-    assert Algorithm("a", ZeroMean(Signs()), Average()).name == "a"
-    for client in (ClipNorm(Signs()), ClipValue(ZeroMean(Signs()))):
-        name = type(client).__name__
-        with pytest.raises(InputError) as caught:
-            Algorithm("mine", client, Average())
-        assert str(caught.value) == f"mine: {name} around Signs: clipping never changes a sign"
-    with pytest.raises(InputError, match=r"^a: ClipNorm around Signs: clipping never changes"):
-        configure(Algorithm("a", Signs(), Average()), {"client.clip_norm": 1.0})
 
 
 WRAPPERS: list[Any] = [ClipNorm, ClipValue, Projects, ZeroMean, Changes, Pulls]
@@ -243,25 +213,6 @@ def test_rules_of_the_table_refuse_what_they_declare(name: str) -> None:
         if reason is None:
             assert replace(row, client=wrap(core)).client == wrap(core)
         else:
-            with pytest.raises(InputError) as caught:
+            named = f"{name}: {wrap.__name__} around {type(core).__name__}: {reason}"
+            with pytest.raises(InputError, match=named):
                 replace(row, client=wrap(core))
-            assert str(caught.value) == (
-                f"{name}: {wrap.__name__} around {type(core).__name__}: {reason}"
-            )
-
-
-@pytest.mark.parametrize(
-    ("client", "server", "message"),
-    [
-        (
-            ServerSetProx(SGD()),
-            Average(),
-            "x: ServerSetProx clients do not work with the server rule Average",
-        ),
-        (SGD, Average(), r"x: client = SGD: a class; use a rule, SGD\(...\)"),
-        (Average(), SGD(), "x: client = Average: expected a ClientRule, not a server rule"),
-    ],
-)
-def test_what_is_no_algorithm_is_said_by_name(client: Any, server: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        Algorithm("x", client, server)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -81,20 +81,23 @@ def centre_in_place(module: nn.Module) -> None:
                 unit.sub_(unit.mean())
 
 
-def train_by_hand(
-    federation: Federation,
-    *,
-    lr: float,
-    momentum: float,
-    decay: float,
-    centred: bool,
-    server_lr: float,
-    uniform: bool,
-    seed: int,
-    cohort: int,
-    replacement: bool,
-    batching: Batching,
-) -> list[dict[str, Tensor]]:
+class Settings(NamedTuple):
+    """Hyper-parameters and protocol of the loop below."""
+
+    lr: float = 0.1
+    momentum: float = 0.9
+    decay: float = 5e-3
+    centred: bool = True
+    server_lr: float = 1.0
+    uniform: bool = False
+    seed: int = 0
+    cohort: int = 4
+    replacement: bool = False
+    batching: Batching = Batching(3, 2)
+
+
+def train_by_hand(federation: Federation, settings: Settings) -> list[dict[str, Tensor]]:
+    lr, momentum, decay, centred, server_lr, uniform, seed, cohort, replacement, batching = settings
     order = np.argsort(federation.owners, kind="stable")
     x, y = federation.x[order].double(), federation.y[order]
     borders = [0, *np.cumsum(COUNTS).tolist()]
@@ -164,19 +167,9 @@ def test_training_equals_a_mutable_loop(
     )
     task = federation.task(cohort=4, batch_size=3, epochs=2)
     found = models(task, algorithm, engine=engine, rounds=ROUNDS, seed=5)
-    expected = train_by_hand(
-        federation,
-        lr=0.15,
-        momentum=momentum or 0.0,
-        decay=decay or 0.0,
-        centred=name == "fedzmg",
-        server_lr=server_lr,
-        uniform=False,
-        seed=5,
-        cohort=4,
-        replacement=False,
-        batching=Batching(3, 2),
-    )
+    zero_mean = name == "fedzmg"
+    settings = Settings(0.15, momentum or 0.0, decay or 0.0, zero_mean, server_lr, seed=5)
+    expected = train_by_hand(federation, settings)
     for left, right in zip(found, expected, strict=True):
         assert set(left) == set(right)
         for parameter in right:
@@ -202,19 +195,15 @@ def test_protocols_equal_a_mutable_loop(
     cohort = 8 if replacement else 4
     task = federation.task(cohort=cohort, batch_size=4, epochs=3, **protocol)
     found = models(task, algorithm, engine=engine, rounds=ROUNDS, seed=2)
-    expected = train_by_hand(
-        federation,
-        lr=0.1,
-        momentum=0.9,
+    settings = Settings(
         decay=5e-4,
-        centred=True,
-        server_lr=1.0,
         uniform=weights == "uniform",
         seed=2,
         cohort=cohort,
         replacement=replacement,
         batching=Batching(4, 3, straddle, keep_partial),
     )
+    expected = train_by_hand(federation, settings)
     for left, right in zip(found, expected, strict=True):
         for parameter in right:
             torch.testing.assert_close(left[parameter], right[parameter], rtol=0, atol=1e-9)
@@ -222,30 +211,14 @@ def test_protocols_equal_a_mutable_loop(
 
 def test_the_oracle_can_tell_algorithms_apart() -> None:
     """Momentum, decay, projection and weighting each move the oracle by far more than 1e-9."""
-    settings: dict[str, Any] = {
-        "lr": 0.1,
-        "momentum": 0.9,
-        "decay": 5e-3,
-        "centred": True,
-        "server_lr": 1.0,
-        "uniform": False,
-        "seed": 0,
-        "cohort": 4,
-        "replacement": False,
-        "batching": Batching(3, 2),
-    }
-    federation = Federation("mlp")
-    base = train_by_hand(federation, **settings)[-1]
-    for change in (
-        {"momentum": 0.0},
-        {"decay": 0.0},
-        {"centred": False},
-        {"server_lr": 0.5},
-        {"uniform": True},
-        {"seed": 1},
-        {"batching": Batching(3, 2, straddle=True)},
-    ):
-        other = train_by_hand(federation, **(settings | change))[-1]
+    federation, settings = Federation("mlp"), Settings()
+    base = train_by_hand(federation, settings)[-1]
+    changes: dict[str, Any] = {
+        "momentum": 0.0, "decay": 0.0, "centred": False, "server_lr": 0.5, "uniform": True,
+        "seed": 1, "batching": Batching(3, 2, straddle=True),
+    }  # fmt: skip
+    for change in changes.items():
+        other = train_by_hand(federation, settings._replace(**dict([change])))[-1]
         assert max(float((other[n] - base[n]).abs().max()) for n in base) > 1e-4, change
 
 

@@ -21,7 +21,7 @@ from fedzmg import Task, Trial, algorithms, simulate
 from fedzmg.algorithms import SGD, Adam, Average, ZeroMean
 from fedzmg.algorithms.clip import ClipNorm, ClipValue, clip_norm, clip_value
 from fedzmg.algorithms.decay import ServerDecay
-from fedzmg.algorithms.options import WRAPPER_KEYS, configure, known_options
+from fedzmg.algorithms.options import configure
 from fedzmg.algorithms.schedule import ClientSchedule, Schedule, ServerSchedule
 from fedzmg.contract import (
     Algorithm,
@@ -52,8 +52,8 @@ def norm(grad: Tree) -> float:
 
 def step(rule: ClientRule, grad: Tree, round_: int = 1) -> Tree:
     """The step from the origin, so that its negative over the rate is what the rule saw."""
-    told = make_context(grad.zeros())._replace(round=torch.tensor(round_))
-    return rule.step(told, told.params, rule.begin(told, ()), grad)[0]
+    context = make_context(grad.zeros())._replace(round=torch.tensor(round_))
+    return rule.step(context, context.params, rule.begin(context, ()), grad)[0]
 
 
 entries = st.floats(-1e6, 1e6).map(lambda v: 0.0 if abs(v) < 1e-9 else v)
@@ -88,37 +88,24 @@ def test_below_the_bound_nothing_changes(grad: Tree, slack: float) -> None:
 
 
 @hypotheses(gradients, bounds)
-def test_norm_against_torch(grad: Tree, bound: float) -> None:
+def test_clipping_against_torch(grad: Tree, bound: float) -> None:
     """``clip_grad_norm_`` divides by the norm and 1e-6, which is taken back here."""
-    weights = [nn.Parameter(torch.zeros_like(leaf)) for leaf in grad.values()]
-    for weight, leaf in zip(weights, grad.values(), strict=True):
-        weight.grad = leaf.clone()
-    long = float(nn.utils.clip_grad_norm_(weights, bound))
-    assert long == pytest.approx(norm(grad), rel=1e-12)
-    torchs = bound / (long + 1e-6)
+
+    def clipped_by(function: Any) -> tuple[Any, list[Any]]:
+        weights = [nn.Parameter(torch.zeros_like(leaf)) for leaf in grad.values()]
+        for weight, leaf in zip(weights, grad.values(), strict=True):
+            weight.grad = leaf.clone()
+        return function(weights, bound), [weight.grad for weight in weights]
+
+    long, theirs = clipped_by(nn.utils.clip_grad_norm_)
+    assert float(long) == pytest.approx(norm(grad), rel=1e-12)
     ours = min(1.0, bound / long) if long > 0 else 1.0
-    for weight, leaf in zip(weights, clip_norm(grad, bound).values(), strict=True):
-        assert weight.grad is not None
-        expected = weight.grad * (ours / min(1.0, torchs))
+    for leaf, other in zip(clip_norm(grad, bound).values(), theirs, strict=True):
+        expected = other * (ours / min(1.0, bound / (long + 1e-6)))
         torch.testing.assert_close(leaf, expected, rtol=1e-9, atol=0)
-
-
-@hypotheses(gradients, bounds)
-def test_values_against_torch(grad: Tree, bound: float) -> None:
-    weights = [nn.Parameter(torch.zeros_like(leaf)) for leaf in grad.values()]
-    for weight, leaf in zip(weights, grad.values(), strict=True):
-        weight.grad = leaf.clone()
-    nn.utils.clip_grad_value_(weights, bound)
-    for weight, leaf in zip(weights, grad.values(), strict=True):
-        assert weight.grad is not None
-        assert torch.equal(clip_value(leaf, bound), weight.grad)
-        assert torch.equal(clip_value(leaf, torch.tensor(bound, dtype=leaf.dtype)), weight.grad)
-
-
-def test_norm_by_hand() -> None:
-    clipped = clip_norm(tree([3.0], [0.0, -4.0]), 1.0)
-    assert clipped["w0"].tolist() == pytest.approx([0.6])
-    assert clipped["w1"].tolist() == pytest.approx([0.0, -0.8])
+    for leaf, other in zip(grad.values(), clipped_by(nn.utils.clip_grad_value_)[1], strict=True):
+        assert torch.equal(clip_value(leaf, bound), other)
+        assert torch.equal(clip_value(leaf, torch.tensor(bound, dtype=leaf.dtype)), other)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 3e37])
@@ -143,20 +130,6 @@ def test_what_is_not_finite_stays_so(wrap: Any, bad: float) -> None:
     assert not after["w0"][1].isfinite()
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ClipNorm(SGD(), 0.0), "clip_norm = 0.0: expected a finite number > 0"),
-        (lambda: ClipNorm(SGD(), math.nan), "clip_norm = nan: expected a finite number > 0"),
-        (lambda: ClipValue(SGD(), -1), "clip_value = -1: expected a finite number > 0"),
-    ],
-)
-def test_bounds_are_positive(make: Any, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        make()
-    assert str(caught.value) == message
-
-
 def test_gradient_is_clipped_before_it_is_projected() -> None:
     """(3, 4) has norm 5: clipped to 1 and centred it is (-0.1, 0.1); centred first, (-0.5, 0.5)."""
     layout = {"w0": ParamInfo("kernel", (0,))}
@@ -164,18 +137,8 @@ def test_gradient_is_clipped_before_it_is_projected() -> None:
     assert (-step(rule, tree([3.0, 4.0]))["w0"]).tolist() == pytest.approx([-0.1, 0.1])
     wrong = ZeroMean(ClipNorm(SGD(1.0), 1.0)).for_layout(layout)
     assert (-step(wrong, tree([3.0, 4.0]))["w0"]).tolist() == pytest.approx([-0.5, 0.5])
-    with pytest.raises(InputError, match="ZeroMean around ClipNorm: the outermost acts first"):
+    with pytest.raises(InputError, match="ZeroMean around ClipNorm"):
         Algorithm("wrong", wrong, Average())
-
-
-def test_momentum_collects_clipped_gradients() -> None:
-    rule = ClipNorm(SGD(1.0, momentum=0.5), 2.0)
-    told = make_context(tree([0.0]))
-    params, scratch = told.params, rule.begin(told, ())
-    for _ in range(2):
-        params, scratch = rule.step(told, params, scratch, tree([100.0]))
-    # v = 2, then 0.5 * 2 + 2 = 3.
-    assert params["w0"].tolist() == pytest.approx([-5.0])
 
 
 @pytest.mark.parametrize(
@@ -220,19 +183,18 @@ ROUNDS = 25
 
 
 @hypotheses(gammas, st.integers(1, 9))
-def test_step_against_torch(gamma: float, every: int) -> None:
-    expected = torchs(lambda o: torch.optim.lr_scheduler.StepLR(o, every, gamma), ROUNDS)
-    found = factors(Schedule("step", every=every, gamma=gamma), ROUNDS)
-    assert found == pytest.approx(expected, rel=1e-12)
-    assert found[0] == 1.0
-
-
-@hypotheses(gammas)
-def test_exponential_against_torch(gamma: float) -> None:
-    expected = torchs(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, gamma), ROUNDS)
-    found = factors(Schedule("exponential", gamma=gamma), ROUNDS)
-    assert found == pytest.approx(expected, rel=1e-12)
-    assert found[0] == 1.0
+def test_step_and_exponential_against_torch(gamma: float, every: int) -> None:
+    rates = torch.optim.lr_scheduler
+    for schedule, make in (
+        (
+            Schedule("step", every=every, gamma=gamma),
+            lambda o: rates.StepLR(o, every, gamma),
+        ),
+        (Schedule("exponential", gamma=gamma), lambda o: rates.ExponentialLR(o, gamma)),
+    ):
+        found = factors(schedule, ROUNDS)
+        assert found == pytest.approx(torchs(make, ROUNDS), rel=1e-12)
+        assert found[0] == 1.0
 
 
 @hypotheses(st.integers(ROUNDS - 1, 60), st.one_of(st.none(), st.floats(0, 1)))
@@ -248,13 +210,6 @@ def test_cosine_against_torch(horizon: int, floor: float | None) -> None:
     compared = horizon if floor is None else ROUNDS
     assert found[:compared] == pytest.approx(expected[:compared], rel=1e-9, abs=1e-12)
     assert found[0] == 1.0
-
-
-def test_cosine_stays_at_its_floor() -> None:
-    found = factors(Schedule("cosine", horizon=4, floor=0.25), 9)
-    assert found[2] == pytest.approx(0.625)
-    assert found[4:] == pytest.approx([0.25] * 5)
-    assert factors(Schedule("cosine", horizon=4, floor=0.0), 6)[4:] == [0.0, 0.0]
 
 
 def test_cosine_without_a_floor_keeps_the_rate_of_its_last_round() -> None:
@@ -289,10 +244,6 @@ def test_no_schedule_falls_below_its_floor(schedule: Schedule) -> None:
     assert factors(schedule, 5) == pytest.approx([1, 0.5, 0.25, 0.2, 0.2])
 
 
-def test_constant_is_one() -> None:
-    assert factors(Schedule("constant"), 3) == [1.0, 1.0, 1.0]
-
-
 def test_steps_fall_on_whole_rounds_in_single_precision() -> None:
     """A quotient such as 3 / 3 must not come out below one."""
     for every in range(1, 40):
@@ -312,53 +263,26 @@ class Rateless(ClientRule):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("inner", "fields", "named"),
     [
-        (
-            lambda: ClientSchedule(Rateless(), "constant"),
-            "schedule 'constant' scales lr, which Rateless does not have",
-        ),
-        (
-            lambda: ClientSchedule(ZeroMean(Rateless()), "exponential", gamma=0.5),
-            "schedule 'exponential' scales lr, which Rateless does not have",
-        ),
-        (
-            lambda: ServerSchedule(Average(), "cosin", horizon=3),  # type: ignore[arg-type]
-            "unknown schedule 'cosin': did you mean 'cosine'? "
-            "(known: constant, cosine, exponential, step)",
-        ),
-        (lambda: ClientSchedule(SGD(), "step", gamma=0.5), "schedule 'step' needs every and gamma"),
-        (lambda: ClientSchedule(SGD(), "cosine"), "schedule 'cosine' needs horizon"),
-        (
-            lambda: ClientSchedule(SGD(), "cosine", gamma=0.5, horizon=9),
-            "gamma = 0.5: schedule 'cosine' takes horizon, floor; leave it out",
-        ),
-        (
-            lambda: ClientSchedule(SGD(), "constant", floor=0.5),
-            "floor = 0.5: schedule 'constant' takes no numbers; leave it out",
-        ),
-        (
-            lambda: ClientSchedule(SGD(), "step", every=2.5, gamma=0.5),
-            "every = 2.5: expected a whole number of rounds",
-        ),
-        (
-            lambda: ClientSchedule(SGD(), "cosine", horizon=9.5),
-            "horizon = 9.5: expected a whole number of rounds",
-        ),
-        (
-            lambda: ClientSchedule(SGD(), "step", every=0, gamma=0.5),
-            "every = 0: expected a finite number >= 1",
-        ),
-        (
-            lambda: ClientSchedule(SGD(), "cosine", horizon=9, floor=1.5),
-            "floor = 1.5: expected a finite number >= 0 and <= 1",
-        ),
+        (Rateless(), {"schedule": "constant"}, "lr, which Rateless does not have"),
+        (ZeroMean(Rateless()), {"schedule": "exponential", "gamma": 0.5}, "lr, which Rateless"),
+        (SGD(), {"schedule": "cosin", "horizon": 3}, "'cosin'.*'cosine'"),
+        (SGD(), {"schedule": "step", "gamma": 0.5}, "needs every and gamma"),
+        (SGD(), {"schedule": "cosine"}, "needs horizon"),
+        (SGD(), {"schedule": "cosine", "gamma": 0.5, "horizon": 9}, "gamma = 0.5"),
+        (SGD(), {"schedule": "constant", "floor": 0.5}, "floor = 0.5"),
+        (SGD(), {"schedule": "step", "every": 2.5, "gamma": 0.5}, "every = 2.5"),
+        (SGD(), {"schedule": "cosine", "horizon": 9.5}, "horizon = 9.5"),
+        (SGD(), {"schedule": "step", "every": 0, "gamma": 0.5}, "every = 0"),
+        (SGD(), {"schedule": "cosine", "horizon": 9, "floor": 1.5}, "floor = 1.5"),
     ],
 )
-def test_schedules_that_cannot_be_are_refused(make: Any, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        make()
-    assert str(caught.value) == message
+def test_invalid_schedules_are_rejected(
+    inner: ClientRule, fields: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InputError, match=named):
+        ClientSchedule(inner, **fields)
 
 
 @pytest.mark.parametrize("round_", [1, 2, 5])
@@ -366,12 +290,12 @@ def test_a_scheduled_client_is_a_client_with_another_rate(round_: int) -> None:
     """Decay, too, is measured in units of the rate; wrappers on either side make no difference."""
     layout = {"w0": ParamInfo("kernel", (0,))}
     lr = 0.4 * 0.5 ** (round_ - 1)
-    told = make_context(tree([1.0, 2.0]))._replace(round=torch.tensor(round_))
+    context = make_context(tree([1.0, 2.0]))._replace(round=torch.tensor(round_))
     grad = tree([3.0, -1.0])
 
     def after(rule: ClientRule) -> list[float]:
         rule = rule.for_layout(layout)
-        params, _ = rule.step(told, told.params, rule.begin(told, ()), grad)
+        params, _ = rule.step(context, context.params, rule.begin(context, ()), grad)
         found: list[float] = params["w0"].tolist()
         return found
 
@@ -397,9 +321,9 @@ def test_a_scheduled_client_uses_its_rate_from_begin_to_finish() -> None:
             return self.lr, ()
 
     rule = ClientSchedule(Tells(), "step", every=2, gamma=0.5)
-    told = make_context(tree([0.0]))._replace(round=torch.tensor(5))
-    assert rule.begin(told, ()).item() == 0.25
-    sent: Any = rule.finish(told, told.params, (), torch.tensor(1))[0]
+    context = make_context(tree([0.0]))._replace(round=torch.tensor(5))
+    assert rule.begin(context, ()).item() == 0.25
+    sent: Any = rule.finish(context, context.params, (), torch.tensor(1))[0]
     assert sent.item() == 0.25
 
 
@@ -435,6 +359,13 @@ def task() -> Task:
 def run(trials: list[Trial], engine: Any, **kwargs: Any) -> list[Tree]:
     histories = simulate(task(), trials, engine=engine, dtype=torch.float64, **kwargs)
     return [h.params for h in histories]
+
+
+def simulation(trials: list[Trial], engine: Any = "sequential", **kwargs: Any) -> Simulation:
+    return Simulation(
+        task(), trials, rounds=4, device=torch.device("cpu"), dtype=torch.float64, engine=engine,
+        **kwargs,
+    )  # fmt: skip
 
 
 def distance(a: Tree, b: Tree) -> float:
@@ -499,17 +430,8 @@ def test_loop_equals_map_and_alone_equals_packed(options: dict[str, Any]) -> Non
     ],
 )
 def test_wrapped_step_traces_as_one_graph(options: dict[str, Any]) -> None:
-    sim, other = (
-        Simulation(
-            task(),
-            packed(options),
-            rounds=3,
-            device=torch.device("cpu"),
-            dtype=torch.float64,
-            engine=engine,
-        )
-        for engine in (EnginePlanner("compiled", backend="eager"), EnginePlanner("vectorized"))
-    )
+    sim = simulation(packed(options), EnginePlanner("compiled", backend="eager"))
+    other = simulation(packed(options), "vectorized")
     for _ in range(3):
         sim.run_round()
         other.run_round()
@@ -526,22 +448,11 @@ def test_scheduled_rounds_equal_rounds_with_the_rate_set_by_hand(engine: str, si
         {f"{side}.lr": rate, f"{side}.schedule": "exponential", f"{side}.gamma": gamma},
     )
 
-    def simulation(algorithm: Algorithm, **kwargs: Any) -> Simulation:
-        return Simulation(
-            task(),
-            [Trial(algorithm)],
-            rounds=4,
-            device=torch.device("cpu"),
-            dtype=torch.float64,
-            engine=engine,  # type: ignore[arg-type]
-            **kwargs,
-        )
-
-    whole, kept = simulation(scheduled), None
+    whole, kept = simulation([Trial(scheduled)], engine), None
     for round_ in range(4):
         whole.run_round()
         plain = algorithms.get("fedavg").with_options({f"{side}.lr": rate * gamma**round_})
-        part = simulation(plain, restored=kept)
+        part = simulation([Trial(plain)], engine, restored=kept)
         part.run_round()
         kept = [part.checkpoint(0)]
         assert distance(whole.snapshot.params, part.snapshot.params) < 1e-12
@@ -593,24 +504,10 @@ def test_every_client_with_a_rate_can_be_scheduled(name: str) -> None:
     scheduled = replace(plain, client=rule)
     loop, mapped = (run([Trial(scheduled)], engine, rounds=2)[0] for engine in ENGINES)
     assert distance(loop, mapped) < 1e-9
-    first = Simulation(
-        task(),
-        [Trial(plain)],
-        rounds=2,
-        device=torch.device("cpu"),
-        dtype=torch.float64,
-        engine="sequential",
-    )
+    first = simulation([Trial(plain)])
     first.run_round()
-    second = Simulation(
-        task(),
-        [Trial(plain.with_options({"client.lr": lr / 2}))],
-        rounds=2,
-        device=torch.device("cpu"),
-        dtype=torch.float64,
-        engine="sequential",
-        restored=[first.checkpoint(0)],
-    )
+    slower = Trial(plain.with_options({"client.lr": lr / 2}))
+    second = simulation([slower], restored=[first.checkpoint(0)])
     second.run_round()
     assert distance(loop, second.checkpoint(0).params()) < 1e-12
 
@@ -652,11 +549,6 @@ def test_options_build_the_same_algorithm_again(name: str, options: dict[str, An
     assert {k: found.options()[k] for k in options} == options
 
 
-def test_nothing_means_without() -> None:
-    bare = algorithms.get("fedavg")
-    assert configure(bare, dict.fromkeys(WRAPPER_KEYS)) == bare
-
-
 def test_trials_take_the_keys() -> None:
     trial = Trial.of("fedavg", client_lr=0.2, client_clip_norm=1.0, server_schedule="constant")
     assert trial.algorithm.client == ClipNorm(SGD(0.2), 1.0)
@@ -668,32 +560,24 @@ def test_trials_take_the_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        ({"client.clipnorm": 1.0}, "unknown option of fedavg 'client.clipnorm': did you mean "
-         "'client.clip_norm'?"),
-        ({"server.shedule": "step"}, "unknown option of fedavg 'server.shedule': did you mean "
-         "'server.schedule'?"),
-        ({"client.lrr": 1.0}, "unknown option of fedavg 'client.lrr': did you mean 'client.lr'?"),
-        ({"server.clip_norm": 1.0}, "unknown option of fedavg 'server.clip_norm' (known: "),
-        ({"client.clip_norm": -1}, "fedavg, client.clip_norm: clip_norm = -1: expected a finite "
-         "number > 0"),
-        ({"client.clip_value": "small"}, "fedavg, client.clip_value: clip_value = 'small': "
-         "expected a finite number > 0"),
-        ({"server.decay": -1}, "fedavg, server.decay: decay = -1: expected a finite number >= 0"),
-        ({"client.horizon": 9}, "fedavg, client.horizon = 9: belongs to a schedule; say which, "
-         "for example client.schedule=cosine"),
-        ({"server.schedule": "cos"}, "fedavg, server.schedule: unknown schedule 'cos': did you "
-         "mean 'cosine'?"),
-        ({"server.schedule": 3}, "fedavg, server.schedule: unknown schedule '3' (known: "),
-        ({"client.schedule": "exponential"}, "fedavg, client.schedule: schedule 'exponential' "
-         "needs gamma"),
+        ({"client.clipnorm": 1.0}, "'client.clipnorm'.*'client.clip_norm'"),
+        ({"server.shedule": "step"}, "'server.shedule'.*'server.schedule'"),
+        ({"client.lrr": 1.0}, "'client.lrr'.*'client.lr'"),
+        ({"server.clip_norm": 1.0}, "'server.clip_norm' \\(known: "),
+        ({"client.clip_norm": -1}, "clip_norm = -1"),
+        ({"client.clip_value": "small"}, "clip_value = 'small'"),
+        ({"server.decay": -1}, "decay = -1"),
+        ({"client.horizon": 9}, "client.horizon = 9.*client.schedule=cosine"),
+        ({"server.schedule": "cos"}, "'cos'.*'cosine'"),
+        ({"server.schedule": 3}, "'3'"),
+        ({"client.schedule": "exponential"}, "gamma"),
     ],
-)  # fmt: skip
-def test_wrong_keys_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as caught:
+)
+def test_wrong_keys_are_rejected_in_one_line(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=named) as caught:
         configure(algorithms.get("fedavg"), options)
-    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
@@ -709,11 +593,5 @@ class Geared(ClientRule):
 def test_a_key_never_means_two_things() -> None:
     geared = Algorithm("geared", Geared(), Average())
     assert configure(geared, {"client.gamma": 0.2}).client == Geared(gamma=0.2)
-    with pytest.raises(InputError, match=r"^geared, client.schedule: client.gamma is an option of"):
+    with pytest.raises(InputError, match=r"client\.gamma"):
         configure(geared, {"client.schedule": "cosine", "client.horizon": 9})
-
-
-def test_known_options_name_the_wrappers() -> None:
-    known = known_options(algorithms.get("fedavg"))
-    assert set(WRAPPER_KEYS) < set(known)
-    assert known == sorted(set(known))

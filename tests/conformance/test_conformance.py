@@ -1,4 +1,4 @@
-"""What every algorithm in the table must satisfy; a new row is covered without a new test."""
+"""Properties of every algorithm in the table; a new row is covered without a new test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -61,49 +61,8 @@ def trials(name: str, count: int = PACK) -> list[Trial]:
     return [Trial(base.with_options(options), seed=i) for i, options in enumerate(has)]
 
 
-def run(name: str, engine: str, *, count: int = PACK, **kwargs: object) -> list[Tree]:
-    histories = simulate(
-        task(),
-        trials(name, count),
-        engine=engine,
-        dtype=torch.float64,
-        **kwargs,  # type: ignore[arg-type]
-    )
-    return [h.params for h in histories]
-
-
 def distance(a: object, b: object) -> float:
     return max(float((x - y).abs().max()) for x, y in zip(leaves(a), leaves(b), strict=True))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_loop_equals_map_equals_chunks(name: str) -> None:
-    reference = run(name, "sequential")
-    assert distance(reference, run(name, "vectorized")) < 1e-9
-    assert distance(reference, run(name, "vectorized", chunk=3)) < 1e-9
-    assert distance(reference, run(name, "cuda_graph")) < 1e-9
-    moved = simulate(task(), trials(name), rounds=1, engine="sequential", dtype=torch.float64)
-    assert distance(reference, [h.params for h in moved]) > 1e-6, "the algorithm does nothing"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_float32_agrees_after_one_round(name: str) -> None:
-    one, other = (
-        simulate(task(), trials(name), rounds=1, engine=e) for e in ("sequential", "vectorized")
-    )
-    assert distance([h.params for h in one], [h.params for h in other]) < 1e-5
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_alone_equals_packed_bit_for_bit(name: str, engine: str) -> None:
-    packed = simulate(task(), trials(name), engine=engine)  # type: ignore[arg-type]
-    for i, trial in enumerate(trials(name)):
-        [alone] = simulate(task(), [trial], engine=engine)  # type: ignore[arg-type]
-        assert [r._replace(seconds=0) for r in alone.records] == [
-            r._replace(seconds=0) for r in packed[i].records
-        ]
-        assert all(torch.equal(alone.params[n], packed[i].params[n]) for n in alone.params)
 
 
 class Changed(RoundPlanner):
@@ -120,11 +79,15 @@ class Changed(RoundPlanner):
 
 
 def simulation(
-    name: str, engine: Any = "vectorized", problem: Task | None = None, **kwargs: object
+    name: str,
+    engine: Any = "vectorized",
+    problem: Task | None = None,
+    chosen: list[Trial] | None = None,
+    **kwargs: object,
 ) -> Simulation:
     return Simulation(
         problem or task(),
-        trials(name),
+        chosen or trials(name),
         rounds=4,
         device=CPU,
         dtype=torch.float64,
@@ -133,49 +96,93 @@ def simulation(
     )
 
 
+class Run(NamedTuple):
+    """Everything that tests compare of three rounds."""
+
+    snapshots: list[Any]
+    records: list[list[Any]]
+    kept: list[Any]
+    """Checkpoints after two rounds."""
+
+
+def run_of(sim: Simulation, rounds: int = 3) -> Run:
+    found = Run([], [], [])
+    for done in range(1, rounds + 1):
+        report = sim.run_round()
+        found.records.append([r._replace(seconds=0) for r in report.records])
+        found.snapshots.append(sim.snapshot)
+        if done == 2:
+            found.kept.extend(sim.checkpoint(i) for i in range(len(report.records)))
+    return found
+
+
+@cache
+def run(name: str, engine: str) -> Run:
+    """A pack of trials; computed once for all tests."""
+    return run_of(simulation(name, engine))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loop_equals_map_equals_chunks(name: str) -> None:
+    first, _, reference = (snapshot.params for snapshot in run(name, "sequential").snapshots)
+    chunked = run_of(simulation(name, EnginePlanner("vectorized", chunk=3)))
+    for other in (run(name, "vectorized"), chunked, run_of(simulation(name, "cuda_graph"))):
+        assert distance(reference, other.snapshots[-1].params) < 1e-9
+    assert distance(reference, first) > 1e-6, "the algorithm does nothing"
+
+
+@cache
+def single_precision(name: str, engine: str) -> list[Any]:
+    return simulate(task(), trials(name), rounds=1, engine=engine)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_float32_agrees_after_one_round(name: str) -> None:
+    one, other = (
+        [h.params for h in single_precision(name, e)] for e in ("sequential", "vectorized")
+    )
+    assert distance(one, other) < 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_alone_equals_packed_bit_for_bit(name: str, engine: str) -> None:
+    packed = run(name, engine)
+    for i, trial in enumerate(trials(name)):
+        alone = run_of(simulation(name, engine, chosen=[trial]))
+        assert [records[0] for records in alone.records] == [rs[i] for rs in packed.records]
+        for a, b in zip(leaves(alone.snapshots[-1]), leaves(packed.snapshots[-1]), strict=True):
+            assert torch.equal(a[0], b[i])
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_resume_equals_no_interruption_bit_for_bit(name: str, engine: str) -> None:
-    whole = simulation(name, engine)
-    reports = [whole.run_round() for _ in range(4)]
-    first = simulation(name, engine)
-    for _ in range(2):
-        first.run_round()
-    kept = [first.checkpoint(i) for i in range(PACK)]
-    second = simulation(name, engine, restored=kept)
-    assert second.round == 2
-    resumed = [second.run_round() for _ in range(2)]
-    for then, now in zip(reports[2:], resumed, strict=True):
-        assert [r._replace(seconds=0) for r in then.records] == [
-            r._replace(seconds=0) for r in now.records
-        ]
-    for a, b in zip(leaves(whole.snapshot), leaves(second.snapshot), strict=True):
+    whole = run(name, engine)
+    resumed = simulation(name, engine, restored=whole.kept)
+    assert resumed.round == 2
+    assert run_of(resumed, 1).records == whole.records[2:]
+    for a, b in zip(leaves(whole.snapshots[-1]), leaves(resumed.snapshot), strict=True):
         assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_client_order_does_not_matter(name: str) -> None:
-    here = simulation(name)
-    there = simulation(name, planner=Changed(task(), lambda batches: batches[::-1]))
-    for _ in range(3):
-        here.run_round()
-        there.run_round()
-    assert distance(here.snapshot.params, there.snapshot.params) < 1e-9
+    turned = simulation(name, planner=Changed(task(), lambda batches: batches[::-1]))
+    expected = run(name, "vectorized").snapshots[-1].params
+    assert distance(expected, run_of(turned).snapshots[-1].params) < 1e-9
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_client_without_a_batch_changes_nothing(name: str, engine: str) -> None:
     problem = replace(task(), protocol=replace(task().protocol, keep_partial=False, cohort=7))
-    sim = simulation(name, engine, problem)
     with_batch = Changed(problem, lambda batches: [b for b in batches if len(b.stream)])
-    other = simulation(name, engine, problem, planner=with_batch)
-    for _ in range(2):
-        records = sim.run_round().records
-        other.run_round()
+    sim = simulation(name, engine, problem)
+    here, there = run_of(sim, 2), run_of(simulation(name, engine, problem, planner=with_batch), 2)
     # Clients of 3, 1 and 2 examples hold no full batch of 4.
-    assert [r.clients for r in records] == [4] * PACK
-    assert distance(sim.snapshot.params, other.snapshot.params) < 1e-12
+    assert [r.clients for r in here.records[-1]] == [4] * PACK
+    assert distance(here.snapshots[-1].params, there.snapshots[-1].params) < 1e-12
 
 
 def poisoned(client: int) -> Task:
@@ -191,12 +198,9 @@ def poisoned(client: int) -> Task:
 def test_upload_that_is_not_finite_is_dropped_and_counted(name: str, engine: str) -> None:
     sim, clean = simulation(name, engine, poisoned(3)), task(cohort=7)
     without = Changed(clean, lambda batches: [b for b in batches if b.client != 3])
-    other = simulation(name, engine, clean, planner=without)
-    for _ in range(2):
-        records = sim.run_round().records
-        other.run_round()
-    assert [(r.clients, r.dropped) for r in records] == [(6, 1)] * PACK
-    assert distance(sim.snapshot.params, other.snapshot.params) < 1e-9
+    here, there = run_of(sim, 2), run_of(simulation(name, engine, clean, planner=without), 2)
+    assert [(r.clients, r.dropped) for r in here.records[-1]] == [(6, 1)] * PACK
+    assert distance(here.snapshots[-1].params, there.snapshots[-1].params) < 1e-9
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -205,17 +209,12 @@ def test_cohort_that_loses_every_upload_leaves_everything_untouched(name: str) -
     nan = Examples(base.train.examples.x * float("nan"), base.train.examples.y)
     sim = simulation(name, problem=replace(base, train=replace(base.train, examples=nan)))
     before = sim.snapshot
-    reports = [sim.run_round() for _ in range(4)]
-    for a, b in zip(
-        leaves((before.params, before.state)),
-        leaves((sim.snapshot.params, sim.snapshot.state)),
-        strict=True,
-    ):
-        assert torch.equal(a, b)
-    assert [[r.diverged for r in report.records] for report in reports] == [
-        [lost] * PACK for lost in (False, False, True, True)
-    ]  # fmt: skip
-    assert reports[-1].records[0].metric == 0.0
+    records = run_of(sim, 4).records
+    for part in ("params", "state"):
+        kept, now = leaves(getattr(before, part)), leaves(getattr(sim.snapshot, part))
+        assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
+    assert [rs[0].diverged for rs in records] == [False, False, True, True]
+    assert records[-1][0].metric == 0.0
 
 
 def parts(name: str) -> tuple[object, object, ClientContext, Tree]:
@@ -280,7 +279,7 @@ def form(value: object) -> list[tuple[torch.Size, torch.dtype]]:
 
 
 FIRST_WITH_ITS_STEP = {type(ALGORITHMS[name].algorithm.client): name for name in reversed(NAMES)}
-"""A step is traced from the client's rule; algorithms that share the rule differ at the server."""
+"""One algorithm per client rule: a step is traced from the client's rule alone."""
 
 
 @pytest.mark.parametrize(
@@ -310,9 +309,8 @@ def test_pickles(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_message_sizes_equal_the_declared_ones(name: str) -> None:
     entry = ALGORITHMS[name]
-    [history] = simulate(task(), trials(name, 1), rounds=1, engine="sequential")
     model = num_bytes(task().model.params())
-    record = history.records[0]
+    record = single_precision(name, "sequential")[0].records[0]
     assert record.bytes_down == entry.down * model * task().protocol.cohort
     assert record.bytes_up == entry.up * model * task().protocol.cohort
 

@@ -1,4 +1,4 @@
-"""The fused kernel under Triton's interpreter, against plain steps; prints the largest differences.
+"""Print the largest differences between the interpreted fused kernel and plain steps.
 
 Run by ``test_fused.py`` in a process of its own: the interpreter is switched on for a whole
 process, before Triton is imported.
@@ -101,7 +101,7 @@ def difference(got: list[Tensor], expected: list[Tensor]) -> float:
 
 
 def scaled_step(found_inf: float) -> float:
-    """A step of gradients that a scaler has multiplied by 8, or found to be infinite."""
+    """Take a step of gradients that a scaler has multiplied by 8, or found to be infinite."""
     params, plain = parameters(torch.float32), parameters(torch.float32)
     optimizers = [
         ZeroMeanSGD(
@@ -123,7 +123,7 @@ def scaled_step(found_inf: float) -> float:
 
 
 def moving() -> float:
-    """Steps between which tensors, their memory and their state come, go and move."""
+    """Take steps between which tensors, gradients and state are reallocated or removed."""
     results = []
     for options in ({"fused": True}, {"foreach": False}):
         torch.manual_seed(2)
@@ -134,39 +134,29 @@ def moving() -> float:
         state = optimizer.state
         kept = []  # nothing is freed, so nothing comes back at the same address
 
-        def weight_moves(params: Any = params) -> None:
-            params[0].data = params[0].data.clone()
+        def reallocate(tensor: Any, value: Tensor) -> None:
+            tensor.data = value
 
-        def weight_turns(params: Any = params) -> None:
-            params[3].data = params[3].data.t().clone().t()
-
-        def velocity_moves(params: Any = params, state: Any = state) -> None:
-            state[params[1]]["momentum_buffer"].data = torch.ones(4, 3)
-
-        def velocity_is_another(params: Any = params, state: Any = state) -> None:
+        def set_velocity(params: Any = params, state: Any = state) -> None:
             state[params[1]]["momentum_buffer"] = torch.ones(4, 3)
 
-        def gradient_goes(params: Any = params) -> None:
-            params[2].grad = None
-
-        def gradient_turns(params: Any = params) -> None:
-            params[0].grad = torch.randn(3, 4).t()
-
-        def rate_changes(optimizer: Any = optimizer) -> None:
-            optimizer.param_groups[0]["lr"] = 0.01
-
-        def options_change(optimizer: Any = optimizer) -> None:
-            optimizer.param_groups[0].update(momentum=0.5, nesterov=True, weight_decay=0.1)
-
-        def momentum_ends(optimizer: Any = optimizer) -> None:
-            optimizer.param_groups[0].update(momentum=0.0, nesterov=False)
+        def change(optimizer: Any = optimizer, **options: Any) -> Callable[[], object]:
+            return lambda: optimizer.param_groups[0].update(options)
 
         events: list[Callable[[], object]] = [
-            weight_moves, velocity_moves, velocity_is_another, gradient_goes, gradient_turns,
-            rate_changes, options_change, state.clear, momentum_ends, weight_turns,
-        ]  # fmt: skip
+            lambda p=params[0]: reallocate(p, p.data.clone()),
+            lambda p=params[1], s=state: reallocate(s[p]["momentum_buffer"], torch.ones(4, 3)),
+            set_velocity,
+            lambda p=params[2]: setattr(p, "grad", None),
+            lambda p=params[0]: setattr(p, "grad", torch.randn(3, 4).t()),
+            change(lr=0.01),
+            change(momentum=0.5, nesterov=True, weight_decay=0.1),
+            state.clear,
+            change(momentum=0.0, nesterov=False),
+            lambda p=params[3]: reallocate(p, p.data.t().clone().t()),
+        ]
         for happens in events:
-            for _ in range(2):
+            for _ in range(2 if ALL else 1):
                 for p in params:
                     kept += [p.data, p.grad]
                     p.grad = torch.randn(p.shape)
@@ -178,7 +168,7 @@ def moving() -> float:
 
 
 def count_launches() -> Callable[[], int]:
-    """A function that says how often the kernel was launched since it was last asked."""
+    """Return a function that counts launches since its last call."""
     launched, launch = 0, fused._launch
 
     def counted(*args: Any) -> None:

@@ -90,28 +90,6 @@ def test_it_is_one_optimizer_for_schedulers_and_checkpoints(tmp_path: Path) -> N
         assert torch.equal(a, b)
 
 
-def test_a_state_of_the_bare_optimizer_fits() -> None:
-    model = model_of()
-    bare = torch.optim.Adam(model.parameters(), 0.1)
-    backward(model, 0)
-    bare.step()
-    centred = Centred(torch.optim.Adam(model.parameters(), 0.1), model)
-    centred.load_state_dict(copy.deepcopy(bare.state_dict()))
-    backward(model, 1)
-    sums = {n: p.detach().sum(i.input_axes) for n, p, i in projected(model)}
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    centred.step()
-    for p in model.parameters():  # Adam's averages, carried on from what they were
-        assert centred.state[p]["step"] == 2
-        expected = 0.9 * bare.state[p]["exp_avg"] + 0.1 * p.grad
-        torch.testing.assert_close(centred.state[p]["exp_avg"], expected)
-        expected = 0.999 * bare.state[p]["exp_avg_sq"] + 0.001 * p.grad**2
-        torch.testing.assert_close(centred.state[p]["exp_avg_sq"], expected)
-    for n, p, i in projected(model):
-        torch.testing.assert_close(p.detach().sum(i.input_axes), sums[n])
-        assert not torch.equal(p, before[n])
-
-
 def test_copies_closures_cycles_and_more_groups() -> None:
     model = model_of()
     centred = Centred(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), model)
@@ -184,12 +162,3 @@ def test_frozen_layers_are_left_alone_until_they_train() -> None:
     for n, p, i in projected(model):
         torch.testing.assert_close(p.detach().sum(i.input_axes), before[n].sum(i.input_axes))
         assert not torch.equal(p, before[n])
-
-
-def test_a_group_that_is_refused_is_not_kept() -> None:
-    model = model_of()
-    centred = Centred(torch.optim.SGD(model.parameters(), 0.1), model)
-    for wrong in ({"input_axes": 7}, {"input_axes": 1.5}, {"input_axis": (1,)}):
-        with pytest.raises(InputError):
-            centred.add_param_group({"params": [nn.Parameter(torch.ones(2, 3))], **wrong})
-    assert len(centred.optimizer.param_groups) == 1

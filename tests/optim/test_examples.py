@@ -212,7 +212,7 @@ def centred(grads: Tensor) -> Tensor:
 
 
 def test_orders_of_clipping_noise_and_projection() -> None:
-    """What the page on adapters says about them, on gradients of every example."""
+    """Claims of docs/adapters.md, on gradients of every example."""
     torch.manual_seed(0)
     layer, bound = nn.Linear(20, 5).double(), 4.5
     x, y = torch.randn(64, 20).double() + 1, torch.randint(0, 5, (64,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import importlib.util
 import itertools
@@ -24,14 +23,13 @@ from torch import Tensor, nn
 from fedzmg.errors import InputError
 from fedzmg.models import emnist_cnn, shakespeare_gru
 from fedzmg.optim import ZeroMeanSGD, fused
-from fedzmg.optim.memory import without_gaps
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton (Linux) for its interpreter"
 )
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 COMPILER_WARNS = pytest.mark.filterwarnings("ignore")
-"""What Triton's compiler warns of inside itself changes with every version."""
+"""Internal warnings of Triton's compiler change with every version."""
 
 
 def interpreted(*arguments: str) -> dict[str, float]:
@@ -61,13 +59,6 @@ def test_steps_of_every_option_under_the_interpreter() -> None:
     found = interpreted("--all")
     assert len(found) == 17
     assert {name: value for name, value in found.items() if not value < 1e-6} == {}
-
-
-def test_only_the_kernels_module_imports_triton() -> None:
-    for path in Path(fused.__file__).parent.glob("*.py"):
-        top = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import)]
-        imported = any(name.name.startswith("triton") for node in top for name in node.names)
-        assert imported == (path.stem == "triton_step")
 
 
 @pytest.mark.slow
@@ -135,16 +126,6 @@ def test_which_rows_are_held_on_chip(length: int, aligned: bool, width: int) -> 
     assert form.needs_sums == (width == fused.FLAT)
 
 
-def test_tiles_cover_every_entry_once() -> None:
-    for shape, axes, height in (
-        ((300, 3), (1,), 128), ((9000,), (), 2048), ((5, 4608), (1,), 1), ((70, 576), (1,), 4),
-        ((5, 9000), (1,), 1), ((70, 64), (0,), 16), ((70, 65), (0,), 16),
-    ):  # fmt: skip
-        form = fused.form_of(torch.empty(shape), axes)
-        assert form is not None
-        assert (form.tiles - 1) * height < form.rows <= form.tiles * height
-
-
 @pytest.mark.parametrize(
     ("shape", "axes", "expected"),
     [
@@ -166,21 +147,6 @@ def test_which_columns_the_kernel_sums(
     given = fused.form_of(torch.empty(shape), axes, sums_given=True)
     assert given is not None
     assert given.needs_sums
-
-
-def test_gaps_in_memory() -> None:
-    base = torch.empty(4, 6, 2, 2)
-    for tensor, expected in (
-        (base, True),
-        (base.contiguous(memory_format=torch.channels_last), True),
-        (base[:, ::2], False),
-        (base[1:], True),
-        (base[:, 1:], False),
-        (base.expand(4, 6, 2, 2), True),
-        (torch.empty(1).expand(3), False),
-        (torch.empty(()), True),
-    ):
-        assert without_gaps(tensor.shape, tensor.stride()) == expected
 
 
 def test_fused_on_another_device_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Which axes an optimizer takes for inputs, and what it says when it cannot know."""
+"""Input axes that an optimizer uses, and errors where they are unknown."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from fedzmg.algorithms.sgd import SGD
 from fedzmg.errors import InputError
+from fedzmg.models import layout_of
 from fedzmg.optim import Centred, ZeroMeanSGD, axes, zero_mean_
+from fedzmg.tree import Tree
+from golden_problems import make_context
 
 
 @pytest.fixture
-def untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(axes, "_told", set())
+def not_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(axes, "_warned", set())
 
 
 def found(optimizer: ZeroMeanSGD) -> list[list[tuple[int, ...]]]:
@@ -33,21 +37,16 @@ class Own(nn.Module):
         self.frozen = nn.Linear(2, 2).requires_grad_(False)
 
 
-@pytest.mark.usefixtures("untold")
+@pytest.mark.usefixtures("not_warned")
 def test_a_bare_list_warns_once_and_keeps_the_first_axis() -> None:
     params = [nn.Parameter(torch.ones(s)) for s in ((2, 3), (2, 3, 4, 5), (3,), ())]
-    with pytest.warns(UserWarning, match=r"for_model.*input_axes") as told:
+    with pytest.warns(UserWarning, match=r"for_model.*input_axes") as warned:
         optimizer = ZeroMeanSGD(params, 0.1)
-    assert told[0].filename == __file__
+    assert warned[0].filename == __file__
     assert found(optimizer) == [[(1,), (1, 2, 3), (), ()]]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ZeroMeanSGD(params, 0.1)
-
-
-@pytest.mark.usefixtures("untold")
-def test_vectors_alone_give_no_reason_to_warn() -> None:
-    assert found(ZeroMeanSGD([nn.Parameter(torch.ones(3))], 0.1)) == [[()]]
 
 
 def test_a_model_knows_its_axes() -> None:
@@ -65,18 +64,22 @@ def test_unknown_modules_matter_only_for_their_matrices() -> None:
     assert "frozen.weight" not in optimizer.param_groups[0]["param_names"]
 
 
-def test_decay_can_spare_vectors() -> None:
-    optimizer = ZeroMeanSGD.for_model(nn.Linear(3, 2), 0.1, decay_scope="kernels")
-    assert [g["weight_decay"] for g in optimizer.param_groups] == [5e-4, 0.0]
-    assert found(optimizer) == [[(1,)], [()]]
-    with pytest.raises(InputError, match="did you mean 'kernels'"):
-        ZeroMeanSGD.for_model(nn.Linear(3, 2), 0.1, decay_scope="kernel")  # type: ignore[arg-type]
-
-
-def test_named_parameters_with_a_map() -> None:
-    layer = nn.Embedding(4, 3)
-    optimizer = ZeroMeanSGD(layer.named_parameters(), 0.1, axes={"weight": (-2,)})
-    assert found(optimizer) == [[(0,)]]
+def test_decay_scope_spares_biases_and_norms_as_the_simulator_does() -> None:
+    """By role, not by rank: this layer norm has weights and biases of two axes."""
+    model = nn.Sequential(nn.Linear(3, 8), nn.Unflatten(1, (2, 4)), nn.LayerNorm((2, 4)))
+    optimizer = ZeroMeanSGD.for_model(model, 0.5, weight_decay=0.2, decay_scope="kernels")
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.2, 0.0]
+    params = Tree({n: p.detach().clone() for n, p in model.named_parameters()})
+    rule = SGD(0.5, decay=0.2, decay_scope="kernels").for_layout(layout_of(model))
+    expected, _ = rule.step(make_context(params), params, (), params.zeros())
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), expected[name])
+        assert torch.equal(p, params[name]) == (name != "0.weight")
+    with pytest.raises(InputError, match=r"'kernel'.*'kernels'"):
+        ZeroMeanSGD.for_model(model, 0.1, decay_scope="kernel")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -139,13 +142,13 @@ ONE_INPUT: dict[str, Any] = {
 }
 
 
-@pytest.mark.usefixtures("untold")
+@pytest.mark.usefixtures("not_warned")
 @pytest.mark.parametrize("name", ONE_INPUT)
 def test_units_with_one_input_stay_and_that_is_said_once_by_name(name: str) -> None:
     model = nn.ModuleDict({"first": ONE_INPUT[name](), "more": nn.Linear(2, 2)})
-    with pytest.warns(UserWarning, match=r"parameter first\.weight have one input") as told:
+    with pytest.warns(UserWarning, match=r"parameter first\.weight have one input") as warned:
         optimizer = ZeroMeanSGD(model, 0.1, weight_decay=0.0)
-    assert len(told) == 1
+    assert len(warned) == 1
     before = model["first"].weight.detach().clone()
     model["first"].weight.grad = torch.randn_like(before)
     optimizer.step()

@@ -53,7 +53,7 @@ def test_without_jax_it_imports_and_says_what_to_install(monkeypatch: pytest.Mon
         ("conv2_d_transpose_1/w", (3, 3, 4, 2), (0, 1, 3)),
         ("linear/w", (3, 4), (0,)),
         ("ScanBlock_0/Dense_0/bias", (2, 3), ()),
-        # Not told: a general layer, a stack of layers, something with an order of its own.
+        # Unknown: a general layer, a stack of layers, something with an order of its own.
         ("proj/kernel", (5, 4, 3), None),
         ("kernel", (5, 4, 3), None),
         ("proj/kernel", (5, 6, 4, 3), None),

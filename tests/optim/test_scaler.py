@@ -18,18 +18,6 @@ def small() -> nn.Module:
     return mlp(6, 5, outputs=3)
 
 
-def single(model: nn.Module) -> ZeroMeanSGD:
-    return ZeroMeanSGD(model, 0.05, foreach=False)
-
-
-def foreach(model: nn.Module) -> ZeroMeanSGD:
-    return ZeroMeanSGD(model, 0.05, foreach=True)
-
-
-def fused(model: nn.Module) -> ZeroMeanSGD:
-    return ZeroMeanSGD(model, 0.05, fused=True)
-
-
 def loaded(model: nn.Module) -> ZeroMeanSGD:
     optimizer = ZeroMeanSGD(model, 0.05, fused=True)
     optimizer.load_state_dict(ZeroMeanSGD(small(), 0.05, foreach=False).state_dict())
@@ -42,16 +30,26 @@ def mixed(model: nn.Module) -> ZeroMeanSGD:
     return ZeroMeanSGD([slow, {"params": rest, "input_axes": (1,)}], 0.05, fused=True)
 
 
-def compiled(model: nn.Module) -> ZeroMeanSGD:
+def compiled(model: nn.Module) -> Any:
     torch._dynamo.reset()
     optimizer: Any = ZeroMeanSGD(model, 0.05, fused=True)
     optimizer.step = torch.compile(optimizer.step, backend="eager")
-    return optimizer  # type: ignore[no-any-return]
+    return optimizer
+
+
+MAKERS: dict[str, Callable[[nn.Module], ZeroMeanSGD]] = {
+    "single": lambda model: ZeroMeanSGD(model, 0.05, foreach=False),
+    "foreach": lambda model: ZeroMeanSGD(model, 0.05, foreach=True),
+    "fused": lambda model: ZeroMeanSGD(model, 0.05, fused=True),
+    "loaded": loaded,
+    "mixed": mixed,
+    "compiled": compiled,
+}
 
 
 @pytest.mark.filterwarnings("ignore")  # what the compiler warns of inside itself changes
 @pytest.mark.parametrize("beforehand", [False, True])
-@pytest.mark.parametrize("make", [single, foreach, fused, loaded, mixed, compiled])
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_gradients_are_unscaled_and_infinite_ones_skipped(
     make: Callable[[nn.Module], ZeroMeanSGD], beforehand: bool
 ) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedzmg.algorithms.projection import zero_mean
 from fedzmg.errors import InputError
 from fedzmg.models import CharGRU, layout_of
-from fedzmg.optim import axes, zero_mean_
+from fedzmg.optim import zero_mean_
 from fedzmg.optim.projection import centre_
 from golden_problems import GOLDEN
 
@@ -43,18 +43,6 @@ def test_a_model_is_centred_as_the_engines_do_it() -> None:
         torch.testing.assert_close(p.grad, centred[name], rtol=0, atol=1e-14)
 
 
-def test_it_makes_torchs_sgd_zero_mean() -> None:
-    layer = nn.Linear(4, 3)
-    before = layer.weight.detach().sum(1)
-    optimizer = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9, nesterov=True)
-    for _ in range(5):
-        optimizer.zero_grad()
-        layer(torch.randn(8, 4) + 1).square().sum().mul(0.01).backward()
-        zero_mean_(layer)
-        optimizer.step()
-    torch.testing.assert_close(layer.weight.detach().sum(1), before, rtol=0, atol=1e-5)
-
-
 def test_parameters_without_gradient_and_sparse_ones() -> None:
     model = nn.ModuleList([nn.Linear(2, 2), nn.Embedding(3, 2, sparse=True)])
     zero_mean_(model)
@@ -64,12 +52,3 @@ def test_parameters_without_gradient_and_sparse_ones() -> None:
     before = model[1].weight.grad.to_dense()
     zero_mean_(model, {"1.weight": ()})
     assert torch.equal(model[1].weight.grad.to_dense(), before)
-
-
-def test_units_with_one_input_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(axes, "_told", set())
-    layer = nn.Linear(1, 2)
-    layer(torch.ones(3, 1)).sum().backward()
-    with pytest.warns(UserWarning, match="parameter weight have one input"):
-        zero_mean_(layer)
-    assert not layer.weight.grad.any()

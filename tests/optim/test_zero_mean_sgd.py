@@ -188,19 +188,6 @@ def test_many_steps_are_those_of_the_engines_rule(
             torch.testing.assert_close(p.detach(), params[n], rtol=1e-12, atol=1e-14)
 
 
-def test_sums_of_columns_shrink_by_decay_alone() -> None:
-    torch.manual_seed(0)
-    model = mlp(12, 8, outputs=3).double()
-    before = [p.sum(1) for p in model.parameters() if p.ndim > 1]
-    optimizer = ZeroMeanSGD(model, 0.1, weight_decay=0.02)
-    for _ in range(10):
-        model.zero_grad()
-        model(images(12)).square().sum().backward()
-        optimizer.step()
-    for old, p in zip(before, (p for p in model.parameters() if p.ndim > 1), strict=True):
-        torch.testing.assert_close(p.sum(1), old * (1 - 0.02 * 0.1) ** 10)
-
-
 def test_without_centring_it_is_torchs_own_sgd() -> None:
     """Without decay, which torch's SGD puts into the gradient."""
     params = [nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4))]
@@ -264,10 +251,11 @@ def test_all_ways_agree_for_any_shape_type_and_option(data: st.DataObject) -> No
         for grad in grads:
             param.grad = grad.clone()
             optimizer.step()
+            assert torch.equal(param.grad, grad)
         assert torch.allclose(param.detach().to(torch.complex128), w, rtol=0, atol=rounding), name
 
 
-def test_the_fused_way_is_taken_on_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fused_way_is_taken_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     for name in ("fused_on_cpu", "foreach", "one_by_one"):
         monkeypatch.setattr(updates, name, lambda *_, name=name: calls.append(name))
@@ -292,16 +280,6 @@ def test_a_momentum_near_zero_is_none(way: dict[str, Any], dtype: torch.dtype) -
     torch.testing.assert_close(param.detach(), torch.tensor([[0.2, -0.2]], dtype=dtype))
 
 
-@ways
-def test_gradients_are_left_as_they_are(way: dict[str, Any]) -> None:
-    param = nn.Parameter(torch.randn(3, 4).double())
-    grad = torch.randn(3, 4).double()
-    param.grad = grad.clone()
-    optimizer = optimizer_of([{"params": [param], "input_axes": (1,)}], **way)
-    optimizer.step()
-    assert torch.equal(param.grad, grad)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("way", [WAYS["auto"], WAYS["single"], WAYS["foreach"]])
 def test_half_precision_means_are_taken_in_float32(dtype: torch.dtype, way: dict[str, Any]) -> None:
@@ -313,22 +291,6 @@ def test_half_precision_means_are_taken_in_float32(dtype: torch.dtype, way: dict
     assert param[1].abs().max() == 0
     assert param.isfinite().all()
     torch.testing.assert_close(param[0, 0].float(), torch.tensor(-0.1), rtol=0.01, atol=0)
-
-
-def test_parameters_that_stay(recwarn: pytest.WarningsRecorder) -> None:
-    """Without gradients, without entries, without dimensions, in empty groups."""
-    lonely, empty, scalar = (nn.Parameter(torch.ones(s)) for s in ((2, 2), (0, 3), ()))
-    groups = [
-        {"params": [lonely, empty, scalar], "input_axes": [(1,), (1,), ()]},
-        {"params": [], "input_axes": (1,)},
-    ]
-    optimizer = optimizer_of(groups, weight_decay=0.0)
-    empty.grad, scalar.grad = torch.ones(0, 3), torch.tensor(1.0)
-    optimizer.step()
-    assert torch.equal(lonely, torch.ones(2, 2))
-    assert scalar.item() == pytest.approx(0.9)
-    assert lonely not in optimizer.state
-    assert not recwarn.list
 
 
 def test_sparse_gradients_are_refused_with_a_remedy() -> None:
@@ -405,20 +367,6 @@ def test_a_state_goes_on_in_another_way(first: str, then: str, kind: str, tmp_pa
     torch.testing.assert_close(trained(again, restored, 3, seed=1), expected)
 
 
-def test_a_state_moves_to_another_type() -> None:
-    model = small()
-    optimizer = ZeroMeanSGD(model, 0.1)
-    trained(model, optimizer, 3)
-    single = copy.deepcopy(model).float()
-    restored = ZeroMeanSGD(single, 0.1)
-    restored.load_state_dict(optimizer.state_dict())
-    assert {s["momentum_buffer"].dtype for s in restored.state.values()} == {torch.float32}
-    for a, b in zip(
-        trained(single, restored, 1), trained(model, optimizer, 1), strict=True
-    ):  # other numbers are drawn in another type; the velocity is what is compared
-        assert a.shape == b.shape
-
-
 def test_the_state_of_torchs_sgd_is_taken_over() -> None:
     model = small()
     sgd = torch.optim.SGD(model.parameters(), 0.3, momentum=0.8)
@@ -436,17 +384,6 @@ def test_the_state_of_torchs_sgd_is_taken_over() -> None:
         ours.load_state_dict(damped.state_dict())
 
 
-def test_torchs_sgd_takes_over_a_state_of_ours() -> None:
-    model = small()
-    ours = ZeroMeanSGD(model, 0.1)
-    trained(model, ours, 2)
-    sgd = torch.optim.SGD(model.parameters(), 0.3)
-    sgd.load_state_dict(ours.state_dict())
-    trained(model, sgd, 1)
-    assert sgd.param_groups[0]["dampening"] == 0
-    assert sgd.param_groups[0]["momentum"] == 0.9
-
-
 @pytest.mark.parametrize("steps", [0, 1])
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.Adagrad])
 def test_a_state_of_another_optimizer_is_refused(kind: Any, steps: int) -> None:
@@ -457,15 +394,6 @@ def test_a_state_of_another_optimizer_is_refused(kind: Any, steps: int) -> None:
     with pytest.raises(InputError, match="another optimizer than SGD"):
         ours.load_state_dict(other.state_dict())
     assert ours.param_groups[0]["lr"] == 0.1
-
-
-def test_a_state_with_a_bad_number_changes_nothing() -> None:
-    ours = ZeroMeanSGD(small(), 0.1)
-    state = copy.deepcopy(ours.state_dict())
-    state["param_groups"][0].update(lr=-1.0, momentum=0.5)
-    with pytest.raises(InputError, match="lr = -1"):
-        ours.load_state_dict(state)
-    assert (ours.param_groups[0]["lr"], ours.param_groups[0]["momentum"]) == (0.1, 0.9)
 
 
 def test_a_state_of_other_axes_is_refused() -> None:
@@ -534,20 +462,6 @@ def test_groups_have_rates_and_axes_of_their_own() -> None:
     torch.testing.assert_close(c.detach(), 0.5 * grad)
 
 
-def test_closures_are_called_with_gradients_on() -> None:
-    model = small()
-    optimizer = ZeroMeanSGD(model, 0.1)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = model(torch.ones(2, 6).double()).square().sum()
-        loss.backward()
-        return loss
-
-    first, second = optimizer.step(closure), optimizer.step(closure)
-    assert second < first
-
-
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -571,15 +485,6 @@ def test_schedulers_drive_it_as_they_drive_torchs(schedule: Any, lr: Any) -> Non
             scheduler.step()
         found.append([p.detach() for p in model.parameters()])
     torch.testing.assert_close(found[0], found[1])
-
-
-def test_hooks_of_torch_run() -> None:
-    model, seen = small(), []
-    optimizer = ZeroMeanSGD(model, 0.1)
-    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
-    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
-    trained(model, optimizer, 1)
-    assert seen == ["before", "after"]
 
 
 @pytest.mark.parametrize(
@@ -621,8 +526,3 @@ def test_a_refused_group_is_not_kept() -> None:
             optimizer.add_param_group({"params": [("more", more)], **wrong})
     optimizer.add_param_group({"params": [("more", more)], "input_axes": (1,)})
     assert len(optimizer.param_groups) == 2
-
-
-def test_a_class_in_the_place_of_a_model_is_named() -> None:
-    with pytest.raises(InputError, match=r"^the model is the class Linear: give Linear\(...\)$"):
-        ZeroMeanSGD(nn.Linear, lr=0.1)  # type: ignore[arg-type]

@@ -1,133 +1,66 @@
-"""WHAT is computed: one file per paper, and the table of every algorithm.
+"""Every algorithm: one module per paper, and the table made from these modules.
 
-An algorithm is one file, and here its import, the export of its rules and its row in the table; the
-conformance tests then cover it. CONTRIBUTING.md has an example.
+A module that defines ``ALGORITHMS``, a tuple of :class:`AlgorithmInfo`, is a part of the table
+without further edits. All final rule classes of the package can be imported from here.
 """
 
 from __future__ import annotations
 
-from fedzmg.algorithms import (
-    adabest,
-    fedadadb,
-    fedadagrad,
-    fedadam,
-    fedadap,
-    fedavg,
-    fedavgm,
-    fedcada,
-    feddyn,
-    fedgbo,
-    fedlion,
-    fedprox,
-    fedyogi,
-    fedzmg,
-    gradient_centralization,
-    hybrids,
-    mfl,
-    mimelite,
-    scaffold,
-)
-from fedzmg.algorithms.adabest import AdaBest, AdaBestServer
-from fedzmg.algorithms.clip import ClipNorm, ClipValue
-from fedzmg.algorithms.decay import ServerDecay
-from fedzmg.algorithms.fedadadb import AdaDB
-from fedzmg.algorithms.fedadagrad import Adagrad, ReddiAdagrad
-from fedzmg.algorithms.fedadam import Adam, ReddiAdam
-from fedzmg.algorithms.fedadap import AdaptiveSGD
-from fedzmg.algorithms.fedavg import Average
-from fedzmg.algorithms.fedavgm import Momentum
-from fedzmg.algorithms.fedcada import AverageMoments, SharedAdam
-from fedzmg.algorithms.feddyn import FedDyn, FedDynServer
-from fedzmg.algorithms.fedgbo import FedGBOServer, FrozenSteps
-from fedzmg.algorithms.fedlion import FedLionServer, LionTicks
-from fedzmg.algorithms.fedprox import AdaptiveMu, Prox, ServerSetProx
-from fedzmg.algorithms.fedyogi import ReddiYogi, Yogi
-from fedzmg.algorithms.fedzmg import ZeroMean
-from fedzmg.algorithms.gradient_centralization import CoupledDecay
+import dataclasses
+import pkgutil
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from fedzmg.algorithms.info import AlgorithmInfo
-from fedzmg.algorithms.mfl import AverageMomentum, SharedMomentum
-from fedzmg.algorithms.mimelite import MimeLite, MimeLiteServer
-from fedzmg.algorithms.projected import Projected
 from fedzmg.algorithms.projection import zero_mean
-from fedzmg.algorithms.scaffold import Scaffold, ScaffoldServer
-from fedzmg.algorithms.schedule import ClientSchedule, ServerSchedule
-from fedzmg.algorithms.sgd import SGD
-from fedzmg.contract import Algorithm
+from fedzmg.contract import Algorithm, Rule
 from fedzmg.errors import unknown
 
-__all__ = [
-    "ALGORITHMS",
-    "SGD",
-    "AdaBest",
-    "AdaBestServer",
-    "AdaDB",
-    "Adagrad",
-    "Adam",
-    "AdaptiveMu",
-    "AdaptiveSGD",
-    "AlgorithmInfo",
-    "Average",
-    "AverageMoments",
-    "AverageMomentum",
-    "ClientSchedule",
-    "ClipNorm",
-    "ClipValue",
-    "CoupledDecay",
-    "FedDyn",
-    "FedDynServer",
-    "FedGBOServer",
-    "FedLionServer",
-    "FrozenSteps",
-    "LionTicks",
-    "MimeLite",
-    "MimeLiteServer",
-    "Momentum",
-    "Projected",
-    "Prox",
-    "ReddiAdagrad",
-    "ReddiAdam",
-    "ReddiYogi",
-    "Scaffold",
-    "ScaffoldServer",
-    "ServerDecay",
-    "ServerSchedule",
-    "ServerSetProx",
-    "SharedAdam",
-    "SharedMomentum",
-    "Yogi",
-    "ZeroMean",
-    "get",
-    "zero_mean",
-]
+_FIRST = (
+    "fedzmg", "fedavg", "fedadam", "fedavgm", "fedyogi", "fedadagrad", "fedadadb", "hybrids",
+    "gradient_centralization", "mfl", "fedgbo", "fedlion", "fedcada", "fedadap", "fedprox",
+    "scaffold", "feddyn", "mimelite", "adabest",
+)  # fmt: skip
+"""Modules that come first in the table, in this order; others follow by name."""
+
+
+def _modules() -> list[ModuleType]:
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    names.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+    return [import_module(f"{__name__}.{name}") for name in names]
+
+
+def _rules(module: ModuleType) -> dict[str, type[Rule]]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, Rule)
+        and value.__module__ == module.__name__
+        and getattr(value, "__final__", False)
+    }
+
 
 ALGORITHMS: dict[str, AlgorithmInfo] = {
-    entry.algorithm.name: entry
-    for entry in (
-        *fedzmg.ENTRIES,
-        *fedavg.ENTRIES,
-        *fedadam.ENTRIES,
-        *fedavgm.ENTRIES,
-        *fedyogi.ENTRIES,
-        *fedadagrad.ENTRIES,
-        *fedadadb.ENTRIES,
-        *hybrids.ENTRIES,
-        *gradient_centralization.ENTRIES,
-        *mfl.ENTRIES,
-        *fedgbo.ENTRIES,
-        *fedlion.ENTRIES,
-        *fedcada.ENTRIES,
-        *fedadap.ENTRIES,
-        *fedprox.ENTRIES,
-        *scaffold.ENTRIES,
-        *feddyn.ENTRIES,
-        *mimelite.ENTRIES,
-        *adabest.ENTRIES,
+    info.algorithm.name: dataclasses.replace(
+        info, about=module.__doc__ or "", family=getattr(module, "FAMILY", "others")
     )
+    for module in _modules()
+    for info in getattr(module, "ALGORITHMS", ())
 }
+_RULES = {name: rule for module in _modules() for name, rule in _rules(module).items()}
+globals().update(_RULES)
+__all__ = ["ALGORITHMS", "AlgorithmInfo", "get", "zero_mean", *sorted(_RULES)]
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Let type checkers accept the names of rules, which are found at run time."""
 
 
 def get(name: str) -> Algorithm:
-    """The algorithm of that name with its default hyper-parameters.
+    """Return the algorithm of that name with its default hyper-parameters.
 
     Raises:
         InputError: if there is none; the nearest name is suggested.

@@ -16,12 +16,12 @@ the server state holds. A reported result is that of ``w``.
 
 Defaults: the authors' library moved from (mu, beta) = (0.02, 0.98) over (0.1, 0.8) to (0.1, 0.85).
 ``beta = 0.8`` is the most cautious of them: the first round extrapolates by ``1 + beta``, which
-overshoots at large client rates. Both are worth tuning.
+overshoots at large client learning rates. Both are worth tuning.
 
 Differences from that library: it multiplies by mu where ``h_i`` is used, together with a factor for
 the steps done; for clients of equal size the two forms agree up to that constant.
 Degenerate cases: ``mu = beta = 0`` is FedAvg with uniform weights; a client that was never drawn
-has no correction, and one that comes back after a gap keeps a fraction of its estimate.
+has no correction, and one that returns after a gap keeps a fraction of its estimate.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Bias(NamedTuple):
 @final
 @dataclass(frozen=True)
 class AdaBest(ClientRule):
-    """SGD along the gradient less the client's own bias estimate."""
+    """SGD along the gradient minus the client's bias estimate."""
 
     pairing = "adabest"
 
@@ -76,7 +76,6 @@ class AdaBest(ClientRule):
     def finish(
         self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
-        del scratch, steps
         old: Bias = context.memory
         delta = context.params - params
         estimate = old.estimate / (context.round - old.round) + self.mu * delta
@@ -86,7 +85,7 @@ class AdaBest(ClientRule):
 @final
 @dataclass(frozen=True)
 class AdaBestServer(ServerRule):
-    """The mean model, moved on by a share of its last change."""
+    """The mean model, extrapolated by a share of its last change."""
 
     pairing = "adabest"
 
@@ -100,12 +99,12 @@ class AdaBestServer(ServerRule):
         return mean - self.beta * (state - mean), mean
 
 
-ENTRIES = (
+FAMILY = "corrected clients"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("adabest", AdaBest(), AdaBestServer(), weights="uniform"),
         summary="clients less their fading bias estimates; server extrapolates the mean model",
         source="Varno et al. 2022",
-        about=__doc__,
         client_keeps=1,
         server_keeps=1,
     ),

@@ -1,4 +1,4 @@
-"""The definition card of an algorithm: everything a user asks about it, from one source."""
+"""Definition cards: what `fedzmg list NAME` and docs/algorithms.md show of an algorithm."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from fedzmg.contract import Rule, inner_rules
 
 
 def card(entry: AlgorithmInfo, model_bytes: int | None = None) -> dict[str, Any]:
-    """What an algorithm is, what it needs and what it costs, ready for JSON.
+    """Return a row of the table with options and costs, ready for JSON.
 
-    Args:
-        entry: a row of the table.
-        model_bytes: size of a task's model; adds bytes to the multiples of the model.
+    ``model_bytes``, the size of a task's model, adds bytes to the multiples of the model.
     """
     costs: dict[str, Any] = {
         "down": entry.down,
@@ -41,7 +39,7 @@ def card(entry: AlgorithmInfo, model_bytes: int | None = None) -> dict[str, Any]
         "options": list(_options(entry)),
         "wrapper_options": wrapper_options(entry.algorithm),
         "costs": costs,
-        "about": inspect.cleandoc(entry.about or ""),
+        "about": inspect.cleandoc(entry.about),
     }
 
 
@@ -52,7 +50,7 @@ def _options(entry: AlgorithmInfo) -> Iterator[dict[str, Any]]:
         "key": "weights",
         "default": entry.algorithm.weights,
         "range": "examples, uniform",
-        "doc": "how clients are weighted when uploads are averaged",
+        "doc": "weights of clients when uploads are averaged",
     }
 
 

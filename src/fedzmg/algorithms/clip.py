@@ -9,9 +9,8 @@ The gradient of the loss is clipped before anything else happens to it, so these
 outermost: clipping and projection do not commute. The gradient of a full pass is clipped as well,
 because it is the same loss.
 
-What is not finite stays as it is: a client whose gradient overflowed is dropped and counted, and
-not quietly continued with zeros or with the bound. A gradient so large that its squares overflow is
-finite, and is clipped like any other.
+Entries that are not finite stay as they are, so that a client whose gradient overflowed is dropped
+and counted. A gradient that is finite but whose squares overflow is clipped like any other.
 
 Differences from torch: ``clip_grad_norm_`` divides by ``|g| + 1e-6`` and so stays a little below
 its bound, and clears a gradient whose norm overflows; ``clip_grad_value_`` replaces infinities.
@@ -39,10 +38,10 @@ def clip_norm(grad: Tree, bound: Number) -> Tree:
     tensor([-0.8000])
     """
     leaves = list(grad.values())
-    if not leaves:  # of a full pass that only its loss was wanted of
+    if not leaves:  # a full pass for the loss alone
         return grad
     peak = torch.stack([torch.linalg.vector_norm(leaf, math.inf) for leaf in leaves]).amax()
-    # In units of its largest entry, so that squares neither overflow nor vanish.
+    # Relative to the largest entry, so that squares neither overflow nor vanish.
     unit = torch.where(peak > 0, peak, torch.ones_like(peak))
     length = torch.linalg.vector_norm(
         torch.stack([torch.linalg.vector_norm(leaf / unit) for leaf in leaves])

@@ -5,9 +5,9 @@
     w'  <- inner(w, updates)
     w   <- w' - decay server_lr w
 
-Decay on clients becomes a part of their updates: it enters the moments of an adaptive server, and
-a projected server undoes what it did to the sums of columns. Here it is decoupled from both, as it
-is from the momentum of clients. A schedule around it scales the decay along with the rate.
+Decay on clients is a part of their updates: it enters the moments of an adaptive server, and a
+projected server undoes its effect on column sums. Here it is decoupled from both. A schedule around
+this rule scales the decay along with the learning rate.
 
 Travels and state: as the rule inside.
 Degenerate cases: ``decay = 0`` is the rule inside, bit for bit. Around a step that conserves sums
@@ -33,7 +33,7 @@ class ServerDecay(ServerWrapper):
     decay: Number = number(5e-4, low=0, doc="decoupled weight decay, times lr per round")
 
     def __post_init__(self) -> None:
-        """Refuse a rule without a rate."""
+        """Reject a rule without a learning rate."""
         super().__post_init__()
         if rate_of(self.inner) is None:
             name = type(chain(self.inner)[-1]).__name__
@@ -42,5 +42,5 @@ class ServerDecay(ServerWrapper):
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
         after, state = self.inner.update(params, state, cohort)
         rate = rate_of(self.inner)
-        assert rate is not None, "refused before"
+        assert rate is not None, "checked by the constructor"
         return after - self.decay * rate * params, state

@@ -1,4 +1,4 @@
-"""FedAdaDB (Zantalis 2025): server Adam whose rates are bounded by the data (AdaDB).
+"""FedAdaDB (Zantalis 2025): server Adam whose learning rates are bounded by the data (AdaDB).
 
 AdaDB is by Yang and Cai 2021. With ``g`` the pseudo-gradient (averaged ``w_global - w_local``),
 ``t`` the server steps done, everything per coordinate and ``max`` over one tensor, not the model::
@@ -12,13 +12,13 @@ AdaDB is by Yang and Cai 2021. With ``g`` the pseudo-gradient (averaged ``w_glob
 
 ``fedadadb`` follows the code of FedAdaDB's author with the constants of its training script (0.9,
 0.999, gamma 1e-4, floor 1). It corrects the bias twice, in ``a`` and in ``m^, v^``; its gamma,
-named epsilon there, is the inverse width of the bound and no stabiliser. With floor 1 and a usual
-lr nearly every coordinate sits on the floor, where the method is FedAvg with averaged, corrected
+named epsilon there, is the inverse width of the bound, not a stabiliser. With floor 1 and a usual
+lr nearly every coordinate is at the floor, where the method is FedAvg with averaged, corrected
 momentum. ``fedadadb:original`` has AdaDB's own bound, which tightens like 1/t, after another
 implementation with typical constants. ``server.bound`` and ``server.correction`` mix the two.
 
 Travels down: the model. Travels up: the model difference. Server state: m, v and t.
-Difference from the code: a tensor without any update has r = 0/0 there; here it stays put.
+Difference from the code: a tensor without any update has r = 0/0 there; here it does not move.
 Degenerate cases: the first round of ``fedadadb`` is FedAvg with server rate 1 where
 ``lr sqrt(1 - beta2) / (1 - beta1) <= |g|``; a large gamma pins every rate to the floor.
 """
@@ -47,12 +47,12 @@ class AdaDB(ServerRule):
     beta1: Number = number(0.9, low=0, below=1, doc="decay of the first moment")
     beta2: Number = number(0.999, low=0, below=1, doc="decay of the second moment")
     gamma: Number = number(1e-4, above=0, doc="inverse width of the bound")
-    floor: Number = number(1.0, low=0, doc="lower bound of every rate (alpha*)")
+    floor: Number = number(1.0, low=0, doc="lower bound of every learning rate (alpha*)")
     bound: Literal["constant", "inverse_round"] = choice(
-        "constant", "inverse_round", doc="how the bounds close in on the final rate"
+        "constant", "inverse_round", doc="change of the bounds over rounds"
     )
     correction: Literal["double", "single"] = choice(
-        "double", "single", doc="whether both moments are corrected for bias, or the first alone"
+        "double", "single", doc="moments that are corrected for bias: both, or the first alone"
     )
 
     def init(self, params: Tree) -> Moments:
@@ -68,8 +68,8 @@ class AdaDB(ServerRule):
         def step(first: Tensor, second: Tensor) -> Tensor:
             size = first.abs()
             largest = size.amax()
-            # Divided before gamma is, so that a tiny tensor does not underflow; a tensor of zeros
-            # gets a width of zero, and its step is zero because its first moment is.
+            # Divided by the largest entry first, so that tiny tensors do not underflow. A tensor of
+            # zeros gets a width of zero, and its step is zero because its first moment is.
             width = size / torch.where(largest > 0, largest, torch.ones_like(largest)) / gamma
             low = torch.zeros_like(width) + self.floor
             return torch.clamp(rate / second.sqrt(), low, low + width) * first
@@ -79,12 +79,12 @@ class AdaDB(ServerRule):
         return params - first.map(step, second), state
 
 
-ENTRIES = (
+FAMILY = "plain clients, server optimizers"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedadadb", SGD(lr=0.1), AdaDB()),
         summary="local SGD; server AdaDB as in its author's code",
         source="Zantalis 2025",
-        about=__doc__,
         server_keeps=2,
     ),
     AlgorithmInfo(
@@ -95,7 +95,6 @@ ENTRIES = (
         ),
         summary="local SGD; server AdaDB with the bound of the original optimiser",
         source="Zantalis 2025; Yang and Cai 2021",
-        about=__doc__,
         server_keeps=2,
     ),
 )

@@ -1,4 +1,4 @@
-"""FedAdagrad (Reddi et al. 2020): rates that fall with the sum of squared updates.
+"""FedAdagrad (Reddi et al. 2020): learning rates that fall with the sum of squared updates.
 
 With ``g`` the pseudo-gradient (averaged ``w_global - w_local``)::
 
@@ -10,11 +10,11 @@ With ``g`` the pseudo-gradient (averaged ``w_global - w_local``)::
 ``fedadagrad`` is TensorFlow Federated's optimiser, whose epsilon (1e-7) is inside of the root;
 ``fedadagrad:reddi`` is Algorithm 2 of Reddi et al. with tau = 1e-3, outside of it. Its experiments
 have ``beta1 = 0``, so m is g and need not be kept: the term is absent unless ``server.beta1`` is
-set. The code released with the paper starts v at 0; ``server.v0`` says so.
+set. The code released with the paper starts v at 0: ``server.v0 = 0``.
 
 Travels down: the model. Travels up: the model difference. Server state: v (and m, if there is one).
 Degenerate cases: ``beta1 = 0`` equals no beta1; the first step from ``v0 = 0`` with nothing added
-is a sign step; a coordinate that never moved stays put.
+is a sign step; a coordinate that never moved stays.
 """
 
 from __future__ import annotations
@@ -75,19 +75,18 @@ class ReddiAdagrad(ServerRule):
         return params - self.lr * step, Sums(kept, squares)
 
 
-ENTRIES = (
+FAMILY = "plain clients, server optimizers"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedadagrad", SGD(lr=0.1), Adagrad()),
         summary="local SGD; server Adagrad as in TFF",
         source="Reddi et al. 2020, TensorFlow Federated",
-        about=__doc__,
         server_keeps=1,
     ),
     AlgorithmInfo(
         Algorithm("fedadagrad:reddi", SGD(lr=0.1), ReddiAdagrad()),
         summary="local SGD; server Adagrad as published",
         source="Reddi et al. 2020",
-        about=__doc__,
         server_keeps=1,
     ),
 )

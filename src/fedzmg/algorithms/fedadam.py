@@ -10,13 +10,13 @@ With ``g`` the pseudo-gradient (averaged ``w_global - w_local``) and ``t`` the s
 ``fedadam`` is TensorFlow Federated's optimiser, which the FedZMG paper ran with (0.9, 0.99, 1e-3);
 ``fedadam:reddi`` is Algorithm 2 of Reddi et al. 2020. These two agree after one round with these
 constants and differ from the second on. ``fedadam:flower`` is Flower's strategy, whose exponent is
-one ahead.
+larger by one.
 
 Travels down: the model. Travels up: the model difference. Server state: m, v and t.
 Difference from Flower: its exponent counts rounds, ours server steps; they differ only after a
 round that lost every upload.
 Degenerate cases: ``beta1 = beta2 = 0``, ``tau = 0``, ``v0 = 0`` gives a sign step; a coordinate
-that never moved stays put.
+that never moved stays.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Adam(ServerRule):
     beta2: Number = number(0.99, low=0, below=1, doc="decay of the second moment")
     eps: Number = number(1e-3, low=0, doc="added to the root of the second moment")
     exponent: Literal["step", "next_step"] = choice(
-        "step", "next_step", doc="which step the bias correction is for; next_step is Flower's"
+        "step", "next_step", doc="step of the bias correction; next_step is Flower's"
     )
 
     def init(self, params: Tree) -> Moments:
@@ -73,26 +73,24 @@ class ReddiAdam(ServerRule):
         return params - self.lr * direction(state, self.tau), state
 
 
-ENTRIES = (
+FAMILY = "plain clients, server optimizers"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedadam", SGD(lr=0.1), Adam()),
         summary="local SGD; bias-corrected server Adam as in TFF (the paper's baseline)",
         source="Reddi et al. 2020, TensorFlow Federated",
-        about=__doc__,
         server_keeps=2,
     ),
     AlgorithmInfo(
         Algorithm("fedadam:reddi", SGD(lr=0.1), ReddiAdam()),
         summary="local SGD; server Adam as published, without bias correction",
         source="Reddi et al. 2020",
-        about=__doc__,
         server_keeps=2,
     ),
     AlgorithmInfo(
         Algorithm("fedadam:flower", SGD(lr=0.1), Adam(eps=1e-9, exponent="next_step")),
         summary="local SGD; server Adam as in Flower, its bias correction one step ahead",
         source="Reddi et al. 2020, Flower",
-        about=__doc__,
         server_keeps=2,
     ),
 )

@@ -1,4 +1,4 @@
-"""FedAdap (Kundroo and Kim 2023), inferred: clients adapt their rate and stop when they stall.
+"""FedAdap (Kundroo and Kim 2023), inferred: clients lower their learning rate and stop early.
 
 ::
 
@@ -9,16 +9,16 @@
                  stop if bad >= patience
     server:  w <- w - server_lr sum_k p_k (w - w_k)
 
-Travels down: the model. Travels up: the model difference. State: none; rate, best loss and patience
-start anew every round. Losses are full passes over the client's data, dropout off, and cost one
-forward pass before training and one after every epoch. The epochs that were saved show in the
-steps of each round's record.
+Travels down: the model. Travels up: the model difference. State: none; learning rate, best loss and
+patience are reset every round. Losses are full passes over the client's data, dropout off: one
+forward pass before training and one after every epoch. Saved epochs show in the steps of each
+round's record.
 
-Inferred: only a description by others could be read: the rate falls when the training loss does not
-fall below a threshold, training ends early after some epochs without improvement, only the model is
-sent. What the loss is compared with, that it is taken after the epoch, the restart in every round
-and all defaults are our choice. Clients that stop early pull less on an average weighted by
-examples, as they do in FedAvg with unequal steps.
+Inferred: only a description by others could be read. It says that the learning rate falls when the
+training loss does not fall below a threshold, that training ends early after some epochs without
+improvement, and that only the model is sent. The reference loss, the time at which it is taken, the
+reset in every round and all defaults are our choice. Clients that stop early move the weighted
+average less, as clients with few steps do in FedAvg.
 Degenerate cases: ``factor = 1`` with a patience above the number of epochs is FedAvg, bit for bit,
 as is a single local epoch.
 """
@@ -47,7 +47,7 @@ from fedzmg.tree import Tree
 
 
 class Progress(NamedTuple):
-    """The rate in use, the lowest loss so far, and the epochs since it was reached."""
+    """Current learning rate, lowest loss so far, and epochs since it was reached."""
 
     lr: Tensor
     best: Tensor
@@ -57,10 +57,12 @@ class Progress(NamedTuple):
 @final
 @dataclass(frozen=True)
 class AdaptiveSGD(ClientRule):
-    """SGD whose rate falls after every epoch without progress, and that stops after some."""
+    """SGD that lowers its learning rate after a bad epoch, and stops after some of them."""
 
     lr: Number = number(0.1, above=0, doc="client learning rate at the start of a round")
-    factor: Number = number(0.5, above=0, high=1, doc="multiplies the rate after a bad epoch")
+    factor: Number = number(
+        0.5, above=0, high=1, doc="multiplies the learning rate after a bad epoch"
+    )
     patience: Number = number(2.0, low=1, doc="bad epochs in a row that end local training")
     min_delta: Number = number(1e-3, low=0, doc="fall of the loss that counts as progress")
 
@@ -73,15 +75,13 @@ class AdaptiveSGD(ClientRule):
         return True
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> Progress:
-        del context
-        assert isinstance(full_pass, FullPass), "the engine looks before training"
+        assert isinstance(full_pass, FullPass), "engines compute it for full_pass = epochs"
         none = torch.zeros_like(full_pass.loss)
         return Progress(none + self.lr, full_pass.loss, none)
 
     def step(
         self, context: ClientContext, params: Tree, scratch: State, grad: Tree
     ) -> tuple[Tree, State]:
-        del context
         return params - scratch.lr * grad, scratch
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
@@ -94,12 +94,12 @@ class AdaptiveSGD(ClientRule):
         return after, after.bad < self.patience
 
 
-ENTRIES = (
+FAMILY = "adaptive local work"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedadap", AdaptiveSGD(), Average()),
-        summary="SGD that lowers its rate and stops when its loss stalls; server average",
+        summary="SGD that lowers its learning rate and stops when its loss stalls; server average",
         source="Kundroo and Kim 2023",
-        about=__doc__,
-        inferred="what the loss is compared with, the restart in every round and all defaults",
+        inferred="the reference loss, the reset in every round and all defaults",
     ),
 )

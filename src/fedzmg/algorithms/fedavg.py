@@ -33,17 +33,16 @@ class Average(ServerRule):
         return params - self.lr * cohort.delta, state
 
 
-ENTRIES = (
+FAMILY = "plain clients, server optimizers"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedavg", SGD(lr=0.1), Average()),
         summary="local SGD; server average",
         source="McMahan et al. 2017",
-        about=__doc__,
     ),
     AlgorithmInfo(
         Algorithm("fedavg:momentum", SGD(lr=0.1, momentum=0.9, decay=5e-4), Average()),
         summary="FedAvg with FedZMG's momentum and decoupled decay; server average",
         source="McMahan et al. 2017, with the settings of Zantalis et al. 2026",
-        about=__doc__,
     ),
 )

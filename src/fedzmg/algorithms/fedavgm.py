@@ -43,12 +43,12 @@ class Momentum(ServerRule):
         return params - self.lr * velocity, velocity
 
 
-ENTRIES = (
+FAMILY = "plain clients, server optimizers"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedavgm", SGD(lr=0.1), Momentum()),
         summary="local SGD; server momentum, accumulating form",
         source="Hsu et al. 2019",
-        about=__doc__,
         server_keeps=1,
     ),
 )

@@ -16,9 +16,9 @@ scalar s_k. Server state: m, v and s.
 
 Inferred: only the abstract could be read. It says that clients run Adam, that the server averages
 the model and both moments and sends them back, and that the denominators of the bias correction get
-a term that holds the moments down in early rounds and then fades. Which term, which step count and
-every default are our choice; averaging v (not its root) is too. Clients of unequal length leave a
-mean ``s`` that need not be whole.
+a term that damps the moments in early rounds and then fades. The term, the step count, averaging v
+(not its root) and every default are our choice. With unequal numbers of steps the mean ``s`` need
+not be whole.
 Degenerate cases: one client alone with ``psi = none`` is one uninterrupted Adam.
 ``beta1 = beta2 = 0`` with ``psi = none`` steps by ``lr`` along the sign of the gradient, up to
 ``eps``.
@@ -32,9 +32,9 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.carried import AverageCarried, SharedStateClient
 from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.moments import Moments, adam_moments, no_moments
+from fedzmg.algorithms.shared_state import AverageSharedState, SharedStateClient
 from fedzmg.contract import Algorithm, ClientContext, Number, choice, number
 from fedzmg.tree import Tree
 
@@ -44,7 +44,7 @@ Psi = Literal["none", "inverse_round", "exp"]
 @final
 @dataclass(frozen=True)
 class SharedAdam(SharedStateClient):
-    """Adam that goes on with the server's moments, its bias correction damped by ``psi``."""
+    """Adam that continues from the server's moments, its bias correction damped by ``psi``."""
 
     pairing = "fedcada"
 
@@ -53,7 +53,7 @@ class SharedAdam(SharedStateClient):
     beta2: Number = number(0.99, low=0, below=1, doc="decay of the second moment")
     eps: Number = number(1e-8, above=0, doc="added to the root of the second moment")
     psi: Psi = choice(
-        *get_args(Psi), default="inverse_round", doc="how the correction fades over rounds"
+        *get_args(Psi), default="inverse_round", doc="damping of the bias correction over rounds"
     )
 
     def step(
@@ -74,7 +74,7 @@ class SharedAdam(SharedStateClient):
 
 @final
 @dataclass(frozen=True)
-class AverageMoments(AverageCarried):
+class AverageMoments(AverageSharedState):
     """The cohort's mean model, moments and step count."""
 
     pairing = "fedcada"
@@ -83,12 +83,11 @@ class AverageMoments(AverageCarried):
         return no_moments(params)
 
 
-def _entry(name: str, psi: Psi, summary: str) -> AlgorithmInfo:
+def _info(name: str, psi: Psi, summary: str) -> AlgorithmInfo:
     return AlgorithmInfo(
         Algorithm(name, SharedAdam(psi=psi), AverageMoments()),
         summary=summary,
         source="Zhou et al. 2024",
-        about=__doc__,
         down=3,
         up=3,
         server_keeps=2,
@@ -96,7 +95,8 @@ def _entry(name: str, psi: Psi, summary: str) -> AlgorithmInfo:
     )
 
 
-ENTRIES = (
-    _entry("fedcada", "inverse_round", "client Adam with averaged moments, damped in early rounds"),
-    _entry("fedcada:none", "none", "client Adam with averaged moments, ordinary bias correction"),
+FAMILY = "shared optimizer state"
+ALGORITHMS = (
+    _info("fedcada", "inverse_round", "client Adam with averaged moments, damped in early rounds"),
+    _info("fedcada:none", "none", "client Adam with averaged moments, ordinary bias correction"),
 )

@@ -11,12 +11,12 @@ Travels down: the model. Travels up: the model difference. Client state: h_k. Se
 Weights are uniform.
 
 Differences from the paper: the server there keeps ``h = alpha s`` and subtracts ``h / alpha``. The
-equations are the same, and alpha is needed on the clients only: it lives in one place, and a
-division by a small number goes away. Local problems are approached by the local steps, not solved.
-Degenerate cases: for ``alpha -> 0`` clients are FedAvg's, and with everybody in the cohort the
-server moves by the update of the round and by all updates so far. With everybody in every cohort
-``alpha s`` is the mean of all ``h_k`` after every round; where the iteration settles, each ``h_k``
-is its client's gradient and their mean is zero: the optimum of the uniform objective.
+equations are the same, alpha is needed on the clients only, and nothing is divided by a small
+number. Local problems are approximated by the local steps, not solved.
+Degenerate cases: for ``alpha -> 0`` clients are FedAvg's. With full participation the server moves
+by the sum of all updates so far, and ``alpha s`` is the mean of all ``h_k`` after every round. At a
+fixed point each ``h_k`` is its client's gradient and their mean is zero: the optimum of the uniform
+objective.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from fedzmg.tree import Tree
 @final
 @dataclass(frozen=True)
 class FedDyn(ClientRule):
-    """SGD on the client's objective, tilted by its own past and pulled to the global model."""
+    """SGD on the client's objective, corrected by its past and pulled to the global model."""
 
     pairing = "feddyn"
 
@@ -63,7 +63,6 @@ class FedDyn(ClientRule):
     def finish(
         self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
-        del scratch, steps
         delta = context.params - params
         return Upload(delta), context.memory + self.alpha * delta
 
@@ -71,7 +70,7 @@ class FedDyn(ClientRule):
 @final
 @dataclass(frozen=True)
 class FedDynServer(ServerRule):
-    """The mean of the clients' models, moved on by what all rounds so far add up to."""
+    """The mean of the clients' models, minus the sum of all updates so far."""
 
     pairing = "feddyn"
     only_weights = "uniform"
@@ -85,12 +84,12 @@ class FedDynServer(ServerRule):
         return params - cohort.delta - state, state
 
 
-ENTRIES = (
+FAMILY = "corrected clients"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("feddyn", FedDyn(), FedDynServer(), weights="uniform"),
-        summary="clients regularised by their own past; server corrects by all of it",
+        summary="clients regularised by their past updates; server corrects by their sum",
         source="Acar et al. 2021",
-        about=__doc__,
         client_keeps=1,
         server_keeps=1,
     ),

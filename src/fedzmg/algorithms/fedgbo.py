@@ -10,11 +10,10 @@ With ``m`` the first moment, ``v`` the second and ``s = sqrt(v) + eps``, all of 
              w <- w - mean_k (w - w_k)
              m <- beta1 m + (1 - beta1) G ;   v <- beta2 v + (1 - beta2) G^2
 
-A step is affine in its gradient and the statistics stand still, so ``G`` is exactly the mean
-gradient of the round. Every client weighs the same, so with unequal ``K_k`` it is the mean over all
-steps of all clients. Whatever else a client added to its step, such as decay, would be taken for
-gradient by the server, so these clients have no such options; what a wrapper does to gradients
-before the step is undone by nobody, and ``G`` is then the mean of the changed gradients.
+A step is affine in its gradient and the statistics are constant, so ``G`` is exactly the mean
+gradient of the round. All clients have the same weight, so with unequal ``K_k`` it is the mean over
+all steps of all clients. Decay would be mistaken for gradient by the server, so these clients do
+not offer it. With a wrapper that changes gradients, ``G`` is the mean of the changed gradients.
 
 Travels down: the model; ``m`` and the scalar ``beta1`` where there is a first moment; ``s`` (in
 place of ``v``, so that ``eps`` stays with the server) where there is a second. Travels up: the
@@ -22,7 +21,7 @@ model difference and the scalar ``lr K_k``. Server state: m, v or both.
 Differences from the paper: it gives every client the same number of steps; dividing by the mean of
 ``lr K_k`` is our extension and changes nothing then.
 Degenerate cases: ``beta1 = 0`` without a second moment is FedAvg with equal weights;
-``beta2 = 0`` remembers only the last round's gradient.
+``beta2 = 0`` keeps only the last round's gradient.
 """
 
 from __future__ import annotations
@@ -49,20 +48,20 @@ from fedzmg.tree import Tree
 
 
 class Frozen(NamedTuple):
-    """What the server shares: how a gradient becomes a step, and how a step becomes a gradient."""
+    """Frozen statistics that the server shares: they map a gradient to a step and back."""
 
     first: Tree | tuple[()]
     beta1: Number | tuple[()]
     scale: Tree | tuple[()]
 
     def direction(self, grad: Tree) -> Tree:
-        """The step of a gradient, before the learning rate."""
+        """Return the step of a gradient, before the learning rate."""
         if isinstance(self.first, Tree) and not isinstance(self.beta1, tuple):
             grad = self.beta1 * self.first + (1 - self.beta1) * grad
         return grad / self.scale if isinstance(self.scale, Tree) else grad
 
     def gradient(self, direction: Tree) -> Tree:
-        """The inverse of :meth:`direction`."""
+        """Invert :meth:`direction`."""
         grad = direction * self.scale if isinstance(self.scale, Tree) else direction
         if isinstance(self.first, Tree) and not isinstance(self.beta1, tuple):
             grad = (grad - self.beta1 * self.first) / (1 - self.beta1)
@@ -79,7 +78,7 @@ class Moments(NamedTuple):
 @final
 @dataclass(frozen=True)
 class FrozenSteps(ClientRule):
-    """Steps along the gradient as the server's frozen statistics transform it."""
+    """SGD on gradients transformed by the server's frozen statistics."""
 
     pairing = "fedgbo"
 
@@ -94,7 +93,6 @@ class FrozenSteps(ClientRule):
     def finish(
         self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
-        del scratch
         length = self.lr * steps.to(next(iter(params.values())).dtype)
         return Upload(context.params - params, average=length), context.memory
 
@@ -102,7 +100,7 @@ class FrozenSteps(ClientRule):
 @final
 @dataclass(frozen=True)
 class FedGBOServer(ServerRule):
-    """The mean model, and moments of the mean gradient that is read off the mean step."""
+    """The mean model, and moments of the mean gradient recovered from the mean step."""
 
     pairing = "fedgbo"
 
@@ -133,19 +131,19 @@ class FedGBOServer(ServerRule):
         return params - cohort.delta, Moments(first, second)
 
 
-def _entry(name: str, lr: float, server: FedGBOServer, statistics: str, kept: int) -> AlgorithmInfo:
+def _info(name: str, lr: float, server: FedGBOServer, statistics: str, kept: int) -> AlgorithmInfo:
     return AlgorithmInfo(
         Algorithm(name, FrozenSteps(lr), server, weights="uniform"),
         summary=f"clients step with the server's frozen {statistics}; server inverts the mean step",
         source="Mills et al. 2022",
-        about=__doc__,
         down=1 + kept,
         server_keeps=kept,
     )
 
 
-ENTRIES = (
-    _entry("fedgbo", 0.1, FedGBOServer(beta1=0.9), "momentum", 1),
-    _entry("fedgbo:rmsprop", 0.01, FedGBOServer(beta2=0.99), "RMSProp scale", 1),
-    _entry("fedgbo:adam", 0.01, FedGBOServer(beta1=0.9, beta2=0.99), "Adam moments", 2),
+FAMILY = "shared optimizer state"
+ALGORITHMS = (
+    _info("fedgbo", 0.1, FedGBOServer(beta1=0.9), "momentum", 1),
+    _info("fedgbo:rmsprop", 0.01, FedGBOServer(beta2=0.99), "RMSProp scale", 1),
+    _info("fedgbo:adam", 0.01, FedGBOServer(beta1=0.9, beta2=0.99), "Adam moments", 2),
 )

@@ -12,12 +12,11 @@ Travels down: the model and the momentum. Travels up: the momentum, the scalar `
 of the model difference ``lr t_k``, the ticks ``t_k``: integers between -K and K after K steps, so
 they need ``log2(2 K + 1)`` bits. They are sent in the narrowest of int8, int16 and int32 that holds
 the longest local training of the round; 127 steps fit into int8, a quarter of a model. Server
-state: the momentum. Every client weighs the same; unequal numbers of steps need nothing special.
+state: the momentum. All clients have the same weight, also with unequal numbers of steps.
 
 Differences from the paper: none known in the equations. Its scripts set ``beta1 = beta2 = 0.9``;
-the defaults here are those of its optimiser class, which are Lion's. Weight decay, which the
-scripts leave at zero, is not offered: with it ``w - w_k`` is no whole multiple of ``lr`` and ticks
-no longer say where a client ended.
+the defaults here are those of its optimiser class, which are Lion's. Weight decay, zero in the
+scripts, is not offered: with it ``w - w_k`` is not a whole multiple of ``lr``.
 Degenerate cases: one local step with ``beta1 = beta2 = 0`` is sign SGD whose votes are averaged. A
 projection before the sign does not make the step zero-mean.
 """
@@ -48,7 +47,7 @@ from fedzmg.contract import (
 from fedzmg.tree import Tree
 
 
-class Ticking(NamedTuple):
+class LionState(NamedTuple):
     """A client's momentum, and its sign steps added up."""
 
     momentum: Tree
@@ -69,24 +68,21 @@ class LionTicks(ClientRule):
     beta1: Number = number(0.9, low=0, below=1, doc="weight of the momentum under the sign")
     beta2: Number = number(0.99, low=0, below=1, doc="decay of the momentum")
 
-    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> Ticking:
-        del full_pass
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> LionState:
         none = context.params.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.int32))
-        return Ticking(context.shared, none)
+        return LionState(context.shared, none)
 
     def step(
-        self, context: ClientContext, params: Tree, scratch: Ticking, grad: Tree
-    ) -> tuple[Tree, Ticking]:
-        del context
+        self, context: ClientContext, params: Tree, scratch: LionState, grad: Tree
+    ) -> tuple[Tree, LionState]:
         sign = (self.beta1 * scratch.momentum + (1 - self.beta1) * grad).sign()
         momentum = self.beta2 * scratch.momentum + (1 - self.beta2) * grad
         ticks = scratch.ticks + sign.map(lambda leaf: leaf.to(torch.int32))
-        return params - self.lr * sign, Ticking(momentum, ticks)
+        return params - self.lr * sign, LionState(momentum, ticks)
 
     def finish(
-        self, context: ClientContext, params: Tree, scratch: Ticking, steps: Tensor
+        self, context: ClientContext, params: Tree, scratch: LionState, steps: Tensor
     ) -> tuple[Upload, State]:
-        del steps
         lr = next(iter(params.values())).new_ones(()) * self.lr
         return Upload(scratch.ticks, average=(scratch.momentum, lr)), context.memory
 
@@ -94,7 +90,7 @@ class LionTicks(ClientRule):
 @final
 @dataclass(frozen=True)
 class FedLionServer(ServerRule):
-    """Moves by the mean number of ticks; keeps the mean momentum."""
+    """Server that moves by the mean number of ticks and keeps the mean momentum."""
 
     pairing = "fedlion"
 
@@ -105,17 +101,16 @@ class FedLionServer(ServerRule):
         return state
 
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
-        del state
         momentum, lr = cohort.average
         return params - lr * cohort.delta, momentum
 
 
-ENTRIES = (
+FAMILY = "shared optimizer state"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedlion", LionTicks(), FedLionServer(), weights="uniform"),
         summary="Lion's sign steps from the server's momentum; ticks and momentum averaged",
         source="Tang and Chang 2024",
-        about=__doc__,
         down=2,
         up=1.25,
         server_keeps=1,

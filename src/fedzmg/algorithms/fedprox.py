@@ -18,9 +18,9 @@ last loss and the number of improvements in a row, all scalars.
 
 Differences from the paper: the local problem is approached by the local steps, not to a given
 accuracy. The pull enters the momentum buffer if the rule inside has one, because it is a part of
-the gradient. Adaptive: under partial participation losses of different cohorts are compared; a
-loss that is not lower ends the row of improvements, and lowering mu does not: while the loss goes
-on falling, mu falls every round.
+the gradient. Adaptive: under partial participation losses of different cohorts are compared. A
+loss that is not lower resets the count of improvements, lowering mu does not: while the loss keeps
+falling, mu falls every round.
 Degenerate cases: ``mu = 0`` is FedAvg bit for bit, and so is one local step for every mu;
 ``change = 0`` makes the adaptive form FedProx with ``mu = start``. Inside ``ZeroMean`` the pull is
 not projected, so that it acts on column sums too.
@@ -76,7 +76,7 @@ class Prox(Wrapper):
 @final
 @dataclass(frozen=True)
 class ServerSetProx(Wrapper):
-    """Any client rule, pulled as strongly as the server says; reports its loss before training."""
+    """Any client rule, pulled with the server's strength; uploads its loss before training."""
 
     wrapper_kind = "pull"
     pairing = "fedprox:adaptive"
@@ -100,8 +100,8 @@ class ServerSetProx(Wrapper):
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
         before, inside = scratch
-        inside, go_on = self.inner.end_epoch(inside, loss)
-        return (before, inside), go_on
+        inside, proceed = self.inner.end_epoch(inside, loss)
+        return (before, inside), proceed
 
     def finish(
         self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
@@ -112,12 +112,12 @@ class ServerSetProx(Wrapper):
 
 
 def _inside(context: ClientContext) -> ClientContext:
-    """What the rule inside is given: the message without mu."""
+    """Return the context of the rule inside: the message without mu."""
     return context._replace(shared=context.shared[1])
 
 
 class Pull(NamedTuple):
-    """Server state: the strength to send, and what the next choice depends on."""
+    """Server state: the strength to send, and the inputs of its next change."""
 
     mu: Tensor
     loss: Tensor
@@ -156,17 +156,16 @@ class AdaptiveMu(ServerWrapper):
         return params, Pull(mu, loss, improvements, inner)
 
 
-ENTRIES = (
+FAMILY = "corrected clients"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedprox", Prox(SGD(lr=0.1)), Average()),
         summary="local SGD pulled to the global model; server average",
         source="Li et al. 2020",
-        about=__doc__,
     ),
     AlgorithmInfo(
         Algorithm("fedprox:adaptive", ServerSetProx(SGD(lr=0.1)), AdaptiveMu()),
         summary="FedProx whose pull follows the cohort's loss",
         source="Li et al. 2020, appendix",
-        about=__doc__,
     ),
 )

@@ -7,12 +7,12 @@ With ``g`` the pseudo-gradient (averaged ``w_global - w_local``) and ``t`` the s
     fedyogi:reddi  w <- w - lr m / (sqrt(v) + tau)                                      v_0 = tau^2
 
 ``fedyogi`` is TensorFlow Federated's optimiser, ``fedyogi:reddi`` is Algorithm 2 of Reddi et al.
-(Flower's strategy is that one as well, with another tau). The code released with the paper starts v
-at 0; ``server.v0`` says so.
+(and Flower's strategy, with another tau). The code released with the paper starts v at 0:
+``server.v0 = 0``.
 
 Travels down: the model. Travels up: the model difference. Server state: m, v and t.
 Degenerate cases: where ``v`` equals ``g^2`` it stays; the first round from ``v0 = 0`` is FedAdam's;
-a coordinate that never moved stays put.
+a coordinate that never moved stays.
 """
 
 from __future__ import annotations
@@ -76,19 +76,18 @@ class ReddiYogi(ServerRule):
         return params - self.lr * direction(state, self.tau), state
 
 
-ENTRIES = (
+FAMILY = "plain clients, server optimizers"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedyogi", SGD(lr=0.1), Yogi()),
         summary="local SGD; bias-corrected server Yogi as in TFF",
         source="Reddi et al. 2020, TensorFlow Federated",
-        about=__doc__,
         server_keeps=2,
     ),
     AlgorithmInfo(
         Algorithm("fedyogi:reddi", SGD(lr=0.1), ReddiYogi()),
         summary="local SGD; server Yogi as published, without bias correction",
         source="Reddi et al. 2020",
-        about=__doc__,
         server_keeps=2,
     ),
 )

@@ -10,11 +10,11 @@
 Travels down: the model. Travels up: the model difference. State: none.
 Defaults are the paper's: momentum 0.9, decay 0.0005.
 
-Which gradients are projected, ``client.project``: ``all`` weights, ``no_embedding``, ``conv_only``,
+``client.project`` selects what is projected: ``all`` weights, ``no_embedding``, ``conv_only``,
 ``first_layer``, ``all_but_last``, ``none``, or ``whole``: one mean over the whole parameter vector,
-biases included, which is what the paper's theory analyses. An embedding is a linear map of a
-one-hot vector, so its inputs are the vocabulary; ``client.embedding_axis = "dim"`` centres each
-token's vector instead. ``client.biases = "centred"`` treats a bias as one more column.
+biases included, which the paper's theory analyses. An embedding is a linear map of a one-hot
+vector, so its inputs are the vocabulary; ``client.embedding_axis = "dim"`` centres each token's
+vector instead. ``client.biases = "centred"`` treats a bias as one more column.
 
 Differences from the paper: its pseudo-code has neither momentum nor a server learning rate, its
 experiments have both; the form here is the one its experiments need.
@@ -60,14 +60,14 @@ class ZeroMean(GradientWrapper):
     embedding_axis: EmbeddingAxis = choice(
         *get_args(EmbeddingAxis), doc="axis of an embedding that counts as its inputs"
     )
-    biases: Biases = choice(*get_args(Biases), doc="whether biases lose their mean too")
+    biases: Biases = choice(*get_args(Biases), doc="biases: left alone, or centred too")
 
     def for_layout(self, layout: Layout) -> Self:
         axes = projected_axes(layout, self.project, self.embedding_axis, self.biases)
         return replace(self, inner=self.inner.for_layout(layout), axes=axes)
 
     def centred(self, grad: Tree) -> Tree:
-        """The zero-mean part of a gradient."""
+        """Return the zero-mean part of a gradient."""
         if self.axes is None:
             raise InputError("ZeroMean does not know the model yet: call for_layout(layout) first")
         if self.project == "whole":
@@ -81,18 +81,17 @@ class ZeroMean(GradientWrapper):
 
 CLIENT = ZeroMean(SGD(lr=0.1, momentum=0.9, decay=5e-4))
 
-ENTRIES = (
+FAMILY = "zero-mean gradients on the clients"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("fedzmg", CLIENT, Average()),
         summary="zero-mean client gradients, momentum, decoupled decay; server average",
         source="Zantalis, Zervas, Koulouras 2026",
-        about=__doc__,
     ),
     AlgorithmInfo(
         Algorithm("fedzmg-adam", CLIENT, Adam()),
         summary="FedZMG's clients with FedAdam's server",
         source="named as future work by Zantalis et al. 2026",
-        about=__doc__,
         server_keeps=2,
     ),
 )

@@ -1,7 +1,7 @@
-"""Gradient Centralization in federated training: Local GC, Global GC, GC-Fed (Seo et al. 2025).
+"""Gradient Centralization in federated learning: Local GC, Global GC, GC-Fed (Seo et al. 2025).
 
 Gradient Centralization itself is by Yong et al. 2020. With ``C`` for "minus the mean over all axes
-but the output's", and all clients weighing the same::
+but the output's", and uniform weights::
 
     local-gc   client:  g <- C(g) + l2 w_k ;   v <- momentum v + g ;   w_k <- w_k - lr v
                server:  w <- w - server_lr mean_k (w - w_k)
@@ -14,12 +14,11 @@ The decay ``l2`` is coupled: it enters the momentum, after centring, as in ``tor
 Travels down: the model. Travels up: the model difference. State: none.
 Momentum 0.9 and decay 1e-5 are those of the authors' scripts; ``None`` switches a term off.
 
-The code of GC-Fed's authors is followed where it is surprising: it averages over all axes but the
-first of every tensor, and for a bias, which has only that one, PyTorch then averages over all. So
-biases are centred (``biases = "free"`` exempts them, as FedZMG does) and embeddings are centred per
-token (``embedding_axis = "vocab"`` is FedZMG's choice). Differences: transposed convolutions are
-centred over their real inputs; the authors name the layer that GC-Fed spares, here it is the last.
-The article could not be read.
+As in the code of GC-Fed's authors, the mean is over all axes but the first of every tensor, and for
+a bias over all entries. So biases are centred (``biases = "free"`` exempts them, as FedZMG does)
+and embeddings are centred per token (``embedding_axis = "vocab"`` is FedZMG's choice).
+Differences: transposed convolutions are centred over their real inputs; the authors name the layer
+that GC-Fed spares, here it is the last. The article could not be read.
 Degenerate cases: Local GC with free biases and no decay is FedZMG without decay and with uniform
 weights; Local GC that projects nothing is FedAvg; Global GC around Local GC without decay changes
 nothing; GC-Fed of a single layer is Global GC.
@@ -60,7 +59,8 @@ class CoupledDecay(Wrapper):
 PLAIN = CoupledDecay(SGD(lr=0.1, momentum=0.9), l2=1e-5)
 SERVER = Projected(Average(), embedding_axis="dim", biases="centred")
 
-ENTRIES = (
+FAMILY = "gradient centralization"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm(
             "local-gc",
@@ -70,13 +70,11 @@ ENTRIES = (
         ),
         summary="centred client gradients, momentum, coupled decay; uniform server average",
         source="Seo et al. 2025; Yong et al. 2020",
-        about=__doc__,
     ),
     AlgorithmInfo(
         Algorithm("global-gc", PLAIN, SERVER, weights="uniform"),
         summary="SGD with momentum and coupled decay; the server centres the averaged update",
         source="Seo et al. 2025; Yong et al. 2020",
-        about=__doc__,
     ),
     AlgorithmInfo(
         Algorithm(
@@ -87,6 +85,5 @@ ENTRIES = (
         ),
         summary="clients centre all layers but the last, the server centres the averaged update",
         source="Seo et al. 2025",
-        about=__doc__,
     ),
 )

@@ -6,13 +6,13 @@
     server:  the step of FedAdam, FedYogi or FedAdagrad, in the form of TensorFlow Federated
     :projected   that step, centred per output unit over the layer's inputs
 
-The formulas are ours, composed of published ones. Clients send zero-mean updates (if they do not
-decay), but a server that divides every coordinate by its own root makes a step of another mean;
-the projected versions centre it again and conserve the sum of every column.
+The combinations are ours, of published equations. Clients without decay send zero-mean updates, but
+a server that divides every coordinate by its own root makes a step that is not zero-mean. The
+projected versions centre that step and conserve the sum of every column.
 
 Travels down: the model. Travels up: the model difference. Server state: that of the server rule.
-Clients' decay enters the server's moments; a projected step also undoes what decay did to sums.
-``server.decay``, with ``client.decay = 0``, does neither: it shrinks the model after the step.
+Clients' decay enters the server's moments, and a projected step undoes its effect on column sums.
+``server.decay`` with ``client.decay = 0`` avoids both: it shrinks the model after the step.
 Degenerate cases: ``client.project = "none"`` without momentum and decay is the server's own
 algorithm; with one input per output unit a projected weight never moves.
 """
@@ -28,22 +28,22 @@ from fedzmg.algorithms.projected import Projected
 from fedzmg.contract import Algorithm, ServerRule
 
 
-def _entry(name: str, server: ServerRule, words: str, keeps: float) -> AlgorithmInfo:
+def _info(name: str, server: ServerRule, words: str, keeps: float) -> AlgorithmInfo:
     return AlgorithmInfo(
         Algorithm(name, CLIENT, server),
         summary=f"FedZMG's clients with {words}",
         source="named as future work by Zantalis et al. 2026",
-        about=__doc__,
         server_keeps=keeps,
     )
 
 
-ENTRIES = (
-    _entry("fedzmg-adam:projected", Projected(Adam()), "FedAdam's server, its step zero-mean", 2),
-    _entry("fedzmg-yogi", Yogi(), "FedYogi's server", 2),
-    _entry("fedzmg-yogi:projected", Projected(Yogi()), "FedYogi's server, its step zero-mean", 2),
-    _entry("fedzmg-adagrad", Adagrad(), "FedAdagrad's server", 1),
-    _entry(
+FAMILY = "zero-mean gradients on the clients"
+ALGORITHMS = (
+    _info("fedzmg-adam:projected", Projected(Adam()), "FedAdam's server, its step zero-mean", 2),
+    _info("fedzmg-yogi", Yogi(), "FedYogi's server", 2),
+    _info("fedzmg-yogi:projected", Projected(Yogi()), "FedYogi's server, its step zero-mean", 2),
+    _info("fedzmg-adagrad", Adagrad(), "FedAdagrad's server", 1),
+    _info(
         "fedzmg-adagrad:projected",
         Projected(Adagrad()),
         "FedAdagrad's server, its step zero-mean",

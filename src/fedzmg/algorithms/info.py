@@ -1,4 +1,4 @@
-"""What the table of algorithms says about each of them."""
+"""Rows of the table of algorithms."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from fedzmg.contract import Algorithm
 
 @dataclass(frozen=True)
 class AlgorithmInfo:
-    """One row: the algorithm with its defaults, and what a user wants to know about it.
+    """An algorithm with its defaults, and what a user wants to know about it.
 
     Traffic and state are declared here in multiples of the model and checked against what is
-    counted in a run; scalars (steps, rounds, losses, rates) are left out.
+    counted in a run. Scalars (steps, rounds, losses, learning rates) are left out.
     """
 
     algorithm: Algorithm
     summary: str
     source: str
     """Authors and year."""
-    about: str | None
-    """Equations and remarks: the ``__doc__`` of the module that defines it."""
+    family: str = "others"
+    """Row of the README's table that names it."""
     down: float = 1
-    """Travels to each client of a cohort, every round."""
+    """Sent to each client of a cohort, every round."""
     up: float = 1
-    """Travels back."""
+    """Sent back."""
     client_keeps: float = 0
-    """Kept by every client that has taken part, between rounds."""
+    """Kept between rounds by every client that has taken part."""
     server_keeps: float = 0
     """Kept by the server besides the model."""
     inferred: str = ""
-    """What is our inference because no source could be read; shown wherever results are."""
+    """Parts that we inferred because no source could be read; shown wherever results are."""
+    about: str = ""
+    """Equations and remarks: the docstring of its module, which the table fills in."""

@@ -1,6 +1,6 @@
 """MFL, momentum federated learning (Liu et al. 2020; averaging form: Mills et al. 2022).
 
-Clients go on with the server's momentum instead of starting from zero, and send theirs back::
+Clients continue from the server's momentum instead of from zero, and send theirs back::
 
     client:  d_k <- d                                          at the start of the round
              d_k <- gamma d_k + g                 mfl: the form of a heavy ball
@@ -9,12 +9,12 @@ Clients go on with the server's momentum instead of starting from zero, and send
     server:  w <- w - sum_k p_k (w - w_k) ;   d <- sum_k p_k d_k       d = 0 before the first round
 
 ``mfl`` weights both sums by examples, as Liu et al. do; ``mfl:averaging`` weights them equally, as
-the published code of Mills et al. does. Both gamma and beta are the option ``client.momentum``. A
-heavy ball's effective rate is ``lr / (1 - gamma)``, so its default ``gamma = 0.5`` (ours) only
-doubles it. ``beta = 0.9`` is the value that Mills et al. tuned for two of their three tasks.
+the published code of Mills et al. does. Both gamma and beta are the option ``client.momentum``. The
+heavy ball's effective learning rate is ``lr / (1 - gamma)``; our default ``gamma = 0.5`` doubles
+it. ``beta = 0.9`` is the value that Mills et al. tuned for two of their three tasks.
 
 Travels down: the model and the momentum. Travels up: the model difference and the momentum. Server
-state: the momentum, averaged over the cohort; who was not sampled gets the new one next time.
+state: the momentum, averaged over the cohort.
 Differences from the paper: Liu et al. analyse full batches and full participation, this takes any.
 The heavy-ball form was checked against secondary material only.
 Degenerate cases: ``gamma = 0`` is FedAvg, ``beta = 0`` is FedAvg with equal weights, bit for bit.
@@ -26,8 +26,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
-from fedzmg.algorithms.carried import AverageCarried, SharedStateClient
 from fedzmg.algorithms.info import AlgorithmInfo
+from fedzmg.algorithms.shared_state import AverageSharedState, SharedStateClient
 from fedzmg.contract import Algorithm, ClientContext, Number, State, choice, number
 from fedzmg.tree import Tree
 
@@ -37,20 +37,17 @@ Form = Literal["heavy_ball", "averaging"]
 @final
 @dataclass(frozen=True)
 class SharedMomentum(SharedStateClient):
-    """SGD that goes on with the server's momentum and hands its own back."""
+    """SGD that continues from the server's momentum and sends its own back."""
 
     pairing = "mfl"
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     momentum: Number = number(0.5, low=0, below=1, doc="gamma or beta, as the form says")
-    form: Form = choice(
-        *get_args(Form), doc="whether the momentum adds gradients up or averages them"
-    )
+    form: Form = choice(*get_args(Form), doc="momentum that accumulates gradients or averages them")
 
     def step(
         self, context: ClientContext, params: Tree, scratch: State, grad: Tree
     ) -> tuple[Tree, State]:
-        del context
         added = grad if self.form == "heavy_ball" else (1 - self.momentum) * grad
         scratch = self.momentum * scratch + added
         return params - self.lr * scratch, scratch
@@ -58,7 +55,7 @@ class SharedMomentum(SharedStateClient):
 
 @final
 @dataclass(frozen=True)
-class AverageMomentum(AverageCarried):
+class AverageMomentum(AverageSharedState):
     """The cohort's mean model and mean momentum."""
 
     pairing = "mfl"
@@ -71,19 +68,18 @@ HEAVY_BALL = SharedMomentum()
 AVERAGING = SharedMomentum(momentum=0.9, form="averaging")
 
 
-def _entry(algorithm: Algorithm, summary: str, source: str) -> AlgorithmInfo:
-    return AlgorithmInfo(
-        algorithm, summary=summary, source=source, about=__doc__, down=2, up=2, server_keeps=1
-    )
+def _info(algorithm: Algorithm, summary: str, source: str) -> AlgorithmInfo:
+    return AlgorithmInfo(algorithm, summary=summary, source=source, down=2, up=2, server_keeps=1)
 
 
-ENTRIES = (
-    _entry(
+FAMILY = "shared optimizer state"
+ALGORITHMS = (
+    _info(
         Algorithm("mfl", HEAVY_BALL, AverageMomentum()),
-        "clients go on with the server's heavy-ball momentum; model and momentum averaged",
+        "clients continue the server's heavy-ball momentum; model and momentum averaged",
         "Liu et al. 2020",
     ),
-    _entry(
+    _info(
         Algorithm("mfl:averaging", AVERAGING, AverageMomentum(), weights="uniform"),
         "MFL with averaging momentum and equal weights",
         "Mills et al. 2022",

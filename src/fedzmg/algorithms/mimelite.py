@@ -15,7 +15,7 @@ are uniform.
 Differences from the paper: Mime proper also corrects the local gradients in the manner of SVRG; the
 Lite form, here, does not. Other statistics than momentum are left out.
 Degenerate cases: ``beta = 0`` is FedAvg with uniform weights. The first round is FedAvg's with
-``(1 - beta) lr`` for the rate.
+``(1 - beta) lr`` as learning rate.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fedzmg.tree import Tree
 @final
 @dataclass(frozen=True)
 class MimeLite(ClientRule):
-    """SGD that mixes the received momentum into each gradient, and reports its full gradient."""
+    """SGD that mixes the received momentum into each gradient, and uploads its full gradient."""
 
     pairing = "mimelite"
 
@@ -56,7 +56,6 @@ class MimeLite(ClientRule):
         return "start"
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> Tree:
-        del context
         assert isinstance(full_pass, FullPass)
         return full_pass.grad
 
@@ -69,7 +68,6 @@ class MimeLite(ClientRule):
     def finish(
         self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
-        del steps
         return Upload(context.params - params, average=scratch), context.memory
 
 
@@ -94,12 +92,12 @@ class MimeLiteServer(ServerRule):
         return params - self.lr * cohort.delta, momentum
 
 
-ENTRIES = (
+FAMILY = "corrected clients"
+ALGORITHMS = (
     AlgorithmInfo(
         Algorithm("mimelite", MimeLite(), MimeLiteServer(), weights="uniform"),
         summary="local SGD with the server's momentum, frozen during the round",
         source="Karimireddy et al. 2021",
-        about=__doc__,
         down=2,
         up=2,
         server_keeps=1,

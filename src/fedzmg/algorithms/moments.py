@@ -1,7 +1,7 @@
-"""What adaptive servers share: running moments of the pseudo-gradient and steps made of them.
+"""Running moments of the pseudo-gradient and steps made of them, for adaptive servers.
 
 ``g`` is the averaged ``w_global - w_local`` of a round, ``t`` the number of server steps done.
-Rounds that lost every upload are no steps, so they neither age nor correct anything.
+A round that lost every upload is not a step.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class Moments(NamedTuple):
 
 
 def no_moments(params: Tree, second: Number = 0.0) -> Moments:
-    """State before the first step; the second moment starts at ``second``."""
-    # The count has the parameters' dtype: it is an exponent of hyper-parameters that have it too.
+    """Return the state before the first step; the second moment starts at ``second``."""
+    # The count has the parameters' dtype, which the hyper-parameters have in engines.
     steps = next(iter(params.values())).new_zeros(())
     return Moments(params.zeros(), params.zeros() + second, steps)
 
 
 def averaged(moment: Tree, value: Tree, beta: Number) -> Tree:
-    """One step of an exponential average: ``beta moment + (1 - beta) value``."""
+    """Return ``beta moment + (1 - beta) value``, one step of an exponential average."""
     return beta * moment + (1 - beta) * value
 
 
 def adam_moments(moments: Moments, grad: Tree, beta1: Number, beta2: Number) -> Moments:
-    """Both moments as exponential averages: ``v <- beta2 v + (1 - beta2) g^2``."""
+    """Update both moments as exponential averages: ``v <- beta2 v + (1 - beta2) g^2``."""
     return Moments(
         averaged(moments.first, grad, beta1),
         averaged(moments.second, grad * grad, beta2),
@@ -45,16 +45,16 @@ def adam_moments(moments: Moments, grad: Tree, beta1: Number, beta2: Number) -> 
 
 
 def ratio(first: Tensor, root: Tensor) -> Tensor:
-    """``first / root``, zero where the root is: a coordinate without history must stay put."""
+    """Return ``first / root``, zero where the root is: a coordinate without history stays."""
     return torch.where(root == 0, torch.zeros_like(first), first / root)
 
 
 def direction(moments: Moments, added: Number) -> Tree:
-    """``m / (sqrt(v) + added)``: the addend is outside of the root."""
+    """Return ``m / (sqrt(v) + added)``: the addend is outside of the root."""
     return moments.first.map(ratio, moments.second.sqrt() + added)
 
 
 def correction(beta1: Number, beta2: Number, steps: Tensor) -> Tensor:
-    """What a rate is multiplied by because moments start at zero, near 1 after many steps."""
+    """Return the factor that corrects a learning rate for moments that start at zero."""
     factor: Tensor = (1 - beta2**steps) ** 0.5 / (1 - beta1**steps)
     return factor

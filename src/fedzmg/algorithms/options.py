@@ -1,9 +1,8 @@
-"""Options by key: the fields of an algorithm's rules, and the wrappers every algorithm can get.
+"""Options by key: the fields of an algorithm's rules, and wrappers that keys add.
 
 ``client.clip_norm=1.0`` puts a wrapper around the client rule, ``client.schedule=cosine`` another,
-``server.decay=0.0005`` one around the server rule; once it is there, its fields are options like
-all others, so what ``Algorithm.options()`` lists can be given back here and builds the same
-algorithm.
+``server.decay=0.0005`` one around the server rule. Its fields are then options like all others, so
+``configure`` builds the same algorithm from what ``Algorithm.options()`` lists.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from fedzmg.errors import InputError, unknown
 
 SCHEDULE = tuple(field.name for field in dataclasses.fields(Schedule))
 CLIPS = {"clip_norm": ClipNorm, "clip_value": ClipValue}
-"""Innermost first: where both are asked for, single entries are bounded before the norm."""
+"""Clipping wrappers, innermost first: single entries are bounded before the norm."""
 SERVER_DECAY = "server.decay"
 
 WRAPPER_KEYS = (
@@ -30,31 +29,31 @@ WRAPPER_KEYS = (
 )
 
 
-_TRIED: dict[str, Any] = {
+_EXAMPLES: dict[str, Any] = {
     **{f"client.{name}": 1.0 for name in CLIPS},
     SERVER_DECAY: 0.0,
     "client.schedule": "constant",
     "server.schedule": "constant",
 }
-"""A value of every wrapper's key, to see whether the wrapper fits."""
+"""A valid value of every wrapper's key, to test whether the wrapper fits."""
 
 
 def known_options(algorithm: Algorithm) -> list[str]:
-    """Every key of this algorithm and of wrappers, whether they fit around its rules or not."""
+    """Return every key of this algorithm and of wrappers, also of those that do not fit."""
     return sorted({*algorithm.options(), *WRAPPER_KEYS})
 
 
 def wrapper_options(algorithm: Algorithm) -> list[str]:
-    """The keys of wrappers that fit around this algorithm's rules and are not there yet."""
+    """Return the keys of wrappers that fit around this algorithm's rules and are not used yet."""
     own = algorithm.options()
-    fit = {key for key, value in _TRIED.items() if _fits(algorithm, key, value)}
+    fit = {key for key, value in _EXAMPLES.items() if _fits(algorithm, key, value)}
     for side in ("client", "server"):
         fit |= {f"{side}.{name}" for name in SCHEDULE if f"{side}.schedule" in fit}
     return [key for key in WRAPPER_KEYS if key in fit and key not in own]
 
 
 def number_options(algorithm: Algorithm) -> list[str]:
-    """The keys whose values are numbers, of this algorithm and of wrappers that fit around it."""
+    """Return the keys with numeric values, of this algorithm and of wrappers that fit."""
     own = [
         f"{side}.{field.name}"
         for side in ("client", "server")
@@ -75,14 +74,14 @@ def _fits(algorithm: Algorithm, key: str, value: Any) -> bool:
 
 
 def configure(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
-    """A copy with fields changed and wrappers added; ``None`` for a wrapper's key means without.
+    """Return a copy with fields changed and wrappers added; ``None`` adds no wrapper.
 
     Clipping comes outermost, since the loss gradient is clipped before anything else. A server's
-    schedule comes around its decay, which is measured in units of the rate.
+    schedule comes around its decay, which is relative to the learning rate.
 
     Raises:
         InputError: for an unknown key (the nearest is suggested), a value out of range or a
-            wrapper that makes no sense here.
+            wrapper that does not fit.
     """
     own = algorithm.options()
     added: dict[str, Any] = {}
@@ -108,7 +107,7 @@ def configure(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
 
 
 def _unknown(algorithm: Algorithm, key: str) -> InputError:
-    """Suggests only what can be set, and of the side that was meant."""
+    """Return an error that suggests options of the same side."""
     side, dot, _ = key.partition(".")
     known = [*algorithm.options(), *wrapper_options(algorithm)]
     same = [name for name in known if name.startswith(side + dot)]
@@ -122,11 +121,11 @@ def _unknown(algorithm: Algorithm, key: str) -> InputError:
 
 
 def _check_schedule(algorithm: Algorithm, side: str, fields: Mapping[str, Any]) -> None:
-    """Refuse numbers without a schedule, and a schedule whose keys mean something else already."""
+    """Reject numbers without a schedule, and a schedule whose keys are taken."""
     if "schedule" not in fields:
         name, value = next(iter(fields.items()))
         raise InputError(
-            f"{algorithm.name}, {side}.{name} = {value!r}: belongs to a schedule; say which, for "
+            f"{algorithm.name}, {side}.{name} = {value!r}: belongs to a schedule; add one, for "
             f"example {side}.schedule=cosine"
         )
     taken = [f"{side}.{name}" for name in SCHEDULE if f"{side}.{name}" in algorithm.options()]

@@ -1,13 +1,13 @@
-"""A server step that is zero-mean per output unit, whatever the rule inside makes of the update.
+"""Server steps centred per output unit, around any server rule.
 
 ::
 
     w'  <- inner(w, updates)
     w   <- w + (w' - w) - mean(w' - w over the layer's inputs)       for every weight
 
-An element-wise preconditioner (Adam, Yogi, Adagrad) turns zero-mean updates into a step that is
-not. The authors of Gradient Centralization (Yong et al. 2020) advise to centre the final step of
-adaptive optimisers, so that the mean of the weights is kept; this does so on a server.
+An element-wise preconditioner (Adam, Yogi, Adagrad) turns zero-mean updates into a step that is not
+zero-mean. The authors of Gradient Centralization (Yong et al. 2020) advise to centre the final step
+of adaptive optimisers, so that the mean of the weights is kept. This rule does so on a server.
 
 Travels and state: as the rule inside.
 Degenerate cases: around a plain average it is Global GC; on clients without decay that already
@@ -44,7 +44,7 @@ class Projected(ServerWrapper):
     embedding_axis: EmbeddingAxis = choice(
         *get_args(EmbeddingAxis), doc="axis of an embedding that counts as its inputs"
     )
-    biases: Biases = choice(*get_args(Biases), doc="whether biases lose their mean too")
+    biases: Biases = choice(*get_args(Biases), doc="biases: left alone, or centred too")
 
     def for_layout(self, layout: Layout) -> Self:
         axes = projected_axes(layout, "all", self.embedding_axis, self.biases)
@@ -58,7 +58,7 @@ class Projected(ServerWrapper):
 
         def moved(name: str, leaf: Tensor) -> Tensor:
             if not known[name]:
-                return leaf  # as it is, because taking the step apart and adding it again rounds
+                return leaf  # subtracting and adding params would round
             return params[name] + zero_mean(leaf - params[name], known[name])
 
         return Tree({name: moved(name, leaf) for name, leaf in after.items()}), state

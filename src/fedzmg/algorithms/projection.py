@@ -1,4 +1,4 @@
-"""The zero-mean projection: which parameters are centred, over which axes, and how.
+"""The zero-mean projection, and the axes over which it centres each parameter.
 
 Clients project gradients with it (FedZMG, Gradient Centralization), servers project steps.
 """
@@ -40,7 +40,7 @@ def zero_mean(grad: Tensor, input_axes: tuple[int, ...]) -> Tensor:
 def zero_mean_vector(grad: Tree) -> Tree:
     """Project a gradient onto zero mean over all of its entries, the model as one vector."""
     if not grad:
-        return grad  # a look at the loss alone
+        return grad  # a full pass for the loss alone
     total = torch.stack([leaf.sum(dtype=_wide(leaf)) for leaf in grad.values()]).sum()
     mean = total / sum(leaf.numel() for leaf in grad.values())
     return grad.map(lambda leaf: leaf - mean.to(leaf.dtype))
@@ -56,7 +56,7 @@ def projected_axes(
     embedding_axis: EmbeddingAxis = "vocab",
     biases: Biases = "free",
 ) -> Axes:
-    """The axes over which each parameter is centred; ``()`` leaves it alone.
+    """Return the axes over which each parameter is centred; ``()`` leaves it alone.
 
     A layer is the module that owns a parameter, so a bias is centred only with its layer's weights.
     """
@@ -77,8 +77,8 @@ def projected_axes(
         over = info.input_axes
         if info.role == "embedding" and embedding_axis == "dim":
             over = (1,)
-        # The last axis is the only one of a bias. A parameter without a layer's type is one whose
-        # axes the user has named: "none" is then the user's word.
+        # The last axis of a bias is its only one. A parameter without a layer's type has axes that
+        # the user named; they take precedence.
         if info.role in ("bias", "norm") and info.layer and biases == "centred":
             over = (-1,)
         axes[name] = over if chosen.get(project) else ()

@@ -15,9 +15,9 @@ needs one more pass over the client's data. Client state: c_i. Server state: c. 
 The mean of all ``c_i`` is ``c`` after every round, whatever the participation, as long as nobody
 is drawn twice in a round; clients that never took part count with ``c_i = 0``.
 
-Differences from the paper: none in the equations; clients may do different numbers of steps. The
-rate, momentum-free, is a part of the rule because option II divides by it: ``(w - y) / (K lr)`` is
-a mean of gradients for plain SGD only.
+Differences from the paper: none in the equations; clients may do different numbers of steps. There
+is no momentum because option II divides by the learning rate: ``(w - y) / (K lr)`` is a mean of
+gradients for plain SGD only.
 Degenerate cases: the first round is FedAvg's with uniform weights; with ``N = 1`` every round is,
 since ``c = c_i``; with one full-batch step a round the two options agree. Inside ``ZeroMean`` it is
 SCAFFOLD with projected variates, and column sums are kept.
@@ -48,8 +48,8 @@ from fedzmg.contract import (
 from fedzmg.tree import Tree
 
 Variate = Literal["path", "start"]
-"""Where a client's new variate is from: the mean gradient of its steps, or that of all its data
-at the received model."""
+"""Origin of a client's new variate: the mean gradient of its steps, or the full gradient at the
+received model."""
 
 
 @final
@@ -70,7 +70,6 @@ class Scaffold(ClientRule):
         return params.zeros()
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        del context
         return full_pass.grad if isinstance(full_pass, FullPass) and self.variate == "start" else ()
 
     def step(
@@ -108,12 +107,11 @@ class ScaffoldServer(ServerRule):
         return params - self.lr * cohort.delta, state + cohort.total / cohort.population
 
 
-def _entry(name: str, variate: Variate, origin: str) -> AlgorithmInfo:
+def _info(name: str, variate: Variate, origin: str) -> AlgorithmInfo:
     return AlgorithmInfo(
         Algorithm(name, Scaffold(variate=variate), ScaffoldServer(), weights="uniform"),
         summary=f"SGD corrected by control variates from {origin}",
         source="Karimireddy et al. 2020",
-        about=__doc__,
         down=2,
         up=2,
         client_keeps=1,
@@ -121,7 +119,8 @@ def _entry(name: str, variate: Variate, origin: str) -> AlgorithmInfo:
     )
 
 
-ENTRIES = (
-    _entry("scaffold", "path", "the steps done (option II)"),
-    _entry("scaffold:option-1", "start", "full gradients (option I)"),
+FAMILY = "corrected clients"
+ALGORITHMS = (
+    _info("scaffold", "path", "the steps done (option II)"),
+    _info("scaffold:option-1", "start", "full gradients (option I)"),
 )

@@ -1,6 +1,6 @@
 """Learning rates that change from round to round, around any rule that has an ``lr``.
 
-With ``t = round - 1``, so that the first round has the rate as it was given::
+With ``t = round - 1``, so that the first round has the given learning rate::
 
     constant     lr
     step         lr gamma^floor(t / every)
@@ -12,9 +12,8 @@ these are StepLR, ExponentialLR and CosineAnnealingLR (with ``eta_min = floor lr
 ``torch.optim.lr_scheduler``.
 
 Differences from torch: after its horizon a cosine does not rise again. With a floor it stays there.
-Without one it would be zero, where nothing is learnt and rules that divide by their rate fail; so
-it keeps the rate of the last round before the horizon, which is above zero. ``floor = 0`` asks for
-zero.
+Without one it keeps the learning rate of the last round before the horizon, because rules that
+divide by a learning rate of zero fail. ``floor = 0`` asks for zero.
 Degenerate cases: ``constant`` is the rule inside bit for bit, and so is every first round.
 """
 
@@ -54,21 +53,21 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "cosine": ("horizon",),
     "exponential": ("gamma",),
 }
-"""The numbers each shape cannot do without; all but the constant one take a floor, too."""
+"""Numbers that each shape needs; all but the constant one take a floor, too."""
 
 
 @dataclass(frozen=True)
 class Schedule(Rule):
-    """The factor of the rate in a round: the fields that client and server schedules share."""
+    """Factor of the learning rate in a round; base of client and server schedules."""
 
-    schedule: Shape = field(metadata={"doc": "how the rate changes from round to round"})
+    schedule: Shape = field(metadata={"doc": "change of the learning rate over rounds"})
     every: Number | None = number(None, low=1, doc="step: rounds between two changes")
     gamma: Number | None = number(None, above=0, doc="step, exponential: factor of a change")
     horizon: Number | None = number(None, low=1, doc="cosine: rounds until the fall ends")
-    floor: Number | None = number(None, low=0, high=1, doc="least factor of the rate; absent: none")
+    floor: Number | None = number(None, low=0, high=1, doc="least factor of lr; absent: none")
 
     def __post_init__(self) -> None:
-        """Refuse an unknown shape, numbers it lacks or ignores, and a rule without a rate."""
+        """Reject an unknown shape, missing or unused numbers, and a rule without ``lr``."""
         super().__post_init__()
         if self.schedule not in get_args(Shape):
             raise unknown("schedule", str(self.schedule), get_args(Shape))
@@ -95,11 +94,11 @@ class Schedule(Rule):
                 )
 
     def factor(self, round_: Tensor, dtype: torch.dtype) -> Tensor:
-        """What the rate is multiplied by in a round, counted from 1."""
+        """Return the factor of the learning rate in a round, counted from 1."""
         done = (round_ - 1).to(dtype)
         floor = 0.0 if self.floor is None else self.floor
         if self.horizon is not None:
-            # Without a floor the rate of the last round before the horizon stays: the next is zero.
+            # Without a floor, stop one round before the horizon, where the factor is zero.
             last = self.horizon - 1 if self.floor is None else self.horizon
             last = torch.ones_like(done) * last
             part = torch.minimum(done, last) / self.horizon
@@ -107,14 +106,13 @@ class Schedule(Rule):
             return 1 - (1 - floor) * (1 - torch.cos(math.pi * part)) / 2
         if self.gamma is None:
             return torch.ones_like(done)
-        # Half a round more keeps an inexact quotient off the whole numbers.
+        # Half a round keeps rounding errors away from whole quotients.
         changes = done if self.every is None else ((done + 0.5) / self.every).floor()
         factor: Tensor = self.gamma**changes
-        # A rising rate begins at one, above every floor.
         return factor if self.floor is None else torch.maximum(factor, factor * 0 + floor)
 
     def at(self, rule: R, round_: Tensor, params: Tree) -> R:
-        """The rule inside with the rate of a round."""
+        """Return the rule inside with the learning rate of a round."""
         rate = rate_of(rule)
         if self.schedule == "constant" or rate is None:
             return rule

@@ -39,10 +39,10 @@ class SGD(ClientRule):
     momentum: Number | None = number(None, low=0, below=1, doc="accumulating momentum")
     decay: Number | None = number(None, low=0, doc="decoupled weight decay, times lr per step")
     decay_scope: Literal["all", "kernels"] = choice(
-        "all", "kernels", doc="what decays: everything, or all but biases and norms"
+        "all", "kernels", doc="parameters that decay: all, or all but biases and norms"
     )
     form: Literal["heavy_ball", "nesterov"] = choice(
-        "heavy_ball", "nesterov", doc="momentum as published, or with a look ahead"
+        "heavy_ball", "nesterov", doc="form of the momentum"
     )
     spared: tuple[str, ...] | None = field(default=None, repr=False, metadata={"derived": True})
     """Names of the parameters that do not decay, once the model is known."""
@@ -54,13 +54,11 @@ class SGD(ClientRule):
         return replace(self, spared=spared)
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        del full_pass
         return () if self.momentum is None else context.params.zeros()
 
     def step(
         self, context: ClientContext, params: Tree, scratch: State, grad: Tree
     ) -> tuple[Tree, State]:
-        del context
         if self.momentum is not None:
             scratch = self.momentum * scratch + grad
             grad = grad + self.momentum * scratch if self.form == "nesterov" else scratch

@@ -1,9 +1,9 @@
-"""What wrappers share: they hold a rule and hand everything on that they do not change.
+"""Base classes of wrappers, which hold a rule and forward what they do not change.
 
 A client's wrapper acts on the gradient before the rule inside sees it, so the outermost wrapper
-acts first. The order that is meant when several are used: clip, project, pull (proximal term), then
-the rule's own correction, momentum, decay and step. Projection is linear, so projecting before or
-after a control variate is the same as long as the variate is projected too.
+acts first. The order is: clip, project, pull (proximal term), then the rule's own correction,
+momentum, decay and step. Projection is linear, so projecting before or after a control variate is
+the same if the variate is projected too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedzmg.tree import Tree
 
 
 def rate_of(rule: Rule) -> Number | None:
-    """The ``lr`` of the outermost rule that has one."""
+    """Return the ``lr`` of the outermost rule that has one."""
     rates = [r.lr for r in chain(rule) if any(f.name == "lr" for f in fields(r))]
     return rates[0] if rates else None
 
@@ -75,11 +75,11 @@ class Wrapper(ClientRule):
 
 
 class GradientWrapper(Wrapper):
-    """A wrapper that changes every gradient of the loss: of a batch, and of a full pass."""
+    """A wrapper that changes every gradient: of a batch, and of a full pass."""
 
     @abstractmethod
     def changed(self, grad: Tree) -> Tree:
-        """What the rule inside sees of a gradient; an empty one if only its loss was wanted."""
+        """Return the gradient for the rule inside; empty in a full pass for the loss alone."""
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         seen = (

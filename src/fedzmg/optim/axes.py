@@ -1,4 +1,4 @@
-"""Which axes of each parameter an optimizer centres over, from a model or from what a user says."""
+"""Input axes of parameters, from a model or from the user."""
 
 from __future__ import annotations
 
@@ -23,44 +23,53 @@ GivenAxes: TypeAlias = int | Axes | Sequence[Axes] | Mapping[str, Axes] | None
 """One tuple for all parameters of a group, a list with a tuple each, or a map by name."""
 
 Known: TypeAlias = Mapping[str, Axes] | Mapping[Tensor, Axes]
-"""What a user has said by name, or what a model says of its parameters."""
+"""Axes that the user gave by name, or the model's by parameter."""
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def model_axes(model: nn.Module, axes: Mapping[str, Axes] | None = None) -> dict[Tensor, Axes]:
-    """Input axes of all parameters of a model, for now and for when frozen ones are trained.
+    """Return the input axes of all parameters of a model, frozen ones included if known."""
+    return model_layout(model, axes)[0]
 
-    Vectors and scalars are never centred, whatever module they belong to, so a module of a type
-    that is not known matters only if it has weights of two or more axes. A frozen one is then
-    left out.
+
+def model_layout(
+    model: nn.Module, axes: Mapping[str, Axes] | None = None
+) -> tuple[dict[Tensor, Axes], set[Tensor]]:
+    """Return the input axes of a model's parameters, and its biases and norms by their role.
+
+    Vectors and scalars are never centred, so an unknown type of module matters only if it has
+    weights of two or more axes. Frozen ones of unknown type are left out.
     """
-    told: dict[str, Axes] = dict(axes or {})
+    given_axes: dict[str, Axes] = dict(axes or {})
     frozen: dict[Tensor, set[Axes | None]] = {}
     for prefix, module in model.named_modules():
         for own_name, parameter in module.named_parameters(recurse=False):
             name = f"{prefix}.{own_name}" if prefix else own_name
-            _refuse_lazy(parameter, name)
-            if name in told:
-                told[name] = checked(told[name], parameter.ndim, name)
+            _reject_lazy(parameter, name)
+            if name in given_axes:
+                given_axes[name] = checked(given_axes[name], parameter.ndim, name)
             elif parameter.ndim < 2:
-                told[name] = ()
+                given_axes[name] = ()
             elif _is_spectral(module):
                 *layer, _, behind = prefix.split(".")
                 found = _by_type(model.get_submodule(".".join(layer)), behind, parameter.ndim)
                 if found is not None:
-                    told[name] = found
+                    given_axes[name] = found
             if not parameter.requires_grad:
-                # Tied ones have several names, which may disagree.
-                says = told.pop(name, _by_type(module, own_name, parameter.ndim))
-                frozen.setdefault(parameter, set()).add(says)
+                # The names of a tied parameter may disagree.
+                own_axes = given_axes.pop(name, _by_type(module, own_name, parameter.ndim))
+                frozen.setdefault(parameter, set()).add(own_axes)
     named = dict(model.named_parameters())
-    layout = layout_of(model, told)
+    layout = layout_of(model, given_axes)
     known: dict[Tensor, Axes] = {named[name]: info.input_axes for name, info in layout.items()}
-    for parameter, said in frozen.items():
-        if len(said) == 1 and (one := said.pop()) is not None:
+    for parameter, candidates in frozen.items():
+        if len(candidates) == 1 and (one := candidates.pop()) is not None:
             known[parameter] = one
-    return known
+    spared: set[Tensor] = {
+        named[name] for name, info in layout.items() if info.role in ("bias", "norm")
+    }
+    return known, spared
 
 
 def _by_type(module: nn.Module, own_name: str, rank: int) -> Axes | None:
@@ -70,19 +79,19 @@ def _by_type(module: nn.Module, own_name: str, rank: int) -> Axes | None:
 
 
 def _is_spectral(module: nn.Module) -> bool:
-    """Whether it keeps a weight that is the layer's own but for a factor."""
+    """Check for spectral norm, which stores the layer's weight up to a factor."""
     return isinstance(module, ParametrizationList) and all(
         isinstance(each, _SpectralNorm) for each in module
     )
 
 
-def _refuse_lazy(parameter: Any, name: str) -> None:
+def _reject_lazy(parameter: Any, name: str) -> None:
     if is_lazy(parameter):
         raise InputError(f"parameter {name!r} has no shape yet: run one forward first")
 
 
 def axes_of(group: Mapping[str, Any], known: Known | None) -> list[Axes]:
-    """The axes of every parameter of a group: its own ``"input_axes"``, or what is known."""
+    """Return the axes of every parameter of a group: its ``"input_axes"``, or the known ones."""
     for key in group:
         if key != "input_axes" and difflib.get_close_matches(key, ["input_axes"], cutoff=0.55):
             raise InputError(f"a group has {key!r}: did you mean 'input_axes'?")
@@ -92,8 +101,8 @@ def axes_of(group: Mapping[str, Any], known: Known | None) -> list[Axes]:
         missing = [p for p in group["params"] if p not in by_parameter and p.ndim > 1]
         if missing:
             raise InputError(
-                f"a parameter of shape {tuple(missing[0].shape)} is none of the model's whose "
-                "input axes are known: name it in axes, or give its group 'input_axes'"
+                f"a parameter of shape {tuple(missing[0].shape)} is none of the model's with known "
+                "input axes: name it in axes, or give its group 'input_axes'"
             )
         given = [by_parameter.get(p, ()) for p in group["params"]]
     elif given is None and known is not None and "param_names" in group:
@@ -102,19 +111,18 @@ def axes_of(group: Mapping[str, Any], known: Known | None) -> list[Axes]:
 
 
 def group_axes(group: Mapping[str, Any], given: GivenAxes) -> list[Axes]:
-    """The axes of every parameter of a group, checked.
+    """Return the checked axes of every parameter of a group.
 
-    Without ``given`` all axes but the first of every parameter with two or more are taken for
-    inputs, which is right for linear layers and convolutions and wrong for embeddings, transposed
-    convolutions and convolutions with channels last; that is said once.
+    Without ``given``, all axes but the first are taken for inputs, with one warning. That is wrong
+    for embeddings, transposed convolutions and convolutions with channels last.
     """
     params: list[Tensor] = group["params"]
     names: list[str] = group.get("param_names") or [f"number {i}" for i in range(len(params))]
     for parameter, name in zip(params, names, strict=True):
-        _refuse_lazy(parameter, name)
+        _reject_lazy(parameter, name)
     chosen = _chosen(given, params, names)
     found = [checked(a, p.ndim, n) for a, p, n in zip(chosen, params, names, strict=True)]
-    tell_of_single_inputs(zip(names, params, found, strict=True))
+    warn_of_single_inputs(zip(names, params, found, strict=True))
     return found
 
 
@@ -123,7 +131,7 @@ def _chosen(given: Any, params: list[Tensor], names: list[str]) -> list[Any]:
         return _by_name(given, params, names)
     if given is None:
         if any(p.ndim > 1 for p in params):
-            _tell_once(
+            _warn_once(
                 "input axes are not known for a bare list of parameters: all axes but the first "
                 "are taken for inputs, which is wrong for embeddings and transposed layouts; pass "
                 "the model (ZeroMeanSGD.for_model), axes by name, or 'input_axes' in every group"
@@ -154,7 +162,7 @@ def _by_name(given: Mapping[str, Axes], params: list[Tensor], names: list[str]) 
 
 
 def check_names(axes: Mapping[str, Axes], groups: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse a map of axes that names a parameter no group has."""
+    """Reject a map of axes that names a parameter of no group."""
     known = [name for group in groups for name in group.get("param_names", ())]
     if not known:
         raise InputError(
@@ -167,40 +175,40 @@ def check_names(axes: Mapping[str, Axes], groups: Iterable[Mapping[str, Any]]) -
 
 
 def checked(given: Any, rank: int, name: str) -> Axes:
-    """Axes in ascending order, counted from the front."""
-    place = f"input axes {given} of parameter {name}"
+    """Return valid axes in ascending order, counted from the front."""
+    what = f"input axes {given} of parameter {name}"
     try:
         axes = [index(a) for a in ((given,) if isinstance(given, SupportsIndex) else given)]
     except TypeError as error:
-        raise InputError(f"{place}: expected a tuple of whole numbers") from error
+        raise InputError(f"{what}: expected a tuple of whole numbers") from error
     if any(not -rank <= a < rank for a in axes):
-        raise InputError(f"{place}: it has {rank} axes")
+        raise InputError(f"{what}: it has {rank} axes")
     found = tuple(sorted(a % rank for a in axes))
     if len(set(found)) != len(found):
-        raise InputError(f"{place}: an axis is named twice")
+        raise InputError(f"{what}: an axis is named twice")
     return found
 
 
 def inputs(shape: Sequence[int], axes: Axes) -> int:
-    """How many entries share one mean."""
+    """Count the entries that share one mean."""
     found = 1
     for axis in axes:  # a loop, which torch.compile can follow
         found *= shape[axis]
     return found
 
 
-def tell_of_single_inputs(named: Iterable[tuple[str, Tensor, Axes]]) -> None:
-    """Warn of weights that the rule takes out of training: a lone gradient is its own mean."""
-    still = [n for n, p, axes in named if axes and p.numel() and inputs(p.shape, axes) == 1]
-    if still:
-        _tell_once(
-            f"units of parameter {', '.join(still)} have one input each, and a gradient minus its "
+def warn_of_single_inputs(named: Iterable[tuple[str, Tensor, Axes]]) -> None:
+    """Warn of weights that the projection never moves: a single gradient is its own mean."""
+    single = [n for n, p, axes in named if axes and p.numel() and inputs(p.shape, axes) == 1]
+    if single:
+        _warn_once(
+            f"units of parameter {', '.join(single)} have one input each, and a gradient minus its "
             "own mean is zero: no step but decay will change them; leave them uncentred with "
             "axes={name: ()} or 'input_axes' of their group"
         )
 
 
-def _tell_once(message: str) -> None:
-    if message not in _told:
-        _told.add(message)
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
         warnings.warn(message, UserWarning, stacklevel=8)

@@ -1,4 +1,4 @@
-"""Any torch optimizer whose final step is zero-mean over the inputs of every layer."""
+"""Wrapper that centres the final step of any torch optimizer."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from torch.optim import Optimizer
 from fedzmg.errors import InputError
 from fedzmg.optim.axes import Axes, Known, axes_of, check_names, inputs, model_axes
 from fedzmg.optim.projection import sum_of_inputs
-from fedzmg.optim.shards import local
+from fedzmg.optim.tensors import local
 
 
 class Centred(Optimizer):
-    """A torch optimizer, its step centred: for those that scale every entry by its own history.
+    """A torch optimizer whose step is centred, for optimizers that scale every entry separately.
 
-    Adam and its kin turn a zero-mean gradient into a step that is not, so centring their gradients
-    does not keep the mean of the weights; centring their step does::
+    Adam and similar optimizers turn a zero-mean gradient into a step that is not zero-mean, so
+    centring their gradients does not keep the mean of the weights. Centring their step does::
 
         w' <- optimizer(w, g)
         w  <- w' - mean(w' - w over the layer's inputs)
 
-    Only the means before and after are kept, not a copy of the model. All of the step is centred,
-    decoupled weight decay included: the sum of every column stays as it is for good.
+    Only the sums before and after are kept, not a copy of the model. All of the step is centred,
+    decoupled weight decay included: the sum of every column never changes.
 
     It shares ``param_groups`` and ``state`` with the optimizer inside, so schedulers, checkpoints
     and scalers see one optimizer. Use the wrapper for all calls.
 
     Args:
         optimizer: any torch optimizer.
-        model: the module whose layers say which axes are inputs; None if groups of the optimizer
+        model: the module whose layers determine the input axes; None if groups of the optimizer
             have ``"input_axes"``, or if its parameters have names and ``axes`` lists them.
         axes: input axes by parameter name.
 
@@ -64,7 +64,7 @@ class Centred(Optimizer):
         chosen = [axes_of(group, self._known) for group in optimizer.param_groups]
         for group, each in zip(optimizer.param_groups, chosen, strict=True):
             group["input_axes"] = each
-        # The groups are those of the optimizer inside: the same dictionaries, then the same list.
+        # The groups are shared with the optimizer inside.
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
 
@@ -76,7 +76,7 @@ class Centred(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the optimizer inside, with ``"input_axes"`` if none of the model's."""
         if any(param_group is group for group in self.optimizer.param_groups):
-            return  # while this one is made: there already
+            return  # called by the constructor
         self.optimizer.add_param_group(param_group)
         group = self.optimizer.param_groups[-1]
         try:
@@ -86,7 +86,7 @@ class Centred(Optimizer):
             raise
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do one step of the optimizer inside and centre it.
+        """Take one step of the optimizer inside and centre it.
 
         An optimizer that evaluates its closure several times (LBFGS) has all its steps centred
         together.
@@ -110,11 +110,11 @@ class Centred(Optimizer):
         self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the optimizer inside, which is all there is."""
+        """Return the state of the optimizer inside."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this or of the bare optimizer; the input axes stay."""
+        """Load a state of this or of the bare optimizer; the input axes do not change."""
         own = [group["input_axes"] for group in self.param_groups]
         self.optimizer.load_state_dict(state_dict)
         for group, axes in zip(self.optimizer.param_groups, own, strict=True):

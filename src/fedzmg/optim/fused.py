@@ -1,6 +1,6 @@
-"""What the fused kernel needs to know about a group, and the launch itself.
+"""Tables for the fused kernel, and its launch.
 
-``import fedzmg.optim`` needs no Triton: the kernels are imported by the first launch.
+Triton is imported by the first launch, not by ``import fedzmg.optim``.
 """
 
 from __future__ import annotations
@@ -19,42 +19,40 @@ from torch import Tensor
 
 from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.optim.axes import Axes, inputs
-from fedzmg.optim.memory import laid_like, without_gaps
 from fedzmg.optim.projection import sum_of_inputs
-from fedzmg.optim.shards import local, splits_inputs
+from fedzmg.optim.tensors import inputs_sharded, local, with_strides_of, without_gaps
 from fedzmg.optim.updates import Numbers, Weights
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TILE = 2048
-"""Entries that a program holds on chip, if a row is not longer; few, so that several programs find
-room for theirs at a time."""
+"""Entries that a program holds on chip; few, so that several programs run at a time."""
 SHORT, WIDTHS = (16, 64), (256, 512, 1024, 2048, 4096)
-"""Row lengths that the kernel holds on chip; those of ``WIDTHS`` only if they are aligned."""
+"""Row lengths held on chip; those of ``WIDTHS`` only if they are aligned."""
 TAIL = 8
-"""Rows of ``WIDTHS`` may be longer by this part: those of 3 x 3 convolutions are, 9 = 8 + 1."""
+"""Rows may exceed ``WIDTHS`` by this fraction, as those of 3 x 3 convolutions do (9 = 8 + 1)."""
 ALIGNMENT = 16
-"""Bytes that a thread reads at a time where all rows begin at a multiple of it."""
-TOO_LONG = 1 << 16
-"""Rows beyond this are summed by torch, which sets more than one program to a row."""
+"""Bytes that a thread reads at a time in aligned rows."""
+MAX_ROW = 1 << 16
+"""Longer rows are summed by torch, with several programs per row."""
 STRIPE = 16
-"""Neighbouring columns that a program takes where the entries of a mean lie below each other."""
-MOST_IN_COLUMN = 1024
-"""Longer columns are summed by torch: one program for a stripe of them would take long."""
-MOST_ENTRIES = 1 << 31
-"""Of tensors whose rows are not each summed by one program: places in them have 32 bits."""
+"""Neighbouring columns of a program, for means along columns."""
+MAX_COLUMN = 1024
+"""Longer columns are summed by torch."""
+MAX_ENTRIES = 1 << 31
+"""Entries of a tensor whose offsets must fit into 32 bits."""
 FLAT, LONG, COLUMNS = 0, 1, 2
 
 
-_AS_IT_IS = nullcontext()
+_NO_CONTEXT = nullcontext()
 
 
 class Form(NamedTuple):
-    """How one tensor lies in memory, as the kernel sees it."""
+    """Memory layout of one tensor for the kernel."""
 
     shape: int
     """A width of ``WIDTHS`` (rows on chip), ``LONG`` (a row a program), ``COLUMNS`` or ``FLAT``."""
     length: int
-    """Entries of a row or column; of a flat tensor, those after which its outputs begin anew."""
+    """Entries of a row or column; in a flat tensor, the period of its outputs."""
     rows: int
     """Rows or columns; entries of a flat tensor."""
     inner: int
@@ -65,20 +63,20 @@ class Form(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """Programs that this tensor takes."""
+        """Number of programs for this tensor."""
         heights = {FLAT: TILE, LONG: 1, COLUMNS: STRIPE}
         return -(-self.rows // heights.get(self.shape, TILE // max(self.shape, 1) or 1))
 
     @property
     def needs_sums(self) -> bool:
-        """Whether sums over the inputs come from outside."""
+        """True if torch computes the sums over the inputs."""
         return self.shape == FLAT and self.inputs > 0
 
 
 def form_of(
     tensor: Tensor, axes: Axes, *, sums_given: bool = False, aligned: bool = True
 ) -> Form | None:
-    """The form of a tensor in memory; None if the kernel cannot walk it."""
+    """Return the layout of a tensor, or None if the kernel cannot walk it."""
     return _form_of(tensor.shape, tensor.stride(), axes, sums_given, aligned)
 
 
@@ -93,21 +91,21 @@ def _form_of(
     if not axes or not entries:
         return Form(FLAT, max(entries, 1), entries, 1, 1, 0)
     walk = [(axis in axes, shape[axis]) for axis in order if shape[axis] > 1]
-    # Axes of one kind that follow each other in memory are one axis.
+    # Neighbouring axes of one kind are one axis.
     runs = [
         (kind, math.prod(size for _, size in each))
         for kind, each in groupby(walk, key=lambda item: item[0])
     ]
     kinds = [kind for kind, _ in runs]
-    if not sums_given and kinds in ([], [True], [False], [False, True]) and count <= TOO_LONG:
+    if not sums_given and kinds in ([], [True], [False], [False, True]) and count <= MAX_ROW:
         return Form(_width(count, aligned), count, entries // count, 1, 1, count)
-    if entries >= MOST_ENTRIES:
+    if entries >= MAX_ENTRIES:
         return None
-    if not sums_given and kinds == [True, False] and count <= MOST_IN_COLUMN:
+    if not sums_given and kinds == [True, False] and count <= MAX_COLUMN:
         return Form(COLUMNS, count, entries // count, 1, 1, count)
     # Outputs, inputs, outputs, inputs: any of them may have length one.
     sizes = [size for _, size in ([] if kinds and not kinds[0] else [(False, 1)]) + runs]
-    # Sums lie in the order of the axes, entries in the order of memory: both must agree.
+    # Sums are in the order of the axes, entries in the order of memory: both must agree.
     outputs = [axis for axis in order if axis not in axes and shape[axis] > 1]
     if len(sizes) > 4 or outputs != sorted(outputs):
         return None
@@ -116,11 +114,11 @@ def _form_of(
 
 
 class Fixed(NamedTuple):
-    """Addresses that stay while nobody moves a tensor."""
+    """Addresses that are constant while no tensor is reallocated."""
 
     params: list[int]
     velocities: list[int]
-    """Those of weights where there is no momentum."""
+    """Addresses of the weights if there is no momentum."""
 
 
 def _width(length: int, aligned: bool) -> int:
@@ -136,43 +134,43 @@ def _width(length: int, aligned: bool) -> int:
 
 @dataclass
 class Plan:
-    """What stays while no tensor moves: which ones the kernel does, and its tables."""
+    """Tables of the kernel, valid while no tensor is reallocated."""
 
     fixed: Fixed
     aligned: list[bool]
-    """Whether a tensor's three addresses are multiples of ``ALIGNMENT``."""
+    """True for tensors whose three addresses are multiples of ``ALIGNMENT``."""
     ours: list[int]
     others: list[int]
-    """Places of tensors that the kernel cannot walk."""
+    """Indices of tensors that the kernel cannot walk."""
     forms: list[Form]
-    """Of ours."""
+    """Layouts of the tensors in ``ours``."""
     plain: bool
-    """Whether all are ours and lie in the order of their axes."""
+    """True if the kernel can walk all tensors and all are contiguous."""
     grads: list[int] = field(default_factory=list)
     """Addresses of all gradients in the last step."""
     sums: dict[int, Tensor] = field(default_factory=dict)
-    """Where sums over the inputs are put, of tensors that the kernel does not sum itself."""
+    """Buffers for the sums that torch computes, by index."""
     moving: list[int] = field(default_factory=list)
-    """Addresses of our gradients, as they are in the table."""
+    """Addresses of gradients in the table."""
     tables: dict[str, Tensor] = field(default_factory=dict)
     programs: int = 0
-    """Tiles of all of ours."""
+    """Number of tiles of all tensors."""
     launches: dict[tuple[bool, ...], Callable[..., object]] = field(default_factory=dict)
     """Compiled kernels by their options."""
 
     @classmethod
     def of(cls, weights: Weights, fixed: Fixed, aligned: list[bool]) -> Plan:
-        """Look at every tensor once."""
+        """Plan the launch for these tensors."""
         here = weights.local()
         found: dict[int, Form] = {}
         sums: dict[int, Tensor] = {}
         for i, (param, axes) in enumerate(zip(here.params, here.axes, strict=True)):
-            split = splits_inputs(weights.params[i], axes)
+            split = inputs_sharded(weights.params[i], axes)
             form = form_of(param, axes, sums_given=split, aligned=aligned[i])
             if form is None or here.grads[i].dtype != param.dtype:
                 continue
             found[i] = form
-            # A process without any entries of a tensor still takes part in its sum.
+            # A process without entries of a tensor still takes part in its sum.
             if form.needs_sums or split:
                 outputs = [1 if a in axes else size for a, size in enumerate(param.shape)]
                 sums[i] = torch.empty(outputs, dtype=torch.float32, device=param.device)
@@ -203,16 +201,15 @@ class Plan:
 
 
 class Launcher:
-    """Launches the kernel for one group and keeps its tables while nothing moves.
+    """Launcher of the kernel for one group, which caches tables between steps.
 
-    A step of a small model takes less time on a GPU than Python takes to ask for it, so what does
-    not change is not looked at again.
+    Launching a step of a small model takes longer in Python than on the GPU.
     """
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
         self._recorded: list[Any] = []
-        """Tables that recorded graphs read; they must live as long as the graphs."""
+        """Tables of captured CUDA graphs; they must live as long as the graphs."""
 
     def __call__(
         self,
@@ -224,16 +221,16 @@ class Launcher:
         found_inf: Tensor | None = None,
         capturable: bool = False,
     ) -> tuple[list[int], list[int]]:
-        """One step of tensors on one device and of one type; ``step=False`` updates velocities.
+        """Take a step for tensors of one device and type; ``step=False`` updates only velocities.
 
-        Returns the places of the tensors that were done, and of those that could not be.
+        Returns the indices of the tensors that were updated, and of the others.
         """
         here = weights.local()
         grads_at = _addresses(here.grads)
         plan = self._planned(weights, here, grads_at, capturable)
         if not (plan.plain and all(map(Tensor.is_contiguous, here.grads))):
-            # Copies live on until the end of this call, behind which they are freed in order.
-            grads = [laid_like(here.grads[i], here.params[i]) for i in plan.ours]
+            # Copies stay alive until the kernel is queued; memory is reused in stream order.
+            grads = [with_strides_of(here.grads[i], here.params[i]) for i in plan.ours]
             grads_at = _addresses(grads)
         for i, buffer in plan.sums.items():
             _sum_into(buffer, weights.grads[i], weights.axes[i])
@@ -258,7 +255,7 @@ class Launcher:
         if plan is None or not same or plan.aligned != aligned:
             plan = self._plan = Plan.of(weights, fixed, aligned)
             if capturable and here.params[0].is_cuda:
-                # Compiled now, since nothing may be while a graph is recorded.
+                # Compile now: nothing may be compiled while a CUDA graph is captured.
                 with _current(here.params[0].device):
                     _write(params_at[:1], here.params[0].device)
         plan.grads = grads_at
@@ -271,7 +268,7 @@ class Launcher:
             return table
         if plan.moving != addresses:
             plan.moving = addresses
-            # Pageable memory: the driver has taken its copy when this returns, so nothing waits.
+            # Pageable memory: the driver has copied it when this returns, so nothing waits.
             plan.tables["moving"] = torch.tensor(addresses, dtype=torch.int64).to(
                 device, non_blocking=True
             )
@@ -283,27 +280,27 @@ def _addresses(tensors: list[Tensor]) -> list[int]:
 
 
 def _current(device: torch.device) -> Any:
-    """Triton launches on the current device, whatever its arguments are."""
+    """Make a device current: Triton launches on the current device."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return _AS_IT_IS
+        return _NO_CONTEXT
     return torch.cuda.device(device)
 
 
 def _sum_into(buffer: Tensor, grad: Tensor, axes: Axes) -> None:
-    if splits_inputs(grad, axes):
+    if inputs_sharded(grad, axes):
         buffer.copy_(sum_of_inputs(grad, axes))
     else:
         torch.sum(local(grad), dim=axes, keepdim=True, dtype=buffer.dtype, out=buffer)
 
 
 def _write(addresses: list[int], device: torch.device) -> Tensor:
-    """A table made without a copy from the host, which a recorded graph would repeat."""
+    """Make a table without a copy from the host, which a CUDA graph would repeat."""
     from fedzmg.optim.triton_step import HANDED, write
 
     table = torch.empty(len(addresses), dtype=torch.int64, device=device)
     for first in range(0, len(addresses), HANDED):
         some = addresses[first : first + HANDED]
-        # Padded by an address, not by 0: small numbers would be of another type.
+        # Padded by an address, not by 0, which Triton would give another type.
         padding = [table.data_ptr()] * (HANDED - len(some))
         write[(1,)](table, first, len(some), *some, *padding)
     return table
@@ -326,12 +323,12 @@ def _launch(
         0.0 if on_device else lr, float(numbers.momentum), numbers.weight_decay,
         float(numbers.sign), lr if on_device else None, scale, found_inf,
     )  # fmt: skip
-    # Tensors of others may be of any type and alignment, for which Triton compiles anew. Our own
-    # tables are not, so the kernel of the last launch is the right one, and Triton need not look.
+    # Triton recompiles for tensors of other types and alignments. Our own tables never differ, so
+    # the compiled kernel of the last launch can be called directly.
     known = not on_device and scale is None and found_inf is None
-    again = plan.launches.get(options) if known else None
-    if again is not None:
-        again(*arguments, None, *options)  # constants are compiled in, whatever is given here
+    compiled = plan.launches.get(options) if known else None
+    if compiled is not None:
+        compiled(*arguments, None, *options)  # constants are compiled in and ignored here
         return
     from fedzmg.optim import triton_step
 
@@ -343,10 +340,10 @@ def _launch(
 
 
 def interpreted() -> bool:
-    """Whether Triton runs kernels on a processor, for tests."""
+    """Check whether Triton interprets kernels on the CPU, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def possible(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel can run for tensors of this kind at all."""
+    """Check whether the kernel supports this device and type."""
     return HAS_TRITON and dtype in DTYPES and (device.type == "cuda" or interpreted())

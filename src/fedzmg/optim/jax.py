@@ -25,13 +25,12 @@ from fedzmg.optim.axes import Axes, checked
 
 Shape: TypeAlias = tuple[int, ...]
 AxisRule: TypeAlias = Callable[[list[str], str, Mapping[str, Shape]], Axes | None]
-"""(path of the layer, name of its parameter, all shapes) -> input axes; None if it is not told."""
+"""(path of the layer, name of its parameter, all shapes) -> input axes; None if unknown."""
 REPEATED = re.compile(r"(Scan|Vmap)[A-Z]|__layer_stack")
-"""How Flax and Haiku call modules whose parameters have an axis more, one entry for each layer."""
+"""Names that Flax and Haiku give stacked layers, whose parameters have one axis more."""
 
 
-def _none(layer: list[str], own: str, shapes: Mapping[str, Shape]) -> Axes:
-    del layer, own, shapes
+def _none(*_: object) -> Axes:
     return ()
 
 
@@ -83,18 +82,18 @@ INPUT_AXES: dict[str, AxisRule] = {
     "b": _none,
     "offset": _none,
 }
-"""A parameter's own name to the rule for it."""
+"""Rule for each name of a parameter."""
 
 
 def input_axes(params: Any, axes: Mapping[str, Axes] | None = None) -> dict[str, Axes]:
-    """The axes over which each parameter is centred, by its path, such as ``Dense_0/kernel``.
+    """Return the axes over which each parameter is centred, by path, such as ``Dense_0/kernel``.
 
     Dense kernels ``(in, out)`` have axis 0, convolutions ``(height, width, in, out)`` axes 0, 1, 2,
     embeddings ``(vocabulary, features)`` axis 0. Vectors and scalars are never centred.
 
     Args:
         params: parameters of Flax or Haiku, or gradients of the same structure.
-        axes: for parameters whose name does not tell, or tells wrongly; ``()`` leaves one alone.
+        axes: for parameters with unknown or misleading names; ``()`` leaves one alone.
             Those of another part of ``optax.multi_transform`` may be among them.
 
     Raises:
@@ -118,7 +117,7 @@ def input_axes(params: Any, axes: Mapping[str, Axes] | None = None) -> dict[str,
 
 
 def zero_mean(axes: Mapping[str, Axes] | None = None) -> Any:
-    """An ``optax.GradientTransformation`` that subtracts means over the inputs of every layer.
+    """Return an ``optax.GradientTransformation`` that subtracts means over the layers' inputs.
 
     Put it first in a chain for FedZMG, or last, before the decay, behind an optimizer that scales
     every entry by its own history, such as ``optax.scale_by_adam()``. Means of half precision are
@@ -130,11 +129,10 @@ def zero_mean(axes: Mapping[str, Axes] | None = None) -> Any:
     optax, trees = _installed("optax"), _installed("jax.tree_util")
 
     def init(params: Any) -> Any:
-        input_axes(params, axes)  # refuses what is not known before anything is trained
+        input_axes(params, axes)  # rejects unknown parameters before training
         return optax.EmptyState()
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        del params
+    def update(updates: Any, state: Any, params: Any = None) -> Any:  # noqa: ARG001
         chosen = input_axes(updates, axes)
         centred = trees.tree_map_with_path(lambda p, g: _centred(g, chosen[_name(p)]), updates)
         return centred, state
@@ -150,7 +148,7 @@ def _installed(module: str) -> Any:
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """Keys of a path, joined, such as ``params/Dense_0/kernel``."""
+    """Join the keys of a path, such as ``params/Dense_0/kernel``."""
     if len(path) > 1 and getattr(path[-1], "name", "") == "value":
         path = path[:-1]  # the attribute in which Flax NNX keeps the array of a variable
     return "/".join(str(_key(part)) for part in path)

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
-from fedzmg.optim.axes import Axes, inputs, model_axes, tell_of_single_inputs
-from fedzmg.optim.shards import local, splits_inputs, sum_over_processes
+from fedzmg.optim.axes import Axes, inputs, model_axes, warn_of_single_inputs
+from fedzmg.optim.tensors import inputs_sharded, local, sum_over_processes
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type in which sums are kept: float32 for half precision."""
+    """Return the type of sums: float32 for half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def dense(grad: Tensor, axes: Axes) -> Tensor:
-    """A gradient to compute with: a sparse one has no entries to subtract a mean from."""
+    """Return a dense gradient; reject a sparse one that has to be centred."""
     if grad.layout is torch.strided:
         return grad
     if axes:
@@ -32,9 +32,24 @@ def dense(grad: Tensor, axes: Axes) -> Tensor:
 
 def sum_of_inputs(grad: Tensor, axes: Axes) -> Tensor:
     """Sum over ``axes``, which stay with length one; over all processes if they are split."""
-    if splits_inputs(grad, axes):
+    if inputs_sharded(grad, axes):
         return sum_over_processes(grad, axes, wide(grad.dtype))
-    return local(grad).sum(dim=axes, keepdim=True, dtype=wide(grad.dtype))
+    if torch.compiler.is_compiling() and grad.device.type == "cpu":
+        total: Tensor = _opaque_sum(local(grad), axes)
+        return total
+    return _sum(local(grad), axes)
+
+
+def _sum(grad: Tensor, axes: Axes) -> Tensor:
+    return grad.sum(dim=axes, keepdim=True, dtype=wide(grad.dtype))
+
+
+# Inductor of torch 2.13 fails on CPUs (KeyError: 'buf2') when it fuses a sum with the in-place
+# updates of velocity and weight after it. It does not look into an operator of our own.
+_opaque_sum = torch.library.custom_op(
+    "fedzmg::sum_of_inputs", _sum, mutates_args=(), schema="(Tensor grad, int[] axes) -> Tensor"
+)
+_opaque_sum.register_fake(_sum)
 
 
 @torch.no_grad()
@@ -53,7 +68,7 @@ def zero_mean_(model: nn.Module, axes: Mapping[str, Axes] | None = None) -> None
     unscale first only if something else needs it: centring commutes with a factor.
 
     Args:
-        model: any module; parameters without a gradient are passed over.
+        model: any module; parameters without a gradient are skipped.
         axes: input axes of parameters of your own modules, by name.
 
     >>> layer = nn.Linear(2, 1)
@@ -64,5 +79,5 @@ def zero_mean_(model: nn.Module, axes: Mapping[str, Axes] | None = None) -> None
     """
     known = model_axes(model, axes)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-    tell_of_single_inputs((names[p], p, over) for p, over in known.items())
+    warn_of_single_inputs((names[p], p, over) for p, over in known.items())
     centre_((p.grad, over) for p, over in known.items() if p.grad is not None)

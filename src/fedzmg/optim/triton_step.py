@@ -1,17 +1,16 @@
-"""The whole step of many tensors in one launch, as a Triton kernel.
+"""Triton kernel for the step of many tensors in one launch.
 
-A step is nothing but memory traffic: gradient, velocity and weight are read, the latter two are
-written. A mean needs the gradient before the first velocity can be written, so a row of it, all
-entries that share a mean, is held on chip. Rows of up to 4608 entries are read once, several to a
-program if they are short; longer ones, and long ones that are no whole number of 16 bytes, are read
-twice by one program, the second time from the cache. So are entries with one mean that lie below
-each other (embeddings), a stripe of such columns a program. Sums of others come from outside.
+A step is memory traffic: gradient, velocity and weight are read, the latter two are written. The
+mean must be known before the first velocity is written, so a row, all entries that share a mean, is
+held on chip. Rows of up to 4608 entries are read once, several per program if they are short.
+Longer rows, and unaligned long ones, are read twice by one program, the second time from the cache.
+So are columns with one mean each (embeddings), a stripe of columns per program. Other sums are
+computed by torch.
 
-One launch serves all tensors: a table says for every tile which tensor it belongs to, and for every
-tensor where it lies. Launches are what costs most for models of many small tensors.
+One launch serves all tensors: a table maps every tile to its tensor, another has the tensors'
+addresses. Launches are the main cost for models of many small tensors.
 
-All that a tile needs is asked for before anything is waited for, since a load that follows a
-reduction or a store cannot overtake it.
+A tile issues all loads first, since a load after a reduction or a store cannot overtake it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import triton.language as tl
 from fedzmg.optim import fused
 
 OPTIONS = {"num_warps": 8} if torch.version.hip else {"num_warps": 8, "maxnreg": 80}
-"""Three programs at a time have room on a multiprocessor, and nothing is spilled for it."""
+"""Registers for three programs per multiprocessor, without spills."""
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 FIELDS = tl.constexpr(9)
 """Numbers that describe one tensor: addresses of weight, velocity, sums, and ``fused.Form``."""
@@ -48,7 +47,7 @@ def _read_state(
     param, velocity, at, inside,
     ALIGNED: tl.constexpr, BUFFER: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Velocity and weight of some entries, as far as a step needs them."""
+    """Load velocity and weight, as far as the step needs them."""
     v = 0.0
     w = 0.0
     if BUFFER:
@@ -63,7 +62,7 @@ def _update(
     param, velocity, at, inside, g, v, w, lr, momentum, kept, sign,
     ALIGNED: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Momentum, decay and step of entries whose centred gradient is known."""
+    """Apply momentum, decay and step to entries with a known centred gradient."""
     g = g * sign
     if BUFFER:
         v = v * momentum + g
@@ -77,13 +76,13 @@ def _update(
 
 @triton.jit
 def _moved(param, grad, velocity, by):
-    """Pointers to where a tile begins, so that places within it need no more than 32 bits."""
+    """Move pointers to the start of a tile, so that offsets within it fit into 32 bits."""
     return param + by, grad + by, velocity + by
 
 
 @triton.jit
 def _left(count, first):
-    """How many there are from the first of a tile on, in 32 bits: no tile has more."""
+    """Count what is left from the first of a tile on, in 32 bits."""
     return tl.minimum(tl.maximum(count - first, 0), TILE).to(tl.int32)
 
 
@@ -92,7 +91,7 @@ def _short_rows(
     param, grad, velocity, tile, rows, length, lr, momentum, kept, sign, unscale,
     WIDTH: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of any length up to a small width, held on chip: one pass."""
+    """Update rows of any length up to a small width, held on chip: one pass."""
     first = tile * (TILE // WIDTH)
     param, grad, velocity = _moved(param, grad, velocity, first * length)
     rows, length = _left(rows, first), length.to(tl.int32)
@@ -114,15 +113,15 @@ def _rows(
     param, grad, velocity, tile, rows, length, lr, momentum, kept, sign, unscale,
     WIDTH: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Some aligned rows of up to nine eighths of a width, held on chip: one pass.
+    """Update aligned rows of up to nine eighths of a width, held on chip: one pass.
 
-    Lengths on chip are powers of two. A second, short one holds what a 3 x 3 convolution has more.
+    Lengths on chip are powers of two; a second, short tile holds the rest of a 3 x 3 convolution.
     """
     HEIGHT: tl.constexpr = TILE // WIDTH if WIDTH < TILE else 1
     first = tile * HEIGHT
     param, grad, velocity = _moved(param, grad, velocity, first * length)
-    # Arithmetic that changes nothing shows the compiler that all rows begin alike. A hint would be
-    # put on a value that other branches use.
+    # This no-op arithmetic tells the compiler that rows are aligned. A hint would also apply to
+    # other branches.
     rows, length = _left(rows, first), length.to(tl.int32) // 8 * 8
     row = tl.arange(0, HEIGHT)
     column = tl.arange(0, WIDTH)
@@ -151,7 +150,7 @@ def _long_row(
     param, grad, velocity, row, length, lr, momentum, kept, sign, unscale,
     BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """One row that is not: its gradient is read twice, the second time from the cache."""
+    """Update one long row: its gradient is read twice, the second time from the cache."""
     param, grad, velocity = _moved(param, grad, velocity, row * length)
     length = length.to(tl.int32)
     total = tl.zeros((TILE,), dtype=tl.float32)
@@ -175,9 +174,9 @@ def _columns(
     param, grad, velocity, tile, columns, length, lr, momentum, kept, sign, unscale,
     BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """A stripe of columns, each with a mean: read twice, the second time from the cache."""
+    """Update a stripe of columns with a mean each: read twice, the second time from the cache."""
     HEIGHT: tl.constexpr = TILE // STRIPE
-    # Whole tensors of this form are small enough for places of 32 bits.
+    # Tensors of this form are small enough for offsets of 32 bits.
     tile, columns, length = tile.to(tl.int32), columns.to(tl.int32), length.to(tl.int32)
     column = tile * STRIPE + tl.arange(0, STRIPE)
     total = tl.zeros((HEIGHT, STRIPE), dtype=tl.float32)
@@ -204,7 +203,7 @@ def _flat(
     lr, momentum, kept, sign, unscale,
     BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Entries in the order of memory, with sums from outside or none."""
+    """Update entries in the order of memory, with given sums or none."""
     first = tile * TILE
     param, grad, velocity = _moved(param, grad, velocity, first)
     at = tl.arange(0, TILE)
@@ -228,7 +227,7 @@ def step(
     tiles, tensors, moving, lr, momentum, decay, sign, lr_at, scale_at, inf_at,
     DTYPE: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one tensor; see ``fused.Plan`` for the tables. The last pointers may be None."""
+    """Update one tile; ``fused.Plan`` has the tables. The last three pointers may be None."""
     which = tl.load(tiles + 2 * tl.program_id(0)).to(tl.int64)
     tile = tl.load(tiles + 2 * tl.program_id(0) + 1).to(tl.int64)
     about = tensors + which * FIELDS
@@ -292,7 +291,7 @@ HANDED = 8
 
 @triton.jit(do_not_specialize=["a", "b", "c", "d", "e", "f", "g", "h", "first", "count"])
 def write(table, first, count, a, b, c, d, e, f, g, h):
-    """Write addresses into a table by their values: a recorded graph may not copy from the host."""
+    """Write addresses into a table by value: a CUDA graph may not copy from the host."""
     if count > 0:
         tl.store(table + first, a)
     if count > 1:

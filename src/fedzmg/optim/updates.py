@@ -6,13 +6,13 @@ Every function does the same to all tensors of a group::
     v <- momentum v + g
     w <- w (1 - decay lr) - lr v             (nesterov: g + momentum v in place of v)
 
-What differs is how often memory is read and written, which is nearly all of the cost. Counted in
-model sizes, with momentum, without and with decay:
+They differ in how often memory is read and written, which is nearly all of the cost. In model
+sizes, with momentum, without and with decay:
 
 ==========  ===  ===  ======================================================================
-one by one  11   13   the rule as it is written
+one by one  11   13   the rule as written
 foreach     11   13   the sum is one read, and it is taken off ``v`` in place
-fused       8    10   on processors; as foreach, but ``v`` and ``w`` are written in one pass
+fused       8    10   on CPUs; as foreach, but ``v`` and ``w`` are written in one pass
 ==========  ===  ===  ======================================================================
 
 ``torch.optim.SGD`` has 8 and 11 (foreach), 5 and 5 (fused).
@@ -26,68 +26,63 @@ import torch
 from torch import Tensor
 
 from fedzmg.optim.axes import Axes, inputs
-from fedzmg.optim.memory import alike, laid_like, without_gaps
 from fedzmg.optim.projection import sum_of_inputs
-from fedzmg.optim.shards import local
+from fedzmg.optim.tensors import alike, local, with_strides_of, without_gaps
 
 HALF = (torch.float16, torch.bfloat16)
-LEAST_MOMENTUM = 1e-6
-"""A mean divided by less could be more than float32 can say."""
+MIN_MOMENTUM = 1e-6
+"""Smallest momentum that a mean can be divided by without overflow in float32."""
 
 
 class Numbers(NamedTuple):
     """The hyper-parameters of one step of one group."""
 
     lr: float | Tensor
-    """A tensor only where reading its value would hold up a device or a compiler."""
+    """A tensor only where reading its value would block a device or a compiler."""
     momentum: float
     weight_decay: float
     nesterov: bool
     sign: int
-    """-1 to climb."""
+    """-1 to ascend."""
 
     @property
     def kept(self) -> float | Tensor:
-        """What decay leaves of a weight."""
+        """Factor of a weight after decay."""
         return 1 - self.weight_decay * self.lr
 
 
 class Weights(NamedTuple):
-    """What a step reads and writes, in parallel lists; ``velocities`` is empty without momentum."""
+    """Tensors of a step in parallel lists; ``velocities`` is empty without momentum."""
 
     params: list[Tensor]
     grads: list[Tensor]
     velocities: list[Tensor]
     axes: list[Axes]
-    spread: bool = False
-    """Whether some lie on several processes."""
+    sharded: bool = False
+    """True if some are sharded over processes."""
 
     def sums(self) -> list[tuple[int, Tensor, int]]:
-        """Place, sum over the inputs and number of inputs of every tensor that is centred."""
+        """Return index, sum over the inputs and number of inputs of every centred tensor."""
         return [
             (i, sum_of_inputs(grad, axes), inputs(grad.shape, axes))
             for i, (grad, axes) in enumerate(zip(self.grads, self.axes, strict=True))
             if axes and grad.numel()
         ]
 
-    def some(self, places: list[int]) -> Weights:
-        """The tensors at some places."""
-        if not places:
+    def some(self, indices: list[int]) -> Weights:
+        """Select tensors by index."""
+        if not indices:
             return NOTHING
         return Weights(
-            [self.params[i] for i in places],
-            [self.grads[i] for i in places],
-            [self.velocities[i] for i in places] if self.velocities else [],
-            [self.axes[i] for i in places],
-            self.spread,
+            [self.params[i] for i in indices],
+            [self.grads[i] for i in indices],
+            [self.velocities[i] for i in indices] if self.velocities else [],
+            [self.axes[i] for i in indices],
+            self.sharded,
         )
 
-    def with_grads(self, grads: list[Tensor]) -> Weights:
-        """The same with other gradients."""
-        return self._replace(grads=grads)
-
     def centred(self) -> Weights:
-        """The local parts with copies of the gradients that are zero-mean already."""
+        """Return the local parts, with centred copies of the gradients."""
         here = self.local()
         grads = list(here.grads)
         for i, total, count in self.sums():
@@ -95,8 +90,8 @@ class Weights(NamedTuple):
         return here._replace(grads=grads)
 
     def local(self) -> Weights:
-        """The parts that this process holds."""
-        if not self.spread:
+        """Return the parts that this process holds."""
+        if not self.sharded:
             return self
         return Weights(
             [local(p) for p in self.params],
@@ -110,7 +105,7 @@ NOTHING = Weights([], [], [], [])
 
 
 def one_by_one(weights: Weights, numbers: Numbers) -> None:
-    """The rule as it is written: the reference for the others, and what a compiler is given."""
+    """Step tensor by tensor, as the rule is written: the reference, and the form for compilers."""
     here = weights.centred()
     for i, (param, grad) in enumerate(zip(here.params, here.grads, strict=True)):
         if numbers.sign < 0:
@@ -131,9 +126,9 @@ def _descend(param: Tensor, direction: Tensor, lr: float | Tensor, by: float = 1
 
 
 def foreach(weights: Weights, numbers: Numbers) -> None:
-    """Lists at a time where torch can, without a copy of anything."""
+    """Step with torch's functions on lists, without copies."""
     if weights.params[0].dtype in HALF:
-        # A velocity that has the mean in it for a moment would lose digits for good.
+        # A velocity that temporarily contains the mean would lose digits.
         here = weights.centred()
         sums: list[tuple[int, Tensor, int]] = []
     else:
@@ -147,7 +142,7 @@ def foreach(weights: Weights, numbers: Numbers) -> None:
 
 
 def finish(here: Weights, sums: list[tuple[int, Tensor, int]], numbers: Numbers) -> None:
-    """Decay and step, given velocities that are up to date."""
+    """Apply decay and step, given updated velocities."""
     if numbers.weight_decay:
         torch._foreach_mul_(here.params, numbers.kept)
     if not here.velocities or numbers.nesterov:
@@ -160,7 +155,7 @@ def finish(here: Weights, sums: list[tuple[int, Tensor, int]], numbers: Numbers)
 
 def _step(params: list[Tensor], directions: list[Tensor], lr: float | Tensor, by: float) -> None:
     if isinstance(lr, Tensor):
-        # In pairs, since a list times a tensor would be another copy of the model.
+        # In pairs: a list times a tensor would copy the model.
         for param, direction in zip(params, directions, strict=True):
             _descend(param, direction, lr, by)
     else:
@@ -168,10 +163,10 @@ def _step(params: list[Tensor], directions: list[Tensor], lr: float | Tensor, by
 
 
 def fused_on_cpu(weights: Weights, numbers: Numbers) -> None:
-    """Velocity and weights in one pass of torch's own kernel for processors.
+    """Update velocity and weights in one pass of torch's fused CPU kernel.
 
-    That kernel computes ``v <- momentum v + g``, so the mean is taken off ``v`` beforehand, divided
-    by the momentum. It knows only decay that enters the gradient; ours is a pass before.
+    That kernel computes ``v <- momentum v + g``, so the mean divided by the momentum is subtracted
+    from ``v`` first. It has only coupled decay; ours is a pass before.
     """
     sums, here = weights.sums(), weights.local()
     if numbers.weight_decay:
@@ -180,7 +175,7 @@ def fused_on_cpu(weights: Weights, numbers: Numbers) -> None:
         here.velocities[i].sub_(total, alpha=numbers.sign / (numbers.momentum * count))
     torch._fused_sgd_(
         here.params,
-        [laid_like(g, p) for g, p in zip(here.grads, here.params, strict=True)],
+        [with_strides_of(g, p) for g, p in zip(here.grads, here.params, strict=True)],
         here.velocities,
         weight_decay=0.0,
         momentum=numbers.momentum,
@@ -192,12 +187,9 @@ def fused_on_cpu(weights: Weights, numbers: Numbers) -> None:
     )
 
 
-def fits_fused_on_cpu(weights: Weights, numbers: Numbers) -> bool:
-    """Whether torch's kernel can do this group's step.
-
-    It walks memory from end to end and does not look at strides, so they are looked at here.
-    """
-    if not weights.velocities or numbers.nesterov or numbers.momentum < LEAST_MOMENTUM:
+def can_use_fused_on_cpu(weights: Weights, numbers: Numbers) -> bool:
+    """Check that torch's fused CPU kernel can do this step; it ignores strides."""
+    if not weights.velocities or numbers.nesterov or numbers.momentum < MIN_MOMENTUM:
         return False
     here = weights.local()
     first = here.params[0]

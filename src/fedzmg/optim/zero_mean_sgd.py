@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.optim import fused, updates
-from fedzmg.optim.axes import Axes, Known, axes_of, check_names, model_axes
+from fedzmg.optim.axes import Axes, Known, axes_of, check_names, model_axes, model_layout
 from fedzmg.optim.projection import dense
-from fedzmg.optim.shards import is_spread, like_its_parameter
+from fedzmg.optim.tensors import is_sharded, sharded_like
 from fedzmg.optim.updates import Numbers, Weights
 
 Params: TypeAlias = (
@@ -35,10 +35,10 @@ class ZeroMeanSGD(Optimizer):
         v <- momentum v + g                           v = 0 at first
         w <- w (1 - weight_decay lr) - lr v           nesterov: g + momentum v in place of v
 
-    It is the client's rule of FedZMG. Make a new one every round, or clear its ``state``, if the
-    round is to start without momentum, as the algorithm has it.
+    This is FedZMG's client rule. Make a new optimizer every round, or clear its ``state``, to start
+    the round without momentum, as the algorithm does.
 
-    Which axes are inputs depends on the layer. They are known from the model
+    The input axes depend on the layer. They are known from the model
     (``ZeroMeanSGD(model, ...)`` or :meth:`for_model`), from ``axes`` by name, or from
     ``"input_axes"`` of a parameter group: one tuple for all its weights, or a list with a tuple for
     each parameter. For a bare list of parameters all axes but the first are taken for inputs, with
@@ -46,16 +46,16 @@ class ZeroMeanSGD(Optimizer):
 
     Args:
         params_or_model: a module, parameters, named parameters, or parameter groups.
-        lr: learning rate; a tensor can change inside a compiled step or a recorded graph.
+        lr: learning rate; a tensor can change inside a compiled step or a CUDA graph.
         momentum: accumulating, in ``[0, 1)``; 0 keeps no state.
         weight_decay: decoupled, times ``lr`` per step; it never enters the momentum.
-        axes: input axes by parameter name; with a model, only for what its types do not say.
+        axes: input axes by parameter name; with a model, only for modules of unknown types.
         nesterov: step along ``g + momentum v``.
-        maximize: climb instead.
+        maximize: ascend instead of descend.
         foreach: many tensors at a time; None chooses the fastest way.
         fused: the whole step in one pass where there is a kernel for it (one Triton launch for all
-            tensors on CUDA, torch's own on processors), as with ``foreach`` elsewhere.
-        capturable: never read a tensor ``lr`` from the device, so that a graph can be recorded.
+            tensors on CUDA, torch's own on CPUs), as with ``foreach`` elsewhere.
+        capturable: never read a tensor ``lr`` from the device, for CUDA graphs.
 
     >>> layer = nn.Linear(2, 1, bias=False)
     >>> before = layer.weight.sum().item()
@@ -83,7 +83,7 @@ class ZeroMeanSGD(Optimizer):
         defaults = {
             "lr": lr,
             "momentum": momentum,
-            "dampening": 0,  # none, which torch's SGD reads in a state of ours
+            "dampening": 0,  # read by torch's SGD when it loads our state
             "weight_decay": weight_decay,
             "nesterov": nesterov,
             "maximize": maximize,
@@ -95,7 +95,7 @@ class ZeroMeanSGD(Optimizer):
         params: Any = params_or_model
         if isinstance(params_or_model, type):
             name = params_or_model.__name__
-            raise InputError(f"the model is the class {name}: give {name}(...)")
+            raise InputError(f"the model is the class {name}: pass {name}(...)")
         if isinstance(params_or_model, nn.Module):
             self._known, axes = model_axes(params_or_model, axes), None
             params = _trainable(params_or_model)
@@ -103,7 +103,7 @@ class ZeroMeanSGD(Optimizer):
         if axes is not None:
             check_names(axes, self.param_groups)
         if fused:
-            # A scaler then hands over its factor and what it found, and leaves gradients alone.
+            # A GradScaler then passes its scale and found_inf, and leaves gradients alone.
             self._step_supports_amp_scaling = True
 
     @classmethod
@@ -118,7 +118,7 @@ class ZeroMeanSGD(Optimizer):
         decay_scope: Literal["all", "kernels"] = "all",
         **options: Any,
     ) -> Self:
-        """An optimizer of all trainable parameters of a model, with the input axes of its layers.
+        """Make an optimizer of all trainable parameters of a model.
 
         Args:
             model: any module, also wrapped by DDP or sharded by FSDP2 (after sharding).
@@ -127,17 +127,17 @@ class ZeroMeanSGD(Optimizer):
             weight_decay: as in the class.
             axes: input axes of parameters of your own modules, by name; also for those whose axes
                 you want otherwise, such as ``{"embedding.weight": ()}``.
-            decay_scope: ``kernels`` spares vectors and scalars, in a group of their own.
+            decay_scope: ``kernels`` spares biases and norms, in a group of their own.
             options: as in the class.
         """
         if decay_scope not in ("all", "kernels"):
             raise unknown("decay_scope", str(decay_scope), ["all", "kernels"])
-        named, known = _trainable(model), model_axes(model, axes)
+        named, (known, spared) = _trainable(model), model_layout(model, axes)
         groups: list[dict[str, Any]] = [{"params": named}]
         if decay_scope == "kernels":
             groups = [
-                {"params": [(n, p) for n, p in named if p.ndim > 1]},
-                {"params": [(n, p) for n, p in named if p.ndim < 2], "weight_decay": 0.0},
+                {"params": [(n, p) for n, p in named if p not in spared]},
+                {"params": [(n, p) for n, p in named if p in spared], "weight_decay": 0.0},
             ]
         for group in groups:
             group["input_axes"] = [known[p] for _, p in group["params"]]
@@ -169,25 +169,27 @@ class ZeroMeanSGD(Optimizer):
             self._step_supports_amp_scaling = True
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over state and options, also those of ``torch.optim.SGD`` without dampening.
+        """Load state and options, also those of ``torch.optim.SGD`` without dampening.
 
-        Input axes belong to the model: a state that was saved with others is refused.
+        Input axes belong to the model: a state with other axes is rejected.
         """
         entries = {key for each in state_dict["state"].values() for key in each}
         if strange := sorted(entries - {"momentum_buffer"}):
             raise InputError(
-                f"the state has {', '.join(strange)}: it is of another optimizer than SGD"
+                f"the state has {', '.join(strange)}: it belongs to another optimizer than SGD"
             )
         for saved, own in zip(state_dict["param_groups"], self.param_groups, strict=False):
             if "momentum" not in saved:
-                raise InputError("the state has no momentum: it is of another optimizer than SGD")
+                raise InputError(
+                    "the state has no momentum: it belongs to another optimizer than SGD"
+                )
             _check({**own, **saved})
             axes = [tuple(each) for each in saved.get("input_axes", own["input_axes"])]
             if axes != own["input_axes"] and len(axes) == len(own["input_axes"]):
-                place = next(i for i, each in enumerate(axes) if each != own["input_axes"][i])
+                index = next(i for i, each in enumerate(axes) if each != own["input_axes"][i])
                 raise InputError(
-                    f"the state was saved with input axes {axes[place]} of parameter {place}, "
-                    f"here they are {own['input_axes'][place]}: make both optimizers alike"
+                    f"the state was saved with input axes {axes[index]} of parameter {index}, "
+                    f"here they are {own['input_axes'][index]}: make both optimizers alike"
                 )
         own_axes = [group["input_axes"] for group in self.param_groups]
         super().load_state_dict(state_dict)
@@ -201,9 +203,9 @@ class ZeroMeanSGD(Optimizer):
         grads: list[Tensor],
         velocities: list[Tensor],
     ) -> bool:
-        """Fill the lists by what has a gradient; whether all of it is plain: dense, in one place.
+        """Fill the lists with all that has a gradient; True if nothing is sparse or sharded.
 
-        Most of a step's time on a fast device is this loop: it is written to do little per tensor.
+        On a fast device this loop is most of a step's time: it does little per tensor.
         """
         state, moving, plain = self.state, bool(group["momentum"]), True
         strided, parameter = torch.strided, nn.Parameter
@@ -225,7 +227,7 @@ class ZeroMeanSGD(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do one step; ``closure`` evaluates the model again and returns the loss."""
+        """Take one step; ``closure`` evaluates the model again and returns the loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -241,24 +243,24 @@ class ZeroMeanSGD(Optimizer):
             if len(params) < len(axes):
                 pairs = zip(group["params"], axes, strict=True)
                 axes = [each for p, each in pairs if p.grad is not None]
-            spread = False
+            sharded = False
             if not plain:
                 grads = [dense(g, each) for g, each in zip(grads, axes, strict=True)]
-                spread = any(map(is_spread, params))
-            if spread:
-                grads = [like_its_parameter(g, p) for g, p in zip(grads, params, strict=True)]
-            weights = Weights(params, grads, velocities, axes, spread)
+                sharded = any(map(is_sharded, params))
+            if sharded:
+                grads = [sharded_like(g, p) for g, p in zip(grads, params, strict=True)]
+            weights = Weights(params, grads, velocities, axes, sharded)
             if not torch.compiler.is_compiling():
                 self._eager(number, group, weights)
-            # What a scaler has found is a question to the data: no part of a graph.
+            # found_inf of a scaler depends on the data and cannot be part of a graph.
             elif getattr(self, "found_inf", None) is None:
                 updates.one_by_one(weights, _numbers(group, group["lr"]))
             else:
-                self._outside_of_graphs(number, group, weights)
+                self._step_outside_graph(number, group, weights)
         return loss
 
     @_disable_dynamo
-    def _outside_of_graphs(self, number: int, group: dict[str, Any], weights: Weights) -> None:
+    def _step_outside_graph(self, number: int, group: dict[str, Any], weights: Weights) -> None:
         self._eager(number, group, weights)
 
     def _eager(self, number: int, group: dict[str, Any], weights: Weights) -> None:
@@ -278,10 +280,10 @@ class ZeroMeanSGD(Optimizer):
                 continue
             if scale is not None:
                 factor = 1 / scale
-                some = some.with_grads([g * factor.to(g.device, g.dtype) for g in some.grads])
+                some = some._replace(grads=[g * factor.to(g.device, g.dtype) for g in some.grads])
             if single:
                 updates.one_by_one(some, numbers)
-            elif updates.fits_fused_on_cpu(some, numbers):
+            elif updates.can_use_fused_on_cpu(some, numbers):
                 updates.fused_on_cpu(some, numbers)
             else:
                 updates.foreach(some, numbers)
@@ -295,10 +297,10 @@ class ZeroMeanSGD(Optimizer):
         scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> Weights:
-        """Launch the kernel for all tensors that it can walk; the others are returned."""
+        """Launch the kernel for all tensors that it can walk, and return the others."""
         step = group["foreach"] is not True
         if not step and (numbers.nesterov or not weights.velocities):
-            return weights  # the kernel writes velocities alone, which is not all of it
+            return weights  # the kernel would write velocities alone
         lr, device = group["lr"], key[1]
         on_device = isinstance(lr, Tensor) and lr.device == device
         launchers = self.__dict__.setdefault("_launchers", {})
@@ -319,15 +321,15 @@ def _trainable(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _by_kind(weights: Weights) -> list[tuple[Kind, Weights]]:
-    """The tensors of each device and type; nearly always there is one of each."""
+    """Group tensors by device and type; usually there is one group."""
     devices = set(map(attrgetter("device"), weights.params))
     dtypes = set(map(attrgetter("dtype"), weights.params))
     if len(devices) == len(dtypes) == 1:
         return [((devices.pop(), dtypes.pop()), weights)]
-    places: dict[Kind, list[int]] = {}
+    indices: dict[Kind, list[int]] = {}
     for i, p in enumerate(weights.params):
-        places.setdefault((p.device, p.dtype), []).append(i)
-    return [(kind, weights.some(some)) for kind, some in places.items()]
+        indices.setdefault((p.device, p.dtype), []).append(i)
+    return [(kind, weights.some(some)) for kind, some in indices.items()]
 
 
 def _check(group: Mapping[str, Any]) -> None:
@@ -341,7 +343,7 @@ def _check(group: Mapping[str, Any]) -> None:
         if not 0 <= value < end:
             raise InputError(f"{name} = {group[name]}: expected a number >= 0 and < {end}")
     if group["dampening"]:
-        raise InputError(f"dampening = {group['dampening']}: expected 0, there is none here")
+        raise InputError(f"dampening = {group['dampening']}: expected 0")
     if group["nesterov"] and not group["momentum"]:
         raise InputError("nesterov=True needs a momentum: set it above 0")
     if group["foreach"] and group["fused"]:
@@ -349,7 +351,7 @@ def _check(group: Mapping[str, Any]) -> None:
 
 
 def _readable(group: Mapping[str, Any], device: torch.device) -> float | Tensor:
-    """The learning rate as a number, unless that would wait for the device."""
+    """Return the learning rate as a number, unless that would wait for the device."""
     lr = group["lr"]
     if not isinstance(lr, Tensor):
         return float(lr)
