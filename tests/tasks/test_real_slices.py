@@ -103,7 +103,7 @@ def here(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
             cut_h5(source, file.with_suffix(".h5"), names)
             for source, file in zip(sources, files, strict=True)
         ]
-    data = tasks.entry(name).data
+    data = tasks.info(name).data
     assert data is not None
     monkeypatch.setenv("FEDZMG_DATA", str(tmp_path / "cache"))
     catalog.import_files(data, files)

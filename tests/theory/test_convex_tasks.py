@@ -16,7 +16,7 @@ NAMES = ("quadratic", "logistic")
 
 
 def preset(name: str) -> Convex:
-    found = tasks.entry(name).preset
+    found = tasks.info(name).preset
     assert isinstance(found, Convex)
     return found
 
@@ -61,7 +61,7 @@ def test_quadratic_has_the_curvature_it_says() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cards_show_the_tasks(name: str) -> None:
-    task, shown = tasks.get(name), card(tasks.entry(name))
+    task, shown = tasks.get(name), card(tasks.info(name))
     assert (len(task.train), task.name) == (shown["clients"], name)
     assert shown["protocol"] == vars(task.protocol)
     assert task.model_bytes == shown["model"]["bytes"]

@@ -118,7 +118,7 @@ class GridSpec(Plan):
     def build_task(self) -> Task:
         """The task, whose preset hands all test examples to tuning if they are to choose."""
         preset = dict(self.preset)
-        if self.selection == "test" and "selection" in tasks.entry(self.task).preset.options():
+        if self.selection == "test" and "selection" in tasks.info(self.task).preset.options():
             preset["selection"] = "test"
         return tasks.get(self.task, preset)
 
