@@ -26,7 +26,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -290,7 +290,7 @@ def validate(case: Case, known: Mapping[str, Any]) -> dict[str, Any]:
         "difference": round(float((with_ - without).mean()), 5),
         "standard error": round(float((with_ - without).std(ddof=1) / len(with_) ** 0.5), 5),
         "first layer's mean share": measured.layers[0].share.mean,
-        "first layer's diversity": measured.layers[0].diversity._asdict(),
+        "first layer's diversity": asdict(measured.layers[0].diversity),
         "whole mean share": measured.whole.share.mean,
         "forbidden": measured.whole.forbidden,
         "lost": measured.whole.lost,

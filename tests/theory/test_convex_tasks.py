@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fedzmg import Trial, algorithms, simulate, tasks
-from fedzmg.tasks.card import card
 from fedzmg.tasks.convex import Convex, Problem
 
 NAMES = ("quadratic", "logistic")
@@ -61,7 +60,7 @@ def test_quadratic_has_the_curvature_it_says() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cards_show_the_tasks(name: str) -> None:
-    task, shown = tasks.get(name), card(tasks.info(name))
+    task, shown = tasks.get(name), tasks.info(name).describe()
     assert (len(task.train), task.name) == (shown["clients"], name)
     assert shown["protocol"] == vars(task.protocol)
     assert task.model_bytes == shown["model"]["bytes"]
