@@ -172,8 +172,8 @@ def _uploads(
     width = max(2, min(MOST_CLIENTS, MEMORY // size))
     for first in range(0, len(entries), width):
         for chunk in _train(program, list(entries[first : first + width]), sent):
-            positions = first + np.array(chunk.entries)
-            yield row(chunk.outcomes.upload.delta, chunk.rows), weights[positions]
+            places = first + np.array(chunk.entries)
+            yield row(chunk.outcomes.upload.delta, chunk.rows), weights[places]
 
 
 def _train(program: Program, entries: list[ClientBatch], sent: Broadcast) -> list[Chunk]:

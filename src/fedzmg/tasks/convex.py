@@ -124,7 +124,7 @@ class Convex(Preset):
             name=self.name,
             model=FunctionalModel(Column(problem.start, target, self.l2)),
             train=FederatedData.from_arrays(problem.x, problem.y, problem.owners),
-            # The objective is the mean over the training examples.
+            # What is minimised is the mean over these examples, so it is also what is judged.
             test=examples(problem.x, problem.y),
             loss=self.loss,
             metric=DISTANCE,

@@ -36,7 +36,7 @@ def check(task: Task) -> None:
     if task.tune is not None:
         parts["tuning data"] = task.tune
     for what, data in parts.items():
-        # A copy protects the data from a prepare function that works in place.
+        # A copy, so that a prepare function that works in place spoils nothing.
         x, y = data.x[:2].clone(), data.y[:2]
         try:
             with torch.no_grad():
