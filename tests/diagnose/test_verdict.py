@@ -1,4 +1,4 @@
-"""What the rule says of measurements: those it was tested on, few clients, layers that freeze."""
+"""Verdicts on measurements: kept tasks, few clients, frozen layers."""
 
 from __future__ import annotations
 
