@@ -1,4 +1,4 @@
-"""Your own model and data: train FedZMG against FedAvg and take the better model home."""
+"""Compare FedZMG and FedAvg on your own model and data, and keep the trained model."""
 
 import numpy as np
 from torch import nn

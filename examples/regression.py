@@ -13,11 +13,11 @@ shift = rng.normal(size=20)
 y = (np.sin(x[:, 0]) + x[:, 1] + 0.3 * shift[clients]).astype(np.float32)
 
 model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
-model[0].requires_grad_(False)  # frozen: random features that only the last layer reads
+model[0].requires_grad_(False)  # frozen: random features
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """One value per example, never their mean."""
+    """Return one value per example, not their mean."""
     return (outputs.squeeze(-1) - targets) ** 2
 
 

@@ -1,9 +1,9 @@
-"""What FedZMG owes to each of its parts: differences within and between the ablation studies.
+"""Print the effect of each of FedZMG's parts: differences within and between ablation studies.
 
     python tools/ablations.py
 
-Reads results/ and trains nothing. All studies share seeds, cohorts and batches, so variants are
-paired across them, too. Differences are in points of the final accuracy.
+Reads results/ and trains nothing. All studies share seeds, cohorts and batches: variants are
+paired across studies. Differences are in points of the final accuracy.
 """
 
 from __future__ import annotations
@@ -95,14 +95,14 @@ def score(variant: str) -> dict[str, Any] | None:
 
 
 def finals_of(entry: dict[str, Any]) -> npt.NDArray[np.float64]:
-    """Final accuracies by seed in %, nan where a run diverged: its zero is no accuracy."""
+    """Return final accuracies by seed in %, NaN for a diverged run."""
     runs = zip(entry["final"]["full"]["runs"], entry["diverged"], strict=True)
     return np.array([100 * final if round_ is None else np.nan for final, round_ in runs])
 
 
-def own_accuracy(place: Path) -> float:
+def own_accuracy(directory: Path) -> float:
     """Mean over runs and clients of the last model's accuracy on their own examples."""
-    runs = [RunDirectory(run).clients()[-1] for run in sorted(place.glob("seed-*"))]
+    runs = [RunDirectory(run).clients()[-1] for run in sorted(directory.glob("seed-*"))]
     return float(np.mean([run.metric.mean() for run in runs]))
 
 
@@ -124,13 +124,13 @@ def finals_in_words(each: dict[str, Any]) -> str:
 
 
 def variant_of(server: str, parts: set[str]) -> str:
-    """The name of a variant that has some of FedZMG's parts."""
+    """Name a variant by its parts."""
     chosen = [part for part in PARTS if part in parts] or ["plain"]
     return f"{SERVERS[server]}/{'-'.join([server, *chosen])}"
 
 
 def print_parts(server: str) -> None:
-    """Every variant of a server, then what each part adds to the others."""
+    """Print every variant of a server, then the effect of each part."""
     sets = [set(c) for n in range(4) for c in itertools.combinations(PARTS, n)]
     found = {frozenset(parts): score(variant_of(server, parts)) for parts in sets}
     if any(each is None for each in found.values()):

@@ -1,9 +1,9 @@
-"""How much the conclusions of the studies hang on windows, on single seeds and on rounding.
+"""Print how the studies' conclusions depend on windows, single seeds and rounding.
 
     python tools/robustness.py
 
-Reads results/ and trains nothing. What docs/reproduction.md says beyond the report's own tables is
-printed here.
+Reads results/ and trains nothing. Prints the numbers of docs/reproduction.md that are not in the
+report's tables.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def rolling(values: Curves) -> Curves:
 
 
 def probability(gaps: Curves) -> float:
-    """Of gaps like these without a difference: the paired t-test's p."""
+    """Compute the p-value of the paired t-test."""
     return float(stats.ttest_1samp(gaps, 0.0).pvalue)
 
 
@@ -93,7 +93,7 @@ def cifar100() -> None:
     ):
         own, values = curves("ablation-factors-study", variant, seeds=3)
         gaps = values[:, own >= 450].mean(1) - of[name][:3, middle].mean(1)
-        print(f"  {name:8}trained again for the ablation: {words(gaps)}; by seed:", end=" ")
+        print(f"  {name:8}retrained for the ablation: {words(gaps)}; by seed:", end=" ")
         print(*(f"{gap:+.2f}" for gap in gaps))
     own, tf32 = curves("precision-tf32", "fedzmg")
     last = own[own >= 135]
@@ -106,7 +106,7 @@ VARIANTS = ("without-momentum", "smaller-client-rate", "centred-biases", "fedzmg
 
 
 def cifar100_variants() -> None:
-    """What FedZMG's variants make of the study's seeds and rounds."""
+    """Print FedZMG's variants on the study's seeds and rounds."""
     index, _ = curves("cifar100-study", "fedzmg")
     of = {name: curves("cifar100-study", name)[1] for name in ALGORITHMS}
     of |= {name: curves("cifar100-variants-study", name)[1] for name in VARIANTS}
@@ -149,7 +149,7 @@ def cifar100_variants() -> None:
 
 
 def mnist_by_writer() -> None:
-    """The seed with which FedAdam collapsed, and everything without it."""
+    """Print the seed with which FedAdam collapsed, and the results without it."""
     index, adam = curves("mnist-by-writer-study", "fedadam")
     fell = index[(adam[0] < 90) & (index > 100)]
     print(
@@ -170,7 +170,7 @@ def mnist_by_writer() -> None:
 
 
 def shakespeare_by_role() -> None:
-    """Every seed of the reduced protocol, and who fell when."""
+    """Print every seed of the reduced protocol, and the rounds of collapses."""
     study = "shakespeare-by-role-reduced-study"
     for name in ALGORITHMS:
         index, values = curves(study, name, seeds=3)

@@ -2,22 +2,21 @@
 
     python tools/validate_diagnose.py
 
-For every task the verdict is given first, at the initial model. Then two arms are trained that
-differ in nothing but the projection: momentum 0.9, decay 0.0005, the same seeds, cohorts and
-batches. Each arm chooses its client rate from the same grid on a tuning seed and the tuning
-examples; it is judged by four other seeds on other examples, by the mean over the evaluations of
-the last third of the rounds.
+Every task gets its verdict first, at the initial model. Then two arms are trained that differ in
+the projection only: momentum 0.9, decay 0.0005, the same seeds, cohorts and batches. Each arm
+chooses its client learning rate from the same grid, on a tuning seed and the tuning examples. Four
+other seeds judge it on other examples, by the mean over the evaluations of the last third of the
+rounds.
 
-What counts as a gain was fixed before any of these tasks was run. Accuracy: a gain or a loss is at
-least one point and two standard errors of the paired difference; anything else is little. Other
-metrics are judged by the test loss, with five per cent of it in place of a point. The grids were
-widened, and the text tasks trained longer, after a first pass had shown best rates on their edges;
-no outcome changed by it.
+The definition of a gain was fixed before any of these tasks ran. A gain or a loss in accuracy is at
+least one point and two standard errors of the paired difference; anything else is little. For other
+metrics the threshold is five per cent of the test loss. A first pass had best rates on the edges of
+its grids. The grids were then widened and the text tasks trained longer; no outcome changed.
 
-The rule comes from its reasons (see fedzmg.diagnose.verdict) and its numbers from the tasks of
-``--development``, which are no part of the hit rate; it was fixed before validation. Every task is
-kept once it is done; the same command goes on where it stopped. Tasks on real data need
-$FEDZMG_DATA and are skipped without it. Rates added to a grid are tried without repeating others.
+The rule was fixed before validation. Its reasons are in fedzmg.diagnose.verdict, its numbers come
+from the tasks of ``--development``, which do not count in the hit rate. Finished tasks are kept;
+the same command continues. Tasks on real data need $FEDZMG_DATA and are skipped without it.
+Learning rates added to a grid are tried without repeating others.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ ARMS = {"without": "none", "with": "all"}
 
 @dataclass(frozen=True)
 class Case:
-    """A task to be judged and trained."""
+    """Task to judge and train."""
 
     build: Callable[[], Task]
     rounds: int
@@ -64,7 +63,7 @@ class Case:
 
 
 def with_centred_inputs(task: Task, axes: int) -> Task:
-    """The task with each example's own mean subtracted."""
+    """Subtract each example's own mean."""
     return replace(task, prepare=Centred(task.prepare, axes))
 
 
@@ -74,7 +73,7 @@ def turned_over(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def digits(**changes: Any) -> Task:
-    """The embedded digits, some parts exchanged."""
+    """Build the embedded digits with some parts replaced."""
     return replace(tasks.get("digits"), **changes)
 
 
@@ -116,7 +115,7 @@ def brightened(spread: float) -> Task:
 
 
 def some(task: Task, clients: int, most: int, model: nn.Module, held_out: int = 1500) -> Task:
-    """A slice of a task: some clients, some of their examples, a smaller model."""
+    """Slice a task: some clients, some of their examples, a smaller model."""
     part, _ = excerpt(task, sample(task, clients, 0), most, 0)
     tune, test = (
         Examples(*(column[:held_out] for column in kept))
@@ -128,7 +127,7 @@ def some(task: Task, clients: int, most: int, model: nn.Module, held_out: int = 
 
 
 def few_classes(task: Task, classes: int, model: nn.Module) -> Task:
-    """The images of the first classes alone, dealt to clients of 100 by Dirichlet(0.3)."""
+    """Keep the first classes, dealt to clients of 100 by Dirichlet(0.3)."""
     x, y = task.train.examples
     x, y = x[y < classes], y[y < classes]
     owners = dirichlet(y.numpy(), len(y) // 100, alpha=0.3, seed=0)
@@ -144,7 +143,7 @@ def few_classes(task: Task, classes: int, model: nn.Module) -> Task:
 
 
 def colour_cnn(outputs: int) -> nn.Sequential:
-    """Two strided convolutions and two dense layers for 3 x 32 x 32 images."""
+    """Build two strided convolutions and two dense layers for 3 x 32 x 32 images."""
     return nn.Sequential(
         nn.Conv2d(3, 12, 5, stride=2, padding=2), nn.ReLU(),
         nn.Conv2d(12, 16, 3, stride=2, padding=1), nn.ReLU(),
@@ -242,7 +241,7 @@ def scores(task: Task, arm: str, rates: Sequence[float], seeds: Sequence[int]) -
 
 
 def outcome(differences: np.ndarray, scale: float) -> str:
-    """What the paired differences say, in units where ``scale`` is worth a word."""
+    """Classify paired differences as gain, loss or little, relative to ``scale``."""
     mean = float(differences.mean())
     error = float(differences.std(ddof=1) / np.sqrt(len(differences)))
     if abs(mean) < scale or abs(mean) < ERRORS * error:
@@ -251,7 +250,7 @@ def outcome(differences: np.ndarray, scale: float) -> str:
 
 
 def validate(case: Case, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Verdict, both arms, and what came of them; rates that were tried before are not repeated."""
+    """Judge a task and train both arms, without repeating learning rates."""
     began = time.process_time()
     task = case.build()
     every = max(1, case.rounds // 10)
@@ -290,7 +289,7 @@ def validate(case: Case, known: Mapping[str, Any]) -> dict[str, Any]:
         "difference": round(float((with_ - without).mean()), 5),
         "standard error": round(float((with_ - without).std(ddof=1) / len(with_) ** 0.5), 5),
         "first layer's mean share": measured.layers[0].share.mean,
-        "first layer's diversity": measured.layers[0].diversity._asdict(),
+        "first layer's diversity": asdict(measured.layers[0].diversity),
         "whole mean share": measured.whole.share.mean,
         "forbidden": measured.whole.forbidden,
         "lost": measured.whole.lost,
@@ -303,7 +302,7 @@ def validate(case: Case, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete(known: Mapping[str, Any], case: Case) -> bool:
-    """Whether a case was judged with all of its rates."""
+    """Return True if a case was judged with all of its learning rates."""
     arms = known.get("arms", {})
     return len(arms) == len(ARMS) and all(
         [float(rate) for rate in arm["tuning"]] == list(case.rates) for arm in arms.values()
@@ -318,9 +317,10 @@ def summary(kept: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def markdown(kept: Mapping[str, Any]) -> str:
-    """The kept cases as a table for a page."""
+    """Format the kept cases as a Markdown table."""
     lines = [
-        "| task | mean, first layer | lost | diversity kept | expected | without → with | came | |",
+        "| task | mean, first layer | lost | diversity kept | expected | without → with | "
+        "outcome | |",
         "|---|--:|--:|--:|---|--:|---|---|",
     ]
     for name, one in kept.items():
@@ -370,7 +370,7 @@ def main() -> None:
         one = kept[name]
         print(
             f"{name}: skipped" if "skipped" in one else
-            f"{name}: expected {one['expected']}, came {one['actual']} "
+            f"{name}: expected {one['expected']}, outcome {one['actual']} "
             f"({one['difference']:+.4f} ± {one['standard error']:.4f}), "
             f"{one['cpu seconds']:.0f} s",
             flush=True,

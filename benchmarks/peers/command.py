@@ -1,4 +1,4 @@
-"""The command: install, let every peer do the work in turns, compare, print."""
+"""Install the peers, run the work in turns, compare and print."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ unit that the last bit switches on or off moves a CNN's update by a tenth within
 
 
 class Plan(NamedTuple):
-    """How a workload is measured."""
+    """Measurement plan of a workload."""
 
     lr: float
     warm_up: int
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="run.py", description="FedAvg rounds of fedzmg and of other systems: the same work."
     )
@@ -100,7 +100,7 @@ def parse() -> argparse.Namespace:
 
 
 class Contest:
-    """The work on disk, who takes part, and what came of it."""
+    """Work on disk, its peers and their results."""
 
     def __init__(self, folder: Path, facts: Facts, plan: Plan, cores: int, timeout: float) -> None:
         self._folder, self._cores, self._timeout = folder, cores, timeout
@@ -125,7 +125,7 @@ class Contest:
                 print(f"{peer.title}: {outcome.failure}", flush=True)
 
     def compare(self) -> None:
-        """One round without dropout: every peer must come to the plain loop's model."""
+        """Train one round without dropout; every peer must match the plain loop's model."""
         facts = self._work.facts
         gentle = {**vars(facts), "dropout": False, "lr": GENTLE * facts.lr}
         exact = define(Facts(**gentle), rounds=1)
@@ -146,7 +146,7 @@ class Contest:
                 print(f"one round: {peer.title}, update off by {off:.0e}", flush=True)
 
     def turn(self, number: int) -> None:
-        """Every peer does all rounds once."""
+        """Run all rounds once with every peer."""
         for peer in self._taking_part():
             outcome, began = self._outcomes[peer], time.time()
             found = self._train(peer, self._work, "work", f"turn-{number}")
@@ -163,13 +163,13 @@ class Contest:
             print(f"turn {number + 1}: {peer.title} {np.median(ms):.1f} ms per round", flush=True)
 
     def table(self) -> list[dict[str, Any]]:
-        """The results so far."""
+        """Collect the results so far."""
         none = Outcome("")
         plain, ours = (self._outcomes.get(peer, none) for peer in (PLAIN, OURS))
         return rows(list(self._outcomes.values()), plain, ours, self._work.steps)
 
     def described(self) -> dict[str, Any]:
-        """The work, in numbers."""
+        """Describe the work in numbers."""
         _, cohort, steps, size = self._work.batches.shape
         return {
             **vars(self._work.facts), "parameters": self._work.parameters, "cohort": cohort,
@@ -178,7 +178,7 @@ class Contest:
         }  # fmt: skip
 
     def summary(self) -> str:
-        """The same in one line."""
+        """Describe the work in one line."""
         work = self.described()
         return (
             "{network}: FedAvg, {parameters:,} parameters, {cohort} of {population} clients, "
@@ -191,7 +191,7 @@ class Contest:
     def _train(
         self, peer: Peer, work: Work, folder: str, name: str
     ) -> tuple[Mapping[str, Any], Arrays] | None:
-        """A peer's report and its last model; None, and a reason, if it failed."""
+        """Read a peer's report and last model; None, with a reason, if it failed."""
         out = self._folder / name / peer.module
         try:
             train(

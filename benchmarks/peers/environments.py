@@ -1,4 +1,4 @@
-"""One virtual environment per peer, from its own pins; and processes that run in them."""
+"""Create a virtual environment per peer from its pins, and run processes in them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ QUIET = {
 
 
 class Peer(NamedTuple):
-    """One line of the table."""
+    """Installation of a peer."""
 
     title: str
     module: str
-    """Of this package; ``python -m peers.MODULE WORK OUT`` trains."""
+    """Module of this package; ``python -m peers.MODULE WORK OUT`` trains."""
     requirements: str | None = None
-    """A file of pins; None: what runs this script runs the peer."""
+    """File of pins; None to use this script's Python."""
     devices: tuple[str, ...] = ("cpu",)
 
 
@@ -50,11 +50,11 @@ PEERS = {
 
 
 class Failed(Exception):
-    """A peer that cannot be installed or does not run; the message is one line."""
+    """Failure to install or run a peer, in one line."""
 
 
 def interpreter(peer: Peer, root: Path) -> Path:
-    """A Python that has what the peer needs; its environment is made, or found as it was left.
+    """Return a Python with the peer's packages, creating its environment if needed.
 
     Raises:
         Failed: if the pins cannot be installed.
@@ -83,7 +83,7 @@ def pins(text: str) -> dict[str, str]:
 
 
 def satisfied(wanted: Mapping[str, str]) -> bool:
-    """Whether this Python has exactly these versions, builds apart (``+cpu``)."""
+    """Return True if this Python has exactly these versions, ignoring builds (``+cpu``)."""
     try:
         found = {name: importlib.metadata.version(name) for name in wanted}
     except importlib.metadata.PackageNotFoundError:
@@ -137,7 +137,7 @@ def execute(
 
 
 def reason(output: str) -> str:
-    """The line of a failed command's output that says most: its last error, or its last line."""
+    """Return the last error of a failed command's output, or its last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"ERROR:|[\w.]*(Error|Exception)\b", line)]
     return (errors or lines or ["ended without a word"])[-1][:300]

@@ -17,14 +17,14 @@ Network = Callable[[Params, jax.Array, "jax.Array | None"], jax.Array]
 
 
 def mlp(params: Params, x: jax.Array, rng: jax.Array | None) -> jax.Array:
-    """The workload ``mlp``."""
+    """Build the workload ``mlp``."""
     del rng
     x = jax.nn.relu(dense(params, "1", x.reshape(len(x), -1)))
     return dense(params, "5", jax.nn.relu(dense(params, "3", x)))
 
 
 def cifar100(params: Params, x: jax.Array, rng: jax.Array | None) -> jax.Array:
-    """The workload ``cifar100``; channels last inside, as XLA likes them on a processor."""
+    """Build the workload ``cifar100``, channels last for XLA on a CPU."""
     keys = [None] * 3 if rng is None else list(jax.random.split(rng, 3))
     x = x.transpose(0, 2, 3, 1)
     for first, second, key in (("0", "2", keys[0]), ("6", "8", keys[1])):
@@ -37,12 +37,12 @@ def cifar100(params: Params, x: jax.Array, rng: jax.Array | None) -> jax.Array:
 
 
 def dense(params: Params, name: str, x: jax.Array) -> jax.Array:
-    """A dense layer."""
+    """Apply a dense layer."""
     return x @ params[f"{name}.weight"].T + params[f"{name}.bias"]
 
 
 def convolution(params: Params, name: str, x: jax.Array) -> jax.Array:
-    """A convolution that keeps the size of its images."""
+    """Apply a convolution that keeps the image size."""
     layout = ("NHWC", "OIHW", "NHWC")
     kernel = params[f"{name}.weight"]
     out = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout)
@@ -50,12 +50,12 @@ def convolution(params: Params, name: str, x: jax.Array) -> jax.Array:
 
 
 def pool(x: jax.Array) -> jax.Array:
-    """The largest of two by two."""
+    """Take the maximum of 2 x 2 windows."""
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeros in random places, if there is a key."""
+    """Apply dropout if there is a key."""
     if key is None:
         return x
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)

@@ -32,10 +32,10 @@ class Timed(FedAvg):
     ) -> Iterable[Message]:
         self._watch.begin()
         sampled = super().configure_train(server_round, arrays, config, grid)
-        place = {"work": os.path.abspath(sys.argv[1]), "round": server_round - 1}
+        common = {"work": os.path.abspath(sys.argv[1]), "round": server_round - 1}
         return [
             Message(
-                RecordDict({"arrays": arrays, "config": ConfigRecord({**place, "row": row})}),
+                RecordDict({"arrays": arrays, "config": ConfigRecord({**common, "row": row})}),
                 message.metadata.dst_node_id,
                 message.metadata.message_type,
             )

@@ -1,4 +1,4 @@
-"""The networks in plain PyTorch, for peers without fedzmg; parameters are named alike."""
+"""Networks in plain PyTorch for peers without fedzmg, with equal parameter names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from peers.work import Arrays, Facts, Work
 
 
 def mlp(dropout: bool) -> nn.Sequential:
-    """The workload ``mlp``."""
+    """Build the workload ``mlp``."""
     del dropout
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10)
@@ -19,7 +19,7 @@ def mlp(dropout: bool) -> nn.Sequential:
 
 
 def cifar100(dropout: bool) -> nn.Sequential:
-    """The workload ``cifar100``: the paper's CNN."""
+    """Build the workload ``cifar100``: the paper's CNN."""
     light, heavy = (0.25, 0.5) if dropout else (0.0, 0.0)
     layers: list[nn.Module] = []
     for inputs, outputs in ((3, 32), (32, 64)):
@@ -34,14 +34,14 @@ NETWORKS: dict[str, Callable[[bool], nn.Sequential]] = {"mlp": mlp, "cifar100": 
 
 
 def build(facts: Facts, start: Arrays) -> nn.Sequential:
-    """The network with given parameters, in training mode, on the device of the work."""
+    """Build the network with given parameters, in training mode, on the work's device."""
     model = NETWORKS[facts.network](facts.dropout)
     model.load_state_dict({name: torch.from_numpy(array) for name, array in start.items()})
     return model.to(facts.device).train()
 
 
 def examples(work: Work) -> tuple[Tensor, Tensor]:
-    """All examples, as stored, on the device of the work."""
+    """Load all examples to the work's device."""
     device = work.facts.device
     return torch.from_numpy(work.x).to(device), torch.from_numpy(work.y).to(device)
 
@@ -52,7 +52,7 @@ def prepare(x: Tensor) -> Tensor:
 
 
 def arrays(model: nn.Module) -> Arrays:
-    """The parameters by name, on the host."""
+    """Copy the parameters to the host, by name."""
     return {name: p.detach().cpu().numpy().copy() for name, p in model.named_parameters()}
 
 

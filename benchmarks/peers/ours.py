@@ -24,7 +24,7 @@ SEED = 0
 
 
 def task_of(facts: Facts) -> Task:
-    """The workload, without evaluation."""
+    """Build the workload without evaluation."""
     task = WORKLOADS[facts.network].build(clients=facts.population)
     if not facts.dropout:
         model = copy.deepcopy(task.model.source)
@@ -36,12 +36,12 @@ def task_of(facts: Facts) -> Task:
 
 
 def has_dropout(network: str) -> bool:
-    """Whether the workload draws masks."""
+    """Return True if the workload has dropout."""
     return WORKLOADS[network].build(clients=10).model.needs_key
 
 
 def define(facts: Facts, rounds: int) -> Work:
-    """The workload's arrays, and the cohorts, batches and initial model that fedzmg plans."""
+    """Collect the workload's arrays, cohorts, batches and initial model."""
     task = task_of(facts)
     planner = RoundPlanner(task, [SEED])
     streams = [[entry.stream for entry in planner.batches(r)] for r in range(1, rounds + 1)]

@@ -23,7 +23,7 @@ from peers.work import Stopwatch, Work, begin
 
 
 class Trained(nn.Module):
-    """A network with the two methods that pfl calls."""
+    """Network with the two methods that pfl calls."""
 
     def __init__(self, network: nn.Sequential) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def main() -> None:
     set_precision(work.facts)
     rounds, cohort, steps, size = work.batches.shape
     x, y = examples(work)
-    # A user's data are laid out in the order of the batches, which pfl cuts from the front.
+    # pfl cuts batches from the front: order a user's data by batch.
     streams = work.batches.reshape(rounds * cohort, steps * size)
 
     def user(stream: int) -> PyTorchTensorDataset:

@@ -1,4 +1,4 @@
-"""The plain eager loop: what anyone would write in PyTorch."""
+"""Plain eager PyTorch loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the peers' reports come to: medians, ratios, and whether they did the same work."""
+"""Summarise the peers' reports: medians, ratios, and checks of equal work."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 from peers.work import Arrays, count
 
 TOLERANCE = {"float32": 0.05, "tf32": 0.1}
-"""How far an update of one round may be from the plain loop's, relative to its length. Units that
+"""Largest relative difference of one round's update from the plain loop's. Units that
 the last bit switches on or off move a client of the CNN by up to 0.02 in float32, against float64
 too; one step of 25 left out moves it by 0.09 to 0.16."""
 
 
 @dataclass
 class Outcome:
-    """One peer's part of the table."""
+    """Results of one peer."""
 
     title: str
     turns: list[list[float]] = field(default_factory=list)
@@ -29,13 +29,13 @@ class Outcome:
     versions: dict[str, str] = field(default_factory=dict)
     note: str = ""
     difference: float | None = None
-    """Of the first round's update from the plain loop's, relative to its length."""
+    """Relative difference of the first round's update from the plain loop's."""
     loss: tuple[float, float] | None = None
     """Before the first round and after the last, on the last round's examples."""
     failure: str | None = None
 
     def add(self, report: Mapping[str, Any], *, began: float, warm_up: int) -> None:
-        """The report of one more turn, whose process began then; its first rounds do not count."""
+        """Add the report of one turn, without its first rounds."""
         self.turns.append([1e3 * s for s in report["seconds"][warm_up:]])
         self.cold_seconds.append(report["first_done"] - began)
         self.versions, self.note = dict(report["versions"]), report["note"]
@@ -81,7 +81,7 @@ def doubts(
 def rows(
     outcomes: Sequence[Outcome], plain: Outcome, ours: Outcome, steps: int
 ) -> list[dict[str, Any]]:
-    """The table as values; what needs a peer that failed is missing."""
+    """Build the table as values, without numbers that need a failed peer."""
     found: list[dict[str, Any]] = []
     for outcome in outcomes:
         row: dict[str, Any] = {"peer": outcome.title}
@@ -114,7 +114,7 @@ COLUMNS = (
 
 
 def render(table: Sequence[Mapping[str, Any]]) -> str:
-    """The table as text; a peer that failed is a line with the reason."""
+    """Format the table; a failed peer is a line with the reason."""
     lines = ["  ".join([f"{'':<18}", *(title for title, _, _ in COLUMNS)])]
     for row in table:
         if "failure" in row:

@@ -1,4 +1,4 @@
-"""The work that every peer does, and what it reports of it; needs nothing but NumPy.
+"""Work of every peer and its report; needs NumPy only.
 
 A folder holds the work: the examples, the batches of every round, the model to start from. A peer
 writes its times and two of its global models to another folder, and is compared by those.
@@ -24,10 +24,10 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Facts:
-    """What is small about the work."""
+    """Settings of the work."""
 
     network: str
-    """A key of every peer's table of networks."""
+    """Key in every peer's table of networks."""
     dropout: bool
     """Off where models are compared: no two systems draw the same masks."""
     population: int
@@ -38,7 +38,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Work:
-    """The whole of it."""
+    """Complete work."""
 
     facts: Facts
     x: npt.NDArray[Any]
@@ -47,7 +47,7 @@ class Work:
     batches: npt.NDArray[np.int64]
     """Positions in ``x``: ``[round, client, step, example]``."""
     start: Arrays
-    """The initial model, by parameter name; layouts are PyTorch's."""
+    """Initial model by parameter name, in PyTorch's layouts."""
 
     @property
     def steps(self) -> int:
@@ -76,7 +76,7 @@ class Work:
 
 
 def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """A model by parameter name."""
+    """Read a model by parameter name."""
     with np.load(path) as file:
         return {name: file[name] for name in file.files}
 
@@ -102,11 +102,11 @@ class Stopwatch:
         self._began = 0.0
 
     def begin(self) -> None:
-        """A round begins."""
+        """Start a round."""
         self._began = time.perf_counter()
 
     def end(self, steps: int, model: Callable[[], Arrays]) -> None:
-        """The round's global model exists; the device has nothing left to do."""
+        """End a round, after the device has finished."""
         self._seconds.append(time.perf_counter() - self._began)
         self._steps.append(steps)
         if len(self._seconds) == 1:
@@ -128,7 +128,7 @@ class Stopwatch:
 
 
 def begin() -> tuple[Work, Stopwatch]:
-    """What a peer's command line names: the folder of the work, and the one for its report."""
+    """Read the directories of work and report from the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("work", type=Path)
     parser.add_argument("out", type=Path)

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import pytest
 
 from fedzmg.cli import _said_once, main
-from fedzmg.cli.training import _untuned
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 STUDIES = Path(__file__).parents[2] / "experiments"
@@ -64,25 +63,6 @@ def test_compare_refuses_a_protocol_for_one_alone(tmp_path: Path, fedzmg: Comman
     assert done.returncode == 2
     assert "protocol.cohort = 3 is for fedzmg and not for fedavg" in done.stderr
     assert not (tmp_path / "place").exists()
-
-
-@pytest.mark.parametrize(
-    ("task", "names", "settings", "words"),
-    [
-        ("plays", ["fedavg", "fedprox"], {}, ["fedprox: default rates, the others"]),
-        ("plays", ["fedavg", "fedprox"], {"fedprox": {"client.lr": 0.1}}, []),
-        ("plays", ["fedprox", "scaffold"], {}, []),  # none has
-        ("plays", ["fedavg", "fedprx"], {}, []),  # a mistake, which is refused elsewhere
-        ("plays", ["fedavg", "mfl", "fedgbo", "fedprox", "feddyn"], {}, ["fedprox and 1 more"]),
-        ("digits", ["fedavg", "fedprox"], {}, []),
-    ],
-)  # fmt: skip
-def test_rates_that_nobody_searched_for_are_named(
-    task: str, names: list[str], settings: dict[str, dict[str, float]], words: list[str]
-) -> None:
-    lines = _untuned(task, names, {name: settings.get(name, {}) for name in names})
-    assert len(lines) == len(words)
-    assert all(word in line for word, line in zip(words, lines, strict=True))
 
 
 def test_compare_shows_table_figure_and_place(tmp_path: Path, fedzmg: Command) -> None:

@@ -28,7 +28,7 @@ def test_every_run_is_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
     class Told:
         def start(self, run: TrackedRun) -> None:
             self.own = told.setdefault(run.name, [])
-            assert run.place == Path("c/tracking/told")
+            assert run.directory == Path("c/tracking/told")
 
         def log(self, step: int, values: Mapping[str, float]) -> None:
             assert values["eval/loss"] >= 0

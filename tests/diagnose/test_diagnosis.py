@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from fedzmg import tasks
 from fedzmg.algorithms import get as algorithm
 from fedzmg.data.federated import FederatedData
 from fedzmg.data.plan import local_stream
-from fedzmg.diagnose import clients as people
-from fedzmg.diagnose import diagnose
+from fedzmg.diagnose import Point, diagnose
+from fedzmg.diagnose.clients import excerpt, sample
 from fedzmg.diagnose.measure import WHOLE
 from fedzmg.errors import InputError
 from fedzmg.models.initial import initial_params
@@ -74,10 +74,17 @@ def test_a_linear_model_by_hand() -> None:
                 v, c = v - 0.05 * (g - project * g.mean(1, keepdims=True)), c - 0.05 * h
             moved.append(v)
     p = task.train.counts / 90
-    for project, value in zip(models, found.points[0].drift["weight"], strict=True):
+    for project, value in zip(models, astuple(found.points[0].drift["weight"]), strict=True):
         mean = np.tensordot(p, models[project], 1)
         spread = sum(q * ((m - mean) ** 2).sum() for q, m in zip(p, models[project], strict=True))
         assert value == pytest.approx(spread, rel=1e-9)
+
+
+def same_point(one: Point, two: Point) -> None:
+    for a, b in zip(one.measurement.layers, two.measurement.layers, strict=True):
+        assert a.shares == pytest.approx(b.shares, rel=1e-9)
+        assert astuple(a.distance) == pytest.approx(astuple(b.distance), rel=1e-9)
+    assert astuple(one.drift[WHOLE]) == pytest.approx(astuple(two.drift[WHOLE]), rel=1e-9)
 
 
 def test_one_example_of_a_dense_layer_loses_the_share_of_its_mean() -> None:
@@ -90,15 +97,10 @@ def test_one_example_of_a_dense_layer_loses_the_share_of_its_mean() -> None:
 def test_clients_side_by_side_or_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     task = linear_task(clients=7, model=mlp(6, 4, outputs=3))
     together = diagnose(task, **DOUBLE)
-    monkeypatch.setattr(people, "MOST_CLIENTS", 3)
-    monkeypatch.setattr(people, "LOOK_SIZE", 4)
+    monkeypatch.setattr("fedzmg.diagnose.clients.MOST_CLIENTS", 3)
+    monkeypatch.setattr("fedzmg.diagnose.clients.PASS_SIZE", 4)
     apart = diagnose(task, **DOUBLE)
-    for one, two in zip(
-        together.points[0].measurement.layers, apart.points[0].measurement.layers, strict=True
-    ):
-        assert np.allclose(one.shares, two.shares, rtol=1e-9)  # type: ignore[arg-type]
-        assert one.distance == pytest.approx(two.distance, rel=1e-9)
-    assert together.points[0].drift[WHOLE] == pytest.approx(apart.points[0].drift[WHOLE], rel=1e-9)
+    same_point(together.points[0], apart.points[0])
 
 
 class Branching(nn.Module):
@@ -121,8 +123,7 @@ def test_a_model_that_does_not_map_is_measured_client_by_client() -> None:
     one, two = (
         diagnose(linear_task(model=kind()), **DOUBLE).points[0] for kind in (Branching, Straight)
     )
-    assert one.measurement.whole.shares == pytest.approx(two.measurement.whole.shares)
-    assert one.drift[WHOLE] == pytest.approx(two.drift[WHOLE])
+    same_point(one, two)
 
 
 def test_text_has_no_inputs_to_centre() -> None:
@@ -139,7 +140,6 @@ def test_text_has_no_inputs_to_centre() -> None:
     assert {"gru.weight_ih_l0", "gru.weight_hh_l0", "dense.weight"} <= set(names)
     lost = {one.name: one.lost for one in found.points[0].measurement.layers}
     assert lost["embedding.weight"] == 0
-    # Its candidate gate apart, a recurrent bias sees what the recurrent weights see.
     assert all(value is not None and 0 <= value <= 1 for value in lost.values())
     json.dumps(found.as_dict(), allow_nan=False)
 
@@ -161,11 +161,11 @@ def test_sampling_is_seeded_and_leaves_out_clients_without_examples() -> None:
 
 def test_examples_are_capped_and_weights_are_not() -> None:
     task = linear_task()
-    drawn = people.sample(task, 50, 0)
-    part, weights = people.excerpt(task, drawn, 4, 0)
+    drawn = sample(task, 50, 0)
+    part, weights = excerpt(task, drawn, 4, 0)
     assert part.train.counts.tolist() == [4] * 5
     assert weights.tolist() == task.train.counts.tolist()
-    again, _ = people.excerpt(task, drawn, 4, 0)
+    again, _ = excerpt(task, drawn, 4, 0)
     assert torch.equal(part.train.examples.x, again.train.examples.x)
 
 
@@ -198,8 +198,8 @@ def test_local_training_that_diverges_leaves_drift_out() -> None:
         ({"lr": 0.0}, "lr = 0.0"),
         ({"lr": float("nan")}, "lr = nan"),
         ({"every": 0}, "every = 0"),
-        ({"every": 3}, "every = 3: there is no training"),
-        ({"device": "tpu"}, "unknown device 'tpu'"),
+        ({"every": 3}, "every = 3"),
+        ({"device": "tpu"}, "tpu"),
     ],
 )
 def test_wrong_numbers_are_refused(wrong: dict[str, Any], message: str) -> None:
@@ -211,7 +211,7 @@ def test_a_model_of_another_task_is_refused() -> None:
     other = initial_params(linear_task(model=nn.Linear(6, 3, bias=False)).model, "torch", 0)
     with pytest.raises(InputError, match="'bias' is missing"):
         diagnose(linear_task(), params=other, device="cpu")
-    with pytest.raises(InputError, match="give no params"):
+    with pytest.raises(InputError, match="along = 2"):
         diagnose(linear_task(), params=other, along=2, device="cpu")
 
 
@@ -226,19 +226,19 @@ def test_the_parameters_of_a_module_are_a_model() -> None:
     state = module.state_dict()  # frozen parameters are in it, too
     backwards = dict(reversed(state.items()))
     found = [
-        diagnose(task, params=params, drifting=0, **DOUBLE).points[0].as_dict()
+        diagnose(task, params=params, drifting=0, **DOUBLE).points[0]
         for params in (state, backwards, dict(module.named_parameters()))
     ]
     assert found[0] == found[1] == found[2]
-    assert found[0] != diagnose(task, drifting=0, **DOUBLE).points[0].as_dict()
+    assert found[0] != diagnose(task, drifting=0, **DOUBLE).points[0]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"wieght": torch.zeros(3)}, "unknown parameter in params 'wieght': did you mean 'weight'"),
+        ({"wieght": torch.zeros(3)}, "'wieght': did you mean 'weight'"),
         ({"bias": None}, "'bias' is missing"),
-        ({"bias": [0.0] * 3}, "'bias' is no tensor"),
+        ({"bias": [0.0] * 3}, "'bias' is not a tensor"),
         ({"bias": torch.zeros(4)}, r"'bias' is of shape \(4,\), expected \(3,\)"),
     ],
 )
@@ -248,15 +248,15 @@ def test_params_that_do_not_fit_are_named(change: dict[str, Any], message: str) 
         diagnose(linear_task(), params=given, device="cpu")
 
 
-def test_a_module_is_no_task_and_no_mapping() -> None:
+def test_a_module_is_neither_a_task_nor_a_mapping() -> None:
     model: Any = nn.Sequential(nn.Linear(6, 3))
-    with pytest.raises(InputError, match=r"needs a task, not a Sequential: .*Task.from_arrays"):
+    with pytest.raises(InputError, match=r"Sequential: .*Task.from_arrays"):
         diagnose(model)
-    with pytest.raises(InputError, match=r"params is a Sequential: .*state_dict\(\)"):
+    with pytest.raises(InputError, match=r"params is a Sequential"):
         diagnose(linear_task(), params=model, device="cpu")
 
 
-# What the verdict says of problems whose answer follows from how they were made.
+# Verdicts on problems whose answer is known.
 
 
 def made(shift: float, truth: str) -> Task:
@@ -271,17 +271,12 @@ def made(shift: float, truth: str) -> Task:
 
 
 @pytest.mark.parametrize(
-    ("shift", "truth", "expect", "words"),
-    [
-        (0.0, "difference", "little", "expect little"),
-        (4.0, "difference", "gain", "is its mean component: expect a gain"),
-        (0.0, "sum", "loss", "forbids"),
-    ],
+    ("shift", "truth", "expect"),
+    [(0.0, "difference", "little"), (4.0, "difference", "gain"), (0.0, "sum", "loss")],
 )
-def test_verdicts(shift: float, truth: str, expect: str, words: str) -> None:
+def test_verdicts(shift: float, truth: str, expect: str) -> None:
     verdict = diagnose(made(shift, truth), drifting=0, device="cpu").verdict
     assert verdict.expect == expect
-    assert words in verdict.summary
     assert verdict.evidence
 
 
@@ -318,11 +313,8 @@ def test_the_page_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_measures_what_a_processor_does() -> None:
+def test_a_gpu_measures_the_same_as_a_cpu() -> None:
     task = linear_task(model=mlp(6, 4, outputs=3))
-    here, there = (
-        diagnose(task, device=name, dtype=torch.float64).points[0]  # type: ignore[arg-type]
-        for name in ("cpu", "cuda")
+    same_point(
+        *(diagnose(task, device=name, dtype=torch.float64).points[0] for name in ("cpu", "cuda"))  # type: ignore[arg-type]
     )
-    assert there.measurement.whole.shares == pytest.approx(here.measurement.whole.shares)
-    assert there.drift[WHOLE] == pytest.approx(here.drift[WHOLE])

@@ -1,4 +1,4 @@
-"""What the rule says of measurements: those it was tested on, few clients, layers that freeze."""
+"""Verdicts on measurements: kept tasks, few clients, frozen layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedzmg import tasks
-from fedzmg.diagnose import Layer, Measurement, Spread, Verdict, diagnose, judge
+from fedzmg.diagnose import ClientSpread, Layer, Measurement, Verdict, diagnose, judge
 from fedzmg.diagnose.measure import WHOLE, Pair
 from fedzmg.simulation import Trial, simulate
 from fedzmg.tasks import Task
@@ -31,7 +31,7 @@ def layer(name: str, share: float | None, diversity: Pair, clients: int, **more:
         "kind": "Linear", "inputs": 8, "parameters": 16, "energy": 1.0, "forbidden": share,
         "lost": 0.0, "distance": Pair(1.0, 0.5), "identity_error": 0.0,
     }  # fmt: skip
-    spread = Spread(share, None, share, share)
+    spread = ClientSpread(share, None, share, share)
     shares = (share,) * clients
     return Layer(
         name=name, share=spread, diversity=diversity, shares=shares, **{**found, **more}

@@ -25,7 +25,7 @@ def here(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def say(*arguments: str) -> Any:
-    """What a command prints as JSON."""
+    """Parse the JSON that a command prints."""
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0
     return json.loads(done.stdout)

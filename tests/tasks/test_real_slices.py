@@ -1,7 +1,6 @@
 """Every preset from file to trained model, on a few clients of real data.
 
-TFF's own files are not at hand, so their presets get the stand-ins' clients, whose files have the
-same layout; what is tested is everything between the file and the curve.
+Presets of TFF's files read the stand-ins, which have the same layout.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def cut_h5(source: Path, target: Path, names: list[str]) -> Path:
 
 
 def some_clients(path: Path) -> list[str]:
-    """Of texts the shortest that make a few batches, of images the first."""
+    """Choose the shortest texts that make a few batches, or the first images."""
     with h5py.File(path) as file:
         names = sorted(file["examples"])
         if "snippets" in file["examples"][names[0]]:
@@ -103,7 +102,7 @@ def here(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
             cut_h5(source, file.with_suffix(".h5"), names)
             for source, file in zip(sources, files, strict=True)
         ]
-    data = tasks.entry(name).data
+    data = tasks.info(name).data
     assert data is not None
     monkeypatch.setenv("FEDZMG_DATA", str(tmp_path / "cache"))
     catalog.import_files(data, files)

@@ -1,9 +1,8 @@
-"""Tasks: what fits is accepted, what does not is refused in one line with the remedy."""
+"""Tasks: parts that fit are accepted; others are refused in one line with the remedy."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import subprocess
 import sys
@@ -16,19 +15,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedzmg import InputError, Metric, Protocol, Task, Trial, simulate, tasks
+from fedzmg import InputError, Metric, Task, Trial, simulate
 from fedzmg.data.columns import Columns
-from fedzmg.data.federated import FederatedData, examples
 from fedzmg.data.formats import arrays
-from fedzmg.data.plan import sample_cohort
 from fedzmg.evaluation import accuracy
-from fedzmg.models.functional import FunctionalModel
-from fedzmg.models.initial import initial_params
-from fedzmg.simulation import RoundReport
 from fedzmg.tasks.losses import cross_entropy, masked_cross_entropy
 from fedzmg.tasks.task import as_stored
 from fedzmg.tasks.text import masked_accuracy
-from fedzmg.tree import row
 
 RNG = np.random.default_rng(0)
 X, Y, WHO = RNG.normal(size=(30, 4)), RNG.integers(0, 3, 30), np.arange(30) % 5
@@ -75,9 +68,9 @@ class WithBuffer(nn.Module):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y": Y[:-1]}, r"inputs of shape \(30, 4\) and targets of shape \(29,\)"),
+        ({"y": Y[:-1]}, r"\(30, 4\).*\(29,\)"),
         ({"clients": WHO[:-1]}, r"client ids have shape \(29,\) but there are 30 examples"),
-        ({"client_names": [0, 1, 2, 3, 4, "x"]}, "client 'x' has no example: leave it out"),
+        ({"client_names": [0, 1, 2, 3, 4, "x"]}, "client 'x'"),
         ({"client_names": [0, 1]}, "names must list every client id"),
         ({"y": Y + 1}, r"label 3 but the model has 3 outputs \(labels 0 to 2\)"),
         ({"y": Y - 1}, "label -1"),
@@ -88,11 +81,11 @@ class WithBuffer(nn.Module):
         ({"x": np.where(X > 2, np.nan, X)}, "not finite in example"),
         ({"x": [["a"] * 4] * 30}, "cannot be read as an array"),
         ({"cohort": 6}, "cohort = 6 but there are 5 clients"),
-        ({"cohort": 0}, "cohort = 0: expected a whole number of at least 1"),
+        ({"cohort": 0}, "cohort = 0: .* at least 1"),
         ({"batch_size": 2.5}, "batch_size = 2.5"),
-        ({"epoch": 3}, "unknown protocol field 'epoch': did you mean 'epochs'?"),
+        ({"epoch": 3}, "'epoch': did you mean 'epochs'"),
         ({"threshold": float("nan")}, "threshold = nan"),
-        ({"model": normalised()}, "layer '1' is a BatchNorm1d.*use nn.GroupNorm instead"),
+        ({"model": normalised()}, "'1' is a BatchNorm1d.*nn.GroupNorm"),
         ({"model": WithBuffer()}, "has the buffer 'mean'"),
         ({"model": nn.Sequential(nn.Flatten())}, "has no trainable parameter"),
         ({"model": nn.Sequential(nn.LSTM(4, 3))}, "is a fused LSTM"),
@@ -106,33 +99,35 @@ class WithBuffer(nn.Module):
         ({"loss": lambda o, t: o + torch.zeros(7)}, "the loss fails on the model's outputs"),
         ({"axes": {"wieght": (1,)}}, "axes names 'wieght'"),
         ({"axes": ["weight"]}, r"axes = \['weight'\]: expected axes by name"),
-        ({"test": None}, r"^test is None: give the inputs and targets .*, test=\(x, y\)$"),
-        ({"test": X}, "^test is a ndarray: give the inputs and targets"),
-        ({"test": (X, Y, WHO)}, "^test has 3 parts: give the inputs and targets"),
-        ({"tune": X}, "^tune is a ndarray: give the .* that rates are chosen by, tune=.x, y.$"),
+        ({"test": None}, r"^test is None: .*test=\(x, y\)$"),
+        ({"test": X}, "^test is a ndarray"),
+        ({"test": (X, Y, WHO)}, "^test has 3 parts"),
+        ({"tune": X}, "^tune is a ndarray: .*tune=.x, y.$"),
         ({"tune": (X[:, :3], Y)}, r"^the model cannot read tuning data of shape \(3,\)"),
-        ({"tune": (X, Y + 3)}, "^tuning data holds the label 5 but the model has 3 outputs"),
-        ({"model": nn.Linear}, r"^the model is the class Linear: give Linear\(...\)$"),
-        ({"model": torch.relu}, "^the model is a builtin_function_or_method: give an nn.Module$"),
-        ({"model": TwoOutputs()}, "^the model gives a tuple for training data: let it return one"),
-        ({"model": Unfinished()}, "^the model cannot read training .*: NotImplementedError$"),
-        ({"metric": accuracy}, r"metric = accuracy: .* such as Metric\('accuracy', accuracy\)$"),
-        ({"metric": "accuracy"}, r"metric = 'accuracy': .* such as Metric\(NAME, FUNCTION\)$"),
-        ({"loss": nn.CrossEntropyLoss}, r"loss = CrossEntropyLoss: a class; give .*Loss\(...\)$"),
-        ({"loss": None}, "^loss = None: expected a function"),
-        ({"prepare": 3}, "^prepare = 3: expected a function"),
-        ({"prepare": lambda x, dtype: {}["mean"]}, "^the model cannot read .*: KeyError 'mean'$"),
+        ({"tune": (X, Y + 3)}, "^tuning data .* label 5 .* 3 outputs"),
+        ({"model": nn.Linear}, r"class Linear: .*Linear\(...\)$"),
+        ({"model": torch.relu}, "builtin_function_or_method: .*nn.Module"),
+        ({"model": TwoOutputs()}, "gives a tuple for training data"),
+        ({"model": Unfinished()}, "training .*: NotImplementedError$"),
+        ({"metric": accuracy}, r"metric = accuracy: .*Metric\('accuracy', accuracy\)$"),
+        ({"metric": "accuracy"}, r"metric = 'accuracy': .*Metric\(NAME, FUNCTION\)$"),
+        ({"loss": nn.CrossEntropyLoss}, r"loss = CrossEntropyLoss: .*Loss\(...\)$"),
+        ({"loss": None}, "^loss = None"),
+        ({"prepare": 3}, "^prepare = 3"),
+        ({"prepare": lambda x, dtype: {}["mean"]}, "KeyError 'mean'$"),
         ({"init": "kears"}, "^unknown initializer 'kears': did you mean 'keras'"),
         ({"init": None}, r"^unknown initializer 'None' \(known: given, keras, torch\)$"),
-        ({"name": None}, "^name = None: expected text"),
-        ({"client_names": 5}, "^client_names = 5: expected a list of all client ids$"),
-        ({"clients": np.where(WHO == 4, np.nan, WHO)}, "^example 4 has the client id nan: say"),
-        ({"x": np.array(["a"] * 30)}, "^training data inputs .*: turn values of type <U1 into num"),
-        ({"threshold": 90}, "^threshold = 90: an accuracy is a share, .*, 0.90 for 90 %$"),
-        ({"axes": {"weight": (2,)}}, "expected different axes from 0 to 1"),
+        ({"name": None}, "^name = None"),
+        ({"client_names": 5}, "^client_names = 5"),
+        ({"clients": np.where(WHO == 4, np.nan, WHO)}, "^example 4 .*nan"),
+        ({"x": np.array(["a"] * 30)}, "training data inputs .*<U1"),
+        ({"threshold": 90}, "^threshold = 90: .*0.90"),
+        ({"axes": {"weight": (2,)}}, "axes from 0 to 1"),
     ],
 )
-def test_misfits_are_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
+def test_parts_that_do_not_fit_are_refused_in_one_line(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message) as caught:
         make(**changes)
     assert "\n" not in str(caught.value)
@@ -221,9 +216,7 @@ def test_a_set_for_choosing_comes_from_arrays_or_columns() -> None:
         assert one.tune is not None
         assert one.tune.x.tolist() == tune[0].tolist()
         assert one.tune.y.tolist() == tune[1].tolist()
-    with pytest.raises(
-        InputError, match=r"the tuning data names the classes b but .*: read the tun"
-    ):
+    with pytest.raises(InputError, match="tuning data has the classes b"):
         Task.from_columns(
             nn.Linear(4, 3), columns(), test=columns(), tune=replace(rows, classes=("b",)), cohort=2
         )
@@ -260,22 +253,22 @@ def test_bytes_of_columns_become_fractions() -> None:
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
-        ("visits.csv", columns(), "the training data is a str: give columns, such as"),
-        (columns(), (X, Y), "the test data is a tuple: give columns"),
-        (columns(), None, "the test data is a NoneType: give columns"),
-        (columns(None), columns(), "does not say whose rows are whose: name the column"),
-        (arrays.from_arrays(X, None, WHO), columns(), "no column 'y' of numbers but x: name the"),
+        ("visits.csv", columns(), "training data is a str"),
+        (columns(), (X, Y), "test data is a tuple"),
+        (columns(), None, "test data is a NoneType"),
+        (columns(None), columns(), "training data .*clients"),
+        (arrays.from_arrays(X, None, WHO), columns(), "no column 'y'"),
         (
             arrays.from_arrays(["to be"] * 30, Y, WHO),
             columns(),
-            "no column 'x' of numbers but text, y: turn the text into numbers",
+            "no column 'x' .*text, y",
         ),
         (
             columns(classes=("a", "b", "c")),
             columns(classes=("b", "c")),
-            "names the classes b, c but the training data a, b, c: read the test data with classes",
+            "classes b, c, .* a, b, c",
         ),
-        (columns(classes=("a", "b", "c")), columns(), "names the classes none but"),
+        (columns(classes=("a", "b", "c")), columns(), "classes none"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused_in_one_line(
@@ -336,128 +329,3 @@ def test_labels_of_padded_targets_are_checked() -> None:
     make(**parts, y=targets, test=(tokens, targets))
     with pytest.raises(InputError, match="label 3 but the model has 3 outputs"):
         make(**parts, y=targets + (targets == 2), test=(tokens, targets))
-
-
-def sparse(counts: list[int], **protocol: Any) -> Task:
-    """A task on which some clients have no example."""
-    rows = sum(counts)
-    rng = np.random.default_rng(1)
-    data = examples(rng.normal(size=(rows, 4)), rng.integers(0, 3, rows))
-    names = tuple(f"c{i}" for i in range(len(counts)))
-    return Task(
-        name="sparse",
-        model=FunctionalModel(nn.Linear(4, 3)),
-        train=FederatedData(data, np.cumsum([0, *counts]), names),
-        test=data,
-        protocol=Protocol(cohort=2, batch_size=4, eval_every=2).with_options(protocol),
-    )
-
-
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize("name", ["fedzmg", "fedadam", "scaffold", "scaffold:option-1", "fedadap"])
-@pytest.mark.parametrize("straddle", [True, False])
-def test_clients_without_examples_contribute_nothing(
-    engine: Any, name: str, straddle: bool
-) -> None:
-    """A cohort of them leaves the model as it is, server momentum or not."""
-    task = sparse([0, 9, 0, 0], epochs=2, straddle=straddle, rounds=8)
-    cohorts = [set(sample_cohort(0, r, 4, 2, replacement=False).tolist()) for r in range(1, 9)]
-    models = [initial_params(task.model, task.init, 0)]
-
-    def keep(report: RoundReport) -> None:
-        models.append(row(report.simulation.snapshot.params, 0))
-        [record] = report.records
-        assert record.clients == int(1 in cohorts[report.round - 1])
-        assert (record.dropped, record.diverged) == (0, False)
-
-    simulate(task, [Trial.of(name)], engine=engine, device="cpu", observer=keep)
-    moved = [
-        any(not torch.equal(before[key], after[key]) for key in before)
-        for before, after in itertools.pairwise(models)
-    ]
-    assert moved == [1 in cohort for cohort in cohorts]
-    assert {True, False} == set(moved)
-
-
-def test_engines_agree_where_some_clients_have_nothing() -> None:
-    task = sparse([0, 9, 0, 5, 1, 0], cohort=4, epochs=3, keep_partial=False)
-    loop, mapped = (
-        simulate(task, [Trial.of("fedzmg")], rounds=4, engine=engine, device="cpu")[0]  # type: ignore[arg-type]
-        for engine in ("sequential", "vectorized")
-    )
-    for key, leaf in loop.params.items():
-        torch.testing.assert_close(leaf, mapped.params[key], rtol=0, atol=1e-6)
-    assert [r.clients for r in loop.records] == [r.clients for r in mapped.records]
-
-
-def test_frozen_parameters_stay_and_do_not_travel() -> None:
-    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-    net[0].requires_grad_(False)
-    task = make(model=net, init="given", rounds=2)
-    [history] = simulate(task, [Trial.of("fedzmg")])
-    assert set(history.params) == {"2.weight", "2.bias"}
-    assert history.records[0].bytes_up == 2 * 4 * (6 * 3 + 3)
-    trained = history.model()
-    assert torch.equal(trained[0].weight, net[0].weight)  # type: ignore[index]
-    assert not torch.equal(trained[2].weight, net[2].weight)  # type: ignore[index]
-
-
-def test_pretrained_start_is_where_every_seed_begins() -> None:
-    net = nn.Linear(4, 3)
-    histories = simulate(
-        make(model=net, init="given"),
-        [Trial.of("fedavg", s, client_lr=1e-12) for s in (0, 1)],
-        rounds=1,
-    )
-    for history in histories:
-        torch.testing.assert_close(history.params["weight"], net.weight.detach())
-
-
-EMBEDDED = ["digits", "plays"]
-
-
-@pytest.mark.parametrize("name", EMBEDDED)
-def test_presets_learn_something(name: str) -> None:
-    task = tasks.get(name)
-    rounds, level = {"digits": (8, 0.2), "plays": (3, 0.15)}[name]
-    [history] = simulate(task, [Trial.of("fedzmg", task=task)], rounds=rounds, engine="vectorized")
-    losses = [r.loss for r in history.records if r.loss is not None]
-    assert losses[-1] < losses[0]
-    assert history.metrics[-1] > level
-
-
-@pytest.mark.parametrize("name", EMBEDDED)
-def test_engines_agree_on_the_presets(name: str) -> None:
-    task = tasks.get(name)
-    loop, mapped = (
-        simulate(task, [Trial.of("fedzmg", task=task)], rounds=1, engine=engine)[0]  # type: ignore[arg-type]
-        for engine in ("sequential", "vectorized")
-    )
-    for key, leaf in loop.params.items():
-        torch.testing.assert_close(leaf, mapped.params[key], rtol=0, atol=1e-5)
-
-
-def test_digits_are_as_heterogeneous_as_they_say() -> None:
-    task = tasks.get("digits")
-    assert set(task.train.counts.tolist()) == {50}
-    labels = [
-        len(np.unique(task.train.examples.y[a:b]))
-        for a, b in zip(task.train.offsets[:-1], task.train.offsets[1:], strict=True)
-    ]
-    # A client drawn at random from all digits would know ten of them nearly always.
-    assert np.mean(labels) < 5
-    assert task.tune is not None
-    assert task.tune.size == task.test.size == 1000
-
-
-@pytest.mark.parametrize("task", EMBEDDED)
-def test_recommended_options_are_the_recorded_ones(task: str) -> None:
-    import json
-    from pathlib import Path
-
-    recorded = json.loads((Path(__file__).parents[2] / f"results/tuning/{task}.json").read_text())
-    assert tasks.get(task).options
-    for name, options in tasks.get(task).options.items():
-        assert recorded[name]["best"] == dict(options)
-        best = max(score for *_, score in recorded[name]["grid"])
-        assert recorded[name]["score"] == best

@@ -1,4 +1,4 @@
-"""Convex tasks: their optima are optima, and every algorithm can be judged by its distance."""
+"""Convex tasks: known optima, and distances that every algorithm reports."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from fedzmg import Trial, algorithms, simulate, tasks
-from fedzmg.tasks.card import card
 from fedzmg.tasks.convex import Convex, Problem
 
 NAMES = ("quadratic", "logistic")
 
 
 def preset(name: str) -> Convex:
-    found = tasks.entry(name).preset
+    found = tasks.info(name).preset
     assert isinstance(found, Convex)
     return found
 
@@ -51,7 +50,7 @@ def test_a_start_that_meets_the_condition_has_one_optimum(name: str) -> None:
     np.testing.assert_allclose(problem.constrained, problem.optimum, atol=1e-9)
 
 
-def test_quadratic_has_the_curvature_it_says() -> None:
+def test_quadratic_has_known_curvature() -> None:
     problem = preset("quadratic").problem()
     for client in range(8):
         x = problem.x[problem.owners == client]
@@ -60,8 +59,8 @@ def test_quadratic_has_the_curvature_it_says() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_cards_show_the_tasks(name: str) -> None:
-    task, shown = tasks.get(name), card(tasks.entry(name))
+def test_descriptions_match_the_tasks(name: str) -> None:
+    task, shown = tasks.get(name), tasks.info(name).describe()
     assert (len(task.train), task.name) == (shown["clients"], name)
     assert shown["protocol"] == vars(task.protocol)
     assert task.model_bytes == shown["model"]["bytes"]
@@ -98,7 +97,7 @@ def test_full_batches_lead_to_the_optimum(algorithm: str) -> None:
 def test_projected_clients_go_to_the_constrained_optimum(
     name: str, distance: str, lr: float
 ) -> None:
-    """One full-batch step a round has no drift, so the limit is met to the last digits."""
+    """One full-batch step a round has no drift: the limit is exact."""
     task, rounds = tasks.get(name, {"distance": distance}), 80 if name == "logistic" else 40
     protocol = replace(task.protocol, batch_size=60, epochs=1, eval_every=rounds - 1)
     trial = Trial.of("fedzmg", client_lr=lr, client_momentum=0.0, client_decay=0.0)

@@ -43,7 +43,7 @@ def test_optima_of_the_golden_problem() -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("fedavg", {"projections": (descent.as_it_is,)}),
+        ("fedavg", {"projections": (descent.identity,)}),
         ("fedzmg_lambda0", {}),
         ("fedzmg_lambda_0.01", {"decay": 0.01}),
         ("fedzmg_momentum", {"momentum": 0.9}),
@@ -100,8 +100,8 @@ def test_basis_spans_the_zero_sum_vectors() -> None:
 def test_expected_distances_without_noise_are_those_of_the_run() -> None:
     generator = seeded(3)
     problem = quadratics(generator, clients=3, dims=4)
-    start, rate = normal(generator, 4), descent.theorems_schedule(problem, 5)
-    both = (descent.zero_mean, descent.as_it_is)
+    start, rate = normal(generator, 4), descent.theorems_schedule(problem)
+    both = (descent.zero_mean, descent.identity)
     exact = descent.expected_distances(
         problem, start, problem.optimum, rate, steps=20, projections=both, deviation=0.0
     )
@@ -118,7 +118,7 @@ def test_expected_distances_of_one_noisy_step_by_hand() -> None:
     problem = Quadratics(eye.expand(2, 3, 3), torch.zeros(2, 3, dtype=REAL), share)
     exact = descent.expected_distances(
         problem, problem.optimum, problem.optimum, lambda _: 0.1, steps=1, local_steps=1,
-        projections=(descent.zero_mean, descent.as_it_is), deviation=0.5,
+        projections=(descent.zero_mean, descent.identity), deviation=0.5,
     )  # fmt: skip
     power = 0.01 * 0.25 * (0.25**2 + 0.75**2)
     assert exact[1] == pytest.approx([2 * power, 3 * power])
@@ -133,7 +133,7 @@ def test_asymptotic_constant_is_where_the_exact_expectation_goes() -> None:
     assert constant == pytest.approx(0.25 / 3)
     exact = descent.expected_distances(
         problem, problem.optimum, problem.optimum, rate, steps=2000,
-        projections=(descent.as_it_is,),
+        projections=(descent.identity,),
     )  # fmt: skip
     assert exact[2000][0] * 2000 == pytest.approx(constant, rel=0.02)
 

@@ -15,7 +15,7 @@ from fedzmg.errors import InputError
 from fedzmg.report.html.theory import page as page_of
 from fedzmg.report.plots.theory import CHARTS, figures
 from fedzmg.report.tables.theory import markdown
-from fedzmg.theory import CHECKS, FULL, QUICK, Finding, Line
+from fedzmg.theory import CHECKS, FULL, QUICK, Finding, Value
 from fedzmg.theory.finding import Size
 
 ROOT = Path(__file__).parents[2]
@@ -61,8 +61,9 @@ def test_markdown_is_a_table() -> None:
 
 
 def test_figures_and_page_are_written(tmp_path: Path) -> None:
-    done = call("T3", "--quick", "--plot", "--out", str(tmp_path / "f"), "--html",
-                str(tmp_path / "page.html"))  # fmt: skip
+    words = ("T3", "--quick", "--plot", "--out", str(tmp_path / "f"))
+    assert call(*words).exit_code == 0
+    done = call(*words, "--html", str(tmp_path / "page.html"))
     assert done.exit_code == 0, done.output
     files = {path.name for path in (tmp_path / "f").iterdir()}
     assert files == {"T3.png", "T3.svg", "written.json"}
@@ -74,29 +75,26 @@ def test_figures_and_page_are_written(tmp_path: Path) -> None:
     assert not re.search(r'(src|href)="(https?:)?//', page)
 
 
-def test_a_figure_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
+def test_a_figure_of_another_program_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "T3.svg").write_text("mine")
     done = call("T3", "--quick", "--plot", "--json", "--out", str(tmp_path))
     assert isinstance(done.exception, InputError)
-    assert f"no 'fedzmg theory' wrote {tmp_path / 'T3.svg'}" in str(done.exception)
+    assert str(tmp_path / "T3.svg") in str(done.exception)
     assert [path.name for path in tmp_path.iterdir()] == ["T3.svg"]
     assert (tmp_path / "T3.svg").read_text() == "mine"
-    assert json.loads(done.stdout)["findings"], "what was found is not lost"
-    (tmp_path / "T3.svg").unlink()
-    for _ in range(2):
-        assert call("T3", "--quick", "--plot", "--out", str(tmp_path)).exit_code == 0
+    assert json.loads(done.stdout)["findings"]
 
 
 def test_unknown_check_is_refused_before_work() -> None:
     done = call("T1", "T66")
     assert isinstance(done.exception, InputError)
-    assert "unknown check 'T66': did you mean 'T6'" in str(done.exception)
+    assert "'T66': did you mean 'T6'" in str(done.exception)
     assert not done.stdout
 
 
-def test_exit_code_says_that_something_was_not_reproduced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_code_of_a_check_that_is_not_reproduced(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(size: Size) -> Finding:
-        return Finding("T1", "t", "c", "s", (Line("x", 1.0, 2.0, 0.1),))
+        return Finding("T1", "t", "c", "s", (Value("x", 1.0, 2.0, 0.1),))
 
     monkeypatch.setitem(CHECKS, "T1", broken)
     done = call("T1")
@@ -104,15 +102,15 @@ def test_exit_code_says_that_something_was_not_reproduced(monkeypatch: pytest.Mo
     assert "not reproduced" in done.output
 
 
-def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = call("T1", "--html", str(tmp_path / "file" / "page.html"))
     assert isinstance(done.exception, InputError)
-    assert "choose another file" in str(done.exception)
+    assert str(tmp_path / "file") in str(done.exception)
 
 
 def test_every_chart_draws_what_its_check_measures() -> None:
-    """A series that is renamed in a check would silently vanish from its figure."""
+    """A renamed series would silently vanish from its figure."""
     for name in ("T3", "T7"):
         data = CHECKS[name](QUICK._replace(steps=200, samples=1000)).as_dict()
         assert set(CHARTS[name].strokes) <= set(data["series"]), name
@@ -120,7 +118,7 @@ def test_every_chart_draws_what_its_check_measures() -> None:
 
 
 def test_angle_brackets_are_escaped() -> None:
-    finding = Finding("T1", "<b>", "a < b", "s", (Line("<i>", 1.0, 1.0, 0.1),)).as_dict()
+    finding = Finding("T1", "<b>", "a < b", "s", (Value("<i>", 1.0, 1.0, 0.1),)).as_dict()
     page = page_of([finding], {})
     assert "&lt;b&gt;" in page
     assert "<i>" not in page
@@ -136,7 +134,7 @@ def test_documentation_names_every_check() -> None:
 
 @pytest.mark.slow
 def test_documentation_shows_what_the_command_prints() -> None:
-    """Verdicts and lines to the letter; numbers differ in the last digits between machines."""
+    """Verdicts and labels are equal; last digits differ between machines."""
     text = (ROOT / "docs" / "theory.md").read_text()
     findings = [check(FULL).as_dict() for check in CHECKS.values()]
     printed = markdown(findings).splitlines()

@@ -1,6 +1,6 @@
-"""The trackers themselves, where they are installed: what they wrote is read back.
+"""Real trackers, where they are installed: their files are read back.
 
-They load in seconds and give warnings of their own, so each works in a process of its own.
+Each runs in its own process: they import slowly and emit warnings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from tracked_runs import Heard, federation
+from tracked_runs import ProgressLog, toy_task
 from fedzmg import trackers
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.run import RunSpec
@@ -34,14 +34,14 @@ from fedzmg.experiment.specs.run import RunSpec
 name, out, stop = sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]) or None
 specs = [RunSpec(task="toy", seed=seed, engine="vectorized") for seed in (0, 1)]
 places = [out / "fedzmg" / f"seed-{seed}" for seed in (0, 1)]
-heard = Heard(stop)
+shown = ProgressLog(stop)
 try:
-    with trackers.Tracking(trackers.named(name), out, heard) as progress:
+    with trackers.Tracking(trackers.named(name), out, shown) as progress:
         # No checkpoint before the crash: all of its rounds are trained again.
-        run_pack(federation(), specs, places, progress=progress, checkpoint_seconds=1e9)
+        run_pack(toy_task(), specs, places, progress=progress, checkpoint_seconds=1e9)
 except MemoryError:
     print("stopped")
-assert not heard.said, heard.said
+assert not shown.messages, shown.messages
 """
 
 
@@ -50,7 +50,7 @@ def track(name: str, out: Path, stop: int = 0) -> str:
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed: pip install 'fedzmg[{name}]'")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB_", "MLFLOW_"))}
-    # Whatever asks for a network finds a proxy that is not there.
+    # A closed proxy blocks the network.
     closed = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), name, str(out), str(stop)],
@@ -63,7 +63,7 @@ def track(name: str, out: Path, stop: int = 0) -> str:
 
 
 def expected(out: Path, seed: int) -> dict[str, dict[int, float]]:
-    """What the log says; a later line supersedes another."""
+    """Read the log; later lines supersede earlier ones."""
     lines = {line["round"]: line for line in log_of(out / "fedzmg" / f"seed-{seed}")}
     keys = {"train/loss": "train_loss", "eval/accuracy": "metric", "eval/loss": "loss"}
     return {

@@ -1,4 +1,4 @@
-"""What trackers are told: the log's own numbers, once, whatever is interrupted or fails."""
+"""Trackers receive the log's own numbers once, also after interruptions and failures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tracked_runs import Heard, Recorder, federation, log_of
+from tracked_runs import ProgressLog, Recorder, log_of, toy_task
 
 from fedzmg import trackers
 from fedzmg.errors import InputError
@@ -29,14 +29,14 @@ def places(out: Path) -> list[Path]:
     return [out / "fedzmg" / f"seed-{seed}" for seed in (0, 1)]
 
 
-def test_trackers_are_told_what_the_log_says(tmp_path: Path) -> None:
+def test_trackers_receive_the_numbers_of_the_log(tmp_path: Path) -> None:
     kept: list[Recorder] = []
     with Tracking({"own": partial(Recorder, kept)}, tmp_path) as progress:
-        run_pack(federation(), specs(), places(tmp_path), progress=progress)
+        run_pack(toy_task(), specs(), places(tmp_path), progress=progress)
     assert [r.run.name for r in kept if r.run] == ["fedzmg/seed-0", "fedzmg/seed-1"]
     for recorder, place in zip(kept, places(tmp_path), strict=True):
         assert recorder.run is not None
-        assert recorder.run.place == tmp_path / "tracking" / "own"
+        assert recorder.run.directory == tmp_path / "tracking" / "own"
         assert recorder.run.settings["client.momentum"] == 0.9
         assert recorder.run.settings["protocol.cohort"] == 3
         assert recorder.ending == "finished"
@@ -52,16 +52,16 @@ def test_trackers_are_told_what_the_log_says(tmp_path: Path) -> None:
 def test_resumed_rounds_keep_their_steps_and_earlier_ones_are_not_repeated(tmp_path: Path) -> None:
     whole: list[Recorder] = []
     with Tracking({"own": partial(Recorder, whole)}, tmp_path / "whole") as progress:
-        run_pack(federation(), specs(), progress=progress)
+        run_pack(toy_task(), specs(), progress=progress)
     kept: list[Recorder] = []
     with (
         pytest.raises(MemoryError),
-        Tracking({"own": partial(Recorder, kept)}, tmp_path, Heard(stop=3)) as progress,
+        Tracking({"own": partial(Recorder, kept)}, tmp_path, ProgressLog(stop=3)) as progress,
     ):
-        run_pack(federation(), specs(), places(tmp_path), progress=progress, checkpoint_seconds=0)
+        run_pack(toy_task(), specs(), places(tmp_path), progress=progress, checkpoint_seconds=0)
     assert [r.ending for r in kept] == ["stopped", "stopped"]
     with Tracking({"own": partial(Recorder, kept)}, tmp_path) as progress:
-        run_pack(federation(), specs(), places(tmp_path), progress=progress)
+        run_pack(toy_task(), specs(), places(tmp_path), progress=progress)
     first, second = kept[0], kept[2]
     assert second.run is not None
     assert (second.run.name, second.run.done) == ("fedzmg/seed-0", 3)
@@ -72,30 +72,29 @@ def test_resumed_rounds_keep_their_steps_and_earlier_ones_are_not_repeated(tmp_p
 
 
 @pytest.mark.parametrize("fails_at", [0, 2])
-def test_tracker_that_fails_is_said_once_and_no_round_is_lost(
+def test_a_failing_tracker_is_reported_once_and_no_round_is_lost(
     tmp_path: Path, fails_at: int
 ) -> None:
     kept: list[Recorder] = []
     well: list[Recorder] = []
-    heard = Heard()
+    shown = ProgressLog()
     makers: dict[str, Any] = {
         "broken": partial(Recorder, kept, fails_at=fails_at),
         "well": partial(Recorder, well),
     }
-    with Tracking(makers, tmp_path, heard) as progress:
-        histories = run_pack(federation(), specs(), places(tmp_path), progress=progress)
-        run_pack(
-            federation(), [RunSpec(task="toy", seed=2, engine="vectorized")], progress=progress
-        )
-    assert heard.said == ["broken is switched off, the training goes on: no such server"]
-    assert heard.rounds == [1, 2, 3, 4, 5] * 2
+    with Tracking(makers, tmp_path, shown) as progress:
+        histories = run_pack(toy_task(), specs(), places(tmp_path), progress=progress)
+        run_pack(toy_task(), [RunSpec(task="toy", seed=2, engine="vectorized")], progress=progress)
+    [message] = shown.messages
+    assert message.startswith("broken ")
+    assert message.endswith(": no such server")
+    assert shown.rounds == [1, 2, 3, 4, 5] * 2
     assert [len(h.records) for h in histories] == [5, 5]
     assert [list(r.logged) for r in well] == [[1, 2, 3, 4, 5]] * 3
-    # What had begun is told that it is over.
     assert [r.ending for r in kept] == ([None] if fails_at == 0 else ["stopped", "stopped"])
 
 
-def test_study_calls_runs_by_its_own_names(tmp_path: Path) -> None:
+def test_runs_of_a_study_have_its_names(tmp_path: Path) -> None:
     kept: list[Recorder] = []
     spec = StudySpec.parse(
         {"task": "toy", "seeds": [4], "rounds": 1, "rates": "given", "engine": "vectorized",
@@ -103,29 +102,29 @@ def test_study_calls_runs_by_its_own_names(tmp_path: Path) -> None:
                         "light": {"algorithm": "fedzmg", "client": {"momentum": 0.1}}}}
     )  # fmt: skip
     with Tracking({"own": partial(Recorder, kept)}, tmp_path / "s") as progress:
-        run_study(spec, tmp_path / "s", task=federation(), progress=progress)
+        run_study(spec, tmp_path / "s", task=toy_task(), progress=progress)
         names = [r.run.name for r in kept if r.run]
         assert names == ["with-clip/seed-4", "fedzmg/seed-4", "light/seed-4"]
-        # A study that is complete trains nothing, so there is nothing to tell.
-        run_study(spec, tmp_path / "s", task=federation(), progress=progress)
+        # A complete study trains nothing.
+        run_study(spec, tmp_path / "s", task=toy_task(), progress=progress)
     assert len(kept) == 3
     assert kept[0].run is not None
     assert kept[0].run.project == "s"
 
 
-def test_trials_of_a_grid_are_told_apart_by_what_it_varies(tmp_path: Path) -> None:
+def test_trials_of_a_grid_are_named_by_its_axes(tmp_path: Path) -> None:
     kept: list[Recorder] = []
     spec = GridSpec.parse(
         {"task": "toy", "algorithms": ["fedavg"], "rounds": 2, "last": 1, "engine": "vectorized",
          "axes": {"client.lr": [0.1, 10**-2.5]}, "together": 1}
     )  # fmt: skip
     with Tracking({"own": partial(Recorder, kept)}, tmp_path, naming=by_point(spec)) as progress:
-        run_grid(spec, tmp_path / "g", task=federation(), progress=progress)
+        run_grid(spec, tmp_path / "g", task=toy_task(), progress=progress)
     assert [r.run.name for r in kept if r.run] == [
         "fedavg/client.lr=0.00316228/seed-1000", "fedavg/client.lr=0.1/seed-1000",
     ]  # fmt: skip
     for trial, recorder in enumerate(kept):
-        # Scores are taken on examples that no report uses; the log has them, too.
+        # The log has the scores on the tuning examples.
         [last] = [
             r for r in log_of(tmp_path / "g" / "fedavg") if (r["trial"], r["round"]) == (trial, 2)
         ]
@@ -141,14 +140,14 @@ def test_unknown_and_missing_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
             trackers.named([name])
 
 
-def test_trial_that_is_stopped_early_is_told_no_further(tmp_path: Path) -> None:
+def test_a_trial_stopped_early_logs_no_further_round(tmp_path: Path) -> None:
     kept: list[Recorder] = []
     spec = StudySpec.parse(
         {"task": "toy", "seeds": [0, 1], "rounds": 8, "rates": "given", "engine": "vectorized",
          "algorithms": {"fedavg": {"client": {"lr": 1e38}}}, "stop": {"diverged": True}}
     )  # fmt: skip
     with Tracking({"own": partial(Recorder, kept)}, tmp_path / "s") as progress:
-        run_study(spec, tmp_path / "s", task=federation(), progress=progress)
+        run_study(spec, tmp_path / "s", task=toy_task(), progress=progress)
     for recorder, seed in zip(kept, (0, 1), strict=True):
         lines = log_of(tmp_path / "s" / "fedavg" / f"seed-{seed}")
         assert list(recorder.logged) == [line["round"] for line in lines]

@@ -1,4 +1,4 @@
-"""A federation that trains in milliseconds, and a tracker that remembers what it is told."""
+"""A task that trains in milliseconds, and a tracker that records what it receives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedzmg.simulation import RoundReport
 from fedzmg.trackers import Ending, TrackedRun
 
 
-def federation() -> Task:
+def toy_task() -> Task:
     rng = np.random.default_rng(0)
     owner = np.repeat(np.arange(6), [4, 9, 6, 3, 8, 5])
     x, y = rng.normal(size=(len(owner), 5)), rng.integers(0, 3, len(owner))
@@ -30,7 +30,7 @@ def federation() -> Task:
 
 
 class Recorder:
-    """Remembers everything, of all its instances together."""
+    """Tracker that records everything."""
 
     def __init__(self, kept: list[Recorder], fails_at: int | None = None) -> None:
         self.run: TrackedRun | None = None
@@ -54,11 +54,11 @@ class Recorder:
         self.ending = ending
 
 
-class Heard(Silent):
-    """Remembers what a user would read, and may stop after some rounds."""
+class ProgressLog(Silent):
+    """Progress observer that records messages, and may stop after some rounds."""
 
     def __init__(self, stop: int | None = None) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.rounds: list[int] = []
         self.stop = stop
 
@@ -68,7 +68,7 @@ class Heard(Silent):
             raise MemoryError
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.messages.append(text)
 
 
 def log_of(place: Path) -> list[dict[str, Any]]:

@@ -1,1 +1,1 @@
-"""How fast a federation trains here, and how far that is from what the machine could do."""
+"""Benchmarks: training speed on this machine compared with its peak rates."""

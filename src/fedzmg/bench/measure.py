@@ -1,7 +1,8 @@
-"""Time rounds of a workload and set them against what the machine could do."""
+"""Time rounds of a workload and compare them with the machine's peak rates."""
 
 from __future__ import annotations
 
+import itertools
 import platform
 import statistics
 import time
@@ -12,9 +13,14 @@ from typing import Any, get_args
 
 import torch
 
-from fedzmg.bench.counting import step_cost
-from fedzmg.bench.machine import Machine, measure, wait
-from fedzmg.bench.memory import host_peak_mib, reset_host_peak
+from fedzmg.bench.machine import (
+    Machine,
+    host_peak_mib,
+    measure,
+    reset_host_peak,
+    step_cost,
+    wait,
+)
 from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels import PRECISIONS
@@ -29,42 +35,42 @@ BLOCKS = 3
 
 @dataclass(frozen=True)
 class Timing:
-    """One line of the table; times are medians, evaluation excluded."""
+    """Measurements of one configuration; times are medians without evaluation."""
 
     workload: str
     algorithm: str
     engine: str
-    """The path that was taken."""
+    """Engine that was chosen."""
     precision: str
     trials: int
     clients: int
-    """Clients in a round, all trials together."""
+    """Clients per round, over all trials."""
     steps: int
-    """Local steps in a round, all clients together."""
+    """Local steps per round, over all clients."""
     cold_seconds: float
-    """From nothing to the end of the first round: set-up, compiling, capturing."""
+    """Time to the end of the first round: set-up, compilation, CUDA graph capture."""
     round_ms: float
     trial_round_ms: float
     steps_per_second: float
     flops: float
-    """Operations of a round, counted."""
+    """Operations per round."""
     bytes: float
     matmul_share: float
-    """Of the rate of the machine's matrix products."""
+    """Share of the machine's rate of matrix products."""
     bandwidth_share: float
     floor_ms: float
-    """The longer of: all operations at the machine's rate, all bytes at its bandwidth."""
+    """Lower bound: the longer of all operations and all bytes at the machine's rates."""
     over_floor: float
     peak_mib: float
-    """Of the GPU's memory since before the first round; without one, of the whole process."""
+    """Peak GPU memory; without a GPU, peak memory of the process."""
     padded_over_useful: float
-    """Steps computed for clients, also those that were done, over steps they had."""
+    """Steps computed, padding included, over the clients' own steps."""
     deterministic: bool = False
     outside_steps: float | None = None
-    """Share of a round that a GPU does not spend on local steps: planning, merging, logging."""
+    """Share of a round that a GPU spends on planning, merging and logging."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Convert for JSON."""
         return asdict(self)
 
 
@@ -82,7 +88,7 @@ def time_rounds(
 ) -> Timing:
     """Train a few rounds, :data:`BLOCKS` times, and measure them.
 
-    A GPU is at work on the next round while the host reads one, so rounds are timed together.
+    Rounds are timed together: a GPU computes the next one while the host reads the last.
     """
     task = replace(task, protocol=replace(task.protocol, eval_every=NEVER))
     if device.type == "cuda":
@@ -99,7 +105,7 @@ def time_rounds(
     simulation.run_round()
     wait(device)
     cold = time.perf_counter() - began
-    simulation.run_round()  # what the first round leaves for later
+    simulation.run_round()  # finishes deferred set-up
     seconds, steps, on_steps = [], [], []
     for _ in range(BLOCKS):
         wait(device)
@@ -133,7 +139,9 @@ def time_rounds(
         bandwidth_share=moved / median / machine.bandwidth,
         floor_ms=1e3 * floor,
         over_floor=median / floor,
-        peak_mib=_peak_mib(device),
+        peak_mib=torch.cuda.max_memory_allocated(device) / 2**20
+        if device.type == "cuda"
+        else host_peak_mib(),
         padded_over_useful=simulation.padding(),
         deterministic=simulation.deterministic,
         outside_steps=None if None in on_steps else 1 - statistics.median(on_steps) / median,  # type: ignore[type-var, operator]
@@ -151,10 +159,10 @@ def measure_all(
     deterministic: bool = False,
     device: torch.device,
 ) -> Iterator[Timing]:
-    """Every combination, one after another.
+    """Time every combination.
 
     Raises:
-        InputError: for an unknown name or a number of trials that is none, before anything runs.
+        InputError: for an unknown name or a wrong number of trials, before anything runs.
     """
     for kind, names, known in (
         ("workload", workloads, list(WORKLOADS)),
@@ -164,26 +172,23 @@ def measure_all(
         for name in names:
             if name not in known:
                 raise unknown(kind, name, known)
-    counts = []
     for count in trials:
         if not isinstance(count, int) or count < 1:
             raise InputError(f"trials = {count!r}: expected whole numbers of at least 1")
-        counts.append(count)
     for precision in precisions:
         machine = measure(device, precision)  # type: ignore[arg-type]
         for name in workloads:
             task = WORKLOADS[name].build()
-            for engine in engines:
-                for count in counts:
-                    yield time_rounds(
-                        task, machine, algorithm=algorithm, engine=engine,  # type: ignore[arg-type]
-                        precision=precision, trials=count, rounds=rounds,  # type: ignore[arg-type]
-                        deterministic=deterministic, device=device,
-                    )  # fmt: skip
+            for engine, count in itertools.product(engines, trials):
+                yield time_rounds(
+                    task, machine, algorithm=algorithm, engine=engine,  # type: ignore[arg-type]
+                    precision=precision, trials=count, rounds=rounds,  # type: ignore[arg-type]
+                    deterministic=deterministic, device=device,
+                )  # fmt: skip
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Machine, versions, commit and date, to be kept with the figures."""
+    """Describe machine, versions, commit and date."""
     machine = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"
@@ -196,9 +201,3 @@ def environment(device: torch.device) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **provenance(),
     }
-
-
-def _peak_mib(device: torch.device) -> float:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    return host_peak_mib()

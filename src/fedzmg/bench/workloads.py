@@ -1,4 +1,4 @@
-"""What is measured: work of the shape of a task, on random data, so that no data set is needed."""
+"""Workloads of the shape of real tasks, on random data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
+from torch import nn
 
 from fedzmg.models.networks import CharGRU, mlp
 from fedzmg.models.paper import cifar100_cnn, emnist_cnn
@@ -13,57 +15,53 @@ from fedzmg.tasks.task import Task, unit_pixels
 from fedzmg.tasks.text import token_ids
 
 
-def cifar100(clients: int = 500) -> Task:
-    """The paper's CIFAR-100: 100 images a client, 25 steps of 16."""
+def _images(
+    name: str, model: nn.Module, clients: int, each: int, shape: tuple[int, ...], classes: int
+) -> Task:
     rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (clients * 100, 3, 32, 32), dtype=np.uint8)
-    y = rng.integers(0, 100, len(x))
+    x = rng.integers(0, 256, (clients * each, *shape), dtype=np.uint8)
+    y = rng.integers(0, classes, len(x))
     return Task.from_arrays(
-        cifar100_cnn(), x, y, np.repeat(np.arange(clients), 100), test=(x[:1000], y[:1000]),
-        name="cifar100", prepare=unit_pixels, init="keras",
+        model, x, y, np.repeat(np.arange(clients), each), test=(x[:1000], y[:1000]),
+        name=name, prepare=unit_pixels, init="keras",
         cohort=10, batch_size=16, epochs=4, straddle=True,
     )  # fmt: skip
 
 
-def emnist62(clients: int = 340) -> Task:
-    """The paper's EMNIST: 200 images a client, 50 steps of 16."""
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (clients * 200, 28, 28), dtype=np.uint8)
-    y = rng.integers(0, 62, len(x))
-    return Task.from_arrays(
-        emnist_cnn(), x, y, np.repeat(np.arange(clients), 200), test=(x[:1000], y[:1000]),
-        name="emnist62", prepare=unit_pixels, init="keras",
-        cohort=10, batch_size=16, epochs=4, straddle=True,
-    )  # fmt: skip
-
-
-def shakespeare(clients: int = 100) -> Task:
-    """The paper's Shakespeare: 48 sequences of 100 characters a client, 24 steps of 8."""
-    rng = np.random.default_rng(0)
-    text = rng.integers(0, 66, (clients * 48, 101)).astype(np.uint8)
-    x, y = text[:, :-1], text[:, 1:].astype(np.int64)
-    return Task.from_arrays(
-        CharGRU(66, 256, 1024), x, y, np.repeat(np.arange(clients), 48), test=(x[:64], y[:64]),
-        name="shakespeare", prepare=token_ids, init="keras",
-        cohort=10, batch_size=8, epochs=4, keep_partial=False,
-    )  # fmt: skip
-
-
-def ragged_text(clients: int = 100) -> Task:
-    """Shakespeare's roles as they are: volumes that differ by two orders of magnitude."""
-    rng = np.random.default_rng(0)
-    sizes = np.maximum(8, np.exp(rng.normal(3.0, 1.2, clients)).astype(int))
+def _text(name: str, sizes: npt.NDArray[np.int64], rng: np.random.Generator) -> Task:
     text = rng.integers(0, 66, (int(sizes.sum()), 101)).astype(np.uint8)
     x, y = text[:, :-1], text[:, 1:].astype(np.int64)
     return Task.from_arrays(
-        CharGRU(66, 256, 1024), x, y, np.repeat(np.arange(clients), sizes), test=(x[:64], y[:64]),
-        name="ragged-text", prepare=token_ids, init="keras",
+        CharGRU(66, 256, 1024), x, y, np.repeat(np.arange(len(sizes)), sizes),
+        test=(x[:64], y[:64]), name=name, prepare=token_ids, init="keras",
         cohort=10, batch_size=8, epochs=4, keep_partial=False,
     )  # fmt: skip
 
 
+def cifar100(clients: int = 500) -> Task:
+    """Build the paper's CIFAR-100: 100 images a client, 25 steps of 16."""
+    return _images("cifar100", cifar100_cnn(), clients, 100, (3, 32, 32), 100)
+
+
+def emnist62(clients: int = 340) -> Task:
+    """Build the paper's EMNIST: 200 images a client, 50 steps of 16."""
+    return _images("emnist62", emnist_cnn(), clients, 200, (28, 28), 62)
+
+
+def shakespeare(clients: int = 100) -> Task:
+    """Build the paper's Shakespeare: 48 sequences of 100 characters a client, 24 steps of 8."""
+    return _text("shakespeare", np.full(clients, 48), np.random.default_rng(0))
+
+
+def ragged_text(clients: int = 100) -> Task:
+    """Build roles whose volumes differ by two orders of magnitude."""
+    rng = np.random.default_rng(0)
+    sizes = np.maximum(8, np.exp(rng.normal(3.0, 1.2, clients)).astype(int))
+    return _text("ragged-text", sizes, rng)
+
+
 def small_mlp(clients: int = 100) -> Task:
-    """A 54,000-parameter network on 40 examples a client, for a laptop's processor."""
+    """Build a 54,000-parameter network on 40 examples a client, for a laptop's CPU."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(clients * 40, 784)).astype(np.float32)
     y = rng.integers(0, 10, len(x))
@@ -75,7 +73,7 @@ def small_mlp(clients: int = 100) -> Task:
 
 @dataclass(frozen=True)
 class Workload:
-    """One row of the table of workloads."""
+    """Builder and description of a workload."""
 
     build: Callable[..., Task]
     summary: str

@@ -1,4 +1,4 @@
-"""``fedzmg bench``: how fast workloads train here."""
+"""``fedzmg bench``: training speed on this machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rich.console import Console
 from fedzmg.cli import output
 from fedzmg.cli.options import DEVICES, ENGINES, Json
 
-ON_PROCESSOR = ("mlp",)
+ON_CPU = ("mlp",)
 ON_GPU = ("cifar100", "emnist62", "shakespeare")
-"""What is timed where no workload is named."""
+"""Default workloads."""
 
 
 def bench(
@@ -22,7 +22,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             help="mlp, cifar100, emnist62, shakespeare, ragged-text.",
-            show_default=f"{', '.join(ON_PROCESSOR)} on a processor; {', '.join(ON_GPU)} on a GPU",
+            show_default=f"{', '.join(ON_CPU)} on a CPU; {', '.join(ON_GPU)} on a GPU",
         ),
     ] = None,
     engine: Annotated[
@@ -32,14 +32,16 @@ def bench(
     precision: Annotated[
         str, typer.Option(help="Comma-separated: float32; on a GPU also tf32, bf16.")
     ] = "float32",
-    trials: Annotated[str, typer.Option(help="Comma-separated: trials packed together.")] = "1",
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to time, three times.")] = 5,
+    trials: Annotated[str, typer.Option(help="Comma-separated: numbers of trials per pack.")] = "1",
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds per measurement; there are three.")
+    ] = 5,
     algorithm: Annotated[str, typer.Option(help="An algorithm of 'fedzmg list'.")] = "fedzmg",
     device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
     deterministic: Annotated[
-        bool, typer.Option(help="On a GPU: kernels that give the same bits in every process.")
+        bool, typer.Option(help="On a GPU: use kernels that give the same bits in every process.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Keep the figures in this JSON file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the numbers to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Time rounds on random data of a task's shape: speed, memory, distance to the floor."""
@@ -53,23 +55,23 @@ def bench(
     if out is not None:
         output.check_file(out, "--out")
     algorithms.get(algorithm)
-    place = resolve_device(device)
+    target = resolve_device(device)
     console = Console(stderr=as_json)
     found: list[Timing] = []
     for timing in measure_all(
-        workloads or (ON_PROCESSOR if place.type == "cpu" else ON_GPU),
+        workloads or (ON_CPU if target.type == "cpu" else ON_GPU),
         engine.split(","),
         precision.split(","),
         [int(count) if count.isdigit() else count for count in trials.split(",")],
         rounds=rounds,
         algorithm=algorithm,
         deterministic=deterministic,
-        device=place,
+        device=target,
     ):
         found.append(timing)
         output.plain(console, views.timing_line(timing.as_dict()))
-    data = {"environment": environment(place), "timings": [t.as_dict() for t in found]}
-    # Before the file, whose disk may have become full.
+    data = {"environment": environment(target), "timings": [t.as_dict() for t in found]}
+    # Before the file: its disk may be full.
     if as_json:
         typer.echo(json.dumps(data))
     else:

@@ -1,4 +1,4 @@
-"""``fedzmg diagnose``: will the projection help this task?"""
+"""``fedzmg diagnose``: measure whether the projection helps a task."""
 
 from __future__ import annotations
 
@@ -26,25 +26,29 @@ def diagnose(
     what: Annotated[
         str, typer.Argument(metavar="TASK|RUN", help="A task of 'fedzmg list', or a run directory.")
     ] = "digits",
-    clients: Annotated[int, typer.Option(min=1, help="Look at this many clients.")] = 50,
-    examples: Annotated[int, typer.Option(min=1, help="And at this many examples of each.")] = 256,
+    clients: Annotated[int, typer.Option(min=1, help="Largest number of clients to measure.")] = 50,
+    examples: Annotated[
+        int, typer.Option(min=1, help="Largest number of examples per client.")
+    ] = 256,
     drifting: Annotated[
-        int, typer.Option(min=0, help="Follow the local training of so many; 0: none.")
+        int, typer.Option(min=0, help="Clients whose local training is followed; 0: none.")
     ] = 10,
     along: Annotated[
-        int, typer.Option(min=0, help="Train so many rounds of plain FedAvg and look on the way.")
+        int, typer.Option(min=0, help="Rounds of plain FedAvg to train and measure.")
     ] = 0,
     every: Annotated[
         int | None,
-        typer.Option(min=1, help="Rounds between two looks.", show_default="a fifth of --along"),
+        typer.Option(min=1, help="Rounds between measurements.", show_default="a fifth of --along"),
     ] = None,
     lr: Annotated[
         float | None,
-        typer.Option(help="Client rate of local training.", show_default="the task's for fedavg"),
+        typer.Option(
+            help="Client learning rate of local training.", show_default="the task's for fedavg"
+        ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Of clients, weights and batches.", show_default="0, or the run's"),
+        typer.Option(help="Seed of clients, weights and batches.", show_default="0, or the run's"),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -67,9 +71,9 @@ def diagnose(
     from fedzmg.storage.formats import write_json
 
     task, params, round_, own_seed = _subject(what, set_ or [])
-    place = out or Path("runs") / f"diagnose-{task.name}{f'-round-{round_}' if round_ else ''}"
-    check_place(place, "choose another --out")
-    refuse_foreign(place, FILES, WRITER)
+    directory = out or Path("runs") / f"diagnose-{task.name}{f'-round-{round_}' if round_ else ''}"
+    check_place(directory, "choose another --out")
+    refuse_foreign(directory, FILES, WRITER)
     console = Console(stderr=as_json)
     with console.status("measuring") as status:
         found = measure(
@@ -80,18 +84,18 @@ def diagnose(
             progress=status.update,
         )  # fmt: skip
     data = found.as_dict()
-    with staged(place, WRITER) as folder:
+    with staged(directory, WRITER) as folder:
         write_json(folder / "diagnosis.json", data)
         style.save(report.figure(data), folder / "diagnosis")
     if as_json:
-        typer.echo(json.dumps({**data, "directory": str(place)}))
+        typer.echo(json.dumps({**data, "directory": str(directory)}))
         return
     console.print(views.diagnosis(data, console.width))
-    output.place("figure", place / "diagnosis.png")
+    output.place("figure", directory / "diagnosis.png")
 
 
 def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, int]:
-    """Task, model, round and seed that a task's name or a run directory stands for."""
+    """Load task, model, round and seed of a task's name or a run directory."""
     from dataclasses import replace
 
     from fedzmg import tasks
@@ -99,27 +103,25 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
     from fedzmg.experiment.specs.files import refuse_own_task
     from fedzmg.experiment.specs.run import parse_setting
 
-    place = Path(what)
+    path = Path(what)
     if what not in tasks.TASKS:
-        if not place.is_dir():
+        if not path.is_dir():
             near = str(unknown("task", what, tasks.TASKS, "fedzmg list"))
             near = near.removeprefix(f"unknown task {what!r}")
             raise InputError(f"{what!r} is neither a task nor a run directory{near}")
-        if not (place / "spec.toml").is_file():
+        if not (path / "spec.toml").is_file():
             raise InputError(
-                f"{what} holds no spec.toml, so it is no run: give the directory of a run, or a "
-                "task of 'fedzmg list'"
+                f"{what} has no spec.toml: pass the directory of a run, or a task of 'fedzmg list'"
             )
         if settings:
-            raise InputError(f"--set {settings[0]}: {what} is a run, whose settings are fixed")
-        directory = RunDirectory(place)
+            raise InputError(f"--set {settings[0]}: the settings of the run {what} are fixed")
+        directory = RunDirectory(path)
         spec = directory.spec()
-        refuse_own_task(spec.task, place, OWN)
+        refuse_own_task(spec.task, path, OWN)
         checkpoint = directory.checkpoint()
         if checkpoint is None:
             raise InputError(
-                f"{what} holds no checkpoint: let the run finish a round, train it again if its "
-                "checkpoints were removed, or give the original of a kept copy"
+                f"{what} has no checkpoint: let the run finish a round, or train it again"
             )
         task = spec.build_task()
         task = replace(task, protocol=spec.build_protocol(task))

@@ -1,4 +1,4 @@
-"""``fedzmg theory``: the claims of the theory, computed and measured."""
+"""``fedzmg theory``: check the claims of the theory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedzmg.cli import output
 from fedzmg.cli.options import Json
 
 NOT_REPRODUCED = 1
-"""Exit code if something that is derived disagrees with what was measured."""
+"""Exit code if a derived number disagrees with its measurement."""
 
 
 def theory(
@@ -24,10 +24,10 @@ def theory(
     plot: Annotated[bool, typer.Option("--plot", help="Write figures as PNG and SVG.")] = False,
     out: Annotated[Path, typer.Option(help="Directory for figures.")] = Path("runs/theory"),
     html: Annotated[
-        Path | None, typer.Option(help="Write one page with tables and figures to this file.")
+        Path | None, typer.Option(help="Write a page with tables and figures to this file.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer repetitions and steps: coarser, in seconds.")
+        bool, typer.Option("--quick", help="Fewer repetitions and steps: faster and coarser.")
     ] = False,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print a Markdown table.")
@@ -36,7 +36,7 @@ def theory(
 ) -> None:
     """Check the theory: predicted value, measured value and verdict of every claim.
 
-    The end lists all checks with their verdicts. Exit code 1 if a derived value is not reproduced.
+    Exit code 1 if a derived value is not reproduced.
     """
     from fedzmg.report.exports import theory as files
     from fedzmg.report.tables.theory import markdown, overview
@@ -57,7 +57,7 @@ def theory(
         else:
             console.print(views.finding(finding, console.width))
     seconds = time.perf_counter() - begun
-    # Before files, one of which may turn out to be somebody else's.
+    # Before files: writing them may fail.
     if as_json:
         typer.echo(json.dumps({"findings": findings, "seconds": round(seconds, 3)}))
     elif as_markdown:

@@ -54,6 +54,7 @@ def compare(
     from fedzmg.report.terminal.live import Display
     from fedzmg.results.reading import read
     from fedzmg.results.study_result import study_result
+    from fedzmg.tasks.tuned import tuning_notes
 
     makers = trackers.named(track)
     if task.endswith(".toml"):
@@ -67,7 +68,7 @@ def compare(
     place = out or Path("runs") / f"compare-{task}-{_digest(wanted)}"
     _refuse_to_replace(place, names)
     console = Console(stderr=as_json)
-    output.say(*chosen.notes, *_untuned(task, names, settings))
+    output.say(*chosen.notes, *tuning_notes(task, names, settings))
     with (
         Display(console, chosen.metric.name) as display,
         trackers.Tracking(makers, place, display) as progress,
@@ -114,6 +115,7 @@ def run(
     from fedzmg.experiment.specs.run import RunSpec, parse_setting
     from fedzmg.report.terminal.live import Display
     from fedzmg.storage.files import folder_name
+    from fedzmg.tasks.tuned import tuning_notes
 
     makers = trackers.named(track)
     from_file = task.endswith(".toml")
@@ -133,12 +135,15 @@ def run(
     spec = spec.with_settings(settings)
     with output.mistakes_in(task, set_) if from_file else contextlib.nullcontext():
         chosen = spec.build_task()
+        notes = tuning_notes(
+            spec.task, [spec.algorithm], {spec.algorithm: {f"client.{k}": 0 for k in spec.client}}
+        )
         resolved = spec.resolve(chosen)
         spec = resolved.spec
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
     place = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
     console = Console(stderr=as_json)
-    output.say(*chosen.notes)
+    output.say(*chosen.notes, *notes)
     with (
         Display(console, chosen.metric.name) as display,
         trackers.Tracking(makers, place, display) as progress,
@@ -206,20 +211,6 @@ def _settings_by_algorithm(
         for name in [owner] if owner in settings and rest else names:
             settings[name][rest if owner in settings and rest else key] = value
     return settings, preset
-
-
-def _untuned(task: str, names: list[str], settings: dict[str, dict[str, Any]]) -> list[str]:
-    """A line on algorithms with default rates beside others whose rates were searched for."""
-    from fedzmg.algorithms import ALGORITHMS
-    from fedzmg.tasks.tuned import tuned
-
-    known = tuned(task)
-    left = [name for name in names if name not in known and "client.lr" not in settings[name]]
-    # Names that are mistakes are for others to complain of.
-    if not left or not any(name in known for name in names) or set(names) - set(ALGORITHMS):
-        return []
-    whose = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
-    return [f"{whose}: default rates, the others have tuned ones ('fedzmg grid' searches)"]
 
 
 def _refuse_to_replace(place: Path, names: list[str]) -> None:

@@ -1,15 +1,15 @@
-"""WILL IT HELP: does FedZMG's premise hold for a model and its clients?"""
+"""Measure whether FedZMG's premise holds for a model and its clients."""
 
 from fedzmg.diagnose.diagnosis import Diagnosis, Point, diagnose
-from fedzmg.diagnose.measure import Layer, Measurement, Spread, measure
+from fedzmg.diagnose.measure import ClientSpread, Layer, Measurement, measure
 from fedzmg.diagnose.verdict import Verdict, judge
 
 __all__ = [
+    "ClientSpread",
     "Diagnosis",
     "Layer",
     "Measurement",
     "Point",
-    "Spread",
     "Verdict",
     "diagnose",
     "judge",

@@ -1,8 +1,7 @@
-"""Gradients and local updates of some clients of a task, a few clients at a time."""
+"""Compute gradients and local updates of some clients, a few at a time."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
@@ -38,30 +37,30 @@ from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, row
 
 MEMORY = 128 * 2**20
-"""Bytes that the models and gradients of clients side by side may take."""
+"""Memory limit for models and gradients of clients trained side by side, in bytes."""
 MOST_CLIENTS = 8
-LOOK_SIZE = 32
-"""Examples of a client in one pass."""
+PASS_SIZE = 32
+"""Examples per forward pass."""
 
 
 class Where(NamedTuple):
-    """What computes, and how precisely."""
+    """Device and precision."""
 
     device: torch.device
     dtype: torch.dtype
 
 
 def sample(task: Task, clients: int, seed: int) -> npt.NDArray[np.int64]:
-    """Positions of some clients that have examples, drawn by a seed, in ascending order."""
-    there = np.flatnonzero(task.train.counts)
-    draw = stream(seed, "probe", "diagnose").permutation(len(there))[:clients]
-    return np.sort(there[draw]).astype(np.int64)
+    """Draw clients that have examples; return their sorted positions."""
+    present = np.flatnonzero(task.train.counts)
+    drawn = stream(seed, "probe", "diagnose").permutation(len(present))[:clients]
+    return np.sort(present[drawn]).astype(np.int64)
 
 
 def excerpt(
     task: Task, clients: npt.NDArray[np.int64], most: int, seed: int
 ) -> tuple[Task, npt.NDArray[np.float64]]:
-    """The task with these clients alone and at most so many examples of each, and their sizes."""
+    """Restrict a task to some clients and examples; return it and the clients' full sizes."""
     data, picked, counts = task.train, [], []
     for client in clients.tolist():
         first, last = (int(o) for o in data.offsets[client : client + 2])
@@ -69,25 +68,24 @@ def excerpt(
         own = np.sort(rng.permutation(last - first)[:most])
         picked.append(first + own)
         counts.append(len(own))
-    places = torch.from_numpy(np.concatenate(picked))
+    rows = torch.from_numpy(np.concatenate(picked))
     x, y = data.examples
     part = FederatedData(
-        Examples(x[places], y[places]),
+        Examples(x[rows], y[rows]),
         np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         tuple(data.names[client] for client in clients.tolist()),
     )
-    # Fewer clients than a cohort are no fault here: nothing is trained on the excerpt.
+    # Nothing is trained on the excerpt: it may be smaller than a cohort.
     protocol = replace(task.protocol, cohort=1)
-    return replace(task, train=part, protocol=protocol, test_owners=None), data.counts[
-        clients
-    ].astype(np.float64)
+    sizes = data.counts[clients].astype(np.float64)
+    return replace(task, train=part, protocol=protocol, test_owners=None), sizes
 
 
 def gradients(
     task: Task, params: Tree, weights: npt.NDArray[np.float64], where: Where
 ) -> Iterator[Part]:
-    """The gradient of every client's mean loss, dropout off, with the weights of the clients."""
-    size = min(LOOK_SIZE, int(task.train.counts.max()))
+    """Yield the gradients of every client's mean loss, without dropout, and the weights."""
+    size = min(PASS_SIZE, int(task.train.counts.max()))
     nothing = Stream(
         np.zeros((0, size), np.int64), np.zeros(0, np.int64), np.zeros(0, np.bool_),
         np.zeros(0, np.int64),
@@ -106,7 +104,7 @@ def updates(
     project: bool,
     seed: int,
 ) -> Iterator[Part]:
-    """How far clients move in their local steps of one round of plain SGD, ``w - w_k``."""
+    """Yield the clients' updates ``w - w_k`` after one round of local SGD."""
     data, entries = task.train, []
     for client in clients.tolist():
         first, last = (int(o) for o in data.offsets[client : client + 2])
@@ -121,7 +119,7 @@ def updates(
 @final
 @dataclass(frozen=True)
 class FullGradient(ClientRule):
-    """A client that sends the gradient of all of its examples and makes no step."""
+    """Client rule that sends the gradient over all of its examples and takes no step."""
 
     @property
     def full_pass(self) -> FullPassTiming:
@@ -161,7 +159,7 @@ def _uploads(
         prepare=task.prepare,
         dtype=where.dtype,
         device=where.device,
-        full_pass_size=LOOK_SIZE,
+        full_pass_size=PASS_SIZE,
     )
     values = {
         path: torch.tensor([value], dtype=where.dtype, device=where.device)
@@ -169,7 +167,7 @@ def _uploads(
     }
     own = params.map(lambda leaf: leaf.to(where.device, where.dtype)[None])
     sent = Broadcast(own, (), values, torch.ones(1, dtype=torch.int64, device=where.device))
-    # Model, momentum-sized scratch and gradient of each client are there at once.
+    # Each client holds model, scratch, gradient and update at once.
     size = 4 * sum(leaf.numel() * leaf.element_size() for leaf in own.values())
     width = max(2, min(MOST_CLIENTS, MEMORY // size))
     for first in range(0, len(entries), width):
@@ -179,22 +177,20 @@ def _uploads(
 
 
 def _train(program: Program, entries: list[ClientBatch], sent: Broadcast) -> list[Chunk]:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(onednn(ONEDNN_BY_DEFAULT))
-        stack.enter_context(rounding("float32"))
+    with onednn(ONEDNN_BY_DEFAULT), rounding("float32"):
         try:
             return list(Vectorized(program).train(entries, sent, ()))
-        except InputError:  # a model that does not map over clients: one after another
+        except InputError:  # the model cannot be vectorized over clients
             return list(Sequential(program).train(entries, sent, ()))
 
 
 @dataclass(frozen=True)
 class Centred:
-    """Inputs whose own mean is subtracted, over everything that belongs to one example."""
+    """Wrapper of a prepare function that subtracts each example's own mean."""
 
     prepare: PrepareFunction
     axes: int
-    """How many of the last axes belong to one example."""
+    """Number of trailing axes of one example."""
 
     def __call__(self, x: Tensor, dtype: torch.dtype, /) -> Tensor:
         """Convert a batch of stored inputs."""
@@ -203,7 +199,7 @@ class Centred:
 
 
 def centred(task: Task) -> Task | None:
-    """The task with inputs centred one by one; None for inputs that are no real numbers."""
+    """Centre every input of a task; None for token ids."""
     made = _some_inputs(task, 2)
     if not made.is_floating_point() or made.ndim < 2:
         return None
@@ -211,7 +207,7 @@ def centred(task: Task) -> Task | None:
 
 
 def input_share(task: Task, examples: int = 2048) -> float | None:
-    """Share of the inputs' energy that is the mean of each example; None for token ids."""
+    """Compute the mean component's share of the inputs' energy; None for token ids."""
     x = _some_inputs(task, examples)
     if not x.is_floating_point() or x.ndim < 2:
         return None
@@ -224,5 +220,5 @@ def _some_inputs(task: Task, examples: int) -> Tensor:
     x = task.train.examples.x
     every = max(1, len(x) // examples)
     dtype = next(iter(task.model.params().values())).dtype
-    # A copy: a prepare function may work in place.
+    # A prepare function may work in place.
     return task.prepare(x[::every][:examples].clone(), dtype)

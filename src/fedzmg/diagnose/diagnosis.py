@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedzmg.contract import Layout
-from fedzmg.diagnose import clients as people
-from fedzmg.diagnose.clients import Where
+from fedzmg.diagnose.clients import (
+    Where,
+    centred,
+    excerpt,
+    gradients,
+    input_share,
+    sample,
+    updates,
+)
 from fedzmg.diagnose.measure import WHOLE, Measurement, Pair, Part, measure
 from fedzmg.diagnose.order import in_order_of_use
 from fedzmg.diagnose.verdict import Verdict, judge
@@ -27,63 +33,52 @@ from fedzmg.tree import Tree, row
 
 CLIENTS, EXAMPLES, DRIFTING = 50, 256, 10
 LEARNING_RATE = 0.05
-"""Of local steps, for a task that recommends none to FedAvg."""
+"""Client learning rate for a task without a tuned one for FedAvg."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One model that was looked at."""
+    """Measurement of one model."""
 
     round: int
     measurement: Measurement
     drift: dict[str, Pair]
-    """Mean squared distance of local models from their mean, plain and projected, by layer;
-    empty if it was not measured or local training diverged."""
+    """Mean squared distance of local models from their mean, plain and projected, by layer.
 
-    def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        drift = {name: pair._asdict() for name, pair in self.drift.items()}
-        return {"round": self.round, **self.measurement.as_dict(), "drift": drift}
+    Empty if it was not measured or local training diverged."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Whether the premise of FedZMG holds for a task."""
+    """Evidence for or against FedZMG's premise on a task."""
 
     task: str
     total: int
-    """Clients of the task; ``clients`` names those that were looked at."""
+    """Number of the task's clients; ``clients`` names those that were measured."""
     clients: tuple[str, ...]
     examples: int
-    """At most so many examples of each."""
+    """Largest number of examples per client."""
     seed: int
     lr: float
     drifting: int
-    """Clients whose local training was followed."""
+    """Number of clients whose local training was followed."""
     inputs: float | None
     """Share of the inputs' energy that is the mean of each example; None for token ids."""
     points: tuple[Point, ...]
-    """In the order of rounds."""
+    """Measurements in order of rounds."""
     centred: Measurement | None
-    """As the first point, with every input centred; None for token ids and for a trained model."""
+    """First point with every input centred; None for token ids and for a trained model."""
     verdict: Verdict
-    """From the first point."""
+    """Verdict on the first point."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
-        return {
-            "task": self.task,
-            "total": self.total,
-            "clients": list(self.clients),
-            "examples": self.examples,
-            "seed": self.seed,
-            "lr": self.lr,
-            "drifting": self.drifting,
-            "inputs": self.inputs,
-            "points": [point.as_dict() for point in self.points],
-            "centred": None if self.centred is None else self.centred.as_dict(),
-            "verdict": self.verdict.as_dict(),
-        }
+        """Convert for JSON."""
+        data = asdict(self)
+        data["points"] = [
+            {"round": point["round"], **point["measurement"], "drift": point["drift"]}
+            for point in data["points"]
+        ]
+        return data
 
 
 def diagnose(
@@ -107,61 +102,84 @@ def diagnose(
     Args:
         task: a preset of ``fedzmg.tasks`` or :meth:`Task.from_arrays`.
         params: a trained model by parameter names, such as ``history.params`` or
-            ``module.state_dict()``; frozen parameters are always the task's own. The initial model
-            of ``seed`` if not given.
-        round: after how many rounds ``params`` was taken.
-        clients: look at so many clients at most, drawn by ``seed``.
-        examples: and at so many examples of each at most.
-        drifting: follow the local training of so many of them; 0 leaves drift out.
-        lr: client learning rate for local training and ``along``; by default what the task
-            recommends for FedAvg, else 0.05.
-        along: also train so many rounds with plain FedAvg and look again on the way.
-        every: after every so many rounds of ``along``; by default a fifth of them.
-        seed: draws clients and examples, initial weights, batches and cohorts.
+            ``module.state_dict()``; frozen parameters are always the task's own. By default the
+            initial model of ``seed``.
+        round: number of rounds after which ``params`` was taken.
+        clients: largest number of clients to measure, drawn by ``seed``.
+        examples: largest number of examples per client.
+        drifting: number of clients whose local training is followed; 0 skips drift.
+        lr: client learning rate of local training and ``along``; by default the task's tuned one
+            for FedAvg, else 0.05.
+        along: number of rounds of plain FedAvg to train and measure.
+        every: rounds of ``along`` between measurements; by default a fifth of them.
+        seed: seed of clients, examples, initial weights, batches and cohorts.
         device: ``auto``, ``cpu`` or ``cuda``.
-        dtype: of models and gradients; sums are always taken in double precision.
-        progress: told in words what comes next.
+        dtype: type of models and gradients; sums are always in double precision.
+        progress: receives progress messages.
 
     Raises:
-        InputError: for something else than a task, numbers out of range, or a model that does not
-            belong to the task.
+        InputError: for a wrong type, a number out of range, or a model of another task.
     """
     if not isinstance(task, Task):
         raise InputError(
-            f"diagnose needs a task, not a {type(task).__name__}: make one of a model and data "
-            "with fedzmg.tasks.Task.from_arrays, or take one from fedzmg.tasks.get"
+            f"diagnose needs a task, not a {type(task).__name__}: use fedzmg.tasks.get or "
+            "fedzmg.tasks.Task.from_arrays"
         )
     _check(clients=clients, examples=examples, drifting=drifting, along=along, every=every)
     if params is not None and along:
         raise InputError(
-            f"along = {along}: training starts at the initial model; give no params "
+            f"along = {along}: training starts at the initial model; pass no params "
             "(a task, not a run)"
         )
     if every is not None and not along:
-        raise InputError(f"every = {every}: there is no training to look at; give along, too")
-    rate = _learning_rate(task) if lr is None else lr
+        raise InputError(f"every = {every}: there is no training to measure; pass along too")
+    tuned = task.options.get("fedavg", {}).get("client.lr", LEARNING_RATE)
+    rate = float(tuned) if lr is None else lr
     if not (isinstance(rate, int | float) and 0 < rate < math.inf):
         raise InputError(f"lr = {lr!r}: expected a finite number > 0")
-    say = progress or _silent
+    say = progress or (lambda _: None)
     where = Where(resolve_device(device), dtype)
-    drawn = people.sample(task, clients, seed)
-    part, weights = people.excerpt(task, drawn, examples, seed)
-    followed = stream(seed, "probe", "diagnose", "drift").permutation(drawn)
+    drawn = sample(task, clients, seed)
+    part, weights = excerpt(task, drawn, examples, seed)
+    shuffled = stream(seed, "probe", "diagnose", "drift").permutation(drawn)
+    followed = np.sort(shuffled[:drifting])
     start = initial_params(task.model, task.init, seed)
-    given = start if params is None else _fitted(params, start, task)
+    given = start if params is None else _matched(params, start, task)
     layout, notes = in_order_of_use(task, start)
-    watcher = _Watcher(
-        task, part, weights, np.sort(followed[:drifting]), where, rate, seed, layout
-    )  # fmt: skip
+
+    def look(model: Tree, at: int) -> Point:
+        found = measure(gradients(part, model, weights, where), layout)
+        drifts = [
+            spread_of(
+                updates(task, model, followed, where, lr=rate, project=project, seed=seed), layout
+            )
+            for project in ((False, True) if len(followed) > 1 else ())
+        ]
+        if not drifts or not all(math.isfinite(v) for one in drifts for v in one.values()):
+            return Point(at, found, {})
+        plain, projected = drifts
+        return Point(at, found, {name: Pair(plain[name], projected[name]) for name in plain})
+
     say("measuring gradients" + (" and drift" if drifting else ""))
-    points = [watcher.look(given, round)]
+    points = [look(given, round)]
     then = None
-    if params is None and (other := people.centred(part)) is not None:
+    if params is None and (other := centred(part)) is not None:
         say("measuring with centred inputs")
-        then = measure(people.gradients(other, start, weights, where), layout)
-    inputs = people.input_share(part)
+        then = measure(gradients(other, start, weights, where), layout)
+    inputs = input_share(part)
     if along:
-        points += _along(watcher, along, every or max(1, along // 5), say)
+        step = every or max(1, along // 5)
+
+        def observe(report: RoundReport) -> None:
+            if report.round % step == 0 or report.round == along:
+                say(f"round {report.round} of {along}")
+                points.append(look(row(report.simulation.snapshot.params, 0), report.round))
+
+        # Evaluations are not used: one suffices.
+        quiet = replace(task, protocol=replace(task.protocol, eval_every=along))
+        simulate(quiet, Trial.of("fedavg", seed, client_lr=rate), rounds=along,
+                 device=where.device.type,  # type: ignore[arg-type]
+                 dtype=dtype, observer=observe)  # fmt: skip
     return Diagnosis(
         task=task.name,
         total=len(task.train),
@@ -169,7 +187,7 @@ def diagnose(
         examples=examples,
         seed=seed,
         lr=rate,
-        drifting=len(watcher.followed),
+        drifting=len(followed),
         inputs=inputs,
         points=tuple(points),
         centred=then,
@@ -177,41 +195,15 @@ def diagnose(
     )
 
 
-@dataclass(frozen=True)
-class _Watcher:
-    """FullPassTiming at models of one task, always through the same clients and batches."""
-
-    task: Task
-    part: Task
-    weights: npt.NDArray[np.float64]
-    followed: npt.NDArray[np.int64]
-    where: Where
-    lr: float
-    seed: int
-    layout: Layout
-    """In the order in which layers are shown."""
-
-    def look(self, params: Tree, round_: int) -> Point:
-        found = measure(people.gradients(self.part, params, self.weights, self.where), self.layout)
-        drifts: list[dict[str, float]] = []
-        for project in (False, True) if len(self.followed) > 1 else ():
-            moves = people.updates(
-                self.task, params, self.followed, self.where,
-                lr=self.lr, project=project, seed=self.seed,
-            )  # fmt: skip
-            drifts.append(spread_of(moves, self.layout))
-        if not drifts or not all(math.isfinite(v) for one in drifts for v in one.values()):
-            return Point(round_, found, {})
-        plain, projected = drifts
-        return Point(round_, found, {name: Pair(plain[name], projected[name]) for name in plain})
-
-
 def spread_of(parts: Iterable[Part], layout: Layout) -> dict[str, float]:
-    """Weighted mean squared distance of clients' models from their mean, by parameter and whole.
+    """Compute the weighted mean squared distance of clients' models from their mean.
 
     Args:
-        parts: how far each client moved, and its weight; see :data:`fedzmg.diagnose.measure.Part`.
-        layout: names the parameters.
+        parts: each client's update and weight; see :data:`fedzmg.diagnose.measure.Part`.
+        layout: names of the parameters.
+
+    Returns:
+        The distance by parameter, and of the whole model.
     """
     total = 0.0
     square = dict.fromkeys(layout, 0.0)
@@ -228,37 +220,9 @@ def spread_of(parts: Iterable[Part], layout: Layout) -> dict[str, float]:
     found = {
         name: square[name] / total - float((mean[name] / total).square().sum()) for name in layout
     }
-    # A difference of two large numbers can step below zero; what is not a number stays.
+    # Rounding can make a difference of large numbers negative; NaN stays.
     found = {name: 0.0 if value < 0.0 else value for name, value in found.items()}
     return {**found, WHOLE: sum(found.values())}
-
-
-def _along(watcher: _Watcher, rounds: int, every: int, say: Callable[[str], None]) -> list[Point]:
-    """Points on the way of plain FedAvg, the last round included."""
-    found: list[Point] = []
-    task = watcher.task
-
-    def observe(report: RoundReport) -> None:
-        if report.round % every == 0 or report.round == rounds:
-            say(f"round {report.round} of {rounds}")
-            found.append(watcher.look(row(report.simulation.snapshot.params, 0), report.round))
-
-    # Nothing is read from evaluations, so there is one only.
-    quiet = replace(task, protocol=replace(task.protocol, eval_every=rounds))
-    simulate(
-        quiet, Trial.of("fedavg", watcher.seed, client_lr=watcher.lr), rounds=rounds,
-        device=watcher.where.device.type,  # type: ignore[arg-type]
-        dtype=watcher.where.dtype, observer=observe,
-    )  # fmt: skip
-    return found
-
-
-def _silent(text: str) -> None:
-    del text
-
-
-def _learning_rate(task: Task) -> float:
-    return float(task.options.get("fedavg", {}).get("client.lr", LEARNING_RATE))
 
 
 def _check(**given: int | None) -> None:
@@ -272,11 +236,11 @@ def _check(**given: int | None) -> None:
             )
 
 
-def _fitted(params: Mapping[str, Tensor], start: Tree, task: Task) -> Tree:
-    """What a user calls a model of this task, with the names and the order of its own."""
+def _matched(params: Mapping[str, Tensor], start: Tree, task: Task) -> Tree:
+    """Check a user's model, and order its parameters like the task's own."""
     if not isinstance(params, Mapping):
         raise InputError(
-            f"params is a {type(params).__name__}: give a mapping of names to tensors, such as "
+            f"params is a {type(params).__name__}: pass tensors by name, such as "
             "module.state_dict()"
         )
     known = {*start, *task.model.source.state_dict()}
@@ -286,7 +250,7 @@ def _fitted(params: Mapping[str, Tensor], start: Tree, task: Task) -> Tree:
     for name, leaf in start.items():
         other = params.get(name)
         if not isinstance(other, Tensor) or other.shape != leaf.shape:
-            is_ = f"of shape {tuple(other.shape)}" if isinstance(other, Tensor) else "no tensor"
+            is_ = f"of shape {tuple(other.shape)}" if isinstance(other, Tensor) else "not a tensor"
             raise InputError(
                 f"params do not belong to this task: {name!r} is "
                 f"{'missing' if other is None else is_}, expected {tuple(leaf.shape)}"

@@ -1,37 +1,37 @@
-"""What the zero-mean projection takes from clients' gradients, layer by layer.
+"""Measure the part of clients' gradients that the zero-mean projection removes, by layer.
 
-Gradients arrive in parts of some clients and are added up, so that memory does not grow with the
-number of clients. With ``g`` a client's gradient of one weight, ``d`` inputs per output unit and
-``nu`` the means over the inputs, the mean component has the energy ``d |nu|^2``; the projection
-removes exactly that.
+Gradients arrive a few clients at a time: memory does not grow with the number of clients. With
+``g`` a client's gradient of one weight, ``d`` inputs per output unit and ``nu`` the means over the
+inputs, the mean component has the energy ``d |nu|^2``. The projection removes exactly that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.projection import Axes, projected_axes, zero_mean
+from fedzmg.algorithms.projection import projected_axes, zero_mean
 from fedzmg.contract import Layout
 from fedzmg.tree import Tree
 
 Floats = npt.NDArray[np.float64]
 Part = tuple[Tree, Floats]
-"""Gradients of some clients, first axis clients, and the weight of each."""
+"""Gradients of some clients (first axis) and their weights."""
 
 WHOLE = "whole model"
 ROUNDING = 1e-12
-"""A part of an energy that is smaller than this is what rounding leaves of nothing."""
+"""Relative energies below this are rounding errors."""
 
 
-class Spread(NamedTuple):
-    """Values of clients; None where no client has one."""
+@dataclass(frozen=True)
+class ClientSpread:
+    """Statistics of one value per client; None where no client has one."""
 
     mean: float | None
     sd: float | None
@@ -39,11 +39,11 @@ class Spread(NamedTuple):
     high: float | None
 
     @classmethod
-    def of(cls, values: Floats) -> Spread:
-        """Describe one value per client; those that are not a number are left out.
+    def of(cls, values: Floats) -> ClientSpread:
+        """Summarise finite values.
 
-        >>> Spread.of(np.array([0.25, 0.75, np.nan]))
-        Spread(mean=0.5, sd=0.3535533905932738, low=0.25, high=0.75)
+        >>> ClientSpread.of(np.array([0.25, 0.75, np.nan]))
+        ClientSpread(mean=0.5, sd=0.3535533905932738, low=0.25, high=0.75)
         """
         found = values[np.isfinite(values)]
         if not len(found):
@@ -52,15 +52,16 @@ class Spread(NamedTuple):
         return cls(float(found.mean()), sd, float(found.min()), float(found.max()))
 
 
-class Pair(NamedTuple):
-    """A quantity before and after the projection; None where it is not defined."""
+@dataclass(frozen=True)
+class Pair:
+    """Quantity before and after the projection; None where undefined."""
 
     before: float | None
     after: float | None
 
     @property
     def kept(self) -> float | None:
-        """After over before; None where there was nothing before."""
+        """Ratio of after to before; None if before is zero."""
         if self.before is None or self.after is None or self.before <= 0.0:
             return None
         return self.after / self.before
@@ -68,22 +69,22 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Layer:
-    """One weight that is projected, or the whole model with everything that is not."""
+    """Measurement of one projected weight, or of the whole model."""
 
     name: str
     kind: str
     """Type of the layer, such as ``Conv2d``."""
     inputs: int
-    """Entries that one mean runs over; 0 for the whole model."""
+    """Number of entries per mean; 0 for the whole model."""
     parameters: int
     energy: float | None
-    """Share of all clients' gradient energy that lies in this layer."""
-    share: Spread
-    """Of each client's gradient, the share of its energy that is its mean component."""
+    """This layer's share of all clients' gradient energy."""
+    share: ClientSpread
+    """Mean component's share of the energy of each client's gradient."""
     forbidden: float | None
-    """The same of the averaged gradient: what the projection takes from the loss gradient."""
+    """Mean component's share of the averaged gradient, which is the loss gradient."""
     lost: float | None
-    """The part of it that no bias can do instead; see :func:`measure`."""
+    """Part of ``forbidden`` that no bias can replace; see :func:`measure`."""
     distance: Pair
     """Mean squared distance between the gradients of two clients."""
     diversity: Pair
@@ -91,7 +92,7 @@ class Layer:
     identity_error: float | None
     """Largest relative error of the paper's identity over pairs of neighbouring clients."""
     shares: tuple[float | None, ...]
-    """One mean share per client."""
+    """Mean component's share per client."""
 
 
 @dataclass(frozen=True)
@@ -101,40 +102,63 @@ class Measurement:
     layers: tuple[Layer, ...]
     whole: Layer
 
-    def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return {"layers": [_plain(one) for one in self.layers], "whole": _plain(self.whole)}
-
-
-def _plain(layer: Layer) -> dict[str, Any]:
-    pairs = {name: getattr(layer, name)._asdict() for name in ("distance", "diversity")}
-    return {**asdict(layer), **pairs, "share": layer.share._asdict(), "shares": list(layer.shares)}
-
 
 def measure(parts: Iterable[Part], layout: Layout) -> Measurement:
     """Measure clients' gradients.
 
-    The mean component of the averaged gradient is forbidden for good: the projection keeps the sum
-    of a unit's weights where it is. Part of that a bias can do instead. Moving all weights of a
-    unit by ``c`` moves its output by ``c d m(x)``, with ``m(x)`` the mean of its inputs; where
-    ``m(x)`` is the same for all examples that is what its bias does. So ``nu = m beta + rest`` with
-    ``beta`` the gradient of the bias and one ``m`` per layer, by least squares over units and
-    clients. The rest is what is lost. An embedding's inputs are one-hot, ``m(x)`` is constant, and
-    its mean is a shift that the layer after it undoes, so nothing of it counts as lost. A layer
-    with one input per unit is nothing but its mean and stays where it starts: all of it is lost.
+    The projection forbids the mean component of the averaged gradient: the sum of a unit's weights
+    never moves. A bias can replace part of that. Moving all weights of a unit by ``c`` moves its
+    output by ``c d m(x)``, with ``m(x)`` the mean of its inputs; if ``m(x)`` is the same for all
+    examples, the bias does the same. Hence ``nu = m beta + rest`` with ``beta`` the gradient of the
+    bias and one ``m`` per layer, by least squares over units and clients; the rest is lost.
+
+    An embedding's inputs are one-hot and ``m(x)`` is constant: the layer after it can undo the
+    shift, and nothing is lost. A layer with one input per unit equals its mean: all of it is lost.
 
     Args:
         parts: gradients, see :data:`Part`; weights need not sum to one.
         layout: roles and input axes of the parameters; layers are measured in its order.
     """
-    sums = _Sums(layout)
+    axes = projected_axes(layout)
+    bias_of = _bias_of(layout)
+    sums: dict[str, _Sums] = {}
+    weight = 0.0
     for gradients, weights in parts:
-        sums.add(gradients, weights)
-    return sums.measurement()
+        share = torch.from_numpy(np.asarray(weights, dtype=np.float64))
+        weight += float(share.sum())
+        wide = {name: leaf.detach().to("cpu", torch.float64) for name, leaf in gradients.items()}
+        for name, leaf in wide.items():
+            bias = wide[bias_of[name]] if name in bias_of else None
+            sums.setdefault(name, _Sums(axes[name])).add(leaf, share, bias)
+    energies = {name: torch.cat(one.energy).numpy() for name, one in sums.items()}
+    every = np.sum(list(energies.values()), axis=0)
+    removed = np.zeros(len(every))
+    total = dict.fromkeys(("sum", "sum_mean", "loss", "loss_mean", "lost"), 0.0)
+    layers = []
+    # Gradients may have another order, that of the file the model was read from.
+    for name, parameter in layout.items():
+        one = sums[name]
+        bias = sums[bias_of[name]].weighted / weight if name in bias_of else None
+        numbers = one.energies(weight, bias, embedding=parameter.layer == "Embedding")
+        total = {key: value + numbers[key] for key, value in total.items()}
+        if one.axes:
+            mean = torch.cat(one.mean_energy).numpy()
+            removed += mean
+            layers.append(
+                _layer(name, parameter.layer, energies[name], mean, every, numbers,
+                       inputs=one.inputs, parameters=one.sum.numel(), error=one.error)
+            )  # fmt: skip
+    errors = [one.error for one in sums.values() if one.error is not None]
+    whole = _layer(
+        WHOLE, "", every, removed, every, total, inputs=0,
+        parameters=sum(one.sum.numel() for one in sums.values()),
+        error=max(errors, default=None),
+    )  # fmt: skip
+    return Measurement(tuple(layers), whole)
 
 
 def _bias_of(layout: Layout) -> dict[str, str]:
-    """The bias that is added to what a weight gives, where there is one."""
+    """Match weights to the biases of their layers."""
     found = {}
     for name in layout:
         owner, dot, own = name.rpartition(".")
@@ -145,111 +169,67 @@ def _bias_of(layout: Layout) -> dict[str, str]:
 
 
 class _Sums:
-    """Sums over clients, in double precision."""
+    """Sums over clients of one parameter's gradient, in double precision."""
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout, self._bias_of = layout, _bias_of(layout)
-        axes = {name: over for name, over in projected_axes(layout).items() if over}
-        self._axes: Axes = axes
-        self._sum: dict[str, Tensor] = {}
-        self._weighted: dict[str, Tensor] = {}
-        self._weight = 0.0
-        self._energy: dict[str, list[Tensor]] = {}
-        self._mean_energy: dict[str, list[Tensor]] = {name: [] for name in axes}
-        self._fit = {name: torch.zeros(2, dtype=torch.float64) for name in axes}
-        self._error: dict[str, float] = {}
-        self._last: dict[str, Tensor] = {}
+    def __init__(self, axes: tuple[int, ...]) -> None:
+        self.axes, self.inputs = axes, 0
+        self.sum: Any = 0.0
+        self.weighted: Any = 0.0
+        self.energy: list[Tensor] = []
+        self.mean_energy: list[Tensor] = []
+        self.error: float | None = None
+        """Largest error of the paper's identity."""
+        self._fit = torch.zeros(2, dtype=torch.float64)
+        self._last: Tensor | None = None
 
-    def add(self, gradients: Tree, weights: Floats) -> None:
-        """Add some clients."""
-        share = torch.from_numpy(np.asarray(weights, dtype=np.float64))
-        self._weight += float(share.sum())
-        biases = {name: gradients[bias] for name, bias in self._bias_of.items()}
-        for name, given in gradients.items():
-            wide = given.detach().to("cpu", torch.float64)
-            flat = wide.flatten(1)
-            weighted = (share @ flat).reshape(wide.shape[1:])
-            self._sum[name] = self._sum.get(name, 0.0) + wide.sum(0)
-            self._weighted[name] = self._weighted.get(name, 0.0) + weighted
-            self._energy.setdefault(name, []).append(flat.square().sum(1))
-            if name in self._axes:
-                means = _means(wide, self._axes[name])
-                energy = _inputs(wide[0], self._axes[name]) * means.square().sum(1)
-                self._mean_energy[name].append(energy)
-                self._check_identity(name, wide)
-                if name in biases:
-                    beta = biases[name].detach().to("cpu", torch.float64).flatten(1)
-                    if beta.shape == means.shape:
-                        self._fit[name] += torch.stack([(means * beta).sum(), beta.square().sum()])
-
-    def _check_identity(self, name: str, gradients: Tensor) -> None:
-        """``|Pg_i - Pg_j|^2 = |g_i - g_j|^2 - d (nu_i - nu_j)^2`` for neighbours."""
-        axes = self._axes[name]
+    def add(self, gradients: Tensor, share: Tensor, bias: Tensor | None) -> None:
+        """Add some clients, with the gradients of the layer's bias."""
+        flat = gradients.flatten(1)
+        self.sum = self.sum + gradients.sum(0)
+        self.weighted = self.weighted + (share @ flat).reshape(gradients.shape[1:])
+        self.energy.append(flat.square().sum(1))
+        if not self.axes:
+            return
+        self.inputs = int(np.prod([gradients.shape[1:][axis] for axis in self.axes]))
+        means = _means(gradients, self.axes)
+        self.mean_energy.append(self.inputs * means.square().sum(1))
         for one in gradients:
-            if name in self._last:
-                other = self._last[name]
-                after = (zero_mean(one, axes) - zero_mean(other, axes)).square().sum()
-                before = (one - other).square().sum()
-                gap = (one.mean(axes) - other.mean(axes)).square().sum()
-                said = before - _inputs(one, axes) * gap
-                if before > 0:
-                    error = float((after - said).abs() / before)
-                    self._error[name] = max(error, self._error.get(name, 0.0))
-            self._last[name] = one
+            if self._last is not None:
+                self._check_identity(one, self._last)
+            self._last = one
+        if bias is not None and bias.flatten(1).shape == means.shape:
+            beta = bias.flatten(1)
+            self._fit += torch.stack([(means * beta).sum(), beta.square().sum()])
 
-    def measurement(self) -> Measurement:
-        """What has been added so far."""
-        energies = {name: torch.cat(parts).numpy() for name, parts in self._energy.items()}
-        clients = len(next(iter(energies.values())))
-        every = np.sum(list(energies.values()), axis=0)
-        layers = []
-        total = dict.fromkeys(("sum", "sum_mean", "loss", "loss_mean", "lost"), 0.0)
-        removed = np.zeros(clients)
-        # In the order of the layout: gradients have that of whatever the model was read from.
-        for name in self._layout:
-            energy = energies[name]
-            numbers = self._numbers(name)
-            total = {key: value + numbers[key] for key, value in total.items()}
-            if name not in self._axes:
-                continue
-            mean = torch.cat(self._mean_energy[name]).numpy()
-            removed += mean
-            layers.append(
-                _layer(
-                    name, self._layout[name].layer, energy, mean, every, numbers,
-                    inputs=_inputs(self._sum[name], self._axes[name]),
-                    parameters=self._sum[name].numel(), error=self._error.get(name),
-                )
-            )  # fmt: skip
-        whole = _layer(
-            WHOLE, "", every, removed, every, total, inputs=0,
-            parameters=sum(leaf.numel() for leaf in self._sum.values()),
-            error=max(self._error.values(), default=None),
-        )  # fmt: skip
-        return Measurement(tuple(layers), whole)
+    def _check_identity(self, one: Tensor, other: Tensor) -> None:
+        """Check ``|Pg_i - Pg_j|^2 = |g_i - g_j|^2 - d (nu_i - nu_j)^2`` for neighbours."""
+        axes = self.axes
+        after = (zero_mean(one, axes) - zero_mean(other, axes)).square().sum()
+        before = (one - other).square().sum()
+        gap = (one.mean(axes) - other.mean(axes)).square().sum()
+        if before > 0:
+            error = float((after - (before - self.inputs * gap)).abs() / before)
+            self.error = max(error, self.error or 0.0)
 
-    def _numbers(self, name: str) -> dict[str, float]:
-        """Energies of one parameter's summed and of its averaged gradient, whole and mean."""
-        whole, loss = self._sum[name], self._weighted[name] / self._weight
+    def energies(self, weight: float, bias: Tensor | None, *, embedding: bool) -> dict[str, float]:
+        """Compute the energies of the summed and of the averaged gradient, and of their means."""
+        loss = self.weighted / weight
         found = {
-            "sum": float(whole.square().sum()), "sum_mean": 0.0,
+            "sum": float(self.sum.square().sum()), "sum_mean": 0.0,
             "loss": float(loss.square().sum()), "loss_mean": 0.0, "lost": 0.0,
         }  # fmt: skip
-        if name not in self._axes:
+        if not self.axes:
             return found
-        axes = self._axes[name]
-        inputs, means = _inputs(whole, axes), _means(loss[None], axes)[0]
-        found["sum_mean"] = inputs * float(_means(whole[None], axes).square().sum())
-        found["loss_mean"] = inputs * float(means.square().sum())
-        if self._layout[name].layer == "Embedding":
+        means = _means(loss[None], self.axes)[0]
+        found["sum_mean"] = self.inputs * float(_means(self.sum[None], self.axes).square().sum())
+        found["loss_mean"] = self.inputs * float(means.square().sum())
+        if embedding:
             return found
         found["lost"] = found["loss_mean"]
-        fit = self._fit[name]
-        if name in self._bias_of and fit[1] > 0 and inputs > 1:
-            beta = (self._weighted[self._bias_of[name]] / self._weight).flatten()
-            rest = inputs * float((means - fit[0] / fit[1] * beta).square().sum())
-            # Nobody has to use the bias, so it cannot make things worse.
-            found["lost"] = min(found["lost"], rest)
+        if bias is not None and self._fit[1] > 0 and self.inputs > 1:
+            rest = means - self._fit[0] / self._fit[1] * bias.flatten()
+            # A bias need not be used: it cannot make things worse.
+            found["lost"] = min(found["lost"], self.inputs * float(rest.square().sum()))
         return found
 
 
@@ -274,13 +254,10 @@ def _layer(
         inputs=inputs,
         parameters=parameters,
         energy=_ratio(float(energy.sum()), float(every.sum())),
-        share=Spread.of(shares),
+        share=ClientSpread.of(shares),
         forbidden=_ratio(numbers["loss_mean"], numbers["loss"]),
         lost=_ratio(numbers["lost"], numbers["loss"]),
-        distance=Pair(
-            _distance(energy, numbers["sum"]),
-            _distance(left, sum_left),
-        ),
+        distance=Pair(_distance(energy, numbers["sum"]), _distance(left, sum_left)),
         diversity=Pair(
             _ratio(clients * float(energy.sum()), numbers["sum"]),
             _ratio(clients * float(left.sum()), sum_left),
@@ -291,7 +268,7 @@ def _layer(
 
 
 def _distance(energy: Floats, of_sum: float) -> float | None:
-    """Mean over all pairs of clients, from the energies and that of the sum."""
+    """Average over all pairs of clients, from their energies and that of the sum."""
     clients = len(energy)
     if clients < 2:
         return None
@@ -307,12 +284,7 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole > 0.0 else None
 
 
-def _inputs(leaf: Tensor, axes: tuple[int, ...]) -> int:
-    """Entries of one client's tensor that a mean runs over."""
-    return int(np.prod([leaf.shape[axis] for axis in axes]))
-
-
 def _means(stacked: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Means over the inputs, one row per client."""
+    """Average over the inputs, one row per client."""
     rank = stacked.ndim - 1
     return stacked.mean([axis % rank + 1 for axis in axes]).flatten(1)

@@ -1,4 +1,4 @@
-"""The order in which a model uses its parameters, which is what "the first layer" means."""
+"""Find the order in which a model uses its parameters, and hence its first layer."""
 
 from __future__ import annotations
 
@@ -14,22 +14,16 @@ from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, leaves
 
 DECLARED = (
-    "the model could not be followed while it read an example: its first layer is taken to be the "
-    "one that was declared first"
+    "the order in which the model uses its layers is unknown: the layer declared first counts as "
+    "the first"
 )
 
 
 def in_order_of_use(task: Task, params: Tree) -> tuple[Layout, tuple[str, ...]]:
-    """The layout of a task's model in the order in which it reads an example.
-
-    Parameters that take no part in the loss come last.
-
-    Args:
-        task: names the model, and has the example.
-        params: any parameters of it.
+    """Order a model's layout by use; parameters without a part in the loss come last.
 
     Returns:
-        The layout, and what a reader should know about its order.
+        The layout, and notes on its order.
     """
     layout = task.model.layout
     own = params.map(lambda leaf: leaf.detach().clone().requires_grad_())
@@ -42,14 +36,14 @@ def in_order_of_use(task: Task, params: Tree) -> tuple[Layout, tuple[str, ...]]:
             task.loss(outputs, y).sum(), list(own.values()), allow_unused=True
         )
     for name, gradient in zip(own, found, strict=True):
-        # Used, yet not seen: by code that is not Python's, such as a custom function.
+        # Used but not seen, as in a custom autograd function.
         if gradient is not None and name not in uses.seen and layout[name].input_axes:
             return layout, (DECLARED,)
     return {name: layout[name] for name in dict.fromkeys([*uses.seen, *layout])}, ()
 
 
 class _Uses(TorchFunctionMode):
-    """Notes which of some tensors enter operations, in the order of their first one."""
+    """Records the order in which parameters first enter operations."""
 
     def __init__(self, params: Tree) -> None:
         super().__init__()
@@ -57,12 +51,10 @@ class _Uses(TorchFunctionMode):
         self.seen: dict[str, None] = {}
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+        self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        del types
         made = func(*args, **(kwargs or {}))
-        # To ask a weight for its shape or its type is no use of it: nothing comes to need a
-        # gradient by that.
+        # Reading a weight's shape or type is not a use: the result needs no gradient.
         if any(isinstance(one, torch.Tensor) and one.requires_grad for one in leaves(made)):
             for one in leaves((args, kwargs or {})):
                 if (name := self._names.get(id(one))) is not None:

@@ -1,26 +1,25 @@
-"""What a measurement means: a rule that was fixed before it was tested.
+"""Turn a measurement into a verdict, by a rule that was fixed before it was tested.
 
-The reasons behind it:
+Reasons for the rule:
 
-1. A mean component that is signal must not be removed. Then much of the loss gradient lies along
-   sums of weights that the projection never moves, no bias can do the same, and it is what clients
-   agree on: without it their first layers' gradients are more diverse, not less. Training would end
-   at the best model that has the sums of its start, not at the best model.
+1. A mean component that is signal must not be removed. In that case much of the loss gradient
+   lies along sums of weights that the projection never moves, no bias can replace it, and clients
+   agree on it: without it their first layers' gradients are more diverse. Training would end at
+   the best model with the sums of its start, not at the best model.
 2. Otherwise the mean component of the *first* layer decides. A dense layer's projected gradient is
    that of centred inputs. Inputs that are mostly their mean make one direction much steeper than
-   all others, it bounds the learning rate, and clients disagree along it. Layers inside have a mean
-   component as well (about a third after a ReLU), but the layers and biases before them can shift
-   their inputs; nothing before the first layer can.
+   all others. It bounds the learning rate, and clients disagree along it. Inner layers have a mean
+   component too (about a third after a ReLU), but layers and biases before them can shift their
+   inputs; nothing before the first layer can.
 3. Otherwise there is little to remove.
 
-Before these comes what needs no weighing: a layer with one input per unit is its mean and nothing
-else, so the projection leaves it where it starts. Where the evidence does not reach, for want of
-clients or of a gradient, the verdict says so and expects nothing.
+One case comes first: a layer with one input per unit equals its mean, and the projection freezes
+it. With too few clients or no gradient the verdict is "unclear".
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -29,27 +28,27 @@ from fedzmg.diagnose.measure import Layer, Measurement
 Expectation = Literal["gain", "little", "loss", "unclear"]
 
 LOST = 0.25
-"""Expect a loss from a quarter of the loss gradient on, forbidden, not replaced and agreed upon."""
+"""Share of the loss gradient lost from which on a loss is expected."""
 SHARE = 0.5
-"""Expect a gain where at least half of the first layer's gradient is its mean."""
+"""Mean share of the first layer's gradient from which on a gain is expected."""
 CENTRED = 0.01
-"""Inputs with less of their energy in their mean count as centred."""
+"""Mean share of the inputs' energy below which they count as centred."""
 ENOUGH = 6
-"""Fewer clients than this show what all of them agree on only where it is plain."""
+"""Number of clients below which only a clear change of diversity counts."""
 TIE = 0.1
-"""Diversity that changes by less is not plain."""
+"""Relative change of diversity below which it is not clear."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to expect of the projection, everything else equal, and why."""
+    """Expected effect of the projection, everything else equal, with reasons."""
 
     expect: Expectation
     summary: str
     evidence: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Convert for JSON."""
         return {**asdict(self), "evidence": list(self.evidence)}
 
 
@@ -60,31 +59,33 @@ def judge(
     centred: Measurement | None = None,
     notes: Sequence[str] = (),
 ) -> Verdict:
-    """Say what to expect.
+    """Predict the effect of the projection.
 
     Args:
-        found: the model and clients as they are, layers in the order in which the model uses them.
+        found: measurement, layers in the order in which the model uses them.
         inputs: share of the inputs' energy that is the mean of each example, if known.
-        centred: the same with every input centred, if it was measured.
-        notes: what else a reader should know; they end the evidence.
+        centred: measurement with every input centred, if there is one.
+        notes: further evidence.
     """
     if not found.layers:
         return Verdict("little", "nothing is projected in this model: expect no difference", ())
     frozen = [layer for layer in found.layers if layer.inputs == 1]
     moving = [layer for layer in found.layers if layer.inputs > 1]
     first, clients = (moving or frozen)[0], len(found.whole.shares)
-    evidence = [
-        *_about_frozen(frozen), *_about_clients(found.whole), *_about_loss(found.whole),
-        *_about_centring(first, centred), *_about_diversity(first), *_about_number(clients), *notes,
-    ]  # fmt: skip
     expect, summary = _expect(found, frozen, first, clients, inputs)
+    evidence = [
+        f"{layer.name} has one input per unit, so its gradient is its mean: projected, it stays "
+        "where it starts"
+        for layer in frozen
+    ]
+    evidence += [*_evidence(found.whole, first, clients, centred), *notes]
     return Verdict(expect, summary, tuple(evidence))
 
 
 def _expect(
     found: Measurement, frozen: Sequence[Layer], first: Layer, clients: int, inputs: float | None
 ) -> tuple[Expectation, str]:
-    if stuck := _missed(found.layers, frozen):
+    if stuck := _important_frozen(found.layers, frozen):
         return "loss", f"{stuck} cannot learn, the projection leaves it nothing: expect a loss"
     if first.share.mean is None or first.diversity.before is None:
         return "unclear", (
@@ -92,10 +93,10 @@ def _expect(
             "blocks it, or clients cancel): no verdict, look again after some training"
         )
     share, lost = first.share.mean, found.whole.lost or 0.0
-    # Where nothing is left of the first layer there is no diversity after the projection.
+    # None if the projection leaves nothing of the first layer.
     kept = first.diversity.kept
-    plain = kept is not None and abs(kept - 1.0) >= TIE
-    if lost >= LOST and clients < ENOUGH and not plain:
+    clear = kept is not None and abs(kept - 1.0) >= TIE
+    if lost >= LOST and clients < ENOUGH and not clear:
         return "unclear", (
             f"the projection forbids {_percent(lost)} of the loss gradient for good, and {clients} "
             f"client{'s are' if clients > 1 else ' is'} too few to say whether that is signal: "
@@ -116,87 +117,65 @@ def _expect(
     return "little", f"only {mean}: expect little"
 
 
-def _missed(layers: Sequence[Layer], frozen: Sequence[Layer]) -> str:
-    """The frozen layer that training will miss, if there is one.
+def _important_frozen(layers: Sequence[Layer], frozen: Sequence[Layer]) -> str:
+    """Name the frozen layer whose training matters; empty if there is none.
 
-    What reads the inputs is missed, unless it is an embedding: one with a single row is a constant,
-    which the layer after it makes up for. Others are missed if much of the gradient is theirs.
+    The layer that reads the inputs matters, except an embedding of a single row: the layer after
+    it replaces a constant. Others matter if much of the gradient is theirs.
     """
-    felt = [layer for layer in frozen if layer.energy]
-    kernels = [layer for layer in felt if "Embedding" not in layer.kind]
+    active = [layer for layer in frozen if layer.energy]
+    kernels = [layer for layer in active if "Embedding" not in layer.kind]
     if kernels and kernels[0] is layers[0]:
         return f"the first layer ({layers[0].name})"
-    if len(felt) == len(layers) or sum(layer.energy or 0.0 for layer in kernels) >= LOST:
-        return max(felt, key=lambda layer: layer.energy or 0.0).name
+    if len(active) == len(layers) or sum(layer.energy or 0.0 for layer in kernels) >= LOST:
+        return max(active, key=lambda layer: layer.energy or 0.0).name
     return ""
 
 
-def _about_frozen(frozen: Sequence[Layer]) -> list[str]:
-    return [
-        f"{layer.name} has one input per unit, so its gradient is its mean: projected, it stays "
-        "where it starts"
-        for layer in frozen
-    ]
-
-
-def _about_clients(whole: Layer) -> list[str]:
-    words = []
-    if whole.share.mean is not None:
-        words.append(
-            f"{_percent(whole.share.mean)} of a client's whole gradient is mean component "
-            f"({_percent(whole.share.low)} to {_percent(whole.share.high)})"
+def _evidence(
+    whole: Layer, first: Layer, clients: int, centred: Measurement | None
+) -> Iterator[str]:
+    """Describe the measurements behind a verdict, one sentence each."""
+    share, kept = whole.share, whole.distance.kept
+    if share.mean is not None:
+        yield (
+            f"{_percent(share.mean)} of a client's whole gradient is mean component "
+            f"({_percent(share.low)} to {_percent(share.high)})"
         )
-    kept = whole.distance.kept
     if kept is not None:
-        words.append(
+        yield (
             f"the projection brings gradients of two clients closer by {_percent(1.0 - kept)} of "
             "their squared distance"
         )
-    return words
-
-
-def _about_loss(whole: Layer) -> list[str]:
     if whole.forbidden is None or whole.lost is None:
-        return ["the averaged gradient is zero: this is a stationary point"]
-    return [
-        f"{_percent(whole.forbidden)} of the loss gradient lies along sums that can never move; "
-        f"biases can do the same but for {_percent(whole.lost)}"
-    ]
-
-
-def _about_diversity(first: Layer) -> list[str]:
-    kept = first.diversity.kept
-    if kept is None or len(first.shares) < 2:
-        return []
-    if abs(kept - 1.0) < TIE:
-        meaning = "is spread over clients like the rest"
+        yield "the averaged gradient is zero: this is a stationary point"
     else:
+        yield (
+            f"{_percent(whole.forbidden)} of the loss gradient lies along sums that can never "
+            f"move; biases can do the same but for {_percent(whole.lost)}"
+        )
+    others = () if centred is None else centred.layers
+    then = next((layer.share.mean for layer in others if layer.name == first.name), None)
+    if then is not None and first.share.mean is not None:
+        yield (
+            f"centring every input instead leaves {_percent(then)} of the first layer's gradient "
+            f"in its mean, now {_percent(first.share.mean)}"
+        )
+    kept = first.diversity.kept
+    if kept is not None and clients > 1:
         meaning = "is what clients agree on" if kept > 1.0 else "is where clients differ"
-    return [
-        f"without its mean the first layer's gradient is {kept:.2f} times as diverse over clients: "
-        f"the mean {meaning}"
-    ]
-
-
-def _about_centring(now: Layer, centred: Measurement | None) -> list[str]:
-    layers = () if centred is None else centred.layers
-    then = next((layer for layer in layers if layer.name == now.name), now)
-    if then is now or now.share.mean is None or then.share.mean is None:
-        return []
-    return [
-        f"centring every input instead leaves {_percent(then.share.mean)} of the first layer's "
-        f"gradient in its mean, now {_percent(now.share.mean)}"
-    ]
-
-
-def _about_number(clients: int) -> list[str]:
-    if clients >= ENOUGH:
-        return []
-    return [f"a verdict on so few clients ({clients}) is uncertain: {ENOUGH} or more are better"]
+        if abs(kept - 1.0) < TIE:
+            meaning = "is spread over clients like the rest"
+        yield (
+            f"without its mean the first layer's gradient is {kept:.2f} times as diverse over "
+            f"clients: the mean {meaning}"
+        )
+    if clients < ENOUGH:
+        yield f"a verdict on so few clients ({clients}) is uncertain: {ENOUGH} or more are better"
 
 
 def _percent(value: float | None) -> str:
-    r"""A share for people.
+    r"""Format a share.
 
     >>> _percent(0.314), _percent(0.0042), _percent(0.00001), _percent(0.0)
     ('31 %', '0.4 %', 'less than 0.1 %', '0 %')

@@ -101,7 +101,7 @@ def estimate(spec: RunSpec | GridSpec | StudySpec, *, timed: bool = True) -> Est
     Raises:
         InputError: for the first mistake in it.
     """
-    entry = tasks.entry(spec.task)
+    entry = tasks.info(spec.task)
     preset = entry.preset.with_options(spec.preset)
     missing = replace(entry, preset=preset).missing
     task = None if missing else spec.build_task()

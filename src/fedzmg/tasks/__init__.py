@@ -1,4 +1,4 @@
-"""ON WHAT: data, model, loss and metric that belong together, as presets or brought by a user."""
+"""Tasks: data, model, loss and metric that belong together, as presets or brought by a user."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any
 
 from fedzmg.errors import unknown
 from fedzmg.tasks.convex import Logistic, Quadratic
-from fedzmg.tasks.digits import Digits
+from fedzmg.tasks.embedded import Digits, Plays
 from fedzmg.tasks.images import Characters, Cifar100
-from fedzmg.tasks.plays import Plays
 from fedzmg.tasks.preset import Preset, TaskInfo
 from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tasks.text import NextCharacter
 
-__all__ = ["TASKS", "Preset", "Protocol", "Task", "TaskInfo", "entry", "get"]
+__all__ = ["TASKS", "Preset", "Protocol", "Task", "TaskInfo", "get", "info"]
 
 
 TASKS: dict[str, TaskInfo] = {
@@ -63,15 +62,14 @@ TASKS: dict[str, TaskInfo] = {
         "logistic regression with l2 on 6 unlike clients, optimum known (generated)",
     ),
 }
-"""Stand-ins are other real data in the same layout: their results bear their names, never those of
-the paper's data sets."""
+"""Presets by name. Stand-ins are other real data in the layout of the paper's data sets."""
 
 
-def entry(name: str) -> TaskInfo:
-    """The row of that name.
+def info(name: str) -> TaskInfo:
+    """Return the description of a preset.
 
     Raises:
-        InputError: if there is none; the nearest name is suggested.
+        InputError: for an unknown name; the nearest is suggested.
     """
     if not isinstance(name, str) or name not in TASKS:
         raise unknown("task", str(name), TASKS, "fedzmg list")
@@ -79,7 +77,7 @@ def entry(name: str) -> TaskInfo:
 
 
 def get(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """Build the preset of that name, some of its fields changed.
+    """Build the preset of that name, with some of its fields changed.
 
     >>> get("digits").protocol.cohort
     5
@@ -88,4 +86,4 @@ def get(name: str, options: Mapping[str, Any] | None = None) -> Task:
         InputError: for an unknown name or field (the nearest is suggested), a wrong value, or
             data that is not here yet.
     """
-    return entry(name).preset.with_options(options or {}).build()
+    return info(name).preset.with_options(options or {}).build()

@@ -1,7 +1,7 @@
 """``quadratic`` and ``logistic``: strongly convex problems whose optimum is known.
 
-Every algorithm can be run on them and be judged by its squared distance to the optimum. The model
-is one column of weights, so that a projection per column and one of the whole vector are the same.
+Their metric is the squared distance to the optimum. The model is one column of weights: a
+projection per column and one of the whole vector are the same.
 """
 
 from __future__ import annotations
@@ -29,24 +29,23 @@ INPUTS, EXAMPLES = 12, 60
 
 
 class Problem(NamedTuple):
-    """Data of all clients, a start, and where training should end."""
+    """Data of all clients, a start, and the optima."""
 
     x: Real
     y: Real
-    """One row or number per example."""
     owners: NDArray[np.int64]
     start: Real
     optimum: Real
     """Minimiser of the mean loss over all examples."""
     constrained: Real
-    """Its minimiser among models whose entries have the sum of the start's."""
+    """Minimiser among models whose entries sum to the start's sum."""
 
 
 class Column(nn.Linear):
-    """A dense layer of one unit without a bias: one column of weights.
+    """Dense layer of one unit without a bias.
 
-    For every example three numbers come out: ``x'w``, the l2 term and the squared distance of ``w``
-    to a target, which only the metric looks at.
+    It outputs three numbers per example: ``x'w``, the l2 term, and the squared distance of ``w``
+    to a target, which only the metric uses.
     """
 
     def __init__(self, start: Real, target: Real, l2: float) -> None:
@@ -56,7 +55,7 @@ class Column(nn.Linear):
         self.l2 = l2
 
     def forward(self, input: Tensor) -> Tensor:
-        """Score, penalty and squared distance, ``[examples, 3]``."""
+        """Compute score, penalty and squared distance, ``[examples, 3]``."""
         score = (input * self.weight).sum(-1)
         penalty = 0.5 * self.l2 * self.weight.square().sum()
         distance = (self.weight - self.target.to(self.weight.dtype)).square().sum()
@@ -64,18 +63,17 @@ class Column(nn.Linear):
 
 
 def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Half the squared error, and the l2 term."""
+    """Compute half the squared error plus the l2 term."""
     return 0.5 * (outputs[..., 0] - targets).square() + outputs[..., 1]
 
 
 def log_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Logistic loss of labels -1 and 1, and the l2 term."""
+    """Compute the logistic loss of labels -1 and 1 plus the l2 term."""
     return softplus(-targets * outputs[..., 0]) + outputs[..., 1]
 
 
-def squared_distance(outputs: Tensor, targets: Tensor) -> Tensor:
-    """``|w - target|^2``, the same for every example."""
-    del targets
+def squared_distance(outputs: Tensor, _targets: Tensor) -> Tensor:
+    """Return ``|w - target|^2``, the same for every example."""
     return outputs[..., 2]
 
 
@@ -83,7 +81,7 @@ DISTANCE = Metric("squared distance", squared_distance, higher_is_better=False)
 
 
 def zero_sum_basis(dims: int) -> Real:
-    """Columns: an orthonormal basis of the vectors whose entries sum to zero."""
+    """Return an orthonormal basis, as columns, of the vectors whose entries sum to zero."""
     whole = np.eye(dims)
     whole[:, 0] = 1.0
     return np.linalg.qr(whole)[0][:, 1:]
@@ -91,17 +89,17 @@ def zero_sum_basis(dims: int) -> Real:
 
 @dataclass(frozen=True)
 class Convex(Preset):
-    """What the two problems have in common."""
+    """Common part of both problems."""
 
     clients_: int = 8
     l2: float = 0.0
     start: Literal["shifted", "zero_sum"] = decision(
-        "shifted", "where training begins: with 1'(w_0 - w*) = 12, or with 0"
+        "shifted", "initial model: with 1'(w_0 - w*) = 12, or 0"
     )
     distance: Literal["optimum", "constrained"] = decision(
-        "optimum", "to what the metric measures: w*, or the optimum on the start's hyperplane"
+        "optimum", "target of the metric: w*, or the optimum on the start's hyperplane"
     )
-    problem_seed: int = decision(0, "seed by which the problem is drawn")
+    problem_seed: int = decision(0, "seed of the problem")
 
     @property
     def clients(self) -> int:
@@ -113,11 +111,11 @@ class Convex(Preset):
     @property
     @abstractmethod
     def loss(self) -> LossFunction:
-        """Of one example."""
+        """Loss of one example."""
 
     @abstractmethod
     def problem(self) -> Problem:
-        """Data, start and optima, in double precision."""
+        """Draw data, start and optima in double precision."""
 
     def build(self) -> Task:
         problem = self.problem()
@@ -147,8 +145,8 @@ class Quadratic(Convex):
     """Least squares on 8 clients, 12 weights: every client's Hessian has eigenvalues from 1 to 4.
 
     Clients differ in their Hessians and in their own optima. Batches are a third of a client's
-    examples, so gradients are noisy. The metric is the squared distance to the optimum, or to the
-    optimum among models of the start's sum, which is where a projected method goes.
+    examples: gradients are noisy. The metric is the squared distance to the optimum, or to the
+    optimum among models of the start's sum, the limit of projected methods.
     """
 
     @property
@@ -163,11 +161,11 @@ class Quadratic(Convex):
         rng = np.random.default_rng([self.problem_seed, 1])
         rows, values = [], []
         for _ in range(self.clients):
-            turned, _ = np.linalg.qr(rng.normal(size=(INPUTS, INPUTS)))
+            rotation, _ = np.linalg.qr(rng.normal(size=(INPUTS, INPUTS)))
             roots = np.sqrt(np.linspace(1.0, 4.0, INPUTS))
             frame, _ = np.linalg.qr(rng.normal(size=(EXAMPLES, INPUTS + 1)))
-            # Orthonormal columns: x'x / n is the wanted Hessian, and the residual moves no optimum.
-            x = np.sqrt(EXAMPLES) * frame[:, :INPUTS] * roots @ turned.T
+            # Columns are orthonormal: x'x / n is the wanted Hessian, the noise moves no optimum.
+            x = np.sqrt(EXAMPLES) * frame[:, :INPUTS] * roots @ rotation.T
             noise = 0.2 * np.sqrt(EXAMPLES) * frame[:, INPUTS]
             rows.append(x)
             values.append(x @ rng.normal(size=INPUTS) + noise)
@@ -184,8 +182,8 @@ class Quadratic(Convex):
 class Logistic(Convex):
     """Logistic regression with an l2 term of 0.05 on 6 clients, 12 weights, labels -1 and 1.
 
-    Clients differ in where their inputs lie and in what they call positive. The metric is the
-    squared distance to the optimum, or to the optimum among models of the start's sum.
+    Clients differ in the mean of their inputs and in their true weights. The metric is the squared
+    distance to the optimum, or to the optimum among models of the start's sum.
     """
 
     @property
@@ -213,10 +211,7 @@ class Logistic(Convex):
         return Problem(x, y, owners, start, optimum, inside)
 
     def _newton(self, x: Real, y: Real, start: Real, basis: Real) -> Real:
-        """The minimiser on ``start + span(basis)``.
-
-        Steps are halved until the loss falls, so that any start will do.
-        """
+        """Minimise on ``start + span(basis)``; steps are halved until the loss falls."""
 
         def value(w: Real) -> float:
             return float(np.logaddexp(0.0, -y * (x @ w)).mean() + 0.5 * self.l2 * w @ w)

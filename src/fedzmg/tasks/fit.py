@@ -1,4 +1,4 @@
-"""Whether the parts of a task fit together, found out before the first round."""
+"""Check before the first round that the parts of a task fit together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check(task: Task) -> None:
-    """Refuse a task whose parts do not fit.
+    """Reject a task whose parts do not fit.
 
     Raises:
         InputError: naming the value that does not fit and the remedy.
@@ -44,7 +44,7 @@ def check(task: Task) -> None:
                 outputs = task.model.try_out(params, task.prepare(x, dtype))
         except InputError:
             raise
-        except Exception as error:  # of a user's own module or function: any
+        except Exception as error:  # a user's own module can raise anything
             raise InputError(
                 f"the model cannot read {what} of shape {tuple(x.shape)[1:]} and type "
                 f"{str(x.dtype).removeprefix('torch.')}: {_reason(error)}"
@@ -58,9 +58,9 @@ def check(task: Task) -> None:
 
 
 def _check_kinds(task: Task) -> None:
-    """Refuse what cannot be a name, a metric or a function."""
+    """Reject wrong types of name, metric and functions."""
     if not isinstance(task.name, str) or not task.name:
-        raise InputError(f"name = {task.name!r}: expected text, which tables call the task by")
+        raise InputError(f"name = {task.name!r}: expected text")
     metric = task.metric
     if not isinstance(metric, Metric):
         name = getattr(metric, "__name__", "")
@@ -80,13 +80,13 @@ def _check_kinds(task: Task) -> None:
 
 
 def _short(value: Any) -> str:
-    """A value in a message, which may be large."""
+    """Shorten a value for a message."""
     text = value.__name__ if isinstance(value, type) or inspect.isroutine(value) else repr(value)
     return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
 
 
 def _reason(error: Exception) -> str:
-    """What an error says, in one line."""
+    """Return an error's first line."""
     first = next(iter(str(error).splitlines()), "")
     plain = isinstance(error, RuntimeError | TypeError | IndexError | ValueError)
     return first if plain and first else f"{type(error).__name__} {first}".rstrip()
@@ -95,8 +95,8 @@ def _reason(error: Exception) -> str:
 def _check_labels(y: Tensor, logits: Any, what: str) -> None:
     if not isinstance(logits, Tensor):
         raise InputError(
-            f"the model gives a {type(logits).__name__} for {what}: let it return one tensor, or "
-            "pass a loss and a metric of your own that take what it returns"
+            f"the model gives a {type(logits).__name__} for {what}: return one tensor, or pass "
+            "your own loss and metric"
         )
     outputs = logits.shape[-1]
     if y.is_floating_point():
@@ -118,9 +118,9 @@ def _check_labels(y: Tensor, logits: Any, what: str) -> None:
 def _check_per_example(what: str, function: Any, outputs: Tensor, y: Tensor) -> None:
     try:
         values = function(outputs, y)
-    except Exception as error:  # of a user's own function: any
-        said = f"the {what} fails on the model's outputs: {_reason(error)}"
-        raise InputError(said) from error
+    except Exception as error:  # a user's own function can raise anything
+        message = f"the {what} fails on the model's outputs: {_reason(error)}"
+        raise InputError(message) from error
     if not isinstance(values, Tensor) or values.shape != (len(y),):
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise InputError(

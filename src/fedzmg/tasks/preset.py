@@ -1,12 +1,13 @@
-"""Presets: frozen dataclasses whose described fields are decisions that a user can change.
+"""Presets: frozen dataclasses whose described fields are options that a user can change.
 
-A field declared with :func:`decision` is an option (``--set preset.centring=image``); one without
-a description says which preset it is.
+A field declared with :func:`decision` is an option (``--set preset.centring=image``). A field
+without a description identifies the preset.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -26,46 +27,43 @@ from fedzmg.models.objective import LossFunction, PrepareFunction
 from fedzmg.tasks.losses import cross_entropy
 from fedzmg.tasks.source import missing
 from fedzmg.tasks.task import Protocol, Task, as_stored
-from fedzmg.tasks.tuned import tuned
+from fedzmg.tasks.tuned import tuned, tunings
+from fedzmg.tree import num_bytes
 
 Value: TypeAlias = bool | int | float | str
 
 
 def decision(default: str | float, doc: str, *, low: int = 0) -> Any:
-    """Declare an option.
-
-    A word of its ``Literal`` type, a whole number of at least ``low``, or a number above ``low``.
-    """
+    """Declare an option: a word of its ``Literal`` type, or a number bounded by ``low``."""
     return dataclasses.field(default=default, metadata={"doc": doc, "low": low})
 
 
 class Decision(NamedTuple):
-    """One option of a preset, as it is set now."""
+    """One option of a preset and its current value."""
 
     name: str
     value: Value
     words: tuple[str, ...]
-    """The words allowed; empty for a number."""
+    """Allowed words; empty for a number."""
     low: int
     doc: str
     default: Any = ""
 
     @property
     def range(self) -> str:
-        """What may be given.
+        """Allowed values, in words.
 
         >>> Decision("centring", "none", ("none", "image"), 0, "").range
         'none or image'
         """
-        if not self.words and isinstance(self.default, float):
+        if self.words:
+            return " or ".join(filter(None, (", ".join(self.words[:-1]), self.words[-1])))
+        if isinstance(self.default, float):
             return f"a number above {self.low}"
-        if not self.words:
-            return f"a whole number of at least {self.low}"
-        *others, last = self.words
-        return f"{', '.join(others)} or {last}" if others else last
+        return f"a whole number of at least {self.low}"
 
     def accepts(self, value: Any) -> bool:
-        """Whether this value may be given."""
+        """Return True for an allowed value."""
         if self.words:
             return value in self.words
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -80,10 +78,9 @@ class Preset(ABC):
     """Everything that is decided before a task is built."""
 
     name: str
-    """Of the task; run directories and tables show it."""
 
     def __post_init__(self) -> None:
-        """Refuse a value that no decision can have."""
+        """Reject values outside the options' ranges."""
         for option in self.decisions():
             if not option.accepts(option.value):
                 raise InputError(
@@ -92,29 +89,29 @@ class Preset(ABC):
 
     @property
     def data(self) -> str | None:
-        """Name of the data set in the catalog; None for what ships with the package."""
+        """Name of the data set in the catalog; None if it ships with the package."""
         return None
 
     @property
     @abstractmethod
     def clients(self) -> int:
-        """How many training clients the whole data set has."""
+        """Number of training clients in the whole data set."""
 
     @property
     @abstractmethod
     def protocol(self) -> Protocol:
-        """How a federation trains on this task."""
+        """Training protocol."""
 
     @abstractmethod
     def network(self) -> nn.Module:
-        """The model, with any weights."""
+        """Build the model, with any weights."""
 
     @abstractmethod
     def build(self) -> Task:
-        """The task.
+        """Build the task.
 
         Raises:
-            InputError: if its data is not here or does not fit.
+            InputError: if its data is missing or does not fit.
         """
 
     def assembled(
@@ -130,10 +127,10 @@ class Preset(ABC):
         test_owners: npt.NDArray[np.int64] | None = None,
         notes: Sequence[str] = (),
     ) -> Task:
-        """The task of this name around data: with its network, protocol and tuned options.
+        """Build the task around its data, with network, protocol and tuned options.
 
-        Where fewer clients are here than a round draws, a round draws all of them and a note says
-        so; a user can still choose a smaller cohort.
+        With fewer clients than the cohort, every client takes part in every round, and a note
+        says so. A user can still choose a smaller cohort.
         """
         protocol = self.protocol
         if protocol.cohort > len(train) and not protocol.replacement:
@@ -158,7 +155,7 @@ class Preset(ABC):
         )
 
     def decisions(self) -> list[Decision]:
-        """The options, in the order of declaration."""
+        """List the options in order of declaration."""
         hints = typing.get_type_hints(type(self))
         return [
             Decision(
@@ -174,11 +171,11 @@ class Preset(ABC):
         ]
 
     def options(self) -> dict[str, Value]:
-        """Every option and its value."""
+        """Return every option's value by name."""
         return {option.name: option.value for option in self.decisions()}
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """A copy with some decisions taken otherwise.
+        """Copy with some options changed.
 
         Raises:
             InputError: for an unknown option (the nearest is suggested) or a wrong value.
@@ -188,7 +185,7 @@ class Preset(ABC):
         known = self.options()
         for name in options:
             if not known:
-                raise InputError(f"preset.{name}: the task {self.name!r} has nothing to choose")
+                raise InputError(f"preset.{name}: the task {self.name!r} has no options")
             if name not in known:
                 raise unknown(
                     f"preset field of {self.name}", name, known, f"fedzmg list {self.name}"
@@ -198,17 +195,45 @@ class Preset(ABC):
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """One row of the table of presets."""
+    """A preset and its description, known without its data."""
 
     preset: Preset
     summary: str
 
     @property
     def data(self) -> str | None:
-        """Name of its data set in the catalog; None for what ships with the package."""
+        """Name of its data set in the catalog; None if it ships with the package."""
         return self.preset.data
 
     @property
     def missing(self) -> str:
-        """The command that brings its data here; empty if nothing is missing."""
+        """Command that fetches its data; empty if nothing is missing."""
         return "" if self.data is None else missing(self.data)
+
+    def describe(self) -> dict[str, Any]:
+        """Return data, clients, model, protocol, tuned options and fields, ready for JSON."""
+        preset = self.preset
+        params = FunctionalModel(preset.network()).params()
+        return {
+            "name": preset.name,
+            "summary": self.summary,
+            "about": inspect.cleandoc(type(preset).__doc__ or ""),
+            "data": self.data,
+            "missing": self.missing,
+            "clients": preset.clients,
+            "model": {
+                "parameters": sum(leaf.numel() for leaf in params.values()),
+                "bytes": num_bytes(params),
+            },
+            "protocol": dict(vars(preset.protocol)),
+            "tuned": {name: found._asdict() for name, found in tunings(preset.name).items()},
+            "fields": [
+                {
+                    "key": f"preset.{option.name}",
+                    "default": option.value,
+                    "range": option.range,
+                    "doc": option.doc,
+                }
+                for option in preset.decisions()
+            ],
+        }

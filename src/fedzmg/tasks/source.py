@@ -1,4 +1,4 @@
-"""From catalogued columns to a task's data, without copying what lies in the right order."""
+"""Convert catalogued columns to a task's data without copying."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 Selection: TypeAlias = Literal["half", "test"]
 """``half``: half of the test examples choose hyper-parameters, the other half report results.
-``test``: all of them do both, as in the paper."""
+``test``: all examples do both, as in the paper."""
 
 
 def load(data_set: str) -> Dataset:
-    """A data set of the catalog.
+    """Load a data set of the catalog.
 
     Raises:
-        InputError: if it is not here yet; the message says how to get it.
+        InputError: if it is missing; the message says how to get it.
     """
-    from fedzmg.data import catalog  # with the readers it knows, which few commands need
+    from fedzmg.data import catalog  # imports every reader, which few commands need
 
     return catalog.load(data_set)
 
 
 def missing(data_set: str) -> str:
-    """The command that brings a data set here; empty if it is here already."""
+    """Return the command that fetches a data set; empty if it is here."""
     from fedzmg.data import catalog
     from fedzmg.data.sources import source
 
@@ -49,15 +49,14 @@ def missing(data_set: str) -> str:
 class Catalogued(FederatedData):
     """Training examples exactly as the catalog holds them.
 
-    They are known by the fingerprint that the catalog took when they were stored, so that half a
-    gigabyte is not read again at the start of every run.
+    The catalog's own fingerprint identifies them: a run need not read half a gigabyte to start.
     """
 
     origin: str = ""
     """Fingerprint of the data set."""
 
     def fingerprint(self) -> str:
-        """SHA-256 of the data set's own fingerprint, client borders and names."""
+        """Return the SHA-256 of the data set's own fingerprint, client offsets and names."""
         digest = hashlib.sha256(self.origin.encode())
         for column in self.examples:
             digest.update(f"{column.dtype}{tuple(column.shape)}".encode())
@@ -67,26 +66,25 @@ class Catalogued(FederatedData):
 
 
 def pooled(columns: Columns, what: str) -> Examples:
-    """Images and labels of all clients together, on the memory (or file) that they lie in."""
+    """Return images and labels of all clients, sharing memory (or the mapped file)."""
     return examples(columns.array("x"), columns.array("y"), what=what)
 
 
 def by_client(columns: Columns, data_set: str, origin: str) -> FederatedData:
-    """Images and labels of the clients that the file names."""
+    """Return images and labels of the clients that the file names."""
     owners = owners_of(columns, data_set)
     return Catalogued(pooled(columns, "training data"), owners.offsets, owners.names, origin)
 
 
 def owners_of(columns: Columns, data_set: str) -> Owners:
-    """Whose rows are whose.
+    """Return the rows' clients.
 
     Raises:
-        InputError: if the data set does not say.
+        InputError: if the data set does not name them.
     """
     if columns.owners is None:
         raise InputError(
-            f"data set {data_set!r} does not say to whom its examples belong: import files that "
-            "name their clients"
+            f"data set {data_set!r} does not name the clients of its examples: import files that do"
         )
     return columns.owners
 
@@ -94,23 +92,23 @@ def owners_of(columns: Columns, data_set: str) -> Owners:
 def test_owners(
     train: Sequence[str], test: Sequence[str], counts: npt.NDArray[np.int64], selection: Selection
 ) -> npt.NDArray[np.int64]:
-    """Whose each reporting example is: a position in ``train``, or -1.
+    """Return each reporting example's client: a position in ``train``, or -1.
 
     Args:
-        train: names of the clients that train.
-        test: names of the clients that the test examples belong to, in their order.
-        counts: test examples of each of them.
-        selection: which of the examples report.
+        train: names of the training clients.
+        test: names of the test examples' clients, in order.
+        counts: test examples per client.
+        selection: examples that report.
     """
-    place = {name: i for i, name in enumerate(train)}
-    owners = np.repeat(np.array([place.get(name, -1) for name in test], np.int64), counts)
+    position = {name: i for i, name in enumerate(train)}
+    owners = np.repeat(np.array([position.get(name, -1) for name in test], np.int64), counts)
     return owners if selection == "test" else owners[1::2]
 
 
 def selected(test: Examples, selection: Selection) -> tuple[Examples, Examples]:
-    """Examples to choose hyper-parameters by, and examples to report results on.
+    """Split test examples into a tuning and a reporting part.
 
-    Every other example of a half, so that every test client has a part in both.
+    Halves alternate: every test client has a part in both.
     """
     if selection == "test":
         return test, test

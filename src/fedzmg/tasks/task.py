@@ -1,4 +1,4 @@
-"""A task: what is learnt, by whom, and how it is judged."""
+"""Tasks: data, model, loss, metric and training protocol."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from fedzmg.tree import num_bytes
 
 
 def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Inputs of the model's precision; token ids stay integers."""
+    """Convert inputs to the model's precision; token ids stay integers."""
     return x.to(dtype) if x.is_floating_point() else x
 
 
 def unit_pixels(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes to the unit interval."""
+    """Convert bytes to the unit interval."""
     return x.to(dtype) / 255
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a federation trains on a task."""
+    """Training protocol of a federation."""
 
     rounds: int = 100
     cohort: int = 10
     replacement: bool = False
-    """Whether a client can be drawn twice in one round."""
+    """True if a client can be drawn twice in one round."""
     batch_size: int = 20
     epochs: int = 1
     straddle: bool = False
@@ -54,7 +54,7 @@ class Protocol:
     threshold: float = 0.9
 
     def __post_init__(self) -> None:
-        """Refuse values that no run can have."""
+        """Reject impossible values."""
         for name in ("rounds", "cohort", "batch_size", "epochs", "eval_every"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -68,11 +68,11 @@ class Protocol:
 
     @property
     def batching(self) -> Batching:
-        """The part that shapes a client's local steps."""
+        """Settings of a client's local steps."""
         return Batching(self.batch_size, self.epochs, self.straddle, self.keep_partial)
 
     def with_options(self, options: Mapping[str, Any]) -> Protocol:
-        """A copy with some fields changed; an unknown one is refused with the nearest name."""
+        """Copy with some fields changed; the nearest name is suggested for an unknown one."""
         known = [f.name for f in fields(self)]
         for name in options:
             if name not in known:
@@ -98,23 +98,23 @@ class Task:
     init: Initializer = "torch"
     protocol: Protocol = field(default_factory=Protocol)
     tune: Examples | None = None
-    """Examples for choosing hyper-parameters; results are reported on ``test``, never on these."""
+    """Examples for choosing hyper-parameters; results are reported on ``test``."""
     options: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Hyper-parameters found for this task, by algorithm name."""
+    """Tuned hyper-parameters, by algorithm name."""
     preset: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    """Every field of the preset it was built from; empty for a user's own task."""
+    """Options of the preset; empty for a user's own task."""
     test_owners: npt.NDArray[np.int64] | None = None
-    """Position in ``train`` of the client whose each test example is, negative for nobody's; None
-    where test examples belong to no training client."""
+    """Position in ``train`` of each test example's client, negative for none of them; None if no
+    test example belongs to a training client."""
     notes: tuple[str, ...] = ()
-    """What a user should know about the data, such as counts that differ from the official."""
+    """Notes on the data, such as counts that differ from the official."""
 
     def __post_init__(self) -> None:
-        """Run the model once, so that a misfit is said here and not in the middle of a round."""
+        """Run the model once, to find parts that do not fit before the first round."""
         check(self)
 
     def __repr__(self) -> str:
-        """What there is, without any data."""
+        """Describe the task in one line, without data."""
         model, protocol = self.model, self.protocol
         weights = sum(leaf.numel() for leaf in model.params().values())
         return (
@@ -125,7 +125,7 @@ class Task:
         )
 
     def fingerprint(self) -> str:
-        """SHA-256 of everything a run depends on; of functions, the names count."""
+        """Return the SHA-256 of everything a run depends on; functions count by name."""
         digest = hashlib.sha256(self.train.fingerprint().encode())
         given = self.model.params().values() if self.init == "given" else ()
         for column in (*self.test, *given, *self.model.frozen()):
@@ -133,18 +133,18 @@ class Task:
             digest.update(column.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         names = [getattr(f, "__qualname__", repr(f)) for f in (self.loss, self.prepare, self.init)]
         names += [self.metric.name, repr(self.model.module), repr(dict(self.model.layout))]
-        # Where an object lies in memory, which a repr may tell, differs from process to process.
+        # Memory addresses in a repr differ between processes.
         digest.update(re.sub(r" at 0x[0-9a-fA-F]+", "", "\x1f".join(names)).encode())
         return digest.hexdigest()
 
     @property
     def model_bytes(self) -> int:
-        """Size of the trainable model, as it travels."""
+        """Size of the trainable model in bytes."""
         return num_bytes(self.model.params())
 
     @property
     def objective(self) -> Objective:
-        """What a client minimises."""
+        """Objective of a client."""
         return Objective(self.model, self.loss)
 
     @classmethod
@@ -166,7 +166,7 @@ class Task:
         client_names: Sequence[Any] | None = None,
         **protocol: Any,
     ) -> Task:
-        """A task from a module and arrays.
+        """Build a task from a module and arrays.
 
         Args:
             model: any ``nn.Module`` without buffers; it is copied.
@@ -174,11 +174,10 @@ class Task:
             y: training targets, one per example.
             clients: the client id of every training example.
             test: inputs and targets for evaluation.
-            tune: other inputs and targets, by which :func:`fedzmg.tune` chooses rates; nothing is
-                reported on them.
-            name: how run directories and tables call it.
+            tune: other inputs and targets, for :func:`fedzmg.tune`; nothing is reported on them.
+            name: name in run directories and tables.
             loss: ``(outputs, targets) -> one loss per example``.
-            metric: what is reported.
+            metric: metric of reports.
             prepare: ``(stored inputs, dtype) -> model inputs``, e.g. bytes to floats.
             init: ``"torch"``, ``"keras"``, ``"given"`` (a pretrained start) or a function.
             axes: input axes of parameters of your own modules, by name.
@@ -192,10 +191,8 @@ class Task:
             name=name,
             model=FunctionalModel(model, axes),
             train=FederatedData.from_arrays(x, y, clients, client_names),
-            test=examples(*_pair(test, "test", "models are judged"), what="test data"),
-            tune=None
-            if tune is None
-            else examples(*_pair(tune, "tune", "rates are chosen"), what="tuning data"),
+            test=examples(*_pair(test, "test"), what="test data"),
+            tune=None if tune is None else examples(*_pair(tune, "tune"), what="tuning data"),
             loss=loss,
             metric=metric,
             prepare=prepare,
@@ -219,23 +216,12 @@ class Task:
         axes: Mapping[str, tuple[int, ...]] | None = None,
         **protocol: Any,
     ) -> Task:
-        """A task from a module and what a reader of ``fedzmg.data.formats`` gives.
+        """Build a task from a module and columns read by ``fedzmg.data.formats``.
 
-        Args:
-            model: any ``nn.Module`` without buffers; it is copied.
-            train: columns ``x`` and ``y`` whose rows know their clients.
-            test: columns for evaluation; where labels are names, read with the same ``classes``.
-                Rows of a client that also trains count as its own.
-            tune: other columns, by which :func:`fedzmg.tune` chooses rates; nothing is reported on
-                them.
-            name: how run directories and tables call it.
-            loss: ``(outputs, targets) -> one loss per example``.
-            metric: what is reported.
-            prepare: ``(stored inputs, dtype) -> model inputs``; without it bytes are divided by
-                255, and everything else stays as it is stored.
-            init: ``"torch"``, ``"keras"``, ``"given"`` (a pretrained start) or a function.
-            axes: input axes of parameters of your own modules, by name.
-            **protocol: fields of :class:`Protocol`, such as ``cohort=5``.
+        ``train``, ``test`` and ``tune`` hold columns ``x`` and ``y`` with the same ``classes``;
+        ``train`` also names the clients. Test rows of a training client count as its own. By
+        default ``prepare`` divides bytes by 255 and keeps everything else as stored. Other
+        arguments are those of :meth:`from_arrays`.
 
         Raises:
             InputError: for parts that do not fit together; the message names the remedy.
@@ -244,15 +230,15 @@ class Task:
         held = None if tune is None else _given(tune, "tuning data")
         if train.owners is None:
             raise InputError(
-                "the training data does not say whose rows are whose: name the column of clients "
-                "when you read it, or make ids by fedzmg.data.partition and use Task.from_arrays"
+                "the training data names no clients: name their column when you read it, or make "
+                "ids with fedzmg.data.partition and use Task.from_arrays"
             )
         for what, other in (("test data", test), ("tuning data", tune)):
             if other is not None and train.classes != other.classes:
-                said = [", ".join(one.classes[:8]) or "none" for one in (other, train)]
+                there, here = (", ".join(c.classes[:8]) or "none" for c in (other, train))
                 raise InputError(
-                    f"the {what} names the classes {said[0]} but the training data {said[1]}: read "
-                    f"the {what} with classes=TRAIN.classes, so that ids mean the same"
+                    f"the {what} has the classes {there}, the training data {here}: read the "
+                    f"{what} with classes=TRAIN.classes"
                 )
         if prepare is None:
             prepare = unit_pixels if given[0].x.dtype == torch.uint8 else as_stored
@@ -268,28 +254,24 @@ class Task:
             init=init,
             protocol=Protocol().with_options(protocol),
             test_owners=_shared(train.owners, test.owners),
-            notes=tuple(
-                dict.fromkeys(
-                    note for one in (train, test, tune) if one is not None for note in one.notes
-                )
-            ),
+            notes=tuple(dict.fromkeys(n for c in (train, test, tune) if c for n in c.notes)),
         )
 
 
-def _pair(given: Any, name: str, use: str) -> Sequence[Any]:
-    """Inputs and targets that were given together."""
+def _pair(given: Any, name: str) -> Sequence[Any]:
+    """Check a pair of inputs and targets."""
     if isinstance(given, tuple | list) and len(given) == 2:
         return given
-    said = "is None" if given is None else f"is a {type(given).__name__}"
-    said = f"has {len(given)} parts" if isinstance(given, tuple | list) else said
-    raise InputError(f"{name} {said}: give the inputs and targets that {use} by, {name}=(x, y)")
+    kind = "is None" if given is None else f"is a {type(given).__name__}"
+    kind = f"has {len(given)} parts" if isinstance(given, tuple | list) else kind
+    raise InputError(f"{name} {kind}: pass inputs and targets, {name}=(x, y)")
 
 
 def _given(columns: Columns, what: str) -> Examples:
-    """Inputs and targets of a file."""
+    """Extract inputs and targets."""
     if not isinstance(columns, Columns):
         raise InputError(
-            f"the {what} is a {type(columns).__name__}: give columns, such as "
+            f"the {what} is a {type(columns).__name__}: pass columns, such as "
             "fedzmg.data.formats.tabular.read(FILE), or use Task.from_arrays"
         )
     remedies = {
@@ -307,7 +289,7 @@ def _given(columns: Columns, what: str) -> Examples:
 
 
 def _shared(train: Owners, test: Owners | None) -> npt.NDArray[np.int64] | None:
-    """Whose each test example is, if any is of a client that trains."""
+    """Match test examples to training clients; None if there is no match."""
     if test is None:
         return None
     owners = test_owners(train.names, test.names, np.diff(test.offsets), "test")

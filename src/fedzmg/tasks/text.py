@@ -20,14 +20,13 @@ from fedzmg.tasks.source import Selection, load, owners_of, selected, test_owner
 from fedzmg.tasks.task import Protocol, Task
 
 
-def token_ids(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Ids are stored as bytes; an embedding reads whole numbers of eight."""
-    del dtype
+def token_ids(x: Tensor, _dtype: torch.dtype) -> Tensor:
+    """Convert ids stored as bytes to the integers that an embedding reads."""
     return x.long()
 
 
 def masked_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Share of right characters per example, over the positions that have a target."""
+    """Compute each example's accuracy over the positions that have a target."""
     valid = targets >= 0
     right = (valid & (outputs.argmax(-1) == targets)).flatten(1).sum(1)
     return right.to(outputs.dtype) / valid.flatten(1).sum(1).clamp(min=1)
@@ -40,27 +39,29 @@ MASKED_ACCURACY = Metric("accuracy", masked_accuracy)
 class NextCharacter(Preset):
     """The next character of plays; every speaking role is a client.
 
-    A role's snippets are joined end to end and cut into windows of length + 1 characters: the
-    model reads all but the last and is to say all but the first. A role with too little text
-    keeps its place in the population and contributes nothing when it is drawn.
+    A role's snippets are joined end to end and cut into windows of length + 1 characters. The
+    model reads all but the last and predicts all but the first. A role with too little text stays
+    in the population and contributes nothing when it is drawn.
 
-    The paper's GRU with 4,022,850 parameters and its protocol: 1000 rounds, 10 clients, 4 epochs,
-    batches of 8. Batches that are not full are dropped, so a role of fewer than 808 characters
-    makes no step; protocol.keep_partial=true keeps them. The paper's text names the thresholds 35
-    and 45 %, its tables 20 and 33 %; protocol.threshold is the first of the text.
+    The paper's GRU has 4,022,850 parameters. Its protocol: 1000 rounds, 10 clients, 4 epochs,
+    batches of 8. Partial batches are dropped: a role of fewer than 808 characters takes no step;
+    protocol.keep_partial=true keeps them. The paper's text names the thresholds 35 and 45 %, its
+    tables 20 and 33 %; protocol.threshold is the first of the text.
 
-    With partial_sequences=pad the end of a role's text is kept as a sequence whose padding is
-    ignored. Loss and accuracy of a sequence are means over its own characters and sequences count
-    equally, so a character in a short sequence weighs more than one in a whole sequence.
+    With partial_sequences=pad the end of a role's text becomes a padded sequence. Loss and
+    accuracy are means over a sequence's own characters, and sequences count equally: a character
+    in a short sequence weighs more than one in a whole sequence.
     """
 
     data_set: str
     roles: int
     length: int = decision(100, "characters in a sequence", low=1)
-    oov: Unknown = decision("last", "an unknown character is the last id, or the author's: id 0")
-    partial_sequences: Remainder = decision("drop", "what becomes of the end of a role's text")
-    selection: Selection = decision("half", "test sequences that report: half of them, or all")
-    initializer: Literal["keras", "torch"] = decision("keras", "which library's initial weights")
+    oov: Unknown = decision("last", "id of an unknown character: the last, or the author's 0")
+    partial_sequences: Remainder = decision("drop", "drop or pad the end of a role's text")
+    selection: Selection = decision("half", "test sequences used for reports: half or all")
+    initializer: Literal["keras", "torch"] = decision(
+        "keras", "library whose initial weights are used"
+    )
 
     @property
     def data(self) -> str:
@@ -93,20 +94,14 @@ class NextCharacter(Preset):
         tune, report = selected(
             examples(test.inputs, test.targets, what="test data"), self.selection
         )
+        names, test_names = (owners_of(data.splits[s], self.data).names for s in ("train", "test"))
         return self.assembled(
             FederatedData(
-                examples(train.inputs, train.targets, what="training data"),
-                train.offsets,
-                owners_of(data.splits["train"], self.data).names,
+                examples(train.inputs, train.targets, what="training data"), train.offsets, names
             ),
             tune,
             report,
-            test_owners=test_owners(
-                owners_of(data.splits["train"], self.data).names,
-                owners_of(data.splits["test"], self.data).names,
-                np.diff(test.offsets),
-                self.selection,
-            ),
+            test_owners=test_owners(names, test_names, np.diff(test.offsets), self.selection),
             loss=masked_cross_entropy if padded else cross_entropy,
             metric=MASKED_ACCURACY if padded else ACCURACY,
             prepare=token_ids,
@@ -116,7 +111,7 @@ class NextCharacter(Preset):
 
     def _cut(self, columns: Columns) -> Sequences:
         snippets = columns.strings("text")
-        # Rows lie end to end in a client's order, so a client's stream is one piece of the text.
+        # A client's rows are adjacent: its stream is one slice of the text.
         borders = snippets.offsets[owners_of(columns, self.data).offsets]
         return sequences(
             *encode(snippets.text, borders, self.oov), self.length, self.partial_sequences

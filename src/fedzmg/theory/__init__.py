@@ -1,7 +1,7 @@
-"""The theory of FedZMG as programs: what it claims, what is measured, and whether it holds.
+"""The theory of FedZMG as programs: predicted numbers, measured numbers and verdicts.
 
-Every check is a pure function of a :class:`Size` with seeds of its own. ``T1`` to ``T12`` test the
-paper's claims, ``E1`` to ``E9`` what it leaves open. ``docs/theory.md`` derives what they predict.
+Every check is a pure function of a :class:`Size` with its own seeds. ``T1`` to ``T12`` test the
+paper's claims, ``E1`` to ``E9`` go beyond them. ``docs/theory.md`` derives the predictions.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fedzmg.theory import (
     networks,
     nonconvex,
 )
-from fedzmg.theory.finding import FULL, QUICK, Finding, Line, Size
+from fedzmg.theory.finding import FULL, QUICK, Finding, Size, Value
 
-__all__ = ["CHECKS", "FULL", "QUICK", "Finding", "Line", "Size", "run", "wanted"]
+__all__ = ["CHECKS", "FULL", "QUICK", "Finding", "Size", "Value", "resolve", "run"]
 
 CHECKS: dict[str, Callable[[Size], Finding]] = {
     "T1": geometry.operator,
@@ -50,10 +50,10 @@ CHECKS: dict[str, Callable[[Size], Finding]] = {
 }
 
 
-def wanted(names: Sequence[str]) -> list[str]:
-    """The checks that are named, in whatever case; all of them if none is.
+def resolve(names: Sequence[str]) -> list[str]:
+    """Return the named checks, in any case; all of them without a name.
 
-    >>> wanted(["t6", "E1"])
+    >>> resolve(["t6", "E1"])
     ['T6', 'E1']
 
     Raises:
@@ -66,17 +66,16 @@ def wanted(names: Sequence[str]) -> list[str]:
 
 
 def run(names: Sequence[str] = (), size: Size = FULL) -> Iterator[Finding]:
-    """Make checks, two at a time; findings come in the order of the names.
+    """Run checks, two at a time; yield findings in order of the names.
 
     Raises:
         InputError: for an unknown name, before anything is computed.
     """
-    chosen = wanted(names)
-    return _two_at_a_time([CHECKS[name] for name in chosen], size)
+    return _two_at_a_time([CHECKS[name] for name in resolve(names)], size)
 
 
 def _two_at_a_time(checks: Sequence[Callable[[Size], Finding]], size: Size) -> Iterator[Finding]:
-    # The matrices are so small that threads within an operation would only wait for each other.
+    # The matrices are too small for threads within an operation.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     pool = ThreadPoolExecutor(2)

@@ -1,4 +1,4 @@
-"""T10: the constant of the theorem, and its bound beside what is measured."""
+"""T10: the constant of the theorem, and its bound compared with measurements."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import NamedTuple
 import torch
 
 from fedzmg.theory import descent
-from fedzmg.theory.convergence import LOCAL_STEPS, SETTING, Run, paired_run
-from fedzmg.theory.finding import Finding, Line, Size
-from fedzmg.theory.problems import REAL, Quadratics, hyperplane_basis
+from fedzmg.theory.convergence import SETTING, Run, paired_run
+from fedzmg.theory.descent import LOCAL_STEPS
+from fedzmg.theory.finding import Finding, Size, Value
+from fedzmg.theory.problems import REAL, Quadratics, hyperplane_basis, square
 
 DEVIATION = 0.5
 
 
 class Constant(NamedTuple):
-    """The three terms of ``C``."""
+    """Three terms of ``C``."""
 
     heterogeneity: float
     """``6 L Gamma``."""
@@ -26,12 +27,12 @@ class Constant(NamedTuple):
 
     @property
     def total(self) -> float:
-        """``C``."""
+        """Sum of the terms, ``C``."""
         return self.heterogeneity + self.drift + self.noise
 
 
 def constant(problem: Quadratics, second_moment: float, noise_dims: int) -> Constant:
-    """The terms for isotropic noise that lives in so many dimensions."""
+    """Compute the terms for isotropic noise in ``noise_dims`` dimensions."""
     return Constant(
         6.0 * float(problem.smoothness * problem.heterogeneity),
         8.0 * (LOCAL_STEPS - 1) ** 2 * second_moment,
@@ -40,19 +41,19 @@ def constant(problem: Quadratics, second_moment: float, noise_dims: int) -> Cons
 
 
 def numerator(c: Constant, rate: descent.Schedule, convexity: float, start: float) -> float:
-    """``delta = max(beta^2 C / (beta mu - 1), gamma |w_0 - w*|^2)``, for ``delta/(gamma + t)``."""
+    """Compute ``delta = max(beta^2 C / (beta mu - 1), gamma |w_0 - w*|^2)``."""
     return max(rate.beta**2 * c.total / (rate.beta * convexity - 1.0), rate.gamma * start)
 
 
 def constants(size: Size) -> Finding:
-    """T10: all terms of ``C`` for both methods, and how loose the bound is along a run."""
+    """T10: all terms of ``C`` for both methods, and the bound along a run."""
     run = paired_run(5, 0.0, size)
     problem, dims = run.problem, run.problem.dims
-    rate = descent.theorems_schedule(problem, LOCAL_STEPS)
+    rate = descent.theorems_schedule(problem)
     convexity = float(problem.convexity)
-    start = float(((run.start - problem.optimum) ** 2).sum())
+    start = square(run.start - problem.optimum)
     plain = constant(problem, run.second_moment, dims)
-    # The paper keeps L, Gamma and G as they are for FedAvg: only the noise is projected.
+    # The paper keeps L, Gamma and G of FedAvg: only the noise is projected.
     projected = constant(problem, run.second_moment, dims - 1)
     basis = hyperplane_basis(dims)
     inside = problem.restricted(run.start, basis)
@@ -62,7 +63,7 @@ def constants(size: Size) -> Finding:
     measured_noise = _averaged_noise(problem, size)
     end = run.steps[-1]
     true = descent.asymptotic_constant(problem, rate, basis)
-    room = 3.0 / size.repetitions**0.5 + 300.0 / end
+    tolerance = 3.0 / size.repetitions**0.5 + 300.0 / end
     other = paired_run(6, 1.0, size)
     delta_other = _inside_bound(other)
     return Finding(
@@ -71,26 +72,26 @@ def constants(size: Size) -> Finding:
         "C is strictly smaller for FedZMG, and E |w_t - w*|^2 <= delta/(gamma + t)",
         f"{SETTING}, the run of T5; G^2 measured along it ({run.second_moment:.4g})",
         (
-            Line("1 - FedZMG's C / FedAvg's C, above 0", 0.0,
-                 1.0 - projected.total / plain.total, -1e-12, "at least", True),
-            Line("FedAvg: measured / bound, largest", 1.0, _tightest(run, run.plain, delta_plain),
-                 0.0, "at most", True),
-            Line("FedZMG: measured / bound, largest", 1.0, _tightest(run, run.projected, delta),
-                 0.0, "at most", True),
-            Line("noise term, FedAvg", plain.noise, measured_noise[0], 0.05, "relative"),
-            Line("noise term, FedZMG", projected.noise, measured_noise[1], 0.05, "relative"),
-            Line("6 L Gamma, from the last models", plain.heterogeneity,
-                 6.0 * float(problem.smoothness) * _gamma(run), 0.01, "relative"),
-            Line("noise term / C, at most a thousandth", 1e-3, projected.noise / projected.total,
-                 0.0, "at most"),
-            Line("FedZMG: bound / measured at T", delta / (rate.gamma + end) / (true / end),
-                 delta / (rate.gamma + end) / run.projected[-1], room, "relative"),
-            Line("constants on the hyperplane: C / the paper's", 1.0,
-                 sharper.total / projected.total, 0.0, "at most"),
-            Line("hyperplane bound: measured / bound, largest", 1.0,
-                 _tightest(run, run.projected, delta_inside), 0.0, "at most"),
-            Line("the same for T6's start, distance to w_c", 1.0,
-                 _tightest(other, other.projected, delta_other), 0.0, "at most"),
+            Value("1 - FedZMG's C / FedAvg's C, above 0", 0.0, 1.0 - projected.total / plain.total,
+                  -1e-12, "at least", True),
+            Value("FedAvg: measured / bound, largest", 1.0, _tightest(run, run.plain, delta_plain),
+                  0.0, "at most", True),
+            Value("FedZMG: measured / bound, largest", 1.0, _tightest(run, run.projected, delta),
+                  0.0, "at most", True),
+            Value("noise term, FedAvg", plain.noise, measured_noise[0], 0.05, "relative"),
+            Value("noise term, FedZMG", projected.noise, measured_noise[1], 0.05, "relative"),
+            Value("6 L Gamma, from the last models", plain.heterogeneity,
+                  6.0 * float(problem.smoothness) * _gamma(run), 0.01, "relative"),
+            Value("noise term / C, at most a thousandth", 1e-3, projected.noise / projected.total,
+                  0.0, "at most"),
+            Value("FedZMG: bound / measured at T", delta / (rate.gamma + end) / (true / end),
+                  delta / (rate.gamma + end) / run.projected[-1], tolerance, "relative"),
+            Value("constants on the hyperplane: C / the paper's", 1.0,
+                  sharper.total / projected.total, 0.0, "at most"),
+            Value("hyperplane bound: measured / bound, largest", 1.0,
+                  _tightest(run, run.projected, delta_inside), 0.0, "at most"),
+            Value("the same for T6's start, distance to w_c", 1.0,
+                  _tightest(other, other.projected, delta_other), 0.0, "at most"),
         ),
         series={
             "FedAvg's bound": _curve(run, rate, delta_plain),
@@ -106,17 +107,16 @@ def constants(size: Size) -> Finding:
 
 
 def _inside_bound(run: Run) -> float:
-    """``delta`` of FedAvg's theorem on the hyperplane through the start, from any start."""
-    rate = descent.theorems_schedule(run.problem, LOCAL_STEPS)
+    """Compute ``delta`` of FedAvg's theorem on the hyperplane through the start."""
+    rate = descent.theorems_schedule(run.problem)
     inside = run.problem.restricted(run.start, hyperplane_basis(run.problem.dims))
     terms = constant(inside, run.projected_moment, run.problem.dims - 1)
     limit = run.problem.constrained_optimum(run.start)
-    start = float(((run.start - limit) ** 2).sum())
-    return numerator(terms, rate, float(inside.convexity), start)
+    return numerator(terms, rate, float(inside.convexity), square(run.start - limit))
 
 
 def _tightest(run: Run, measured: list[float], delta: float) -> float:
-    gamma = descent.theorems_schedule(run.problem, LOCAL_STEPS).gamma
+    gamma = descent.theorems_schedule(run.problem).gamma
     return max(m * (gamma + t) / delta for t, m in zip(run.steps, measured, strict=True))
 
 
@@ -125,17 +125,16 @@ def _curve(run: Run, rate: descent.Schedule, delta: float) -> tuple[list[int], l
 
 
 def _averaged_noise(problem: Quadratics, size: Size) -> tuple[float, float]:
-    """``E |q_t - E q_t|^2``, unprojected and projected, from samples."""
+    """Estimate ``E |q_t - E q_t|^2``, unprojected and projected."""
     draws = size.samples // 10
     noise = descent.isotropic(10, len(problem.share), draws, problem.dims, deviation=DEVIATION)()
     mean = (problem.share[:, None, None] * noise).sum(0)
-    both = (mean, descent.zero_mean(mean))
-    plain, projected = (float((part**2).sum(-1).mean()) for part in both)
+    plain, projected = (float((part**2).sum(-1).mean()) for part in (mean, descent.zero_mean(mean)))
     return plain, projected
 
 
 def _gamma(run: Run) -> float:
-    """``F - sum_k p_k F_k*`` where FedZMG ended, which is the optimum by the choice of the start.
+    """Compute ``F - sum_k p_k F_k*`` at FedZMG's end, the optimum for this start.
 
     Every client's own minimum is found by descent.
     """

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedzmg.theory import descent
-from fedzmg.theory.finding import Finding, Line, Size
+from fedzmg.theory.descent import LOCAL_STEPS, setup
+from fedzmg.theory.finding import Finding, Size, Value
 from fedzmg.theory.problems import (
     REAL,
     Quadratics,
@@ -21,9 +22,9 @@ from fedzmg.theory.problems import (
     normal,
     quadratics,
     seeded,
+    square,
 )
 
-LOCAL_STEPS = 5
 SETTING = "8 clients, d = 12, eigenvalues 1 to 4, E = 5, n_t = 2/(mu (t + 8L/mu)), noise 0.5"
 
 
@@ -34,69 +35,68 @@ class Run(NamedTuple):
     start: Tensor
     steps: list[int]
     projected: list[float]
-    """FedZMG's distance to the target."""
+    """FedZMG's distance to the constrained optimum."""
     plain: list[float]
+    """FedAvg's distance to the optimum."""
     to_optimum: list[float]
-    """FedZMG's distance to the unconstrained optimum."""
+    """FedZMG's distance to the optimum."""
     last: Tensor
     """FedZMG's last models, ``[repetitions, d]``."""
     second_moment: float
-    """``G^2``: the largest mean square of a stochastic gradient met by FedAvg's clients."""
+    """``G^2``: the largest mean square of a stochastic gradient of FedAvg's clients."""
     projected_moment: float
-    """The same of FedZMG's projected gradients."""
+    """``G^2`` of FedZMG's projected gradients."""
 
 
 def marks(steps: int, count: int = 60) -> list[int]:
-    """Ends of rounds at which to look, evenly spread on a logarithmic axis."""
+    """Choose ends of rounds to measure at, evenly spaced on a logarithmic axis."""
     rounds = steps // LOCAL_STEPS
     found = {round(rounds ** (i / (count - 1))) for i in range(count)}
     return sorted(LOCAL_STEPS * r for r in found)
 
 
-_ONE_AT_A_TIME: defaultdict[tuple[int, float, Size], Lock] = defaultdict(Lock)
+_LOCKS: defaultdict[tuple[int, float, Size], Lock] = defaultdict(Lock)
 
 
 def paired_run(seed: int, offset: float, size: Size) -> Run:
-    """FedZMG and FedAvg on the same problem, start and noise.
+    """Run FedZMG and FedAvg on the same problem, start and noise.
 
-    The start is the optimum plus a zero-sum vector plus ``offset`` in every entry. Several checks
-    look at the same run: it is made once, also if they ask for it at the same time.
+    The start is the optimum plus a zero-sum vector plus ``offset`` in every entry. Checks in
+    different threads share a run: it is computed once.
     """
-    with _ONE_AT_A_TIME[seed, offset, size]:
-        return made_run(seed, offset, size)
+    with _LOCKS[seed, offset, size]:
+        return computed_run(seed, offset, size)
 
 
 @cache
-def made_run(seed: int, offset: float, size: Size) -> Run:
-    """The run itself."""
-    generator = seeded(seed)
-    problem = quadratics(generator)
+def computed_run(seed: int, offset: float, size: Size) -> Run:
+    """Compute the run of :func:`paired_run`."""
+    _, problem, start, rate = setup(seed, offset, zero_sum=True)
     clients, dims = problem.centre.shape
-    start = problem.optimum + descent.zero_mean(normal(generator, dims)) + offset
     target = problem.constrained_optimum(start)
-    rate = descent.theorems_schedule(problem, LOCAL_STEPS)
-    looked, seen, moments = set(marks(size.steps)), [], [0.0, 0.0]
+    watched, seen, moments = set(marks(size.steps)), [], [0.0, 0.0]
     for state in descent.descend(
-        problem, start, rate, steps=size.steps, local_steps=LOCAL_STEPS,
-        repetitions=size.repetitions,
+        problem, start, rate, steps=size.steps, repetitions=size.repetitions,
         noise=descent.isotropic(seed, clients, size.repetitions, dims),
-        projections=(descent.zero_mean, descent.as_it_is),
+        projections=(descent.zero_mean, descent.identity),
     ):  # fmt: skip
-        if state.step <= 200 or state.step in looked:
+        if state.step <= 200 or state.step in watched:
             # Gradients are largest at the start; the noise adds its own power.
             for i, (before, after) in enumerate(zip(state.before, state.after, strict=True)):
-                square = float(((before - after) ** 2).sum(-1).mean(-1).max())
-                moments[i] = max(moments[i], square / rate(state.step - 1) ** 2)
-        if state.step in looked:
+                moved = float(((before - after) ** 2).sum(-1).mean(-1).max())
+                moments[i] = max(moments[i], moved / rate(state.step - 1) ** 2)
+        if state.step in watched:
             zmg, avg = descent.averages(problem, state)
             ways = (zmg - target, avg - problem.optimum, zmg - problem.optimum)
             seen.append([float((way**2).sum(-1).mean()) for way in ways])
     projected, plain, whole = (list(column) for column in zip(*seen, strict=True))
-    return Run(problem, start, sorted(looked), projected, plain, whole, zmg, moments[1], moments[0])
+    return Run(
+        problem, start, sorted(watched), projected, plain, whole, zmg, moments[1], moments[0]
+    )
 
 
 def slope(x: Sequence[float], y: Sequence[float], share: float = 0.1) -> float:
-    """Least-squares slope on log-log axes, from ``share`` of the steps on."""
+    """Fit the slope on log-log axes, from ``share`` of the steps on."""
     points = [(math.log(a), math.log(b)) for a, b in zip(x, y, strict=True) if a >= share * x[-1]]
     mean_x, mean_y = (sum(column) / len(points) for column in zip(*points, strict=True))
     rise = sum((a - mean_x) * (b - mean_y) for a, b in points)
@@ -107,14 +107,14 @@ def one_step(size: Size) -> Finding:
     """T4: Lemma 1 along trajectories without noise, with and without its condition."""
     generator = seeded(4)
     problem = quadratics(generator, problems=(size.problems,))
-    rate = descent.theorems_schedule(problem, LOCAL_STEPS)
+    rate = descent.theorems_schedule(problem)
     zero_sum = descent.zero_mean(normal(generator, size.problems, problem.dims))
     counts = []
     for offset in (0.0, 1.0):
         start = problem.optimum + zero_sum + offset
         violated = torch.zeros(size.problems, dtype=torch.bool)
         tight = violated.clone()
-        for state in descent.descend(problem, start, rate, steps=300, local_steps=LOCAL_STEPS):
+        for state in descent.descend(problem, start, rate, steps=300):
             n = rate(state.step - 1)
             left, right, kept = _lemma(problem, state, n)
             violated |= left > right + 1e-12
@@ -127,17 +127,17 @@ def one_step(size: Size) -> Finding:
         "if 1'(w_0 - w*) = 0, the distance after a step obeys the recursion of Lemma 1",
         f"{size.problems} random problems, 300 steps each, no noise",
         (
-            Line("trajectories that violate it", 0, held, 0, stated=True),
-            Line("the same with the negative term kept", 0, held_tight, 0, stated=True),
-            # The distance stays positive while the bound shrinks by n mu of it: as steps become
-            # small, every trajectory must violate the recursion.
-            Line("violations if 1 is added to w_0: all", size.problems, failed, 0),
+            Value("trajectories that violate it", 0, held, 0, stated=True),
+            Value("the same with the negative term kept", 0, held_tight, 0, stated=True),
+            # The distance stays positive while the bound shrinks: every trajectory must
+            # violate the recursion once steps are small.
+            Value("violations if 1 is added to w_0: all", size.problems, failed, 0),
         ),
     )  # fmt: skip
 
 
 def _lemma(problem: Quadratics, state: descent.State, n: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Both sides of Lemma 1, and the term that the paper drops, for each problem."""
+    """Compute both sides of Lemma 1, and the term that the paper drops, for each problem."""
     share = problem.share
     before, after = state.before[0][:, :, 0], state.after[0][:, :, 0]
     mean, moved = ((share[..., None] * models).sum(1) for models in (before, after))
@@ -153,35 +153,36 @@ def _lemma(problem: Quadratics, state: descent.State, n: float) -> tuple[Tensor,
 def rate(size: Size) -> Finding:
     """T5: with the condition met, the squared distance to the optimum falls like 1/t."""
     run = paired_run(5, 0.0, size)
-    schedule = descent.theorems_schedule(run.problem, LOCAL_STEPS)
-    methods = {"FedZMG": descent.zero_mean, "FedAvg": descent.as_it_is}
-    # Exact, and costly: as far as the drift within rounds still counts.
+    schedule = descent.theorems_schedule(run.problem)
+    methods = {"FedZMG": descent.zero_mean, "FedAvg": descent.identity}
+    # Exact and costly: only as far as the drift within rounds counts.
     watched = min(size.steps, 2500)
     exact = descent.expected_distances(
         run.problem, run.start, run.problem.optimum, schedule, steps=watched,
-        projections=tuple(methods.values()), local_steps=LOCAL_STEPS,
+        projections=tuple(methods.values()),
     )  # fmt: skip
     early = [i for i, step in enumerate(run.steps) if step <= watched]
     lines, series, constants = [], {}, []
     spaces = hyperplane_basis(run.problem.dims), torch.eye(run.problem.dims, dtype=REAL)
-    room = 3.0 / size.repetitions**0.5
+    tolerance = 3.0 / size.repetitions**0.5
     for i, (name, measured) in enumerate(zip(methods, (run.projected, run.plain), strict=True)):
         expected = [exact[run.steps[j]][i] for j in early]
         constants.append(descent.asymptotic_constant(run.problem, schedule, spaces[i]))
         last = run.steps[-1]
         lines += [
-            Line(f"{name}: log-log slope", -1.0, slope(run.steps, measured), 0.05, "at most", True),
-            Line(f"{name}: E |w_t - w*|^2 at t = {run.steps[early[-1]]:,}, exact", expected[-1],
-                 measured[early[-1]], room, "relative"),
-            Line(f"{name}: E |w_T - w*|^2, closed form of 1/T", constants[-1] / (last + 1),
-                 measured[-1], room + 300.0 / last, "relative"),
+            Value(f"{name}: log-log slope", -1.0, slope(run.steps, measured), 0.05, "at most",
+                  True),
+            Value(f"{name}: E |w_t - w*|^2 at t = {run.steps[early[-1]]:,}, exact", expected[-1],
+                  measured[early[-1]], tolerance, "relative"),
+            Value(f"{name}: E |w_T - w*|^2, closed form of 1/T", constants[-1] / (last + 1),
+                  measured[-1], tolerance + 300.0 / last, "relative"),
         ]  # fmt: skip
         series[name] = (run.steps, measured)
         series[f"{name}, exact"] = ([run.steps[j] for j in early], expected)
     dims = run.problem.dims
     lines.append(
-        Line("FedZMG / FedAvg at T, near (d-1)/d", (dims - 1) / dims,
-             run.projected[-1] / run.plain[-1], 0.06)
+        Value("FedZMG / FedAvg at T, near (d-1)/d", (dims - 1) / dims,
+              run.projected[-1] / run.plain[-1], 0.06)
     )  # fmt: skip
     return Finding(
         "T5",
@@ -198,7 +199,7 @@ def violated_condition(size: Size) -> Finding:
     run = paired_run(6, 1.0, size)
     problem = run.problem
     limit = problem.constrained_optimum(run.start)
-    far = float(((limit - problem.optimum) ** 2).sum())
+    far = square(limit - problem.optimum)
     gap = float(problem.constrained_gap(run.start))
     sums = run.last.sum(-1) - run.start.sum()
     return Finding(
@@ -207,15 +208,15 @@ def violated_condition(size: Size) -> Finding:
         "E |w_t - w*|^2 <= delta/(gamma + t), as the theorem states without a condition on w_0",
         f"{SETTING}, {size.repetitions} repetitions, T = {size.steps:,}; 1'(w_0 - w*) = 12",
         (
-            Line("E |w_T - w*|^2, at most a tenth of the start's", 0.1 * run.to_optimum[0],
-                 run.to_optimum[-1], 0.0, "at most", True),
-            Line("E |w_T - w*|^2 = |w_c - w*|^2", far, run.to_optimum[-1], 0.01, "relative"),
-            Line("F(w_T) - F* = s^2/(2 1'A^-1 1)", gap, float(problem.gap(run.last).mean()), 0.01,
-                 "relative"),
-            Line("log-log slope of E |w_t - w_c|^2", -1.0, slope(run.steps, run.projected), 0.05,
-                 "at most"),
-            Line("drift of 1'w_t, largest", 0.0, float(sums.abs().max()), 1e-10),
-            Line("FedAvg from the same start: |w_T - w*|^2", 0.0, run.plain[-1], 1e-3),
+            Value("E |w_T - w*|^2, at most a tenth of the start's", 0.1 * run.to_optimum[0],
+                  run.to_optimum[-1], 0.0, "at most", True),
+            Value("E |w_T - w*|^2 = |w_c - w*|^2", far, run.to_optimum[-1], 0.01, "relative"),
+            Value("F(w_T) - F* = s^2/(2 1'A^-1 1)", gap, float(problem.gap(run.last).mean()), 0.01,
+                  "relative"),
+            Value("log-log slope of E |w_t - w_c|^2", -1.0, slope(run.steps, run.projected), 0.05,
+                  "at most"),
+            Value("drift of 1'w_t, largest", 0.0, float(sums.abs().max()), 1e-10),
+            Value("FedAvg from the same start: |w_T - w*|^2", 0.0, run.plain[-1], 1e-3),
         ),
         "under 1'(w_0 - w*) = 0; in general the limit is the minimiser on the hyperplane of w_0",
         series={
@@ -228,21 +229,17 @@ def violated_condition(size: Size) -> Finding:
 
 
 def weight_decay(size: Size) -> Finding:
-    """T7: decay multiplies the conserved sum, so nothing is conserved."""
-    generator, decay = seeded(7), 0.05
-    problem = quadratics(generator)
-    start = problem.optimum + descent.zero_mean(normal(generator, problem.dims)) + 1.0
-    schedule = descent.theorems_schedule(problem, LOCAL_STEPS)
+    """T7: decay shrinks the sum, which is no longer conserved."""
+    decay = 0.05
+    _, problem, start, schedule = setup(7, 1.0, zero_sum=True)
     predicted, worst, before = float(start.sum()), 0.0, float(start.sum())
     steps = min(size.steps, 5000)
-    looked, seen = set(marks(steps)), []
-    for state in descent.descend(
-        problem, start, schedule, steps=steps, decay=decay, local_steps=LOCAL_STEPS
-    ):
+    watched, seen = set(marks(steps)), []
+    for state in descent.descend(problem, start, schedule, steps=steps, decay=decay):
         predicted *= 1.0 - decay * schedule(state.step - 1)
         measured = float(descent.averages(problem, state)[0].sum())
         worst = max(worst, abs(measured - predicted))
-        if state.step in looked:
+        if state.step in watched:
             seen.append((float(state.step), measured, predicted))
     t, sums, products = (list(column) for column in zip(*seen, strict=True))
     return Finding(
@@ -251,9 +248,9 @@ def weight_decay(size: Size) -> Finding:
         "1'w_t stays what it was, which the proof needs, also for the algorithm as it is run",
         f"{SETTING.removesuffix(', noise 0.5')}, lambda = {decay}, {steps:,} steps",
         (
-            Line("1'w_T", before, measured, 1e-9, "relative", stated=True),
-            Line("1'w_T = 1'w_0 prod (1 - lambda n_t)", predicted, measured, 1e-12),
-            Line("error of the product, largest over steps", 0.0, worst, 1e-11),
+            Value("1'w_T", before, measured, 1e-9, "relative", stated=True),
+            Value("1'w_T = 1'w_0 prod (1 - lambda n_t)", predicted, measured, 1e-12),
+            Value("error of the product, largest over steps", 0.0, worst, 1e-11),
         ),
         "without weight decay; with it the sum follows prod (1 - lambda n_t) to zero",
         series={"1'w_t": (t, sums), "product": (t, products)},
@@ -261,7 +258,7 @@ def weight_decay(size: Size) -> Finding:
 
 
 def drift(size: Size) -> Finding:
-    """T8: how far clients are from their mean after one round."""
+    """T8: distance of clients from their mean after one round."""
     rate, steps, shift = 0.05, 20, 3.0
     generator = seeded(8)
     still = quadratics(generator, spread=0.4)
@@ -278,7 +275,7 @@ def drift(size: Size) -> Finding:
     for name, problem in (("no shift", still), ("shifted optima", moved),
                           ("shifted gradients", pushed)):  # fmt: skip
         both = []
-        for project in (descent.as_it_is, descent.zero_mean):
+        for project in (descent.identity, descent.zero_mean):
             *_, state = descent.descend(
                 problem, start, lambda _: rate, steps=steps, projections=(project,),
                 local_steps=steps,
@@ -286,8 +283,8 @@ def drift(size: Size) -> Finding:
             both.append(_spread(problem.share, state.after[0][:, 0]))
         spreads[name] = both
         lines.append(
-            Line(f"{name}: spread with / without projection", 1.0, both[1] / both[0], 0.0,
-                 "at most", True)
+            Value(f"{name}: spread with / without projection", 1.0, both[1] / both[0], 0.0,
+                  "at most", True)
         )  # fmt: skip
     identity = torch.eye(still.dims, dtype=REAL)
     for name, problem in (("no shift", still), ("shifted optima", moved)):
@@ -296,14 +293,14 @@ def drift(size: Size) -> Finding:
             strict=True,
         ):  # fmt: skip
             lines.append(
-                Line(f"{name}: {method}'s spread, closed form",
-                     _closed_spread(problem, phi, rate, steps), measured, 1e-9, "relative")
+                Value(f"{name}: {method}'s spread, closed form",
+                      _closed_spread(problem, phi, rate, steps), measured, 1e-9, "relative")
             )  # fmt: skip
     lines.append(
-        Line("shifted gradients: FedZMG as without a shift", spreads["no shift"][1],
-             spreads["shifted gradients"][1], 1e-9, "relative")
+        Value("shifted gradients: FedZMG as without a shift", spreads["no shift"][1],
+              spreads["shifted gradients"][1], 1e-9, "relative")
     )  # fmt: skip
-    # Long rounds on few, badly conditioned coordinates: clients reach their own optima, and those
+    # In long rounds on few, badly conditioned coordinates clients reach their own optima. Those
     # on a line may lie farther apart than those in the plane.
     hard = [
         quadratics(generator, clients=2, dims=2, eigenvalues=(0.05, 4.0))
@@ -311,8 +308,8 @@ def drift(size: Size) -> Finding:
     ]
     first, long = (sum(_ratio(p, 0.2, n) > 1.0 + 1e-9 for p in hard) for n in (1, 50))
     lines += [
-        Line("d = 2, 50 steps: problems whose spread grows", 0, long, 0, stated=True),
-        Line("d = 2, one step: problems whose spread grows", 0, first, 0),
+        Value("d = 2, 50 steps: problems whose spread grows", 0, long, 0, stated=True),
+        Value("d = 2, one step: problems whose spread grows", 0, first, 0),
     ]
     stretch = 0.05 + 3.95 * torch.rand(size.problems, 2, 1, 1, generator=generator, dtype=REAL)
     round_ = [
@@ -320,7 +317,7 @@ def drift(size: Size) -> Finding:
         for a, p in zip(stretch, hard, strict=True)
     ]
     grown = sum(_ratio(p, 0.2, 50) > 1.0 + 1e-9 for p in round_)
-    lines.append(Line("d = 2, 50 steps, A_k 1 along 1: problems that grow", 0, grown, 0))
+    lines.append(Value("d = 2, 50 steps, A_k 1 along 1: problems that grow", 0, grown, 0))
     return Finding(
         "T8",
         "Drift within a round",
@@ -334,7 +331,7 @@ def drift(size: Size) -> Finding:
 
 
 def _ratio(problem: Quadratics, rate: float, steps: int) -> float:
-    """Spread with projection over spread without, after one round from zero."""
+    """Divide the spread with projection by that without, after one round from zero."""
     identity = torch.eye(problem.dims, dtype=REAL)
     projected, plain = (
         _closed_spread(problem, phi, rate, steps) for phi in (descent.zero_mean(identity), identity)
@@ -348,7 +345,7 @@ def _spread(share: Tensor, models: Tensor) -> float:
 
 
 def _closed_spread(problem: Quadratics, phi: Tensor, rate: float, steps: int) -> float:
-    """The spread after steps from zero: a geometric sum, by eigenvalues instead of by steps."""
+    """Compute the spread after steps from zero: a geometric sum, by eigenvalues."""
     values, vectors = torch.linalg.eigh(phi @ problem.curvature @ phi)
     flat = values.abs() < 1e-9
     grown = torch.where(flat, rate * steps, (1 - (1 - rate * values) ** steps) / values)

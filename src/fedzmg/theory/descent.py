@@ -1,34 +1,35 @@
 """Local gradient steps between averagings, for many repetitions side by side.
 
 The step is the paper's: ``w_k <- w_k (1 - decay n_t) - n_t v``, where ``v`` is the projected
-gradient or its momentum. Models have the shape ``[clients, repetitions, d]``, after an axis of many
-problems where there is one; each method has models of its own.
+gradient or its momentum. Models have the shape ``[clients, repetitions, d]``, with a leading axis
+for many problems. Each method has its own models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms import projection
-from fedzmg.theory.problems import REAL, Quadratics
+from fedzmg.theory.problems import REAL, Quadratics, normal, quadratics, seeded
 
 Projection: TypeAlias = Callable[[Tensor], Tensor]
 Noise: TypeAlias = Callable[[], Tensor]
+LOCAL_STEPS = 5
 
 
 def zero_mean(gradients: Tensor) -> Tensor:
-    """The package's projection, over the last axis: one mean for the whole vector."""
+    """Apply the package's projection over the last axis: one mean per vector."""
     return projection.zero_mean(gradients, (-1,))
 
 
-def as_it_is(gradients: Tensor) -> Tensor:
-    """FedAvg's clients: no projection."""
+def identity(gradients: Tensor) -> Tensor:
+    """Return gradients unprojected, as FedAvg's clients do."""
     return gradients
 
 
@@ -43,39 +44,46 @@ class Schedule:
         return self.beta / (t + self.gamma)
 
 
-def theorems_schedule(problem: Quadratics, local_steps: int) -> Schedule:
-    """``beta = 2 / mu`` and ``gamma = max(8 L / mu, E + 1)``, so that ``n_0 <= 1 / (4 L)``."""
+def theorems_schedule(problem: Quadratics) -> Schedule:
+    """Return ``beta = 2 / mu``, ``gamma = max(8 L / mu, E + 1)``, hence ``n_0 <= 1 / (4 L)``."""
     smooth, convex = float(problem.smoothness.max()), float(problem.convexity.min())
-    return Schedule(2.0 / convex, max(8.0 * smooth / convex, local_steps + 1.0))
+    return Schedule(2.0 / convex, max(8.0 * smooth / convex, LOCAL_STEPS + 1.0))
+
+
+def setup(
+    seed: int, offset: float = 0.5, *, zero_sum: bool = False
+) -> tuple[torch.Generator, Quadratics, Tensor, Schedule]:
+    """Draw a problem and a start at ``w* + normal + offset``, with the theorem's schedule."""
+    generator = seeded(seed)
+    problem = quadratics(generator)
+    away = normal(generator, problem.dims)
+    start = problem.optimum + (zero_mean(away) if zero_sum else away) + offset
+    return generator, problem, start, theorems_schedule(problem)
 
 
 class State(NamedTuple):
-    """Where the clients are after a step, and the server after an averaging that may follow.
-
-    One entry per method.
-    """
+    """Models after a step, one entry per method."""
 
     step: int
-    """Steps done."""
+    """Number of steps so far."""
     before: tuple[Tensor, ...]
-    """The clients' models from which the step was made."""
+    """Clients' models before the step."""
     after: tuple[Tensor, ...]
     server: tuple[Tensor, ...]
-    """The server's model, ``[repetitions, d]``, after an averaging that follows."""
+    """Server's model, ``[repetitions, d]``, after the averaging that may follow the step."""
 
 
 def isotropic(seed: int, *shape: int, deviation: float = 0.5) -> Noise:
-    """Normal noise of shape ``[clients, repetitions, d]``, the same for all methods.
+    """Return a source of normal noise ``[clients, repetitions, d]``, the same for all methods.
 
-    NumPy draws normal numbers three times as fast as torch, and most of the time goes there. What
-    is given is overwritten by the next draw.
+    NumPy draws three times as fast as torch. Every draw overwrites the last.
     """
     source = np.random.Generator(np.random.SFC64(seed))
-    room = np.empty(shape)
-    drawn = torch.from_numpy(room)
+    buffer = np.empty(shape)
+    drawn = torch.from_numpy(buffer)
 
     def draw() -> Tensor:
-        source.standard_normal(out=room)
+        source.standard_normal(out=buffer)
         return drawn.mul_(deviation)
 
     return draw
@@ -88,7 +96,7 @@ def descend(
     *,
     steps: int,
     projections: Sequence[Projection] = (),
-    local_steps: int = 5,
+    local_steps: int = LOCAL_STEPS,
     repetitions: int = 1,
     noise: Noise | None = None,
     decay: float = 0.0,
@@ -96,21 +104,21 @@ def descend(
     server_rate: float = 1.0,
     cohort: Callable[[], Tensor] | None = None,
 ) -> Iterator[State]:
-    """Run local steps; every ``local_steps`` the models are averaged.
+    """Run local steps, averaging models every ``local_steps``.
 
     Args:
-        problem: what is minimised; it may be many problems.
-        start: ``[d]``, after an axis of problems where there are many.
+        problem: one problem, or many along a leading axis.
+        start: ``[d]``, with the leading axis of many problems.
         rate: step size of step ``t``, counted from 0.
-        steps: how many.
-        projections: one for each method, which see the same noise; zero mean unless given.
-        local_steps: between averagings.
-        repetitions: side by side; they differ by their noise and their cohorts.
-        noise: draws ``[clients, repetitions, d]``, once a step.
+        steps: number of steps.
+        projections: one per method, all with the same noise; zero mean by default.
+        local_steps: steps between averagings.
+        repetitions: number of runs side by side, with their own noise and cohorts.
+        noise: draws ``[clients, repetitions, d]`` once a step.
         decay: decoupled weight decay.
-        momentum: accumulating, zero at the start of each round.
-        server_rate: how far the server moves to the mean.
-        cohort: draws the weights ``[clients, repetitions]`` of a round; everybody unless given.
+        momentum: accumulating momentum, zero at the start of each round.
+        server_rate: server learning rate.
+        cohort: draws the weights ``[clients, repetitions]`` of a round; all clients by default.
     """
     projections = projections or (zero_mean,)
     *many, clients, dims = problem.centre.shape
@@ -124,7 +132,7 @@ def descend(
         if t % local_steps == 0:
             weights = (problem.share[..., None] if cohort is None else cohort())[..., None]
             velocity = [torch.zeros((), dtype=REAL)] * len(projections)
-        # What does not depend on the model is the same for all methods.
+        # This part of the gradient is the same for all methods.
         constant = -pull if noise is None else noise().sub_(pull)
         before = tuple(models)
         for i, project in enumerate(projections):
@@ -142,15 +150,30 @@ def descend(
         yield State(t + 1, before, after, tuple(one.squeeze(-3) for one in server))
 
 
+def final_model(
+    problem: Quadratics,
+    start: Tensor,
+    rate: Callable[[int], float],
+    steps: int,
+    project: Projection | None = None,
+    **options: Any,
+) -> Tensor:
+    """Return the server's model after steps without noise."""
+    projections = (project or zero_mean,)
+    for state in descend(problem, start, rate, steps=steps, projections=projections, **options):
+        end = state.server[0][0]
+    return end
+
+
 def _affine(constant: Tensor, models: Tensor, matrices: Tensor) -> Tensor:
-    """``constant + models @ matrices``, in one operation where there is one problem."""
+    """Compute ``constant + models @ matrices``, in one operation for one problem."""
     if models.ndim == 3:
         return torch.baddbmm(constant, models, matrices)
     return constant + models @ matrices
 
 
 def averages(problem: Quadratics, state: State) -> list[Tensor]:
-    """The mean model after a step, ``[repetitions, d]`` for each method."""
+    """Average the clients' models after a step, ``[repetitions, d]`` per method."""
     return [(problem.share[..., None, None] * one).sum(-3) for one in state.after]
 
 
@@ -162,17 +185,16 @@ def expected_distances(
     *,
     steps: int,
     projections: Sequence[Projection],
-    local_steps: int = 5,
+    local_steps: int = LOCAL_STEPS,
     deviation: float = 0.5,
 ) -> dict[int, list[float]]:
-    """``E |wbar_t - target|^2`` after every round, exactly: one number for each projection.
+    """Compute ``E |wbar_t - target|^2`` after every round exactly, for each projection.
 
-    Steps are linear in the model and in the noise, so mean and covariance obey a recursion of
-    their own; nothing is drawn at random.
+    Steps are linear in the model and in the noise: mean and covariance obey a recursion.
     """
     clients, dims = problem.centre.shape
-    identity = torch.eye(dims, dtype=REAL)
-    phi = torch.stack([project(identity) for project in projections])[:, None]
+    eye = torch.eye(dims, dtype=REAL)
+    phi = torch.stack([project(eye) for project in projections])[:, None]
     centred = phi @ problem.curvature
     share = problem.share[:, None, None]
     mean = start.expand(len(projections), dims)
@@ -180,11 +202,11 @@ def expected_distances(
     found = {}
     for first in range(0, steps, local_steps):
         means = mean[:, None, :, None].expand(-1, clients, -1, -1)
-        carried = identity
+        carried = eye
         own = torch.zeros(len(projections), clients, dims, dims, dtype=REAL)
         for t in range(first, first + local_steps):
             n = rate(t)
-            step = identity - n * centred
+            step = eye - n * centred
             means = means - n * (centred @ (means - problem.centre[..., None]))
             carried = step @ carried
             own = step @ own @ step.mT + (n * deviation) ** 2 * phi
@@ -199,11 +221,11 @@ def expected_distances(
 def asymptotic_constant(
     problem: Quadratics, rate: Schedule, basis: Tensor, deviation: float = 0.5
 ) -> float:
-    """The limit of ``t E |wbar_t - limit|^2`` in the span of ``basis``, in closed form.
+    """Compute the limit of ``t E |wbar_t - limit|^2`` in the span of ``basis``.
 
-    Once steps are small the mean model follows ``x <- x - n_t (A x + noise)``, whose covariance
+    With small steps the mean model follows ``x <- x - n_t (A x + noise)``. Its covariance
     ``V / t`` solves ``(beta A - 1/2) V + V (beta A - 1/2) = beta^2 S``. Drift within a round adds
-    only terms of the order ``1/t^2``.
+    terms of the order ``1/t^2``.
     """
     values = torch.linalg.eigvalsh(basis.mT @ problem.mean_curvature @ basis)
     noise = deviation**2 * float((problem.share**2).sum())

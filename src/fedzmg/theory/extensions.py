@@ -1,4 +1,4 @@
-"""E1 to E6: where the paper's analysis stops; what is conserved, and where the method goes."""
+"""E1 to E6: conserved quantities and limits beyond the paper's analysis."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fedzmg.algorithms import projection
 from fedzmg.theory import descent
-from fedzmg.theory.convergence import LOCAL_STEPS, marks
-from fedzmg.theory.finding import Finding, Line, Size
+from fedzmg.theory.convergence import marks
+from fedzmg.theory.descent import LOCAL_STEPS, Schedule, final_model, setup
+from fedzmg.theory.finding import Finding, Size, Value
 from fedzmg.theory.problems import (
     REAL,
     Quadratics,
@@ -19,36 +20,35 @@ from fedzmg.theory.problems import (
     normal,
     quadratics,
     seeded,
+    square,
 )
 
 CLIENTS = "8 clients, d = 12, eigenvalues 1 to 4, E = 5"
 
 
 def restriction(size: Size) -> Finding:
-    """E1: FedZMG is FedAvg in coordinates of the hyperplane, step by step."""
-    generator = seeded(101)
-    problem = quadratics(generator)
-    start = problem.optimum + normal(generator, problem.dims)
+    """E1: FedZMG equals FedAvg in coordinates of the hyperplane, step by step."""
+    generator, problem, start, rate = setup(101, 0.0)
     basis = hyperplane_basis(problem.dims)
     inside = problem.restricted(start, basis)
-    rate = descent.theorems_schedule(problem, LOCAL_STEPS)
     steps, repetitions = 500, 20
     shape = (len(problem.share), repetitions, problem.dims)
-    same, seen = descent.isotropic(101, *shape), descent.isotropic(101, *shape)
+    noise, same_noise = descent.isotropic(101, *shape), descent.isotropic(101, *shape)
     worst = 0.0
     for outer, inner in zip(
-        descent.descend(problem, start, rate, steps=steps, noise=same, repetitions=repetitions),
+        descent.descend(problem, start, rate, steps=steps, noise=noise, repetitions=repetitions),
         descent.descend(
             inside, torch.zeros(problem.dims - 1, dtype=REAL), rate, steps=steps,
-            repetitions=repetitions, projections=(descent.as_it_is,),
-            noise=lambda: seen() @ basis,
+            repetitions=repetitions, projections=(descent.identity,),
+            noise=lambda: same_noise() @ basis,
         ),
         strict=True,
     ):  # fmt: skip
         worst = max(worst, float((outer.after[0] - start - inner.after[0] @ basis.mT).abs().max()))
     many = quadratics(generator, problems=(size.problems,))
-    offset = normal(generator, size.problems, problem.dims)
-    smaller = _restricted_many(many, many.optimum + offset, basis)
+    origin = many.optimum + normal(generator, size.problems, problem.dims)
+    smaller = many.restricted(origin[:, None, :], basis)
+    off = start + basis @ inside.optimum - problem.constrained_optimum(start)
     return Finding(
         "E1",
         "FedZMG is FedAvg on the hyperplane through the start",
@@ -56,28 +56,19 @@ def restriction(size: Size) -> Finding:
         "on FedAvg carries over with constants of the restricted problem",
         f"{CLIENTS}, noise 0.5, {steps} steps; constants on {size.problems} problems",
         (
-            Line("distance of any two models, largest", 0.0, worst, 1e-11),
-            Line("restricted L / L, largest", 1.0,
-                 float((smaller.smoothness / many.smoothness).max()), 1e-9, "at most"),
-            Line("restricted mu / mu, smallest", 1.0,
-                 float((smaller.convexity / many.convexity).min()), 1e-9, "at least"),
-            Line("optimum of the restricted problem, off w_c", 0.0,
-                 float((start + basis @ inside.optimum - problem.constrained_optimum(start))
-                       .abs().max()), 1e-11),
+            Value("distance of any two models, largest", 0.0, worst, 1e-11),
+            Value("restricted L / L, largest", 1.0,
+                  float((smaller.smoothness / many.smoothness).max()), 1e-9, "at most"),
+            Value("restricted mu / mu, smallest", 1.0,
+                  float((smaller.convexity / many.convexity).min()), 1e-9, "at least"),
+            Value("optimum of the restricted problem, off w_c", 0.0, float(off.abs().max()), 1e-11),
         ),
     )  # fmt: skip
 
 
-def _restricted_many(problem: Quadratics, origin: Tensor, basis: Tensor) -> Quadratics:
-    return problem.restricted(origin[:, None, :], basis)
-
-
 def per_column(size: Size) -> Finding:
-    """E2: a projection for every output unit conserves a sum each, and biases stay free."""
-    generator = seeded(102)
-    problem = quadratics(generator)
-    start = problem.optimum + normal(generator, problem.dims) + 0.5
-    rate = descent.theorems_schedule(problem, LOCAL_STEPS)
+    """E2: a projection per output unit conserves one sum each; biases stay free."""
+    _, problem, start, rate = setup(102)
     steps = min(size.steps, 6000)
     # A kernel of three units with three inputs each, then three biases.
     columns = torch.zeros(3, problem.dims, dtype=REAL)
@@ -91,18 +82,17 @@ def per_column(size: Size) -> Finding:
 
     lines = []
     for name, project, rows in (
-        ("whole vector", descent.zero_mean, problem.ones),
-        ("per column", centred, columns),
-    ):
-        end = _end(problem, start, rate, steps, project)
+        ("whole vector", descent.zero_mean, problem.ones), ("per column", centred, columns),
+    ):  # fmt: skip
+        end = final_model(problem, start, rate, steps, project)
         limit = problem.constrained_optimum(start, rows)
         lines += [
-            Line(f"{name}: drift of {len(rows)} sum(s), largest", 0.0,
-                 float((rows @ (end - start)).abs().max()), 1e-11),
-            Line(f"{name}: |w_T - w_c|^2", 0.0, float(((end - limit) ** 2).sum()), _room(steps)),
-            Line(f"{name}: F(w_T) - F* = s'(B A^-1 B')^-1 s / 2",
-                 float(problem.constrained_gap(start, rows)), float(problem.gap(end)), 0.01,
-                 "relative"),
+            Value(f"{name}: drift of {len(rows)} sum(s), largest", 0.0,
+                  float((rows @ (end - start)).abs().max()), 1e-11),
+            Value(f"{name}: |w_T - w_c|^2", 0.0, square(end - limit), _tolerance(steps)),
+            Value(f"{name}: F(w_T) - F* = s'(B A^-1 B')^-1 s / 2",
+                  float(problem.constrained_gap(start, rows)), float(problem.gap(end)), 0.01,
+                  "relative"),
         ]  # fmt: skip
     return Finding(
         "E2",
@@ -114,19 +104,16 @@ def per_column(size: Size) -> Finding:
 
 
 def momentum(size: Size) -> Finding:
-    """E3: momentum changes neither what is conserved nor the limit."""
-    generator, beta = seeded(103), 0.9
-    problem = quadratics(generator)
-    start = problem.optimum + normal(generator, problem.dims) + 0.5
-    # Ten times the usual length of a step is what momentum 0.9 adds up to in the long run.
-    usual = descent.theorems_schedule(problem, LOCAL_STEPS)
-    rate = descent.Schedule(usual.beta, 2.0 * usual.gamma)
+    """E3: momentum changes neither the conserved sum nor the limit."""
+    beta = 0.9
+    generator, problem, start, usual = setup(103)
+    # Momentum 0.9 makes steps ten times as long: start further down the schedule.
+    rate = Schedule(usual.beta, 2.0 * usual.gamma)
     steps = min(size.steps, 6000)
-    end = _end(problem, start, rate, steps, descent.zero_mean, momentum=beta)
+    end = final_model(problem, start, rate, steps, momentum=beta)
     limit = problem.constrained_optimum(start)
-    gradients = normal(generator, 6, problem.dims)
     first, late = (torch.zeros(problem.dims, dtype=REAL) for _ in range(2))
-    for gradient in gradients:
+    for gradient in normal(generator, 6, problem.dims):
         first = beta * first + descent.zero_mean(gradient)
         late = beta * late + gradient
     return Finding(
@@ -135,47 +122,42 @@ def momentum(size: Size) -> Finding:
         "momentum of projected gradients keeps the sum and leads to the same limit",
         f"{CLIENTS}, momentum {beta}, restarted every round, {steps:,} steps",
         (
-            Line("drift of 1'w_t", 0.0, abs(float((end - start).sum())), 1e-11),
-            Line("|w_T - w_c|^2", 0.0, float(((end - limit) ** 2).sum()), _room(steps)),
-            Line("|w_T - w*|^2 = |w_c - w*|^2", float(((limit - problem.optimum) ** 2).sum()),
-                 float(((end - problem.optimum) ** 2).sum()), 0.01, "relative"),
-            Line("projecting the buffer instead: difference", 0.0,
-                 float((descent.zero_mean(late) - first).abs().max()), 1e-12),
+            Value("drift of 1'w_t", 0.0, abs(float((end - start).sum())), 1e-11),
+            Value("|w_T - w_c|^2", 0.0, square(end - limit), _tolerance(steps)),
+            Value("|w_T - w*|^2 = |w_c - w*|^2", square(limit - problem.optimum),
+                  square(end - problem.optimum), 0.01, "relative"),
+            Value("projecting the buffer instead: difference", 0.0,
+                  float((descent.zero_mean(late) - first).abs().max()), 1e-12),
         ),
     )  # fmt: skip
 
 
 def participation(size: Size) -> Finding:
-    """E4: a cohort of three, whose weights are renormalised, shifts the limit."""
-    generator, count = seeded(104), 3
-    problem = quadratics(generator)
-    start = problem.optimum + normal(generator, problem.dims) + 0.5
-    rate = descent.theorems_schedule(problem, LOCAL_STEPS)
-    repetitions = max(20, size.repetitions // 4)
-    steps = min(size.steps, 3000)
+    """E4: a cohort of three with renormalised weights shifts the limit."""
+    count = 3
+    generator, problem, start, rate = setup(104)
+    repetitions, steps = max(20, size.repetitions // 4), min(size.steps, 3000)
     even = torch.full_like(problem.share, 1 / 8)
     uneven = torch.full_like(problem.share, 0.5 / 7)
     uneven[0] = 0.5
     lines = []
     for name, share in (("equal clients", even), ("one holds half", uneven)):
         chosen = Quadratics(problem.curvature, problem.centre, share)
-        weights = _cohorts(chosen.share, count, repetitions, generator)
         *_, state = descent.descend(
-            chosen, start, rate, steps=steps, repetitions=repetitions, cohort=weights,
-            local_steps=LOCAL_STEPS,
+            chosen, start, rate, steps=steps, repetitions=repetitions,
+            cohort=_cohorts(share, count, repetitions, generator),
         )  # fmt: skip
         final = state.server[0]
-        effective = _mean_weights(chosen.share, count)
-        limit = Quadratics(chosen.curvature, chosen.centre, effective).constrained_optimum(start)
-        whole = chosen.constrained_optimum(start)
+        effective = Quadratics(chosen.curvature, chosen.centre, _mean_weights(share, count))
+        limit, whole = (one.constrained_optimum(start) for one in (effective, chosen))
         error = final.var(0).sum() / repetitions
         lines += [
-            Line(f"{name}: drift of 1'w_t, largest", 0.0,
-                 float((final.sum(-1) - start.sum()).abs().max()), 1e-10),
-            Line(f"{name}: |mean w_T - w_c|^2, in squared standard errors", 0.0,
-                 float(((final.mean(0) - whole) ** 2).sum() / error), 6.0, stated=True),
-            Line(f"{name}: |mean w_T - limit for E[weights]|^2, the same", 0.0,
-                 float(((final.mean(0) - limit) ** 2).sum() / error), 6.0),
+            Value(f"{name}: drift of 1'w_t, largest", 0.0,
+                  float((final.sum(-1) - start.sum()).abs().max()), 1e-10),
+            Value(f"{name}: |mean w_T - w_c|^2, in squared standard errors", 0.0,
+                  float(((final.mean(0) - whole) ** 2).sum() / error), 6.0, stated=True),
+            Value(f"{name}: |mean w_T - limit for E[weights]|^2, the same", 0.0,
+                  float(((final.mean(0) - limit) ** 2).sum() / error), 6.0),
         ]  # fmt: skip
     return Finding(
         "E4",
@@ -191,7 +173,7 @@ def participation(size: Size) -> Finding:
 def _cohorts(
     share: Tensor, count: int, repetitions: int, generator: torch.Generator
 ) -> Callable[[], Tensor]:
-    """Draws the renormalised weights of a round, zero for those who stay away."""
+    """Return a function that draws the renormalised weights of a round; others get zero."""
 
     def draw() -> Tensor:
         order = torch.rand(len(share), repetitions, generator=generator, dtype=REAL).argsort(0)
@@ -202,7 +184,7 @@ def _cohorts(
 
 
 def _mean_weights(share: Tensor, count: int) -> Tensor:
-    """The weight of every client on average, by going through all cohorts."""
+    """Average every client's weight over all cohorts."""
     cohorts = list(itertools.combinations(range(len(share)), count))
     total = torch.zeros_like(share)
     for cohort in cohorts:
@@ -212,32 +194,27 @@ def _mean_weights(share: Tensor, count: int) -> Tensor:
 
 
 def server_rate(size: Size) -> Finding:
-    """E5: how far the server moves is of no importance to where it ends."""
-    generator = seeded(105)
-    problem = quadratics(generator)
-    start = problem.optimum + normal(generator, problem.dims) + 0.5
+    """E5: the server's learning rate does not change the limit."""
+    _, problem, start, rate = setup(105)
     limit = problem.constrained_optimum(start)
-    rate = descent.theorems_schedule(problem, LOCAL_STEPS)
     steps = min(size.steps, 6000)
     constant, long = 0.05, max(800, min(size.steps, 3000))
     fixed = _fixed_point(problem, start, constant)
     lines = []
     for moved in (0.5, 1.5):
-        end = _end(problem, start, rate, steps, descent.zero_mean, server_rate=moved)
-        stuck = _end(problem, start, lambda _: constant, long, descent.zero_mean,
-                     server_rate=moved)  # fmt: skip
+        end = final_model(problem, start, rate, steps, server_rate=moved)
+        stuck = final_model(problem, start, lambda _: constant, long, server_rate=moved)
         lines += [
-            Line(f"eta_s = {moved}: drift of 1'w_t", 0.0, abs(float((end - start).sum())), 1e-11),
-            Line(f"eta_s = {moved}: |w_T - w_c|^2", 0.0, float(((end - limit) ** 2).sum()),
-                 _room(steps)),
-            Line(f"eta_s = {moved}, constant steps: |w_T - fixed point|", 0.0,
-                 float((stuck - fixed).norm()), 1e-9),
+            Value(f"eta_s = {moved}: drift of 1'w_t", 0.0, abs(float((end - start).sum())), 1e-11),
+            Value(f"eta_s = {moved}: |w_T - w_c|^2", 0.0, square(end - limit), _tolerance(steps)),
+            Value(f"eta_s = {moved}, constant steps: |w_T - fixed point|", 0.0,
+                  float((stuck - fixed).norm()), 1e-9),
         ]  # fmt: skip
-    away = float(((fixed - limit) ** 2).sum())
-    halved = float(((_fixed_point(problem, start, constant / 2) - limit) ** 2).sum())
+    halved = square(_fixed_point(problem, start, constant / 2) - limit)
     lines.append(
-        Line("constant steps: |fixed point - w_c|^2, halving n", 0.25, halved / away, 0.05)
-    )
+        Value("constant steps: |fixed point - w_c|^2, halving n", 0.25,
+              halved / square(fixed - limit), 0.05)
+    )  # fmt: skip
     return Finding(
         "E5",
         "Server learning rate",
@@ -249,7 +226,7 @@ def server_rate(size: Size) -> Finding:
 
 
 def _fixed_point(problem: Quadratics, start: Tensor, n: float) -> Tensor:
-    """Where a round of constant steps changes nothing, on the hyperplane: a linear equation."""
+    """Solve for the fixed point of a round of constant steps on the hyperplane."""
     basis = hyperplane_basis(problem.dims)
     inside = problem.restricted(start, basis)
     identity = torch.eye(problem.dims - 1, dtype=REAL)
@@ -264,42 +241,34 @@ def decay_limit(size: Size) -> Finding:
     """E6: decay forgets the start; the limit is a ridge solution of zero sum."""
     generator, decay = seeded(106), 0.5
     problem = quadratics(generator)
-    rate = descent.theorems_schedule(problem, LOCAL_STEPS)
+    rate = descent.theorems_schedule(problem)
     steps = min(size.steps, 8000)
-    ridge = Quadratics(
-        problem.curvature + decay * torch.eye(problem.dims, dtype=REAL),
-        torch.linalg.solve(
-            problem.curvature + decay * torch.eye(problem.dims, dtype=REAL),
-            problem.curvature @ problem.centre[..., None],
-        ).squeeze(-1),
-        problem.share,
-    )
+    curvature = problem.curvature + decay * torch.eye(problem.dims, dtype=REAL)
+    pull = problem.curvature @ problem.centre[..., None]
+    ridge = Quadratics(curvature, torch.linalg.solve(curvature, pull).squeeze(-1), problem.share)
     limit = ridge.constrained_optimum(torch.zeros(problem.dims, dtype=REAL))
-    lines, series, looked = [], {}, set(marks(steps))
+    product = 1.0
+    for step in range(steps):
+        product *= 1.0 - decay * rate(step)
+    lines, series, watched = [], {}, set(marks(steps))
     for name, offset in (("sum +12", 1.0), ("sum -24", -2.0)):
         start = descent.zero_mean(normal(generator, problem.dims)) + offset
-        sums, t = [], []
-        for state in descent.descend(
-            problem, start, rate, steps=steps, decay=decay, local_steps=LOCAL_STEPS
-        ):
-            if state.step in looked:
-                t.append(float(state.step))
-                sums.append(abs(float(state.server[0].sum())))
+        sums = {}
+        for state in descent.descend(problem, start, rate, steps=steps, decay=decay):
+            if state.step in watched:
+                sums[float(state.step)] = abs(float(state.server[0].sum()))
         end = state.server[0][0]
-        product = 1.0
-        for step in range(steps):
-            product *= 1.0 - decay * rate(step)
         left = float(start.sum()) * product
-        # The sum dies like t^-(lambda beta); what is left of it moves the limit as a constraint.
+        # The sum decays like t^-(lambda beta); its remainder acts as a constraint.
         there = ridge.constrained_optimum(limit + left / problem.dims)
         lines += [
-            Line(f"{name}: 1'w_T", left, float(end.sum()), 1e-11),
-            Line(f"{name}: |w_T - ridge minimiser with that sum|^2", 0.0,
-                 float(((end - there) ** 2).sum()), _room(steps)),
-            Line(f"{name}: |w_T - limit|^2", 0.0, float(((end - limit) ** 2).sum()),
-                 2.0 * left**2 / problem.dims + _room(steps)),
+            Value(f"{name}: 1'w_T", left, float(end.sum()), 1e-11),
+            Value(f"{name}: |w_T - ridge minimiser with that sum|^2", 0.0, square(end - there),
+                  _tolerance(steps)),
+            Value(f"{name}: |w_T - limit|^2", 0.0, square(end - limit),
+                  2.0 * left**2 / problem.dims + _tolerance(steps)),
         ]  # fmt: skip
-        series[name] = (t, sums)
+        series[name] = (list(sums), list(sums.values()))
     return Finding(
         "E6",
         "Where weight decay leads",
@@ -310,23 +279,6 @@ def decay_limit(size: Size) -> Finding:
     )
 
 
-def _end(
-    problem: Quadratics,
-    start: Tensor,
-    rate: Callable[[int], float],
-    steps: int,
-    project: descent.Projection,
-    **options: float,
-) -> Tensor:
-    """The server's model after steps without noise."""
-    for state in descent.descend(
-        problem, start, rate, steps=steps, projections=(project,), local_steps=LOCAL_STEPS,
-        **options,  # type: ignore[arg-type]
-    ):  # fmt: skip
-        end = state.server[0][0]
-    return end
-
-
-def _room(steps: int) -> float:
-    """Drift within a round moves the limit by a multiple of the last step size."""
+def _tolerance(steps: int) -> float:
+    """Bound the shift of the limit by drift within a round: a multiple of the last step size."""
     return (60.0 / steps) ** 2

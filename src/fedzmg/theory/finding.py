@@ -1,4 +1,4 @@
-"""What a check comes to: numbers predicted and measured, and the verdict that follows from them."""
+"""Findings: numbers predicted and measured, and the verdict that follows from them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 Rule: TypeAlias = Literal["near", "relative", "at most", "at least"]
 Series: TypeAlias = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-"""Curves by name: where, and how high."""
+"""Curves by name: x and y."""
 
 HOLDS, FAILS, DISAGREES = "holds", "fails as stated", "not reproduced"
 
 
 class Size(NamedTuple):
-    """How much is computed; smaller is faster and coarser."""
+    """Amount of computation; smaller is faster and coarser."""
 
     repetitions: int = 200
     steps: int = 20_000
     problems: int = 300
     samples: int = 200_000
     rounds: int = 12
-    """Of the small networks."""
+    """Training rounds of the small networks."""
 
 
 FULL = Size()
 QUICK = Size(repetitions=60, steps=2_500, problems=60, samples=40_000, rounds=2)
 
 
-class Line(NamedTuple):
+class Value(NamedTuple):
     """One number, predicted and measured."""
 
     what: str
@@ -37,15 +37,15 @@ class Line(NamedTuple):
     tolerance: float
     rule: Rule = "near"
     stated: bool = False
-    """Whether this is the paper's claim as it is printed; otherwise it is what we derive."""
+    """True for the paper's claim as printed, False for our derivation."""
 
     @property
     def agrees(self) -> bool:
-        """Whether the measured number is what was predicted; never for one that is not a number.
+        """True if the measured number is as predicted; False for NaN.
 
-        >>> Line("a length", 2.0, 2.1, 0.1, "relative").agrees
+        >>> Value("a length", 2.0, 2.1, 0.1, "relative").agrees
         True
-        >>> Line("a bound", 0.0, 2.25, 0.0, "at most").agrees
+        >>> Value("a bound", 0.0, 2.25, 0.0, "at most").agrees
         False
         """
         off = self.measured - self.predicted
@@ -59,16 +59,16 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of one check."""
+    """Result of one check."""
 
     id: str
     title: str
     claim: str
-    """What is tested, in words."""
+    """Tested claim, in words."""
     setting: str
-    lines: tuple[Line, ...]
+    lines: tuple[Value, ...]
     remedy: str = ""
-    """Under what the claim holds, for one that does not hold as it is printed."""
+    """Condition under which the claim holds, if it fails as printed."""
     series: Series = field(default_factory=dict)
     """Curves for a figure."""
 
@@ -76,8 +76,8 @@ class Finding:
     def verdict(self) -> str:
         """``holds``, ``fails as stated``, ``holds under ...``, or ``not reproduced``.
 
-        The paper's own lines decide whether the claim holds as it stands. Lines that we derive must
-        all agree: otherwise our account is wrong, and no verdict on the paper is given.
+        The paper's own numbers decide whether the claim holds. Derived numbers must all agree;
+        otherwise our derivation is wrong and gives no verdict on the paper.
         """
         if not all(line.agrees for line in self.lines if not line.stated):
             return DISAGREES
@@ -87,11 +87,11 @@ class Finding:
 
     @property
     def reproduced(self) -> bool:
-        """Whether everything that we derive agrees with what was measured."""
+        """True if every derived number agrees with its measurement."""
         return self.verdict != DISAGREES
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Convert for JSON."""
         return {
             "id": self.id,
             "title": self.title,

@@ -1,4 +1,4 @@
-"""T1 to T3: the operator, the descent inequality, and the variance that projection removes."""
+"""T1 to T3: the operator, the descent inequality, and the removed variance."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 from fedzmg.theory import descent
-from fedzmg.theory.finding import Finding, Line, Size
+from fedzmg.theory.finding import Finding, Size, Value
 from fedzmg.theory.problems import REAL, normal, seeded
 
 DIMS = 12
 STEP = 0.5
-"""The step of T2, in units of 1/L."""
+"""Step of T2, in units of 1/L."""
 
 
 def operator(size: Size) -> Finding:
-    """T1: the projection is symmetric, idempotent, never lengthens, and obeys the identity."""
+    """T1: the projection is symmetric, idempotent, non-expansive, and obeys the identity."""
     pairs = min(1000, size.samples)
     generator = seeded(1)
     a, b = normal(generator, 2, pairs, DIMS) + 3.0 * normal(generator, 2, pairs, 1)
@@ -32,16 +32,16 @@ def operator(size: Size) -> Finding:
         "|Phi a - Phi b|^2 = |a - b|^2 - d (mean a - mean b)^2",
         f"{pairs:,} random pairs, d = {DIMS}, means with standard deviation 3",
         (
-            Line("|<Phi a, b> - <a, Phi b>|, largest", 0.0,
-                 _largest((phi_a * b).sum(-1) - (a * phi_b).sum(-1)), 1e-11, stated=True),
-            Line("|Phi Phi a - Phi a|, largest", 0.0,
-                 _largest(descent.zero_mean(phi_a) - phi_a), 1e-12, stated=True),
-            Line("|Phi a| / |a|, largest", 1.0, float(ratio.max()), 1e-12, "at most", stated=True),
-            Line("error of the identity, largest", 0.0,
-                 _largest(distance - identity), 1e-10, stated=True),
-            Line("sum of the entries of Phi a, largest", 0.0, _largest(phi_a.sum(-1)), 1e-12),
-            Line("share of |a|^2 removed, mean", float(intensity.mean()),
-                 float(removed.mean()), 1e-12),
+            Value("|<Phi a, b> - <a, Phi b>|, largest", 0.0,
+                  _largest((phi_a * b).sum(-1) - (a * phi_b).sum(-1)), 1e-11, stated=True),
+            Value("|Phi Phi a - Phi a|, largest", 0.0, _largest(descent.zero_mean(phi_a) - phi_a),
+                  1e-12, stated=True),
+            Value("|Phi a| / |a|, largest", 1.0, float(ratio.max()), 1e-12, "at most", stated=True),
+            Value("error of the identity, largest", 0.0, _largest(distance - identity), 1e-10,
+                  stated=True),
+            Value("sum of the entries of Phi a, largest", 0.0, _largest(phi_a.sum(-1)), 1e-12),
+            Value("share of |a|^2 removed, mean", float(intensity.mean()), float(removed.mean()),
+                  1e-12),
         ),
     )  # fmt: skip
 
@@ -51,7 +51,7 @@ def _largest(values: Tensor) -> float:
 
 
 def descent_inequality(size: Size) -> Finding:
-    """T2: what a step of ``1 / (2 L)`` guarantees on an L-smooth function."""
+    """T2: guarantee of a step of ``1 / (2 L)`` on an L-smooth function."""
     smooth, at = 2.0, 3.0
 
     def value(x: float) -> float:
@@ -60,7 +60,7 @@ def descent_inequality(size: Size) -> Finding:
     slope = smooth * at
     half, full = value(at - STEP * slope / smooth), value(at - slope / smooth)
     decrease = slope**2 / (2 * smooth)
-    # On random L-smooth quadratics, how much of |g|^2 / L a step of 1/(2 L) gains at least.
+    # Least gain of a step 1/(2 L) on random L-smooth quadratics, in units of |g|^2 / L.
     generator = seeded(2)
     curvature = smooth * torch.rand(size.samples // 100, DIMS, generator=generator, dtype=REAL)
     x = normal(generator, len(curvature), DIMS)
@@ -74,10 +74,10 @@ def descent_inequality(size: Size) -> Finding:
         "a step of 1/(2L) gives F(y) < F(x) - |grad F(x)|^2 / (2L)",
         "F = (L/2) x^2, L = 2, x = 3; then random L-smooth quadratics",
         (
-            Line("F(y) after the step 1/(2L)", value(at) - decrease, half, 0.0, "at most", True),
-            Line("F(y), bound with 3/(8L)", value(at) - 0.75 * decrease, half, 1e-12),
-            Line("F(y) after the step 1/L, bound with 1/(2L)", value(at) - decrease, full, 1e-12),
-            Line("least gain of a step 1/(2L), in |grad|^2/L", 0.375, worst, 1e-12, "at least"),
+            Value("F(y) after the step 1/(2L)", value(at) - decrease, half, 0.0, "at most", True),
+            Value("F(y), bound with 3/(8L)", value(at) - 0.75 * decrease, half, 1e-12),
+            Value("F(y) after the step 1/L, bound with 1/(2L)", value(at) - decrease, full, 1e-12),
+            Value("least gain of a step 1/(2L), in |grad|^2/L", 0.375, worst, 1e-12, "at least"),
         ),
         "with 3/(8L), or with the step 1/L",
     )
@@ -97,14 +97,14 @@ def variance(size: Size) -> Finding:
     }
     lines = []
     for name, covariance in cases.items():
-        left, room = _predicted_power(covariance, size)
+        left, tolerance = _predicted_power(covariance, size)
         lines.append(
-            Line(f"{name}: E |Phi noise|^2", left, _power(covariance, size, generator), room,
-                 stated=True)
+            Value(f"{name}: E |Phi noise|^2", left, _power(covariance, size, generator), tolerance,
+                  stated=True)
         )  # fmt: skip
         lines.append(
-            Line(f"{name}: share removed", 1.0 - left / trace, 1.0 - lines[-1].measured / trace,
-                 room / trace)
+            Value(f"{name}: share removed", 1.0 - left / trace, 1.0 - lines[-1].measured / trace,
+                  tolerance / trace)
         )  # fmt: skip
     shares = [i / 10 for i in range(11)]
     measured = [
@@ -112,8 +112,8 @@ def variance(size: Size) -> Finding:
     ]
     closed = [share + (1.0 - share) / DIMS for share in shares]
     errors = [abs(a - b) for a, b in zip(measured, closed, strict=True)]
-    room = _predicted_power(isotropic, size)[1] / trace
-    lines.append(Line("rho + (1 - rho)/d, worst error of eleven rho", 0.0, max(errors), room))
+    tolerance = _predicted_power(isotropic, size)[1] / trace
+    lines.append(Value("rho + (1 - rho)/d, worst error of eleven rho", 0.0, max(errors), tolerance))
     return Finding(
         "T3",
         "Variance of the projected gradient (Lemma 2)",
@@ -128,13 +128,13 @@ def variance(size: Size) -> Finding:
 
 
 def intensity_noise(share: float, trace: float) -> Tensor:
-    """A covariance of this trace, so much of it along the vector of ones, the rest isotropic."""
+    """Build a covariance with this share of its trace along ones, the rest isotropic."""
     along = torch.full((DIMS, DIMS), 1.0 / DIMS, dtype=REAL)
     return trace * ((1.0 - share) / DIMS * torch.eye(DIMS, dtype=REAL) + share * along)
 
 
 def _predicted_power(covariance: Tensor, size: Size) -> tuple[float, float]:
-    """``tr Sigma - 1' Sigma 1 / d``, and five standard errors of its estimate from normal noise."""
+    """Compute ``tr Sigma - 1' Sigma 1 / d``, and five standard errors of its estimate."""
     dims = len(covariance)
     phi = torch.eye(dims, dtype=REAL) - 1.0 / dims
     left = phi @ covariance @ phi

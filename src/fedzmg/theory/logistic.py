@@ -1,4 +1,4 @@
-"""T9: logistic regression with an l2 term, where the optimum has no closed form."""
+"""T9: logistic regression with an l2 term."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from fedzmg.theory import descent
-from fedzmg.theory.finding import Finding, Line, Size
+from fedzmg.theory.descent import LOCAL_STEPS
+from fedzmg.theory.finding import Finding, Size, Value
 from fedzmg.theory.problems import REAL, hyperplane_basis, normal, seeded
-
-LOCAL_STEPS = 5
 
 
 class Logistic:
@@ -31,24 +30,24 @@ class Logistic:
         self.smoothness = 0.25 * float(torch.linalg.eigvalsh(gram).max()) + l2
 
     def value(self, model: Tensor) -> Tensor:
-        """``F(w)``."""
+        """Compute ``F(w)``."""
         return softplus(-self.signed @ model).mean() + 0.5 * self.l2 * (model @ model)
 
     def gradients(self, models: Tensor) -> Tensor:
-        """Every client's gradient at its own model, ``[methods, clients, d]``."""
+        """Compute every client's gradient at its own model, ``[methods, clients, d]``."""
         margins = (self.signed @ models[..., None]).squeeze(-1)
         pull = (torch.sigmoid(-margins)[..., None, :] @ self.signed).squeeze(-2)
         return self.l2 * models - pull / self.signed.shape[-2]
 
     def hessian(self, model: Tensor) -> Tensor:
-        """Of ``F``."""
+        """Compute the Hessian of ``F``."""
         rows = self.signed.flatten(0, 1)
         chance = torch.sigmoid(rows @ model)
         weighted = rows * (chance * (1.0 - chance))[:, None]
         return rows.mT @ weighted / len(rows) + self.l2 * torch.eye(self.dims, dtype=REAL)
 
     def optimum(self, origin: Tensor, basis: Tensor) -> Tensor:
-        """The minimiser on ``origin + span(basis)``, by Newton's method."""
+        """Minimise on ``origin + span(basis)`` by Newton's method."""
         model = origin
         for _ in range(50):
             gradient = basis.mT @ self._gradient(model)
@@ -62,7 +61,7 @@ class Logistic:
 
 
 def regressions(generator: torch.Generator, clients: int = 6, examples: int = 40) -> Logistic:
-    """Clients that differ in where their features lie and in what they call positive."""
+    """Draw clients that differ in the mean of their features and in their true weights."""
     dims = 8
     features = normal(generator, clients, examples, dims) + 0.5 * normal(generator, clients, 1, 1)
     truth = 0.4 + normal(generator, dims) + 0.5 * normal(generator, clients, 1, dims)
@@ -71,7 +70,7 @@ def regressions(generator: torch.Generator, clients: int = 6, examples: int = 40
 
 
 def logistic(size: Size) -> Finding:
-    """T9: FedZMG lands on the constrained optimum, with and without a bias of its own."""
+    """T9: FedZMG ends at the constrained optimum, with and without a free bias."""
     generator = seeded(9)
     problem = regressions(generator)
     biased = Logistic(
@@ -93,11 +92,11 @@ def logistic(size: Size) -> Finding:
         ends, curves = _descend(chosen, start, steps)
         zmg, avg = (float(chosen.value(end)) for end in ends)
         lines += [
-            Line(f"{name}F(w_T) - F*", 0.0, zmg - least, 1e-4, stated=True),
-            Line(f"{name}F(w_T) - F(w_c)", 0.0, zmg - inner, _room(steps)),
-            Line(f"{name}F(w_T) - F*, by Newton's method", inner - least, zmg - least,
-                 _room(steps)),
-            Line(f"{name}FedAvg: F(w_T) - F*", 0.0, avg - least, _room(steps)),
+            Value(f"{name}F(w_T) - F*", 0.0, zmg - least, 1e-4, stated=True),
+            Value(f"{name}F(w_T) - F(w_c)", 0.0, zmg - inner, _tolerance(steps)),
+            Value(f"{name}F(w_T) - F*, by Newton's method", inner - least, zmg - least,
+                  _tolerance(steps)),
+            Value(f"{name}FedAvg: F(w_T) - F*", 0.0, avg - least, _tolerance(steps)),
         ]  # fmt: skip
         if not name:
             series = {
@@ -116,19 +115,19 @@ def logistic(size: Size) -> Finding:
     )
 
 
-def _room(steps: int) -> float:
-    """Local steps bend the path by a multiple of the step size; the loss feels its square."""
+def _tolerance(steps: int) -> float:
+    """Bound the loss from drift within a round, of second order in the step size."""
     return 1e-7 * max(1.0, 5000 / steps) ** 2
 
 
 def _descend(
     problem: Logistic, start: Tensor, steps: int
 ) -> tuple[Tensor, tuple[list[float], list[float], list[float]]]:
-    """FedZMG and FedAvg; the coordinates after the eighth are a bias, which is not projected."""
+    """Run FedZMG and FedAvg; coordinates after the eighth are an unprojected bias."""
     rate = descent.Schedule(2.0 / problem.l2, max(8.0 * problem.smoothness / problem.l2, 6.0))
     clients, kernel = len(problem.share), problem.dims - problem.dims % 8
     models = start.expand(2, clients, problem.dims)
-    looked = {round(steps ** (i / 40)) // LOCAL_STEPS * LOCAL_STEPS for i in range(41)}
+    watched = {round(steps ** (i / 40)) // LOCAL_STEPS * LOCAL_STEPS for i in range(41)}
     seen: tuple[list[float], list[float], list[float]] = ([], [], [])
     for t in range(steps):
         gradients = problem.gradients(models)
@@ -137,7 +136,7 @@ def _descend(
         if (t + 1) % LOCAL_STEPS == 0:
             mean = (problem.share[:, None] * models).sum(1, keepdim=True)
             models = mean.expand(-1, clients, -1)
-            if t + 1 in looked:
+            if t + 1 in watched:
                 found = (t + 1.0, *(float(problem.value(one[0])) for one in mean))
                 for values, value in zip(seen, found, strict=True):
                     values.append(value)

@@ -1,4 +1,4 @@
-"""T11 and T12: what is conserved in a network, and how much of a gradient is its mean."""
+"""T11 and T12: conserved sums in a network, and the mean share of its gradients."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import initial_params
 from fedzmg.simulation import RoundReport, Trial, simulate
 from fedzmg.tasks.task import Task
-from fedzmg.theory.finding import Finding, Line, Series, Size
+from fedzmg.theory.finding import Finding, Series, Size, Value
 from fedzmg.theory.problems import REAL, normal, seeded
 from fedzmg.tree import Tree
 
 
 def small_cnn() -> nn.Sequential:
-    """A convolution and two dense layers for 28x28 images, 3,426 parameters."""
+    """Build a convolution and two dense layers for 28x28 images, 3,426 parameters."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 28)),
         nn.Conv2d(1, 4, 5, stride=4, padding=2),
@@ -50,7 +50,7 @@ def column_sums(size: Size) -> Finding:
         name: _sums(_train(task, rounds, client_lr=rate, **options), axes)
         for name, options in variants.items()
     }
-    # Fifty images, two epochs, batches of ten: every client makes ten steps a round.
+    # Fifty images, two epochs, batches of ten: ten steps per client and round.
     factor = (1.0 - decay * rate) ** (10 * rounds)
     shrunk = {name: factor * column for name, column in before.items()}
     return Finding(
@@ -60,12 +60,12 @@ def column_sums(size: Size) -> Finding:
         f"digits, small CNN with {len(before)} kernels, this package's fedzmg in float64, "
         f"momentum 0.9, {rounds} rounds of 5 clients",
         (
-            Line("change of a column sum, largest", 0.0, _farthest(after["plain"], before), 1e-12,
-                 stated=True),
-            Line(f"lambda = {decay}: off prod (1 - lambda lr), largest", 0.0,
-                 _farthest(after["decayed"], shrunk), 1e-12),
-            Line("without projection: largest change, at least", 1e-3,
-                 _farthest(after["unprojected"], before), 0.0, "at least"),
+            Value("change of a column sum, largest", 0.0, _farthest(after["plain"], before), 1e-12,
+                  stated=True),
+            Value(f"lambda = {decay}: off prod (1 - lambda lr), largest", 0.0,
+                  _farthest(after["decayed"], shrunk), 1e-12),
+            Value("without projection: largest change, at least", 1e-3,
+                  _farthest(after["unprojected"], before), 0.0, "at least"),
         ),
     )  # fmt: skip
 
@@ -81,13 +81,13 @@ def _start(task: Task) -> Tree:
 def _train(
     task: Task, rounds: int, look: Callable[[Tree], None] | None = None, **options: Any
 ) -> Tree:
-    """FedZMG on a task in double precision; ``look`` is shown the model after every round."""
+    """Train FedZMG in double precision; ``look`` receives the model after every round."""
 
     def observe(report: RoundReport) -> None:
         if look is not None:
             look(report.simulation.checkpoint(0).params())
 
-    # Nothing is read from evaluations, so there is one only.
+    # Evaluations are not used: one suffices.
     quiet = replace(task, protocol=replace(task.protocol, eval_every=rounds))
     [history] = simulate(
         quiet, [Trial.of("fedzmg", **options)], rounds=rounds, device="cpu", dtype=REAL,
@@ -115,9 +115,9 @@ def mean_energy(size: Size) -> Finding:
     lines, identity = [], 0.0
     for name, (x, predicted) in inputs.items():
         removed = removed_shares(x, generator)
-        # Five standard errors; other inputs also miss the limit of many units by about 1/width.
-        room = 5.0 * (2.0 / examples) ** 0.5 / width if predicted < 0.01 else 4.0 / width
-        lines.append(Line(name, predicted, float(removed.mean()), room))
+        # Five standard errors; finite width adds an error of about 1/width.
+        tolerance = 5.0 * (2.0 / examples) ** 0.5 / width if predicted < 0.01 else 4.0 / width
+        lines.append(Value(name, predicted, float(removed.mean()), tolerance))
         formula = x.mean(-1) ** 2 / (x**2).mean(-1)
         identity = max(identity, float((removed - formula).abs().max()))
     task = tasks.get("digits")
@@ -126,20 +126,20 @@ def mean_energy(size: Size) -> Finding:
     formula = pixels.mean(-1) ** 2 / (pixels**2).mean(-1)
     identity = max(identity, float((removed - formula).abs().max()))
     lines.append(
-        Line("digits, white background, from their pixels", float(formula.mean()),
-             float(removed.mean()), 1e-9)
+        Value("digits, white background, from their pixels", float(formula.mean()),
+              float(removed.mean()), 1e-9)
     )  # fmt: skip
     centred = removed_shares(pixels - pixels.mean(-1, keepdim=True), generator)
-    lines.append(Line("digits, each image centred", 0.0, float(centred.mean()), 1e-12))
+    lines.append(Value("digits, each image centred", 0.0, float(centred.mean()), 1e-12))
     lines.insert(
         0,
-        Line("removed share - mean(x)^2 / mean(x^2), largest", 0.0, identity, 1e-12, stated=True),
+        Value("removed share - mean(x)^2 / mean(x^2), largest", 0.0, identity, 1e-12, stated=True),
     )
     series = _along_training(size)
     first = min(y[0] for name, (_, y) in series.items() if name.startswith("layer 1"))
     lines.append(
-        Line("first convolution of the CNN, at least half at the start", 0.5, first, 0.0,
-             "at least")
+        Value("first convolution of the CNN, at least half at the start", 0.5, first, 0.0,
+              "at least")
     )  # fmt: skip
     return Finding(
         "T12",
@@ -153,15 +153,15 @@ def mean_energy(size: Size) -> Finding:
 
 
 def removed_shares(x: Tensor, generator: torch.Generator) -> Tensor:
-    """For every example alone, the share of the first layer's gradient that projection removes.
+    """Compute the removed share of the first layer's gradient, example by example.
 
-    Every example has a copy of the kernel, so that differentiation gives each its own gradient.
+    Every example has its own copy of the kernel, hence its own gradient.
     """
     examples, inputs = x.shape
     kernel = (normal(generator, 6, inputs) / inputs**0.5).expand(examples, -1, -1)
     kernel = kernel.clone().requires_grad_()
     head = normal(generator, 6)
-    # Softplus: no unit is dead, so no gradient is zero.
+    # Softplus has no dead units and no zero gradients.
     hidden = torch.nn.functional.softplus((kernel @ x[..., None]).squeeze(-1))
     loss = (hidden @ head).square().sum() + (hidden @ head).sum()
     [gradients] = torch.autograd.grad(loss, [kernel])
@@ -170,7 +170,7 @@ def removed_shares(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _along_training(size: Size) -> Series:
-    """Mean share over some clients, layer by layer, after every round of FedZMG on digits."""
+    """Measure the mean share by layer after every round of FedZMG on digits."""
     task = tasks.get("digits")
     model = task.model.to(torch.device("cpu"), REAL)
     axes = projected_axes(task.model.layout)

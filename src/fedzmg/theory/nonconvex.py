@@ -17,7 +17,7 @@ from fedzmg.algorithms.sgd import SGD
 from fedzmg.models.layout import layout_of
 from fedzmg.simulation import RoundReport, Trial, simulate
 from fedzmg.theory import descent
-from fedzmg.theory.finding import Finding, Line, Size
+from fedzmg.theory.finding import Finding, Size, Value
 from fedzmg.theory.logistic import regressions
 from fedzmg.theory.problems import REAL, normal, quadratics, seeded
 from fedzmg.tree import Tree
@@ -26,14 +26,14 @@ INPUTS, HIDDEN, L2 = 6, 5, 0.03
 
 
 class Net:
-    """A tanh network with a smooth, non-convex loss on fixed examples."""
+    """Tanh network with a smooth, non-convex loss on fixed examples."""
 
     def __init__(self, seed: int) -> None:
         generator = seeded(seed)
         self.module = nn.Sequential(
             nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1)
         ).to(REAL)  # fmt: skip
-        # Inputs of positive mean, so that there is something to project.
+        # A positive mean of the inputs gives the gradient a mean component.
         self.x = normal(generator, 80, INPUTS) + 1.0
         self.y = torch.tanh(self.x @ normal(generator, INPUTS, 2)).sum(-1, keepdim=True)
         self.y += 0.1 * normal(generator, 80, 1)
@@ -47,20 +47,20 @@ class Net:
         )
 
     def loss(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Half the mean squared error and an l2 term, which makes minima isolated."""
+        """Compute half the mean squared error plus an l2 term, which isolates minima."""
         hidden = torch.tanh(self.x @ params["0.weight"].mT + params["0.bias"])
         off = hidden @ params["2.weight"].mT + params["2.bias"] - self.y
         flat = torch.cat([leaf.reshape(-1) for leaf in params.values()])
         return 0.5 * off.square().mean() + 0.5 * L2 * flat.square().sum()
 
     def gradient(self, params: Tree) -> Tree:
-        """Of the loss."""
+        """Compute the gradient."""
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
         found = torch.autograd.grad(self.loss(leaves), list(leaves.values()))
         return Tree(dict(zip(leaves, found, strict=True)))
 
     def curvature(self, params: Tree) -> Tensor:
-        """The Hessian as one matrix, by automatic differentiation."""
+        """Compute the Hessian as one matrix by automatic differentiation."""
 
         def flat_loss(vector: Tensor) -> Tensor:
             return self.loss(self._tree(vector))
@@ -69,12 +69,12 @@ class Net:
         return found
 
     def projector(self) -> Tensor:
-        """``Phi`` of the package's rule as a matrix: column by column, biases free."""
+        """Compute ``Phi`` of the package's rule as a matrix; biases are free."""
         whole = torch.eye(len(_flat(self.start)), dtype=REAL)
         return torch.stack([_flat(self.rule.centred(Tree(self._tree(row)))) for row in whole])
 
     def _tree(self, vector: Tensor) -> dict[str, Tensor]:
-        """A vector in the shapes of the parameters."""
+        """Split a vector into the shapes of the parameters."""
         out, first = {}, 0
         for name, leaf in self.start.items():
             out[name] = vector[first : first + leaf.numel()].view(leaf.shape)
@@ -86,9 +86,8 @@ def _flat(tree: Tree) -> Tensor:
     return torch.cat([leaf.reshape(-1) for leaf in tree.values()])
 
 
-def stationary(size: Size) -> Finding:
-    """E7: in a network the projected gradient dies, the gradient itself does not."""
-    del size  # as long as it takes to converge
+def stationary(_size: Size) -> Finding:
+    """E7: in a network the projected gradient vanishes, the gradient does not."""
     net = Net(107)
     params, velocity = net.start, net.start.zeros()
     steps = 700
@@ -109,10 +108,10 @@ def stationary(size: Size) -> Finding:
     curvature = net.curvature(params)
     phi = net.projector()
     values = torch.linalg.eigvalsh(phi @ curvature @ phi)
-    # One zero for every column; the rest is the curvature on the constraint set.
+    # One zero per column; the rest is the curvature on the constraint set.
     columns = sum(len(total) for total in sums.values())
     least = float(values.sort().values[columns]) if float(values.min()) > -1e-9 else float("nan")
-    # From there without projection: the removed direction is one of descent.
+    # The removed direction is one of descent.
     free = params - (0.1 / float(torch.linalg.eigvalsh(curvature).max())) * gradient
     gain = float(net.loss(dict(params.items())) - net.loss(dict(free.items())))
     return Finding(
@@ -123,26 +122,26 @@ def stationary(size: Size) -> Finding:
         f"tanh network {INPUTS}-{HIDDEN}-1 with biases, l2 {L2}, 80 examples, momentum 0.95, "
         f"{steps:,} full steps",
         (
-            Line("|Phi grad F| / |grad F| at the end", 0.0, float(left / _flat(gradient).norm()),
-                 1e-4),
-            Line("|grad F| at the end, at least", 1e-3, float(_flat(gradient).norm()), 0.0,
-                 "at least"),
-            Line("drift of a column sum, largest", 0.0,
-                 max(float(total.abs().max()) for total in sums.values()), 1e-12),
-            Line("least curvature on the constraint set", 0.0, least, 0.0, "at least"),
-            Line("decrease of F by one unprojected step, above", 0.0, gain, -1e-9, "at least"),
+            Value("|Phi grad F| / |grad F| at the end", 0.0, float(left / _flat(gradient).norm()),
+                  1e-4),
+            Value("|grad F| at the end, at least", 1e-3, float(_flat(gradient).norm()), 0.0,
+                  "at least"),
+            Value("drift of a column sum, largest", 0.0,
+                  max(float(total.abs().max()) for total in sums.values()), 1e-12),
+            Value("least curvature on the constraint set", 0.0, least, 0.0, "at least"),
+            Value("decrease of F by one unprojected step, above", 0.0, gain, -1e-9, "at least"),
         ),
         series={"|grad F|": (t, whole), "|Phi grad F|": (t, inside)},
     )  # fmt: skip
 
 
 def curvature(size: Size) -> Finding:
-    """E8: projection never raises the largest curvature, if that is positive."""
+    """E8: projection never raises the largest curvature if that is positive."""
     generator = seeded(108)
     many = quadratics(generator, problems=(size.problems,))
     phi = descent.zero_mean(torch.eye(many.dims, dtype=REAL))
     ratios = {"quadratics": _ratios(phi, many.mean_curvature)}
-    # A quadratic whose steepest direction is the one that is projected away.
+    # A quadratic whose steepest direction is projected away.
     steep = torch.eye(many.dims, dtype=REAL) + torch.ones(many.dims, many.dims, dtype=REAL)
     regression = regressions(generator)
     small = descent.zero_mean(torch.eye(regression.dims, dtype=REAL))
@@ -151,25 +150,25 @@ def curvature(size: Size) -> Finding:
         small, torch.stack([regression.hessian(point) for point in points])
     )
     net = Net(108)
-    places = [net.start.map(lambda leaf, s=scale: s * leaf) for scale in (0.3, 1.0, 2.0, 4.0)]
-    found = torch.stack([net.curvature(place) for place in places])
+    models = [net.start.map(lambda leaf, s=scale: s * leaf) for scale in (0.3, 1.0, 2.0, 4.0)]
+    found = torch.stack([net.curvature(model) for model in models])
     columnwise = net.projector()
     ratios["network"] = _ratios(columnwise, found)
     lowest = float(torch.linalg.eigvalsh(found).min())
     norm = _norms(columnwise @ found @ columnwise) / _norms(found)
     negative = -torch.eye(many.dims, dtype=REAL)
     lines = [
-        Line(f"{name}: lambda_max(Phi H Phi) / lambda_max(H), largest", 1.0, float(r.max()), 1e-9,
-             "at most", True)
+        Value(f"{name}: lambda_max(Phi H Phi) / lambda_max(H), largest", 1.0, float(r.max()), 1e-9,
+              "at most", True)
         for name, r in ratios.items()
     ]  # fmt: skip
     lines += [
-        Line("H = -I: lambda_max(Phi H Phi)", float(torch.linalg.eigvalsh(negative).max()),
-             float(torch.linalg.eigvalsh(phi @ negative @ phi).max()), 1e-9, "at most", True),
-        Line("network: |Phi H Phi| / |H|, largest", 1.0, float(norm.max()), 1e-9, "at most"),
-        Line("network: least eigenvalue of H, below zero", 0.0, lowest, -1e-3, "at most"),
-        Line("H = I + 11': lambda_max(Phi H Phi) / lambda_max(H), 1/(1+d)", 1.0 / (1 + many.dims),
-             float(_ratios(phi, steep[None]).max()), 1e-9),
+        Value("H = -I: lambda_max(Phi H Phi)", float(torch.linalg.eigvalsh(negative).max()),
+              float(torch.linalg.eigvalsh(phi @ negative @ phi).max()), 1e-9, "at most", True),
+        Value("network: |Phi H Phi| / |H|, largest", 1.0, float(norm.max()), 1e-9, "at most"),
+        Value("network: least eigenvalue of H, below zero", 0.0, lowest, -1e-3, "at most"),
+        Value("H = I + 11': lambda_max(Phi H Phi) / lambda_max(H), 1/(1+d)", 1.0 / (1 + many.dims),
+              float(_ratios(phi, steep[None]).max()), 1e-9),
     ]  # fmt: skip
     return Finding(
         "E8",
@@ -198,7 +197,7 @@ def _norms(matrices: Tensor) -> Tensor:
 
 
 def adaptive_server(size: Size) -> Finding:
-    """E9: dividing by roots per coordinate breaks what the clients conserve."""
+    """E9: an adaptive server breaks the sum that the clients conserve."""
     task = tasks.get("quadratic", {"distance": "constrained"})
     rounds = 3 * size.rounds
     quiet = replace(task, protocol=replace(task.protocol, eval_every=rounds))
@@ -220,12 +219,12 @@ def adaptive_server(size: Size) -> Finding:
         "zero-mean clients keep the column sums, whatever the server does with their updates",
         f"this package on its task quadratic in float64, {rounds} rounds, no decay",
         (
-            Line("server average: drift of 1'w_t, largest", 0.0, drifts["fedzmg"], 1e-11,
-                 stated=True),
-            Line("Adam on the server: drift of 1'w_t, largest", 0.0, drifts["fedzmg-adam"], 1e-6,
-                 stated=True),
-            Line("Adam, its step projected: drift, largest", 0.0, drifts["fedzmg-adam:projected"],
-                 1e-11),
+            Value("server average: drift of 1'w_t, largest", 0.0, drifts["fedzmg"], 1e-11,
+                  stated=True),
+            Value("Adam on the server: drift of 1'w_t, largest", 0.0, drifts["fedzmg-adam"], 1e-6,
+                  stated=True),
+            Value("Adam, its step projected: drift, largest", 0.0, drifts["fedzmg-adam:projected"],
+                  1e-11),
         ),
         "for averaging servers; an adaptive one must project its own step",
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Strongly convex quadratics whose optima are known, whole and on a hyperplane.
+"""Strongly convex quadratics with known optima, unconstrained and on a hyperplane.
 
 Client ``k`` minimises ``F_k(w) = (w - c_k)' A_k (w - c_k) / 2``; the federation minimises
-``F = sum_k p_k F_k``. A leading axis may hold many problems.
+``F = sum_k p_k F_k``. A leading axis holds many problems.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ REAL = torch.float64
 
 
 def seeded(seed: int) -> torch.Generator:
-    """A source of random numbers of its own."""
+    """Create a random generator."""
     return torch.Generator().manual_seed(seed)
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:
-    """Standard normal numbers in double precision."""
+    """Draw standard normal numbers in double precision."""
     return torch.randn(shape, generator=generator, dtype=REAL)
+
+
+def square(vector: Tensor) -> float:
+    """Compute the squared norm."""
+    return float((vector**2).sum())
 
 
 class Quadratics:
@@ -45,20 +50,20 @@ class Quadratics:
 
     @property
     def ones(self) -> Tensor:
-        """The normal of the hyperplane, as the one row of a constraint matrix."""
+        """Normal of the hyperplane, as a constraint matrix of one row."""
         return torch.ones(1, self.dims, dtype=REAL)
 
     def client_values(self, models: Tensor) -> Tensor:
-        """``F_k(w_k)`` of one model for each client, ``[..., clients, d]``."""
+        """Compute ``F_k(w_k)`` of one model per client, ``[..., clients, d]``."""
         off = models - self.centre
         return 0.5 * (off * (self.curvature @ off[..., None]).squeeze(-1)).sum(-1)
 
     def value(self, model: Tensor) -> Tensor:
-        """``F(w)``."""
+        """Compute ``F(w)``."""
         return (self.share * self.client_values(model[..., None, :])).sum(-1)
 
     def gap(self, model: Tensor) -> Tensor:
-        """``F(w) - F*``."""
+        """Compute ``F(w) - F*``."""
         off = model - self.optimum
         return 0.5 * (off * (self.mean_curvature @ off[..., None]).squeeze(-1)).sum(-1)
 
@@ -68,7 +73,7 @@ class Quadratics:
         return self.value(self.optimum)
 
     def constrained_optimum(self, start: Tensor, constraints: Tensor | None = None) -> Tensor:
-        """Minimiser of ``F`` where ``B w = B start``; ``B`` is one row of ones unless given.
+        """Minimise ``F`` under ``B w = B start``; ``B`` is one row of ones by default.
 
         By Lagrange: ``w = w* + A^-1 B' (B A^-1 B')^-1 B (start - w*)``.
         """
@@ -80,7 +85,7 @@ class Quadratics:
         return self.optimum + (lifted @ inner[..., None]).squeeze(-1)
 
     def constrained_gap(self, start: Tensor, constraints: Tensor | None = None) -> Tensor:
-        """``F(w_c) - F*`` in closed form: ``s' (B A^-1 B')^-1 s / 2`` with ``s = B (start - w*)``.
+        """Compute ``F(w_c) - F* = s' (B A^-1 B')^-1 s / 2`` with ``s = B (start - w*)``.
 
         For one row of ones this is ``s^2 / (2 * 1' A^-1 1)``.
         """
@@ -91,7 +96,7 @@ class Quadratics:
         return 0.5 * (off * inner).sum(-1)
 
     def restricted(self, origin: Tensor, basis: Tensor) -> Quadratics:
-        """The same clients seen from ``w = origin + U z``; additive constants are left out."""
+        """Express the clients in ``z`` with ``w = origin + U z``, without additive constants."""
         curvature = basis.mT @ self.curvature @ basis
         pull = basis.mT @ self.curvature @ (self.centre - origin)[..., None]
         centre = torch.linalg.solve(curvature, pull).squeeze(-1)
@@ -107,25 +112,25 @@ def quadratics(
     eigenvalues: tuple[float, float] = (1.0, 4.0),
     spread: float = 1.0,
 ) -> Quadratics:
-    """Random clients whose curvature has exactly these extreme eigenvalues.
+    """Draw clients whose curvature has exactly these extreme eigenvalues.
 
     Centres are normal with standard deviation ``spread``; weights are those of clients that hold
     10 to 30 examples.
     """
     low, high = eigenvalues
     shape = (*problems, clients)
-    turn, _ = torch.linalg.qr(normal(generator, *shape, dims, dims))
+    rotation, _ = torch.linalg.qr(normal(generator, *shape, dims, dims))
     values = low + (high - low) * torch.rand(*shape, dims, generator=generator, dtype=REAL)
     values[..., 0], values[..., -1] = low, high
-    curvature = turn * values[..., None, :] @ turn.mT
+    curvature = rotation * values[..., None, :] @ rotation.mT
     counts = torch.randint(10, 31, shape, generator=generator).to(REAL)
     centre = spread * normal(generator, *shape, dims)
     return Quadratics(0.5 * (curvature + curvature.mT), centre, counts / counts.sum(-1, True))
 
 
 def hyperplane_basis(dims: int) -> Tensor:
-    """Columns ``U``: an orthonormal basis of the vectors whose entries sum to zero."""
+    """Return an orthonormal basis, as columns, of the vectors whose entries sum to zero."""
     whole = torch.eye(dims, dtype=REAL)
     whole[:, 0] = 1.0
-    turned: Tensor = torch.linalg.qr(whole)[0]
-    return turned[:, 1:]
+    basis: Tensor = torch.linalg.qr(whole)[0]
+    return basis[:, 1:]

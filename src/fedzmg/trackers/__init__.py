@@ -1,4 +1,4 @@
-"""Other places to look at a run: TensorBoard, MLflow, Weights & Biases, or one of your own.
+"""Experiment trackers: TensorBoard, MLflow, Weights & Biases, or your own.
 
 ::
 
@@ -13,11 +13,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.trackers.mlflow import MLflow
-from fedzmg.trackers.tensorboard import TensorBoard
-from fedzmg.trackers.tracker import Ending, TrackedRun, Tracker
-from fedzmg.trackers.tracking import Make, Tracking, by_point, by_seed
-from fedzmg.trackers.wandb import WeightsAndBiases
+from fedzmg.trackers.backends import MLflow, TensorBoard, WeightsAndBiases
+from fedzmg.trackers.tracking import (
+    Ending,
+    Make,
+    TrackedRun,
+    Tracker,
+    Tracking,
+    by_point,
+    by_seed,
+)
 
 __all__ = [
     "TRACKERS",
@@ -33,11 +38,11 @@ __all__ = [
 
 
 class TrackerInfo(NamedTuple):
-    """A row of the table."""
+    """Factory and requirements of a tracker."""
 
     make: Make
     modules: tuple[str, ...]
-    """What has to be installed; the extra of the tracker's name brings it."""
+    """Required modules, installed by the extra of the tracker's name."""
 
 
 TRACKERS: dict[str, TrackerInfo] = {
@@ -48,7 +53,7 @@ TRACKERS: dict[str, TrackerInfo] = {
 
 
 def named(names: str | Sequence[str] | None) -> dict[str, Make]:
-    """How to make the trackers of these names; a text is comma-separated.
+    """Return the factories of named trackers; a text is comma-separated.
 
     >>> named("")
     {}

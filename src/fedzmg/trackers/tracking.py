@@ -1,6 +1,6 @@
-"""Between the rounds of a pack and the trackers of its runs: what is said, and what if one fails.
+"""Forward every round of every run to experiment trackers.
 
-Trackers come along as progress does, so nothing that trains knows of them.
+Tracking is a progress observer: the training loop does not know of it.
 """
 
 from __future__ import annotations
@@ -8,31 +8,63 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.simulation import Record, RoundReport, Simulation, Trial
 from fedzmg.storage.files import folder_name
-from fedzmg.trackers.tracker import Ending, TrackedRun, Tracker
 from fedzmg.version import __version__
 
 FOLDER = "tracking"
+
+Ending = Literal["finished", "stopped"]
+
+
+class TrackedRun(NamedTuple):
+    """Description of a run before its first round."""
+
+    name: str
+    """Name within the directory, such as ``fedzmg/seed-0``."""
+    project: str
+    """Name of the directory of all runs."""
+    settings: Mapping[str, Any]
+    directory: Path
+    """Directory for this kind of tracker, shared by all runs."""
+    done: int
+    """Number of rounds that are not repeated; later ones supersede what was logged before."""
+
+
+class Tracker(Protocol):
+    """Receives one run; an exception is reported and ends the tracking only."""
+
+    def start(self, run: TrackedRun) -> None:
+        """Start a run, or continue it after ``run.done`` rounds."""
+        ...
+
+    def log(self, step: int, values: Mapping[str, float], /) -> None:
+        """Log round ``step``, counted from 1."""
+        ...
+
+    def finish(self, ending: Ending, /) -> None:
+        """End the run; a stopped one may continue later."""
+        ...
+
 
 Make = Callable[[], Tracker]
 Naming = Callable[[str, Trial], str]
 
 
 class Tracking:
-    """Shows progress as before, and every round of every run to trackers.
+    """Progress observer that also forwards every round to trackers.
 
-    A tracker that raises is reported once and switched off; the training goes on.
+    A tracker that raises is reported once and switched off; training continues.
 
     Args:
-        trackers: how to make each kind of tracker, by its name.
+        trackers: factories of trackers, by name.
         out: the directory of the runs; trackers write to ``OUT/tracking/NAME``.
-        progress: what else shows how far the work is.
-        naming: what a trial of the pack with some label is called.
+        progress: observer of all progress.
+        naming: names a trial of a labelled pack.
     """
 
     def __init__(
@@ -46,7 +78,7 @@ class Tracking:
         self._inner, self._naming = progress or Silent(), naming or by_seed
         self._label, self._rounds, self._done = "", 0, 0
         self._open: dict[str, list[Tracker]] = {}
-        self._resting: frozenset[int] = frozenset()
+        self._stopped: frozenset[int] = frozenset()
 
     def __enter__(self) -> Self:
         return self
@@ -55,35 +87,35 @@ class Tracking:
         self._close("stopped")
 
     def begin(self, label: str, rounds: int, done: int) -> None:
-        """A pack starts; its trackers only do once its first round is kept."""
+        """Start a pack; its trackers start after its first round."""
         self._close("stopped")
         self._label, self._rounds, self._done = label, rounds, done
-        self._resting = frozenset()
+        self._stopped = frozenset()
         self._inner.begin(label, rounds, done)
 
     def advance(self, report: RoundReport) -> None:
-        """A round is finished."""
+        """Log a finished round."""
         runs: list[TrackedRun] = []
         for name in list(self._makers):
             if name not in self._open:
                 runs = runs or self._runs(report.simulation)
                 self._guarded(name, self._start, name, runs)
         metric = report.simulation.task.metric.name
-        # A trial that was stopped early has this round still, and none after it.
-        told = {
+        # A trial stopped in this round still logs it.
+        logged = {
             i: values(record, metric)
             for i, record in enumerate(report.records)
-            if i not in self._resting
+            if i not in self._stopped
         }
-        self._resting = report.simulation.stopped_trials
+        self._stopped = report.simulation.stopped_trials
         for name in list(self._open):
-            self._guarded(name, self._log, name, report.round, told)
+            self._guarded(name, self._log, name, report.round, logged)
         if report.round == self._rounds or report.simulation.all_stopped:
             self._close("finished")
         self._inner.advance(report)
 
     def say(self, text: str) -> None:
-        """Something the user should know."""
+        """Show a message."""
         self._inner.say(text)
 
     def _runs(self, simulation: Simulation) -> list[TrackedRun]:
@@ -98,11 +130,11 @@ class Tracking:
         self._open[name] = []
         for run in runs:
             tracker = self._makers[name]()
-            tracker.start(run._replace(place=run.place / name))
+            tracker.start(run._replace(directory=run.directory / name))
             self._open[name].append(tracker)
 
-    def _log(self, name: str, round_: int, told: Mapping[int, Mapping[str, float]]) -> None:
-        for i, each in told.items():
+    def _log(self, name: str, round_: int, logged: Mapping[int, Mapping[str, float]]) -> None:
+        for i, each in logged.items():
             self._open[name][i].log(round_, each)
 
     def _finish(self, name: str, ending: Ending) -> None:
@@ -122,16 +154,16 @@ class Tracking:
                 with contextlib.suppress(Exception):
                     tracker.finish("stopped")
             reason = " ".join(str(error).split())[:300] or type(error).__name__
-            self._inner.say(f"{name} is switched off, the training goes on: {reason}")
+            self._inner.say(f"{name} is switched off, training continues: {reason}")
 
 
 def by_seed(label: str, trial: Trial) -> str:
-    """A run of a study or comparison."""
+    """Name a run of a study or comparison."""
     return f"{folder_name(trial.name or label)}/seed-{trial.seed}"
 
 
 def by_point(spec: GridSpec) -> Naming:
-    """Trials of a grid: the values that it varies come before the seed."""
+    """Name trials of a grid by the values that it varies."""
 
     def name(label: str, trial: Trial) -> str:
         options = trial.algorithm.options()
@@ -142,7 +174,7 @@ def by_point(spec: GridSpec) -> Naming:
 
 
 def values(record: Record, metric: str) -> dict[str, float]:
-    """What is logged of a round."""
+    """Collect the numbers of a round."""
     found: dict[str, float] = {
         "train/loss": record.train_loss,
         "train/clients": record.clients,
@@ -158,7 +190,7 @@ def values(record: Record, metric: str) -> dict[str, float]:
 
 
 def settings(simulation: Simulation, trial: int) -> dict[str, Any]:
-    """What tells a run of a pack from others, with flat keys."""
+    """Collect a trial's settings, with flat keys."""
     chosen, task = simulation.trials[trial], simulation.task
     return {
         "task": task.name,

@@ -311,7 +311,7 @@ class Plan(Strict):
             InputError: naming the value and the remedy.
         """
         if task is None:
-            preset = tasks.entry(self.task).preset.with_options(self.preset)
+            preset = tasks.info(self.task).preset.with_options(self.preset)
             protocol, clients = preset.protocol, preset.clients
         else:
             protocol, clients = task.protocol, len(task.train)

@@ -100,7 +100,7 @@ class StudySpec(Plan):
     def _check_reporting(self, task: Task | None) -> None:
         """Refuse to report on examples that chose the learning rates as if they had not."""
         if task is None:
-            can_report_all = "selection" in tasks.entry(self.task).preset.options()
+            can_report_all = "selection" in tasks.info(self.task).preset.options()
             all_report = can_report_all and self.preset.get("selection") == "test"
         else:
             can_report_all = "selection" in task.preset

@@ -203,7 +203,7 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
     data = read_json(place / "grid.json")
     if data["task"] != spec.task:
         raise InputError(f"{place} chose rates for {data['task']!r}, not for {spec.task!r}")
-    halves = spec.task in tasks.TASKS and "selection" in tasks.entry(spec.task).preset.options()
+    halves = spec.task in tasks.TASKS and "selection" in tasks.info(spec.task).preset.options()
     if data["selection"] == "test" and halves and spec.preset.get("selection") != "test":
         raise InputError(
             f"the whole test set chose the rates of {place}, so half of it cannot report as if it "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.cells import cell_len
@@ -15,11 +15,18 @@ from fedzmg.report.terminal.render import bold, render
 from fedzmg.results.formatting import bytes_text
 
 
-def listing(
-    title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], width: int
-) -> RenderableType:
-    """Show a table of texts."""
-    return render([Table.of(title, heads, rows, words=len(heads))], width)
+def tables(data: Mapping[str, Any], width: int) -> RenderableType:
+    """Show the algorithms and tasks of ``fedzmg list --json``."""
+    algorithms = [
+        (name, card["summary"] + (" (inferred)" if card["inferred"] else ""), card["source"])
+        for name, card in data["algorithms"].items()
+    ]
+    tasks = [(name, one["summary"], one["missing"]) for name, one in data["tasks"].items()]
+    parts = [
+        Table.of("Algorithms", ("name", "what it is", "source"), algorithms, words=3),
+        Table.of("Tasks", ("name", "what it is", "data to get first"), tasks, words=3),
+    ]
+    return render(parts, width)
 
 
 def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None) -> RenderableType:
@@ -51,21 +58,31 @@ def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None)
 
 
 def task_card(data: Mapping[str, Any], name: str, width: int) -> RenderableType:
-    """Show the card that :func:`fedzmg.tasks.card` makes."""
-    model = data["model"]
+    """Show the card that :meth:`fedzmg.tasks.TaskInfo.describe` makes."""
+    model, tuned = data["model"], data["tuned"]
     state = f"not here yet: {data['missing']}" if data["missing"] else "here"
     facts = {
         "data": "ships with fedzmg" if data["data"] is None else f"{data['data']} ({state})",
         "clients": f"{data['clients']:,}",
         "model": f"{model['parameters']:,} parameters, {bytes_text(model['bytes'])}",
         "protocol": ", ".join(f"{k} {v}" for k, v in data["protocol"].items()),
-    }
+        "tuned": f"learning rates of {len(tuned)} algorithms" if tuned
+        else "no learning rates; defaults of the algorithms apply ('fedzmg grid' searches)",
+    }  # fmt: skip
     parts: list[Any] = [bold(f"{name}: {data['summary']}\n"), Text(prose(data["about"], width))]
     parts += ["", *(f"{what:<9} {text}" for what, text in facts.items()), ""]
     if data["fields"]:
         rows = [(f["key"], str(f["default"]), f["range"], f["doc"]) for f in data["fields"]]
         heads = ("key", "default", "allowed", "what it is")
-        parts.append(Table.of("Choices (--set KEY=VALUE)", heads, rows, 4))
+        parts.append(Table.of("Options (--set KEY=VALUE)", heads, rows, 4))
+    if tuned:
+        chosen = [
+            (key, *(f"{row['options'][k]:.4g}" if k in row["options"] else ""
+                    for k in ("client.lr", "server.lr")), row["source"], row["remark"])
+            for key, row in tuned.items()
+        ]  # fmt: skip
+        heads_ = ("algorithm", "client", "server", "source", "remark")
+        parts.append(Table.of("Tuned learning rates", heads_, chosen, 5))
     return render(parts, width)
 
 

@@ -1,0 +1,138 @@
+"""Training on tasks: empty clients, frozen and pretrained models, and the embedded presets."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_task import make
+from torch import nn
+
+from fedzmg import Protocol, Task, Trial, simulate, tasks
+from fedzmg.data.federated import Examples, FederatedData, examples
+from fedzmg.data.plan import sample_cohort
+from fedzmg.models.functional import FunctionalModel
+from fedzmg.models.initial import initial_params
+from fedzmg.simulation import RoundReport
+from fedzmg.tree import row
+
+
+def sparse(counts: list[int], **protocol: Any) -> Task:
+    """A task on which some clients have no example."""
+    rows = sum(counts)
+    rng = np.random.default_rng(1)
+    data = examples(rng.normal(size=(rows, 4)), rng.integers(0, 3, rows))
+    names = tuple(f"c{i}" for i in range(len(counts)))
+    return Task(
+        name="sparse",
+        model=FunctionalModel(nn.Linear(4, 3)),
+        train=FederatedData(data, np.cumsum([0, *counts]), names),
+        test=data,
+        protocol=Protocol(cohort=2, batch_size=4, eval_every=2).with_options(protocol),
+    )
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("name", ["fedzmg", "fedadam", "scaffold", "scaffold:option-1", "fedadap"])
+@pytest.mark.parametrize("straddle", [True, False])
+def test_clients_without_examples_contribute_nothing(
+    engine: Any, name: str, straddle: bool
+) -> None:
+    """A cohort of them leaves the model as it is, server momentum or not."""
+    task = sparse([0, 9, 0, 0], epochs=2, straddle=straddle, rounds=8)
+    cohorts = [set(sample_cohort(0, r, 4, 2, replacement=False).tolist()) for r in range(1, 9)]
+    models = [initial_params(task.model, task.init, 0)]
+
+    def keep(report: RoundReport) -> None:
+        models.append(row(report.simulation.snapshot.params, 0))
+        [record] = report.records
+        assert record.clients == int(1 in cohorts[report.round - 1])
+        assert (record.dropped, record.diverged) == (0, False)
+
+    simulate(task, [Trial.of(name)], engine=engine, device="cpu", observer=keep)
+    moved = [
+        any(not torch.equal(before[key], after[key]) for key in before)
+        for before, after in itertools.pairwise(models)
+    ]
+    assert moved == [1 in cohort for cohort in cohorts]
+    assert {True, False} == set(moved)
+
+
+def test_engines_agree_where_some_clients_have_nothing() -> None:
+    task = sparse([0, 9, 0, 5, 1, 0], cohort=4, epochs=3, keep_partial=False)
+    loop, mapped = (
+        simulate(task, [Trial.of("fedzmg")], rounds=4, engine=engine, device="cpu")[0]  # type: ignore[arg-type]
+        for engine in ("sequential", "vectorized")
+    )
+    for key, leaf in loop.params.items():
+        torch.testing.assert_close(leaf, mapped.params[key], rtol=0, atol=1e-6)
+    assert [r.clients for r in loop.records] == [r.clients for r in mapped.records]
+
+
+def test_frozen_parameters_stay_and_do_not_travel() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    net[0].requires_grad_(False)
+    task = make(model=net, init="given", rounds=2)
+    [history] = simulate(task, [Trial.of("fedzmg")])
+    assert set(history.params) == {"2.weight", "2.bias"}
+    assert history.records[0].bytes_up == 2 * 4 * (6 * 3 + 3)
+    trained = history.model()
+    assert torch.equal(trained[0].weight, net[0].weight)  # type: ignore[index]
+    assert not torch.equal(trained[2].weight, net[2].weight)  # type: ignore[index]
+
+
+def test_pretrained_start_is_where_every_seed_begins() -> None:
+    net = nn.Linear(4, 3)
+    histories = simulate(
+        make(model=net, init="given"),
+        [Trial.of("fedavg", s, client_lr=1e-12) for s in (0, 1)],
+        rounds=1,
+    )
+    for history in histories:
+        torch.testing.assert_close(history.params["weight"], net.weight.detach())
+
+
+@pytest.mark.parametrize(("name", "rounds", "level"), [("digits", 8, 0.2), ("plays", 2, 0.13)])
+def test_presets_learn_something_and_engines_agree(name: str, rounds: int, level: float) -> None:
+    task = tasks.get(name)
+    small = task.protocol.with_options({"cohort": 5, "eval_every": rounds})
+    test = Examples(task.test.x[::4], task.test.y[::4])
+    task = replace(task, protocol=small, test=test)
+    ends: list[Any] = []
+    for engine in ("sequential", "vectorized"):
+        models: list[Any] = []
+
+        def keep(report: RoundReport, into: list[Any] = models) -> None:
+            into.append(row(report.simulation.snapshot.params, 0))
+
+        length = rounds if engine == "vectorized" else 1
+        [history] = simulate(
+            task,
+            [Trial.of("fedzmg", task=task)],
+            rounds=length,
+            engine=engine,
+            observer=keep,  # type: ignore[arg-type]
+        )
+        ends.append(models[0])
+    losses = [r.loss for r in history.records if r.loss is not None]
+    assert losses[-1] < losses[0]
+    assert history.metrics[-1] > level
+    for key, leaf in ends[0].items():
+        torch.testing.assert_close(leaf, ends[1][key], rtol=0, atol=1e-5)
+
+
+def test_digits_are_as_heterogeneous_as_they_say() -> None:
+    task = tasks.get("digits")
+    assert set(task.train.counts.tolist()) == {50}
+    labels = [
+        len(np.unique(task.train.examples.y[a:b]))
+        for a, b in zip(task.train.offsets[:-1], task.train.offsets[1:], strict=True)
+    ]
+    # A client drawn at random from all digits would know ten of them nearly always.
+    assert np.mean(labels) < 5
+    assert task.tune is not None
+    assert task.tune.size == task.test.size == 1000
