@@ -128,7 +128,7 @@ def show(
     out: Out = None,
 ) -> None:
     """Show some clients' examples: a picture of images, the beginnings of texts."""
-    from fedzmg.data.formats.by_path import is_table
+    from fedzmg.data.formats import is_table
     from fedzmg.report.plots import examples
     from fedzmg.report.plots.style import save
     from fedzmg.report.writing import check_place, refuse_foreign, staged
@@ -194,7 +194,7 @@ def _population(
     table: tuple[str | None, str] = (None, "label"),
 ) -> Population:
     from fedzmg.data import catalog
-    from fedzmg.data.formats import by_path
+    from fedzmg.data.formats import is_path, is_table, read_path
     from fedzmg.data.population import (
         DEFAULT_PARTITIONS,
         embedded_columns,
@@ -205,11 +205,11 @@ def _population(
     from fedzmg.experiment.specs.run import parse_setting
 
     own = _is_own(name)
-    if own and not by_path.is_path(name):
+    if own and not is_path(name):
         near = str(unknown("data set", name, [*SOURCES, *EMBEDDED], "fedzmg data list"))
         near = near.removeprefix(f"unknown data set {name!r}")
         raise InputError(f"{name!r} is neither a data set nor a file or folder{near}")
-    if table != (None, "label") and not (own and by_path.is_table(name)):
+    if table != (None, "label") and not (own and is_table(name)):
         raise InputError("--client-column and --label-column belong to tables: leave them out")
     classes: int | None = 10
     if own:
@@ -218,9 +218,9 @@ def _population(
         client, label = table
         client = client or ("client" if partition is None else None)
         try:
-            columns, classes = by_path.read(name, client, label), None
+            columns, classes = read_path(name, client, label), None
         except InputError as error:
-            lacks = by_path.is_table(name) and "unknown column" in str(error)
+            lacks = is_table(name) and "unknown column" in str(error)
             remedy = "; --client-column and --label-column say which" if lacks else ""
             raise InputError(f"{error}{remedy}") from None
     elif name in EMBEDDED:
