@@ -33,11 +33,7 @@ def images(allocate: Allocate, rows: int = 6) -> Columns:
     x[:] = np.arange(rows * 16).reshape(rows, 4, 4) % 251
     y = allocate("y", (rows,), np.int64)
     y[:] = np.arange(rows) % 3
-    return Columns(
-        {"x": x, "y": y},
-        Owners(("ann", "b/ö"), np.array([0, 2, rows])),
-        ("one note",),
-    )
+    return Columns({"x": x, "y": y}, Owners(("ann", "b/ö"), np.array([0, 2, rows])), ("one note",))
 
 
 def strings(texts: list[str]) -> Strings:

@@ -210,9 +210,7 @@ def test_labels_are_counted_by_owner() -> None:
     assert counts.dtype == np.int64
 
 
-@given(
-    pairs=st.lists(st.tuples(st.integers(-1, 4), st.integers(0, 3)), max_size=30),
-)
+@given(pairs=st.lists(st.tuples(st.integers(-1, 4), st.integers(0, 3)), max_size=30))
 def test_counts_add_up(pairs: list[tuple[int, int]]) -> None:
     owners, labels = ([pair[i] for pair in pairs] for i in (0, 1))
     counts = label_counts(labels, owners, classes=4, clients=5)

@@ -64,9 +64,6 @@ def extract(
 
     Returns:
         The files, sorted.
-
-    Raises:
-        InputError: if it is damaged, dangerous, too large, or the disk is full.
     """
     if not archive.is_file():
         raise InputError(f"{archive}: there is no such file")

@@ -64,9 +64,6 @@ def lock(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None
     Args:
         path: the lock file.
         waiting: called once if another process holds it.
-
-    Raises:
-        InputError: if the lock file cannot be made.
     """
     guard = FileLock(path)
     with writing(path):

@@ -130,10 +130,7 @@ def present(cache: Path | None = None) -> dict[str, Stored]:
 
 
 def get(
-    name: str,
-    cache: Path | None = None,
-    mirror: str | None = None,
-    progress: Progress = SILENT,
+    name: str, cache: Path | None = None, mirror: str | None = None, progress: Progress = SILENT
 ) -> Dataset:
     """Download a set from its official address unless it is stored already.
 
@@ -170,10 +167,7 @@ def get(
 
 
 def import_files(
-    name: str,
-    files: Sequence[Path],
-    cache: Path | None = None,
-    progress: Progress = SILENT,
+    name: str, files: Sequence[Path], cache: Path | None = None, progress: Progress = SILENT
 ) -> Dataset:
     """Make a set from local files: its splits, an archive, or a folder that holds them.
 

@@ -40,10 +40,6 @@ def save(directory: Path, fill: Callable[[Allocate], Columns]) -> str:
     Args:
         directory: a directory that does not exist yet.
         fill: makes the columns. Arrays that it allocates are mapped to files; others are copied.
-
-    Raises:
-        InputError: if the disk is full or cannot be written. Nothing is left behind then, nor
-            after any other failure.
     """
     temporary = directory.parent / f".{directory.name}.{uuid.uuid4().hex[:8]}"
     with writing(directory):
@@ -139,11 +135,7 @@ def _reserve(path: Path, directory: Path, shape: tuple[int, ...], dtype: np.dtyp
 
 
 def load(directory: Path) -> Columns:
-    """Map stored columns into memory; changing them does not change the files.
-
-    Raises:
-        InputError: if the directory is damaged.
-    """
+    """Map stored columns into memory; changing them does not change the files."""
     with _reporting_damage(directory):
         content = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
         if content["format"] != FORMAT:

@@ -45,9 +45,6 @@ def download(
     """Download a file unless it is there already.
 
     ``mirror`` is an address or a folder to use instead; ``$FEDZMG_MIRROR`` by default.
-
-    Raises:
-        InputError: if the download fails, or the hash is wrong.
     """
     if to.is_file() and file_hash(to) == sha256:
         return to

@@ -50,9 +50,9 @@ def label_counts(
     owned = owner >= 0
     outside = np.flatnonzero(owned & ((label < 0) | (label >= classes)))
     if len(outside):
-        place = int(outside[0])
+        row = int(outside[0])
         raise InputError(
-            f"label {label[place]} of example {place} is outside 0 to {classes - 1}: "
+            f"label {label[row]} of example {row} is outside 0 to {classes - 1}: "
             "correct it or the number of classes"
         )
     found = int(owner.max(initial=-1)) + 1

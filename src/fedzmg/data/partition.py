@@ -38,9 +38,9 @@ def dirichlet(
 ) -> Owners:
     """Split with label skew into clients of equal size (up to one example).
 
-    Each client draws its own label distribution from Dirichlet(alpha); examples are dealt one at
-    a time to clients in turn, each taking a label from its distribution among those left. Small
-    ``alpha`` means strong skew. Equal sizes keep label skew apart from quantity skew.
+    Each client draws its own label distribution from Dirichlet(alpha). Clients take one example at
+    a time in turn, with a label from their distribution among those left. Small ``alpha`` means
+    strong skew. Equal sizes keep label skew apart from quantity skew.
     """
     labels = _one_each(labels)
     _check(labels, clients)
@@ -86,18 +86,13 @@ def shards(
 
 
 def quantity(
-    labels: npt.NDArray[np.int64],
-    clients: int,
-    *,
-    alpha: float,
-    minimum: int = 1,
-    seed: int = 0,
+    labels: npt.NDArray[np.int64], clients: int, *, alpha: float, minimum: int = 1, seed: int = 0
 ) -> Owners:
     """Split into clients that differ in size and in nothing else.
 
     Every client gets ``minimum`` examples; the rest is divided by shares drawn from
     Dirichlet(alpha) over the clients, to the nearest example. Small ``alpha`` means few large
-    clients, large ``alpha`` equal sizes. Labels are dealt at random.
+    clients, large ``alpha`` equal sizes. Labels are given out at random.
     """
     _check(labels, clients)
     _check_positive("alpha", alpha)
@@ -126,8 +121,8 @@ def natural(ids: npt.ArrayLike, clients: int | None = None) -> Owners:
         raise InputError("client ids cannot be sorted: give numbers or strings") from None
     _one_each(each, "client ids")
     if each.dtype.kind in "fc" and np.isnan(each).any():
-        place = int(np.flatnonzero(np.isnan(each))[0])
-        raise InputError(f"client id of example {place} is not a number: give every example an id")
+        row = int(np.flatnonzero(np.isnan(each))[0])
+        raise InputError(f"client id of example {row} is not a number: give every example an id")
     if clients is not None and clients != len(present):
         raise InputError(
             f"clients = {clients}: the ids name {len(present)} clients, which cannot be chosen"
@@ -199,10 +194,10 @@ def _tree(
     names, first, label = np.unique(fine, return_index=True, return_inverse=True)
     wrong = np.flatnonzero(coarse != coarse[first][label])
     if len(wrong):
-        place = int(wrong[0])
+        row = int(wrong[0])
         raise InputError(
-            f"label {names[label[place]]} lies below coarse label {coarse[first[label[place]]]} "
-            f"and, in example {place}, below {coarse[place]}: give it one coarse label"
+            f"label {names[label[row]]} lies below coarse label {coarse[first[label[row]]]} "
+            f"and, in example {row}, below {coarse[row]}: give it one coarse label"
         )
     return label, np.unique(coarse[first], return_inverse=True)[1]
 
@@ -230,9 +225,9 @@ def _fill(
         parents, parent = np.unique(above[labels], return_inverse=True)
         weights = _softmax(coarse_logs[parents])[parent] * _softmax(fine_logs[labels], parent)
         borders = np.cumsum(weights)
-        place = np.searchsorted(borders, rng.random(wanted) * borders[-1], side="right")
+        row = np.searchsorted(borders, rng.random(wanted) * borders[-1], side="right")
         # A number that rounds up to the last border belongs to the last label.
-        draws = labels[np.minimum(place, len(labels) - 1)]
+        draws = labels[np.minimum(row, len(labels) - 1)]
         counts = np.bincount(draws, minlength=len(left))
         spent = np.flatnonzero((counts >= left) & (left > 0))
         if len(spent):

@@ -42,11 +42,7 @@ DEFAULT_PARTITIONS: dict[tuple[str, str], dict[str, Any]] = {
 
 
 def embedded_columns(name: str, split: str) -> Columns:
-    """Return a data set that ships with the package as columns.
-
-    Raises:
-        InputError: for a split that it does not have.
-    """
+    """Return a data set that ships with the package as columns."""
     if name == "digits" and split in ("train", "test"):
         digits = embedded.load_digits()
         x, y = (getattr(digits, f"{split}_{column}") for column in "xy")
@@ -67,9 +63,6 @@ def population(
         columns: images with labels, or text.
         classes: number of labels; by default the number of their names, or the largest label.
         partition: name, clients, seed and options, for files that name no clients.
-
-    Raises:
-        InputError: if there are no clients, or a partition cannot be made.
     """
     made: Partition | None = None
     if partition is not None:

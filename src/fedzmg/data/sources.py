@@ -250,11 +250,7 @@ SOURCES: dict[str, Source] = {
                 each=2,
             ),
             Form(
-                "emnist-byclass.mat",
-                ("emnist-byclass.mat",),
-                ("*byclass*.mat",),
-                "mat",
-                whole=True,
+                "emnist-byclass.mat", ("emnist-byclass.mat",), ("*byclass*.mat",), "mat", whole=True
             ),
         ),
         (
@@ -270,11 +266,7 @@ SOURCES: dict[str, Source] = {
 
 
 def source(name: str) -> Source:
-    """Look up a data set.
-
-    Raises:
-        InputError: for a name that is not in the catalog.
-    """
+    """Look up a data set."""
     if name in EMBEDDED:
         raise InputError(f"{name!r} ships with fedzmg: there is nothing to get, import or remove")
     if name not in SOURCES:

@@ -102,7 +102,7 @@ def sequences(
     owner = np.repeat(np.arange(len(counts)), counts)
     starts = offsets[owner] + (np.arange(borders[-1]) - borders[owner]) * size
     real = np.minimum(offsets[owner + 1] - starts, size)
-    place = np.arange(size)
+    column = np.arange(size)
     # Padding repeats the last real character, so every index stays inside of the client's text.
-    windows = ids[starts[:, None] + np.minimum(place, real[:, None] - 1)]
+    windows = ids[starts[:, None] + np.minimum(column, real[:, None] - 1)]
     return Sequences(windows, borders, real)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzzing import damaged, read_or_refuse
-from hypothesis import HealthCheck, given, settings
+from fuzzing import damaged, fuzz_tests
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedzmg.data.columns import Columns
@@ -82,12 +82,6 @@ def test_arrays_of_objects_count_as_what_they_hold() -> None:
     assert rows_of(columns) == {"5": [1], "7": [3]}
     assert texts(columns) == ["q", "p"]
     assert columns.strings("text").text.flags.writeable
-
-
-def test_without_clients_rows_belong_to_nobody() -> None:
-    columns = arrays.from_arrays(np.zeros((3, 2)), [0, 1, 2])
-    assert columns.owners is None
-    assert columns.rows == 3
 
 
 @pytest.mark.parametrize(
@@ -285,14 +279,6 @@ VALID = [
 ]
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=damaged(*VALID))
-def test_damaged_files_raise_only_the_documented_error(tmp_path: Path, data: bytes) -> None:
-    read_or_refuse(arrays.read_arrays, tmp_path / "a.npz", data)
-
-
-@pytest.mark.slow
-@settings(max_examples=3000, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=damaged(*VALID))
-def test_damaged_files_for_longer(tmp_path: Path, data: bytes) -> None:
-    read_or_refuse(arrays.read_arrays, tmp_path / "a.npz", data)
+test_damaged_files, test_many_damaged_files = fuzz_tests(
+    arrays.read_arrays, damaged(*VALID), 50, 3000
+)

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzzing import damaged, read_or_refuse
-from hypothesis import given, settings
+from fuzzing import damaged, fuzz_tests
 from hypothesis import strategies as st
 
 from fedzmg.data.columns import Columns
@@ -155,19 +154,6 @@ def test_pickled_files_follow_each_other(tmp_path: Path) -> None:
     same(cifar.read_cifar_python([first, second]))
 
 
-def test_columns_lie_where_they_were_allocated(tmp_path: Path) -> None:
-    for read, data in ((cifar.read_cifar_binary, BINARY), (cifar.read_cifar_python, python_2())):
-        made: dict[str, Any] = {}
-
-        def allocate(name: str, shape: tuple[int, ...], dtype: Any, made: Any = made) -> Any:
-            made[name] = np.empty(shape, dtype)
-            return made[name]
-
-        columns = read([put(tmp_path / "a", data)], allocate)
-        assert list(made) == ["x", "y", "coarse"]
-        assert all(columns.columns[name] is made[name] for name in made)
-
-
 BAD: dict[str, tuple[Any, str]] = {
     "list": ([1, 2], "holds a list"),
     "no data": ({b"fine_labels": [], b"coarse_labels": []}, "'data'"),
@@ -290,15 +276,6 @@ def test_every_cut_is_refused(tmp_path: Path) -> None:
             cifar.read_cifar_python([put(tmp_path / "cut", data[:end])])
 
 
-def test_bad_paths_are_refused(tmp_path: Path) -> None:
-    for read in (cifar.read_cifar_binary, cifar.read_cifar_python):
-        for path in (tmp_path, tmp_path / "missing"):
-            with pytest.raises(InputError, match=str(path)):
-                read([path])
-        with pytest.raises(InputError, match="no CIFAR-100 file"):
-            read([])
-
-
 @st.composite
 def scrambled(draw: st.DrawFn) -> bytes:
     """Instructions of a small pickle with changes where they matter, not among the pixels."""
@@ -315,27 +292,12 @@ def scrambled(draw: st.DrawFn) -> bytes:
 PICKLES = [python_2(1), *(pickle.dumps(batch(1), protocol=protocol) for protocol in (3, 4))]
 
 
-@given(st.one_of(damaged(*PICKLES), scrambled()))
-@settings(max_examples=100)
-def test_damaged_pickles_are_read_or_refused(tmp_path_factory: Any, data: bytes) -> None:
-    read_or_refuse(cifar.read_cifar_python, tmp_path_factory.getbasetemp() / "damaged", data)
-
-
-@given(damaged(BINARY[:6148]))
-@settings(max_examples=60)
-def test_damaged_records_are_read_or_refused(tmp_path_factory: Any, data: bytes) -> None:
-    read_or_refuse(cifar.read_cifar_binary, tmp_path_factory.getbasetemp() / "damaged.bin", data)
-
-
-@pytest.mark.slow
-@given(st.one_of(damaged(*PICKLES), scrambled()), damaged(BINARY[:6148]))
-@settings(max_examples=4000)
-def test_many_damaged_files_are_read_or_refused(
-    tmp_path_factory: Any, pickled: bytes, records: bytes
-) -> None:
-    folder = tmp_path_factory.getbasetemp()
-    read_or_refuse(cifar.read_cifar_python, folder / "damaged", pickled)
-    read_or_refuse(cifar.read_cifar_binary, folder / "damaged.bin", records)
+test_damaged_pickles, test_many_damaged_pickles = fuzz_tests(
+    cifar.read_cifar_python, st.one_of(damaged(*PICKLES), scrambled()), 100, 4000
+)
+test_damaged_records, test_many_damaged_records = fuzz_tests(
+    cifar.read_cifar_binary, damaged(BINARY[:6148]), 60, 1000
+)
 
 
 @real

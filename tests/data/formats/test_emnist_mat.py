@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.io
-from fuzzing import damaged, read_or_refuse
-from hypothesis import HealthCheck, given, settings
+from fuzzing import damaged, fuzz_tests
 from test_arrays import refuse_to_allocate, rows_of
 
 from fedzmg.data.formats import emnist_mat
@@ -113,14 +112,6 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 COMPRESSED = mat({"train": part(2, 0), "test": part(1, 1)})
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=damaged(COMPRESSED))
-def test_damaged_files_raise_only_the_documented_error(tmp_path: Path, data: bytes) -> None:
-    read_or_refuse(emnist_mat.read_mat, tmp_path / "a.mat", data)
-
-
-@pytest.mark.slow
-@settings(max_examples=3000, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=damaged(COMPRESSED))
-def test_damaged_files_for_longer(tmp_path: Path, data: bytes) -> None:
-    read_or_refuse(emnist_mat.read_mat, tmp_path / "a.mat", data)
+test_damaged_files, test_many_damaged_files = fuzz_tests(
+    emnist_mat.read_mat, damaged(COMPRESSED), 50, 3000
+)

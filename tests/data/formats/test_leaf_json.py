@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzzing import damaged, read_or_refuse
+from fuzzing import damaged, fuzz_tests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,29 +89,6 @@ def test_plays_come_as_text(tmp_path: Path) -> None:
     assert columns.owners is not None
     assert columns.owners.offsets.tolist() == [0, 2, 2, 3]
     assert columns.notes == ("clients without any example: 1, the first is 'EMPTY'",)
-
-
-def test_text_with_labels(tmp_path: Path) -> None:
-    content = shard(a=(["1.jpg", "2.jpg"], [0, 1]))
-    columns = leaf_json.read_leaf([write(tmp_path / "a.json", content)])
-    assert strings(columns, "text") == ["1.jpg", "2.jpg"]
-    assert columns.array("y").tolist() == [0, 1]
-
-
-def test_columns_lie_where_they_were_allocated(tmp_path: Path) -> None:
-    made: dict[str, Any] = {}
-
-    def allocate(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        made[name] = np.empty(shape, dtype)
-        return made[name]
-
-    columns = leaf_json.read_leaf([write(tmp_path / "a.json", shard(a=([[0.5]], [3])))], allocate)
-    assert columns.array("x") is made["x"]
-    assert columns.array("y") is made["y"]
-    content = shard(a=(["x"], ["y"]), b=(["z"], ["w"]))
-    text = leaf_json.read_leaf([write(tmp_path / "b.json", content)], allocate)
-    assert text.strings("text").text is made["text.text"]
-    assert text.strings("next").offsets is made["next.offsets"]
 
 
 GOOD = shard(a=([[1.0, 0.0]], [3]), b=([[0.0, 0.5], [1.0, 1.0]], [4, 5]))
@@ -223,14 +200,6 @@ def test_a_user_in_two_shards_is_refused(tmp_path: Path) -> None:
         leaf_json.read_leaf([first, second])
 
 
-def test_bad_paths_are_refused(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "missing.json"):
-        with pytest.raises(InputError, match=str(path)):
-            leaf_json.read_leaf([path])
-    with pytest.raises(InputError, match="no JSON file"):
-        leaf_json.read_leaf([])
-
-
 numbers = st.one_of(
     st.integers(-(2**63), 2**63 - 1), st.floats(width=32, allow_nan=False, allow_infinity=False)
 )
@@ -275,17 +244,9 @@ def misworded(draw: st.DrawFn) -> bytes:
     return data[: start + 1] + draw(st.sampled_from(WORDS)) + data[end:]
 
 
-@given(st.one_of(damaged(*SMALL), misworded()))
-@settings(max_examples=120)
-def test_damaged_files_are_read_or_refused(tmp_path_factory: Any, data: bytes) -> None:
-    read_or_refuse(leaf_json.read_leaf, tmp_path_factory.getbasetemp() / "damaged.json", data)
-
-
-@pytest.mark.slow
-@given(st.one_of(damaged(*SMALL), misworded()))
-@settings(max_examples=4000)
-def test_many_damaged_files_are_read_or_refused(tmp_path_factory: Any, data: bytes) -> None:
-    read_or_refuse(leaf_json.read_leaf, tmp_path_factory.getbasetemp() / "damaged.json", data)
+test_damaged_files, test_many_damaged_files = fuzz_tests(
+    leaf_json.read_leaf, st.one_of(damaged(*SMALL), misworded()), 120, 4000
+)
 
 
 @pytest.mark.skipif(REAL is None, reason="FEDZMG_REAL_DATA names no folder of real data")

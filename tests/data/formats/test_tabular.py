@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fuzzing import damaged, read_or_refuse
-from hypothesis import HealthCheck, given, settings
+from fuzzing import damaged, fuzz_tests
 from hypothesis import strategies as st
 from PIL import Image
 from test_arrays import refuse_to_allocate, rows_of, texts
@@ -241,14 +240,4 @@ CSV = [b"client,label,f,g\nb,1,2.5,3\na,0,3,4\n", b'client,label,t\na,x,"p ""q"\
 DAMAGED = st.one_of(damaged(*PARQUET), damaged(*CSV))
 
 
-@settings(max_examples=70, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=DAMAGED)
-def test_damaged_files_raise_only_the_documented_error(tmp_path: Path, data: bytes) -> None:
-    read_or_refuse(tabular.read_table, tmp_path / "t", data)
-
-
-@pytest.mark.slow
-@settings(max_examples=5000, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=DAMAGED)
-def test_damaged_files_for_longer(tmp_path: Path, data: bytes) -> None:
-    read_or_refuse(tabular.read_table, tmp_path / "t", data)
+test_damaged_files, test_many_damaged_files = fuzz_tests(tabular.read_table, DAMAGED, 70, 5000)

@@ -98,7 +98,7 @@ def read_image_folder(
     return Columns({"x": x, "y": y}, grouping.owners, (*notes, *classes_note(named)), named)
 
 
-def _find(root: Path) -> tuple[list[_Found], tuple[str, ...]]:
+def _find(root: Path) -> tuple[list[_Found], list[str]]:
     """List all images with client and label, sorted by path."""
     if not root.is_dir():
         raise InputError(f"{root}: no such folder: give a folder with one folder for each client")
@@ -135,9 +135,7 @@ def _find(root: Path) -> tuple[list[_Found], tuple[str, ...]]:
     for folder in sorted(root.iterdir()):
         if folder.is_dir() and folder.name[0] != "." and folder.name not in clients:
             raise InputError(f"{folder}: client {folder.name!r} has no image: remove the folder")
-    notes = ()
-    if others:
-        notes = (f"{len(others)} files that are not images left out, as {others[0]}",)  # type: ignore[assignment]
+    notes = [f"{len(others)} files that are not images left out, as {others[0]}"] if others else []
     return found, notes
 
 
@@ -196,7 +194,7 @@ def decode_all(
         from PIL import Image
     except ImportError:
         raise InputError("images need Pillow: run pip install 'fedzmg[images]'") from None
-    place = np.argsort(order)
+    target = np.argsort(order)
     x: Array | None = None
     first = ""
     with warnings.catch_warnings():
@@ -221,7 +219,7 @@ def decode_all(
                     f"{where}: is {_describe(pixels)} but {first}: set size and grey to make them "
                     "alike"
                 )
-            x[place[row]] = pixels
+            x[target[row]] = pixels
     assert x is not None
     return x
 

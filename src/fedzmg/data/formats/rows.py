@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,11 +30,7 @@ REMEDY = "is it complete? get the file again"
 
 
 def as_paths(given: Paths, kind: str = "file") -> list[Path]:
-    """Turn one path or several into a list.
-
-    Raises:
-        InputError: for anything that is not a path, and for an empty list.
-    """
+    """Turn one path or several into a list."""
     several = [given] if isinstance(given, str | os.PathLike) else given
     try:
         paths = [Path(path) for path in several]
@@ -48,7 +44,7 @@ def as_paths(given: Paths, kind: str = "file") -> list[Path]:
 
 @contextlib.contextmanager
 def reading(where: str, remedy: str = "check the path, or get the file again") -> Iterator[None]:
-    """Turn any error of a parser into one line that names the place."""
+    """Turn any error of a parser into one line that names the file."""
     try:
         yield
     except InputError:
@@ -64,11 +60,7 @@ def reading(where: str, remedy: str = "check the path, or get the file again") -
 
 
 def file_size(path: Path) -> int:
-    """Return the bytes of a regular file.
-
-    Raises:
-        InputError: for anything else; reading a pipe or a device might never end.
-    """
+    """Return the bytes of a regular file."""
     with reading(str(path)):
         if not path.exists():
             raise InputError(f"{path}: no such file: check the path")
@@ -106,11 +98,7 @@ def group(owner: Ids, names: Sequence[str]) -> Grouping:
 
 
 def by_client(clients: Any, rows: int, where: str) -> Grouping:
-    """Sort rows by client id.
-
-    Raises:
-        InputError: unless there is one whole number or one string for every row.
-    """
+    """Sort rows by client id."""
     ids = numbers_or_strings(clients, f"{where}: client ids")
     if len(ids) != rows:
         raise InputError(f"{where}: {len(ids)} client ids for {rows} rows: give one for each row")
@@ -151,9 +139,6 @@ def labels(
         values: whole numbers from 0, or names of classes.
         where: file and column, for messages.
         classes: the names in the order of their ids; sorted by default.
-
-    Raises:
-        InputError: for a label that is neither, or is not one of ``classes``.
     """
     given = numbers_or_strings(values, f"{where}: labels")
     names = None if classes is None else tuple(classes)
@@ -183,11 +168,7 @@ def classes_note(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def numbers_or_strings(values: Any, what: str) -> Ids | list[str]:
-    """Return a column of whole numbers as int64, or of strings as a list.
-
-    Raises:
-        InputError: for anything else, naming the first such row.
-    """
+    """Return a column of whole numbers as int64, or of strings as a list."""
     with reading(what, "give whole numbers or strings"):
         # A list of strings stays a list: an array would give each the space of the longest.
         if isinstance(values, list | tuple) and any(isinstance(v, str | bytes) for v in values):
@@ -215,11 +196,7 @@ def numbers_or_strings(values: Any, what: str) -> Ids | list[str]:
 
 
 def as_strings(values: list[Any], what: str) -> list[str]:
-    """Decode bytes in place and check that every entry is a string of UTF-8.
-
-    Raises:
-        InputError: for any other entry, naming its row.
-    """
+    """Decode bytes in place and check that every entry is a string of UTF-8."""
     if None in values:
         raise InputError(f"{what} hold nothing in row {values.index(None)}: fill it in")
     for row, value in enumerate(values):
@@ -242,11 +219,7 @@ def _refuse_row(bad: Array, message: str, values: Array, remedy: str) -> None:
 
 
 def pack(values: Sequence[str], where: str) -> Strings:
-    """Store strings end to end.
-
-    Raises:
-        InputError: for a string that UTF-8 cannot encode.
-    """
+    """Store strings end to end."""
     encoded = []
     for row, value in enumerate(values):
         try:
@@ -270,11 +243,7 @@ def check_numbers(values: Array, where: str) -> None:
 
 
 def as_float32(values: Array, where: str) -> npt.NDArray[np.float32]:
-    """Convert numbers ``[n, ...]`` to float32.
-
-    Raises:
-        InputError: for a value that is not finite in 32 bits.
-    """
+    """Convert numbers ``[n, ...]`` to float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         numbers = values.astype(np.float32)
     _refuse_infinite(numbers, where, "NaN, infinity, or a number beyond 32 bits")
@@ -294,11 +263,7 @@ def choose_features(
     features: Sequence[str] | None,
     where: str,
 ) -> list[str]:
-    """Return the names of the columns to learn from.
-
-    Raises:
-        InputError: for a name that is not there or used twice, or if no column is left.
-    """
+    """Return the names of the columns to learn from."""
     special = [name for name in (client, label) if name is not None]
     for name in (*special, *(features or ())):
         if name not in have:
@@ -312,13 +277,15 @@ def choose_features(
     return chosen
 
 
-def check_fractions(pixels: Array, place: Callable[[int], str]) -> None:
-    """Refuse pixels outside 0 to 1; ``place`` names a row."""
+def check_fractions(pixels: Array, where: str) -> None:
+    """Refuse pixels outside 0 to 1."""
     bad = ~((pixels >= 0) & (pixels <= 1))
     if bad.any():
         row = int(np.argmax(bad.reshape(len(pixels), -1).any(axis=1)))
         value = float(pixels[row][bad[row]].flat[0])
-        raise InputError(f"{place(row)} has a pixel of {value:g}: expected values from 0 to 1")
+        raise InputError(
+            f"{where}: example {row} has a pixel of {value:g}: expected values from 0 to 1"
+        )
 
 
 def as_bytes(fractions: Array) -> npt.NDArray[np.uint8] | None:
