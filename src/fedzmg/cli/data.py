@@ -1,4 +1,4 @@
-"""``fedzmg data``: which data sets there are, and how they come here."""
+"""Commands of ``fedzmg data``: list, get, import, remove and path."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Name = Annotated[str, typer.Argument(help="A data set of 'fedzmg data list'.")]
 
 @app.command(name="list")
 def list_(cache: Cache = None, as_json: Json = False) -> None:
-    """Show the data sets there are and which of them are here."""
+    """List all data sets and which of them are stored here."""
     from fedzmg.data.sources import SOURCES
     from fedzmg.report.terminal import cards
 
@@ -49,9 +49,7 @@ def get(
     mirror: Annotated[
         str | None,
         typer.Option(
-            metavar="URL",
-            help="Address or folder to take the files from.",
-            show_default="$FEDZMG_MIRROR",
+            metavar="URL", help="Address or folder to download from.", show_default="$FEDZMG_MIRROR"
         ),
     ] = None,
 ) -> None:
@@ -59,8 +57,8 @@ def get(
     from fedzmg.data import catalog
 
     with _progress() as progress:
-        made = catalog.get(name, cache, mirror, progress)
-    _report(made, cache)
+        dataset = catalog.get(name, cache, mirror, progress)
+    _report(dataset, cache)
 
 
 @app.command(name="import")
@@ -72,17 +70,17 @@ def import_(
     ],
     cache: Cache = None,
 ) -> None:
-    """Take a data set from files you have."""
+    """Make a data set from files you have."""
     from fedzmg.data import catalog
 
     with _progress() as progress:
-        made = catalog.import_files(name, files, cache, progress)
-    _report(made, cache)
+        dataset = catalog.import_files(name, files, cache, progress)
+    _report(dataset, cache)
 
 
 @app.command()
 def remove(name: Name, cache: Cache = None) -> None:
-    """Delete a data set and what was downloaded for it."""
+    """Delete a data set and its downloads."""
     from fedzmg.data import catalog
     from fedzmg.results.formatting import bytes_text
 
@@ -102,7 +100,7 @@ def path(
     if name is None:
         typer.echo(str(root(cache)))
         return
-    catalog.load(name, cache)  # or say how to get it
+    catalog.load(name, cache)  # raises if it is not stored
     found = catalog.stored(name, cache)
     assert found is not None
     typer.echo(str(found.path))
@@ -113,7 +111,7 @@ app.command()(data_views.show)
 
 
 def _summary(name: str, cache: Path | None) -> dict[str, Any]:
-    """What is known of a set and whether it is here, as plain values."""
+    """Summarise a data set as plain values."""
     from fedzmg.data import catalog
     from fedzmg.data.cache import root, size_of
     from fedzmg.data.sources import SOURCES
@@ -150,29 +148,26 @@ def _summary(name: str, cache: Path | None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Downloads]:
-    """Show work in progress; after Ctrl-C, say how to go on."""
+    """Show progress; after Ctrl-C, explain how to continue."""
     from fedzmg.report.terminal.downloads import Downloads
 
     try:
         with Downloads(Console(stderr=True)) as progress:
             yield progress
     except KeyboardInterrupt:
-        typer.echo(
-            "\nfedzmg: interrupted; nothing half done is used, run the same command again to go on",
-            err=True,
-        )
+        typer.echo("\nfedzmg: interrupted; run the same command again to continue", err=True)
         sys.exit(output.INTERRUPTED)
 
 
-def _report(made: Dataset, cache: Path | None) -> None:
+def _report(dataset: Dataset, cache: Path | None) -> None:
     from fedzmg.data import catalog
 
     console = Console()
-    for split, columns in made.splits.items():
-        clients = "" if columns.owners is None else f"{len(columns.owners.names):,} clients, "
-        output.plain(console, f"{made.name} {split}: {clients}{columns.rows:,} examples")
-    for note in made.notes:
+    for split, columns in dataset.splits.items():
+        clients = "" if columns.clients is None else f"{columns.clients:,} clients, "
+        output.plain(console, f"{dataset.name} {split}: {clients}{columns.rows:,} examples")
+    for note in dataset.notes:
         output.plain(console, f"note: {note}")
-    found = catalog.stored(made.name, cache)
+    found = catalog.stored(dataset.name, cache)
     if found is not None:
-        output.plain(console, f"kept in {found.path}")
+        output.plain(console, f"stored in {found.path}")

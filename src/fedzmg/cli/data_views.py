@@ -1,4 +1,4 @@
-"""``fedzmg data describe`` and ``show``: what clients hold."""
+"""Commands ``fedzmg data describe`` and ``show``."""
 
 from __future__ import annotations
 
@@ -24,28 +24,27 @@ Out = Annotated[
     typer.Option(help="Folder for files.", show_default="runs/data-NAME", metavar="DIR"),
 ]
 PartitionName = Annotated[
-    str | None,
-    typer.Option(help="Deal examples out: iid, dirichlet, shards, quantity, pachinko."),
+    str | None, typer.Option(help="Partition: iid, dirichlet, shards, quantity, pachinko.")
 ]
-Clients = Annotated[int | None, typer.Option(min=1, help="Number of clients to deal out to.")]
-Seed = Annotated[int, typer.Option(help="Of the partition and of the sample.")]
+Clients = Annotated[int | None, typer.Option(min=1, help="Number of clients of the partition.")]
+Seed = Annotated[int, typer.Option(help="Seed of the partition and of the sample.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Of the partition, e.g. alpha=0.1."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Option of the partition, e.g. alpha=0.1."),
 ]
 
 
 Shown = Annotated[
     str,
     typer.Argument(
-        help="A data set of 'fedzmg data list', digits, plays, or the path of data of your own."
+        help="A data set of 'fedzmg data list', digits, plays, or the path of your own data."
     ),
 ]
 Client = Annotated[
     str | None,
-    typer.Option(metavar="COLUMN", help="A table's column of clients.", show_default="client"),
+    typer.Option(metavar="COLUMN", help="Client column of a table.", show_default="client"),
 ]
-Label = Annotated[str, typer.Option(metavar="COLUMN", help="A table's column of labels.")]
+Label = Annotated[str, typer.Option(metavar="COLUMN", help="Label column of a table.")]
 
 
 def describe(
@@ -74,7 +73,7 @@ def describe(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how much clients differ: table, figure, CSV and JSON, beside the paper's table."""
+    """Measure client heterogeneity: table, figure, CSV and JSON, beside the paper's table."""
     from fedzmg.data import heterogeneity
     from fedzmg.provenance import provenance
     from fedzmg.report.exports.heterogeneity import FILES, write_description
@@ -82,37 +81,37 @@ def describe(
     from fedzmg.report.writing import check_place, refuse_foreign, staged
     from fedzmg.results import paper
 
-    place = out or Path("runs") / f"data-{_title(name)}"
-    check_place(place)
-    refuse_foreign(place, FILES, "data describe")
+    directory = out or Path("runs") / f"data-{_title(name)}"
+    check_place(directory)
+    refuse_foreign(directory, FILES, "data describe")
     columns = (client_column, label_column)
-    people = _population(name, split, partition, clients, seed, set_, cache, columns)
+    shown = _population(name, split, partition, clients, seed, set_, cache, columns)
     twin = paper.twin(name)
     if as_paper:
         sample = sample or 10
         reference = reference or "pooled"
-        entropy = entropy or ("present" if people.unit == "characters" else "classes")
+        entropy = entropy or ("present" if shown.unit == "characters" else "classes")
     found = heterogeneity.describe(
-        people.counts, people.names, unit=people.unit, labels=people.labels, name=_title(name),
+        shown.counts, shown.names, unit=shown.unit, labels=shown.labels, name=_title(name),
         entropy=entropy or "classes", reference=reference or "global",  # type: ignore[arg-type]
         sample=sample, seed=seed,
     )  # fmt: skip
     part = None if _is_own(name) else split
-    where = {"split": part, "partition": people.partition, "made": provenance()}
+    where = {"split": part, "partition": shown.partition, "made": provenance()}
     data = {**found.as_dict(), **where}
-    with staged(place, "data describe") as folder:
+    with staged(directory, "data describe") as folder:
         write_description(data, paper.described(name), folder)
     if as_json:
-        typer.echo(json.dumps({**data, "directory": str(place)}))
+        typer.echo(json.dumps({**data, "directory": str(directory)}))
         return
     console = Console()
     console.print(views.description(data, paper.described(name), console.width))
     if twin is not None and twin != name:
         output.plain(console, f"The paper's column is about its own {twin}, not about {name}.")
-    for note in people.notes:
+    for note in shown.notes:
         output.plain(console, f"note: {note}")
-    output.place("figure", place / "heterogeneity.png")
-    output.place("files", place)
+    output.place("figure", directory / "heterogeneity.png")
+    output.place("files", directory)
 
 
 def show(
@@ -127,22 +126,22 @@ def show(
     cache: Cache = None,
     out: Out = None,
 ) -> None:
-    """Show some clients' examples: a picture of images, the beginnings of texts."""
-    from fedzmg.data.formats.by_path import is_table
+    """Show examples of some clients: a picture of images, the beginnings of texts."""
+    from fedzmg.data.formats import is_table
     from fedzmg.report.plots import examples
     from fedzmg.report.plots.style import save
     from fedzmg.report.writing import check_place, refuse_foreign, staged
 
     if is_table(name):
         raise InputError(f"{name}: a table has no pictures: use 'fedzmg data describe {name}'")
-    people = _population(name, split, partition, clients, seed, set_, cache)
-    owners = people.columns.owners
+    shown = _population(name, split, partition, clients, seed, set_, cache)
+    owners = shown.columns.owners
     assert owners is not None
-    places = [owners.names.index(client) for client in people.names[:rows]]
+    rows_shown = [owners.names.index(client) for client in shown.names[:rows]]
     console = Console()
-    if people.unit == "characters":
-        text = people.columns.strings("text")
-        for i in places:
+    if shown.unit == "characters":
+        text = shown.columns.strings("text")
+        for i in rows_shown:
             first, last = owners.offsets[i : i + 2]
             output.plain(console, f"{owners.names[i]}: {last - first:,} snippets")
             for row in range(first, min(last, first + min(columns, 3))):
@@ -150,34 +149,34 @@ def show(
                 words = bytes(text.text[start : min(end, start + 200)]).decode(errors="replace")
                 output.plain(console, "    " + words.replace("\n", "\n    "))
         return
-    x, y = people.columns.array("x"), people.columns.array("y")
+    x, y = shown.columns.array("x"), shown.columns.array("y")
     if x.ndim not in (3, 4):
-        raise InputError(f"{name!r} holds no images but arrays of shape {x.shape[1:]}")
-    place = out or Path("runs") / f"data-{_title(name)}"
-    check_place(place)
-    refuse_foreign(place, EXAMPLES, "data show")
+        raise InputError(f"{name!r} holds arrays of shape {x.shape[1:]}, not images")
+    directory = out or Path("runs") / f"data-{_title(name)}"
+    check_place(directory)
+    refuse_foreign(directory, EXAMPLES, "data show")
     spans = [range(o, min(o + columns, e)) for o, e in
-             ((owners.offsets[i], owners.offsets[i + 1]) for i in places)]  # fmt: skip
+             ((owners.offsets[i], owners.offsets[i + 1]) for i in rows_shown)]  # fmt: skip
     picture = examples.figure(
-        f"{_title(name, split)}: {len(places)} of {len(people.names):,} clients",
-        [owners.names[i] for i in places],
+        f"{_title(name, split)}: {len(rows_shown)} of {len(shown.names):,} clients",
+        [owners.names[i] for i in rows_shown],
         [x[span.start : span.stop] for span in spans],
-        [[people.labels[label] for label in y[span.start : span.stop]] for span in spans],
+        [[shown.labels[label] for label in y[span.start : span.stop]] for span in spans],
     )
-    with staged(place, "data show") as folder:
+    with staged(directory, "data show") as folder:
         save(picture, folder / "examples")
-    output.place("figure", place / "examples.png")
+    output.place("figure", directory / "examples.png")
 
 
 def _is_own(name: str) -> bool:
-    """Whether it is the path of a user's own data, and no data set that is known by its name."""
+    """Tell whether a name is the path of a user's own data."""
     from fedzmg.data.sources import EMBEDDED, SOURCES
 
     return name not in EMBEDDED and name not in SOURCES
 
 
 def _title(name: str, split: str = "") -> str:
-    """What figures and folders call it; a path has no splits."""
+    """Return the title for figures and folders; a path has no splits."""
     if _is_own(name):
         return Path(name).resolve().stem
     return f"{name}, {split}" if split else name
@@ -194,23 +193,19 @@ def _population(
     table: tuple[str | None, str] = (None, "label"),
 ) -> Population:
     from fedzmg.data import catalog
-    from fedzmg.data.formats import by_path
-    from fedzmg.data.population import (
-        DEFAULT_PARTITIONS,
-        embedded_columns,
-        population,
-    )
+    from fedzmg.data.formats import is_path, is_table, read_path
+    from fedzmg.data.population import DEFAULT_PARTITIONS, embedded_columns, population
     from fedzmg.data.sources import EMBEDDED, SOURCES, source
     from fedzmg.errors import unknown
     from fedzmg.experiment.specs.run import parse_setting
 
     own = _is_own(name)
-    if own and not by_path.is_path(name):
+    if own and not is_path(name):
         near = str(unknown("data set", name, [*SOURCES, *EMBEDDED], "fedzmg data list"))
         near = near.removeprefix(f"unknown data set {name!r}")
         raise InputError(f"{name!r} is neither a data set nor a file or folder{near}")
-    if table != (None, "label") and not (own and by_path.is_table(name)):
-        raise InputError("--client-column and --label-column belong to tables: leave them out")
+    if table != (None, "label") and not (own and is_table(name)):
+        raise InputError("--client-column and --label-column are for tables: leave them out")
     classes: int | None = 10
     if own:
         if split != "train":
@@ -218,10 +213,10 @@ def _population(
         client, label = table
         client = client or ("client" if partition is None else None)
         try:
-            columns, classes = by_path.read(name, client, label), None
+            columns, classes = read_path(name, client, label), None
         except InputError as error:
-            lacks = by_path.is_table(name) and "unknown column" in str(error)
-            remedy = "; --client-column and --label-column say which" if lacks else ""
+            lacks = is_table(name) and "unknown column" in str(error)
+            remedy = "; set --client-column and --label-column" if lacks else ""
             raise InputError(f"{error}{remedy}") from None
     elif name in EMBEDDED:
         columns = embedded_columns(name, split)
@@ -235,7 +230,7 @@ def _population(
         options = {"name": partition, "clients": clients}
         options |= dict(parse_setting(text) for text in settings or [])
     elif settings or clients:
-        raise InputError("--set and --clients belong to a partition: add --partition NAME")
+        raise InputError("--set and --clients need a partition: add --partition NAME")
     elif columns.owners is None and (name, split) in DEFAULT_PARTITIONS:
         options = dict(DEFAULT_PARTITIONS[name, split])
     if options is not None:

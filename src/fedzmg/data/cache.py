@@ -1,15 +1,17 @@
-"""Where data lives on this machine: the folder, who writes there now, and room on the disk."""
+"""Data folder, locks, disk errors, hashes and progress."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
+import platformdirs
 from filelock import FileLock, Timeout
 
 from fedzmg.errors import InputError
@@ -18,42 +20,50 @@ ENVIRONMENT = "FEDZMG_DATA"
 _NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
+class Progress(Protocol):
+    """Receiver of progress updates."""
+
+    def begin(self, what: str, total: int | None) -> None:
+        """Start a piece of work of ``total`` bytes, where known."""
+
+    def advance(self, done: int) -> None:
+        """Report the bytes that are done."""
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+
+
+class Silent:
+    """Progress that prints nothing."""
+
+    def begin(self, what: str, total: int | None) -> None:
+        """Do nothing."""
+
+    def advance(self, done: int) -> None:
+        """Do nothing."""
+
+    def say(self, text: str) -> None:
+        """Do nothing."""
+
+
+SILENT = Silent()
+
+
 def root(given: Path | None = None) -> Path:
-    """The data folder: what is given, else ``$FEDZMG_DATA``, else the user's cache folder.
-
-    Raises:
-        InputError: if none of them says a place.
-    """
+    """Return the data folder: the one given, else ``$FEDZMG_DATA``, else the user's cache."""
     named = given or os.environ.get(ENVIRONMENT) or None
-    try:
-        if named is not None:
-            return Path(named).expanduser().absolute()
-        return _user_cache() / "fedzmg"
-    except RuntimeError:  # no home folder
-        raise InputError(
-            f"no home folder is known to keep data in: set {ENVIRONMENT} to a folder"
-        ) from None
-
-
-def _user_cache() -> Path:
-    if sys.platform == "win32":
-        local = os.environ.get("LOCALAPPDATA")
-        return Path(local) if local else Path.home() / "AppData" / "Local"
-    # The standard for these folders says that a relative one does not count.
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    if named is None:
+        return platformdirs.user_cache_path("fedzmg", appauthor=False)
+    return Path(named).expanduser().absolute()
 
 
 @contextlib.contextmanager
 def lock(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold a lock that only one process can have; it goes with the process that holds it.
+    """Hold a lock that only one process can have; it is freed when its process ends.
 
     Args:
-        path: the lock file, made if need be.
-        waiting: called once if another process has it now.
-
-    Raises:
-        InputError: if the lock file cannot be made.
+        path: the lock file.
+        waiting: called once if another process holds it.
     """
     guard = FileLock(path)
     with writing(path):
@@ -76,14 +86,20 @@ def lock(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None
 
 @contextlib.contextmanager
 def writing(path: Path, size: int = 0) -> Iterator[None]:
-    """Turn what the system says against writing ``size`` bytes to ``path`` into one clear line."""
+    """Turn a system error while writing ``size`` bytes to ``path`` into one clear line."""
     try:
         yield
     except OSError as error:
+        if error.errno is None:  # raised by a parser, not by the system
+            raise
         if error.errno in _NO_ROOM:
+            there = next((parent for parent in path.parents if parent.exists()), None)
+            free = shutil.disk_usage(there).free if there else 0
+            # With free space on the disk, a quota was hit.
+            lacking = size - free if size > free else size
             raise InputError(
-                f"disk is full while writing {path}: free {_missing(path, size)} MiB or set "
-                f"{ENVIRONMENT} to a folder with more room"
+                f"disk is full while writing {path}: free {max(1, -(-lacking // 2**20))} MiB or "
+                f"set {ENVIRONMENT} to a folder with more space"
             ) from None
         raise InputError(
             f"cannot write {path}: {error.strerror or error}; set {ENVIRONMENT} to a folder that "
@@ -91,17 +107,14 @@ def writing(path: Path, size: int = 0) -> Iterator[None]:
         ) from None
 
 
-def _missing(path: Path, size: int) -> int:
-    """Whole MiB that writing ``size`` more bytes lacks, at least one."""
-    there = next((place for place in path.parents if place.exists()), None)
-    free = shutil.disk_usage(there).free if there else 0
-    # With room on the disk it is a quota or a limit on files that was hit.
-    lacking = size - free if size > free else size
-    return max(1, -(-lacking // 2**20))
-
-
 def size_of(path: Path) -> int:
-    """Bytes of a file or of all files below a folder; nothing is 0."""
+    """Return the bytes of a file or of all files below a folder; 0 if there is none."""
     if path.is_file():
         return path.stat().st_size
     return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+
+
+def file_hash(path: Path) -> str:
+    """Compute the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

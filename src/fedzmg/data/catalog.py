@@ -1,10 +1,10 @@
-"""The data sets that are here: getting them, importing them, and where they are kept.
+"""Get, import, load and remove named data sets.
 
 ::
 
-    sets/NAME/set.json     what the set is; names the folder with its columns
+    sets/NAME/set.json     record of the set; names the folder with its columns
     sets/NAME/data-*/      one column store for each split
-    downloads/NAME/        files as they came
+    downloads/NAME/        downloaded files
     locks/, tmp/           one process at a time, and its unfinished work
 
 A set appears, or changes, at the moment ``set.json`` is replaced. Readers take no lock.
@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedzmg.data import column_store, file_matching
-from fedzmg.data.cache import lock, root, size_of, writing
+from fedzmg.data import column_store, file_matching, formats
+from fedzmg.data.cache import SILENT, Progress, file_hash, lock, root, size_of, writing
 from fedzmg.data.columns import Allocate, Columns
-from fedzmg.data.fetch import SILENT, Progress, download, file_hash
+from fedzmg.data.fetch import download
 from fedzmg.data.file_matching import Choice
-from fedzmg.data.sources import SOURCES, Source, source
+from fedzmg.data.sources import SOURCES, source
 from fedzmg.errors import InputError
 from fedzmg.storage.files import sync_directory, write_atomic
 
@@ -38,7 +38,7 @@ FORMAT = 1
 
 
 class Stored(NamedTuple):
-    """A set that is here, as ``set.json`` says."""
+    """Record of a stored set, as in ``set.json``."""
 
     name: str
     path: Path
@@ -51,34 +51,36 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A named data set, mapped into memory."""
+    """Named data set, mapped into memory."""
 
     name: str
     splits: Mapping[str, Columns]
     fingerprint: str
-    """SHA-256 over all columns, taken when they were converted."""
+    """SHA-256 over all columns, computed when they were converted."""
     notes: tuple[str, ...] = ()
-    """What differs from what the set should be."""
+    """Differences from the official set."""
 
 
 def load(name: str, cache: Path | None = None) -> Dataset:
-    """Map a set that is here into memory.
+    """Map a stored set into memory.
 
     Raises:
-        InputError: if it is not here, with how to get it, or damaged.
+        InputError: if it is damaged or not stored, with how to get it.
     """
-    place = root(cache)
-    found = stored(name, place)
+    found = stored(name, cache)
     if found is None:
-        raise _absent(name)
+        ways = [f"'fedzmg data import {name} FILE...' with files you have"]
+        if source(name).remotes:
+            ways.insert(0, f"'fedzmg data get {name}'")
+        raise InputError(f"data set {name!r} is not here: run {', or '.join(ways)}")
     try:
         return _open(found)
     except InputError:
         # Another process may just have replaced it.
-        again = stored(name, place)
-        if again is None or again.path == found.path:
+        newer = stored(name, cache)
+        if newer is None or newer.path == found.path:
             raise
-        return _open(again)
+        return _open(newer)
 
 
 def _open(found: Stored) -> Dataset:
@@ -86,15 +88,8 @@ def _open(found: Stored) -> Dataset:
     return Dataset(found.name, splits, found.fingerprint, found.notes)
 
 
-def _absent(name: str) -> InputError:
-    ways = [f"'fedzmg data import {name} FILE...' with files you have"]
-    if source(name).remotes:
-        ways.insert(0, f"'fedzmg data get {name}'")
-    return InputError(f"data set {name!r} is not here: run {', or '.join(ways)}")
-
-
 def stored(name: str, cache: Path | None = None) -> Stored | None:
-    """What ``set.json`` says of a set that is here, or None.
+    """Read the record of a set; None if it is not stored.
 
     Raises:
         InputError: for an unknown name or a damaged file.
@@ -107,17 +102,13 @@ def stored(name: str, cache: Path | None = None) -> Stored | None:
             raise ValueError(f"format {values['format']!r}, this version reads {FORMAT}")
         if re.fullmatch(r"data-[0-9a-f]+", values["directory"]) is None:
             raise ValueError(f"directory {values['directory']!r}")
-        counts = {
-            str(split): (None if clients is None else int(clients), int(examples))
-            for split, (clients, examples) in values["counts"].items()
-        }
         return Stored(
             name,
             path.parent / values["directory"],
             str(values["fingerprint"]),
-            counts,
-            tuple(map(str, values["notes"])),
-            tuple(dict(file) for file in values["sources"]),
+            {split: (clients, rows) for split, (clients, rows) in values["counts"].items()},
+            tuple(values["notes"]),
+            tuple(values["sources"]),
         )
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -129,95 +120,83 @@ def stored(name: str, cache: Path | None = None) -> Stored | None:
 
 
 def present(cache: Path | None = None) -> dict[str, Stored]:
-    """The sets that are here and whole, in the order of the catalog."""
+    """Return the undamaged stored sets, in the order of the catalog."""
     found: dict[str, Stored] = {}
     for name in SOURCES:
         with contextlib.suppress(InputError):
-            one = stored(name, cache)
-            if one is not None:
+            if (one := stored(name, cache)) is not None:
                 found[name] = one
     return found
 
 
 def get(
-    name: str,
-    cache: Path | None = None,
-    mirror: str | None = None,
-    progress: Progress = SILENT,
+    name: str, cache: Path | None = None, mirror: str | None = None, progress: Progress = SILENT
 ) -> Dataset:
-    """Download a set from its official address, or find that it is here already.
+    """Download a set from its official address unless it is stored already.
 
     Args:
         name: a set of the catalog.
-        cache: the data folder, instead of the usual one.
-        mirror: address or folder to take the files from instead.
-        progress: told how far it is.
+        cache: the data folder, instead of the default one.
+        mirror: address or folder to use instead.
+        progress: receives progress updates.
 
     Raises:
         InputError: if no verified download is known, or it failed.
     """
     what = source(name)
-    place = root(cache)
+    base = root(cache)
     if not what.remotes:
         raise InputError(
             f"no verified download of {name!r} is known: run 'fedzmg data import {name} FILE...' "
             f"with {file_matching.expected(what)}"
         )
-    with _alone(name, place, progress) as workspace:
-        with contextlib.suppress(InputError):  # absent, or damaged
-            found = load(name, place)
+    with _locked(name, base, progress) as workspace:
+        with contextlib.suppress(InputError):  # not stored, or damaged
+            found = load(name, base)
             progress.say(f"{name}: is here already")
             return found
+        folder = base / "downloads" / name
         files = [
             download(
-                remote.url,
-                place / "downloads" / name / remote.name,
-                sha256=remote.sha256,
-                size=remote.size,
-                progress=progress,
-                mirror=mirror,
+                remote.url, folder / remote.name, sha256=remote.sha256, size=remote.size,
+                progress=progress, mirror=mirror,
             )
             for remote in what.remotes
-        ]
-        return _convert(name, files, place, workspace, progress)
+        ]  # fmt: skip
+        return _convert(name, files, base, workspace, progress)
 
 
 def import_files(
-    name: str,
-    files: Sequence[Path],
-    cache: Path | None = None,
-    progress: Progress = SILENT,
+    name: str, files: Sequence[Path], cache: Path | None = None, progress: Progress = SILENT
 ) -> Dataset:
-    """Make a set from files that are here: its splits, an archive, or a folder that holds them.
+    """Make a set from local files: its splits, an archive, or a folder that holds them.
 
     Raises:
         InputError: if they are not the files of this set, or cannot be read.
     """
-    source(name)
-    place = root(cache)
+    what = source(name)
+    base = root(cache)
     if not files:
-        raise InputError(
-            f"no file is given for {name!r}: give {file_matching.expected(source(name))}"
-        )
-    with _alone(name, place, progress) as workspace:
-        return _convert(name, files, place, workspace, progress)
+        raise InputError(f"no file is given for {name!r}: give {file_matching.expected(what)}")
+    with _locked(name, base, progress) as workspace:
+        return _convert(name, files, base, workspace, progress)
 
 
 def remove(name: str, cache: Path | None = None) -> int:
-    """Delete a set and what was downloaded for it; how many bytes that frees.
+    """Delete a set and its downloads; return the bytes freed.
 
     Raises:
-        InputError: if nothing of it is here.
+        InputError: if nothing of it is stored.
     """
     source(name)
-    place = root(cache)
-    folders = [place / "sets" / name, place / "downloads" / name]
+    base = root(cache)
+    folders = [base / "sets" / name, base / "downloads" / name]
     if not any(folder.exists() for folder in folders):
         raise InputError(f"data set {name!r} is not here: nothing to remove")
-    with _alone(name, place, SILENT):
+    with _locked(name, base, SILENT):
         size = sum(size_of(folder) for folder in folders)
         with writing(folders[0]):
-            # First the record: a set that is half gone is never seen.
+            # The record goes first, to never show half a set.
             (folders[0] / "set.json").unlink(missing_ok=True)
             for folder in folders:
                 if folder.exists():
@@ -226,15 +205,15 @@ def remove(name: str, cache: Path | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _alone(name: str, place: Path, progress: Progress) -> Iterator[Path]:
-    """Work on a set while no other process does, in an empty folder that is gone afterwards."""
-    workspace = place / "tmp" / name
+def _locked(name: str, base: Path, progress: Progress) -> Iterator[Path]:
+    """Lock a set; yield a temporary folder, which is removed at the end."""
+    workspace = base / "tmp" / name
 
     def waiting() -> None:
         progress.say(f"waiting for another process that works on {name!r}")
 
-    with lock(place / "locks" / f"{name}.lock", waiting):
-        shutil.rmtree(workspace, ignore_errors=True)  # of a process that was killed
+    with lock(base / "locks" / f"{name}.lock", waiting):
+        shutil.rmtree(workspace, ignore_errors=True)  # left by a killed process
         try:
             yield workspace
         finally:
@@ -242,68 +221,68 @@ def _alone(name: str, place: Path, progress: Progress) -> Iterator[Path]:
 
 
 def _convert(
-    name: str, files: Sequence[Path], place: Path, workspace: Path, progress: Progress
+    name: str, files: Sequence[Path], base: Path, workspace: Path, progress: Progress
 ) -> Dataset:
     loose, packed = file_matching.expand(name, files)
     chosen = None if packed else file_matching.choose(name, loose)
-    origins = (
-        chosen.files
-        if chosen
-        else [(path, None) for path in (*packed, *file_matching.paths(loose))]
-    )
-    given = [_described(path, split) for path, split in origins]
-    with contextlib.suppress(InputError):  # damaged: make it anew
-        here = stored(name, place)
+    origins = [(path, None) for path in (*packed, *(file.path for file in loose))]
+    given = [
+        {"name": path.name, "split": split, "sha256": file_hash(path), "bytes": path.stat().st_size}
+        for path, split in (chosen.files if chosen else origins)
+    ]
+    with contextlib.suppress(InputError):  # damaged: convert again
+        here = stored(name, base)
         if here is not None and _keys(here.sources) == _keys(given):
             opened = _open(here)
             progress.say(f"{name}: these files are imported already")
             return opened
-    with _named_after(packed, workspace):
-        if chosen is None:
-            chosen = file_matching.choose(
-                name, [*loose, *file_matching.unpack(name, packed, workspace, progress)]
-            )
-        return _make(name, chosen, given, place, progress)
-
-
-@contextlib.contextmanager
-def _named_after(packed: Sequence[Path], workspace: Path) -> Iterator[None]:
-    """Say the archive that the user knows, not the folder where it was unpacked."""
     try:
-        yield
+        if chosen is None:
+            unpacked = file_matching.unpack(name, packed, workspace, progress)
+            chosen = file_matching.choose(name, [*loose, *unpacked])
+        return _store(name, chosen, given, base, progress)
     except InputError as error:
-        said = str(error)
+        # Name the user's archive instead of the temporary folder.
+        message = str(error)
         for number, path in enumerate(packed):
             for kind in file_matching.KINDS:
-                said = said.replace(str(workspace / f"{number}-{kind}"), str(path))
-        raise InputError(said) from None
+                message = message.replace(str(workspace / f"{number}-{kind}"), str(path))
+        raise InputError(message) from None
 
 
-def _make(
-    name: str,
-    chosen: Choice,
-    given: Sequence[Mapping[str, Any]],
-    place: Path,
-    progress: Progress,
+def _keys(files: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    return sorted((str(file.get("split")), str(file.get("sha256"))) for file in files)
+
+
+def _store(
+    name: str, chosen: Choice, given: Sequence[Mapping[str, Any]], base: Path, progress: Progress
 ) -> Dataset:
-    """Convert the files of a set and put it in its place."""
-    home = place / "sets" / name
+    """Convert the files of a set and replace its record."""
+    home = base / "sets" / name
     target = home / f"data-{uuid.uuid4().hex[:12]}"
+    official = {remote.name: remote.sha256 for remote in source(name).remotes}
+    notes = [
+        f"{file['name']} is not the official file: its SHA-256 is {file['sha256']}"
+        for file in given
+        if official.get(file["name"], file["sha256"]) != file["sha256"]
+    ]
+    counts: dict[str, tuple[int | None, int]] = {}
+    fingerprints: dict[str, str] = {}
     try:
-        said = {
-            split: _store(name, split, chosen, target / split, progress)
-            for split in source(name).splits
-        }
+        for split in source(name).splits:
+            progress.begin(f"reading {split}", None)
+            columns, fingerprint = _store_split(name, split, chosen, target / split)
+            fingerprints[split] = fingerprint
+            counts[split] = columns.clients, columns.rows
+            notes += [f"{split}: {note}" for note in columns.notes]
+        lines = [f"{split} {fingerprint}\n" for split, fingerprint in sorted(fingerprints.items())]
         record = {
             "format": FORMAT,
             "name": name,
             "directory": target.name,
-            "fingerprint": _joint(said),
-            "counts": {split: _counts(one) for split, one in said.items()},
-            "notes": [
-                *_unofficial(source(name), given),
-                *(f"{split}: {note}" for split, one in said.items() for note in one["notes"]),
-            ],
+            "fingerprint": hashlib.sha256("".join(lines).encode()).hexdigest(),
+            "counts": counts,
+            "notes": notes,
             "sources": list(given),
         }
         with writing(home):
@@ -312,41 +291,29 @@ def _make(
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         with contextlib.suppress(OSError):
-            home.rmdir()  # unless an older version of the set is in it
+            home.rmdir()  # unless it holds an older version of the set
         raise
     for old in home.glob("data-*"):
         if old != target:
             shutil.rmtree(old, ignore_errors=True)
-    return load(name, place)
+    return load(name, base)
 
 
-def _store(
-    name: str, split: str, chosen: Choice, directory: Path, progress: Progress
-) -> dict[str, Any]:
-    """Convert one split; what its store says of it."""
-    paths, classes = chosen.splits[split], source(name).classes
-    progress.begin(f"reading {split}", None)
+def _store_split(name: str, split: str, chosen: Choice, directory: Path) -> tuple[Columns, str]:
+    paths, form = chosen.splits[split], chosen.form
+    options = {**form.options, "split": split} if form.whole else form.options
 
     def fill(allocate: Allocate) -> Columns:
-        return _checked(name, split, paths, chosen.form.read(paths, split, classes, allocate))
+        columns = formats.reader(form.format)(paths, allocate, **options)
+        return _checked(name, split, ", ".join(map(str, paths)), columns)
 
-    column_store.save(directory, fill, meta={"set": name, "split": split})
-    return column_store.describe(directory)
-
-
-def _counts(said: Mapping[str, Any]) -> tuple[int | None, int]:
-    return None if said["clients"] is None else len(said["clients"]), said["rows"]
+    fingerprint = column_store.save(directory, fill)
+    return column_store.load(directory), fingerprint
 
 
-def _joint(splits: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = [f"{split} {said['fingerprint']}\n" for split, said in sorted(splits.items())]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _checked(name: str, split: str, paths: Sequence[Path], columns: Columns) -> Columns:
-    """Refuse columns that are not this set's, and note counts that differ from it."""
+def _checked(name: str, split: str, where: str, columns: Columns) -> Columns:
+    """Refuse columns of another set, and note counts that differ from the official ones."""
     what = source(name)
-    where = ", ".join(str(path) for path in paths)
     lacking = [column for column in what.columns if column not in columns.columns]
     if lacking:
         raise InputError(
@@ -361,29 +328,10 @@ def _checked(name: str, split: str, paths: Sequence[Path], columns: Columns) -> 
                 f"{where}: example {wrong[0]} has label {labels[wrong[0]]}, but {name!r} has "
                 f"labels 0 to {what.classes - 1}"
             )
-    expected = what.counts[split]
-    found = (None if columns.owners is None else len(columns.owners.names), columns.rows)
-    notes = [
-        f"{n:,} {unit} instead of {wanted:,}"
-        for n, wanted, unit in zip(found, expected, ("clients", "examples"), strict=True)
-        if wanted is not None and n is not None and n != wanted
-    ]
-    if expected[0] is not None and found[0] is None:
-        notes.append(f"no clients instead of {expected[0]:,}")
-    return replace(columns, notes=(*columns.notes, *notes))
-
-
-def _described(path: Path, split: str | None) -> dict[str, Any]:
-    size = path.stat().st_size
-    return {"name": path.name, "split": split, "sha256": file_hash(path), "bytes": size}
-
-
-def _keys(files: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    return sorted((str(file.get("split")), str(file.get("sha256"))) for file in files)
-
-
-def _unofficial(what: Source, given: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    known = {remote.name: remote.sha256 for remote in what.remotes}
-    for file in given:
-        if file["name"] in known and file["sha256"] != known[file["name"]]:
-            yield f"{file['name']} is not the official file: its SHA-256 is {file['sha256']}"
+    clients, rows = what.counts[split]
+    notes = list(columns.notes)
+    if clients is not None and columns.clients != clients:
+        notes.append(f"{columns.clients or 0:,} clients instead of {clients:,}")
+    if columns.rows != rows:
+        notes.append(f"{columns.rows:,} examples instead of {rows:,}")
+    return replace(columns, notes=tuple(notes))

@@ -2,25 +2,24 @@
 
 ::
 
-    meta.json                 names, shapes, clients, notes, fingerprint, and what the caller adds
+    meta.json                 names, shapes, clients, notes and fingerprint
     column.x.npy              one file for each column of numbers
     column.text.bytes.npy     two for each column of strings
     column.text.offsets.npy
-    clients.npy               where each client begins
+    clients.npy               offsets of the clients
 
-A directory is written beside its place and moved there whole. No pickle is written or read.
+A directory is written under a temporary name and renamed when complete. No pickle is used.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,72 +33,57 @@ from fedzmg.storage.files import sync_directory
 
 FORMAT = 1
 
-_ZEROS = bytes(2**20)
-_COPY_BYTES = 2**24
 
-
-def save(directory: Path, fill: Callable[[Allocate], Columns], *, meta: Mapping[str, Any]) -> None:
-    """Write the columns that ``fill`` makes; what it allocates is mapped to files already.
+def save(directory: Path, fill: Callable[[Allocate], Columns]) -> str:
+    """Write the columns that ``fill`` makes, and return their fingerprint.
 
     Args:
-        directory: where they go; what was there is replaced in the end.
-        fill: makes the columns. Arrays that it did not allocate are copied.
-        meta: anything JSON can say about the columns, given back by :func:`describe`.
-
-    Raises:
-        InputError: if the disk is full or cannot be written. Nothing is left behind then, nor
-            after any other failure.
+        directory: a directory that does not exist yet.
+        fill: makes the columns. Arrays that it allocates are mapped to files; others are copied.
     """
     temporary = directory.parent / f".{directory.name}.{uuid.uuid4().hex[:8]}"
     with writing(directory):
         temporary.mkdir(parents=True)
     try:
-        _write(temporary, directory, fill, meta)
+        content, files = _fill(temporary, directory, fill)
+        # Nothing is mapped any more: some systems do not rename a mapped file.
         with writing(directory):
-            _move(temporary, directory)
+            for name, part in files.items():
+                (temporary / part).rename(temporary / f"{name}.npy")
+            for unused in temporary.glob("part.*"):
+                unused.unlink()
+            (temporary / "meta.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+            for path in temporary.iterdir():
+                with path.open("rb+") as file:
+                    os.fsync(file.fileno())
+            temporary.rename(directory)
+            sync_directory(directory.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-def _write(
-    place: Path, directory: Path, fill: Callable[[Allocate], Columns], meta: Mapping[str, Any]
-) -> None:
-    content, files = _fill(place, directory, fill)
-    # Nothing is mapped any more: some systems do not rename a mapped file.
-    with writing(directory):
-        for name, part in files.items():
-            (place / part).rename(place / f"{name}.npy")
-        for unused in place.glob("part.*"):
-            unused.unlink()
-        text = json.dumps({**content, "meta": dict(meta)}, indent=1)
-        (place / "meta.json").write_text(text, encoding="utf-8")
-        for path in place.iterdir():
-            with path.open("rb+") as file:
-                os.fsync(file.fileno())
-        sync_directory(place)
+    return str(content["fingerprint"])
 
 
 def _fill(
-    place: Path, directory: Path, fill: Callable[[Allocate], Columns]
+    folder: Path, directory: Path, fill: Callable[[Allocate], Columns]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Write the arrays; what is to be said of them, and which file holds which."""
+    """Write the arrays; return the content of ``meta.json`` and the file of each array."""
     made: list[Array] = []
 
-    def allocate(name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        del name  # a reader may use the same one twice
-        made.append(_reserve(place / f"part.{len(made)}", directory, shape, np.dtype(dtype)))
+    def allocate(name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:  # noqa: ARG001
+        # Numbered, since a reader may allocate a column twice.
+        made.append(_reserve(folder / f"part.{len(made)}", directory, shape, np.dtype(dtype)))
         return made[-1]
 
     columns = fill(allocate)
     arrays = _arrays(columns)
     files: dict[str, str] = {}
     for name, array in arrays.items():
-        fresh = [i for i, part in enumerate(made) if _same(part, array)]
-        if not fresh or f"part.{fresh[0]}" in files.values():
-            _copy(array, allocate(name, array.shape, array.dtype))
-            fresh = [len(made) - 1]
-        files[name] = f"part.{fresh[0]}"
+        number = next((i for i, part in enumerate(made) if part is array), None)
+        if number is None or f"part.{number}" in files.values():
+            number = len(made)
+            allocate(name, array.shape, array.dtype)[...] = array
+        files[name] = f"part.{number}"
     content = {
         "format": FORMAT,
         "rows": columns.rows,
@@ -120,7 +104,7 @@ def _fill(
 
 
 def _arrays(columns: Columns) -> dict[str, Array]:
-    """Every array of the columns under the name of its file."""
+    """Return every array under the name of its file."""
     arrays: dict[str, Array] = {}
     for name, column in columns.columns.items():
         if not name.isidentifier():
@@ -136,110 +120,47 @@ def _arrays(columns: Columns) -> dict[str, Array]:
 
 
 def _reserve(path: Path, directory: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """A mapped file with room on the disk for all of it."""
+    """Map a new file, with its disk space reserved."""
     if dtype.hasobject:
         raise InputError(f"column of type {dtype} cannot be stored: it holds Python objects")
-    header = {
-        "descr": np.lib.format.dtype_to_descr(dtype),
-        "fortran_order": False,
-        "shape": tuple(int(n) for n in shape),
-    }
+    shape = tuple(int(n) for n in shape)
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     with writing(directory, size):
-        with path.open("xb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            file.flush()
-            _claim(file.fileno(), file.tell(), size)
-        return np.lib.format.open_memmap(path, mode="r+")
-
-
-def _claim(handle: int, start: int, size: int) -> None:
-    """Take disk space now: a mapped file that finds the disk full later kills the process."""
-    if size == 0:
-        return
-    if hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(handle, start, size)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL):
-                raise
-    os.lseek(handle, start, os.SEEK_SET)
-    left = size
-    while left:
-        left -= os.write(handle, _ZEROS[: min(left, len(_ZEROS))])
-
-
-def _same(part: Array, array: Array) -> bool:
-    """Whether two arrays are the same whole piece of memory."""
-    a, b = part.__array_interface__, array.__array_interface__
-    layouts = [(x["data"][0], x["shape"], x["typestr"], x["strides"]) for x in (a, b)]
-    return part.size > 0 and layouts[0] == layouts[1]
-
-
-def _copy(array: Array, target: Array) -> None:
-    step = max(1, _COPY_BYTES * len(array) // max(1, array.nbytes))
-    for start in range(0, len(array), step):
-        target[start : start + step] = array[start : start + step]
-
-
-def _move(temporary: Path, directory: Path) -> None:
-    """Put a finished directory in its place; a full directory cannot be renamed over."""
-    old = temporary.with_name(f"{temporary.name}.old")
-    had = directory.exists()
-    if had:
-        directory.rename(old)
-    try:
-        temporary.rename(directory)
-    except BaseException:
-        if had:
-            old.rename(directory)
-        raise
-    sync_directory(directory.parent)
-    shutil.rmtree(old, ignore_errors=True)
+        array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        if size and hasattr(os, "posix_fallocate"):
+            # A mapped file that finds the disk full later kills the process.
+            with path.open("rb+") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        return array
 
 
 def load(directory: Path) -> Columns:
-    """Map stored columns into memory; changing them does not change the files.
-
-    Raises:
-        InputError: if the directory is damaged.
-    """
-    content = describe(directory)
-    with _damage(directory):
-        kinds, names = content["columns"], content["clients"]
-        arrays = {name: _map(directory, name, content) for name in content["shapes"]}
+    """Map stored columns into memory; changing them does not change the files."""
+    with _reporting_damage(directory):
+        content = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']!r}, this version reads {FORMAT}")
+        arrays = {}
+        for name, shape in content["shapes"].items():
+            mapped = np.load(directory / f"{name}.npy", mmap_mode="c", allow_pickle=False)
+            found = (list(mapped.shape), mapped.dtype.str)
+            if found != (shape, content["types"][name]):
+                raise ValueError(f"{name}.npy holds {found}")
+            arrays[name] = np.asarray(mapped)
         columns = {
             name: Strings(arrays[f"column.{name}.bytes"], arrays[f"column.{name}.offsets"])
             if kind == "strings"
             else arrays[f"column.{name}"]
-            for name, kind in kinds.items()
+            for name, kind in content["columns"].items()
         }
         for column in columns.values():
             if isinstance(column, Strings):
                 _check_offsets(column.offsets, len(column.text))
         owners = None
-        if names is not None:
+        if content["clients"] is not None:
             _check_offsets(arrays["clients"], content["rows"])
-            owners = Owners(tuple(names), arrays["clients"])
-        loaded = Columns(columns, owners, tuple(content["notes"]))
-        if loaded.rows != content["rows"]:
-            raise ValueError(f"{loaded.rows} rows where {content['rows']} were written")
-        return loaded
-
-
-def _map(directory: Path, name: str, content: dict[str, Any]) -> Array:
-    array = np.load(directory / f"{name}.npy", mmap_mode="c", allow_pickle=False)
-    found, written = (
-        (list(array.shape), array.dtype.str),
-        (
-            content["shapes"][name],
-            content["types"][name],
-        ),
-    )
-    if found != written:
-        raise ValueError(f"{name}.npy holds {found}, not {written}")
-    return np.asarray(array)
+            owners = Owners(tuple(content["clients"]), arrays["clients"])
+        return Columns(columns, owners, tuple(content["notes"]))
 
 
 def _check_offsets(offsets: Array, end: int) -> None:
@@ -247,27 +168,11 @@ def _check_offsets(offsets: Array, end: int) -> None:
         raise ValueError("offsets are out of order")
 
 
-def describe(directory: Path) -> dict[str, Any]:
-    """What ``meta.json`` says; ``meta`` in it is what the caller of :func:`save` added.
-
-    Raises:
-        InputError: if it is missing, damaged or of another format.
-    """
-    path = directory / "meta.json"
-    with _damage(directory):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("meta.json holds no table")
-        if content.get("format") != FORMAT:
-            raise ValueError(f"format {content.get('format')!r}, this version reads {FORMAT}")
-    return content
-
-
 @contextlib.contextmanager
-def _damage(directory: Path) -> Iterator[None]:
+def _reporting_damage(directory: Path) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # NumPy promises no set of errors for files that are damaged
+    except Exception as error:  # NumPy raises anything on damaged files
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"stored data {directory} is damaged ({reason}): run 'fedzmg data import' or "
@@ -276,7 +181,7 @@ def _damage(directory: Path) -> Iterator[None]:
 
 
 def fingerprint(columns: Columns) -> str:
-    """SHA-256 of contents, order, names and clients: equal columns, equal fingerprint."""
+    """Compute the SHA-256 of contents, order, names and clients."""
     digest = hashlib.sha256()
     for name, array in sorted(_arrays(columns).items()):
         digest.update(f"{name}\x1f{array.dtype.str}\x1f{array.shape}\x1e".encode())

@@ -1,8 +1,8 @@
-"""What a file holds: named columns with one row per example, and whose row is whose.
+"""Named columns with one row per example, and the client of each row.
 
 Readers (``fedzmg.data.formats``) make columns, the column store keeps them, partitions and presets
-turn them into :class:`~fedzmg.data.federated.FederatedData`. Names that everybody agrees on:
-``x`` (images, as stored), ``y`` (labels, int64), ``coarse`` (coarse labels), ``text`` (strings).
+turn them into :class:`~fedzmg.data.federated.FederatedData`. Agreed names: ``x`` (images, as
+stored), ``y`` (labels, int64), ``coarse`` (coarse labels), ``text`` (strings).
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from fedzmg.errors import InputError
 
 Array: TypeAlias = npt.NDArray[Any]
 Allocate: TypeAlias = Callable[[str, tuple[int, ...], npt.DTypeLike], Array]
-"""(column, shape, dtype) -> an array to fill; lets a reader write straight into a file."""
+"""(column, shape, dtype) -> an array to fill; lets a reader write directly into a file."""
 
 
-def in_memory(name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+def in_memory(name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:  # noqa: ARG001
     """Allocate a column in memory."""
-    del name
     return np.empty(shape, dtype)
 
 
 class Strings(NamedTuple):
-    """Strings end to end as UTF-8; row ``i`` is ``text[offsets[i] : offsets[i + 1]]``."""
+    """UTF-8 strings end to end; row ``i`` is ``text[offsets[i] : offsets[i + 1]]``."""
 
     text: npt.NDArray[np.uint8]
     offsets: npt.NDArray[np.int64]
@@ -39,7 +38,6 @@ class Strings(NamedTuple):
         return len(self.offsets) - 1
 
     def __repr__(self) -> str:
-        """How many there are."""
         return f"<Strings: {self.rows:,} in {len(self.text):,} bytes>"
 
 
@@ -53,23 +51,22 @@ class Owners(NamedTuple):
     offsets: npt.NDArray[np.int64]
 
     def __repr__(self) -> str:
-        """How many there are."""
         return f"<Owners: {len(self.names):,} clients of {self.offsets[-1]:,} rows>"
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of equally many rows; ``owners`` where the file says to whom a row belongs."""
+    """Columns of equally many rows; ``owners`` where the file names clients."""
 
     columns: Mapping[str, Column]
     owners: Owners | None = None
     notes: tuple[str, ...] = ()
-    """What differs from what was expected, to be said to the user."""
+    """Unexpected properties, for the user."""
     classes: tuple[str, ...] = ()
-    """Names of labels in the order of their ids, where a reader gave names their ids."""
+    """Names of labels in the order of their ids, where labels have names."""
 
     def __post_init__(self) -> None:
-        """Refuse columns of different length and owners that do not fit."""
+        """Refuse columns of different length and owners that do not match."""
         lengths = {name: _rows(column) for name, column in self.columns.items()}
         if len(set(lengths.values())) != 1:
             raise InputError(f"columns differ in length: {lengths}")
@@ -88,20 +85,24 @@ class Columns:
         """Number of examples."""
         return _rows(next(iter(self.columns.values())))
 
+    @property
+    def clients(self) -> int | None:
+        """Number of clients, where the file names any."""
+        return None if self.owners is None else len(self.owners.names)
+
     def array(self, name: str) -> Array:
-        """A column of numbers."""
+        """Return a column of numbers."""
         column = self.columns[name]
         assert not isinstance(column, Strings)
         return column
 
     def strings(self, name: str) -> Strings:
-        """A column of strings."""
+        """Return a column of strings."""
         column = self.columns[name]
         assert isinstance(column, Strings)
         return column
 
     def __repr__(self) -> str:
-        """What there is, without any of it."""
         whose = "" if self.owners is None else f" of {len(self.owners.names):,} clients"
         kinds = ", ".join(f"{name} {_kind(column)}" for name, column in self.columns.items())
         classes = f"; {len(self.classes)} named classes" if self.classes else ""

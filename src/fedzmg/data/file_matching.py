@@ -1,4 +1,4 @@
-"""Which of the files that a user has is what of a data set: its form, and its splits."""
+"""Match user files to a data set's layout and splits."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedzmg.data import archive
-from fedzmg.data.fetch import Progress
+from fedzmg.data.cache import Progress
 from fedzmg.data.sources import Form, Source, source
 from fedzmg.errors import InputError
 
 MOST_UNPACKED = 2**33
+KINDS = ("official", "accepted")
+_WORDS = {"train": "train", "training": "train", "test": "test", "testing": "test", "t10k": "test"}
+_COMPRESSED = (".gz", ".bz2", ".xz", ".lzma")
 
 
 class File(NamedTuple):
-    """A file that fits one of a set's forms."""
+    """File that fits one of a data set's forms."""
 
     path: Path
     names: tuple[str, ...]
@@ -26,7 +29,7 @@ class File(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A form, and the files of each split."""
+    """Form of a data set and the files of each split."""
 
     form: Form
     splits: Mapping[str, Sequence[Path]]
@@ -39,23 +42,13 @@ class Choice(NamedTuple):
         return [(path, split) for split, paths in self.splits.items() for path in paths]
 
 
-_WORDS = {"train": "train", "training": "train", "test": "test", "testing": "test", "t10k": "test"}
-KINDS = ("official", "accepted")
-_COMPRESSED = (".gz", ".bz2", ".xz", ".lzma")
-
-
-def paths(files: Sequence[File]) -> list[Path]:
-    """Where files are."""
-    return [file.path for file in files]
-
-
 def expected(what: Source) -> str:
-    """The files that a set can be made from, for a message."""
+    """Describe the files that a data set can be made from."""
     return ", or ".join([*(form.files for form in what.forms), "an archive of them"])
 
 
 def expand(name: str, files: Sequence[Path]) -> tuple[list[File], list[Path]]:
-    """The files of the set among those given, and archives that may hold some."""
+    """Find the files of the data set among those given, and archives that may hold some."""
     what = source(name)
     loose: list[File] = []
     packed: list[Path] = []
@@ -73,36 +66,30 @@ def expand(name: str, files: Sequence[Path]) -> tuple[list[File], list[Path]]:
                 head = file.read(16)
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-        if ".sqlite" in path.name.lower() or head.startswith(b"SQLite format 3"):
-            raise InputError(
-                f"{path} is of TensorFlow Federated's SQLite form, which is not read: give "
-                f"{expected(what)}"
-            )
         unpacked = path.stem if path.suffix.lower() in _COMPRESSED else ""
-        if any(_fits(form, path.name) or _begins(form, head) for form in what.forms):
-            loose.append(File(path, (path.name, path.absolute().parent.name), head))
-        elif archive.is_archive(path) or any(_fits(form, unpacked) for form in what.forms):
+        found = File(path, (path.name, path.absolute().parent.name), head)
+        if any(_fits(form, found) for form in what.forms):
+            loose.append(found)
+        elif archive.is_archive(path) or any(_like(unpacked, f.accepted) for f in what.forms):
             packed.append(path)
         else:
-            raise InputError(f"{path} is no file of {name!r}: give {expected(what)}")
+            raise InputError(f"{path} is not a file of {name!r}: give {expected(what)}")
     return loose, packed
 
 
 def _inside(what: Source, folder: Path) -> list[File]:
-    """The files below a folder whose names fit."""
+    """Find the files below a folder by name."""
     return [
         File(path, path.relative_to(folder).parts[::-1])
         for path in sorted(folder.rglob("*"))
-        if path.name[0] != "." and any(_fits(f, path.name) for f in what.forms) and path.is_file()
+        if path.name[0] != "." and path.is_file()
+        if any(_like(path.name, form.accepted) for form in what.forms)
     ]
 
 
-def _fits(form: Form, name: str) -> bool:
-    return _like(name, form.accepted)
-
-
-def _begins(form: Form, head: bytes) -> bool:
-    return form.magic is not None and head.startswith(form.magic)
+def _fits(form: Form, file: File) -> bool:
+    begins = form.magic is not None and file.head.startswith(form.magic)
+    return begins or _like(file.path.name, form.accepted)
 
 
 def _like(name: str, patterns: Sequence[str]) -> bool:
@@ -112,11 +99,11 @@ def _like(name: str, patterns: Sequence[str]) -> bool:
 def unpack(
     name: str, packed: Sequence[Path], workspace: Path, progress: Progress
 ) -> Iterator[File]:
-    """The files of the set inside archives, unpacked below ``workspace``."""
+    """Unpack the files of the data set from archives below ``workspace``."""
     what = source(name)
     for number, path in enumerate(packed):
         found: list[File] = []
-        # An archive may hold several sets of the same kind: first what surely is of this one.
+        # An archive may hold several sets of one kind: official names come first.
         for kind in KINDS:
             wanted = [pattern for form in what.forms for pattern in getattr(form, kind)]
             folder = workspace / f"{number}-{kind}"
@@ -130,11 +117,10 @@ def unpack(
 
 
 def choose(name: str, files: Sequence[File]) -> Choice:
-    """The first form whose files are all there."""
-    what = source(name)
+    """Choose the first form with a complete set of files."""
     problems: list[InputError] = []
-    for form in what.forms:
-        fitting = [f for f in files if _fits(form, f.path.name) or _begins(form, f.head)]
+    for form in source(name).forms:
+        fitting = [file for file in files if _fits(form, file)]
         if not fitting:
             continue
         try:
@@ -145,11 +131,11 @@ def choose(name: str, files: Sequence[File]) -> Choice:
 
 
 def _assign(name: str, form: Form, files: Sequence[File]) -> dict[str, Sequence[Path]]:
-    """Which files are which split: by their names, else by how many examples they hold."""
+    """Assign files to splits by the words of their names, else by the number of examples."""
     what = source(name)
     if form.whole:
-        [one] = _narrowed(name, "one file", form, files)
-        return {split: [one.path] for split in what.splits}
+        path = _narrowed(name, "one file", form, files)
+        return dict.fromkeys(what.splits, path)
     groups: dict[str | None, list[File]] = {}
     for file in files:
         groups.setdefault(_split(file) or _split_by_rows(what, form, file.path), []).append(file)
@@ -162,27 +148,28 @@ def _assign(name: str, form: Form, files: Sequence[File]) -> dict[str, Sequence[
                 f"cannot tell which split of {name!r} is in {', '.join(unsure)}: put the word "
                 "train or test into each file's name"
             )
-        chosen[split] = paths(_narrowed(name, f"{split} split", form, fitting))
+        chosen[split] = _narrowed(name, f"{split} split", form, fitting)
     return chosen
 
 
-def _narrowed(name: str, part: str, form: Form, files: Sequence[File]) -> Sequence[File]:
-    """As many files as it takes; of more than that those with the official name."""
-    each = form.each
-    if each is not None and len(files) > each:
-        files = [f for f in files if _like(f.path.name, form.official)] or files
-    if each is not None and len(files) > each:
+def _narrowed(name: str, part: str, form: Form, files: Sequence[File]) -> list[Path]:
+    """Return as many files as a split needs, preferring official names."""
+    paths = [file.path for file in files]
+    each = len(paths) if form.each is None else form.each
+    if len(paths) > each:
+        paths = [path for path in paths if _like(path.name, form.official)] or paths
+    if len(paths) > each:
         raise InputError(
-            f"several files could be the {part} of {name!r}: "
-            f"{', '.join(map(str, paths(files)))}; give the ones you mean"
+            f"several files could be the {part} of {name!r}: {', '.join(map(str, paths))}; give "
+            "the ones you mean"
         )
-    if len(files) < (each or 1):
+    if len(paths) < max(each, 1):
         raise InputError(f"the {part} of {name!r} is missing or incomplete: give {form.files}")
-    return files
+    return paths
 
 
 def _split(file: File) -> str | None:
-    """The split that a word of its name tells, else the name of a folder."""
+    """Find the split in the words of a file's name, else in the names of its folders."""
     name, *folders = (part.lower() for part in file.names)
     words = {_WORDS[word] for word in re.split(r"[^a-z0-9]+", name) if word in _WORDS}
     if words:
@@ -191,11 +178,18 @@ def _split(file: File) -> str | None:
 
 
 def _split_by_rows(what: Source, form: Form, path: Path) -> str | None:
-    if form.rows is None:
-        return None
     try:
-        rows = form.rows(path)
-    except Exception:  # whatever is wrong with the file, its reader says it better
+        if form.format == "h5":
+            import h5py
+
+            with h5py.File(path, "r") as file:
+                rows = sum(len(next(iter(group.values()))) for group in file["examples"].values())
+        elif form.format == "cifar_binary":
+            rows, rest = divmod(path.stat().st_size, 3074)
+            rows = -1 if rest else rows
+        else:
+            return None
+    except Exception:  # the reader reports damage better
         return None
     fitting = [split for split, (_, examples) in what.counts.items() if examples == rows]
     return fitting[0] if len(fitting) == 1 else None

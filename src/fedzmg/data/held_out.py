@@ -1,4 +1,4 @@
-"""Rows set aside for testing, where a file does not set any aside."""
+"""Hold out rows for testing."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from fedzmg.seeds import stream
 
 
 def hold_out(columns: Columns, share: float, *, seed: int = 0) -> tuple[Columns, Columns]:
-    """Part each client's rows at random: those to train on, and a share of them for testing.
+    """Split each client's rows at random into training rows and a share of test rows.
 
-    A client with two rows or more keeps at least one to train on, and one with a single row keeps
-    it. Rows that belong to nobody yet are parted as if they were one client's.
+    Every client keeps at least one row to train on. Rows without clients are split as one client's.
 
     Args:
         columns: all rows.
-        share: of each client's rows, between 0 and 1, rounded to whole rows.
-        seed: fixes which rows.
+        share: share of each client's rows, between 0 and 1, rounded to whole rows.
+        seed: seed of the random choice.
 
     Raises:
         InputError: for another share, or one that leaves nothing to test on.
     """
     if not isinstance(columns, Columns):
         raise InputError(
-            f"columns is a {type(columns).__name__}: give what a reader gives, such as "
+            f"columns is a {type(columns).__name__}: pass the result of a reader, such as "
             "fedzmg.data.formats.arrays.from_arrays(x, y, clients)"
         )
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
@@ -47,7 +46,7 @@ def hold_out(columns: Columns, share: float, *, seed: int = 0) -> tuple[Columns,
 
 
 def _selected(columns: Columns, kept: npt.NDArray[np.bool_]) -> Columns:
-    """Some of the rows, in their order."""
+    """Select rows, keeping their order."""
     owners = columns.owners
     if owners is not None:
         before = np.concatenate([[0], np.cumsum(kept)])

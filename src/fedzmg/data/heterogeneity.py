@@ -1,17 +1,14 @@
-"""How much clients differ: volume, labels, entropy, class imbalance, distance from the whole.
+"""Measure heterogeneity: volume, labels, entropy, class imbalance, KL divergence.
 
-All measures start from counts ``[clients, classes]``: how often each class occurs at each client.
-For images a class is a label and the volume counts examples; for text a class is a character of
-the vocabulary and the volume counts characters. Logarithms are natural, deviations over clients
-divide by ``n - 1``.
-
-``PAPER`` holds what the FedZMG paper printed about ten clients of each of its datasets.
+All measures start from class counts ``[clients, classes]``. For images a class is a label and the
+volume counts examples; for text a class is a character and the volume counts characters.
+Logarithms are natural, standard deviations over clients divide by ``n - 1``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -30,13 +27,13 @@ Reference = Literal["pooled", "global"]
 def label_counts(
     labels: npt.ArrayLike, owners: npt.ArrayLike, *, classes: int, clients: int | None = None
 ) -> Counts:
-    """How often each class occurs at each client, ``[clients, classes]``.
+    """Count each class at each client, ``[clients, classes]``.
 
     Args:
         labels: class of every example, or vocabulary id of every character.
         owners: client of every example as a partition gives it; a negative one is left out.
         classes: number of classes.
-        clients: number of clients, where the last ones may own nothing.
+        clients: number of clients, if the last ones may own nothing.
 
     Raises:
         InputError: for different lengths or numbers out of range.
@@ -53,9 +50,9 @@ def label_counts(
     owned = owner >= 0
     outside = np.flatnonzero(owned & ((label < 0) | (label >= classes)))
     if len(outside):
-        place = int(outside[0])
+        row = int(outside[0])
         raise InputError(
-            f"label {label[place]} of example {place} is outside 0 to {classes - 1}: "
+            f"label {label[row]} of example {row} is outside 0 to {classes - 1}: "
             "correct it or the number of classes"
         )
     found = int(owner.max(initial=-1)) + 1
@@ -67,7 +64,7 @@ def label_counts(
 
 
 def owners_of(offsets: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Owner of every row where rows are sorted by client, as in ``FederatedData.offsets``.
+    """Return the owner of every row from client offsets, as in ``FederatedData.offsets``.
 
     >>> owners_of([0, 2, 2, 5]).tolist()
     [0, 0, 2, 2, 2]
@@ -77,13 +74,13 @@ def owners_of(offsets: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 
 def distinct(counts: Counts) -> Counts:
-    """Number of classes that occur at each client."""
+    """Count the classes that occur at each client."""
     present: Counts = np.count_nonzero(counts, axis=-1)
     return present
 
 
 def entropy(counts: Counts, base: EntropyBase = "classes") -> Floats:
-    """Entropy of each client's classes over its largest possible value, 0 to 1.
+    """Compute the entropy of each client's classes over its largest possible value, 0 to 1.
 
     ``classes`` divides by the logarithm of the number of all classes, ``present`` by that of the
     classes that occur at the client. Where only one class is possible, 0 / 0 counts as 0.
@@ -98,7 +95,7 @@ def entropy(counts: Counts, base: EntropyBase = "classes") -> Floats:
 
 
 def gini(counts: Counts) -> Floats:
-    """Gini coefficient of each client's counts over all classes, absent ones included.
+    """Compute the Gini coefficient of each client's counts over all classes, absent ones included.
 
     0 if all classes are equally frequent, ``1 - 1 / C`` if only one of C classes occurs.
     """
@@ -111,12 +108,9 @@ def gini(counts: Counts) -> Floats:
 
 
 def kl(counts: Counts, reference: npt.ArrayLike) -> Floats:
-    """Kullback-Leibler divergence of each client's classes from a reference, in nats.
+    """Compute the Kullback-Leibler divergence of each client's classes from a reference, in nats.
 
-    Args:
-        counts: the clients.
-        reference: counts of all classes; if it lacks a class that a client has, the divergence
-            is infinite. A pool that contains the clients lacks none.
+    It is infinite for a client with a class that the reference counts lack.
     """
     share, whole = _shares(counts), _shares(np.asarray(reference))
     with np.errstate(divide="ignore"):
@@ -126,7 +120,7 @@ def kl(counts: Counts, reference: npt.ArrayLike) -> Floats:
 
 
 def dominant(counts: Counts) -> tuple[Counts, Floats]:
-    """The most frequent class of each client, the first of equals, and its share."""
+    """Return the most frequent class of each client (the first of equals) and its share."""
     return counts.argmax(axis=-1), counts.max(axis=-1) / counts.sum(axis=-1)
 
 
@@ -136,7 +130,7 @@ def _shares(counts: npt.NDArray[Any]) -> Floats:
 
 
 class Row(NamedTuple):
-    """One client."""
+    """Measures of one client."""
 
     client: str
     volume: int
@@ -149,7 +143,7 @@ class Row(NamedTuple):
 
 
 MEASURES = ("volume", "distinct", "entropy", "gini", "kl", "dominant_share")
-"""What is averaged over clients."""
+"""Measures that are averaged over clients."""
 
 
 class Spread(NamedTuple):
@@ -161,20 +155,9 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """Heterogeneity of the clients of a dataset.
+    """Heterogeneity of the clients of a dataset, as measured by :func:`describe`.
 
-    Attributes:
-        name: the dataset, for titles.
-        unit: what the volume counts.
-        entropy: what the entropy is divided by.
-        reference: what the divergence compares with.
-        total: how many clients there are; ``clients`` holds those that were described.
-        sample: how many were asked for, None for all.
-        seed: chose the sample.
-        labels: name of every class.
-        counts: class counts of the described clients.
-        clients: a row for each of them.
-        summary: mean and deviation of each of ``MEASURES``.
+    ``total`` counts all clients; ``counts`` and ``clients`` hold the sampled ones.
     """
 
     name: str
@@ -185,29 +168,24 @@ class Report:
     sample: int | None
     seed: int
     labels: tuple[str, ...]
-    counts: Counts
-    clients: tuple[Row, ...]
     summary: dict[str, Spread]
+    clients: tuple[Row, ...]
+    counts: Counts
 
     def rows(self) -> list[dict[str, Any]]:
-        """One flat record per client, as for CSV."""
+        """Return one flat record per client, as for CSV."""
         return [row._asdict() for row in self.clients]
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
-        return {
-            "name": self.name,
-            "unit": self.unit,
-            "entropy": self.entropy,
-            "reference": self.reference,
-            "total": self.total,
-            "sample": self.sample,
-            "seed": self.seed,
+        """Return everything, ready for JSON."""
+        summary = {name: spread._asdict() for name, spread in self.summary.items()}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        lists = {
             "labels": list(self.labels),
-            "summary": {name: spread._asdict() for name, spread in self.summary.items()},
             "clients": self.rows(),
             "counts": self.counts.tolist(),
         }
+        return {**values, "summary": summary, **lists}
 
 
 def describe(
@@ -227,17 +205,17 @@ def describe(
     Args:
         counts: class counts of all clients, ``[clients, classes]``.
         names: name of every client.
-        unit: what the counts add up to.
+        unit: meaning of the counts.
         entropy: divide by the logarithm of all ``classes`` or of those ``present`` at the client.
         reference: the divergence is from the ``pooled`` clients that are described, as in the
             paper, or from the ``global`` distribution of all clients.
-        sample: describe so many clients, chosen at random; None describes all.
-        seed: chooses the sample.
+        sample: number of random clients to measure; None for all.
+        seed: seed of the sample.
         labels: name of every class; their numbers if not given.
         name: the dataset, for titles.
 
     Raises:
-        InputError: for counts that are none, a client without data, or an impossible option.
+        InputError: for invalid counts, a client without data, or an impossible option.
     """
     table = _checked(counts, names)
     for what, value, known in (
@@ -362,8 +340,7 @@ PAPER: dict[str, dict[str, Any]] = {
         ],
     },
 }
-"""What the paper printed: (mean, deviation) over ten clients, and clients that it names.
+"""Numbers of the FedZMG paper: (mean, deviation) over ten clients, and clients that it names.
 
 ``entropy`` and ``reference`` are the definitions that its numbers fit; it does not state them.
-What it does not give is missing or None.
 """

@@ -1,8 +1,7 @@
 """Split pooled examples into clients; every partition is a function of its seed.
 
-A partition says for every example which client owns it; ``UNUSED`` marks examples that nobody gets.
-:func:`make` takes a name and options, and keeps with the owners everything needed to make them
-again.
+A partition is the client of every example; ``UNUSED`` marks examples without a client. :func:`make`
+takes a name and options, and records everything needed to repeat the partition.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LEAST_LOG, _LARGEST_SHAPE = -1e300, 1e300
 
 
 def iid(labels: npt.NDArray[np.int64], clients: int, *, seed: int = 0) -> Owners:
-    """Owner of every example: a random split into clients of equal size (up to one example)."""
+    """Split at random into clients of equal size (up to one example)."""
     _check(labels, clients)
     owners = np.arange(len(labels), dtype=np.int64) % clients
     return stream(seed, "partition", "iid").permutation(owners)
@@ -37,11 +36,11 @@ def iid(labels: npt.NDArray[np.int64], clients: int, *, seed: int = 0) -> Owners
 def dirichlet(
     labels: npt.NDArray[np.int64], clients: int, *, alpha: float, seed: int = 0
 ) -> Owners:
-    """Owner of every example under label skew; every client owns the same number, up to one.
+    """Split with label skew into clients of equal size (up to one example).
 
-    Each client draws its own label distribution from Dirichlet(alpha); examples are dealt one at
-    a time to clients in turn, each taking a label from its distribution among those left. Small
-    ``alpha`` means strong skew. Equal sizes keep label skew apart from quantity skew.
+    Each client draws its own label distribution from Dirichlet(alpha). Clients take one example at
+    a time in turn, with a label from their distribution among those left. Small ``alpha`` means
+    strong skew. Equal sizes keep label skew apart from quantity skew.
     """
     labels = _one_each(labels)
     _check(labels, clients)
@@ -49,12 +48,12 @@ def dirichlet(
     rng = stream(seed, "partition", "dirichlet")
     classes = np.unique(labels)
     piles = [rng.permutation(np.flatnonzero(labels == c)).tolist() for c in classes]
-    taste = rng.dirichlet(np.full(len(classes), alpha), size=clients)
+    shares = rng.dirichlet(np.full(len(classes), alpha), size=clients)
     owners = np.empty(len(labels), dtype=np.int64)
     left = np.array([len(pile) for pile in piles])
-    for turn in range(len(labels)):
-        client = turn % clients
-        share = taste[client] * (left > 0)
+    for i in range(len(labels)):
+        client = i % clients
+        share = shares[client] * (left > 0)
         # A client whose labels are used up takes what there is most of.
         share = share / share.sum() if share.sum() > 1e-12 else left / left.sum()
         label = int(rng.choice(len(classes), p=share))
@@ -66,7 +65,7 @@ def dirichlet(
 def shards(
     labels: npt.NDArray[np.int64], clients: int, *, per_client: int = 2, seed: int = 0
 ) -> Owners:
-    """Owner of every example when each client gets a few shards of the examples sorted by label.
+    """Sort by label, cut into shards, and give each client a few of them.
 
     The split of the FedAvg paper: a client sees few labels, about ``per_client`` where a label
     fills whole shards. Shards differ by at most one example in size; which examples of a label
@@ -76,11 +75,7 @@ def shards(
     _check(labels, clients)
     _check_whole("per_client", per_client)
     pieces = clients * per_client
-    if pieces > len(labels):
-        raise InputError(
-            f"{clients} clients of {per_client} shards need {pieces} examples, there are "
-            f"{len(labels)}: take fewer clients or a smaller per_client"
-        )
+    _check_enough(labels, clients, "per_client", per_client)
     rng = stream(seed, "partition", "shards")
     mixed = rng.permutation(len(labels))
     by_label = mixed[np.argsort(labels[mixed], kind="stable")]
@@ -91,28 +86,19 @@ def shards(
 
 
 def quantity(
-    labels: npt.NDArray[np.int64],
-    clients: int,
-    *,
-    alpha: float,
-    minimum: int = 1,
-    seed: int = 0,
+    labels: npt.NDArray[np.int64], clients: int, *, alpha: float, minimum: int = 1, seed: int = 0
 ) -> Owners:
-    """Owner of every example when clients differ in size and in nothing else.
+    """Split into clients that differ in size and in nothing else.
 
     Every client gets ``minimum`` examples; the rest is divided by shares drawn from
     Dirichlet(alpha) over the clients, to the nearest example. Small ``alpha`` means few large
-    clients, large ``alpha`` equal sizes. Labels are dealt at random.
+    clients, large ``alpha`` equal sizes. Labels are given out at random.
     """
     _check(labels, clients)
     _check_positive("alpha", alpha)
     _check_whole("minimum", minimum)
+    _check_enough(labels, clients, "minimum", minimum)
     rest = len(labels) - clients * minimum
-    if rest < 0:
-        raise InputError(
-            f"{clients} clients of at least {minimum} examples need {clients * minimum}, there "
-            f"are {len(labels)}: take fewer clients or a smaller minimum"
-        )
     rng = stream(seed, "partition", "quantity")
     borders = np.rint(rest * np.cumsum(_softmax(_log_gamma(rng, alpha, clients))))
     borders[-1] = rest
@@ -121,25 +107,22 @@ def quantity(
 
 
 def natural(ids: npt.ArrayLike, clients: int | None = None) -> Owners:
-    """Owner of every example from what the data say: a writer, a role, any sortable id.
+    """Split by a given client id: a writer, a role, any sortable value.
 
     Client ``i`` is the ``i``-th of the sorted ids, as in
     :meth:`fedzmg.data.federated.FederatedData.from_arrays`.
 
-    Args:
-        ids: one id per example.
-        clients: how many different ids are expected, if that is known.
+    ``clients`` is the expected number of different ids, if known.
     """
     try:
-        each = _one_each(ids, "client ids")
+        each = np.asarray(ids)
         present, owners = np.unique(each, return_inverse=True)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
+    except (TypeError, ValueError):
         raise InputError("client ids cannot be sorted: give numbers or strings") from None
+    _one_each(each, "client ids")
     if each.dtype.kind in "fc" and np.isnan(each).any():
-        place = int(np.flatnonzero(np.isnan(each))[0])
-        raise InputError(f"client id of example {place} is not a number: give every example an id")
+        row = int(np.flatnonzero(np.isnan(each))[0])
+        raise InputError(f"client id of example {row} is not a number: give every example an id")
     if clients is not None and clients != len(present):
         raise InputError(
             f"clients = {clients}: the ids name {len(present)} clients, which cannot be chosen"
@@ -157,13 +140,13 @@ def pachinko(
     leaf: float = 10.0,
     seed: int = 0,
 ) -> Owners:
-    """Owner of every example by two-level Pachinko allocation, as for federated CIFAR-100.
+    """Split by two-level Pachinko allocation, as for federated CIFAR-100.
 
-    A client draws its taste for coarse labels from Dirichlet(root) and, below each of them, for
-    its fine labels from Dirichlet(leaf), among those that still have examples. Then it takes
+    A client draws probabilities of coarse labels from Dirichlet(root) and, below each of them, of
+    fine labels from Dirichlet(leaf), among those that still have examples. Then it takes
     ``per_client`` random examples, one coarse label and one fine label at a time; a label that
-    runs out is deleted and its level renormalised. Clients come in order, so later ones find
-    fewer labels and are more skewed. What is left over is ``UNUSED``.
+    runs out is deleted and its level renormalised. Later clients find fewer labels and are more
+    skewed. Left-over examples are ``UNUSED``.
 
     Args:
         fine: label of every example.
@@ -172,21 +155,14 @@ def pachinko(
         per_client: examples of each client.
         root: concentration over the coarse labels; small means strong skew.
         leaf: concentration over the fine labels of a coarse label.
-        seed: fixes every draw.
-
-    Raises:
-        InputError: for too few examples, labels that form no tree, or impossible options.
+        seed: seed of every draw.
     """
     fine = _one_each(fine)
     _check(fine, clients)
     _check_whole("per_client", per_client)
     _check_positive("root", root)
     _check_positive("leaf", leaf)
-    if clients * per_client > len(fine):
-        raise InputError(
-            f"{clients} clients of {per_client} examples need {clients * per_client}, there are "
-            f"{len(fine)}: take fewer clients or a smaller per_client"
-        )
+    _check_enough(fine, clients, "per_client", per_client)
     label, above = _tree(fine, _one_each(coarse, "coarse labels"))
     rng = stream(seed, "partition", "pachinko")
     mixed = rng.permutation(len(label))
@@ -210,7 +186,7 @@ def pachinko(
 def _tree(
     fine: npt.NDArray[Any], coarse: npt.NDArray[Any]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Number the labels: the fine label of every example, the coarse label of every fine one."""
+    """Number the labels; return fine labels of examples and coarse labels of fine labels."""
     if len(coarse) != len(fine):
         raise InputError(
             f"{len(coarse)} coarse labels for {len(fine)} examples: give one per example"
@@ -218,10 +194,10 @@ def _tree(
     names, first, label = np.unique(fine, return_index=True, return_inverse=True)
     wrong = np.flatnonzero(coarse != coarse[first][label])
     if len(wrong):
-        place = int(wrong[0])
+        row = int(wrong[0])
         raise InputError(
-            f"label {names[label[place]]} lies below coarse label {coarse[first[label[place]]]} "
-            f"and, in example {place}, below {coarse[place]}: give it one coarse label"
+            f"label {names[label[row]]} lies below coarse label {coarse[first[label[row]]]} "
+            f"and, in example {row}, below {coarse[row]}: give it one coarse label"
         )
     return label, np.unique(coarse[first], return_inverse=True)[1]
 
@@ -234,24 +210,24 @@ def _fill(
     root: float,
     leaf: float,
 ) -> npt.NDArray[np.int64]:
-    """The labels of one client in the order they are taken; they are removed from ``left``.
+    """Draw the labels of one client in order, and remove them from ``left``.
 
     Draws are independent until a label runs out, so they are made all at once, kept up to the one
     that takes the last example of a label, and repeated from there.
     """
     groups = int(above.max()) + 1
     # A draw over all labels, without those that are exhausted, is Dirichlet over the others.
-    taste_above = _log_gamma(rng, root, groups)
-    taste = _log_gamma(rng, leaf, len(left))
+    coarse_logs = _log_gamma(rng, root, groups)
+    fine_logs = _log_gamma(rng, leaf, len(left))
     kept: list[npt.NDArray[np.int64]] = []
     while wanted:
         labels = np.flatnonzero(left)
         parents, parent = np.unique(above[labels], return_inverse=True)
-        weights = _softmax(taste_above[parents])[parent] * _softmax(taste[labels], parent)
+        weights = _softmax(coarse_logs[parents])[parent] * _softmax(fine_logs[labels], parent)
         borders = np.cumsum(weights)
-        place = np.searchsorted(borders, rng.random(wanted) * borders[-1], side="right")
+        row = np.searchsorted(borders, rng.random(wanted) * borders[-1], side="right")
         # A number that rounds up to the last border belongs to the last label.
-        draws = labels[np.minimum(place, len(labels) - 1)]
+        draws = labels[np.minimum(row, len(labels) - 1)]
         counts = np.bincount(draws, minlength=len(left))
         spent = np.flatnonzero((counts >= left) & (left > 0))
         if len(spent):
@@ -265,10 +241,9 @@ def _fill(
 
 
 def _log_gamma(rng: np.random.Generator, shape: float, size: int) -> npt.NDArray[np.float64]:
-    """Logarithms of gamma variates, which normalised are Dirichlet.
+    """Draw logarithms of gamma variates, which normalised are Dirichlet.
 
-    As logarithms they keep their order where the variates themselves would underflow to zero, so
-    that some mass always remains on whatever is available.
+    Logarithms keep their order where the variates would underflow to zero.
     """
     shape = min(shape, _LARGEST_SHAPE)
     with np.errstate(over="ignore"):
@@ -281,7 +256,7 @@ def _log_gamma(rng: np.random.Generator, shape: float, size: int) -> npt.NDArray
 def _softmax(
     logs: npt.NDArray[np.float64], group: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.float64]:
-    """Weights from logarithms; with ``group``, weights that sum to one in every group."""
+    """Normalise logarithms to weights that sum to one (in every ``group``)."""
     if group is None:
         group = np.zeros(len(logs), dtype=np.int64)
     largest = np.full(int(group.max()) + 1, -np.inf)
@@ -318,6 +293,14 @@ def _check_whole(name: str, value: int) -> None:
         raise InputError(f"{name} = {value!r}: expected a whole number >= 1")
 
 
+def _check_enough(labels: npt.NDArray[Any], clients: int, name: str, each: int) -> None:
+    if clients * each > len(labels):
+        raise InputError(
+            f"{clients} clients with {name} = {each} need {clients * each} examples, there are "
+            f"{len(labels)}: take fewer clients or a smaller {name}"
+        )
+
+
 def _check_positive(name: str, value: float) -> None:
     number = isinstance(value, int | float | np.integer | np.floating)
     if not number or isinstance(value, bool) or not 0 < value < np.inf:
@@ -336,33 +319,28 @@ PARTITIONS: dict[str, Callable[..., Owners]] = {
 _MISSING = {
     "alpha": "give alpha=0.1 for very unequal clients, 10 for nearly equal ones (--set alpha=0.1)",
     "clients": "say how many, clients=100 (--clients 100)",
-    "coarse": "only data with coarse labels, such as CIFAR-100, can be dealt out by it",
+    "coarse": "it needs data with coarse labels, such as CIFAR-100",
 }
-"""What to do about an argument that is not given, in Python (and in a command)."""
+"""Remedy for a missing argument, in Python (and in a command)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Owners, and how they were made.
-
-    Attributes:
-        name: a name of ``PARTITIONS``.
-        options: every option of that partition, defaults written out.
-        seed: the seed.
-        owners: the client of every example, read-only; ``UNUSED`` for examples nobody owns.
-    """
+    """Owners and the options that made them."""
 
     name: str
     options: Mapping[str, Any]
+    """All options of the partition, defaults included."""
     seed: int
     owners: Owners
+    """Client of every example, read-only; ``UNUSED`` for examples without one."""
 
     def fingerprint(self) -> str:
-        """SHA-256 of the owners: equal splits have equal fingerprints, however they were made."""
+        """Compute the SHA-256 of the owners."""
         return hashlib.sha256(np.ascontiguousarray(self.owners, dtype="<i8").tobytes()).hexdigest()
 
     def as_dict(self) -> dict[str, Any]:
-        """What to record of a partition, ready for JSON; it is made again from this."""
+        """Return the record of a partition, ready for JSON; it can be made again from this."""
         return {
             "name": self.name,
             "options": dict(self.options),
@@ -386,8 +364,8 @@ def make(
         name: a name of ``PARTITIONS``.
         labels: label of every example; for ``natural``, its client id.
         clients: number of clients; ``natural`` finds it by itself.
-        coarse: coarse label of every example, which only ``pachinko`` looks at.
-        seed: fixes every random choice.
+        coarse: coarse label of every example, which only ``pachinko`` uses.
+        seed: seed of every random choice.
         options: the partition's own options, e.g. ``alpha``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Who holds what of a data set: counts of classes or characters at each client, and examples."""
+"""Count the classes or characters of every client of a data set."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedzmg.data import embedded
-from fedzmg.data.columns import Array, Columns, Owners, Strings
+from fedzmg.data.columns import Column, Columns, Owners, Strings
 from fedzmg.data.heterogeneity import Counts, Unit, label_counts, owners_of
 from fedzmg.data.partition import Partition, make
 from fedzmg.data.text import CHARACTERS, VOCABULARY, encode
 from fedzmg.errors import InputError
 
 UNKNOWN = "*"
-"""How tables and figures call every character that is not in the vocabulary."""
+"""Label of characters outside the vocabulary in tables and figures."""
 
 
 class Population(NamedTuple):
-    """The clients of one split."""
+    """Clients of one split."""
 
     names: tuple[str, ...]
     counts: Counts
@@ -29,7 +29,7 @@ class Population(NamedTuple):
     columns: Columns
     """Rows sorted by client."""
     partition: Mapping[str, Any] | None
-    """How rows were dealt out; None where the files say whose they are."""
+    """Partition of the rows; None where the files name clients."""
     notes: tuple[str, ...]
 
 
@@ -38,15 +38,11 @@ DEFAULT_PARTITIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("cifar100", "train"): {"name": "pachinko", "clients": 500},
     ("cifar100", "test"): {"name": "pachinko", "clients": 100},
 }
-"""How the presets deal out sets that name no clients."""
+"""Partitions of the presets for sets without clients."""
 
 
 def embedded_columns(name: str, split: str) -> Columns:
-    """A data set that ships with the package, as the catalog would give it.
-
-    Raises:
-        InputError: for a split that it does not have.
-    """
+    """Return a data set that ships with the package as columns."""
     if name == "digits" and split in ("train", "test"):
         digits = embedded.load_digits()
         x, y = (getattr(digits, f"{split}_{column}") for column in "xy")
@@ -65,18 +61,15 @@ def population(
 
     Args:
         columns: images with labels, or text.
-        classes: number of labels; None to count their names, or to take the largest there is.
-        partition: name, clients, seed and options, where the files name no clients.
-
-    Raises:
-        InputError: if nobody knows whose examples are whose, or a partition cannot be made.
+        classes: number of labels; by default the number of their names, or the largest label.
+        partition: name, clients, seed and options, for files that name no clients.
     """
     made: Partition | None = None
     if partition is not None:
-        columns, made = _dealt(columns, dict(partition))
+        columns, made = _partitioned(columns, dict(partition))
     if columns.owners is None:
         raise InputError(
-            "this data set names no clients: say how to deal its examples out, for example "
+            "this data set names no clients: give a partition, for example "
             "--partition dirichlet --clients 100 --set alpha=0.1"
         )
     unit: Unit = "characters" if "text" in columns.columns else "examples"
@@ -93,27 +86,23 @@ def population(
     empty = int((~held).sum())
     notes = (f"{empty} clients hold nothing and are left out",) if empty else ()
     names = tuple(name for name, some in zip(columns.owners.names, held, strict=True) if some)
-    said = None if made is None else made.as_dict()
-    return Population(names, counts[held], unit, labels, columns, said, notes)
+    record = None if made is None else made.as_dict()
+    return Population(names, counts[held], unit, labels, columns, record, notes)
 
 
-def _dealt(columns: Columns, options: dict[str, Any]) -> tuple[Columns, Partition]:
-    """Rows of an image set sorted by the client that a partition gives them to."""
+def _partitioned(columns: Columns, options: dict[str, Any]) -> tuple[Columns, Partition]:
+    """Sort the rows of an image set by client of a partition."""
     if "y" not in columns.columns:
-        raise InputError("text cannot be dealt out by label: its files name its clients")
+        raise InputError("text cannot be partitioned by label: its files name its clients")
     coarse = columns.array("coarse") if "coarse" in columns.columns else None
     made = make(options.pop("name"), columns.array("y"), coarse=coarse, **options)
     clients = int(made.owners.max()) + 1
     order = np.argsort(made.owners, kind="stable")
     order = order[made.owners[order] >= 0]
     offsets = np.searchsorted(made.owners[order], np.arange(clients + 1))
-    rows = {name: _rows(columns.array(name), order) for name in columns.columns}
+    rows: dict[str, Column] = {name: columns.array(name)[order] for name in columns.columns}
     owners = Owners(tuple(str(i) for i in range(clients)), offsets.astype(np.int64))
     return Columns(rows, owners, columns.notes, columns.classes), made
-
-
-def _rows(column: Array, order: Array) -> Array:
-    return column[order]
 
 
 def _characters(columns: Columns) -> Counts:

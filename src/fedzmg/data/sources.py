@@ -1,23 +1,19 @@
-"""The data sets that have a name: what they are, where they come from, which reader reads them."""
+"""Catalog of named data sets: contents, download addresses and file layouts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from fedzmg.data.columns import Allocate, Columns
 from fedzmg.errors import InputError, unknown
 
 EMBEDDED = ("digits", "plays")
-"""What ships with the package, and is in no catalog."""
-Read: TypeAlias = Callable[[Sequence[Path], str, int | None, Allocate], Columns]
-"""(files, split, number of classes, allocate) -> columns."""
+"""Data sets that ship with the package."""
 
 
 class Remote(NamedTuple):
-    """A file at its official address."""
+    """File at its official address."""
 
     url: str
     sha256: str
@@ -25,34 +21,35 @@ class Remote(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the file is called."""
+        """Name of the file."""
         return self.url.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
 class Form:
-    """One way in which a set's files come."""
+    """One file layout of a data set."""
 
     files: str
-    """The official files, for people."""
+    """Official files, for messages."""
     official: tuple[str, ...]
     """Patterns of the official names, which are preferred to others that fit."""
     accepted: tuple[str, ...]
     """Patterns of all names that fit."""
-    read: Read
+    format: str
+    """Key of :data:`fedzmg.data.formats.FORMATS`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the reader."""
     magic: bytes | None = None
-    """What such a file begins with, whatever it is called."""
+    """First bytes of such a file, whatever its name."""
     each: int | None = 1
-    """Files for one split; None for any number."""
+    """Files of one split; None for any number."""
     whole: bool = False
     """One file holds all splits."""
-    rows: Callable[[Path], int] | None = None
-    """Count the examples in a file, to tell splits apart whose names do not."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set by name."""
+    """Named data set."""
 
     title: str
     citation: str
@@ -70,92 +67,11 @@ class Source:
         return tuple(self.counts)
 
 
-# Readers are imported when they read: HDF5 alone takes a while.
-
-
-def _read_h5(paths: Sequence[Path], split: str, classes: int | None, allocate: Allocate) -> Columns:
-    from fedzmg.data.formats import tff_h5
-
-    del split
-    return tff_h5.read(paths, allocate, classes=classes)
-
-
-def _read_leaf(
-    paths: Sequence[Path], split: str, classes: int | None, allocate: Allocate
-) -> Columns:
-    from fedzmg.data.formats import leaf_json
-
-    del split, classes
-    return leaf_json.read(paths, allocate)
-
-
-def _read_cifar_binary(
-    paths: Sequence[Path], split: str, classes: int | None, allocate: Allocate
-) -> Columns:
-    from fedzmg.data.formats import cifar
-
-    del split, classes
-    return cifar.read_binary(paths, allocate)
-
-
-def _read_cifar_python(
-    paths: Sequence[Path], split: str, classes: int | None, allocate: Allocate
-) -> Columns:
-    from fedzmg.data.formats import cifar
-
-    del split, classes
-    return cifar.read_python(paths, allocate)
-
-
-def _read_idx(
-    paths: Sequence[Path], split: str, classes: int | None, allocate: Allocate
-) -> Columns:
-    from fedzmg.data.formats import idx
-
-    del split, classes
-    return idx.read(paths, allocate)
-
-
-def _read_emnist_idx(
-    paths: Sequence[Path], split: str, classes: int | None, allocate: Allocate
-) -> Columns:
-    from fedzmg.data.formats import idx
-
-    del split, classes
-    return idx.read(paths, allocate, transposed=True)
-
-
-def _read_mat(
-    paths: Sequence[Path], split: str, classes: int | None, allocate: Allocate
-) -> Columns:
-    from fedzmg.data.formats import emnist_mat
-
-    del classes
-    return emnist_mat.read(paths, allocate, split=split)
-
-
-def _h5_rows(path: Path) -> int:
-    import h5py
-
-    with h5py.File(path, "r") as file:
-        return sum(len(next(iter(client.values()))) for client in file["examples"].values())
-
-
-def _cifar_rows(path: Path) -> int:
-    rows, rest = divmod(path.stat().st_size, 3074)
-    return -1 if rest else rows
-
-
-def _h5(stem: str) -> Form:
+def _h5(stem: str, classes: int | None = None) -> Form:
     names = (f"{stem}_train.h5", f"{stem}_test.h5")
-    return Form(
-        f"{names[0]} and {names[1]}",
-        names,
-        ("*.h5", "*.hdf5"),
-        _read_h5,
-        magic=b"\x89HDF\r\n\x1a\n",
-        rows=_h5_rows,
-    )
+    options = {"classes": classes}
+    magic = b"\x89HDF\r\n\x1a\n"
+    return Form(" and ".join(names), names, ("*.h5", "*.hdf5"), "h5", options, magic)
 
 
 _TFF = "https://storage.googleapis.com/tff-datasets-public"
@@ -167,7 +83,7 @@ _LEAF_IMAGES = Form(
     "LEAF's femnist folder data/ with train/*.json and test/*.json",
     ("all_data_*.json",),
     ("*.json",),
-    _read_leaf,
+    "leaf",
     each=None,
 )
 
@@ -177,7 +93,7 @@ SOURCES: dict[str, Source] = {
         f"{_COHEN}; {_LEAF}",
         "made from NIST Special Database 19; cite both papers",
         {"train": (3400, 671_585), "test": (3400, 77_483)},
-        (_h5("fed_emnist"), _LEAF_IMAGES),
+        (_h5("fed_emnist", 62), _LEAF_IMAGES),
         (
             Remote(
                 f"{_TFF}/fed_emnist.tar.bz2",
@@ -191,7 +107,7 @@ SOURCES: dict[str, Source] = {
         f"{_COHEN}; {_LEAF}",
         "made from NIST Special Database 19; cite both papers",
         {"train": (3383, 341_873), "test": (3383, 40_832)},
-        (_h5("fed_emnist_digitsonly"),),
+        (_h5("fed_emnist_digitsonly", 10),),
         (
             Remote(
                 f"{_TFF}/fed_emnist_digitsonly.tar.bz2",
@@ -210,14 +126,13 @@ SOURCES: dict[str, Source] = {
                 "cifar-100-binary/train.bin and test.bin",
                 ("train.bin", "test.bin"),
                 ("*.bin",),
-                _read_cifar_binary,
-                rows=_cifar_rows,
+                "cifar_binary",
             ),
             Form(
                 "cifar-100-python/train and test",
                 ("train", "test"),
                 ("train", "test"),
-                _read_cifar_python,
+                "cifar_python",
             ),
         ),
         (
@@ -235,7 +150,7 @@ SOURCES: dict[str, Source] = {
         f"{_KRIZHEVSKY}; Reddi et al. 2021, Adaptive Federated Optimization",
         "research use; cite the report",
         {"train": (500, 50_000), "test": (100, 10_000)},
-        (_h5("fed_cifar100"),),
+        (_h5("fed_cifar100", 100),),
         (
             Remote(
                 f"{_TFF}/fed_cifar100.tar.bz2",
@@ -263,7 +178,7 @@ SOURCES: dict[str, Source] = {
         "LeCun et al. 1998; Yadav and Bottou 2019, Cold Case: The Lost MNIST Digits (writers)",
         "terms of MNIST and QMNIST",
         {"train": (834, 62_988), "test": (834, 6_995)},
-        (_h5("mnist_by_writer"),),
+        (_h5("mnist_by_writer", 10),),
         classes=10,
     ),
     "chars74k": Source(
@@ -271,7 +186,7 @@ SOURCES: dict[str, Source] = {
         "de Campos et al. 2009, Character Recognition in Natural Images",
         "research use; cite the paper",
         {"train": (55, 3_080), "test": (55, 330)},
-        (_h5("chars74k_by_writer"),),
+        (_h5("chars74k_by_writer", 62),),
         classes=62,
     ),
     "shakespeare-by-role": Source(
@@ -292,7 +207,7 @@ SOURCES: dict[str, Source] = {
                 "{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz",
                 ("train-*-ubyte*", "t10k-*-ubyte*", "train-*.idx*", "t10k-*.idx*"),
                 ("*ubyte", "*ubyte.gz"),
-                _read_idx,
+                "idx",
                 each=2,
             ),
         ),
@@ -330,15 +245,12 @@ SOURCES: dict[str, Source] = {
                 "emnist-byclass-{train,test}-{images-idx3,labels-idx1}-ubyte.gz",
                 ("emnist-byclass-*-ubyte*",),
                 ("*byclass*ubyte", "*byclass*ubyte.gz"),
-                _read_emnist_idx,
+                "idx",
+                {"transposed": True},
                 each=2,
             ),
             Form(
-                "emnist-byclass.mat",
-                ("emnist-byclass.mat",),
-                ("*byclass*.mat",),
-                _read_mat,
-                whole=True,
+                "emnist-byclass.mat", ("emnist-byclass.mat",), ("*byclass*.mat",), "mat", whole=True
             ),
         ),
         (
@@ -354,11 +266,7 @@ SOURCES: dict[str, Source] = {
 
 
 def source(name: str) -> Source:
-    """What is known of a set.
-
-    Raises:
-        InputError: for a name that is not in the catalog.
-    """
+    """Look up a data set."""
     if name in EMBEDDED:
         raise InputError(f"{name!r} ships with fedzmg: there is nothing to get, import or remove")
     if name not in SOURCES:

@@ -1,7 +1,6 @@
-"""Characters to ids, and a client's text to sequences of equal length.
+"""Encode characters as ids, and cut text into sequences of equal length.
 
-Everything works on all clients at once: texts lie end to end, and offsets say where each client
-begins.
+All clients are processed at once: texts lie end to end, and offsets mark the clients.
 """
 
 from __future__ import annotations
@@ -15,18 +14,16 @@ from fedzmg.errors import InputError
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 CHARACTERS = "".join(sorted("\n !$&',-.3:;?" + LETTERS))
-"""The 65 characters that the paper's model knows, in the order of their ids."""
+"""65 characters of the paper's model, in the order of their ids."""
 VOCABULARY = len(CHARACTERS) + 1
-"""The known characters, and one id for every other."""
+"""Number of ids: the known characters, and one for every other."""
 NO_TARGET = -1
-"""Stands where a padded sequence has no next character."""
+"""Target where a padded sequence has no next character."""
 
 Unknown: TypeAlias = Literal["last", "author"]
-"""``last``: a character that is not known has an id of its own, the last one. ``author``: it is
-taken for the first known character, the end of a line, as the authors' table does; the last id is
-then never used."""
+"""Id of unknown characters: the ``last`` one, or 0 as in the ``author`` table of the paper."""
 Remainder: TypeAlias = Literal["drop", "pad"]
-"""What happens to the end of a client's text that does not fill a sequence."""
+"""Treatment of the end of a client's text that does not fill a sequence."""
 
 
 class Encoded(NamedTuple):
@@ -39,7 +36,7 @@ class Encoded(NamedTuple):
 def encode(
     text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], oov: Unknown = "last"
 ) -> Encoded:
-    """One id per character of UTF-8 text, however many bytes the character has.
+    """Encode UTF-8 text, one id per character.
 
     >>> encode(np.frombuffer("\u00c6b!".encode(), np.uint8), np.array([0, 4])).ids.tolist()
     [65, 40, 2]
@@ -58,23 +55,23 @@ def encode(
 class Sequences(NamedTuple):
     """Windows of ``length + 1`` characters, client after client.
 
-    The model reads all but the last character of a window and is to say all but the first.
+    The inputs are all but the last character of a window, the targets all but the first.
     """
 
     windows: npt.NDArray[np.uint8]
     offsets: npt.NDArray[np.int64]
     """Client ``i`` owns the windows ``offsets[i] : offsets[i + 1]``; a client may own none."""
     characters: npt.NDArray[np.int64]
-    """How many characters of a window are real; the rest is padding."""
+    """Characters of a window before its padding."""
 
     @property
     def inputs(self) -> npt.NDArray[np.uint8]:
-        """What the model reads."""
+        """Inputs of the model."""
         return self.windows[:, :-1]
 
     @property
     def targets(self) -> npt.NDArray[np.int64]:
-        """The character after each one read; :data:`NO_TARGET` where there is none."""
+        """Next character of each input; :data:`NO_TARGET` where there is none."""
         real = np.arange(1, self.windows.shape[1]) < self.characters[:, None]
         return np.where(real, self.windows[:, 1:], np.int64(NO_TARGET))
 
@@ -87,7 +84,7 @@ def sequences(
 ) -> Sequences:
     """Cut every client's text into windows of ``length + 1`` characters that do not overlap.
 
-    A remainder of one character holds nothing to predict and is always dropped.
+    A remainder of one character is always dropped: it has no next character.
 
     >>> cut = sequences(np.arange(5, dtype=np.uint8), np.array([0, 5]), 2, "pad")
     >>> cut.inputs.tolist(), cut.targets.tolist()
@@ -105,7 +102,7 @@ def sequences(
     owner = np.repeat(np.arange(len(counts)), counts)
     starts = offsets[owner] + (np.arange(borders[-1]) - borders[owner]) * size
     real = np.minimum(offsets[owner + 1] - starts, size)
-    place = np.arange(size)
+    column = np.arange(size)
     # Padding repeats the last real character, so every index stays inside of the client's text.
-    windows = ids[starts[:, None] + np.minimum(place, real[:, None] - 1)]
+    windows = ids[starts[:, None] + np.minimum(column, real[:, None] - 1)]
     return Sequences(windows, borders, real)

@@ -272,7 +272,7 @@ def _given(columns: Columns, what: str) -> Examples:
     if not isinstance(columns, Columns):
         raise InputError(
             f"the {what} is a {type(columns).__name__}: pass columns, such as "
-            "fedzmg.data.formats.tabular.read(FILE), or use Task.from_arrays"
+            "fedzmg.data.formats.tabular.read_table(FILE), or use Task.from_arrays"
         )
     remedies = {
         "x": "read columns of numbers, or images",

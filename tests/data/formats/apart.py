@@ -60,7 +60,8 @@ def serve(package: str, reader: str) -> None:
         module = types.ModuleType(name)
         module.__path__ = [str(Path(package, *name.split(".")[1:]))]
         sys.modules[name] = module
-    read = importlib.import_module(f"fedzmg.data.formats.{reader}").read
+    module, _, function = reader.partition(".")
+    read = getattr(importlib.import_module(f"fedzmg.data.formats.{module}"), function)
     refused = importlib.import_module("fedzmg.errors").InputError
     with contextlib.suppress(OSError):  # what is mapped so far, and some room; Linux only
         pages = int(Path("/proc/self/statm").read_text().split()[0])

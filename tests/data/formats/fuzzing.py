@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedzmg.errors import InputError
@@ -58,3 +60,16 @@ def read_or_refuse(read: Callable[..., Any], path: Path, data: bytes) -> str | N
         message = str(error)
     assert message is None or (str(path) in message and "\n" not in message), message
     return message
+
+
+def fuzz_tests(
+    read: Callable[..., Any], strategy: st.SearchStrategy[bytes], quick: int, slow: int
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Make a quick and a slow test that a reader reads or refuses damaged files."""
+
+    def test(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+        read_or_refuse(read, tmp_path_factory.getbasetemp() / "damaged", data)
+
+    tests = (settings(max_examples=count)(given(data=strategy)(test)) for count in (quick, slow))
+    first, second = tests
+    return first, pytest.mark.slow(second)

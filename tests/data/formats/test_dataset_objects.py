@@ -177,7 +177,7 @@ class Truncated(Column):
         ),
         (
             Table(client=["a", "b"], label=[1, 2], f=[picture(1), None]),
-            "column 'f', row 1: holds no image but NoneType",
+            "column 'f', row 1: is a NoneType",
         ),
         (
             Table(client=["a", "b"], label=[1, 2], f=[picture(1), picture(1, width=4)]),
@@ -189,11 +189,11 @@ class Truncated(Column):
         ),
         (
             Table(client=["a", "b"], label=[1, 2], f=[np.zeros((2, 2)), np.zeros((2, 3))]),
-            r"row 1: has shape \(2, 3\) but the first has \(2, 2\)",
+            r"row 1: has shape \(2, 3\)",
         ),
         (
             Table(client=["a", "b"], label=[1, 2], f=[np.zeros((2, 2)), np.full((2, 2), np.inf)]),
-            "row 1: holds NaN or infinity",
+            "row 1: .*NaN or infinity",
         ),
     ],
 )

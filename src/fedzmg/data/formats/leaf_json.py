@@ -1,4 +1,4 @@
-"""LEAF's JSON, in one or more files ("shards") that hold different users.
+"""Reader for LEAF's JSON, in one or more files ("shards") that hold different users.
 
 ::
 
@@ -6,9 +6,8 @@
 
 Other keys, like "hierarchies", are not used. Rows of ``x`` are flat lists of numbers, single
 numbers, or strings. 784 numbers are an image of 28 by 28, and fractions that are multiples of
-1/255 become bytes. Labels are whole numbers; where the target is a string, as the next character
-of a play is, it goes to the column ``next``. Clients come in the order of "users", shards in the
-order given; rows are counted from 0.
+1/255 become bytes. Labels are whole numbers; a string as target, such as the next character of a
+play, goes to the column ``next``. Clients come in the order of "users", shards in the order given.
 """
 
 from __future__ import annotations
@@ -21,38 +20,41 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedzmg.data.columns import Allocate, Array, Column, Columns, Owners, Strings, in_memory
-from fedzmg.data.formats.pixels import NOT_BYTES, as_bytes
-from fedzmg.data.formats.rows import Paths, as_paths, file_size, pack, reading
+from fedzmg.data.formats.rows import (
+    NOT_BYTES,
+    REMEDY,
+    Paths,
+    as_bytes,
+    as_paths,
+    file_size,
+    pack,
+    reading,
+)
 from fedzmg.errors import InputError
 
-_REMEDY = "is it complete? get the file again"
-_IMAGE = {784: (28, 28)}
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class _User(NamedTuple):
-    """The columns of a user, empty for one without examples, and how messages name it."""
+    """Columns of a user, empty for one without examples."""
 
     where: str
     columns: dict[str, Column]
     rows: int
 
 
-def read(paths: Paths, allocate: Allocate = in_memory) -> Columns:
-    """Read shards of one data set.
-
-    A shard is held in memory while it is read, as JSON must be; what is kept of it is small.
+def read_leaf(paths: Paths, allocate: Allocate = in_memory) -> Columns:
+    """Read shards of one data set; each shard is held in memory while it is read.
 
     Raises:
-        InputError: for what is not JSON in this layout, a user that occurs twice or is not counted
-            right, rows of different length, numbers that are not finite, or no example at all.
+        InputError: for anything but JSON in this layout, a user that occurs twice or whose count
+            is wrong, rows of different length, numbers that are not finite, or no example at all.
     """
-    files = as_paths(paths)
-    if not files:
-        raise InputError("no JSON file given: name at least one")
+    files = as_paths(paths, "JSON file")
     users = _users(files, packed=True)
-    if _is_mixed(users):
-        # Only some users' fractions are bytes; what was rounded is read again as it is.
+    types = {x.dtype for u in users.values() if isinstance(x := u.columns.get("x"), np.ndarray)}
+    if np.dtype(np.uint8) in types and len(types) > 1:
+        # Only some users' fractions are bytes; read the rounded ones again as they are.
         users = _users(files, packed=False)
     filled = [user for user in users.values() if user.rows]
     if not filled:
@@ -61,27 +63,19 @@ def read(paths: Paths, allocate: Allocate = in_memory) -> Columns:
         name: _join(name, [user.columns[name] for user in filled], allocate)
         for name in filled[0].columns
     }
-    offsets = np.cumsum([0, *(user.rows for user in users.values())], dtype=np.int64)
-    return Columns(columns, Owners(tuple(users), offsets), tuple(_notes(users, columns)))
-
-
-def _is_mixed(users: dict[str, _User]) -> bool:
-    columns = (user.columns.get("x") for user in users.values())
-    types = {column.dtype for column in columns if isinstance(column, np.ndarray)}
-    return np.dtype(np.uint8) in types and len(types) > 1
-
-
-def _notes(users: dict[str, _User], columns: dict[str, Column]) -> Iterator[str]:
+    notes = []
     empty = [name for name, user in users.items() if not user.rows]
     if empty:
-        yield f"clients without any example: {len(empty)}, the first is {empty[0]!r}"
+        notes.append(f"clients without any example: {len(empty)}, the first is {empty[0]!r}")
     x = columns.get("x")
-    if isinstance(x, np.ndarray) and x.dtype == np.float32 and x.shape[1:] in _IMAGE.values():
-        yield f"images: {NOT_BYTES}"
+    if isinstance(x, np.ndarray) and x.dtype == np.float32 and x.shape[1:] == (28, 28):
+        notes.append(f"images: {NOT_BYTES}")
+    offsets = np.cumsum([0, *(user.rows for user in users.values())], dtype=np.int64)
+    return Columns(columns, Owners(tuple(users), offsets), tuple(notes))
 
 
 def _users(paths: Sequence[Path], *, packed: bool) -> dict[str, _User]:
-    """Every user of all shards, checked alone and against the first one."""
+    """Read every user of all shards and compare it with the first one."""
     users: dict[str, _User] = {}
     origin: dict[str, Path] = {}
     first: _User | None = None
@@ -95,30 +89,25 @@ def _users(paths: Sequence[Path], *, packed: bool) -> dict[str, _User]:
             users[name], origin[name] = user, path
             if user.rows:
                 first = first or user
-                _check_alike(user, first)
+                if _kind(user) != _kind(first):
+                    raise InputError(
+                        f"{user.where}: has {_kind(user)} where {first.where} has {_kind(first)}: "
+                        "give shards of one data set"
+                    )
     return users
 
 
-def _check_alike(user: _User, first: _User) -> None:
-    for (name, column), (expected, other) in zip(
-        user.columns.items(), first.columns.items(), strict=True
-    ):
-        if name != expected:
-            raise InputError(
-                f"{user.where}: has a column {name!r} where {first.where} has {expected!r}: give "
-                "shards of one data set"
-            )
-        if not isinstance(column, Strings) and not isinstance(other, Strings):
-            if column.shape[1:] == other.shape[1:]:
-                continue
-            raise InputError(
-                f"{user.where}: rows of {name!r} have shape {column.shape[1:]} where {first.where} "
-                f"has {other.shape[1:]}: give shards of one data set"
-            )
+def _kind(user: _User) -> dict[str, Any]:
+    return {
+        name: "text" if isinstance(column, Strings) else f"numbers of shape {column.shape[1:]}"
+        for name, column in user.columns.items()
+    }
 
 
 def _shard(path: Path, *, packed: bool) -> Iterator[tuple[str, _User]]:
-    content = _parse(path)
+    file_size(path)
+    with reading(str(path), REMEDY):
+        content = json.loads(path.read_bytes().decode("utf-8-sig"))
     names, counts, data = (
         _entry(content, key, kind, str(path))
         for key, kind in (("users", list), ("num_samples", list), ("user_data", dict))
@@ -129,63 +118,35 @@ def _shard(path: Path, *, packed: bool) -> Iterator[tuple[str, _User]]:
         )
     seen: set[str] = set()
     for number, (name, count) in enumerate(zip(names, counts, strict=True)):
-        if not isinstance(name, str) or not _is_text(name):
-            raise InputError(f"{path}: user number {number} has a name that is no text: rename it")
+        if not isinstance(name, str) or name.encode(errors="ignore").decode() != name:
+            raise InputError(f"{path}: user number {number} has a name that is not text: rename it")
         if name in seen:
             raise InputError(f"{path}: user {name!r} is listed twice: list each user once")
         seen.add(name)
         if name not in data:
-            raise InputError(f"{path}: user {name!r} has no user_data: {_REMEDY}")
-        # Taken out, so that a shard shrinks while what is made of it grows.
+            raise InputError(f"{path}: user {name!r} has no user_data: {REMEDY}")
+        # Popped, to free the shard while the columns grow.
         yield name, _user(data.pop(name), count, f"{path}: user {name!r}", packed=packed)
     if data:
         raise InputError(f"{path}: user_data of {next(iter(data))!r}, who is not in users: add it")
 
 
-def _parse(path: Path) -> dict[str, Any]:
-    file_size(path)
-    with reading(str(path), _REMEDY):
-        content = json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=_unique)
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: holds no JSON object: give a file in the layout of LEAF")
-    return content
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON allows a key twice, and the last one would win unseen."""
-    content: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in content:
-            raise ValueError(f"key {key!r} occurs twice")
-        content[key] = value
-    return content
-
-
 def _entry(content: Any, key: str, kind: type, where: str) -> Any:
     if not isinstance(content, dict) or key not in content:
-        raise InputError(f"{where}: has no {key!r}: {_REMEDY}")
+        raise InputError(f"{where}: has no {key!r}: {REMEDY}")
     if not isinstance(content[key], kind):
         found = type(content[key]).__name__
         raise InputError(f"{where}: {key!r} is a {found}: expected a {kind.__name__}")
     return content[key]
 
 
-def _is_text(value: str) -> bool:
-    """JSON can say halves of characters, which UTF-8 cannot."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _user(data: Any, count: Any, where: str, *, packed: bool) -> _User:
     x, y = (_entry(data, key, list, where) for key in ("x", "y"))
-    if len(x) != len(y):
-        raise InputError(f"{where}: has {len(x)} of 'x' but {len(y)} of 'y': {_REMEDY}")
-    if type(count) is not int or count != len(x):
-        said = count if type(count) is int else type(count).__name__
-        raise InputError(f"{where}: has {len(x)} examples but num_samples says {said}: {_REMEDY}")
+    if len(x) != len(y) or type(count) is not int or count != len(x):
+        raise InputError(
+            f"{where}: has {len(x)} of 'x', {len(y)} of 'y' and num_samples {count!r}: expected "
+            f"equally many; {REMEDY}"
+        )
     if not x:
         return _User(where, {}, 0)
     columns: dict[str, Column] = {}
@@ -205,27 +166,27 @@ def _all_text(values: list[Any]) -> bool:
 
 
 def _inputs(values: list[Any], where: str, *, packed: bool) -> Array:
-    """Rows of numbers: whole numbers stay so, fractions become bytes if they can."""
+    """Convert rows of numbers: whole numbers stay whole, fractions become bytes if they can."""
     single = not isinstance(values[0], list)
     rows = [[value] for value in values] if single else values
     kinds: set[type] = set()
     for i, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != len(rows[0]) or not row:
-            said = f"has {len(row)} values" if isinstance(row, list) else "is no list"
-            raise InputError(
-                f"{where}: row {i} of 'x' {said}: expected rows of equal length, with at least one "
-                "value"
-            )
+            raise InputError(f"{where}: row {i} of 'x': expected rows of equal length, at least 1")
         kinds.update(map(type, row))
         if not kinds <= {int, float}:
             found = next(iter(kinds - {int, float})).__name__
             raise InputError(f"{where}: row {i} of 'x' holds a {found}: expected numbers or text")
-    array = _array(rows, where, np.float64 if float in kinds else np.int64)
+    try:
+        array = np.array(rows, np.float64 if float in kinds else np.int64)
+    except OverflowError:
+        raise InputError(
+            f"{where}: holds a whole number beyond 64 bits: use smaller ones"
+        ) from None
     if single:
-        shape: tuple[int, ...] = ()
-    else:
-        shape = _IMAGE.get(array.shape[1], array.shape[1:])
-    array = array.reshape(len(rows), *shape)
+        array = array[:, 0]
+    elif array.shape[1] == 784:
+        array = array.reshape(-1, 28, 28)
     if array.dtype == np.int64:
         return array
     # NaN fails every comparison.
@@ -240,27 +201,18 @@ def _inputs(values: list[Any], where: str, *, packed: bool) -> Array:
     return array.astype(np.float32) if small is None else small
 
 
-def _array(values: list[Any], where: str, dtype: type) -> Array:
-    try:
-        return np.array(values, dtype)
-    except OverflowError:
-        raise InputError(
-            f"{where}: holds a whole number beyond 64 bits: use smaller ones"
-        ) from None
-
-
 def _labels(values: list[Any], where: str) -> Array:
     for i, value in enumerate(values):
         if type(value) not in (int, float) or not 0 <= value < 2**63 or value != int(value):
-            said = value if isinstance(value, int | float) else f"a {type(value).__name__}"
+            shown = value if isinstance(value, int | float) else f"a {type(value).__name__}"
             raise InputError(
-                f"{where}: label {i} is {str(said)[:40]}: expected a whole number from 0"
+                f"{where}: label {i} is {str(shown)[:40]}: expected a whole number from 0"
             )
     return np.array([int(value) for value in values], np.int64)
 
 
 def _join(name: str, parts: list[Column], allocate: Allocate) -> Column:
-    """One column of all users' parts, one after the other."""
+    """Concatenate all users' parts of a column."""
     if isinstance(parts[0], Strings):
         texts = [part for part in parts if isinstance(part, Strings)]
         offsets = allocate(f"{name}.offsets", (sum(t.rows for t in texts) + 1,), np.int64)

@@ -1,19 +1,15 @@
-"""What readers share.
-
-Rows sorted by client, labels as whole numbers, strings end to end, and bounds for files that claim
-to be larger than they are.
-"""
+"""Helpers shared by all readers: paths, errors, grouping by client, labels, strings and pixels."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,91 +17,65 @@ import numpy.typing as npt
 from fedzmg.data.columns import Array, Owners, Strings
 from fedzmg.errors import InputError, unknown
 
-_BLOCK = 2**24
-_ALWAYS_FINE = 2**26
+_SMALL = 2**26
 _BEST_RATIO = 256
 
 Ids = npt.NDArray[np.int64]
 OnePath: TypeAlias = str | os.PathLike[str]
 Paths: TypeAlias = OnePath | Sequence[OnePath]
-"""What readers take: a path, or several."""
+"""One path or several."""
+
+NOT_BYTES = "values are not multiples of 1/255: kept as float32, which needs four times the space"
+REMEDY = "is it complete? get the file again"
 
 
-def as_paths(given: Paths) -> list[Path]:
-    """One path or several, each a string or a ``Path``.
-
-    Raises:
-        InputError: for anything else.
-    """
-    # A string is a sequence of strings, but never meant as one.
+def as_paths(given: Paths, kind: str = "file") -> list[Path]:
+    """Turn one path or several into a list."""
     several = [given] if isinstance(given, str | os.PathLike) else given
     try:
-        return [Path(path) for path in several]
+        paths = [Path(path) for path in several]
     except TypeError:
-        said = repr(given)[:80]
-        raise InputError(f"{said} is no path: give a path or a list of paths") from None
+        shown = repr(given)[:80]
+        raise InputError(f"{shown} is not a path: give a path or a list of paths") from None
+    if not paths:
+        raise InputError(f"no {kind} is given: give at least one")
+    return paths
 
 
 @contextlib.contextmanager
 def reading(where: str, remedy: str = "check the path, or get the file again") -> Iterator[None]:
-    """Turn whatever a parser raises on a damaged file into one line that names the place."""
+    """Turn any error of a parser into one line that names the file."""
     try:
         yield
     except InputError:
         raise
     except MemoryError:
         raise InputError(f"{where}: not enough memory to read it: split it into parts") from None
-    # Parsers of other packages promise no set of exceptions for damaged files.
-    except Exception as error:
-        # A KeyError shows its text in quotes.
-        said = error.args[0] if isinstance(error, KeyError) and error.args else error
-        reason = " ".join(str(getattr(error, "strerror", None) or said).split())[:200]
+    except Exception as error:  # parsers of other packages raise anything on damaged files
+        cause = error.args[0] if isinstance(error, KeyError) and error.args else error
+        reason = " ".join(str(getattr(error, "strerror", None) or cause).split())[:200]
         raise InputError(
             f"{where}: cannot be read ({reason or type(error).__name__}): {remedy}"
         ) from None
 
 
 def file_size(path: Path) -> int:
-    """Bytes of a file.
-
-    Raises:
-        InputError: for what is no plain file; reading a pipe or a device might never end.
-    """
+    """Return the bytes of a regular file."""
     with reading(str(path)):
         if not path.exists():
             raise InputError(f"{path}: no such file: check the path")
         if not path.is_file():
-            raise InputError(f"{path}: is no plain file: give the path of a file")
+            raise InputError(f"{path}: is not a regular file: give the path of a file")
         return path.stat().st_size
 
 
-def unpacked_bound(stored: int) -> int:
-    """The most bytes that an honest file of ``stored`` bytes unpacks to."""
-    return max(_ALWAYS_FINE, _BEST_RATIO * stored)
-
-
 def refuse_bomb(where: str, size: int, stored: int) -> None:
-    """Refuse a size that no honest file of ``stored`` bytes unpacks to, before it is allocated."""
-    if size > unpacked_bound(stored):
+    """Refuse, before allocating it, a size that ``stored`` bytes cannot plausibly unpack to."""
+    if size > max(_SMALL, _BEST_RATIO * stored):
         raise InputError(
             f"{where}: claims {size:,} bytes of data in {stored:,} bytes of file, as a damaged "
             "file or an archive bomb does: get it again, or store it uncompressed"
         )
-
-
-def blocks(
-    stream: IO[bytes], rows: int, shape: tuple[int, ...], dtype: np.dtype[Any], where: str
-) -> Iterator[tuple[slice, Array]]:
-    """Rows of a stream, some MiB at a time, with their place."""
-    width = dtype.itemsize * math.prod(shape)
-    step = max(1, _BLOCK // width)
-    for first in range(0, rows, step):
-        count = min(step, rows - first)
-        with reading(where):
-            data = stream.read(count * width)
-        if len(data) != count * width:
-            raise InputError(f"{where}: ends before row {first + count}: get the file again")
-        yield slice(first, first + count), np.frombuffer(data, dtype).reshape(count, *shape)
 
 
 class Grouping(NamedTuple):
@@ -114,16 +84,9 @@ class Grouping(NamedTuple):
     order: Ids
     owners: Owners | None
 
-    @property
-    def place(self) -> Ids:
-        """Where each row of the file goes."""
-        place = np.empty_like(self.order)
-        place[self.order] = np.arange(len(self.order))
-        return place
-
 
 def ungrouped(rows: int) -> Grouping:
-    """Rows that belong to nobody yet."""
+    """Keep the order of rows without clients."""
     return Grouping(np.arange(rows, dtype=np.int64), None)
 
 
@@ -135,11 +98,7 @@ def group(owner: Ids, names: Sequence[str]) -> Grouping:
 
 
 def by_client(clients: Any, rows: int, where: str) -> Grouping:
-    """Sort rows by the client id that each of them has.
-
-    Raises:
-        InputError: unless there is one whole number or one string for every row.
-    """
+    """Sort rows by client id."""
     ids = numbers_or_strings(clients, f"{where}: client ids")
     if len(ids) != rows:
         raise InputError(f"{where}: {len(ids)} client ids for {rows} rows: give one for each row")
@@ -159,7 +118,7 @@ def by_writer(writers: Array) -> Grouping:
 
 
 def codes(values: Sequence[str]) -> tuple[Ids, tuple[str, ...]]:
-    """Each string as its place among the different strings in order; numbers in order of size.
+    """Number strings in sorted order; strings of digits sort by value.
 
     >>> codes(["10", "9", "10"])[0].tolist()
     [1, 0, 1]
@@ -174,15 +133,12 @@ def codes(values: Sequence[str]) -> tuple[Ids, tuple[str, ...]]:
 def labels(
     values: Any, where: str, classes: Collection[str] | None = None
 ) -> tuple[Ids, tuple[str, ...]]:
-    """Labels as whole numbers, and the names of classes where there are names.
+    """Convert labels to ids from 0; return the class names too, where there are names.
 
     Args:
         values: whole numbers from 0, or names of classes.
         where: file and column, for messages.
-        classes: the names in the order of their ids; without it they are sorted.
-
-    Raises:
-        InputError: for a label that is neither, or is none of ``classes``.
+        classes: the names in the order of their ids; sorted by default.
     """
     given = numbers_or_strings(values, f"{where}: labels")
     names = None if classes is None else tuple(classes)
@@ -195,8 +151,7 @@ def labels(
             _refuse_row(given >= len(names), f"{where}: label {{}}", given, allowed)
         return given, names or ()
     if names is None:
-        ids, names = codes(given)
-        return ids, names
+        return codes(given)
     known = {name: i for i, name in enumerate(names)}
     for row, name in enumerate(given):
         if name not in known:
@@ -205,7 +160,7 @@ def labels(
 
 
 def classes_note(names: Sequence[str]) -> tuple[str, ...]:
-    """One line with the names of classes in the order of their ids, if there are names."""
+    """List the class names in the order of their ids, in one line."""
     if not names:
         return ()
     plain = (n if n.isprintable() and not set(',"') & set(n) else json.dumps(n) for n in names)
@@ -213,13 +168,9 @@ def classes_note(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def numbers_or_strings(values: Any, what: str) -> Ids | list[str]:
-    """A column of whole numbers as int64, or of strings as a list.
-
-    Raises:
-        InputError: for anything else, naming the first row that is neither.
-    """
+    """Return a column of whole numbers as int64, or of strings as a list."""
     with reading(what, "give whole numbers or strings"):
-        # A list of strings stays a list: an array would give each the room of the longest.
+        # A list of strings stays a list: an array would give each the space of the longest.
         if isinstance(values, list | tuple) and any(isinstance(v, str | bytes) for v in values):
             return as_strings(list(values), what)
         array = np.asarray(values)
@@ -245,11 +196,7 @@ def numbers_or_strings(values: Any, what: str) -> Ids | list[str]:
 
 
 def as_strings(values: list[Any], what: str) -> list[str]:
-    """A column of strings; bytes are decoded, in place.
-
-    Raises:
-        InputError: for an entry that is neither, naming its row.
-    """
+    """Decode bytes in place and check that every entry is a string of UTF-8."""
     if None in values:
         raise InputError(f"{what} hold nothing in row {values.index(None)}: fill it in")
     for row, value in enumerate(values):
@@ -272,35 +219,83 @@ def _refuse_row(bad: Array, message: str, values: Array, remedy: str) -> None:
 
 
 def pack(values: Sequence[str], where: str) -> Strings:
-    """Strings end to end.
-
-    Raises:
-        InputError: for a string that UTF-8 cannot say.
-    """
+    """Store strings end to end."""
     encoded = []
     for row, value in enumerate(values):
         try:
             encoded.append(value.encode())
         except UnicodeError:
             raise InputError(f"{where}: the text in row {row} is not UTF-8: correct it") from None
-    lengths = np.fromiter((len(value) for value in encoded), np.int64, len(encoded))
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     return Strings(np.frombuffer(bytearray().join(encoded), np.uint8), offsets)
 
 
-def check_numbers(block: Array, first: int, where: str) -> None:
-    """Refuse values that are not finite; ``first`` is the row at which the block begins."""
-    if block.dtype.kind == "f" and not np.isfinite(block).all():
-        row = first + int(np.argmax(~np.isfinite(block).reshape(len(block), -1).all(axis=1)))
-        raise InputError(f"{where}: row {row} holds NaN or infinity: remove it or fill it in")
-
-
-def check_type(dtype: np.dtype[Any], where: str) -> None:
-    """Refuse what is no number of at most eight bytes."""
-    if dtype.hasobject:
+def check_numbers(values: Array, where: str) -> None:
+    """Refuse types other than numbers of at most eight bytes, and values that are not finite."""
+    if values.dtype.hasobject:
         raise InputError(
             f"{where}: holds Python objects, which are not loaded: save an array of numbers, or "
             "of strings with dtype=str"
         )
-    if dtype.kind not in "biuf" or dtype.itemsize > 8:
-        raise InputError(f"{where}: has type {dtype}: expected numbers of at most 64 bits")
+    if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
+        raise InputError(f"{where}: has type {values.dtype}: expected numbers of at most 64 bits")
+    _refuse_infinite(values, where, "NaN or infinity")
+
+
+def as_float32(values: Array, where: str) -> npt.NDArray[np.float32]:
+    """Convert numbers ``[n, ...]`` to float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        numbers = values.astype(np.float32)
+    _refuse_infinite(numbers, where, "NaN, infinity, or a number beyond 32 bits")
+    return numbers
+
+
+def _refuse_infinite(values: Array, where: str, kinds: str) -> None:
+    if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
+        row = int(np.argmin(finite.reshape(len(values), -1).all(axis=1)))
+        raise InputError(f"{where}: row {row} holds {kinds}: remove it or fill it in")
+
+
+def choose_features(
+    have: Sequence[str],
+    client: str | None,
+    label: str | None,
+    features: Sequence[str] | None,
+    where: str,
+) -> list[str]:
+    """Return the names of the columns to learn from."""
+    special = [name for name in (client, label) if name is not None]
+    for name in (*special, *(features or ())):
+        if name not in have:
+            raise InputError(f"{where}: {unknown('column', str(name), have)}")
+    chosen = [n for n in have if n not in special] if features is None else list(features)
+    twice = next((n for n, uses in Counter([*special, *chosen]).items() if uses > 1), None)
+    if twice is not None:
+        raise InputError(f"{where}: column {twice!r} is used twice: use it once")
+    if not chosen and features != []:
+        raise InputError(f"{where}: no column is left to learn from: name some in features")
+    return chosen
+
+
+def check_fractions(pixels: Array, where: str) -> None:
+    """Refuse pixels outside 0 to 1."""
+    bad = ~((pixels >= 0) & (pixels <= 1))
+    if bad.any():
+        row = int(np.argmax(bad.reshape(len(pixels), -1).any(axis=1)))
+        value = float(pixels[row][bad[row]].flat[0])
+        raise InputError(
+            f"{where}: example {row} has a pixel of {value:g}: expected values from 0 to 1"
+        )
+
+
+def as_bytes(fractions: Array) -> npt.NDArray[np.uint8] | None:
+    """Convert values from 0 to 1 to 0 to 255; None if one is not a multiple of 1/255.
+
+    >>> as_bytes(np.array([0.0, 0.2, 1.0])).tolist()
+    [0, 51, 255]
+    >>> as_bytes(np.array([0.5])) is None
+    True
+    """
+    scaled = fractions * fractions.dtype.type(255)
+    whole: Array = np.rint(scaled)
+    return None if (np.abs(scaled - whole) > 1e-3).any() else whole.astype(np.uint8)
