@@ -68,18 +68,18 @@ def test_room_is_used(data: dict[str, Any]) -> None:
 
 
 def test_no_verdict_has_a_table_and_a_figure(data: dict[str, Any]) -> None:
-    from fedzmg.report.plots.diagnose import figure
+    from fedzmg.report.figures import diagnosis
 
     verdict = {**data["verdict"], "expect": "unclear"}
     undecided = {**data, "points": data["points"][:1], "verdict": verdict}
     assert "verdict  " in shown(undecided, 80)
-    assert figure(undecided).get_suptitle().endswith("before training: no verdict")
+    assert diagnosis(undecided).title.endswith("before training: no verdict")
 
 
 def test_legends_lie_below_the_panels_and_inside_the_figure(data: dict[str, Any]) -> None:
-    from fedzmg.report.plots.diagnose import figure
+    from fedzmg.report.figures import diagnosis
 
-    drawn = figure(data)
+    drawn = diagnosis(data)
     drawn.canvas.draw()
     assert len(drawn.axes) == 3
     for axes in drawn.axes:

@@ -276,9 +276,9 @@ def test_files_get_whole_numbers(
 
     monkeypatch.setattr("fedzmg.experiment.grids.grid.run_grid", trained)
     monkeypatch.setattr("fedzmg.experiment.studies.study.run_study", trained)
-    for drawing in ("grids.figure", "grids.figures", "comparison.figure"):
-        monkeypatch.setattr(f"fedzmg.report.plots.{drawing}", lambda *_: None)
-    monkeypatch.setattr("fedzmg.report.plots.style.save", lambda _, place: [place])
+    for drawing in ("heat_map", "heat_maps", "comparison"):
+        monkeypatch.setattr(f"fedzmg.report.figures.{drawing}", lambda *_: None)
+    monkeypatch.setattr("fedzmg.report.figures.save", lambda _, place: [place])
     text = f'kind = "{kind}"\ntask = "digits"\nrounds = 20\nseeds = [0, 1]\n'
     rate = "axes.client.lr = [0.1]" if kind == "grid" else "client.lr = 0.1"
     Path("plan.toml").write_text(f'{text}[algorithms.a]\nalgorithm = "fedavg"\n{rate}\n')

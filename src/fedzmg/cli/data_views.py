@@ -129,8 +129,7 @@ def show(
 ) -> None:
     """Show some clients' examples: a picture of images, the beginnings of texts."""
     from fedzmg.data.formats.by_path import is_table
-    from fedzmg.report.plots import examples
-    from fedzmg.report.plots.style import save
+    from fedzmg.report import figures
     from fedzmg.report.writing import check_place, refuse_foreign, staged
 
     if is_table(name):
@@ -158,14 +157,14 @@ def show(
     refuse_foreign(place, EXAMPLES, "data show")
     spans = [range(o, min(o + columns, e)) for o, e in
              ((owners.offsets[i], owners.offsets[i + 1]) for i in places)]  # fmt: skip
-    picture = examples.figure(
+    picture = figures.examples(
         f"{_title(name, split)}: {len(places)} of {len(people.names):,} clients",
         [owners.names[i] for i in places],
         [x[span.start : span.stop] for span in spans],
         [[people.labels[label] for label in y[span.start : span.stop]] for span in spans],
     )
     with staged(place, "data show") as folder:
-        save(picture, folder / "examples")
+        figures.save(picture, folder / "examples")
     output.place("figure", place / "examples.png")
 
 

@@ -61,8 +61,7 @@ def diagnose(
     """Measure whether the projection will help: table by layer, figure and a verdict."""
     from fedzmg.diagnose import diagnose as measure
     from fedzmg.experiment.runs.store import write_json
-    from fedzmg.report.plots import diagnose as report
-    from fedzmg.report.plots import style
+    from fedzmg.report import figures
     from fedzmg.report.terminal import diagnose as diagnose_view
     from fedzmg.report.writing import check_place, refuse_foreign, staged
 
@@ -82,7 +81,7 @@ def diagnose(
     data = found.as_dict()
     with staged(place, WRITER) as folder:
         write_json(folder / "diagnosis.json", data)
-        style.save(report.figure(data), folder / "diagnosis")
+        figures.save(figures.diagnosis(data), folder / "diagnosis")
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return

@@ -1,8 +1,4 @@
-"""How much clients differ, as a figure.
-
-It starts from the dictionary of a :class:`fedzmg.data.heterogeneity.Report`, as kept in
-JSON; ``paper`` is an entry of :data:`fedzmg.data.heterogeneity.PAPER` to stand beside it.
-"""
+"""Figures of how much clients differ, from ``heterogeneity.json``."""
 
 from __future__ import annotations
 
@@ -12,70 +8,85 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap, LogNorm, Normalize
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from fedzmg.report import measures
-from fedzmg.report.plots.style import COLOURS, GRID, QUIET_INK, STYLE, laid_out
+from fedzmg.report.figures.style import COLOURS, PAPER, QUIET_INK, Chart, styled, use_log_scale
 
 MOST_ROWS = 500
-"""More clients than this are averaged in groups of neighbours in the heat-map."""
-
+"""Rows of the heat map; more clients are averaged in groups of neighbours."""
+MOST_SCATTERED = 4000
+"""Dots of a scatter plot."""
 FEW_CLASSES = 5
-"""So few have large shares each, which differ visibly on a linear scale only."""
+"""Classes up to which shares are drawn on a linear scale."""
 
 _NAMED_ROWS = 30
 _NAMED_CHARACTERS = 80
-_FIGURE_INCHES = (10.5, 5.6)
 _WIDE_RANGE = 50
 _FEWEST_BINS, _MOST_BINS = 5, 30
 _SHADES = 1000.0
-# Without its lightest tones, which look like white.
+# Without the lightest tones, which look white.
 _COLOURS = ListedColormap(matplotlib.colormaps["YlGnBu"](np.linspace(0.13, 1.0, 256)))
 _PAPER_COLOUR = COLOURS[1]
 
 
-def figure(report: Mapping[str, Any], paper: Mapping[str, Any] | None = None) -> Figure:
+@styled
+def heterogeneity(report: Mapping[str, Any], paper: Mapping[str, Any] | None = None) -> Chart:
     """Draw who holds which classes, how much they hold, and how far they are from the whole.
 
     Args:
-        report: dictionary of a report.
-        paper: what the paper printed, marked beside the clients.
-
-    Returns:
-        A figure that belongs to no window.
+        report: dictionary of a :class:`fedzmg.data.heterogeneity.Report`.
+        paper: the paper's numbers, marked beside the clients.
     """
-    with matplotlib.rc_context(STYLE):
-        layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06)
-        canvas = Figure(figsize=_FIGURE_INCHES, dpi=100.0, facecolor="white", layout=layout)
-        FigureCanvasAgg(canvas)
-        title = f"Heterogeneity of {_plain(report['name'])}" if report["name"] else "Heterogeneity"
-        canvas.suptitle(
-            f"{title}: {measures.who(report)}", x=0.012, ha="left", fontsize=11.0, fontweight="bold"
+    title = f"Heterogeneity of {report['name']}" if report["name"] else "Heterogeneity"
+    chart = Chart(f"{title}: {measures.who(report)}", size=(10.5, 5.6))
+    grid = chart.body.add_gridspec(2, 2, width_ratios=(1.75, 1.0))
+    _draw_classes(chart, chart.body.add_subplot(grid[:, 0]), report)
+    _draw_volume(chart.body.add_subplot(grid[0, 1]), report)
+    _draw_distance(chart.body.add_subplot(grid[1, 1]), report, paper)
+    return chart
+
+
+@styled
+def distances(report: Mapping[str, Any]) -> Chart | None:
+    """Draw how far every client is from the whole, by volume if that differs."""
+    clients = report.get("clients", [])
+    if not 1 < len(clients) <= MOST_SCATTERED:
+        return None
+    volume, kl = _column(report, "volume"), _column(report, "kl")
+    title = f"{report['name']}: how far clients are from the whole"
+    names = [str(one["client"]) for one in clients]
+    if len(set(volume.tolist())) > 1:
+        title += ", by how much they hold"
+        xlabel = f"volume ({report.get('unit', 'examples')})"
+    else:
+        order = np.argsort(kl, kind="stable")
+        names, kl = [names[i] for i in order], kl[order]
+        volume, xlabel = np.arange(1.0, len(kl) + 1.0), "clients, nearest first"
+    chart = Chart(title, "A dot is a client.", (6.4, 3.6))
+    axes = chart.body.add_subplot()
+    (dots,) = axes.plot(volume, kl, "o", color=COLOURS[0], alpha=0.6, markersize=3.5)
+    if len(names) <= MOST_ROWS:
+        chart.tag(
+            dots,
+            "client",
+            [f"{name}: KL {k:.3f}" for name, k in zip(names, kl.tolist(), strict=True)],
         )
-        grid = canvas.add_gridspec(2, 2, width_ratios=(1.75, 1.0))
-        _draw_classes(canvas, canvas.add_subplot(grid[:, 0]), report)
-        _draw_volume(canvas.add_subplot(grid[0, 1]), report)
-        _draw_distance(canvas.add_subplot(grid[1, 1]), report, paper)
-        return laid_out(canvas)
-
-
-def _plain(text: str) -> str:
-    """A text in which no dollar starts a formula."""
-    return text.replace("$", r"\$")
+    axes.grid()
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel("KL divergence (nats)")
+    return chart
 
 
 def _column(report: Mapping[str, Any], measure: str) -> NDArray[np.float64]:
     return np.array([row[measure] for row in report["clients"]], dtype=np.float64)
 
 
-def _draw_classes(canvas: Figure, axes: Axes, report: Mapping[str, Any]) -> None:
-    """Share of every class at every client; clients with the same dominant class are neighbours."""
+def _draw_classes(chart: Chart, axes: Axes, report: Mapping[str, Any]) -> None:
+    """Draw the share of every class at every client, sorted by dominant class."""
     counts = np.array(report["counts"], dtype=np.float64)
     shares = counts / counts.sum(axis=1, keepdims=True)
     order = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1)))
@@ -95,7 +106,7 @@ def _draw_classes(canvas: Figure, axes: Axes, report: Mapping[str, Any]) -> None
         norm=Normalize(0.0, 1.0) if few else logarithmic,
         extent=(-0.5, image.shape[1] - 0.5, len(order), 0.0),
     )
-    bar = canvas.colorbar(
+    bar = chart.body.colorbar(
         drawn, ax=axes, pad=0.015, fraction=0.04, aspect=40,
         extend="min" if lowest < faintest and not few else "neither", extendfrac=0.02,
     )  # fmt: skip
@@ -107,7 +118,7 @@ def _draw_classes(canvas: Figure, axes: Axes, report: Mapping[str, Any]) -> None
     bar.outline.set_visible(False)
     _name_classes(axes, [measures.visible(label) for label in report["labels"]])
     if len(order) <= _NAMED_ROWS:
-        names = [_plain(_short(report["clients"][i]["client"])) for i in order]
+        names = [_short(report["clients"][i]["client"]) for i in order]
         axes.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=7)
         axes.set_ylabel("client, by dominant class")
     else:
@@ -127,19 +138,19 @@ def _draw_classes(canvas: Figure, axes: Axes, report: Mapping[str, Any]) -> None
 def _name_classes(axes: Axes, labels: list[str]) -> None:
     if sum(map(len, labels)) <= _NAMED_CHARACTERS:
         size = 8.0 if len(labels) <= 30 else 6.0
-        axes.set_xticks(range(len(labels)), [_plain(label) for label in labels], fontsize=size)
+        axes.set_xticks(range(len(labels)), labels, fontsize=size)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
     axes.set_xlabel("class")
 
 
 def _short(name: str) -> str:
-    """A name that fits beside the axes; roles of a play differ at the end."""
+    """Shorten a name in the middle: roles of a play differ at the end."""
     return name if len(name) <= 18 else f"{name[:7]}…{name[-10:]}"
 
 
 def _draw_volume(axes: Axes, report: Mapping[str, Any]) -> None:
-    """How many clients hold how much."""
+    """Draw a histogram of the volumes."""
     volume = _column(report, "volume")
     low, high = float(volume.min()), float(volume.max())
     wanted = int(np.clip(2 * np.sqrt(len(volume)), _FEWEST_BINS, _MOST_BINS))
@@ -148,15 +159,16 @@ def _draw_volume(axes: Axes, report: Mapping[str, Any]) -> None:
         axes.set_xlim(0.5 * low, 1.5 * low)
         note = f"every client holds {low:,.0f}"
     else:
-        note = f"mean ± sd: {measures.spread('volume', report['summary']['volume'])}"
+        summary = report["summary"].get("volume")
+        note = f"mean ± sd: {measures.spread('volume', summary)}" if summary else ""
         if high >= _WIDE_RANGE * low:
             bins = np.geomspace(low, high * 1.0001, wanted + 1)
-            axes.set_xscale("log")
+            use_log_scale(axes, "x")
         else:
             # Whole numbers per bin: otherwise some bins hold more of them than their neighbours.
             width = np.ceil((high - low + 1) / wanted)
             bins = np.arange(low - 0.5, high + width, width)
-    axes.hist(volume, bins=bins.tolist(), color=COLOURS[0], edgecolor="white", linewidth=0.4)
+    axes.hist(volume, bins=bins.tolist(), color=COLOURS[0], edgecolor=PAPER, linewidth=0.4)
     axes.set_xlabel(f"volume in {report['unit']}")
     axes.set_ylabel("clients")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
@@ -165,7 +177,7 @@ def _draw_volume(axes: Axes, report: Mapping[str, Any]) -> None:
 
 
 def _draw_distance(axes: Axes, report: Mapping[str, Any], paper: Mapping[str, Any] | None) -> None:
-    """Entropy of every client against its distance from the whole."""
+    """Draw the entropy of every client against its distance from the whole."""
     entropy, kl = _column(report, "entropy"), _column(report, "kl")
     many = len(entropy) > 100
     axes.scatter(
@@ -207,7 +219,7 @@ def _mark_paper(axes: Axes, paper: Mapping[str, Any]) -> None:
     if not known:
         return
     axes.scatter(
-        [x for x, _, _ in known], [y for _, y, _ in known], marker="D", s=26, facecolor="white",
+        [x for x, _, _ in known], [y for _, y, _ in known], marker="D", s=26, facecolor=PAPER,
         edgecolor=_PAPER_COLOUR, linewidths=1.3, zorder=4, label="named in the paper",
     )  # fmt: skip
     start, end = axes.get_xlim()
@@ -218,7 +230,7 @@ def _mark_paper(axes: Axes, paper: Mapping[str, Any]) -> None:
         axes.annotate(
             name, (x, y), xytext=(-6 if left else 6, 3), textcoords="offset points",
             ha="right" if left else "left", fontsize=7, color=_PAPER_COLOUR, zorder=5,
-            path_effects=[withStroke(linewidth=2.0, foreground="white")],
+            path_effects=[withStroke(linewidth=2.0, foreground=PAPER)],
         )  # fmt: skip
 
 
@@ -228,7 +240,5 @@ def _head(axes: Axes, title: str, note: str) -> None:
 
 
 def _dress(axes: Axes) -> None:
-    axes.grid(color=GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(linewidth=0.6)
     axes.tick_params(labelsize=8, length=3)

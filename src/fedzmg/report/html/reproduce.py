@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,38 +17,39 @@ from fedzmg.results.formatting import NONE
 from fedzmg.results.grouping import Study
 from fedzmg.results.reading import Material, Plan
 from fedzmg.results.runs import Run
-from fedzmg.results.study_result import StudyResult
 from fedzmg.storage.formats import read_json, read_toml
 from fedzmg.tasks import TASKS
 
 GRID = "grid.json"
 _OWN = (
-    "The task {task} was made in Python, so no command trains on it again: "
-    "fedzmg.compare(task, ..., out=DIR) does, in the program that makes it."
+    "The task {task} was made in Python, so no command trains on it: call "
+    "fedzmg.compare(task, ..., out=DIR) in the program that makes it."
 )
 
 
-def sections(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[Section]:
-    """What was left out, how to repeat the rest, and under which circumstances it was made."""
-    del outcomes
+def section(material: Material) -> Section:
+    """Say what was left out, how to repeat the rest, and in which environment it was made."""
     blocks: list[Block] = [Notes("Left out:", material.notes)] if material.notes else []
     blocks += _commands(material)
     trained: list[str | None] = [study.task for study in material.studies]
     trained += [extra.content.get("task") for extra in material.grids]
-    own = [_OWN.format(task=task) for task in dict.fromkeys(trained) if _is_own(task)]
-    blocks += [Notes("", tuple(own))] if own else []
+    blocks.append(
+        Notes(
+            "",
+            tuple(_OWN.format(task=task) for task in dict.fromkeys(trained) if _is_own(task)),
+        )
+    )
     for study in material.studies:
         title = "Versions, machine and data"
         if len(material.studies) > 1:
             title = f"{study.name}: versions, machine and data"
         blocks.append(Pairs(title, tuple(circumstances(study.runs)), long=True))
-        sheet = _directories(study)
-        blocks.append(Table(sheet, sheet.title, folded=True))
-    yield Section("again", "Repeat it", "", tuple(blocks))
+        blocks.append(Table(_directories(study), folded=True))
+    return Section("reproduce", "How to reproduce", "", tuple(blocks))
 
 
 def _commands(material: Material) -> Iterator[Commands]:
-    """What repeats the runs, from what is on disk."""
+    """Return the commands that repeat the runs."""
     runs = [run for study in material.studies for run in study.runs if not _is_own(study.task)]
     # Grids first: studies take their rates from them.
     recorded = [command for plan in material.plans for command in _of_grid(plan)]
@@ -60,25 +61,27 @@ def _commands(material: Material) -> Iterator[Commands]:
     ]
     words = [" ".join(one) if isinstance(one, list) else str(one) for one in recorded]
     # Files by the user's own paths, so that the lines work where the report was asked for.
-    whole = [
-        _line(plan.kind, plan.path, *_rates(plan), "--out", f"again/{plan.place}")
+    everything = [
+        _line(plan.kind, plan.path, *_rates(plan), "--out", f"reproduced/{plan.place}")
         for plan in material.plans
-        if not _is_own(_asked(plan).get("task"))
+        if not _is_own(_planned(plan).get("task"))
     ]
-    each = [_line("run", f"{run.path}/spec.toml", "--out", f"again/{run.place}") for run in runs]
+    each = [
+        _line("run", f"{run.path}/spec.toml", "--out", f"reproduced/{run.place}") for run in runs
+    ]
     for title, lines in (
-        ("As recorded when it was made", tuple(dict.fromkeys(words))),
-        ("The whole of it again", tuple(whole)),
-        ("Each run again, with every setting as it was", tuple(each)),
-        ("This page again", (_line("report", *material.given, "--out", "again/report"),)),
+        ("Commands as recorded", tuple(dict.fromkeys(words))),
+        ("Everything", tuple(everything)),
+        ("Each run, with the same settings", tuple(each)),
+        ("This page", (_line("report", *material.given, "--out", "reproduced/report"),)),
     ):
         if lines:
             yield Commands(title, lines)
 
 
 def _of_grid(plan: Plan) -> Iterator[str]:
-    """The commands that made a grid, as its algorithms have recorded them."""
-    if plan.kind != "grid" or _is_own(_asked(plan).get("task")):
+    """Return the commands that made a grid, as recorded by its algorithms."""
+    if plan.kind != "grid" or _is_own(_planned(plan).get("task")):
         return
     for path in sorted(Path(plan.path).parent.glob("*/manifest.json")):
         with contextlib.suppress(InputError):  # damaged, but its scores are there
@@ -88,12 +91,12 @@ def _of_grid(plan: Plan) -> Iterator[str]:
 
 
 def _is_own(task: str | None) -> bool:
-    """Whether a user made a task in Python, so that no command can train on it."""
+    """Tell whether a task was made in Python, so that no command can train on it."""
     return task is not None and task not in TASKS
 
 
 def _rates(plan: Plan) -> tuple[str, ...]:
-    """Where to find the grid of a study that was kept together with it, if it is no longer there.
+    """Point a kept study to the grid that was kept beside it, if the original is gone.
 
     ::
 
@@ -102,19 +105,19 @@ def _rates(plan: Plan) -> tuple[str, ...]:
     """
     if plan.kind != "study":
         return ()
-    asked = _asked(plan)
+    planned = _planned(plan)
     try:
-        grid = Path(asked["rates"])
+        grid = Path(planned["rates"])
         beside = Path(os.path.normpath(Path(plan.path).parent / ".." / grid.name))
-        if (grid / GRID).is_file() or read_json(beside / GRID)["task"] != asked["task"]:
+        if (grid / GRID).is_file() or read_json(beside / GRID)["task"] != planned["task"]:
             return ()
     except (InputError, KeyError):  # it names no grid, or there is none
         return ()
     return "--set", f"rates={beside.as_posix()}"
 
 
-def _asked(plan: Plan) -> dict[str, Any]:
-    """What a file asks for; nothing if it is damaged, for its results are there."""
+def _planned(plan: Plan) -> dict[str, Any]:
+    """Read a plan; a damaged one counts as empty because its results are there."""
     try:
         return read_toml(Path(plan.path))
     except InputError:
