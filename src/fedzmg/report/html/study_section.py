@@ -39,6 +39,9 @@ def sections(results: Sequence[StudyResult], drawn: Mapping[str, Chart]) -> Iter
 def _blocks(result: StudyResult, charts: Mapping[str, Chart], key: str) -> Iterator[Block]:
     if result.ranked:
         yield Tiles(tuple(_tiles(result)))
+    pictures = {name: picture(chart, f"{key}-{name}") for name, chart in charts.items()}
+    if "curves" in pictures:
+        yield arranged([pictures.pop("curves")])
     for make in (scores.scores, paired_tests, scores.thresholds, beside_paper):
         sheet = make(result)
         if sheet is not None:
@@ -47,7 +50,6 @@ def _blocks(result: StudyResult, charts: Mapping[str, Chart], key: str) -> Itera
     if result.study.task not in paper.COUNTERPARTS:
         notes.append(f"The paper has no numbers for {result.study.task}.")
     yield Notes("", tuple(notes))
-    pictures = {name: picture(chart, f"{key}-{name}") for name, chart in charts.items()}
     of_clients = [name for name in pictures if name.startswith("client")]
     yield arranged(one for name, one in pictures.items() if name not in of_clients)
     sheet = clients(result)
