@@ -41,6 +41,8 @@ MOST_IN_ONE_PANEL = 10
 MOST_POINTS = 300
 """Vertices of a drawn curve; longer curves are thinned."""
 COLUMNS = 4
+_LONG_PANEL_LABEL = 26
+"""Characters of a label beyond which the legend of a panel moves below it."""
 _PANEL_INCHES = (2.5, 1.9)
 _STEPS = [1, 2, 2.5, 5, 10]
 
@@ -54,7 +56,7 @@ class Line(NamedTuple):
     spread: NDArray[np.float64] | None
     averaged: int
     broke_off: bool = False
-    """Whether every run diverged."""
+    """True if every run diverged."""
 
     def thinned(self) -> Line:
         """Keep every n-th point and the last."""
@@ -208,7 +210,7 @@ def _panels(
         families.setdefault(family(line.label), []).append(line)
     rows = -(-len(families) // COLUMNS)
     width, height = _PANEL_INCHES
-    long = max(len(line.label) for line in lines) > WIDE_PANEL_LABEL
+    long = max(len(line.label) for line in lines) > _LONG_PANEL_LABEL
     entries = max(map(len, families.values())) + 1
     below = 0.28 * entries if long else 0.0
     chart = Chart(
@@ -221,7 +223,7 @@ def _panels(
     reference = lines[0]
     for axes, (name, members) in zip(grid.flat, families.items(), strict=False):
         axes.plot(*everything, color=GHOST, linewidth=0.6, zorder=1)
-        shown = [*members]
+        shown = list(members)
         handles = [
             _draw_line(chart, axes, line, i, metric, "index", zorder=4.0, width=1.4)
             for i, line in enumerate(members)
@@ -255,9 +257,6 @@ def _panels(
     chart.body.supxlabel(INDEX_EXPLAINED, fontsize=9.0)
     chart.body.supylabel(f"test {metric}", fontsize=9.0)
     return chart
-
-
-WIDE_PANEL_LABEL = 26
 
 
 def _joined(lines: Sequence[Line]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

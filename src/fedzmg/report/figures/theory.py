@@ -49,7 +49,7 @@ class Plot(NamedTuple):
     percent: bool = False
     from_zero: bool = False
     whole: bool = False
-    """Whether the horizontal axis has whole numbers only."""
+    """True if the horizontal axis has whole numbers only."""
 
 
 _STEPS = "steps t"
