@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fedzmg.cli import app, experiments
 from fedzmg.errors import InputError
-from fedzmg.report.exports.report import figures
+from fedzmg.report.figures import draw, rendered
 from fedzmg.results.reading import read
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -54,18 +54,13 @@ def test_grid_then_study_with_its_rates(tmp_path: Path, monkeypatch: pytest.Monk
     data = json.loads(done.stdout)
     assert data["algorithms"]["fedzmg"]["options"]["server.lr"] == best["options"]["server.lr"]
     assert (tmp_path / "s" / "curves.png").exists()
-    # Text is drawn as outlines, each with a remark that says what it reads.
     figure = (tmp_path / "s" / "curves.svg").read_text()
-    assert re.findall(r"<!-- (threshold .*) -->", figure) == ["threshold 0.3", "threshold 0.45"]
+    assert re.findall(r">(threshold .*?)<", figure) == ["threshold 30 %", "threshold 45 %"]
     assert (tmp_path / "s" / "fedzmg" / "seed-0" / "spec.toml").exists()
-    # A report makes the same files from what is kept; its own figures of the study are left out.
-    monkeypatch.setattr("fedzmg.report.plots.style.FORMATS", ("png", "svg"))
-    drawn = dict(figures(read([Path("s"), place]), []))
-    for kept, again in (
-        ("s/curves", "overview-curves"), ("runs/digits-grid/heat-maps", "overview-heat-maps"),
-        ("runs/digits-grid/fedzmg/heat-map", "grid-fedzmg"),
-    ):  # fmt: skip
-        assert drawn[f"figures/{again}.svg"] == Path(f"{kept}.svg").read_bytes(), again
+    # A report draws the same figures from the kept files.
+    charts = draw(read([place]), [])
+    for kept, stem in (("heat-maps", "grid-heat-maps"), ("fedzmg/heat-map", "grid-fedzmg")):
+        assert rendered(charts[stem], "svg") == (place / f"{kept}.svg").read_bytes()
 
 
 def test_validate_says_what_it_costs_and_writes_nothing(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_every_run_is_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
             self.own.append(ending)
 
     # Curves take longer to draw than to train.
-    monkeypatch.setattr("fedzmg.report.plots.style.save", lambda figure, stem: (stem, stem))
+    monkeypatch.setattr("fedzmg.report.figures.save", lambda figure, stem: (stem, stem))
     monkeypatch.setitem(trackers.TRACKERS, "told", TrackerInfo(Told, ()))
     done = CliRunner().invoke(app, [*COMPARE, "--out", "c", "--track", "told"])
     assert done.exit_code == 0, done.output

@@ -24,7 +24,7 @@ def run(*arguments: str) -> str:
 @pytest.fixture
 def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of figures take a second each; one test is enough for them."""
-    monkeypatch.setattr("fedzmg.report.plots.style.save", lambda figure, stem: (stem, stem))
+    monkeypatch.setattr("fedzmg.report.figures.save", lambda figure, stem: (stem, stem))
 
 
 def data_of(place: Path) -> dict[str, object]:

@@ -12,7 +12,6 @@ from rich.console import Console
 from torch import nn
 
 from fedzmg.diagnose import diagnose
-from fedzmg.report.plots.diagnose import figure
 from fedzmg.report.terminal import views
 from fedzmg.tasks import Task
 
@@ -52,14 +51,18 @@ def test_nothing_is_cut_at_any_width(data: dict[str, Any], width: int) -> None:
 
 
 def test_no_verdict_has_a_table_and_a_figure(data: dict[str, Any]) -> None:
+    from fedzmg.report.figures import diagnosis
+
     verdict = {**data["verdict"], "expect": "unclear"}
     undecided = {**data, "points": data["points"][:1], "verdict": verdict}
     assert "verdict  " in shown(undecided, 80)
-    assert figure(undecided).get_suptitle().endswith("before training: no verdict")
+    assert diagnosis(undecided).title.endswith("before training: no verdict")
 
 
 def test_legends_lie_below_the_panels_and_inside_the_figure(data: dict[str, Any]) -> None:
-    drawn = figure(data)
+    from fedzmg.report.figures import diagnosis
+
+    drawn = diagnosis(data)
     drawn.canvas.draw()
     assert len(drawn.axes) == 3
     for axes in drawn.axes:

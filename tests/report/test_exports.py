@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedzmg.cli import app
 from fedzmg.errors import InputError
-from fedzmg.report import writing
+from fedzmg.report import figures, writing
 from fedzmg.report.exports import report as exports
 from fedzmg.report.tables.scores import scores
 from fedzmg.results.reading import Material, read
@@ -64,6 +64,9 @@ def test_four_formats_of_one_table(judged: tuple[Material, list[StudyResult]]) -
 
     found = records_of(written["tables/scores.csv"])
     assert float(found[0]["final_mean"]) == pytest.approx(0.8, abs=1e-15)
+    kept = json.loads(written["tables/scores.json"])["rows"]
+    assert [row["algorithm"] for row in kept] == ["fedzmg", "fedavg"]
+    assert kept[0]["final_mean"] == float(found[0]["final_mean"])
     [tested] = records_of(written["tables/tests.csv"])
     assert (tested["first"], tested["second"]) == ("fedzmg", "fedavg")
     assert float(tested["t"]) == pytest.approx(12**0.5)
@@ -143,10 +146,10 @@ def test_a_broken_write_leaves_the_old_file(
 def test_grid_becomes_a_heat_map_file(tmp_path: Path, grid: dict[str, Any]) -> None:
     (tmp_path / "grid.json").write_text(json.dumps(grid))
     material = read([tmp_path])
-    assert {name for name, _ in exports.figures(material, [])} == {
-        f"figures/{stem}.{s}"
-        for stem in ("grid-fedzmg", "overview-heat-maps")
-        for s in ("png", "svg", "pdf")
+    charts = figures.draw(material, [])
+    assert set(charts) == {"grid-fedzmg", "grid-heat-maps"}
+    assert {name for name, _ in exports.figures(charts, tmp_path)} == {
+        f"figures/{stem}.{suffix}" for stem in charts for suffix in ("png", "svg", "pdf")
     }
     written = {name: content.decode() for name, content in exports.tables(material, [])}
     _, _, [name, point, score, *_, remark] = rows_of(written["tables/grid.md"])
@@ -166,12 +169,8 @@ def test_a_report_leaves_nothing_of_an_earlier_one(
 ) -> None:
     """Afterwards the directory is as if only the last report had been written, and one's own."""
     # What a figure shows takes long to draw and does not matter here.
-    monkeypatch.setattr(
-        "fedzmg.report.plots.study.study_figures", lambda outcome: [("curves", outcome)]
-    )
-    monkeypatch.setattr(
-        "fedzmg.report.plots.style.rendered", lambda figure, suffix: suffix.encode()
-    )
+    monkeypatch.setattr(figures, "STUDY_FIGURES", {"seeds": figures.seeds})
+    monkeypatch.setattr(figures, "FORMATS", ("png", "svg"))
     write_run("other/a", "fedavg", 0, [0.1, 0.2, 0.3], task="plays")
     both, one = [str(study), str(tmp_path / "other")], [str(study)]
 
@@ -202,11 +201,30 @@ def test_a_report_leaves_nothing_of_an_earlier_one(
 
     report(one, "used", "--page-only")
     assert names(used) == {"report.html", "written.json", *kept}
-    assert not list((tmp_path / "used" / "figures").glob("*.p*"))
+    assert not list((tmp_path / "used" / "figures").glob("*.png"))
     report(one, "fresh", "--page-only")
     assert sorted(path.name for path in (tmp_path / "fresh").iterdir()) == [
         "report.html", "written.json",
     ]  # fmt: skip
+
+
+def test_unchanged_figures_are_not_rendered_again(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [result] = [study_result(one) for one in read([study]).studies]
+    chart = figures.seeds(result)
+    assert chart is not None
+    files = dict(exports.figures({"seeds": chart}, tmp_path))
+    writing.replace_files(tmp_path, files)
+    rendered = figures.rendered
+    asked: list[str] = []
+    monkeypatch.setattr(
+        figures, "rendered", lambda chart, suffix: asked.append(suffix) or rendered(chart, suffix)
+    )
+    assert dict(exports.figures({"seeds": chart}, tmp_path)) == files
+    assert asked == ["svg"]
+    (tmp_path / "figures" / "seeds.svg").write_text("other")
+    assert dict(exports.figures({"seeds": chart}, tmp_path)) == files
 
 
 def test_tables_and_links_are_not_replaced_either(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fedzmg.data.heterogeneity import PAPER, describe
-from fedzmg.report.exports import report as exports
+from fedzmg.report import figures
 from fedzmg.report.exports.heterogeneity import FILES, write_description
+from fedzmg.report.figures.heterogeneity import MOST_ROWS
+from fedzmg.report.figures.heterogeneity import heterogeneity as figure
 from fedzmg.report.html.page import render
-from fedzmg.report.plots import style
-from fedzmg.report.plots.heterogeneity import MOST_ROWS, figure
 from fedzmg.report.tables.heterogeneity import client_by_client, side_by_side
 from fedzmg.report.terminal.views import description
 from fedzmg.results.formatting import NONE
@@ -95,12 +95,6 @@ def test_many_clients_are_averaged_and_the_axis_says_so() -> None:
     assert len(distance.collections[0].get_offsets()) == 3 * MOST_ROWS - 1
 
 
-def test_as_many_clients_as_rows_are_not_averaged(pachinko_like: Figure) -> None:
-    heat, _, _ = parts(pachinko_like)
-    assert heat.images[0].get_array().shape == (120, 100)
-    assert "mean" not in heat.get_ylabel()
-
-
 def test_histogram_counts_every_client_once() -> None:
     rng = np.random.default_rng(0)
     for volumes in (rng.integers(20, 300, 200), rng.integers(1, 10_000, 200)):
@@ -168,20 +162,20 @@ def test_odd_characters_are_shown() -> None:
     drawn = figure(data)
     drawn.draw_without_rendering()
     shown = [text.get_text() for text in parts(drawn)[0].get_xticklabels()]
-    assert shown == ["␣", "↵", "⇥", r"\$", "[", r"\x00", "é", *letters]
+    assert shown == ["␣", "↵", "⇥", "$", "[", r"\x00", "é", *letters]
 
 
-def test_the_same_report_gives_the_same_picture(tmp_path: Path) -> None:
-    data = made_up(6, 5)
-    pixels = []
-    for _ in range(2):
-        drawn = figure(data)
-        drawn.savefig(buffer := io.BytesIO(), format="rgba")
-        pixels.append(buffer.getvalue())
-    assert pixels[0] == pixels[1]
-    png, svg = style.save(drawn, tmp_path / "picture")
-    assert png.read_bytes().startswith(b"\x89PNG")
-    assert b"<image" in svg.read_bytes()
+@pytest.mark.parametrize("same", [True, False])
+def test_distances_by_volume_or_in_order(same: bool) -> None:
+    data = describe([[2, 2], [4 if same else 5, 0], [3, 1]], ["a", "b", "c"], name="mine").as_dict()
+    chart = figures.distances(data)
+    assert chart is not None
+    [dots] = chart.axes[0].lines
+    assert list(np.asarray(dots.get_xdata())) == ([1, 2, 3] if same else [4, 5, 4])
+    [series] = chart.series.values()
+    shown = sorted(text.split(":")[0] for text in series.points)
+    assert shown == ["a", "b", "c"]
+    assert figures.distances({**data, "clients": data["clients"][:1]}) is None
 
 
 # Tables
@@ -262,11 +256,10 @@ def test_a_page_of_data_sets_alone_is_called_what_it_is(tmp_path: Path) -> None:
     assert "<h1>How much clients differ: cifar100, mine</h1>" in render(read([tmp_path]))
 
 
-def test_report_draws_the_figure_that_describe_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(style, "FORMATS", ("svg",))
+def test_report_draws_the_figure_that_describe_kept(tmp_path: Path) -> None:
     data = made_up(6, 3, name="mnist-by-writer")
     write_description(data, PAPER["emnist62"], tmp_path)
+    charts = figures.draw(read([tmp_path]), [])
+    assert set(charts) == {"heterogeneity", "client-distances"}
     kept = (tmp_path / "heterogeneity.svg").read_bytes()
-    assert dict(exports.figures(read([tmp_path]), [])) == {"figures/heterogeneity.svg": kept}
+    assert figures.rendered(charts["heterogeneity"], "svg") == kept

@@ -25,7 +25,7 @@ def pets(write_run: Any) -> Path:
 def test_only_the_page_itself_can_be_made_again_by_a_command(pets: Path, write_run: Any) -> None:
     page = render(read([pets]))
     assert re.findall(r"<code>(.*?)</code>", page) == [
-        f"fedzmg report {pets.as_posix()} --out again/report"
+        f"fedzmg report {pets.as_posix()} --out reproduced/report"
     ]
     assert "The task pets was made in Python" in page
     digits = write_run("all/digits", "fedavg", 0, [0.1, 0.2])

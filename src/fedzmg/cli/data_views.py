@@ -128,8 +128,7 @@ def show(
 ) -> None:
     """Show examples of some clients: a picture of images, the beginnings of texts."""
     from fedzmg.data.formats import is_table
-    from fedzmg.report.plots import examples
-    from fedzmg.report.plots.style import save
+    from fedzmg.report import figures
     from fedzmg.report.writing import check_place, refuse_foreign, staged
 
     if is_table(name):
@@ -157,14 +156,14 @@ def show(
     refuse_foreign(directory, EXAMPLES, "data show")
     spans = [range(o, min(o + columns, e)) for o, e in
              ((owners.offsets[i], owners.offsets[i + 1]) for i in rows_shown)]  # fmt: skip
-    picture = examples.figure(
+    picture = figures.examples(
         f"{_title(name, split)}: {len(rows_shown)} of {len(shown.names):,} clients",
         [owners.names[i] for i in rows_shown],
         [x[span.start : span.stop] for span in spans],
         [[shown.labels[label] for label in y[span.start : span.stop]] for span in spans],
     )
     with staged(directory, "data show") as folder:
-        save(picture, folder / "examples")
+        figures.save(picture, folder / "examples")
     output.place("figure", directory / "examples.png")
 
 

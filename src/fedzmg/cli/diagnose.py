@@ -64,8 +64,7 @@ def diagnose(
 ) -> None:
     """Measure whether the projection will help: table by layer, figure and a verdict."""
     from fedzmg.diagnose import diagnose as measure
-    from fedzmg.report.plots import diagnose as report
-    from fedzmg.report.plots import style
+    from fedzmg.report import figures
     from fedzmg.report.terminal import views
     from fedzmg.report.writing import check_place, refuse_foreign, staged
     from fedzmg.storage.formats import write_json
@@ -86,7 +85,7 @@ def diagnose(
     data = found.as_dict()
     with staged(directory, WRITER) as folder:
         write_json(folder / "diagnosis.json", data)
-        style.save(report.figure(data), folder / "diagnosis")
+        figures.save(figures.diagnosis(data), folder / "diagnosis")
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(directory)}))
         return

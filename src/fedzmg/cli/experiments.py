@@ -55,16 +55,16 @@ def grid(
     from fedzmg import trackers
     from fedzmg.experiment.grids.grid import run_grid
     from fedzmg.experiment.grids.score import warnings
-    from fedzmg.report.plots import grids, style
+    from fedzmg.report import figures
     from fedzmg.report.terminal import views
 
     work = _prepare("grid", file, set_, out, track, as_json=as_json)
     spec, place, console = work.spec, work.place, work.console
     with _shown(work, spec.packs(), trackers.by_point(spec)) as progress:
         data = run_grid(spec, place, task=work.task, progress=progress, max_minutes=max_minutes)
-    written = style.save(grids.figures(data), place / "heat-maps")[0]
+    written = figures.save(figures.heat_maps(data), place / "heat-maps")[0]
     for name in data["algorithms"]:
-        style.save(grids.figure(data, name), place / spec.folder(name) / "heat-map")
+        figures.save(figures.heat_map(data, name), place / spec.folder(name) / "heat-map")
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return
@@ -93,7 +93,7 @@ def study(
 ) -> None:
     """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
     from fedzmg.experiment.studies.study import run_study, study_packs
-    from fedzmg.report.plots import comparison, style
+    from fedzmg.report import figures
     from fedzmg.report.terminal import views
     from fedzmg.results.reading import read
     from fedzmg.results.study_result import study_result
@@ -109,7 +109,7 @@ def study(
     curves = compared.as_dict()
     write_json(place / "comparison.json", curves)
     levels = [entry["threshold"] for entry in data["thresholds"]]
-    written = style.save(comparison.figure(curves, levels, data["label"]), place / "curves")
+    written = figures.save(figures.comparison(curves, levels, data["label"]), place / "curves")
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return

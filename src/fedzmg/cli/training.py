@@ -48,8 +48,7 @@ def compare(
     from fedzmg import tasks, trackers
     from fedzmg.api import algorithm_names
     from fedzmg.api import compare as compare_algorithms
-    from fedzmg.report.plots import comparison
-    from fedzmg.report.plots.style import save
+    from fedzmg.report import figures
     from fedzmg.report.terminal import views
     from fedzmg.report.terminal.live import Display
     from fedzmg.results.reading import read
@@ -78,7 +77,7 @@ def compare(
             engine=engine, device=device, out=place, progress=progress,  # type: ignore[arg-type]
         )  # fmt: skip
     data = result.as_dict()
-    written = save(comparison.figure(data), place / "curves")
+    written = figures.save(figures.comparison(data), place / "curves")
     if as_json:
         typer.echo(json.dumps({**data, "directory": str(place)}))
         return

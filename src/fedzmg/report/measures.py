@@ -1,4 +1,4 @@
-"""Measures of heterogeneity in words: names, and numbers with the digits that they deserve."""
+"""Names and number formats of the measures of heterogeneity."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VISIBLE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "": "∅"}
 
 
 def number(measure: str, value: float | None, sign: str = "") -> str:
-    """A value of one measure; ``sign`` is "+" for a difference."""
+    """Format a value of one measure; ``sign`` is "+" for a difference."""
     if value is None:
         return "-"
     if measure == "volume":
@@ -31,7 +31,7 @@ def number(measure: str, value: float | None, sign: str = "") -> str:
 
 
 def spread(measure: str, found: Mapping[str, Any]) -> str:
-    """Mean and standard deviation over clients."""
+    """Format mean and standard deviation over clients."""
     mean = number(measure, found["mean"])
     if found["sd"] is None:
         return mean
@@ -39,7 +39,7 @@ def spread(measure: str, found: Mapping[str, Any]) -> str:
 
 
 def printed(paper: Mapping[str, Any], measure: str) -> str:
-    """The paper's mean and deviation with the digits that it prints."""
+    """Format the paper's mean and deviation with its own digits."""
     if measure not in paper["summary"]:
         return "not given"
     mean, sd = paper["summary"][measure]
@@ -49,7 +49,7 @@ def printed(paper: Mapping[str, Any], measure: str) -> str:
 
 
 def who(report: Mapping[str, Any]) -> str:
-    """Which clients are described."""
+    """Name the clients that are described."""
     described, total = len(report["clients"]), report["total"]
     if described == total:
         return f"{total:,} clients" if total > 1 else "1 client"
@@ -57,17 +57,17 @@ def who(report: Mapping[str, Any]) -> str:
 
 
 def divisor(report: Mapping[str, Any]) -> str:
-    """What entropies are divided by."""
+    """Name the divisor of entropies."""
     return "ln(classes present)" if report["entropy"] == "present" else "ln(all classes)"
 
 
 def origin(report: Mapping[str, Any]) -> str:
-    """What a client's distribution is held against."""
+    """Name the distribution that clients are compared with."""
     if report["reference"] == "global":
         return "all clients"
     return "the pooled sample" if report["sample"] else "the pooled clients"
 
 
 def visible(label: str) -> str:
-    """A class name of which something can be seen."""
+    """Replace invisible characters of a class name."""
     return _VISIBLE.get(label, label if label.isprintable() else ascii(label)[1:-1])

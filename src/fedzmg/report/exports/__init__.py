@@ -1,1 +1,1 @@
-"""Files that commands leave, put together from several media."""
+"""Files that commands write."""

@@ -1,4 +1,4 @@
-"""The files of ``fedzmg data describe``."""
+"""Files of ``fedzmg data describe``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedzmg.report.plots.heterogeneity import figure
-from fedzmg.report.plots.style import save
+from fedzmg.report.figures import heterogeneity, save
 from fedzmg.report.writing import write
 
 STEM = "heterogeneity"
@@ -24,15 +23,15 @@ def write_description(
 
     Args:
         report: dictionary of a :class:`fedzmg.data.heterogeneity.Report`.
-        paper: what the paper printed, marked beside the clients.
-        folder: where to; it is made.
+        paper: the paper's numbers, marked beside the clients.
+        folder: their directory; it is made.
 
     Raises:
         InputError: if a file cannot be written.
     """
     write(folder / f"{STEM}.json", (json.dumps(report, allow_nan=False) + "\n").encode())
     write(folder / f"{STEM}.csv", _by_client(report).encode())
-    save(figure(report, paper), folder / STEM)
+    save(heterogeneity(report, paper), folder / STEM)
 
 
 def _by_client(report: Mapping[str, Any]) -> str:

@@ -1,16 +1,15 @@
-"""A report: its page, and its tables and figures as files for papers, slides and spreadsheets.
+"""Files of a report: its page, tables and figures.
 
-Tables are written as Markdown, LaTeX, CSV and JSON (with full precision), figures as PNG, SVG and
-PDF. The same outcome gives the same bytes.
+Tables are written as Markdown, LaTeX, CSV and JSON (the last two with full precision), figures as
+PNG, SVG and PDF. The same results give the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedzmg.report.html.page import render
 from fedzmg.report.tables import costs, scores
 from fedzmg.report.tables.beside_paper import beside_paper
 from fedzmg.report.tables.clients import clients
@@ -19,17 +18,14 @@ from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, 
 from fedzmg.report.tables.paired_tests import paired_tests
 from fedzmg.report.tables.table import Table, to_csv, to_json, to_latex, to_markdown
 from fedzmg.report.writing import Cleared, check_place, refuse_foreign, replace_files
-from fedzmg.results import paper
-from fedzmg.results.formatting import slug
-from fedzmg.results.grids import name_of
 from fedzmg.results.reading import Material
 from fedzmg.results.study_result import StudyResult
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from fedzmg.report.figures import Chart
 
 PAGE = "report.html"
-SHEETS: tuple[Callable[[StudyResult], Table | None], ...] = (
+STUDY_TABLES: tuple[Callable[[StudyResult], Table | None], ...] = (
     scores.scores,
     paired_tests,
     scores.thresholds,
@@ -39,7 +35,7 @@ SHEETS: tuple[Callable[[StudyResult], Table | None], ...] = (
     costs.traffic,
     costs.settings,
 )
-"""The tables of a study."""
+"""Tables of a study."""
 _FORMATS: dict[str, Callable[[Table], str]] = {
     "md": to_markdown,
     "tex": to_latex,
@@ -49,7 +45,7 @@ _FORMATS: dict[str, Callable[[Table], str]] = {
 
 
 class Published(NamedTuple):
-    """A report that was written."""
+    """Paths of a written report."""
 
     page: Path
     tables: tuple[Path, ...]
@@ -58,14 +54,14 @@ class Published(NamedTuple):
 
 
 def publish(
-    material: Material, outcomes: Sequence[StudyResult], out: Path, *, page_only: bool = False
+    material: Material, results: Sequence[StudyResult], out: Path, *, page_only: bool = False
 ) -> Published:
     """Write page, tables and figures in place of those of an earlier report.
 
     Args:
-        material: what was read.
-        outcomes: an outcome for each study.
-        out: a directory; it is made. What no report wrote there is left alone.
+        material: directories read back.
+        results: a result for each study.
+        out: a directory; it is made. Files that no report wrote there are left alone.
         page_only: leave out the files of tables and figures.
 
     Raises:
@@ -74,99 +70,65 @@ def publish(
     check_place(out)
     # Before the long work; the names of tables and figures are known only after it.
     refuse_foreign(out, [PAGE])
-    words = {} if page_only else dict(tables(material, outcomes))
-    drawn = {} if page_only else dict(figures(material, outcomes))
-    page = {PAGE: render(material, outcomes).encode()}
-    cleared = replace_files(out, {**page, **words, **drawn})
+    # matplotlib takes its time to load.
+    from fedzmg.report import figures as drawing
+    from fedzmg.report.html.page import render
+
+    drawn = drawing.draw(material, results)
+    words = {} if page_only else dict(tables(material, results))
+    pictures = {} if page_only else dict(figures(drawn, out))
+    page = {PAGE: render(material, results, drawn).encode()}
+    cleared = replace_files(out, {**page, **words, **pictures})
     return Published(
         out / PAGE,
         tuple(out / name for name in words),
-        tuple(out / name for name in drawn),
+        tuple(out / name for name in pictures),
         cleared,
     )
 
 
 def tables(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[tuple[str, bytes]]:
     """Every table in four formats: names of files, below ``tables``, and what they hold."""
-    for name, sheet in _sheets(material, outcomes):
+    for name, table in _tables(material, outcomes):
         for suffix, make in _FORMATS.items():
-            yield f"tables/{name}.{suffix}", make(sheet).encode()
+            yield f"tables/{name}.{suffix}", make(table).encode()
 
 
-def figures(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[tuple[str, bytes]]:
-    """Every figure as PNG, SVG and PDF: names of files, below ``figures``, and what they hold."""
-    # Drawing takes its time to load, and a page alone does not need it.
-    from fedzmg.report.plots.style import FORMATS, rendered
+def figures(drawn: Mapping[str, Chart], before: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield every figure as PNG, SVG and PDF: file name below ``figures``, and content.
 
-    for stem, figure in _drawn(material, outcomes):
-        for suffix in FORMATS:
-            yield f"figures/{stem}.{suffix}", rendered(figure, suffix)
+    Args:
+        drawn: figures by the stem of their files.
+        before: directory of an earlier report; files whose SVG is unchanged are taken from it.
+    """
+    from fedzmg.report.figures import FORMATS, rendered
 
-
-def _drawn(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[tuple[str, Figure]]:
-    from fedzmg.report.plots import comparison, grids
-    from fedzmg.report.plots import study as plots
-    from fedzmg.report.plots.heterogeneity import figure as clients_described
-
-    for prefix, outcome in zip(_prefixes(outcomes), outcomes, strict=True):
-        for name, figure in plots.study_figures(outcome):
-            yield prefix + name, figure
-    for before, extra in zip(_grid_names(material), material.grids, strict=True):
-        data = {**extra.content, "task": paper.shown(str(extra.content["task"]))}
-        for name in data["algorithms"]:
-            yield f"{before}-{slug(name)}", grids.figure(data, name)
-    # What stands in the directories already, from the same functions: the same bytes.
-    places = [one.place for one in material.compared]
-    for before, one in zip(_overviews(places), material.compared, strict=True):
-        yield f"{before}-curves", comparison.figure(one.content, one.thresholds, one.label)
-    places = [extra.place for extra in material.grids]
-    for before, extra in zip(_overviews(places), material.grids, strict=True):
-        yield f"{before}-heat-maps", grids.figures(extra.content)
-    described = [extra.content for extra in material.heterogeneity]
-    for after, report in zip(_numbered(described), described, strict=True):
-        if report.get("clients") and report.get("counts"):
-            yield (
-                f"heterogeneity{after}",
-                clients_described(report, paper.described(str(report["name"]))),
-            )
+    for stem, chart in drawn.items():
+        names = {suffix: f"figures/{stem}.{suffix}" for suffix in FORMATS}
+        svg = rendered(chart, "svg")
+        same = _content(before / names["svg"]) == svg
+        for suffix, name in names.items():
+            old = _content(before / name) if same else None
+            yield name, old or (svg if suffix == "svg" else rendered(chart, suffix))
 
 
-def _sheets(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[tuple[str, Table]]:
-    for prefix, outcome in zip(_prefixes(outcomes), outcomes, strict=True):
-        for make in SHEETS:
-            sheet = make(outcome)
-            if sheet is not None:
-                yield prefix + sheet.key, sheet
-    for name, extra in zip(_grid_names(material), material.grids, strict=True):
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
+def _tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tuple[str, Table]]:
+    from fedzmg.report.figures import grid_names, numbered, study_prefixes
+
+    for prefix, result in zip(study_prefixes(results), results, strict=True):
+        for make in STUDY_TABLES:
+            table = make(result)
+            if table is not None:
+                yield prefix + table.key, table
+    for name, extra in zip(grid_names(material), material.grids, strict=True):
         yield name, best_points(extra.content)
     described = [extra.content for extra in material.heterogeneity]
     if len(described) > 1:
         yield "heterogeneity", side_by_side(described)
-    for after, report in zip(_numbered(described), described, strict=True):
+    for after, report in zip(numbered(described), described, strict=True):
         yield f"heterogeneity{after}", heterogeneity(report)
         yield f"heterogeneity-clients{after}", client_by_client(report)
-
-
-def _grid_names(material: Material) -> list[str]:
-    """What tells the files of several grids apart."""
-    if len(material.grids) == 1:
-        return ["grid"]
-    return [f"grid{i + 1}-{slug(name_of(one.content))}" for i, one in enumerate(material.grids)]
-
-
-def _overviews(places: Sequence[str]) -> list[str]:
-    """The same for figures of whole directories."""
-    if len(places) == 1:
-        return ["overview"]
-    return [f"overview{i + 1}-{slug(place)}" for i, place in enumerate(places)]
-
-
-def _numbered(found: Sequence[object]) -> list[str]:
-    return [""] if len(found) == 1 else [f"-{i + 1}" for i in range(len(found))]
-
-
-def _prefixes(outcomes: Sequence[StudyResult]) -> list[str]:
-    """What tells the files of several studies apart."""
-    if len(outcomes) == 1:
-        return [""]
-    return [f"{i + 1}-{slug(outcome.study.name)}-" for i, outcome in enumerate(outcomes)]

@@ -1,4 +1,4 @@
-"""The files of ``fedzmg theory``: figures, and a page that has them in it."""
+"""Files of ``fedzmg theory``: figures, and a page that embeds them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedzmg.errors import InputError
-from fedzmg.report.html.theory import Picture, page
 from fedzmg.report.tables.theory import Finding
 from fedzmg.report.writing import check_place, write
 
@@ -14,11 +13,11 @@ ANOTHER_FILE = "choose another file"
 
 
 def check_places(out: Path | None, html: Path | None) -> None:
-    """Find out before the work whether figures and page can be written.
+    """Check before the work that figures and page can be written.
 
     Args:
-        out: directory of the figures; None: none are asked for.
-        html: file of the page.
+        out: directory of the figures; None for no figures.
+        html: file of the page; None for no page.
 
     Raises:
         InputError: if one of them cannot.
@@ -32,19 +31,15 @@ def check_places(out: Path | None, html: Path | None) -> None:
 
 
 def write_figures(findings: Sequence[Finding], out: Path) -> list[Path]:
-    """Write every figure as PNG and SVG.
+    """Write every figure as PNG and SVG and return their paths.
 
     Raises:
         InputError: if one cannot be written.
     """
-    from fedzmg.report.plots.style import save
-    from fedzmg.report.plots.theory import figures
+    from fedzmg.report.figures import save, theory
 
-    written: list[Path] = []
-    for finding in findings:
-        for name, figure in figures(finding).items():
-            written += save(figure, out / name)
-    return written
+    drawn = [item for finding in findings for item in theory(finding).items()]
+    return [path for name, chart in drawn for path in save(chart, out / name)]
 
 
 def write_page(findings: Sequence[Finding], path: Path) -> None:
@@ -53,15 +48,8 @@ def write_page(findings: Sequence[Finding], path: Path) -> None:
     Raises:
         InputError: if it cannot be written.
     """
-    pictures = {finding["id"]: _pictures(finding) for finding in findings}
-    write(path, page(findings, pictures).encode(), ANOTHER_FILE)
+    from fedzmg.report.figures import theory
+    from fedzmg.report.html.theory import page
 
-
-def _pictures(finding: Finding) -> list[Picture]:
-    from fedzmg.report.plots.style import rendered
-    from fedzmg.report.plots.theory import figures
-
-    return [
-        Picture(name, figure.axes[0].get_title(loc="left"), rendered(figure, "svg"))
-        for name, figure in figures(finding).items()
-    ]
+    charts = {str(finding["id"]): list(theory(finding).values()) for finding in findings}
+    write(path, page(findings, charts).encode(), ANOTHER_FILE)

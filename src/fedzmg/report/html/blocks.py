@@ -1,149 +1,89 @@
-"""What a page is put together from; every block is drawn by the macro of its ``kind``.
-
-The macros are in ``templates/parts.html.jinja``.
-"""
+"""Parts of a page; the template draws each with the macro named like its class."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeAlias
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
 
 from markupsafe import Markup
 
-from fedzmg.report.tables.sheet import Sheet
-from fedzmg.results.study_result import StudyResult
+from fedzmg.report.figures.style import Chart
+from fedzmg.report.html.inline_svg import inline_svg
+from fedzmg.report.tables.table import Table
 
 
-class LegendItem(NamedTuple):
-    """A line of a legend."""
-
-    swatch: Markup
-    label: str
-
-
-class Chart(NamedTuple):
+class Picture(NamedTuple):
     """A figure with its words."""
 
-    key: str
     title: str
-    lead: str
-    """A sentence under the title."""
-    drawing: Markup
-    legend: tuple[LegendItem, ...] = ()
-    always: bool = False
-    """Whether the legend is needed on a wide page, too."""
-    wide: bool = False
-    """Whether it takes the whole width of the page."""
+    caption: str
+    warning: str
+    svg: Markup
+    wide: bool
 
 
-@dataclass(frozen=True)
-class Charts:
-    """Figures side by side, as far as there is room."""
+class Pictures(NamedTuple):
+    """Figures side by side as far as there is room."""
 
-    charts: tuple[Chart, ...]
-    kind: ClassVar[str] = "charts"
-
-
-class Panel(NamedTuple):
-    """One of many small charts."""
-
-    title: str
-    drawing: Markup
-    legend: tuple[LegendItem, ...]
-
-
-@dataclass(frozen=True)
-class Panels:
-    """Many small charts."""
-
-    title: str
-    lead: str
-    background: Markup
-    panels: tuple[Panel, ...]
-    kind: ClassVar[str] = "panels"
+    pictures: tuple[Picture, ...]
 
 
 class Tile(NamedTuple):
-    """A number worth standing out."""
+    """A number that stands out."""
 
     head: str
     value: str
     note: str
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """A row of them."""
+class Tiles(NamedTuple):
+    """A row of tiles."""
 
     tiles: tuple[Tile, ...]
-    kind: ClassVar[str] = "tiles"
 
 
-@dataclass(frozen=True)
-class Table:
+class TableBlock(NamedTuple):
     """A table, open or folded."""
 
-    sheet: Sheet
+    table: Table
     title: str = ""
-    """What stands over it; by default the sheet's own title."""
     folded: bool = False
-    kind: ClassVar[str] = "table"
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(NamedTuple):
     """Names and values."""
 
     title: str
     pairs: tuple[tuple[str, str], ...]
     long: bool = False
-    """Whether values need room."""
-    kind: ClassVar[str] = "pairs"
 
 
-@dataclass(frozen=True)
-class Notes:
-    """Remarks."""
+class Notes(NamedTuple):
+    """A list of remarks."""
 
     lead: str
     notes: tuple[str, ...]
-    kind: ClassVar[str] = "notes"
 
 
-@dataclass(frozen=True)
-class Commands:
-    """Lines for a terminal; folded if they are many."""
+class Text(NamedTuple):
+    """A paragraph with a CSS class."""
+
+    text: str
+    style: str = ""
+
+
+class Commands(NamedTuple):
+    """Lines for a terminal, folded if there are many."""
 
     title: str
     lines: tuple[str, ...]
-    kind: ClassVar[str] = "commands"
 
 
-class Map(NamedTuple):
-    """A heat-map with its words."""
-
-    title: str
-    lead: str
-    warning: str
-    drawing: Markup
-
-
-@dataclass(frozen=True)
-class Maps:
-    """Heat-maps side by side."""
-
-    title: str
-    facts: str
-    maps: tuple[Map, ...]
-    kind: ClassVar[str] = "maps"
-
-
-Block: TypeAlias = Charts | Panels | Tiles | Table | Pairs | Notes | Commands | Maps
+Block: TypeAlias = Pictures | Tiles | TableBlock | Pairs | Notes | Text | Commands
 
 
 class Section(NamedTuple):
-    """A part of the page that can be gone to."""
+    """A part of the page with an anchor."""
 
     key: str
     title: str
@@ -151,5 +91,17 @@ class Section(NamedTuple):
     blocks: tuple[Block, ...]
 
 
-StudyBlocks: TypeAlias = Callable[[StudyResult, str], Iterable[Block]]
-"""Makes blocks of a study; the word is a prefix for the keys of its drawings."""
+def arranged(pictures: Iterable[Picture]) -> Pictures:
+    """Arrange figures in rows of two; the last of an odd number gets a row of its own."""
+    found = list(pictures)
+    narrow = [i for i, one in enumerate(found) if not one.wide]
+    if len(narrow) % 2:
+        found[narrow[-1]] = found[narrow[-1]]._replace(wide=True)
+    return Pictures(tuple(found))
+
+
+def picture(chart: Chart, key: str, caption: str | None = None, warning: str = "") -> Picture:
+    """Embed a figure; ``key`` keeps its identifiers apart from those of other figures."""
+    wide = float(chart.get_figwidth()) > 7.5
+    words = chart.caption if caption is None else caption
+    return Picture(chart.title, words, warning, inline_svg(chart, key), wide)

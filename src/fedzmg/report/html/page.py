@@ -1,19 +1,20 @@
-"""One self-contained page: words, tables and charts of what run directories hold.
+"""One self-contained page with the words, tables and figures of result directories.
 
 It needs no network, no other file and no script; the same directories give the same bytes.
-``SECTIONS`` says what is on it and in which order; what a study's section holds is in
-:data:`fedzmg.report.html.sections.study.BLOCKS`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jinja2
+
+from fedzmg.report import figures
+from fedzmg.report.figures import Chart
+from fedzmg.report.html import data_sections, reproduce, study_section
 from fedzmg.report.html.blocks import Section
-from fedzmg.report.html.environment import environment
-from fedzmg.report.html.sections import again, grids, heterogeneity, study
 from fedzmg.results import paper
 from fedzmg.results.formatting import count_text
 from fedzmg.results.grids import axes_of, name_of
@@ -22,39 +23,61 @@ from fedzmg.results.study_result import StudyResult, study_result
 from fedzmg.results.summary import summary
 from fedzmg.version import __version__
 
-SECTIONS: tuple[Callable[[Material, Sequence[StudyResult]], Iterable[Section]], ...] = (
-    study.sections,
-    grids.sections,
-    heterogeneity.sections,
-    again.sections,
-)
 
-
-def render(material: Material, outcomes: Sequence[StudyResult] | None = None) -> str:
+def render(
+    material: Material,
+    results: Sequence[StudyResult] | None = None,
+    drawn: Mapping[str, Chart] | None = None,
+) -> str:
     """Make the page.
 
     Args:
-        material: what was read.
-        outcomes: the studies' outcomes, if they are known already.
+        material: directories read back.
+        results: results of their studies, if they are known already.
+        drawn: figures by the stem of their files, if they are drawn already.
     """
-    outcomes = [study_result(study) for study in material.studies] if outcomes is None else outcomes
-    templates = environment()
-    templates.filters["unbroken"] = lambda text: str(text).replace(" %", "\u00a0%")
+    results = [study_result(study) for study in material.studies] if results is None else results
+    drawn = figures.draw(material, results) if drawn is None else drawn
     searched = [extra.content for extra in material.grids]
-    text = templates.get_template("page.html.jinja").render(
+    sections = [
+        *study_section.sections(results, drawn),
+        *data_sections.grids(material, drawn),
+        *data_sections.heterogeneity(material, drawn),
+        reproduce.section(material),
+    ]
+    summaries = [" ".join(summary(result, searched)) for result in results]
+    return fill(
         title=_title(material),
-        names=material.names,
-        version=__version__,
-        summaries=[" ".join(summary(outcome, searched)) for outcome in outcomes]
-        or _without_runs(material),
-        sections=[section for make in SECTIONS for section in make(material, outcomes)],
+        kicker=f"fedzmg report \u00b7 {', '.join(material.names)}",
+        summaries=summaries or _without_runs(material),
+        sections=sections,
+        footer=f"Made by fedzmg {__version__} from the files of the runs alone.",
     )
-    # What the templates leave between tags is of no use to anybody.
+
+
+def fill(
+    *, title: str, kicker: str, summaries: Sequence[str], sections: Sequence[Section], footer: str
+) -> str:
+    """Fill the template of a page."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fedzmg.report.html", "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    # A percent sign stays on the line of its number.
+    environment.filters["unbroken"] = lambda text: str(text).replace(" %", "\u00a0%")
+    environment.filters["kind"] = lambda block: type(block).__name__.lower()
+    text = environment.get_template("page.html.jinja").render(
+        title=title, kicker=kicker, summaries=summaries, sections=sections, footer=footer,
+        version=__version__,
+    )  # fmt: skip
     return re.sub(r"\n\s*\n+", "\n", text)
 
 
 def _without_runs(material: Material) -> list[str]:
-    """What is on a page about no runs."""
+    """Describe a page without runs."""
     words = []
     for extra in material.grids:
         entries = list(extra.content["algorithms"].values())
@@ -65,7 +88,7 @@ def _without_runs(material: Material) -> list[str]:
         )
     if material.heterogeneity:
         sets = count_text(len(material.heterogeneity), "data set")
-        words.append(f"The clients of {sets}, described by what they hold; nothing is trained.")
+        words.append(f"The clients of {sets}, described by their data; nothing is trained.")
     return words or ["Nothing can be shown yet: the last section says why."]
 
 
@@ -85,6 +108,5 @@ def _title(material: Material) -> str:
 
 
 def _subject(grid: Mapping[str, Any]) -> str:
-    """What a grid is about, in the words that studies have for it."""
     task, label = paper.shown(str(grid.get("task", ""))), grid.get("label")
     return f"{task}, {label}" if label else task

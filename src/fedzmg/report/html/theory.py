@@ -1,74 +1,73 @@
-"""The findings of ``fedzmg theory`` as one self-contained page."""
+"""Findings of ``fedzmg theory`` as one self-contained page."""
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
 
-from markupsafe import Markup
-
-from fedzmg.report.html.environment import environment
+from fedzmg.report.figures.style import Chart
+from fedzmg.report.html.blocks import Section, TableBlock, Text, arranged, picture
+from fedzmg.report.html.page import fill
+from fedzmg.report.tables.table import Cell, Table
 from fedzmg.report.tables.theory import Finding, number, tolerance
 from fedzmg.version import __version__
 
-_LEADS = {
-    "T3": "Isotropic noise loses 1/d. The gain is large only where the noise is an intensity "
-    "shift.",
-    "T5": "Both fall like 1/t. Marks: the exact expectation, by a recursion of mean and "
-    "covariance.",
-    "T5-gain": "A twelfth of the noise, which is what isotropic noise has along 1.",
-    "T6": "FedZMG stays away from the optimum by what is predicted, and converges to the optimum "
-    "on the hyperplane through its start.",
-    "T7": "The sum that the proof needs to be constant follows the product of (1 - λ n).",
-    "T8": "Bars: no shift, shifted optima, gradients shifted by a constant.",
-    "T9": "The loss stays above its minimum by the gap to the constrained minimum.",
-    "T10": "The bound is true, and far from what happens.",
-    "T10-terms": "Projection changes only the last term.",
-    "T12": "The first layer sees a white background, so most of its gradient is mean.",
-    "E6": "Whatever sum a start has, it dies like a power of t.",
-    "E7": "The projected gradient vanishes; the rest of the gradient stays.",
-    "E8": "A mark is a Hessian.",
-}
+_INTRODUCTION = (
+    "Every check computes the prediction of a claim and measures it. Lines marked as claim decide "
+    "whether it holds as printed. All other lines are derived in docs/theory.md; one that "
+    "disagreed would void the verdict."
+)
 
 
-class Picture(NamedTuple):
-    """A figure that was drawn elsewhere."""
-
-    name: str
-    title: str
-    svg: bytes
-
-
-def page(findings: Sequence[Finding], pictures: Mapping[str, Sequence[Picture]]) -> str:
-    """The page.
+def page(findings: Sequence[Finding], charts: Mapping[str, Sequence[Chart]]) -> str:
+    """Make the page.
 
     Args:
-        findings: of all checks.
-        pictures: those of a check by its name.
+        findings: results of all checks.
+        charts: figures by check.
     """
-    return (
-        environment()
-        .get_template("theory.html.jinja")
-        .render(
-            version=__version__,
-            findings=[_shown(finding, pictures.get(finding["id"], ())) for finding in findings],
-            number=number,
-            tolerance=tolerance,
-        )
+    rows = [
+        [Cell(str(one["id"])), Cell(str(one["title"]), None, "words"), Cell(str(one["verdict"]))]
+        for one in findings
+    ]
+    overview = Table("verdicts", "Verdicts", ("check", "subject", "verdict"), rows, "", [], 3)
+    return fill(
+        title="The theory of FedZMG, checked",
+        kicker="fedzmg theory",
+        summaries=[_INTRODUCTION],
+        sections=[
+            Section("verdicts", "Verdicts", "", (TableBlock(overview),)),
+            *_sections(findings, charts),
+        ],
+        footer=f"Made by fedzmg {__version__}: fedzmg theory --html FILE",
     )
 
 
-def _shown(finding: Finding, pictures: Sequence[Picture]) -> dict[str, Any]:
-    kind = str(finding["verdict"]).split()[0]
-    return {**finding, "kind": kind, "figures": [_figure(one) for one in pictures]}
-
-
-def _figure(picture: Picture) -> dict[str, Any]:
-    # As an image: the parts of two SVGs in one page would share their names.
-    code = base64.b64encode(picture.svg).decode()
-    return {
-        "title": picture.title,
-        "lead": _LEADS.get(picture.name, ""),
-        "source": Markup("data:image/svg+xml;base64,") + code,
-    }
+def _sections(
+    findings: Sequence[Finding], charts: Mapping[str, Sequence[Chart]]
+) -> Iterator[Section]:
+    for finding in findings:
+        key, verdict = str(finding["id"]), str(finding["verdict"])
+        rows = [
+            [
+                Cell(line["what"] + (" (claim)" if line["stated"] else "")),
+                Cell(number(line["predicted"]), line["predicted"]),
+                Cell(number(line["measured"]), line["measured"]),
+                Cell(tolerance(line)),
+                Cell("yes" if line["agrees"] else "no", None, "" if line["agrees"] else "fails"),
+            ]
+            for line in finding["lines"]
+        ]
+        heads = ("quantity", "predicted", "measured", "tolerance", "agrees")
+        table = Table(key, f"Numbers of {key}", heads, rows, "", [])
+        own = charts.get(key, ())
+        yield Section(
+            key,
+            f"{key} \u00b7 {finding['title']}",
+            str(finding["setting"]),
+            (
+                Text(str(finding["claim"])),
+                Text(verdict, f"verdict {verdict.split()[0]}"),
+                TableBlock(table),
+                arranged(picture(one, f"{key}-{i}") for i, one in enumerate(own)),
+            ),
+        )

@@ -1,0 +1,161 @@
+"""Heat maps of a grid of hyper-parameters, from its ``grid.json``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.patches import Rectangle
+
+from fedzmg.report.figures.style import (
+    COLOURS,
+    PAPER,
+    QUIET_INK,
+    Chart,
+    format_axis,
+    styled,
+    wrapped,
+)
+from fedzmg.results.formatting import is_share, value_text
+from fedzmg.results.grids import Field, field, limits_of, name_of
+
+# One hue from light to dark: the order is plain in print and under any colour blindness.
+_SHADES = LinearSegmentedColormap.from_list(
+    "scores", ["#f4f8fb", "#cfe3ef", "#8fc1dc", "#4497c4", "#0072b3", "#083c66"]
+)
+_DIVERGED, _MARK = "#efebe6", "#8f867b"
+_DARK_TEXT, _LIGHT_TEXT = "#232323", "#fefefe"
+"""Inks on cells; the page must not replace them in dark mode."""
+_CELL_INCHES = 0.5
+_NUMBERED_CELLS = 14
+"""Cells along the longer side up to which every cell shows its number."""
+_AXIS_NAMES = {"client.lr": "client learning rate", "server.lr": "server learning rate"}
+
+
+def heat_map(grid: Mapping[str, Any], name: str) -> Chart:
+    """Draw the scores of one algorithm of a grid, on the scale of the whole grid."""
+    return _heat_maps(grid, [name])
+
+
+def heat_maps(grid: Mapping[str, Any]) -> Chart:
+    """Draw the scores of all algorithms of a grid side by side."""
+    return _heat_maps(grid, list(grid["algorithms"]))
+
+
+@styled
+def _heat_maps(grid: Mapping[str, Any], names: Sequence[str]) -> Chart:
+    higher = grid["higher_is_better"]
+    every = {
+        name: field(entry, higher_is_better=higher) for name, entry in grid["algorithms"].items()
+    }
+    low, high = limits_of(list(every.values()))
+    if high == low:
+        low, high = low - 0.5, high + 0.5
+    fields = [every[name] for name in names]
+    across = min(len(fields), 4)
+    down = -(-len(fields) // across)
+    width = max(2.6, _CELL_INCHES * max(len(one.column_values) for one in fields) + 1.0)
+    height = _CELL_INCHES * max(len(one.row_values) for one in fields) + 0.75
+    entries = [grid["algorithms"][name] for name in names]
+    characters = int(13.0 * (width - 0.5))
+    words = [_words(grid, *one, characters) for one in zip(entries, fields, strict=True)]
+    height += 0.17 * max(sum(1 + text.count("\n") for text in one) for one in words)
+    chart = Chart(_title(grid, entries), "", (across * width + 1.1, down * height + 0.7))
+    panels = chart.body.subplots(down, across, squeeze=False)
+    drawn: Any = None
+    for axes, entry, one, (title, note, below) in zip(
+        panels.flat, entries, fields, words, strict=False
+    ):
+        drawn = _draw_cells(axes, one, grid, low, high)
+        if entry["best"] is not None:
+            row, column = one.place(entry["best"]["options"])
+            frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, clip_on=False, zorder=5)
+            frame.set(edgecolor=COLOURS[1], linewidth=2.2)
+            axes.add_patch(frame)
+        pad = 6.5 + 11.0 * (note.count("\n") + 1)
+        axes.set_title(title, loc="left", fontsize=9.5, fontweight="bold", pad=pad)
+        axes.annotate(
+            note, (0.0, 1.0), xycoords="axes fraction", xytext=(0.0, 3.5), fontsize=8.0,
+            textcoords="offset points", color=QUIET_INK, va="bottom",
+        )  # fmt: skip
+        axes.set_xlabel(below)
+        axes.set_xticks(range(len(one.column_values)), _ticks(one.column_values), fontsize=7.5)
+        rows = _ticks(one.row_values) if one.rows else [""]
+        axes.set_yticks(range(len(one.row_values)), rows, fontsize=7.5)
+        axes.set_ylabel(_AXIS_NAMES.get(one.rows, one.rows))
+    for axes in panels.flat[len(fields) :]:
+        axes.set_visible(False)
+    bar = chart.body.colorbar(drawn, ax=list(panels.flat[: len(fields)]), pad=0.02, aspect=28)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=7.5, length=2)
+    format_axis(bar.ax, grid["metric"])
+    return chart
+
+
+def _title(grid: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str:
+    half = "tuning half" if grid["selection"] == "tune" else "whole test set"
+    name = f"{entries[0]['label']} on " if len(grid["algorithms"]) > 1 and len(entries) == 1 else ""
+    return (
+        f"{name}{name_of(grid)}: {grid['metric']} on the {half}, mean after each of the last "
+        f"{grid['last']} of {grid['rounds']} rounds"
+    )
+
+
+def _words(
+    grid: Mapping[str, Any], entry: Mapping[str, Any], one: Field, characters: int
+) -> tuple[str, str, str]:
+    """Return title, note and name of the horizontal axis of a heat map."""
+    best, note = entry["best"], "every point diverged"
+    if best is not None:
+        options = ", ".join(f"{k.removesuffix('.lr')} {v:.3g}" for k, v in best["options"].items())
+        note = f"best {value_text(best['score'], grid['metric'])} at {options}"
+        note += " (border)" if best["border"] else ""
+        note += "; \u00d7 diverged" if one.diverged.any() else ""
+        note += "; \u2013 stopped" if one.stopped.any() else ""
+    below = _AXIS_NAMES.get(one.columns, one.columns)
+    if one.others:
+        below += f"; best over {', '.join(one.others)}"
+    title = wrapped(str(entry["label"]), int(0.75 * characters))
+    return title, wrapped(note, characters), wrapped(below, int(0.85 * characters))
+
+
+def _draw_cells(axes: Axes, one: Field, grid: Mapping[str, Any], low: float, high: float) -> Any:
+    higher, metric = grid["higher_is_better"], grid["metric"]
+    scores = np.ma.masked_where(one.diverged | ~np.isfinite(one.scores), one.scores)
+    edges = [np.arange(size + 1) - 0.5 for size in scores.shape]
+    shades = _SHADES if higher else _SHADES.reversed()
+    axes.set_facecolor(_DIVERGED)
+    drawn = axes.pcolormesh(
+        edges[1], edges[0], scores, cmap=shades, vmin=low, vmax=high, edgecolors=PAPER, linewidth=1
+    )
+    numbered = max(scores.shape) <= _NUMBERED_CELLS
+    for (row, column), score in np.ndenumerate(one.scores):
+        if one.diverged[row, column]:
+            axes.plot(column, row, marker="x", color=_MARK, markersize=4.5)
+        elif one.stopped[row, column]:
+            axes.plot(column, row, marker="_", color=_MARK, markersize=6)
+        elif numbered and math.isfinite(score):
+            depth = (score - low) / (high - low)
+            dark = depth > 0.55 if higher else depth < 0.45
+            text = f"{100 * score:.1f}" if is_share(metric) else f"{score:.2g}"
+            ink = _LIGHT_TEXT if dark else _DARK_TEXT
+            axes.text(column, row, text, ha="center", va="center", fontsize=8.0, color=ink)
+    axes.set_aspect("equal")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return drawn
+
+
+def _ticks(values: Sequence[float]) -> list[str]:
+    """Round half decades to two digits, other values to three.
+
+    >>> _ticks([0.001, 10**-2.5, 1.0]), _ticks([0.9, 0.995])
+    (['0.001', '0.0032', '1'], ['0.9', '0.995'])
+    """
+    halves = [2 * math.log10(v) if v > 0 else math.nan for v in values]
+    digits = 2 if all(abs(h - np.round(h)) < 1e-3 for h in halves) else 3
+    return [f"{v:.{digits}g}" for v in values]

@@ -1,0 +1,244 @@
+"""Figures of how much clients differ, from ``heterogeneity.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap, LogNorm, Normalize
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
+
+from fedzmg.report import measures
+from fedzmg.report.figures.style import COLOURS, PAPER, QUIET_INK, Chart, styled, use_log_scale
+
+MOST_ROWS = 500
+"""Rows of the heat map; more clients are averaged in groups of neighbours."""
+MOST_SCATTERED = 4000
+"""Dots of a scatter plot."""
+FEW_CLASSES = 5
+"""Classes up to which shares are drawn on a linear scale."""
+
+_NAMED_ROWS = 30
+_NAMED_CHARACTERS = 80
+_WIDE_RANGE = 50
+_FEWEST_BINS, _MOST_BINS = 5, 30
+_SHADES = 1000.0
+# Without the lightest tones, which look white.
+_COLOURS = ListedColormap(matplotlib.colormaps["YlGnBu"](np.linspace(0.13, 1.0, 256)))
+_PAPER_COLOUR = COLOURS[1]
+
+
+@styled
+def heterogeneity(report: Mapping[str, Any], paper: Mapping[str, Any] | None = None) -> Chart:
+    """Draw who holds which classes, how much they hold, and how far they are from the whole.
+
+    Args:
+        report: dictionary of a :class:`fedzmg.data.heterogeneity.Report`.
+        paper: the paper's numbers, marked beside the clients.
+    """
+    title = f"Heterogeneity of {report['name']}" if report["name"] else "Heterogeneity"
+    chart = Chart(f"{title}: {measures.who(report)}", size=(10.5, 5.6))
+    grid = chart.body.add_gridspec(2, 2, width_ratios=(1.75, 1.0))
+    _draw_classes(chart, chart.body.add_subplot(grid[:, 0]), report)
+    _draw_volume(chart.body.add_subplot(grid[0, 1]), report)
+    _draw_distance(chart.body.add_subplot(grid[1, 1]), report, paper)
+    return chart
+
+
+@styled
+def distances(report: Mapping[str, Any]) -> Chart | None:
+    """Draw how far every client is from the whole, by volume if that differs."""
+    clients = report.get("clients", [])
+    if not 1 < len(clients) <= MOST_SCATTERED:
+        return None
+    volume, kl = _column(report, "volume"), _column(report, "kl")
+    title = f"{report['name']}: how far clients are from the whole"
+    names = [str(one["client"]) for one in clients]
+    if len(set(volume.tolist())) > 1:
+        title += ", by how much they hold"
+        xlabel = f"volume ({report.get('unit', 'examples')})"
+    else:
+        order = np.argsort(kl, kind="stable")
+        names, kl = [names[i] for i in order], kl[order]
+        volume, xlabel = np.arange(1.0, len(kl) + 1.0), "clients, nearest first"
+    chart = Chart(title, "A dot is a client.", (6.4, 3.6))
+    axes = chart.body.add_subplot()
+    (dots,) = axes.plot(volume, kl, "o", color=COLOURS[0], alpha=0.6, markersize=3.5)
+    if len(names) <= MOST_ROWS:
+        chart.tag(
+            dots,
+            "client",
+            [f"{name}: KL {k:.3f}" for name, k in zip(names, kl.tolist(), strict=True)],
+        )
+    axes.grid()
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel("KL divergence (nats)")
+    return chart
+
+
+def _column(report: Mapping[str, Any], measure: str) -> NDArray[np.float64]:
+    return np.array([row[measure] for row in report["clients"]], dtype=np.float64)
+
+
+def _draw_classes(chart: Chart, axes: Axes, report: Mapping[str, Any]) -> None:
+    """Draw the share of every class at every client, sorted by dominant class."""
+    counts = np.array(report["counts"], dtype=np.float64)
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    order = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1)))
+    merged = -(-len(order) // MOST_ROWS)
+    starts = range(0, len(order), merged)
+    image = np.array([shares[order[start : start + merged]].mean(axis=0) for start in starts])
+    lowest, highest = float(image[image > 0].min()), float(image.max())
+    faintest = max(lowest, highest / _SHADES)
+    few = image.shape[1] <= FEW_CLASSES
+    # Even shares would leave a logarithmic scale without any extent.
+    logarithmic = LogNorm(min(faintest, 0.5 * highest), highest)
+    drawn = axes.imshow(
+        np.ma.masked_equal(image, 0.0),
+        aspect="auto",
+        interpolation="nearest",
+        cmap=_COLOURS,
+        norm=Normalize(0.0, 1.0) if few else logarithmic,
+        extent=(-0.5, image.shape[1] - 0.5, len(order), 0.0),
+    )
+    bar = chart.body.colorbar(
+        drawn, ax=axes, pad=0.015, fraction=0.04, aspect=40,
+        extend="min" if lowest < faintest and not few else "neither", extendfrac=0.02,
+    )  # fmt: skip
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
+    if not few:
+        bar.ax.yaxis.set_minor_formatter(NullFormatter())
+        bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+    bar.ax.tick_params(labelsize=7, length=2)
+    bar.outline.set_visible(False)
+    _name_classes(axes, [measures.visible(label) for label in report["labels"]])
+    if len(order) <= _NAMED_ROWS:
+        names = [_short(report["clients"][i]["client"]) for i in order]
+        axes.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=7)
+        axes.set_ylabel("client, by dominant class")
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        more = f"; each row is the mean of {merged}" if merged > 1 else ""
+        axes.set_ylabel(f"clients, by dominant class{more}")
+    what = "characters" if report["unit"] == "characters" else "labels"
+    _head(
+        axes,
+        f"Share of {what} at each client",
+        f"white: absent; {'linear' if few else 'logarithmic'} scale",
+    )
+    axes.tick_params(length=2)
+    axes.spines[:].set_visible(False)
+
+
+def _name_classes(axes: Axes, labels: list[str]) -> None:
+    if sum(map(len, labels)) <= _NAMED_CHARACTERS:
+        size = 8.0 if len(labels) <= 30 else 6.0
+        axes.set_xticks(range(len(labels)), labels, fontsize=size)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+    axes.set_xlabel("class")
+
+
+def _short(name: str) -> str:
+    """Shorten a name in the middle: roles of a play differ at the end."""
+    return name if len(name) <= 18 else f"{name[:7]}…{name[-10:]}"
+
+
+def _draw_volume(axes: Axes, report: Mapping[str, Any]) -> None:
+    """Draw a histogram of the volumes."""
+    volume = _column(report, "volume")
+    low, high = float(volume.min()), float(volume.max())
+    wanted = int(np.clip(2 * np.sqrt(len(volume)), _FEWEST_BINS, _MOST_BINS))
+    if low == high:
+        bins = np.array([0.95 * low, 1.05 * low])
+        axes.set_xlim(0.5 * low, 1.5 * low)
+        note = f"every client holds {low:,.0f}"
+    else:
+        summary = report["summary"].get("volume")
+        note = f"mean ± sd: {measures.spread('volume', summary)}" if summary else ""
+        if high >= _WIDE_RANGE * low:
+            bins = np.geomspace(low, high * 1.0001, wanted + 1)
+            use_log_scale(axes, "x")
+        else:
+            # Whole numbers per bin: otherwise some bins hold more of them than their neighbours.
+            width = np.ceil((high - low + 1) / wanted)
+            bins = np.arange(low - 0.5, high + width, width)
+    axes.hist(volume, bins=bins.tolist(), color=COLOURS[0], edgecolor=PAPER, linewidth=0.4)
+    axes.set_xlabel(f"volume in {report['unit']}")
+    axes.set_ylabel("clients")
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
+    _head(axes, "Volume", note)
+    _dress(axes)
+
+
+def _draw_distance(axes: Axes, report: Mapping[str, Any], paper: Mapping[str, Any] | None) -> None:
+    """Draw the entropy of every client against its distance from the whole."""
+    entropy, kl = _column(report, "entropy"), _column(report, "kl")
+    many = len(entropy) > 100
+    axes.scatter(
+        entropy, kl, s=7 if many else 18, color=COLOURS[0], alpha=0.35 if many else 0.7,
+        linewidths=0, label="client", zorder=2, rasterized=len(entropy) > 1000,
+    )  # fmt: skip
+    axes.set_xlabel(f"entropy / {measures.divisor(report)}")
+    axes.set_ylabel(f"KL from {measures.origin(report)} (nats)")
+    note = ""
+    if paper is not None:
+        _mark_paper(axes, paper)
+        if "kl" in paper["summary"]:
+            note = f"paper: KL from its {paper['sample']} clients"
+        # Below the axes: clients may lie anywhere inside.
+        axes.legend(
+            loc="upper center", bbox_to_anchor=(0.45, -0.24), ncols=3, fontsize=7, frameon=False,
+            borderpad=0, borderaxespad=0, handletextpad=0.4, columnspacing=1.4,
+        )  # fmt: skip
+    _head(axes, "Entropy and KL", note)
+    _dress(axes)
+
+
+def _mark_paper(axes: Axes, paper: Mapping[str, Any]) -> None:
+    """Mark the clients that the paper names, and its mean and deviation."""
+    mean, sd = paper["summary"]["entropy"]
+    if "kl" not in paper["summary"]:
+        axes.axvspan(mean - sd, mean + sd, color=_PAPER_COLOUR, alpha=0.12, linewidth=0, zorder=1)
+        axes.axvline(
+            mean, color=_PAPER_COLOUR, linewidth=1.2, zorder=1, label="paper's entropy, mean ± sd"
+        )
+    else:
+        height, height_sd = paper["summary"]["kl"]
+        axes.errorbar(
+            mean, height, xerr=sd, yerr=height_sd, color=_PAPER_COLOUR, linewidth=1.3, capsize=2.5,
+            zorder=3, label="paper, mean ± sd",
+        )  # fmt: skip
+    known = sorted((one["entropy"], one["kl"], one["client"]) for one in paper["clients"]
+                   if one["kl"] is not None)  # fmt: skip
+    if not known:
+        return
+    axes.scatter(
+        [x for x, _, _ in known], [y for _, y, _ in known], marker="D", s=26, facecolor=PAPER,
+        edgecolor=_PAPER_COLOUR, linewidths=1.3, zorder=4, label="named in the paper",
+    )  # fmt: skip
+    start, end = axes.get_xlim()
+    for rank, (x, y, name) in enumerate(known):
+        place = (x - start) / (end - start)
+        # The leftmost goes to the left if there is room, so that neighbours do not collide.
+        left = place > (0.25 if rank == 0 else 0.8)
+        axes.annotate(
+            name, (x, y), xytext=(-6 if left else 6, 3), textcoords="offset points",
+            ha="right" if left else "left", fontsize=7, color=_PAPER_COLOUR, zorder=5,
+            path_effects=[withStroke(linewidth=2.0, foreground=PAPER)],
+        )  # fmt: skip
+
+
+def _head(axes: Axes, title: str, note: str) -> None:
+    axes.set_title(title, loc="left", fontsize=9.0, fontweight="bold", pad=4)
+    axes.set_title(note, loc="right", fontsize=8.0, color=QUIET_INK, pad=4)
+
+
+def _dress(axes: Axes) -> None:
+    axes.grid(linewidth=0.6)
+    axes.tick_params(labelsize=8, length=3)

@@ -1,0 +1,243 @@
+"""Common look of all figures, and their files: the same data give the same bytes."""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
+
+import matplotlib
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from fedzmg.report.writing import write
+from fedzmg.results.formatting import is_share, signed_text
+
+PNG_DPI = 150
+# Okabe and Ito's palette, safe under all common colour blindness, without yellow.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#e69f00", "#56b4e9")
+# Seven colours, five dash patterns and seven markers: styles repeat only after 245 series.
+DASHES: tuple[Any, ...] = (
+    "solid",
+    (0, (5.0, 1.6)),
+    (0, (6.0, 1.6, 1.2, 1.6)),
+    (0, (1.2, 1.2)),
+    (0, (9.0, 1.6, 1.2, 1.6, 1.2, 1.6)),
+)
+MARKERS = ("", "o", "s", "^", "D", "v", "P")
+DOTTED = (0, (1.0, 2.2))
+INK, QUIET_INK, GRID, GHOST, PAPER = "#222222", "#6b6b6b", "#e4e4e4", "#dddddd", "#ffffff"
+# Default settings: a user's matplotlibrc must not change a figure.
+STYLE: dict[Any, Any] = {
+    **{k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith("backend")},
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9.0,
+    "text.color": INK,
+    "text.parse_math": False,
+    "axes.edgecolor": QUIET_INK,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.formatter.use_mathtext": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+    "legend.handlelength": 3.2,
+    "path.simplify": False,
+    "xtick.color": QUIET_INK,
+    "ytick.color": QUIET_INK,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "svg.hashsalt": "fedzmg",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+_METADATA: dict[str, dict[str, str | None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
+    "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+}
+FORMATS = tuple(_METADATA)
+WIDE_LABEL = 28
+"""Characters of a label beyond which a legend moves below the axes."""
+_LEGEND_ROWS = 22
+_SUPERSCRIPTS = str.maketrans(
+    "-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
+)
+_Arguments = ParamSpec("_Arguments")
+_Drawn = TypeVar("_Drawn", "Chart", "Chart | None")
+
+
+class Series(NamedTuple):
+    """A named part of a figure that the page can highlight."""
+
+    label: str
+    points: Sequence[str] = ()
+    """Text of every vertex, shown under the pointer."""
+    legend: bool = False
+
+
+class Chart(Figure):
+    """A figure with words for the page around it.
+
+    Args:
+        title: headline, wrapped to the width of the figure.
+        caption: sentences for the page on how to read the figure.
+        size: inches of width and height.
+    """
+
+    def __init__(
+        self, title: str, caption: str = "", size: tuple[float, float] = (6.4, 4.0)
+    ) -> None:
+        lines = wrapped(title, int(9.5 * size[0]))
+        height = size[1] + 0.17 * lines.count("\n")
+        super().__init__(figsize=(size[0], height), layout="constrained", facecolor=PAPER)
+        FigureCanvasAgg(self)
+        self.body = self.add_subfigure(self.add_gridspec(1, 1)[0])
+        self.title, self.caption = title, caption
+        self.series: dict[str, Series] = {}
+        self.heading = self.suptitle(lines, x=0.01, ha="left", fontsize=11.0, fontweight="bold")
+        self.heading.set_gid("heading")
+
+    def tag(
+        self, artist: Artist, label: str, points: Sequence[str] = (), *, legend: bool = False
+    ) -> None:
+        """Give an artist an identifier by which the page finds it."""
+        key = f"series{len(self.series)}"
+        artist.set_gid(key)
+        self.series[key] = Series(label, points, legend)
+
+    def name_series(self, handles: Sequence[Artist], labels: Sequence[str]) -> None:
+        """Draw a legend right of the axes, or below them if labels are long."""
+        if not labels:
+            return
+        width = max(map(len, labels))
+        if width <= WIDE_LABEL:
+            columns = -(-len(labels) // _LEGEND_ROWS)
+            legend = self.body.legend(handles, labels, loc="outside right upper", ncols=columns)
+        else:
+            inches = float(self.get_figwidth())
+            lines = [wrapped(label, int(13.0 * inches)) for label in labels]
+            longest = max(len(line) for text in lines for line in text.split("\n"))
+            columns = max(1, int(13.0 * inches / (longest + 9)))
+            rows = -(-len(lines) // columns) * max(1 + text.count("\n") for text in lines)
+            self.set_figheight(self.get_figheight() + 0.19 * rows)
+            legend = self.body.legend(handles, lines, loc="outside lower left", ncols=columns)
+        self.tag_legend(legend, labels)
+
+    def tag_legend(self, legend: Legend, labels: Sequence[str]) -> None:
+        """Tag the entries of a legend with the labels of their series."""
+        entries = zip(legend.legend_handles, legend.get_texts(), labels, strict=True)
+        for handle, text, label in entries:
+            if handle is not None:
+                self.tag(handle, label, legend=True)
+            self.tag(text, label, legend=True)
+
+
+def styled(draw: Callable[_Arguments, _Drawn]) -> Callable[_Arguments, _Drawn]:
+    """Run a drawing function in the common style and lay out its figure once."""
+
+    @functools.wraps(draw)
+    def drawn(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Drawn:
+        with matplotlib.rc_context(STYLE):
+            figure = draw(*args, **kwargs)
+            if figure is not None and (engine := figure.get_layout_engine()) is not None:
+                engine.execute(figure)
+                figure.set_layout_engine("none")
+            return figure
+
+    return drawn
+
+
+def wrapped(text: str, characters: int) -> str:
+    """Break a text into lines of at most so many characters."""
+    return "\n".join(textwrap.wrap(text, max(characters, 8))) or text
+
+
+def line_style(position: int) -> dict[str, Any]:
+    """Return colour, dashes and marker of a series, distinct for the first 245."""
+    return {
+        "color": COLOURS[position % len(COLOURS)],
+        "linestyle": DASHES[position % len(DASHES)],
+        "marker": MARKERS[position // (len(COLOURS) * len(DASHES)) % len(MARKERS)],
+        "markersize": 3.6,
+    }
+
+
+def format_axis(axes: Axes, metric: str, *, vertical: bool = True, signed: bool = False) -> None:
+    """Write the ticks of an axis in percent, or in points if signed, if the metric is a share."""
+    if is_share(metric):
+
+        def text(value: float, _: int | None) -> str:
+            if signed:
+                return signed_text(round(100 * value, 6), ".6g")
+            return f"{100 * value:.6g} %"
+
+        axis = axes.yaxis if vertical else axes.xaxis
+        axis.set_major_formatter(FuncFormatter(text))
+
+
+def usual_range(values: Iterable[float]) -> tuple[float, float] | None:
+    """Return limits without extreme outliers; None if there are none.
+
+    Limits are those of the inner nine tenths, widened by half, unless everything nearly fits.
+    """
+    finite = np.array([value for value in values if math.isfinite(value)])
+    if not finite.size:
+        return None
+    low, high = np.quantile(finite, (0.05, 0.95))
+    low, high = low - 0.5 * (high - low), high + 0.5 * (high - low)
+    room = 2.0 * (high - low)
+    if finite.min() >= low - room and finite.max() <= high + room:
+        return None
+    return float(max(low, finite.min())), float(min(high, finite.max()))
+
+
+def use_log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
+    """Make an axis logarithmic, with powers of ten in plain characters."""
+    axes.set(**{f"{name}scale": "log"})
+
+    def text(value: float, _: int | None) -> str:
+        return "10" + str(round(math.log10(value))).translate(_SUPERSCRIPTS) if value > 0 else ""
+
+    axis = axes.xaxis if name == "x" else axes.yaxis
+    axis.set_major_formatter(FuncFormatter(text))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def rendered(figure: Figure, suffix: str) -> bytes:
+    """Return the content of a PNG, SVG or PDF file; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format=suffix, dpi=PNG_DPI, metadata=_METADATA[suffix])
+    return buffer.getvalue()
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write a figure as PNG and SVG and return both paths.
+
+    Args:
+        figure: any figure.
+        stem: path without a suffix; missing directories are made.
+
+    Raises:
+        InputError: if a file cannot be written.
+    """
+    # Not with_suffix: a name such as lr0.1 has a dot of its own.
+    paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("png", "svg")]
+    for path in paths:
+        write(path, rendered(figure, path.suffix[1:]))
+    return paths

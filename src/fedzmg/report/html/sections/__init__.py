@@ -1,1 +1,0 @@
-"""What stands on the page, a module for every kind of section."""

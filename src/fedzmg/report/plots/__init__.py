@@ -1,1 +1,0 @@
-"""Figures for print, the same bytes every time."""
