@@ -20,8 +20,8 @@ from fedzmg.experiment.runs.store import RunDirectory
 from fedzmg.report.html.page import render
 from fedzmg.report.plots import comparison
 from fedzmg.report.plots.study import study_figures
+from fedzmg.results.averaging import ANY, band_around, possible
 from fedzmg.results.reading import read
-from fedzmg.results.spread import ANY, band_around, possible
 from fedzmg.results.study_result import study_result
 from fedzmg.simulation import ClientMetrics
 

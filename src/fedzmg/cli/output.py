@@ -1,4 +1,4 @@
-"""What commands say besides their results."""
+"""Messages of commands besides their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INTERRUPTED = 130
 
 @contextlib.contextmanager
 def mistakes_in(file: Path | str, settings: Iterable[str] | None) -> Iterator[None]:
-    """Say of mistakes in a file, or in what ``--set`` makes of it, where they are."""
+    """Add the file and its ``--set`` options to errors."""
     try:
         yield
     except InputError as error:
@@ -26,27 +26,27 @@ def mistakes_in(file: Path | str, settings: Iterable[str] | None) -> Iterator[No
 
 
 def say(*lines: str) -> None:
-    """Something the user should know, apart from results that a program may read."""
+    """Print lines for the user on standard error."""
     for line in lines:
         typer.echo(f"fedzmg: {line}", err=True)
 
 
 def place(what: str, path: Path | str, *, err: bool = False) -> None:
-    """Where something is: one line however long, as a path is copied whole."""
+    """Print the path of something in one line."""
     typer.echo(f"{what:<7} {path}", err=err)
 
 
 def plain(console: Console, text: str) -> None:
-    """Text as it is: what looks like markup in it is none, and lines are not broken."""
+    """Print text without markup or line breaks."""
     console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def check_file(path: Path, option: str) -> None:
-    """Find out before long work whether a file can be written; folders above it may be missing.
+    """Check before long work that a file can be written; its directories may be missing.
 
     Args:
-        path: the file; one that is there will be replaced.
-        option: what the user calls it.
+        path: the file; an existing one will be replaced.
+        option: its name on the command line.
 
     Raises:
         InputError: if it cannot.

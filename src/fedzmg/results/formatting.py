@@ -1,21 +1,22 @@
-"""Numbers as people read them, the same in every table, chart and sentence."""
+"""Numbers as text, the same in every table, chart and sentence."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MINUS, NONE = "\u2212", "\u2013"
-"""A minus as wide as a plus, and what stands where there is no number."""
+"""A minus as wide as a plus, and the sign for a missing number."""
 MIB = 2**20
 INDEX = "index of the round"
-"""What evaluations are counted by, as in the paper."""
+"""Label of axes that count evaluations as the paper does."""
 INDEX_EXPLAINED = f"{INDEX} (index r follows round r + 1)"
 
 
 def value_text(value: float | None, metric: str, *, signed: bool = False) -> str:
-    """A metric for people: accuracies in percent.
+    """Format a metric; accuracies are in percent.
 
     >>> value_text(0.8674, "accuracy"), value_text(0.0056, "accuracy", signed=True)
     ('86.74 %', '+0.56 %')
@@ -30,12 +31,12 @@ def value_text(value: float | None, metric: str, *, signed: bool = False) -> str
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a part of a whole, so that it is given in percent."""
+    """Return True if a metric is a share, which is shown in percent."""
     return "accuracy" in metric
 
 
 def range_text(low: float, high: float, metric: str) -> str:
-    """The ends of an interval of differences, with one unit for both.
+    """Format the ends of an interval of differences with one unit for both.
 
     >>> range_text(0.01, 0.02, "accuracy")
     '+1.00 to +2.00 %'
@@ -45,7 +46,7 @@ def range_text(low: float, high: float, metric: str) -> str:
 
 
 def spread_text(mean: float | None, sd: float | None, metric: str) -> str:
-    """A mean and, if there is one, its standard deviation.
+    """Format a mean and, if there is one, its standard deviation.
 
     >>> spread_text(0.8, 0.01, "accuracy")
     '80.00 ± 1.00 %'
@@ -55,7 +56,7 @@ def spread_text(mean: float | None, sd: float | None, metric: str) -> str:
 
 
 def goal_text(threshold: float, metric: str) -> str:
-    """A threshold for people: 80 %, not 80.00 %.
+    """Format a threshold: 80 %, not 80.00 %.
 
     >>> goal_text(0.8, "accuracy"), goal_text(0.125, "accuracy"), goal_text(0.001, "loss")
     ('80 %', '12.50 %', '0.001')
@@ -64,14 +65,14 @@ def goal_text(threshold: float, metric: str) -> str:
 
 
 def points_text(difference: float, metric: str) -> str:
-    """The size of a difference; between percentages it is counted in points."""
+    """Format the size of a difference; between percentages in points."""
     if is_share(metric):
         return f"{100 * abs(difference):.2f} points"
     return f"{abs(difference):.4g}"
 
 
 def p_text(p: float | None) -> str:
-    """A p-value for people.
+    """Format a p-value.
 
     >>> p_text(0.0505), p_text(3.2e-05)
     ('0.0505', '3.2e-05')
@@ -82,7 +83,7 @@ def p_text(p: float | None) -> str:
 
 
 def signed_text(value: float, form: str = ".2f") -> str:
-    """A number with its sign.
+    """Format a number with its sign.
 
     >>> signed_text(float("inf")), signed_text(1.5), signed_text(0)
     ('+∞', '+1.50', '0')
@@ -91,7 +92,7 @@ def signed_text(value: float, form: str = ".2f") -> str:
 
 
 def digits_text(value: float) -> str:
-    """A number with three digits that count; large ones whole.
+    """Format a number with three significant digits; large ones as integers.
 
     >>> digits_text(0.01), digits_text(52.19), digits_text(521.9), digits_text(6283.5)
     ('0.0100', '52.2', '522', '6,284')
@@ -101,7 +102,7 @@ def digits_text(value: float) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """Bytes with a binary unit.
+    """Format bytes with a binary unit.
 
     >>> bytes_text(6760184), bytes_text(512)
     ('6.4 MiB', '512 B')
@@ -115,7 +116,7 @@ def bytes_text(count: float) -> str:
 
 
 def setting_text(value: Any) -> str:
-    """A setting or a fact as it stands in a list.
+    """Format a setting for a list.
 
     >>> setting_text(True), setting_text(0.1), setting_text(None)
     ('yes', '0.1', '')
@@ -128,7 +129,7 @@ def setting_text(value: Any) -> str:
 
 
 def count_text(number: int, what: str) -> str:
-    """So many things.
+    """Format a count of things.
 
     >>> count_text(1, "seed"), count_text(1200, "round")
     ('1 seed', '1,200 rounds')
@@ -137,7 +138,7 @@ def count_text(number: int, what: str) -> str:
 
 
 def slug(name: str) -> str:
-    """A name for files and anchors.
+    """Return a name for files and anchors.
 
     >>> slug("fedadam:reddi (lr 0.1)")
     'fedadam-reddi-lr-0.1'
@@ -146,7 +147,7 @@ def slug(name: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time for people.
+    """Format a duration.
 
     >>> duration(42), duration(600), duration(10000), duration(300000)
     ('42 s', '10 min', '2.8 h', '3.5 days')
@@ -156,3 +157,24 @@ def duration(seconds: float) -> str:
             number = seconds / size
             return f"{number:.1f} h" if unit == "h" else f"{number:.0f} {unit}"
     return f"{seconds / 86400:.1f} days"
+
+
+def aligned(columns: Mapping[str, Sequence[str]], words: int = 1) -> str:
+    """Lay out a table as plain text; an empty column is left out.
+
+    Args:
+        columns: cells by head.
+        words: number of leading text columns, which are aligned left.
+
+    >>> print(aligned({"algorithm": ["fedzmg", "x"], "sd": ["", ""], "mean": ["0.5", "12"]}))
+    algorithm  mean
+    fedzmg      0.5
+    x            12
+    """
+    shown = [[head, *cells] for head, cells in columns.items() if any(cells)]
+    widths = [max(map(len, cells)) for cells in shown]
+    padded = [
+        [cell.ljust(width) if i < words else cell.rjust(width) for cell in cells]
+        for i, (cells, width) in enumerate(zip(shown, widths, strict=True))
+    ]
+    return "\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True))

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.plan import Plan
+from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.storage import lock
 from fedzmg.storage.files import write_atomic
 from fedzmg.storage.formats import flat
@@ -20,7 +21,9 @@ FORMAT = 1
 
 
 @contextlib.contextmanager
-def claimed(out: Path, spec: Plan, name: str, say: Callable[[str], None]) -> Iterator[Hold]:
+def claimed(
+    out: Path, spec: Plan, name: str, say: Callable[[str], None], *, grow: bool = False
+) -> Iterator[Hold]:
     """Hold a directory and make it that of a plan, or see that it is already.
 
     Args:
@@ -28,26 +31,28 @@ def claimed(out: Path, spec: Plan, name: str, say: Callable[[str], None]) -> Ite
         spec: the plan.
         name: of the file that holds it there.
         say: told when the directory is taken over from a process that is gone.
+        grow: a plan that extends the one there replaces it.
 
     Raises:
         InputError: if another process holds it, it holds anything else, or cannot be written.
     """
     with hold([out], say) as held:
-        _claim(out, spec, name)
+        _claim(out, spec, name, grow=grow)
         yield held
 
 
-def _claim(out: Path, spec: Plan, name: str) -> None:
+def _claim(out: Path, spec: Plan, name: str, *, grow: bool) -> None:
     path = out / name
     if path.is_file():
         kept = type(spec).read(path)
         difference = _difference(kept, spec)
-        if difference:
+        if not difference:
+            return
+        if not (grow and isinstance(spec, StudySpec) and spec.extends(kept)):
             raise InputError(
                 f"{out} holds another {path.stem} ({difference}): choose another place with --out"
             )
-        return
-    if any(p.name not in (lock.NAME, lock.GUARD) for p in out.iterdir()):
+    elif any(p.name not in (lock.NAME, lock.GUARD) for p in out.iterdir()):
         raise InputError(f"{out} is not empty and holds no {name}: choose another place with --out")
     try:
         write_atomic(path, spec.to_toml().encode())

@@ -116,9 +116,10 @@ def _drawn(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[tupl
         for name in data["algorithms"]:
             yield f"{before}-{slug(name)}", grids.figure(data, name)
     # What stands in the directories already, from the same functions: the same bytes.
-    places = [one.place for one in material.compared]
-    for before, one in zip(_overviews(places), material.compared, strict=True):
-        yield f"{before}-curves", comparison.figure(one.content, one.thresholds, one.label)
+    planned = [outcome for outcome in outcomes if outcome.study.place]
+    places = [outcome.study.place for outcome in planned]
+    for before, outcome in zip(_overviews(places), planned, strict=True):
+        yield f"{before}-curves", comparison.figure(outcome)
     places = [extra.place for extra in material.grids]
     for before, extra in zip(_overviews(places), material.grids, strict=True):
         yield f"{before}-heat-maps", grids.figures(extra.content)

@@ -1,4 +1,4 @@
-"""The figure of a comparison, from its ``comparison.json`` and a study's levels."""
+"""The learning curves of a study in one figure."""
 
 from __future__ import annotations
 
@@ -7,27 +7,32 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from fedzmg.report.plots.figures import curves
 from fedzmg.report.plots.panels import panels
 from fedzmg.report.plots.series import Series
+from fedzmg.results.averaging import possible
 from fedzmg.results.formatting import INDEX_EXPLAINED
-from fedzmg.results.spread import possible
+from fedzmg.results.study_result import StudyResult
 
 MOST_IN_ONE_PANEL = 10
 
 
-def figure(data: Mapping[str, Any], thresholds: Sequence[float] = (), label: str = "") -> Figure:
-    """Mean curve and spread of every algorithm; many of them get a panel per family.
+def figure(
+    data: StudyResult | Mapping[str, Any], thresholds: Sequence[float] = (), label: str = ""
+) -> Figure:
+    """Draw mean curve and spread of every algorithm; many of them get a panel per family.
 
     Args:
-        data: a ``comparison.json``.
-        thresholds: levels to mark, those of a study; by default the comparison's own.
-        label: what the study says of itself ("reduced protocol").
+        data: a result, or task, metric, seeds and curves of one.
+        thresholds: levels to mark; by default the result's own.
+        label: a remark for the title ("reduced protocol").
     """
+    if isinstance(data, StudyResult):
+        thresholds, label = data.study.thresholds, data.study.label
+        data = data.as_dict() | {"threshold": None}
     series = [
-        Series(label, _indices(curve), np.array(curve["runs"], dtype=float))
+        Series(label, np.array(curve["indices"]), np.array(curve["runs"], dtype=float))
         for label, curve in data["curves"].items()
     ]
     remark = f" ({label})" if label else ""
@@ -40,8 +45,3 @@ def figure(data: Mapping[str, Any], thresholds: Sequence[float] = (), label: str
         xlabel=INDEX_EXPLAINED,
         possible=possible(data["metric"]),
     )
-
-
-def _indices(curve: Mapping[str, Any]) -> NDArray[np.int64]:
-    """Indices of the evaluated rounds; older files have rounds, which count from 1."""
-    return np.array(curve["indices"]) if "indices" in curve else np.array(curve["rounds"]) - 1

@@ -32,7 +32,7 @@ from fedzmg.report.plots.endlabels import (
 )
 from fedzmg.report.plots.series import Average, Series, average
 from fedzmg.report.plots.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE
-from fedzmg.results.spread import ANY, Band, Range, band_around
+from fedzmg.results.averaging import ANY, Band, Range, band_around
 
 MOST_DIRECT_LABELS = 7
 """More curves than this are named in a legend, for want of room at the line ends."""

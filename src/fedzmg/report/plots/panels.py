@@ -16,8 +16,8 @@ from fedzmg.report.plots.figures import levels_of
 from fedzmg.report.plots.legends import add_title
 from fedzmg.report.plots.series import Average, Series, average
 from fedzmg.report.plots.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE
+from fedzmg.results.averaging import ANY, Range, band_around
 from fedzmg.results.grouping import family
-from fedzmg.results.spread import ANY, Range, band_around
 
 COLUMNS = 4
 _PANEL_INCHES = (2.5, 1.75)

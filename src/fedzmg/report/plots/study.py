@@ -17,8 +17,8 @@ from fedzmg.report.plots.legends import add_legend_outside, add_title, row_name
 from fedzmg.report.plots.panels import panels
 from fedzmg.report.plots.series import Average
 from fedzmg.report.plots.style import COLOURS, DASHES, DOTTED, GRID, QUIET_INK, STYLE, laid_out
+from fedzmg.results.averaging import possible
 from fedzmg.results.formatting import INDEX_EXPLAINED, count_text
-from fedzmg.results.spread import possible
 from fedzmg.results.study_result import StudyResult
 
 MOST_IN_ONE_PANEL = 10

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from fedzmg.evaluation import OverClients, share_short_of
 from fedzmg.report.tables.sheet import NOTHING, Cell, Record, Sheet
-from fedzmg.results.clients import Clients
 from fedzmg.results.formatting import goal_text, spread_text
 from fedzmg.results.grouping import Study
 from fedzmg.results.over_clients import seen
 from fedzmg.results.study_result import StudyResult
+from fedzmg.storage.client_metrics import ClientTable
 
 _HEADS = {
     "mean": "mean",
@@ -57,7 +57,7 @@ def clients(outcome: StudyResult) -> Sheet | None:
     return Sheet("clients", title, tuple(heads), rows, _caption(found), records)
 
 
-def _numbers(study: Study, found: Clients) -> dict[str, float]:
+def _numbers(study: Study, found: ClientTable) -> dict[str, float]:
     higher, values = study.higher_is_better, found.metric[-1]
     numbers = {
         "clients": float(len(values)),
@@ -85,7 +85,7 @@ def _cell(
     return Cell(text, mean, "best" if ranked and mean == best else "")
 
 
-def _caption(found: dict[str, list[tuple[int, Clients]]]) -> str:
+def _caption(found: dict[str, list[tuple[int, ClientTable]]]) -> str:
     one = next(runs[0][1] for runs in found.values() if runs)
     part = "test" if one.part == "test" else "training"
     number, total = len(one.examples), one.population

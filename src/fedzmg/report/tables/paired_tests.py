@@ -12,7 +12,7 @@ from fedzmg.results.formatting import (
     value_text,
 )
 from fedzmg.results.significance import FamilyTest
-from fedzmg.results.study_result import LEVEL, StudyResult, holds
+from fedzmg.results.study_result import LEVEL, StudyResult
 
 
 def paired_tests(outcome: StudyResult) -> Sheet | None:
@@ -43,7 +43,7 @@ def _row(one: FamilyTest, metric: str) -> list[Cell]:
         Cell(range_text(test.ci_low, test.ci_high, metric)),
         Cell(signed_text(test.t), test.t),
         Cell(p_text(test.p), test.p),
-        Cell(p_text(one.p_holm), one.p_holm, "yes" if holds(one) else ""),
+        Cell(p_text(one.p_holm), one.p_holm, "yes" if one.significant else ""),
         Cell(p_text(one.sign_flip), one.sign_flip) if one.sign_flip is not None else NOTHING,
         Cell(signed_text(test.effect_size), test.effect_size),
         Cell(str(test.n), test.n),
@@ -63,13 +63,9 @@ def _caption(outcome: StudyResult) -> str:
 
 
 def _lost(outcome: StudyResult) -> str:
-    """How runs that diverged count, if there are any."""
-    if not any(score.diverged for score in outcome.scores):
-        return ""
-    if outcome.study.higher_is_better:
-        return "; a run that diverged counts as the worst value, 0"
-    # The worst value is infinite, and so would be the difference.
-    return "; algorithms of which a run diverged cannot be tested and are left out"
+    """Return a remark on diverged runs, if there are any."""
+    diverged = sum(score.diverged for score in outcome.scores)
+    return f"; {count_text(diverged, 'diverged run')} left out" if diverged else ""
 
 
 def _advice(outcome: StudyResult) -> str:

@@ -6,7 +6,7 @@ import math
 import statistics
 
 from fedzmg.report.tables.sheet import NOTHING, Cell, Record, Sheet
-from fedzmg.results.averaging import RULES, arrival, late_means
+from fedzmg.results.averaging import arrival, late_means
 from fedzmg.results.formatting import (
     MIB,
     NONE,
@@ -16,6 +16,7 @@ from fedzmg.results.formatting import (
     spread_text,
     value_text,
 )
+from fedzmg.results.scores import RULES
 from fedzmg.results.study_result import AlgorithmResult, StudyResult
 
 _RULE_NAMES = {"rolling_min": "all above", "stays_above": "stays above"}
@@ -105,14 +106,23 @@ def finals(outcome: StudyResult) -> Sheet:
     records: list[Record] = []
     for score in outcome.scores:
         values = [score.finals.get(seed) for seed in seeds]
-        rows.append([Cell(score.label), *(Cell(value_text(v, study.metric), v) for v in values)])
+        lost = {run.seed for run in study.members[score.label] if run.diverged is not None}
+        rows.append(
+            [
+                Cell(score.label),
+                *(
+                    Cell("diverged") if seed in lost else Cell(value_text(v, study.metric), v)
+                    for seed, v in zip(seeds, values, strict=True)
+                ),
+            ]
+        )
         records += [
             {"algorithm": score.label, "seed": seed, "final": score.finals[seed]}
             for seed in seeds
             if seed in score.finals
         ]
     heads = ("algorithm", *(f"seed {seed}" for seed in seeds))
-    caption = "Mean over the last tenth of the rounds; a run that diverged counts as the worst."
+    caption = "Mean over the last tenth of the rounds; diverged runs are left out."
     title = f"Final {study.metric} of every seed on {study.name}"
     return Sheet("finals", title, heads, rows, caption, records)
 
@@ -130,7 +140,7 @@ def _goal_heads(threshold: float, metric: str) -> list[str]:
 
 def _final(score: AlgorithmResult, metric: str, best: bool) -> Cell:
     if score.mean is None:
-        return NOTHING
+        return Cell("diverged") if score.diverged else NOTHING
     return Cell(spread_text(score.mean, score.sd, metric), score.mean, "best" if best else "")
 
 

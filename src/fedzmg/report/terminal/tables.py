@@ -13,6 +13,7 @@ from rich.text import Text
 from fedzmg.report.terminal.stacked import folded
 from fedzmg.results.formatting import goal_text, signed_text, spread_text, value_text
 from fedzmg.results.significance import holm
+from fedzmg.results.study_result import StudyResult
 
 _NARROWEST = 6
 
@@ -32,12 +33,40 @@ class _Column(NamedTuple):
         return _widest([*self.head.splitlines(), *self.cells])
 
 
-def comparison(data: Mapping[str, Any], width: int) -> Table:
-    """Final metric, speed, significance and traffic of a ``comparison.json``; reference first.
+def rows_of(result: StudyResult) -> dict[str, Any]:
+    """Return the numbers of a comparison's table."""
+    study = result.study
+    return {
+        "metric": study.metric,
+        "threshold": study.threshold,
+        "seeds": study.seeds,
+        "reference": study.reference,
+        "algorithms": [
+            {
+                "algorithm": score.label,
+                "inferred": score.inferred,
+                "mean": score.mean,
+                "sd": score.sd,
+                "rounds_to_threshold": score.arrivals["rolling_mean"],
+                "test": None if score.test is None else vars(score.test),
+                "bytes_down": score.traffic["bytes_down"],
+                "bytes_up": score.traffic["bytes_up"],
+                "metric_per_mib": score.per_mib,
+                "dropped": score.dropped,
+                "diverged": score.diverged,
+            }
+            for score in result.scores
+        ],
+    }
+
+
+def comparison(data: StudyResult | Mapping[str, Any], width: int) -> Table:
+    """Show final metric, speed, significance and traffic of a study; reference first.
 
     A name or number is never cut: the caption says which columns found no room in ``width``. Names
     that are too long even beside the others are folded.
     """
+    data = rows_of(data) if isinstance(data, StudyResult) else data
     columns = _columns(data)
     shown = _fitting(columns, width)
     missing = [column.head for column in columns if column not in shown]
@@ -45,7 +74,7 @@ def comparison(data: Mapping[str, Any], width: int) -> Table:
     if any(row["inferred"] for row in data["algorithms"]):
         words.append("* partly inferred, see its card")
     if missing:
-        words.append(f"for want of room only in comparison.json: {', '.join(missing)}")
+        words.append(f"for want of room only in study.json: {', '.join(missing)}")
     table = Table(
         box=box.SIMPLE_HEAD, padding=0, pad_edge=False,
         caption="; ".join(words), caption_justify="left",
@@ -89,7 +118,10 @@ def _columns(data: Mapping[str, Any]) -> list[_Column]:
         _Column("algorithm", [row["algorithm"] + "*" * bool(row["inferred"]) for row in rows], ""),
         _Column(
             f"final {metric}",
-            [spread_text(row["mean"], row["sd"], metric) for row in rows],
+            [
+                "diverged" if row["mean"] is None else spread_text(row["mean"], row["sd"], metric)
+                for row in rows
+            ],
             f"{over}, last tenth of the rounds",
         ),
         _Column(

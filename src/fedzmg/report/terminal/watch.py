@@ -288,7 +288,7 @@ def _speed(work: Work) -> str:
 
 def _left_alone(work: Work) -> str:
     if work.command == PYTHON:
-        call = {"run": "compare", "comparison": "compare", "grid": "tune"}.get(work.kind)
+        call = {"run": "compare", "study": "compare", "grid": "tune"}.get(work.kind)
         which = f" of fedzmg.{call}" if call else ""
         return f"nobody is at work: make the same call{which} again to go on"
     again = f": {work.command}" if work.command else ""

@@ -19,10 +19,9 @@ from fedzmg.report.html.svg.parts import (
 )
 from fedzmg.report.html.svg.rows import Dots, rows
 from fedzmg.report.html.svg.scatter import scatter
-from fedzmg.results.averaging import Curve
+from fedzmg.results.averaging import Band, Curve, band_around, possible
 from fedzmg.results.formatting import INDEX, MIB, MINUS, goal_text, is_share, p_text, value_text
 from fedzmg.results.grouping import Study, family
-from fedzmg.results.spread import Band, band_around, possible
 from fedzmg.results.study_result import AlgorithmResult, StudyResult
 
 MOST_IN_ONE_CHART = 8
