@@ -10,8 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from fedzmg import algorithms as registry
 from fedzmg import tasks
 from fedzmg.algorithms import ALGORITHMS
+from fedzmg.algorithms.options import known_options
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, Interrupted, unknown
 from fedzmg.experiment.grids.grid import run_grid
@@ -246,6 +248,9 @@ def _flat_settings(settings: Any, algorithms: Sequence[str]) -> dict[str, Any]:
                 raise InputError(
                     f"{key} cannot be set for one algorithm ({name}): it is the same for all"
                 )
+            if key.partition(".")[0] not in ("client", "server", "weights", "protocol"):
+                known = known_options(registry.get(name))
+                raise unknown("key", key, known, f"fedzmg list {name}")
             if not key.startswith("protocol."):
                 found[f"{name}.{key}"] = value
             elif all(settings.get(other, {}).get(key) == value for other in algorithms):

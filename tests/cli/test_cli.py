@@ -191,7 +191,7 @@ def test_definition_card_shows_equations_options_and_costs(fedzmg: Command) -> N
         (["compare", "--set", "fedprox.client.mu=1"], "fedprox.client.mu"),
         (["run", "digits", "--algorithm", "mfl", "--set", "server.lr=1"], "has no options"),
         (["compare", "--seeds", "0"], "0 is not in the range"),
-        (["compare", "--out", "file/below"], "file/below"),
+        (["compare", "--algorithms", "fedavg", "--out", "file/below"], "file/below"),
         (["export", "nothing"], "nothing is no directory: give a run directory"),
         (["export", "."], ". holds no spec.toml, so it is no whole run: give another directory"),
         (["run", "file"], "file is a file, not a task"),

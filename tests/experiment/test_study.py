@@ -481,4 +481,4 @@ def test_a_comparison_may_grow_in_its_directory(tmp_path: Path) -> None:
     assert StudySpec.read(tmp_path / "study.toml") == large
     assert (tmp_path / "study.json").read_bytes() == kept
     with pytest.raises(InputError, match="rounds"):
-        run_study(spec(rounds=2, seeds=[0]), tmp_path, task=toy(), grow=True)
+        run_study(large.with_settings({"rounds": 2}), tmp_path, task=toy(), grow=True)
