@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -68,18 +67,6 @@ def test_what_is_no_task_is_named() -> None:
     assert refused(fedzmg.algorithms.get, ["x"]).startswith("unknown algorithm \"['x']\"")
     assert refused(compare, None) == "task: expected a Task or a name, not NoneType"
     assert refused(compare, nn.Linear(2, 2)) == "task: expected a Task or a name, not Linear"
-
-
-def test_name_in_the_place_of_an_algorithm_or_a_type() -> None:
-    assert refused(Trial, "fedzmg") == "algorithm = 'fedzmg': expected Trial.of('fedzmg')"
-    for seed in ("a", 1.5, None):
-        assert refused(Trial, MINE, seed) == f"seed = {seed!r}: expected a whole number"
-    said = refused(Trial.of, "fedavg", task="digits")
-    assert said == "task = 'digits': expected a Task, such as tasks.get('digits')"
-    assert refused(simulate, task(), Trial(MINE), chunk="a").startswith("chunk = 'a': expected")
-    assert refused(fedzmg.tasks.get, "digits", 3).startswith("preset = 3: expected fields by name")
-    said = refused(simulate, task(), Trial(MINE), dtype="float64")
-    assert said == "dtype = 'float64': expected a type such as torch.float32"
 
 
 @pytest.mark.parametrize("algorithms", [MINE, ["fedzmg", MINE]])
@@ -195,12 +182,6 @@ def test_what_is_printed_is_short_and_readable(tmp_path: Path) -> None:
         "<History of fedavg on 'custom', seed 0: 2 of 2 rounds, accuracy "
         f"{history.metrics[-1]:.4g} at last>"
     )
-
-
-def test_history_that_diverged_says_so() -> None:
-    [history] = simulate(task(), Trial.of("fedavg"), engine="sequential")
-    lost = [record._replace(diverged=record.round == 2) for record in history.records]
-    assert repr(replace(history, records=tuple(lost))).endswith(" at last, diverged in round 2>")
 
 
 def test_comparison_is_kept_as_a_study(tmp_path: Path) -> None:

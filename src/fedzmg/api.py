@@ -28,7 +28,7 @@ from fedzmg.tasks.task import Task
 
 COMPARED = ("fedzmg", "fedavg", "fedavg:momentum", "fedadam")
 """Algorithms of a comparison by default."""
-SHARED = ("task", "preset", "algorithm", "seed", "engine", "device")
+SHARED = ("task", "preset", "protocol", "algorithm", "seed", "engine", "device")
 """Settings that all algorithms of a comparison share."""
 
 
@@ -57,6 +57,10 @@ def comparison_spec(
     Raises:
         InputError: for an unknown name, key or value.
     """
+    for key in settings:
+        for name in algorithms:
+            if key.startswith(f"{name}."):
+                _check_option(name, key.removeprefix(f"{name}."))
     # Evaluations and rounds are at the top of a study file, in the protocol of a run.
     lifted = {key: f"protocol.{key}" for key in ("rounds", "eval_every")}
     values = {key: v for key, v in settings.items() if key not in lifted.values()}
@@ -244,20 +248,22 @@ def _flat_settings(settings: Any, algorithms: Sequence[str]) -> dict[str, Any]:
                 f"settings of {name}: {own!r}; expected options by key, {{'client.lr': 0.1}}"
             )
         for key, value in own.items():
-            if key.partition(".")[0] in SHARED:
-                raise InputError(
-                    f"{key} cannot be set for one algorithm ({name}): it is the same for all"
-                )
-            if key.partition(".")[0] not in ("client", "server", "weights", "protocol"):
-                known = known_options(registry.get(name))
-                raise unknown("key", key, known, f"fedzmg list {name}")
-            if not key.startswith("protocol."):
-                found[f"{name}.{key}"] = value
-            elif all(settings.get(other, {}).get(key) == value for other in algorithms):
+            shared = all(settings.get(other, {}).get(key) == value for other in algorithms)
+            if shared and key.startswith("protocol."):
                 found[key] = value
-            else:
-                raise InputError(f"{key} = {value} is for {name} alone: set it for all algorithms")
+                continue
+            _check_option(name, key)
+            found[f"{name}.{key}"] = value
     return found
+
+
+def _check_option(name: str, key: str) -> None:
+    """Refuse a key that is not an option of one algorithm."""
+    table = key.partition(".")[0]
+    if table in SHARED:
+        raise InputError(f"{key} cannot be set for one algorithm ({name}): it is the same for all")
+    if table not in ("client", "server", "weights"):
+        raise unknown("key", key, known_options(registry.get(name)), f"fedzmg list {name}")
 
 
 def _warn_untuned(task: Task, spec: StudySpec) -> None:

@@ -266,13 +266,15 @@ def test_files_get_whole_numbers(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
     labels = LABELS[6:8]
-    compared = SimpleNamespace(as_dict=dict, histories={})
+    none = SimpleNamespace(runs=())
 
     def trained(spec: Any, place: Path, **_: Any) -> Any:
         for name in spec.algorithms:
             (place / spec.folder(name)).mkdir(parents=True)
             (place / spec.folder(name) / "manifest.json").write_text('{"seconds": 1}')
-        return grid(labels) if kind == "grid" else (study(labels), compared)
+        if kind == "grid":
+            return grid(labels)
+        return SimpleNamespace(as_dict=lambda: study(labels), study=none)
 
     monkeypatch.setattr("fedzmg.experiment.grids.grid.run_grid", trained)
     monkeypatch.setattr("fedzmg.experiment.studies.study.run_study", trained)

@@ -97,7 +97,7 @@ def test_a_comparison_never_cuts_a_number(width: int) -> None:
     }  # fmt: skip
     assert all(row[1:] == ends[width] for row in rows)
     caption = " ".join(words(lines))
-    missing = re.search(r"for want of room only in comparison.json: (.*)", caption)
+    missing = re.search(r"for want of room only in study.json: (.*)", caption)
     assert (missing is None) == (width == 120)
     if missing is not None:
         assert missing[1].endswith("d_z, MiB ↓ / ↑, per MiB")

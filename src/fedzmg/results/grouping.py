@@ -139,14 +139,7 @@ def studies(
     places: Mapping[str, str],
     notes: list[str],
 ) -> list[Study]:
-    """Group runs into studies.
-
-    Args:
-        runs: all runs that were found.
-        plans: plan of every study by its directory.
-        places: display name of these directories.
-        notes: receives a line for every run that is left out.
-    """
+    """Group runs into studies, with plans and display names by directory."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(json.dumps([run.plan, run.shared], sort_keys=True), []).append(run)
@@ -162,14 +155,7 @@ def studies(
 def group_study(
     runs: Sequence[Run], plan: Mapping[str, Any], notes: list[str], place: str = ""
 ) -> Study:
-    """Make a study of runs that share task, protocol and data.
-
-    Args:
-        runs: at least one.
-        plan: content of the ``study.toml``; empty if there is none.
-        notes: receives a line for every run that is left out.
-        place: directory of the study for display.
-    """
+    """Make a study of runs that share task, protocol and data; ``notes`` names dropped runs."""
     members = _members(runs, notes)
     order = list(directories(plan))
 

@@ -30,10 +30,6 @@ def scheduled(total: int, every: int) -> range | list[int]:
     Evaluations every five rounds have the indices 0, 5, 10, ... The evaluation after the last round
     counts only if no other lies in the last tenth of the rounds.
 
-    Args:
-        total: Number of rounds of the run.
-        every: Rounds from one evaluation to the next.
-
     >>> list(scheduled(11, 5)), scheduled(20, 20), scheduled(4, 5), list(scheduled(0, 5))
     ([0, 5, 10], [0, 19], [0, 3], [])
     """
@@ -141,13 +137,7 @@ def final_score(
 def fell_from(values: ArrayLike, final: float, *, window: int = 4) -> float | None:
     """Return the height from which a rising curve fell back, None if it kept half of it.
 
-    Args:
-        values: One value per evaluation.
-        final: Final value of the run, as from :func:`final_score`.
-        window: Number of consecutive evaluations whose mean counts as a height.
-
-    Returns:
-        The best mean of a window if the final value lies below half of it.
+    A height is the mean of a window of evaluations.
     """
     heights = np.asarray(values, dtype=np.float64)
     if len(heights) < window or not math.isfinite(final) or not np.isfinite(heights).all():
