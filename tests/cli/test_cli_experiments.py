@@ -19,6 +19,7 @@ from fedzmg.cli import app, experiments
 from fedzmg.errors import InputError
 from fedzmg.report.exports.report import figures
 from fedzmg.results.reading import read
+from fedzmg.results.study_result import study_result
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 FILES = Path(__file__).parents[2] / "experiments"
@@ -58,9 +59,10 @@ def test_grid_then_study_with_its_rates(tmp_path: Path, monkeypatch: pytest.Monk
     figure = (tmp_path / "s" / "curves.svg").read_text()
     assert re.findall(r"<!-- (threshold .*) -->", figure) == ["threshold 0.3", "threshold 0.45"]
     assert (tmp_path / "s" / "fedzmg" / "seed-0" / "spec.toml").exists()
-    # A report makes the same files from what is kept; its own figures of the study are left out.
+    # A report makes the same files from what is kept.
     monkeypatch.setattr("fedzmg.report.plots.style.FORMATS", ("png", "svg"))
-    drawn = dict(figures(read([Path("s"), place]), []))
+    material = read([Path("s"), place])
+    drawn = dict(figures(material, [study_result(study) for study in material.studies]))
     for kept, again in (
         ("s/curves", "overview-curves"), ("runs/digits-grid/heat-maps", "overview-heat-maps"),
         ("runs/digits-grid/fedzmg/heat-map", "grid-fedzmg"),

@@ -87,9 +87,6 @@ def paired_t(a: ArrayLike, b: ArrayLike, *, level: float = 0.95) -> PairedTest:
         b: Scores of the second algorithm with the same seeds in the same order.
         level: Confidence level of the interval.
 
-    Returns:
-        The test of ``a - b`` against zero.
-
     Raises:
         ValueError: If there are fewer than two pairs, the lengths differ, a score is not finite,
             or the level is not between 0 and 1.
@@ -191,16 +188,12 @@ def sign_flip(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def seeds_needed(effect_size: float, power: float = 0.8, level: float = LEVEL) -> int:
-    """Return how many seeds a two-sided paired t-test needs to find an effect.
+    """Return how many seeds, at least 2, a two-sided paired t-test needs to find an effect.
 
     Args:
-        effect_size: ``d_z``, the true mean difference in units of its standard deviation; the
-            sign does not matter.
+        effect_size: ``d_z``, the true mean difference in units of its standard deviation.
         power: Wanted chance of a p-value at or below ``level``.
         level: Level of significance.
-
-    Returns:
-        The smallest number of pairs, at least 2, that has the power.
 
     Raises:
         ValueError: If the effect is zero or nan, or a probability is not between 0 and 1.
