@@ -101,12 +101,14 @@ def paired_t(a: ArrayLike, b: ArrayLike, *, level: float = 0.95) -> PairedTest:
         mean = mean if abs(mean) > rounding else 0.0
         certain = math.copysign(math.inf, mean) if mean else 0.0
         return PairedTest(n, mean, 0.0, certain, 0.0 if mean else 1.0, certain, mean, mean)
-    sd = float(np.std(differences, ddof=1))
-    found = stats.ttest_1samp(differences, 0.0)
-    low, high = map(float, found.confidence_interval(level))
-    return PairedTest(
-        n, mean, sd, float(found.statistic), float(found.pvalue), mean / sd, low, high
-    )
+    # A power of two as the unit changes no bit, and squares neither overflow nor underflow.
+    unit = 2.0 ** math.frexp(float(np.abs(differences).max()))[1]
+    scaled = differences / unit
+    sd = float(np.std(scaled, ddof=1))
+    found = stats.ttest_1samp(scaled, 0.0)
+    low, high = (unit * float(end) for end in found.confidence_interval(level))
+    t, p, effect_size = float(found.statistic), float(found.pvalue), float(np.mean(scaled)) / sd
+    return PairedTest(n, mean, unit * sd, t, p, effect_size, low, high)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
