@@ -250,7 +250,7 @@ def test_trouble_is_shown_only_where_it_is(study: Path, log_line: Any) -> None:
     log.write_text("".join(json.dumps(one) + "\n" for one in lines))
     text = Outline(render(read([study]))).text
     assert "Uploads refused in each round" in text
-    assert "1 of 6 runs diverged and count as the worst value." in text
+    assert "1 of 6 runs diverged and are left out of means and tests." in text
     assert "diverged in round 4" in text
 
 
