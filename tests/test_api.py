@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from fedzmg import Algorithm, InputError, Task, Trial, compare, simulate
 from fedzmg.algorithms import SGD, Average
 from fedzmg.cli import app
 from fedzmg.experiment.progress import Silent
+from fedzmg.results.reading import read
+from fedzmg.results.study_result import study_result
 from fedzmg.simulation import RoundReport
 
 MINE = Algorithm("mine", SGD(), Average())
@@ -68,24 +69,12 @@ def test_what_is_no_task_is_named() -> None:
     assert refused(compare, nn.Linear(2, 2)) == "task: expected a Task or a name, not Linear"
 
 
-def test_name_in_the_place_of_an_algorithm_or_a_type() -> None:
-    assert refused(Trial, "fedzmg") == "algorithm = 'fedzmg': expected Trial.of('fedzmg')"
-    for seed in ("a", 1.5, None):
-        assert refused(Trial, MINE, seed) == f"seed = {seed!r}: expected a whole number"
-    said = refused(Trial.of, "fedavg", task="digits")
-    assert said == "task = 'digits': expected a Task, such as tasks.get('digits')"
-    assert refused(simulate, task(), Trial(MINE), chunk="a").startswith("chunk = 'a': expected")
-    assert refused(fedzmg.tasks.get, "digits", 3).startswith("preset = 3: expected fields by name")
-    said = refused(simulate, task(), Trial(MINE), dtype="float64")
-    assert said == "dtype = 'float64': expected a type such as torch.float32"
-
-
 @pytest.mark.parametrize("algorithms", [MINE, ["fedzmg", MINE]])
 def test_compare_says_what_to_do_with_an_algorithm_of_ones_own(algorithms: Any) -> None:
     said = refused(compare, task(), algorithms)
     assert "compare takes names, not the algorithm 'mine'" in said
     assert "simulate(task, [Trial(algorithm, seed)])" in said
-    assert "Comparison" in said
+    assert "StudyResult.from_histories" in said
 
 
 @pytest.mark.parametrize(
@@ -98,7 +87,7 @@ def test_compare_says_what_to_do_with_an_algorithm_of_ones_own(algorithms: Any) 
         ({"seeds": ["a"]}, "seeds = ['a']: give their number"),
         ({"seeds": 0}, "seeds = 0: give at least one, each once"),
         ({"settings": {"fedavg": 0.1}}, "settings of fedavg: 0.1; expected options by key"),
-        ({"settings": {"fedavg": {1: 0.1}}}, "settings of fedavg: 1; expected a key, 'client.lr'"),
+        ({"settings": {"fedavg": {1: 0.1}}}, "settings of fedavg: {1: 0.1}; expected"),
         ({"settings": ["fedavg"]}, "settings = ['fedavg']: expected {'fedavg': {'client.lr': "),
         ({"out": 3}, "out = 3: expected the path of a directory"),
     ],
@@ -120,8 +109,8 @@ def test_histories_of_ones_own_algorithm_are_compared() -> None:
         name: simulate(task(), [Trial(a, seed) for seed in range(2)], engine="sequential")
         for name, a in {"fedavg": fedzmg.algorithms.get("fedavg"), "mine": own}.items()
     }
-    reference, mine = fedzmg.Comparison(task(), histories).rows()
-    assert mine.final == reference.final
+    reference, mine = fedzmg.StudyResult.from_histories(histories).scores
+    assert mine.finals == reference.finals
     assert mine.test is not None
     assert mine.test.mean_difference == 0
 
@@ -130,11 +119,11 @@ def test_histories_of_other_seeds_make_no_pairs() -> None:
     """Tests are of differences by seed; in another order they would be of others."""
     made = simulate(task(), [Trial.of("fedavg", seed) for seed in range(2)], engine="sequential")
     for others in (made[::-1], made[:1]):
-        message = refused(fedzmg.Comparison, task(), {"a": made, "b": others})
+        message = refused(fedzmg.StudyResult.from_histories, {"a": made, "b": others})
         assert message.startswith("histories: b has the seeds [")
         assert "and a [0, 1]; runs are paired" in message
     for none in ({}, {"a": []}):
-        assert refused(fedzmg.Comparison, task(), none).startswith("histories: give at least one")
+        assert "at least one" in refused(fedzmg.StudyResult.from_histories, none)
 
 
 class Press(Silent):
@@ -175,9 +164,9 @@ def test_ctrl_c_ends_a_sweep_and_says_what_became_of_the_work(tmp_path: Path) ->
 
 def test_what_is_printed_is_short_and_readable(tmp_path: Path) -> None:
     result = compare(task(), ["fedzmg", "fedavg"], seeds=2, out=tmp_path, engine="sequential")
-    finals = [row.mean for row in result.rows()]
+    finals = [row.mean for row in result.scores]
     assert repr(result) == (
-        f"<Comparison on 'custom', 2 paired seeds, 2 rounds: fedzmg {finals[0]:.4g}, "
+        f"<StudyResult on 'custom', 2 paired seeds, 2 rounds: fedzmg {finals[0]:.4g}, "
         f"fedavg {finals[1]:.4g}>"
     )
     title, _, heads, *rows = str(result).splitlines()
@@ -195,24 +184,33 @@ def test_what_is_printed_is_short_and_readable(tmp_path: Path) -> None:
     )
 
 
-def test_history_that_diverged_says_so() -> None:
-    [history] = simulate(task(), Trial.of("fedavg"), engine="sequential")
-    lost = [record._replace(diverged=record.round == 2) for record in history.records]
-    assert repr(replace(history, records=tuple(lost))).endswith(" at the end, diverged in round 2>")
-
-
-def test_comparison_is_kept_for_reports(tmp_path: Path) -> None:
-    whole = compare(task(), ["fedzmg", "fedavg"], seeds=2, out=tmp_path, engine="sequential")
-    kept = tmp_path / "comparison.json"
-    assert json.loads(kept.read_text()) == whole.as_dict()
-    before = kept.read_bytes()
-    compare(task(), ["fedavg"], seeds=2, out=tmp_path, engine="sequential")  # of the whole, a part
-    assert kept.read_bytes() == before
-    written = CliRunner().invoke(app, ["report", str(tmp_path)])
+def test_comparison_is_kept_as_a_study(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"seeds": 2, "out": tmp_path, "engine": "sequential"}
+    whole = compare(task(), ["fedzmg", "fedavg"], **given)
+    plan, kept = tmp_path / "study.toml", tmp_path / "study.json"
+    assert json.loads(kept.read_text()) == json.loads(json.dumps(whole.as_dict()))
+    before = plan.read_bytes(), kept.read_bytes()
+    part = compare(task(), ["fedavg"], **given)
+    assert list(part.histories) == ["fedavg"]
+    assert (plan.read_bytes(), kept.read_bytes()) == before
+    # Runs read from disk give the same result.
+    read_back = study_result(read([tmp_path]).studies[0]).as_dict()
+    assert _without_facts(read_back) == _without_facts(whole.as_dict())
+    written = CliRunner().invoke(app, ["report", str(tmp_path), "--page-only"])
     assert written.exit_code == 0, written.output
-    kept.write_text("{}")
-    said = refused(compare, task(), ["fedavg"], out=tmp_path)
-    assert said == f"{kept} names no algorithms: restore or remove it"
+    other = {"fedavg": {"client.lr": 0.5}}
+    assert "client.lr" in refused(compare, task(), ["fedzmg", "fedavg"], settings=other, **given)
+    more = compare(task(), ["fedzmg", "fedavg", "mfl"], **{**given, "seeds": 3})
+    assert list(json.loads(kept.read_text())["algorithms"]) == ["fedzmg", "fedavg", "mfl"]
+    assert [h.rounds for h in more.histories["mfl"]] == [[1, 2]] * 3
+    plan.write_text("{}")
+    assert str(plan) in refused(compare, task(), ["fedavg"], **given)
+
+
+def _without_facts(data: dict[str, Any]) -> Any:
+    """Leave out what only one of disk and memory knows."""
+    kept = {key: value for key, value in data.items() if key not in ("rates", "precision")}
+    return json.loads(json.dumps(kept))
 
 
 def test_progress_is_shown_if_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
@@ -248,16 +246,10 @@ def test_wrong_values_of_a_trial_are_told_by_their_keywords() -> None:
     assert client.weights == "uniform"
 
 
-def test_wrong_setting_on_a_task_of_ones_own_names_only_lists_that_exist() -> None:
+def test_wrong_setting_names_those_that_exist() -> None:
     said = refused(compare, task(), ["fedavg"], settings={"fedavg": {"lr": 0.1}})
-    assert said == (
-        "unknown key 'lr': did you mean 'client.lr' or 'server.lr'? ('fedzmg schema run' and "
-        "'fedzmg list fedavg' show all)"
-    )
-    for command in ("schema run", "list fedavg"):
-        assert CliRunner().invoke(app, command.split()).exit_code == 0
-    said = refused(compare, "digits", ["fedavg"], settings={"fedavg": {"lr": 0.1}})
-    assert "'fedzmg list digits'" in said
+    assert said.startswith("unknown key 'lr': did you mean 'client.lr' or 'server.lr'?")
+    assert CliRunner().invoke(app, ["list", "fedavg"]).exit_code == 0
 
 
 def test_what_a_program_trained_is_verified_by_it(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fedzmg.errors import InputError
     from fedzmg.evaluation import ACCURACY, Metric
     from fedzmg.experiment.grids.tuned import Tuned
-    from fedzmg.experiment.studies.compare import Comparison
     from fedzmg.experiment.verify import verify
+    from fedzmg.results.study_result import StudyResult
     from fedzmg.simulation import History, Trial, simulate
     from fedzmg.tasks.task import Protocol, Task
     from fedzmg.tree import Tree
@@ -31,12 +31,12 @@ __all__ = [
     "ACCURACY",
     "Algorithm",
     "ClientRule",
-    "Comparison",
     "History",
     "InputError",
     "Metric",
     "Protocol",
     "ServerRule",
+    "StudyResult",
     "Task",
     "Tree",
     "Trial",
@@ -59,12 +59,12 @@ _HOMES = {
     "ACCURACY": "evaluation",
     "Algorithm": "contract",
     "ClientRule": "contract",
-    "Comparison": "experiment.studies.compare",
     "History": "simulation",
     "InputError": "errors",
     "Metric": "evaluation",
     "Protocol": "tasks.task",
     "ServerRule": "contract",
+    "StudyResult": "results.study_result",
     "Task": "tasks.task",
     "Tree": "tree",
     "Trial": "simulation",

@@ -10,33 +10,81 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from fedzmg import algorithms as registry
 from fedzmg import tasks
 from fedzmg.algorithms import ALGORITHMS
+from fedzmg.algorithms.options import known_options
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, Interrupted, unknown
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.grids.tuned import Tuned
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.grid import GridSpec
-from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.studies.compare import Comparison, compare_specs
+from fedzmg.experiment.specs.study import StudySpec
+from fedzmg.experiment.studies.study import run_study, study_packs
+from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import Device, EngineName
-from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 
-SHARED = ("task", "preset", "algorithm", "seed", "engine", "device")
-"""What the algorithms of a comparison have in common."""
+COMPARED = ("fedzmg", "fedavg", "fedavg:momentum", "fedadam")
+"""Algorithms of a comparison by default."""
+SHARED = ("task", "preset", "protocol", "algorithm", "seed", "engine", "device")
+"""Settings that all algorithms of a comparison share."""
 
 
 def algorithm_names(text: str) -> list[str]:
-    """The algorithms that a comma-separated text names; ``all`` stands for the whole table."""
+    """Parse comma-separated names of algorithms; ``all`` stands for every one."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     return list(ALGORITHMS) if names == ["all"] else names
 
 
+def comparison_spec(
+    task: Task,
+    algorithms: Sequence[str],
+    seeds: Sequence[int],
+    settings: Mapping[str, Any],
+    **fields: Any,
+) -> StudySpec:
+    """Write a comparison down as a study.
+
+    Args:
+        task: the task that all algorithms train on.
+        algorithms: names; the first is the reference of the paired tests.
+        seeds: which.
+        settings: by key of a study file; ``protocol.rounds`` is also understood.
+        fields: ``rounds``, ``engine`` and ``device``, None for the default.
+
+    Raises:
+        InputError: for an unknown name, key or value.
+    """
+    for key in settings:
+        for name in algorithms:
+            if key.startswith(f"{name}."):
+                _check_option(name, key.removeprefix(f"{name}."))
+    # Evaluations and rounds are at the top of a study file, in the protocol of a run.
+    lifted = {key: f"protocol.{key}" for key in ("rounds", "eval_every")}
+    values = {key: v for key, v in settings.items() if key not in lifted.values()}
+    top = {key: settings[dotted] for key, dotted in lifted.items() if dotted in settings}
+    top |= {key: value for key, value in fields.items() if value is not None}
+    spec = StudySpec.parse(
+        {
+            "task": task.name,
+            "algorithms": list(algorithms),
+            "seeds": list(seeds),
+            "rounds": task.protocol.rounds,
+            "eval_every": task.protocol.eval_every,
+            "preset": dict(task.preset),
+            "rates": "known",
+            **top,
+        }
+    ).with_settings(values)
+    spec.check(task)
+    return spec
+
+
 def compare(
     task: Task | str,
-    algorithms: Sequence[str] | str = ("fedzmg", "fedavg", "fedadam"),
+    algorithms: Sequence[str] | str = COMPARED,
     *,
     seeds: int | Sequence[int] = 3,
     rounds: int | None = None,
@@ -46,7 +94,7 @@ def compare(
     device: Device = "auto",
     out: Path | str | None = None,
     progress: Progress | bool = False,
-) -> Comparison:
+) -> StudyResult:
     """Train algorithms on the same cohorts and batches, and test the differences.
 
     Args:
@@ -54,46 +102,34 @@ def compare(
         algorithms: names; the first is the reference of the paired tests.
         seeds: how many seeds (0, 1, ...), or which.
         rounds: instead of the task's own number.
-        preset: fields of the named preset, e.g. ``{"centring": "image"}``, for all algorithms.
+        preset: fields of the named preset, e.g. ``{"centring": "image"}``.
         settings: hyper-parameters by algorithm, e.g. ``{"fedavg": {"client.lr": 0.03}}``.
         engine: ``auto`` measures and picks; the other names are those of :func:`fedzmg.simulate`.
         device: ``auto``, ``cpu`` or ``cuda``.
-        out: keep run directories and ``comparison.json`` there; the same call continues what was
-            interrupted, and ``fedzmg report`` reads it.
-        progress: True shows what the command shows, on standard error: bars in a terminal, now and
-            then a line elsewhere. By default nothing is shown, as a program may make many calls.
-            An object of your own with ``begin``, ``advance`` and ``say`` is told instead
+        out: keep ``study.toml``, ``study.json`` and run directories there. The same call continues
+            an interrupted one, further algorithms and seeds are added, and ``fedzmg report`` reads
+            the directory.
+        progress: True shows progress on standard error as the command does. An object of your own
+            with ``begin``, ``advance`` and ``say`` is called instead
             (:class:`fedzmg.experiment.progress.Progress`).
 
     Returns:
-        Histories and the table: ``print(result)`` shows it, ``result.rows()`` has its numbers.
+        Histories, scores and tests: ``print(result)`` shows a table, ``result.scores`` has its
+        numbers, ``result.as_dict()`` everything.
 
     Raises:
         InputError: for an unknown name or a value out of range.
         KeyboardInterrupt: on Ctrl-C, after the round; it says how far the work is.
     """
     chosen, algorithms = _task(task, preset), _names(algorithms)
-    numbers, place = _seeds(seeds), _place(out)
-    _check_settings(settings, algorithms)
-    _check_one_protocol(algorithms, settings or {})
-    common: dict[str, Any] = {"task": chosen.name, "engine": engine, "device": device}
-    if rounds is not None:
-        common["protocol"] = {"rounds": rounds}
-    specs = []
-    for name in algorithms:
-        spec = RunSpec.parse({**common, "algorithm": name})
-        spec = spec.with_settings((settings or {}).get(name, {}))
-        # Every mistake is found before the first round is trained.
-        spec.resolved(chosen)
-        specs.append(spec)
-    before = [] if place is None else compared_in(place)
-    _say_untuned(chosen, algorithms, settings or {})
-    with _shown(progress, chosen, dict.fromkeys(algorithms, 1)) as told:
-        result = compare_specs(chosen, specs, numbers, place, told)
-    # One that compares a part of what was compared there leaves the whole as it is.
-    if place is not None and set(before) <= set(algorithms):
-        write_json(place / "comparison.json", result.as_dict())
-    return result
+    numbers, directory = _seeds(seeds), _directory(out)
+    given = _flat_settings(settings, algorithms)
+    spec = comparison_spec(
+        chosen, algorithms, numbers, given, rounds=rounds, engine=engine, device=device
+    )
+    _warn_untuned(chosen, spec)
+    with _shown(progress, chosen, dict.fromkeys(study_packs(spec, chosen), 1)) as shown:
+        return run_study(spec, directory, task=chosen, progress=shown, grow=True, models=True)
 
 
 def tune(
@@ -112,7 +148,7 @@ def tune(
     out: Path | str | None = None,
     progress: Progress | bool = False,
 ) -> Tuned:
-    """Search rates, or any other numbers: every combination of the axes, side by side.
+    """Search learning rates, or any other numbers, over every combination of the axes.
 
     Args:
         task: a :class:`Task` with examples set apart for this (``tune``), or the name of a preset.
@@ -125,7 +161,7 @@ def tune(
         settings: hyper-parameters that stay as they are, by algorithm, e.g.
             ``{"fedavg": {"client.momentum": 0.9}}``.
         selection: ``tune`` scores on the examples set apart, ``test`` on the test examples, after
-            which a comparison on these is no honest test.
+            which a comparison on these is not an honest test.
         engine: as for :func:`compare`.
         device: ``auto``, ``cpu`` or ``cuda``.
         out: keep the search there; the same call continues what was interrupted, and
@@ -141,8 +177,7 @@ def tune(
         KeyboardInterrupt: on Ctrl-C, after the round; it says how far the work is.
     """
     chosen, algorithms = _task(task, preset), _names(algorithms)
-    numbers, place = _seeds(seeds, first=1000), _place(out)
-    _check_settings(settings, algorithms)
+    numbers, directory = _seeds(seeds, first=1000), _directory(out)
     total = chosen.protocol.rounds if rounds is None else rounds
     spec = GridSpec.parse(
         {
@@ -158,36 +193,36 @@ def tune(
             "device": device,
         }
     )
-    fixed = {f"{name}.{key}": v for name, own in (settings or {}).items() for key, v in own.items()}
-    spec = spec.with_settings(fixed)
+    spec = spec.with_settings(_flat_settings(settings, algorithms))
     with contextlib.ExitStack() as stack:
-        told = stack.enter_context(_shown(progress, chosen, spec.packs()))
-        where = place or Path(stack.enter_context(TemporaryDirectory(prefix="fedzmg-tune-")))
+        shown = stack.enter_context(_shown(progress, chosen, spec.packs()))
+        kept = directory is not None
+        where = directory or Path(stack.enter_context(TemporaryDirectory(prefix="fedzmg-tune-")))
         try:
-            return Tuned(run_grid(spec, where, task=chosen, progress=told))
+            return Tuned(run_grid(spec, where, task=chosen, progress=shown))
         except Interrupted as error:
-            raise Interrupted(error.done, error.rounds, kept=place is not None) from None
+            raise Interrupted(error.done, error.rounds, kept=kept) from None
 
 
 def _task(task: Any, preset: Mapping[str, Any] | None) -> Task:
-    """The task that was given or named."""
+    """Return the task that was given or named."""
     if isinstance(task, str):
         return tasks.get(task, preset)
     if preset:
-        raise InputError("preset goes with the name of a task: this one is built already")
+        raise InputError("preset: expected with the name of a task; this task is built already")
     if not isinstance(task, Task):
         raise InputError(f"task: expected a Task or a name, not {type(task).__name__}")
     return task
 
 
-def _place(out: Any) -> Path | None:
+def _directory(out: Any) -> Path | None:
     if out is not None and not isinstance(out, str | Path):
         raise InputError(f"out = {out!r}: expected the path of a directory")
     return None if out is None else Path(out)
 
 
 def _axes(axes: Any) -> dict[str, list[float]]:
-    """Numbers by option, from any sequences."""
+    """Return lists of numbers by option."""
     if not isinstance(axes, Mapping) or not axes:
         raise InputError(
             f"axes = {axes!r}: expected numbers by option, {{'client.lr': [0.01, 0.1]}}"
@@ -198,48 +233,58 @@ def _axes(axes: Any) -> dict[str, list[float]]:
         raise InputError(f"axes = {axes!r}: expected lists of numbers by option") from None
 
 
-def _check_settings(settings: Any, algorithms: Sequence[str]) -> None:
-    """Refuse settings that are not options of these algorithms by key."""
-    if settings is not None and not isinstance(settings, Mapping):
+def _flat_settings(settings: Any, algorithms: Sequence[str]) -> dict[str, Any]:
+    """Return settings by ``ALGORITHM.KEY``, after a check of their form."""
+    settings = {} if settings is None else settings
+    if not isinstance(settings, Mapping):
         raise InputError(f"settings = {settings!r}: expected {{'fedavg': {{'client.lr': 0.03}}}}")
-    for name, changed in (settings or {}).items():
+    found = {}
+    for name, own in settings.items():
         if name not in algorithms:
             raise unknown("algorithm in settings", name, algorithms)
-        if not isinstance(changed, Mapping):
+        if not isinstance(own, Mapping) or not all(isinstance(key, str) for key in own):
             raise InputError(
-                f"settings of {name}: {changed!r}; expected options by key, {{'client.lr': 0.1}}"
+                f"settings of {name}: {own!r}; expected options by key, {{'client.lr': 0.1}}"
             )
-        for key in changed:
-            if not isinstance(key, str):
-                raise InputError(f"settings of {name}: {key!r}; expected a key, 'client.lr'")
-            if key.partition(".")[0] in SHARED:
-                raise InputError(
-                    f"{key} cannot be set for one algorithm ({name}): it is the same for all"
-                )
+        for key, value in own.items():
+            shared = all(settings.get(other, {}).get(key) == value for other in algorithms)
+            if shared and key.startswith("protocol."):
+                found[key] = value
+                continue
+            _check_option(name, key)
+            found[f"{name}.{key}"] = value
+    return found
 
 
-def _say_untuned(
-    task: Task, algorithms: Sequence[str], settings: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """A line on standard error where rates are nobody's choice: they decide who looks best."""
+def _check_option(name: str, key: str) -> None:
+    """Refuse a key that is not an option of one algorithm."""
+    table = key.partition(".")[0]
+    if table in SHARED:
+        raise InputError(f"{key} cannot be set for one algorithm ({name}): it is the same for all")
+    if table not in ("client", "server", "weights"):
+        raise unknown("key", key, known_options(registry.get(name)), f"fedzmg list {name}")
+
+
+def _warn_untuned(task: Task, spec: StudySpec) -> None:
+    """Print a warning if algorithms use default learning rates, which decide the ranking."""
     if task.preset or task.name in tasks.TASKS:
         return
-    left = [
+    found = [
         name
-        for name in algorithms
-        if name not in task.options and "client.lr" not in settings.get(name, {})
+        for name, own in spec.algorithms.items()
+        if name not in task.options and "lr" not in own.client
     ]
-    if left:
-        whose = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
+    if found:
+        names = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         print(
-            f"fedzmg: default rates, not tuned for {task.name!r}: {whose} (fedzmg.tune searches)",
+            f"fedzmg: default rates, not tuned for {task.name!r}: {names} (fedzmg.tune searches)",
             file=sys.stderr,
         )
 
 
 @contextlib.contextmanager
 def _shown(progress: Any, task: Task, packs: Mapping[str, int]) -> Iterator[Progress | None]:
-    """What is told of the work."""
+    """Yield the receiver of progress updates."""
     if progress is True:
         from rich.console import Console
 
@@ -255,40 +300,8 @@ def _shown(progress: Any, task: Task, packs: Mapping[str, int]) -> Iterator[Prog
         raise InputError(f"progress = {progress!r}: expected True or False")
 
 
-def compared_in(place: Path) -> list[str]:
-    """The algorithms that a directory's ``comparison.json`` is about.
-
-    Raises:
-        InputError: if it does not say.
-    """
-    path = place / "comparison.json"
-    if not path.is_file():
-        return []
-    try:
-        return [row["algorithm"] for row in read_json(path)["algorithms"]]
-    except (KeyError, TypeError):
-        raise InputError(f"{path} names no algorithms: restore or remove it") from None
-
-
-def _check_one_protocol(
-    algorithms: Sequence[str], settings: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Pairs are pairs only on the same cohorts, batches and evaluations."""
-    given = {name: settings.get(name, {}) for name in algorithms}
-    for name, own in given.items():
-        for key, value in own.items():
-            if not key.startswith("protocol."):
-                continue
-            others = [other for other in given if given[other].get(key) != value]
-            if others:
-                raise InputError(
-                    f"{key} = {value} is for {name} and not for {', '.join(others)}: all that are "
-                    "compared need the same protocol"
-                )
-
-
 def _names(algorithms: Any) -> list[str]:
-    """Names of algorithms, however they were given."""
+    """Return names of algorithms as a list."""
     if isinstance(algorithms, str):
         algorithms = algorithm_names(algorithms)
     found = list(algorithms) if isinstance(algorithms, Sequence) else [algorithms]
@@ -296,7 +309,8 @@ def _names(algorithms: Any) -> list[str]:
         if isinstance(one, Algorithm):
             raise InputError(
                 f"algorithms: compare takes names, not the algorithm {one.name!r}; train it with "
-                "simulate(task, [Trial(algorithm, seed)]) and give the histories to Comparison"
+                "simulate(task, [Trial(algorithm, seed)]) and give the histories to "
+                "StudyResult.from_histories"
             )
         if not isinstance(one, str):
             raise InputError(f"algorithms: expected names, not {type(one).__name__}")
@@ -306,7 +320,7 @@ def _names(algorithms: Any) -> list[str]:
 
 
 def _seeds(seeds: Any, first: int = 0) -> list[int]:
-    """Seeds, given as their number or one by one."""
+    """Return seeds that were given as their number or one by one."""
     found: list[Any]
     if isinstance(seeds, int) and not isinstance(seeds, bool):
         found = list(range(first, first + seeds))

@@ -85,7 +85,7 @@ def test_study_is_tracked_watched_compared_and_verified(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["watch", "none"], "is no directory"),
+        (["watch", "none"], "is not a directory"),
         (["watch", "."], "holds no run"),
         (["diff", ".", "."], "holds no run"),
         (["diff", ".", ".", "--only", "curve"], "did you mean 'curves'?"),

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedzmg.results import scores
 from fedzmg.results.scores import (
     ThresholdRule,
     fell_from,
@@ -66,21 +65,13 @@ def test_threshold_reference_curves(
 @pytest.mark.parametrize("rule", RULES)
 def test_threshold_earliest_answer_is_the_end_of_the_first_window(rule: ThresholdRule) -> None:
     assert arrival([1.0] * 10, 0.5, rule=rule) == 15
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_threshold_never(rule: ThresholdRule) -> None:
     assert arrival([0.1] * 10, 0.5, rule=rule) is None
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_threshold_curve_shorter_than_the_window_never_arrives(rule: ThresholdRule) -> None:
-    assert arrival([1.0] * 3, 0.5, rule=rule) is None
+    assert arrival([1.0] * 3, 0.5, rule=rule) is None  # shorter than the window
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("window", range(1, 8))
-@pytest.mark.parametrize("level", [0.1, 0.33, 0.7, 1e-3, 1e308])
+@pytest.mark.parametrize("level", [0.1, 0.33, 0.7, 1e-3, 1e300])
 def test_threshold_touching_counts_whatever_the_rounding(
     rule: ThresholdRule, window: int, level: float
 ) -> None:
@@ -102,6 +93,14 @@ def test_threshold_divergence_after_arrival_breaks_only_stays_above() -> None:
     assert arrival(values, 0.5, rule="rolling_mean") == 15
     assert arrival(values, 0.5, rule="rolling_min") == 15
     assert arrival(values, 0.5, rule="stays_above") is None
+
+
+def test_threshold_means_that_tie_up_to_rounding_count() -> None:
+    """The mean is 0.8; as a sum of floats it is 0.7999999999999999."""
+    assert rounds_to_threshold([0, 5, 10, 15], [0.755, 0.845, 0.78, 0.82], 0.8) == 15
+    assert rounds_to_threshold([0, 5], [0.3, 0.1 + 0.2], 0.3, window=1, higher_is_better=False) == 0
+    below = 0.8 * (1 - 1e-12)
+    assert rounds_to_threshold([0, 5, 10, 15], [below] * 4, 0.8) is None
 
 
 def test_threshold_uneven_rounds() -> None:
@@ -160,13 +159,12 @@ def test_threshold_higher_target_is_never_reached_earlier(
 @pytest.mark.parametrize(
     ("rounds", "values", "message"),
     [
-        ([], [], "rounds must be a non-empty list"),
-        ([[0, 5]], [[0.1, 0.2]], "rounds must be a non-empty list"),
-        ([0, 5], [[0.1, 0.2]], "values must be a non-empty list"),
-        ([0, 5], [0.1], "same length, got 2 and 1"),
-        ([0, 5, 5], [0.1, 0.2, 0.3], "strictly increase, got 5 followed by 5"),
-        ([5, 0], [0.1, 0.2], "strictly increase, got 5 followed by 0"),
-        ([-5, 0], [0.1, 0.2], "not be negative, got -5"),
+        ([], [], "same length, at least 1"),
+        ([[0, 5]], [[0.1, 0.2]], "same length, at least 1"),
+        ([0, 5], [[0.1, 0.2]], "same length, at least 1"),
+        ([0, 5], [0.1], "same length, at least 1"),
+        ([0, 5, 5], [0.1, 0.2, 0.3], "strictly increase, got .*5 5"),
+        ([-5, 0], [0.1, 0.2], "at least 0 .*-5"),
         ([0.0, 2.5], [0.1, 0.2], "rounds must be integers"),
     ],
 )
@@ -192,20 +190,10 @@ def test_threshold_invalid_options(options: dict[str, Any], message: str) -> Non
         arrival([0.1, 0.2], **options)
 
 
-@pytest.mark.parametrize("last", [None, 100])
-def test_final_score_of_a_thousand_rounds(last: int | None) -> None:
-    rounds = np.arange(0, 1000, 5)
-    assert final_score(rounds, rounds, last, total=1000) == pytest.approx(
-        np.mean(np.arange(900, 1000, 5))
-    )
-    assert final_score(rounds, rounds, last, total=1000, rule="author") == pytest.approx(
-        np.mean(np.arange(905, 1000, 5))
-    )
-
-
 @pytest.mark.parametrize(
     ("total", "every", "last", "expected"),
     [
+        (1000, 5, None, np.mean(np.arange(900, 1000, 5))),
         (1000, 5, 50, np.mean(np.arange(950, 1000, 5))),
         (100, 5, None, np.mean([90, 95])),
         (100, 5, 100, np.mean([90, 95])),  # not longer than last: a tenth
@@ -234,7 +222,6 @@ def test_final_score_lies_within_the_curve(values: list[float], last: int) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"total": 0}, "total must be at least 1, got 0"),
         ({"total": 5}, "below total = 5, got 5"),
         ({"total": 10, "last": 0}, "last must be at least 1, got 0"),
         ({"total": 10, "rule": "median"}, "rule must be one of .* got 'median'"),
@@ -305,9 +292,6 @@ def test_late_stage_undefined() -> None:
     curves = {"a": [1.0, 2.0], "b": [1.0, 2.0]}
     assert late_stage_mean([0, 5], curves, {"a": 0, "b": None}) is None
     assert late_stage_mean([0, 5], curves, {"a": 0, "b": 5}) is None
-
-
-def test_late_stage_of_a_diverged_curve_is_nan() -> None:
     means = late_stage_mean([0, 5], {"a": [1.0, math.nan], "b": [1.0, 2.0]}, {"a": 0, "b": 0})
     assert means is not None
     assert math.isnan(means["a"])
@@ -315,26 +299,6 @@ def test_late_stage_of_a_diverged_curve_is_nan() -> None:
 
 
 def test_late_stage_invalid() -> None:
-    with pytest.raises(ValueError, match="at least one algorithm"):
-        late_stage_mean([0], {}, {})
-    with pytest.raises(ValueError, match=r"unmatched: \['b'\]"):
+    assert late_stage_mean([0], {}, {}) is None
+    with pytest.raises(ValueError, match=r"differ in \['b'\]"):
         late_stage_mean([0], {"a": [1.0]}, {"a": 0, "b": 0})
-
-
-def test_arrival_of_runs_counts_those_that_never_do() -> None:
-    runs = [[0.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]]
-    found = scores.arrival([0, 5, 10, 15], runs, 0.45, window=2)
-    # The mean curve is 0, 1/3, 1/3, 2/3: its last window has the mean 1/2.
-    assert found.averaged == 15
-    assert found.runs == [5, 15, None]
-    assert (found.mean, found.never) == (10.0, 1)
-    assert found.sd == pytest.approx(np.std([5, 15], ddof=1))
-    alone = scores.arrival([0, 5, 10, 15], runs[:1], 0.5, window=2, rule="rolling_min")
-    assert (alone.averaged, alone.runs, alone.sd) == (10, [10], None)
-    never = scores.arrival([0, 5, 10, 15], runs[2:], 0.5)
-    assert (never.averaged, never.mean, never.sd, never.never) == (None, None, None, 1)
-
-
-def test_arrival_of_a_metric_that_falls() -> None:
-    found = scores.arrival([0, 5], [[2.0, 1.0]], 1.0, window=1, higher_is_better=False)
-    assert found.runs == [5]

@@ -247,8 +247,9 @@ def study(**changes: Any) -> StudySpec:
 
 
 def test_study_that_stops_has_the_same_scores(tmp_path: Path) -> None:
-    whole, _ = run_study(study(), tmp_path / "whole", task=toy())
-    found, compared = run_study(study(stop={"diverged": True}), tmp_path / "s", task=toy())
+    whole = run_study(study(), tmp_path / "whole", task=toy()).as_dict()
+    stops = study(stop={"diverged": True})
+    found = run_study(stops, tmp_path / "s", task=toy()).as_dict()
     assert found["algorithms"]["bad"]["stopped"] == [3, 3]
     assert found["algorithms"]["good"]["stopped"] == [None, None]
     for key in ("curves", "thresholds", "tests"):
@@ -256,14 +257,14 @@ def test_study_that_stops_has_the_same_scores(tmp_path: Path) -> None:
     for name in ("good", "bad"):
         assert found["algorithms"][name]["final"] == whole["algorithms"][name]["final"]
     # Indices 0, 2, 4, 6 are due, and 7 ends eight rounds.
-    assert len(compared.as_dict()["curves"]["bad"]["runs"][0]) == 5
+    assert len(found["curves"]["bad"]["runs"][0]) == 5
     run = tmp_path / "s" / "bad" / "seed-5"
     assert [r.round for r in RunDirectory(run).records()] == [1, 2, 3]
     kept = json.loads((run / "stopped.json").read_text())
     assert (kept["round"], kept["why"], kept["words"]) == (3, "diverged", "diverged in round 3")
     assert not (tmp_path / "s" / "good" / "seed-5" / "stopped.json").exists()
     before = (run / "metrics.jsonl").read_bytes()
-    again, _ = run_study(study(stop={"diverged": True}), tmp_path / "s", task=toy())
+    again = run_study(stops, tmp_path / "s", task=toy()).as_dict()
     assert again == found
     assert (run / "metrics.jsonl").read_bytes() == before
 

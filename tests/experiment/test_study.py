@@ -20,16 +20,18 @@ from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.study import StudySpec
-from fedzmg.experiment.studies.compare import Comparison
 from fedzmg.experiment.studies.study import (
     find_rates,
     missing_grid,
     run_study,
     study_packs,
-    summary,
 )
-from fedzmg.results.curves import final
+from fedzmg.results.averaging import finals
+from fedzmg.results.runs import Run
+from fedzmg.results.study_result import StudyResult
+from fedzmg.results.summary import summary
 from fedzmg.simulation import History, Record, Simulation, Trial
+from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
 
 
@@ -39,6 +41,14 @@ def spec(**changes: Any) -> StudySpec:
         "eval_every": 2, "rates": "given", "engine": "vectorized", "thresholds": [0.2],
     }  # fmt: skip
     return StudySpec.parse({**values, **changes})
+
+
+def scored(plan: StudySpec, out: Path, task: Task | None = None, **options: Any) -> dict[str, Any]:
+    """Train a study and return its scores without times."""
+    data = run_study(plan, out, task=task or toy(), **options).as_dict()
+    for row in data["algorithms"].values():
+        del row["seconds"]
+    return data
 
 
 def history(curve: dict[int, float], rounds: int, seed: int = 0, diverged: int = 0) -> History:
@@ -58,14 +68,11 @@ def history(curve: dict[int, float], rounds: int, seed: int = 0, diverged: int =
 def test_final_accuracy_takes_the_twenty_evaluations_900_to_995() -> None:
     """And not the one after the last round, which every run has and the paper does not."""
     curve = {i: float(i) for i in range(0, 1000, 5)} | {999: 1e6}
-    run = history(curve, 1000)
-    assert final(run) == np.mean(range(900, 1000, 5))
-    assert final(run, "author") == np.mean(range(905, 1000, 5))
-    assert final(history(curve, 1000, diverged=700)) == 0.0
-    # A comparison takes the same, and its curve has the same indices.
-    compared = Comparison(run.task, {"fedavg": [run]})
-    assert compared.rows()[0].final == [final(run)]
-    assert compared.as_dict()["curves"]["fedavg"]["indices"] == list(range(0, 1000, 5))
+    run = Run.of_history(history(curve, 1000), "fedavg")
+    assert finals([run]) == {0: np.mean(range(900, 1000, 5))}
+    assert finals([run], "author") == {0: np.mean(range(905, 1000, 5))}
+    result = StudyResult.from_histories({"fedavg": [history(curve, 1000)]})
+    assert result.curves["fedavg"]["indices"] == list(range(0, 1000, 5))
 
 
 def test_curve_of_a_run_that_diverged_ends_where_it_did() -> None:
@@ -73,9 +80,38 @@ def test_curve_of_a_run_that_diverged_ends_where_it_did() -> None:
     curve = {0: 0.1, 5: 0.2, 10: 0.3}
     for diverged, expected in ((5, [0.1, None, None]), (6, [0.1, None, None]),
                                (7, [0.1, 0.2, None]), (0, [0.1, 0.2, 0.3])):  # fmt: skip
-        run = history(curve, 11, diverged=diverged)
-        compared = Comparison(run.task, {"fedavg": [run]}).as_dict()
-        assert compared["curves"]["fedavg"] == {"indices": [0, 5, 10], "runs": [expected]}
+        result = StudyResult.from_histories({"fedavg": [history(curve, 11, diverged=diverged)]})
+        assert result.curves["fedavg"] == {"indices": [0, 5, 10], "runs": [expected]}
+
+
+def test_diverged_runs_are_left_out_of_means_and_tests_and_counted() -> None:
+    """Not counted as 0: a test of such zeros would find a difference of certainty."""
+    tops = {"a": [0.8, 0.7, 0.9, 0.8], "b": [0.6, 0.6, 0.6, 0.7], "c": [0.5] * 4}
+    lost = {"a": [], "b": [1], "c": [0, 1, 2, 3]}
+    runs = {
+        name: [
+            history(dict.fromkeys(range(0, 50, 5), top), 50, seed, 30 if seed in lost[name] else 0)
+            for seed, top in enumerate(each)
+        ]
+        for name, each in tops.items()
+    }
+    result = StudyResult.from_histories(runs)
+    a, b, c = result.scores
+    assert list(b.finals) == [0, 2, 3]
+    assert b.mean == pytest.approx(1.9 / 3)
+    assert b.test is not None
+    assert (b.test.n, b.diverged, b.runs) == (3, 1, 4)
+    assert b.test.mean_difference == pytest.approx((0.2 + 0.3 + 0.1) / 3)
+    assert (c.mean, c.sd, c.test, c.diverged) == (None, None, None, 4)
+    assert [test.second for test in result.tests] == ["b"]
+    assert a.diverged == 0
+    assert any("1 of 4" in note and note.startswith("b:") for note in result.notes)
+    data = result.as_dict()["algorithms"]
+    assert data["b"]["final"]["full"]["runs"] == [0.6, None, 0.6, 0.7]
+    assert data["c"]["final"]["full"]["mean"] is None
+    assert "diverged" in str(result).splitlines()[5]
+    assert "4 of 5 runs" not in summary(result)[-1]
+    assert summary(result)[-1].startswith("5 of 12 runs diverged")
 
 
 def test_rates_can_be_those_that_all_test_examples_choose(tmp_path: Path) -> None:
@@ -140,8 +176,7 @@ def test_summary_of_known_curves() -> None:
         "a": [history(fast, 50, 0), history(faster, 50, 1)],
         "b": [history(slow, 50, 0), history({**slow, 45: 0.7}, 50, 1)],
     }
-    made = {n: [plan.run_spec(n, s, {}, eval_every=5) for s in plan.seeds] for n in runs}
-    data = summary(plan, toy(), runs, made)
+    data = StudyResult.from_histories(runs, plan.model_dump(exclude_none=True)).as_dict()
     low, high = data["thresholds"]
     mean, smallest = (low["rules"][rule]["arrival"] for rule in ("rolling_mean", "rolling_min"))
     # a: the averaged curve is 0, .45, .9, ...: the window that ends at 15 has the mean .5625.
@@ -168,7 +203,8 @@ def test_summary_of_known_curves() -> None:
 
 
 def test_study_is_a_directory_of_paired_runs(tmp_path: Path) -> None:
-    data, compared = run_study(spec(), tmp_path, task=toy())
+    result = run_study(spec(), tmp_path, task=toy())
+    data = result.as_dict()
     assert data["complete"]
     assert json.loads((tmp_path / "study.json").read_text()) == json.loads(json.dumps(data))
     for name in ("fedzmg", "fedavg"):
@@ -177,47 +213,41 @@ def test_study_is_a_directory_of_paired_runs(tmp_path: Path) -> None:
             assert run.spec().seed == seed
             assert run.spec().protocol["eval_every"] == 2
             assert len(run.records()) == 3
-    steps = [[r.steps for r in h.records] for h in compared.histories["fedzmg"]]
-    assert steps == [[r.steps for r in h.records] for h in compared.histories["fedavg"]]
+    steps = [[r.steps for r in h.records] for h in result.histories["fedzmg"]]
+    assert steps == [[r.steps for r in h.records] for h in result.histories["fedavg"]]
     assert data["curves"]["fedzmg"]["indices"] == [0, 2]
     assert StudySpec.read(tmp_path / "study.toml") == spec()
 
 
 def test_study_in_pieces_is_the_same_study(tmp_path: Path) -> None:
-    whole, _ = run_study(spec(), tmp_path / "whole", task=toy())
+    whole = scored(spec(), tmp_path / "whole")
     with pytest.raises(MemoryError):
         run_study(spec(), tmp_path / "s", task=toy(), progress=Stop(2, pack=1))
     done = []
     while len(done) < 20:
         try:
-            found, _ = run_study(spec(), tmp_path / "s", task=toy(), max_minutes=1e-9)
+            found = scored(spec(), tmp_path / "s", max_minutes=1e-9)
             break
         except TimeLimitReached as stopped:
             done.append(stopped.done)
     # A round each time, none of them twice; the last round of an algorithm begins the next one.
     assert done == [1, 2, 1, 2]
-    for data in (whole, found):
-        for row in data["algorithms"].values():
-            del row["seconds"]
     assert found == whole
 
 
 def test_ctrl_c_in_the_last_round_of_a_pack_begins_no_other(tmp_path: Path) -> None:
-    whole, _ = run_study(spec(), tmp_path / "whole", task=toy())
+    whole = scored(spec(), tmp_path / "whole")
     pressed = Press(spec().rounds)
     with pytest.raises(Interrupted):
         run_study(spec(), tmp_path / "s", task=toy(), progress=pressed)
     assert len(pressed.begun) == 1
-    found, _ = run_study(spec(), tmp_path / "s", task=toy())
-    for data in (whole, found):
-        for row in data["algorithms"].values():
-            del row["seconds"]
+    found = scored(spec(), tmp_path / "s")
     assert found == whole
 
 
 def test_checkpoints_of_finished_runs_may_be_removed(tmp_path: Path) -> None:
     """They are most of a study's bytes, and its scores do not need them."""
-    whole, _ = run_study(spec(), tmp_path, task=toy())
+    whole = scored(spec(), tmp_path)
     runs = {
         p.parent: (p.parent / "metrics.jsonl").read_bytes() for p in tmp_path.rglob("*-*/spec.toml")
     }
@@ -228,8 +258,8 @@ def test_checkpoints_of_finished_runs_may_be_removed(tmp_path: Path) -> None:
     last = tmp_path / "fedavg" / "seed-5" / "metrics.jsonl"
     lines = last.read_bytes().splitlines(keepends=True)
     last.write_bytes(b"".join(lines[:-1]))  # this one is not finished, and starts again
-    again, _ = run_study(spec(), tmp_path, task=toy())
-    assert _but_seconds(again) == _but_seconds(whole)
+    again = scored(spec(), tmp_path)
+    assert again == whole
     for place, before in runs.items():
         if place != last.parent:
             assert (place / "metrics.jsonl").read_bytes() == before
@@ -263,13 +293,13 @@ def test_a_whole_log_is_no_finished_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_stopped_runs_without_checkpoints_are_finished(tmp_path: Path) -> None:
     plan = spec(algorithms={"fedavg": {"client": {"lr": 1e30}}}, stop={"diverged": True}, rounds=5)
-    whole, _ = run_study(plan, tmp_path, task=toy())
+    whole = scored(plan, tmp_path)
     assert whole["algorithms"]["fedavg"]["stopped"] == [3, 3]
     places = list(tmp_path.rglob("seed-*/checkpoint.safetensors"))
     assert len(places) == 2
     for place in places:
         place.unlink()
-    again, _ = run_study(plan, tmp_path, task=toy())
+    again = scored(plan, tmp_path)
     assert again == whole
     assert not any(place.exists() for place in places)
 
@@ -281,7 +311,7 @@ def test_where_bits_are_promised_a_pack_without_checkpoints_starts_again_as_a_wh
     """On a GPU, that is; what else trains decides the last bits there."""
     monkeypatch.setattr(run, "_must_stay_together", lambda _: True)
     plan = spec(algorithms=["fedavg"], seeds=[3, 5, 7])
-    whole, _ = run_study(plan, tmp_path, task=toy())
+    whole = scored(plan, tmp_path)
     for file in tmp_path.rglob("checkpoint*"):
         file.unlink()
     run_study(plan, tmp_path, task=toy(), progress=Stop(1))  # nothing is trained
@@ -293,19 +323,12 @@ def test_where_bits_are_promised_a_pack_without_checkpoints_starts_again_as_a_wh
             run_pack(toy(), [asked], [late.path], progress=Stop(begun), checkpoint_seconds=0)
         assert late.checkpoint().round == begun  # type: ignore[union-attr]
     seen = Stop(99)
-    again, _ = run_study(plan, tmp_path, task=toy(), progress=seen)
+    again = scored(plan, tmp_path, progress=seen)
     assert seen.said.count("back to round 0, where its pack is") == (3 if begun else 2)
-    assert _but_seconds(again) == _but_seconds(whole)
+    assert again == whole
     for seed in (3, 7):
         log = (tmp_path / "fedavg" / f"seed-{seed}" / "metrics.jsonl").read_bytes()
         assert len(log.splitlines()) == 2 * 3
-
-
-def _but_seconds(data: dict[str, Any]) -> dict[str, Any]:
-    each = {
-        n: {k: v for k, v in a.items() if k != "seconds"} for n, a in data["algorithms"].items()
-    }
-    return {**data, "algorithms": each}
 
 
 def test_variants_of_one_algorithm_stand_side_by_side(tmp_path: Path) -> None:
@@ -316,12 +339,11 @@ def test_variants_of_one_algorithm_stand_side_by_side(tmp_path: Path) -> None:
         },
         tests="pairs",
     )
-    data, compared = run_study(plan, tmp_path, task=toy())
-    assert list(data["algorithms"]) == ["projected", "without"] == list(compared.histories)
+    data = scored(plan, tmp_path)
+    assert list(data["algorithms"]) == ["projected", "without"]
     assert data["algorithms"]["without"]["options"]["client.project"] == "none"
     assert data["algorithms"]["projected"]["options"]["client.project"] == "all"
     assert (tmp_path / "without" / "seed-3" / "spec.toml").exists()
-    assert [r["algorithm"] for r in compared.as_dict()["algorithms"]] == ["projected", "without"]
 
 
 def test_algorithms_that_differ_in_numbers_train_in_one_pack(tmp_path: Path) -> None:
@@ -330,7 +352,7 @@ def test_algorithms_that_differ_in_numbers_train_in_one_pack(tmp_path: Path) -> 
         "fedavg": {},
         "heavy": {"algorithm": "fedzmg", "client": {"momentum": 0.9}},
     }
-    data, _ = run_study(spec(algorithms=variants), tmp_path / "all", task=toy())
+    data = scored(spec(algorithms=variants), tmp_path / "all")
     assert list(data["algorithms"]) == ["plain", "fedavg", "heavy"], "as they were asked for"
 
     def fact(name: str) -> Any:
@@ -374,13 +396,13 @@ def test_rates_come_from_where_the_study_says(
     )  # fmt: skip
     chosen = run_grid(grid, tmp_path / "grid", task=toy())["algorithms"]
     plan = spec(rates=str(tmp_path / "grid"), seeds=[0], rounds=1)
-    data, _ = run_study(plan, tmp_path / "a", task=toy())
+    data = scored(plan, tmp_path / "a")
     for name in ("fedzmg", "fedavg"):
         best = chosen[name]["best"]["options"]["client.lr"]
         assert data["algorithms"][name]["options"]["client.lr"] == best
     assert data["algorithms"]["fedzmg"]["options"]["client.momentum"] == 0.5
     own = plan.with_settings({"fedavg.client.lr": 0.7})
-    options = run_study(own, tmp_path / "b", task=toy())[0]["algorithms"]["fedavg"]["options"]
+    options = scored(own, tmp_path / "b")["algorithms"]["fedavg"]["options"]
     assert options["client.lr"] == 0.7
     # One that the grid does not know brings its own.
     brought = {"client": {"lr": 0.4}, "server": {"lr": 0.9}}
@@ -389,17 +411,16 @@ def test_rates_come_from_where_the_study_says(
         algorithms={"fedavg": {}, "scaffold": brought},
     )  # fmt: skip
     assert missing_grid(mixed) == ""
-    found_options = run_study(mixed, tmp_path / "m", task=toy())[0]["algorithms"]
+    found_options = scored(mixed, tmp_path / "m")["algorithms"]
     rates = {"client.lr": 0.4, "server.lr": 0.9}
     assert found_options["scaffold"]["options"].items() >= rates.items()
     best = chosen["fedavg"]["best"]["options"]["client.lr"]
     assert found_options["fedavg"]["options"]["client.lr"] == best
     recommended = replace(toy(), options={n: {"client.lr": 0.06} for n in ("fedzmg", "fedavg")})
-    for source, rate in (("tuned", 0.06), ("given", 0.1)):
-        found = run_study(
-            spec(rates=source, seeds=[0], rounds=1), tmp_path / source, task=recommended
-        )
-        assert found[0]["algorithms"]["fedavg"]["options"]["client.lr"] == rate
+    for source, rate in (("tuned", 0.06), ("known", 0.06), ("given", 0.1)):
+        plan = spec(rates=source, seeds=[0], rounds=1)
+        found = scored(plan, tmp_path / source, recommended)
+        assert found["algorithms"]["fedavg"]["options"]["client.lr"] == rate
 
     def refused(message: str, **changes: Any) -> None:
         with pytest.raises(InputError, match=message):
@@ -421,7 +442,7 @@ def test_what_the_grid_held_fixed_comes_with_its_rates(tmp_path: Path) -> None:
     own: dict[str, Any] = {"weights": "examples", "client": {"momentum": 0.25}}
     for number, (given, expected) in enumerate((({}, ("uniform", 0.5)), (own, ("examples", 0.25)))):
         asked = spec(algorithms={"fedavg": given}, rates=str(tmp_path / "grid"), rounds=1)
-        data, _ = run_study(asked, tmp_path / str(number), task=toy())
+        data = scored(asked, tmp_path / str(number))
         options = data["algorithms"]["fedavg"]["options"]
         assert (options["weights"], options["client.momentum"]) == expected
         assert options["client.lr"] == 0.3
@@ -443,3 +464,21 @@ def test_directory_of_another_study_is_refused(tmp_path: Path) -> None:
     turned = spec(rounds=1, seeds=[0], algorithms=["fedavg", "fedzmg"])
     with pytest.raises(InputError, match=r"study \(order of algorithms is \['fedzmg', 'fedavg'\]"):
         run_study(turned, tmp_path, task=toy())
+
+
+def test_a_comparison_may_grow_in_its_directory(tmp_path: Path) -> None:
+    small = spec(rounds=1, seeds=[0])
+    run_study(small, tmp_path, task=toy(), grow=True)
+    before = (tmp_path / "fedzmg" / "seed-0" / "metrics.jsonl").read_bytes()
+    large = spec(rounds=1, seeds=[0, 1], algorithms=["mfl", "fedzmg", "fedavg"])
+    data = scored(large, tmp_path, grow=True)
+    assert list(data["algorithms"]) == ["mfl", "fedzmg", "fedavg"]
+    assert StudySpec.read(tmp_path / "study.toml") == large
+    assert (tmp_path / "fedzmg" / "seed-0" / "metrics.jsonl").read_bytes() == before
+    # A part is read, and leaves the whole as it is.
+    kept = (tmp_path / "study.json").read_bytes()
+    assert list(scored(small, tmp_path, grow=True)["algorithms"]) == ["fedzmg", "fedavg"]
+    assert StudySpec.read(tmp_path / "study.toml") == large
+    assert (tmp_path / "study.json").read_bytes() == kept
+    with pytest.raises(InputError, match="rounds"):
+        run_study(large.with_settings({"rounds": 2}), tmp_path, task=toy(), grow=True)

@@ -15,12 +15,11 @@ from fedzmg.errors import InputError
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.report.html.page import render
 from fedzmg.report.tables.clients import clients as sheet_of
-from fedzmg.results.clients import read_clients
 from fedzmg.results.over_clients import loss_bands, metric_bands, sorted_curves
 from fedzmg.results.reading import read
 from fedzmg.results.study_result import study_result
 from fedzmg.simulation import ClientMetrics
-from fedzmg.storage.client_metrics import CLIENTS
+from fedzmg.storage.client_metrics import CLIENTS, read_clients
 
 # Ten clients: the worst tenth is the first, the median lies between the fifth and the sixth.
 EVEN = np.arange(1, 11) / 10

@@ -136,7 +136,7 @@ def test_plans_and_scores_of_grids(tmp_path: Path) -> None:
 def test_bad_input(tmp_path: Path, study: Path, write_run: Write) -> None:
     with pytest.raises(InputError, match="did you mean 'curves'"):
         aspects("curve")
-    with pytest.raises(InputError, match="no directory"):
+    with pytest.raises(InputError, match="none is not a directory"):
         compare(tmp_path / "none", study)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="holds no run"):
@@ -178,3 +178,17 @@ def test_damaged_logs_are_named(study: Path, tmp_path: Path) -> None:
     log.write_text("".join([json.dumps({**json.loads(first), "loss": "high"}) + "\n", *rest]))
     with pytest.raises(InputError, match=r"metrics\.jsonl, line 1"):
         compare(study, tmp_path / "other")
+
+
+def test_diverged_runs_have_no_score_and_leave_the_other_seeds_to_the_test(
+    study: Path, tmp_path: Path, log_line: Line
+) -> None:
+    shutil.copytree(study, tmp_path / "other")
+    log = tmp_path / "other" / "fedavg" / "seed-0" / "metrics.jsonl"
+    lines = [log_line(r, 0.0, diverged=r > 3) for r in range(1, 11)]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    fedavg, fedzmg = compare(study, tmp_path / "other").scores
+    assert (fedavg.equal, fedzmg.equal) == (False, True)
+    assert json.dumps(fedavg.right["seed 0"]) == "NaN"
+    assert fedavg.test is not None
+    assert fedavg.test.n == 2

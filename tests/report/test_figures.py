@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
-from fedzmg.experiment.runs.store import RunDirectory
+from fedzmg.results.spread import ANY, band_around, possible
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -21,11 +21,11 @@ from matplotlib.text import Text
 from numpy.typing import NDArray
 
 from fedzmg.errors import InputError
+from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.report import figures
 from fedzmg.report.figures.curves import MOST_IN_ONE_PANEL
 from fedzmg.report.figures.style import Chart, line_style, usual_range
 from fedzmg.results.reading import read
-from fedzmg.results.spread import ANY, band_around, possible
 from fedzmg.results.study_result import StudyResult, study_result
 from fedzmg.simulation import ClientMetrics
 

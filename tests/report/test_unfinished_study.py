@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +45,6 @@ def stopped(write_run: Any, tmp_path: Path) -> Path:
         write_run(f"s/the-other/seed-{seed}", "fedavg", seed, RISING[:3], rounds=10, lr=0.2)
     place = tmp_path / "s"
     (place / "study.toml").write_text(ASKED)
-    done = {"FedAvg, ours": {"algorithm": "fedavg", "directory": "ours"}}
-    data = {"format": 1, "task": "digits", "label": "trial", "complete": False}
-    (place / "study.json").write_text(
-        json.dumps({**data, "metric": "accuracy", "algorithms": done})
-    )
     return place
 
 
@@ -98,14 +92,6 @@ def test_one_seed_each_is_said_where_there_is_one(write_run: Any, tmp_path: Path
     write_run("s/fedavg", "fedavg", 0, RISING)
     [study] = read([tmp_path / "s"]).studies
     assert "One seed each: there is no spread and no test." in study_result(study).notes
-
-
-def test_a_finished_study_is_what_its_scores_say(stopped: Path) -> None:
-    """Its ``study.toml`` may be of a version that asked for it in other words."""
-    data = json.loads((stopped / "study.json").read_text())
-    (stopped / "study.json").write_text(json.dumps({**data, "complete": True}))
-    (stopped / "study.toml").write_text("")
-    assert read([stopped]).studies[0].awaited == {}
 
 
 def test_a_copy_of_it_is_called_unfinished(stopped: Path, tmp_path: Path) -> None:

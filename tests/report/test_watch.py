@@ -16,15 +16,29 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
+import fedzmg
 from fedzmg.cli import app
 from fedzmg.errors import InputError
+from fedzmg.experiment.progress import Silent
 from fedzmg.report.terminal import watch as watch_view
-from fedzmg.results.tail import Tail
 from fedzmg.results.watch import Watch, Work
+from fedzmg.simulation import RoundReport
 from fedzmg.storage.lock import NAME as LOCK
 from fedzmg.storage.lock import Owner
+from fedzmg.storage.tail import Tail
 
 Write = Callable[..., Path]
+
+
+class Stop(Silent):
+    """A crash after some round."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def advance(self, report: RoundReport) -> None:
+        if report.round == self.after:
+            raise MemoryError
 
 
 def held(place: Path, **changes: Any) -> None:
@@ -116,6 +130,26 @@ def test_run_of_a_study_is_held_by_it(planned: Path, write_run: Write) -> None:
     assert only(run).alive
 
 
+def test_a_comparison_is_known_by_its_plan(tmp_path: Path) -> None:
+    """It is written before the first round, so that every run to come is named."""
+    place = tmp_path / "c"
+    task = fedzmg.tasks.get("digits")
+    with pytest.raises(MemoryError):
+        fedzmg.compare(
+            task, ["fedzmg", "fedadam:reddi"], seeds=2, rounds=4, out=place, engine="vectorized",
+            progress=Stop(1),
+        )  # fmt: skip
+    work = only(place)
+    assert (work.kind, work.task, work.complete) == ("study", "digits", False)
+    assert [(one.name, one.state) for one in work.trainings] == [
+        ("fedzmg/seed-0", "interrupted"),
+        ("fedzmg/seed-1", "interrupted"),
+        ("fedadam:reddi/seed-0", "waiting"),
+        ("fedadam:reddi/seed-1", "waiting"),
+    ]
+    assert Watch(place).unfinished() == [f"the study {place} is not finished (0 of 4 trained)"]
+
+
 @pytest.fixture
 def grid(tmp_path: Path) -> Path:
     place = tmp_path / "grid"
@@ -161,7 +195,7 @@ def test_grid_at_work(grid: Path) -> None:
 
 
 def test_nothing_there_and_just_begun(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no directory"):
+    with pytest.raises(InputError, match="not a directory"):
         Watch(tmp_path / "x")
     with pytest.raises(InputError, match="holds no run"):
         Watch(tmp_path).look()

@@ -82,11 +82,12 @@ def test_compare_in_python(here: Path) -> None:
     result = fedzmg.compare(
         "chars74k", "fedavg", preset={"centring": "image"}, settings=narrow, **options
     )
-    assert result.task.preset["centring"] == "image"
-    with pytest.raises(InputError, match="preset goes with the name of a task"):
-        fedzmg.compare(result.task, "fedavg", preset={"centring": "none"}, **options)
+    built = result.histories["fedavg"][0].task
+    assert built.preset["centring"] == "image"
+    with pytest.raises(InputError, match="preset"):
+        fedzmg.compare(built, "fedavg", preset={"centring": "none"}, **options)
     with pytest.raises(InputError, match="preset cannot be set for one algorithm"):
-        fedzmg.compare(result.task, "fedavg", settings={"fedavg": {"preset": {}}}, **options)
+        fedzmg.compare(built, "fedavg", settings={"fedavg": {"preset": {}}}, **options)
 
 
 def test_counts_that_differ_are_said_before_a_run(here: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command line: verbs only; what they do lives in the library."""
+"""The command line: every command is a thin layer over the library."""
 
 from __future__ import annotations
 
@@ -23,11 +23,22 @@ from fedzmg.results.formatting import plain
 from fedzmg.version import __version__
 
 REFUSED = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS)
-"""What a system says to a user, and not to a programmer."""
+"""System errors that the user can solve."""
+
+
+FIRST_STEPS = """\
+fedzmg trains and compares federated-learning algorithms. Try:
+
+  fedzmg compare              four algorithms on a small built-in task: table and figure
+  fedzmg list                 all algorithms and tasks
+  fedzmg run digits           train one algorithm
+  fedzmg report runs/NAME     a page with tables and figures of what was trained
+
+fedzmg --help shows all commands."""
 
 
 class _Stopped(Exception):
-    """An interruption that says how far the work is, which typer makes a bare code of."""
+    """An interruption with its message, which typer would reduce to an exit code."""
 
 
 class _Commands(TyperGroup):
@@ -39,14 +50,14 @@ class _Commands(TyperGroup):
         except Interrupted as error:
             raise _Stopped(
                 f"after round {error.done} of {error.rounds}; nothing is lost, run the same "
-                "command again to go on"
+                "command again to continue"
             ) from None
 
 
 app = typer.Typer(
     cls=_Commands,
     help="Train, compare and deploy federated algorithms.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -80,12 +91,14 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[
+    context: typer.Context,
+    _version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    del version
+    if context.invoked_subcommand is None:
+        typer.echo(FIRST_STEPS)
 
 
 def main() -> None:
@@ -112,7 +125,7 @@ def main() -> None:
 
 
 def _said_once(message: str) -> str:
-    """Without the suggestion that click and typer both append."""
+    """Remove the repeated suggestion that click and typer both append."""
     return re.sub(r"(Did you mean [^?]*\?)(\s+\1)+", r"\1", message)
 
 

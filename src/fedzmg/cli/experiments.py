@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # a command that only prints help does without torch
     from fedzmg.trackers.tracking import Make, Naming
 
 UNFINISHED = 75
-"""Exit code when the time was over: run the same command again."""
+"""Exit code after the time limit: run the same command again."""
 
 File = Annotated[Path, typer.Argument(help="A TOML file; experiments/ has examples.")]
 Settings = Annotated[
@@ -38,7 +38,7 @@ Out = Annotated[
 Minutes = Annotated[
     float | None,
     typer.Option(
-        help="End cleanly after so many minutes (exit code 75); the same command goes on."
+        help="End cleanly after so many minutes (exit code 75); the same command continues."
     ),
 ]
 
@@ -76,7 +76,7 @@ def grid(
 
 
 def _spent(spec: Any, place: Path) -> str:
-    """How long all algorithms of a grid trained, pieces of earlier calls included."""
+    """Return the training time of a grid, earlier calls included."""
     from fedzmg.experiment.plan_directory import read_json
 
     manifests = [place / spec.folder(name) / "manifest.json" for name in spec.algorithms]
@@ -93,31 +93,22 @@ def study(
 ) -> None:
     """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
     from fedzmg.experiment.studies.study import run_study, study_packs
-    from fedzmg.report import figures
     from fedzmg.report.terminal import views
-    from fedzmg.results.reading import read
-    from fedzmg.results.study_result import study_result
-    from fedzmg.storage.formats import write_json
 
     work = _prepare("study", file, set_, out, track, as_json=as_json)
     spec, place, console = work.spec, work.place, work.console
     sizes = {label: len(names) for label, names in study_packs(spec, work.task).items()}
     with _shown(work, dict.fromkeys(sizes, 1), sizes=sizes) as progress:
-        data, compared = run_study(
-            spec, place, task=work.task, progress=progress, max_minutes=max_minutes
-        )
-    curves = compared.as_dict()
-    write_json(place / "comparison.json", curves)
-    levels = [entry["threshold"] for entry in data["thresholds"]]
-    written = figures.save(figures.comparison(curves, levels, data["label"]), place / "curves")
+        result = run_study(spec, place, task=work.task, progress=progress, max_minutes=max_minutes)
+    written = output.save_curves(result, place)
     if as_json:
-        typer.echo(json.dumps({**data, "directory": str(place)}))
+        typer.echo(json.dumps({**result.as_dict(), "directory": str(place)}))
         return
-    for found in read([place]).studies:
-        console.print(views.study(study_result(found), console.width))
-    rounds = [r for runs in compared.histories.values() for run in runs for r in run.records]
-    output.place("time", f"{sum(record.seconds for record in rounds):,.0f} s")
-    output.place("figure", written[0])
+    console.print(views.study(result, console.width))
+    seconds = sum(run.log.seconds for run in result.study.runs)
+    output.place("time", f"{seconds:,.0f} s")
+    for path in written[:1]:
+        output.place("figure", path)
     output.place("study", place)
 
 
@@ -126,7 +117,7 @@ def validate(
     set_: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Check a run, grid or study file and say what it will cost; nothing is written."""
+    """Check a run, grid or study file and estimate its cost; nothing is written."""
     from fedzmg.experiment.estimate import estimate
     from fedzmg.experiment.specs.study import StudySpec
     from fedzmg.experiment.studies.study import find_rates, missing_grid
@@ -138,7 +129,7 @@ def validate(
         if isinstance(spec, StudySpec):
             to_do = [found for found in (missing_grid(spec),) if found]
             if not to_do:
-                find_rates(spec)  # whatever is wrong with the grid that is there
+                find_rates(spec)  # raises for a grid that does not fit
             to_do += [f"{file}: {remark}" for remark in spec.remarks()]
         found = estimate(spec).as_dict()
     output.say(*to_do)
@@ -168,7 +159,7 @@ def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
 
 
 class _Work(NamedTuple):
-    """What a file asks for, checked, and where it goes."""
+    """A checked specification and its directory."""
 
     spec: Any
     task: Task
@@ -186,7 +177,7 @@ def _prepare(
     *,
     as_json: bool,
 ) -> _Work:
-    """Find every mistake that can be found before anything is written."""
+    """Check everything that can be checked before anything is written."""
     from fedzmg import trackers
 
     makers = trackers.named(track)
@@ -208,7 +199,7 @@ def _shown(
     naming: Naming | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> Iterator[Tracking]:
-    """Show rounds on the terminal and to trackers; the end of the time is a line and a code."""
+    """Show rounds on the terminal and to trackers; turn the time limit into a line and a code."""
     from fedzmg import trackers
     from fedzmg.experiment.control import TimeLimitReached
     from fedzmg.report.terminal.live import Display
@@ -222,6 +213,6 @@ def _shown(
     except TimeLimitReached as error:
         output.say(
             f"time is up after round {error.done} of {error.rounds}; nothing is lost, run the same "
-            "command again to go on"
+            "command again to continue"
         )
         raise SystemExit(UNFINISHED) from None

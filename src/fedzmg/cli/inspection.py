@@ -1,4 +1,4 @@
-"""``fedzmg watch``, ``diff`` and ``verify``: look at runs without touching them."""
+"""``fedzmg watch``, ``diff`` and ``verify``: inspect runs without changing them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ DIFFERENT = 1
 
 def watch(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run, comparison, study or grid, or some.")
+        Path, typer.Argument(metavar="DIR", help="A run, study or grid, or some.")
     ],
     once: Annotated[bool, typer.Option("--once", help="Show the state once and end.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Stay until all is trained, also while nobody works.")
+        bool, typer.Option("--wait", help="Stay until all is trained, also while no process works.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Follow work in another terminal: states, metrics, best so far, time left; only reads.
 
-    It ends with the work: when all is trained, or when nobody is working on it any more.
+    It ends when all is trained, or when no process works on it any more.
     """
     from fedzmg.report.terminal import watch as watch_view
     from fedzmg.results.watch import Watch
@@ -47,17 +47,17 @@ def watch(
     else:
         try:
             _follow(found, works, every, console, wait=wait)
-        except KeyboardInterrupt:  # how one leaves
+        except KeyboardInterrupt:  # the usual way to leave
             raise SystemExit(INTERRUPTED) from None
 
 
 def _ended(works: list[Work], wait: bool) -> bool:
-    """Whether nobody is at work; who waits does so for what is not complete, too."""
+    """Return True if no process is at work and, with ``wait``, all is complete."""
     return not any(work.alive or (wait and not work.complete) for work in works)
 
 
 def _json_lines(found: Watch, works: list[Work], every: float, *, once: bool, wait: bool) -> None:
-    """The state as a line of JSON, again after every look."""
+    """Print the state as a line of JSON after every look."""
     while True:
         typer.echo(json.dumps({"works": [work.as_dict() for work in works]}, allow_nan=False))
         if once or _ended(works, wait):
@@ -106,7 +106,7 @@ def diff(
 ) -> None:
     """Compare two runs, studies or grids: settings, versions, data, curves, scores.
 
-    Exit code 0 without a difference, 1 with one, 2 for trouble.
+    Exit code 0 without a difference, 1 with one, 2 for an error.
     """
     from fedzmg.report.terminal import inspection as views
     from fedzmg.results.diff import aspects, compare

@@ -1,4 +1,4 @@
-"""``fedzmg keep`` and ``export``: what leaves a directory of results."""
+"""``fedzmg keep`` and ``export``: copy results and models out of a directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedzmg.cli import output
 def keep(
     directory: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="A run, study, comparison or grid, or some of them."),
+        typer.Argument(metavar="DIR", help="A run, study or grid, or some of them."),
     ],
     out: Annotated[
         Path | None, typer.Option(help="Where the copy goes.", show_default="results/NAME")
@@ -22,12 +22,12 @@ def keep(
 ) -> None:
     """Copy results without checkpoints, logs compressed; report, diff and verify read the copy."""
     from fedzmg.experiment.keep import keep as keep_results
-    from fedzmg.results.watch import unfinished
+    from fedzmg.results.watch import Watch
 
     kept = keep_results(directory, out or Path("results") / directory.resolve().name)
     before, after = (_mebibytes(size) for size in (kept.bytes_before, kept.bytes))
     output.place("kept", f"{kept.path} ({kept.files} files, {after} MiB of {before})")
-    output.say(*(f"{words}; keep it again when it is" for words in unfinished(directory)))
+    output.say(*(f"{words}; keep it again when it is" for words in Watch(directory).unfinished()))
 
 
 def export(
@@ -44,5 +44,5 @@ def export(
 
 
 def _mebibytes(size: int) -> str:
-    """Rounded up, so that nothing weighs nothing."""
+    """Return a size in MiB, rounded up."""
     return f"{math.ceil(size / 2**20 * 10) / 10:.1f}"

@@ -1,10 +1,11 @@
-"""What commands say besides their results."""
+"""Messages of commands besides their results."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -12,13 +13,16 @@ from rich.console import Console
 from fedzmg.errors import InputError
 from fedzmg.results.formatting import plain as printable
 
+if TYPE_CHECKING:
+    from fedzmg.results.study_result import StudyResult
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
 
 @contextlib.contextmanager
 def mistakes_in(file: Path | str, settings: Iterable[str] | None) -> Iterator[None]:
-    """Say of mistakes in a file, or in what ``--set`` makes of it, where they are."""
+    """Add the file and its ``--set`` options to errors."""
     try:
         yield
     except InputError as error:
@@ -27,13 +31,13 @@ def mistakes_in(file: Path | str, settings: Iterable[str] | None) -> Iterator[No
 
 
 def say(*lines: str) -> None:
-    """Something the user should know, apart from results that a program may read."""
+    """Print lines for the user on standard error."""
     for line in lines:
         typer.echo(f"fedzmg: {printable(line)}", err=True)
 
 
 def place(what: str, path: Path | str, *, err: bool = False) -> None:
-    """Where something is: one line however long, as a path is copied whole."""
+    """Print the path of something in one line."""
     typer.echo(f"{what:<7} {printable(path)}", err=err)
 
 
@@ -45,11 +49,11 @@ def plain(console: Console, text: str) -> None:
 
 
 def check_file(path: Path, option: str) -> None:
-    """Find out before long work whether a file can be written; folders above it may be missing.
+    """Check before long work that a file can be written; its directories may be missing.
 
     Args:
-        path: the file; one that is there will be replaced.
-        option: what the user calls it.
+        path: the file; an existing one will be replaced.
+        option: its name on the command line.
 
     Raises:
         InputError: if it cannot.
@@ -60,3 +64,11 @@ def check_file(path: Path, option: str) -> None:
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a directory; {remedy}, such as NAME.json")
     check_place(path.parent, remedy)
+
+
+def save_curves(result: StudyResult, directory: Path) -> list[Path]:
+    """Draw the curves of a study into its directory."""
+    from fedzmg.report import figures
+
+    chart = figures.curves(result)
+    return [] if chart is None else figures.save(chart, directory / "curves")

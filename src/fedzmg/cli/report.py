@@ -21,7 +21,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="DIR...",
-            help="Runs, comparisons, studies, grids, what 'fedzmg data describe' wrote, or "
+            help="Runs, studies, grids, what 'fedzmg data describe' wrote, or "
             "directories that hold some.",
         ),
     ],
@@ -35,7 +35,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about runs, grids or clients, and its tables and figures.
 
-    Nothing is trained. Overview figures of the directories are made again, bit for bit.
+    Nothing is trained. Overview figures of the directories are redrawn, bit for bit.
     """
     from fedzmg.report.exports.report import publish
     from fedzmg.results import reading

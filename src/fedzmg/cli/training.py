@@ -1,4 +1,4 @@
-"""``fedzmg run`` and ``compare``: train without a file of settings."""
+"""``fedzmg run`` and ``compare``: train without a settings file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,12 +15,15 @@ from fedzmg.cli import output
 from fedzmg.cli.options import DEVICES, ENGINES, Json, Out, Rounds, Track
 from fedzmg.errors import InputError
 
+if TYPE_CHECKING:  # a command that only prints help does without torch
+    from fedzmg.experiment.specs.study import StudySpec
+
 
 def compare(
     task: Annotated[str, typer.Argument(help="A task of 'fedzmg list'.")] = "digits",
     algorithms: Annotated[
         str, typer.Option(help="Comma-separated, or all; the first is the reference of the tests.")
-    ] = "fedzmg,fedavg,fedadam",
+    ] = "fedzmg,fedavg,fedavg:momentum,fedadam",
     seeds: Annotated[
         int | None,
         typer.Option(
@@ -46,13 +49,11 @@ def compare(
 ) -> None:
     """Train algorithms on paired seeds; table, figure and run directories."""
     from fedzmg import tasks, trackers
-    from fedzmg.api import algorithm_names
-    from fedzmg.api import compare as compare_algorithms
-    from fedzmg.report import figures
+    from fedzmg.api import algorithm_names, comparison_spec
+    from fedzmg.experiment.specs.strict import parse_settings
+    from fedzmg.experiment.studies.study import run_study, study_packs
     from fedzmg.report.terminal import views
     from fedzmg.report.terminal.live import Display
-    from fedzmg.results.reading import read
-    from fedzmg.results.study_result import study_result
     from fedzmg.tasks.tuned import tuning_notes
 
     makers = trackers.named(track)
@@ -60,30 +61,31 @@ def compare(
         raise InputError(f"{task}: compare takes a task, not a file; use 'fedzmg study {task}'")
     names = algorithm_names(algorithms)
     seeds = seeds or (3 if len(names) <= 10 else 2)
-    settings, preset = _settings_by_algorithm(set_ or [], names)
+    given = parse_settings(set_ or [])
+    preset = {k.removeprefix("preset."): v for k, v in given.items() if k.startswith("preset.")}
+    settings = {key: value for key, value in given.items() if not key.startswith("preset.")}
     chosen = tasks.get(task, preset)
-    wanted = {"algorithms": names, "seeds": seeds, "rounds": rounds, "settings": settings,
-              "engine": engine, "device": device, "preset": preset}  # fmt: skip
-    place = out or Path("runs") / f"compare-{task}-{_digest(wanted)}"
-    _refuse_to_replace(place, names)
+    spec = comparison_spec(
+        chosen, names, range(seeds), settings, rounds=rounds, engine=engine, device=device
+    )
+    directory = out or Path("runs") / f"compare-{task}-{_digest(spec.model_dump())}"
+    _refuse_to_replace(directory, spec)
     console = Console(stderr=as_json)
-    output.say(*chosen.notes, *tuning_notes(task, names, settings))
+    own = {name: {f"client.{k}": v for k, v in one.client.items()}
+           for name, one in spec.algorithms.items()}  # fmt: skip
+    output.say(*chosen.notes, *tuning_notes(task, names, own))
+    sizes = {label: len(each) for label, each in study_packs(spec, chosen).items()}
     with (
-        Display(console, chosen.metric.name) as display,
-        trackers.Tracking(makers, place, display) as progress,
+        Display(console, chosen.metric.name, dict.fromkeys(sizes, 1), sizes) as display,
+        trackers.Tracking(makers, directory, display) as progress,
     ):
-        result = compare_algorithms(
-            chosen, names, seeds=seeds, rounds=rounds, settings=settings,
-            engine=engine, device=device, out=place, progress=progress,  # type: ignore[arg-type]
-        )  # fmt: skip
-    data = result.as_dict()
-    written = figures.save(figures.comparison(data), place / "curves")
+        result = run_study(spec, directory, task=chosen, progress=progress, grow=True)
+    written = output.save_curves(result, directory)
     if as_json:
-        typer.echo(json.dumps({**data, "directory": str(place)}))
+        typer.echo(json.dumps({**result.as_dict(), "directory": str(directory)}))
         return
-    for study in read([place]).studies:
-        console.print(views.study(study_result(study), console.width))
-    for what, path in (("figure", written[0]), ("", written[1]), ("runs", place)):
+    console.print(views.study(result, console.width))
+    for what, path in (*zip(("figure", ""), written, strict=False), ("runs", directory)):
         output.place(what, path)
 
 
@@ -106,7 +108,7 @@ def run(
     track: Track = None,
     as_json: Json = False,
 ) -> None:
-    """Train one algorithm on one task, or what a spec file says."""
+    """Train one algorithm on one task, or the run of a spec file."""
     from fedzmg import trackers
     from fedzmg.experiment.rules_hash import PlannedRun, say_changed_runs
     from fedzmg.experiment.run import run_pack
@@ -140,21 +142,21 @@ def run(
         resolved = spec.resolve(chosen)
         spec = resolved.spec
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
-    place = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
+    directory = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
     console = Console(stderr=as_json)
     output.say(*chosen.notes, *notes)
     with (
         Display(console, chosen.metric.name) as display,
-        trackers.Tracking(makers, place, display) as progress,
+        trackers.Tracking(makers, directory, display) as progress,
     ):
-        planned = PlannedRun(spec.algorithm, resolved, place)
-        say_changed_runs(chosen, [planned], place, progress.say)
-        [history] = run_pack(chosen, [resolved], [place], progress=progress)
+        planned = PlannedRun(spec.algorithm, resolved, directory)
+        say_changed_runs(chosen, [planned], directory, progress.say)
+        [history] = run_pack(chosen, [resolved], [directory], progress=progress)
     last = history.records[-1]
     summary = {
         "task": spec.task, "algorithm": spec.algorithm, "seed": spec.seed, "rounds": last.round,
         "metric": chosen.metric.name, "final": last.metric, "loss": last.loss,
-        "diverged": history.diverged, "directory": str(place),
+        "diverged": history.diverged, "directory": str(directory),
     }  # fmt: skip
     if as_json:
         typer.echo(json.dumps(summary))
@@ -165,72 +167,41 @@ def run(
         f"{chosen.metric.name} {last.metric:.4f}, loss {last.loss:.4f} after {last.round} rounds",
         highlight=False,
     )
-    output.place("run", place)
+    output.place("run", directory)
 
 
 def _refuse_no_task(task: str, algorithm: str | None) -> None:
-    """Say what to do instead with what is no task, and with more than one algorithm."""
+    """Refuse an argument that is not a task, and more than one algorithm."""
     from fedzmg.tasks import TASKS
 
     if (Path(task) / "spec.toml").is_file():
         raise InputError(
-            f"{task} is a run directory: 'fedzmg run {task}/spec.toml --out {task}' goes on with it"
+            f"{task} is a run directory: 'fedzmg run {task}/spec.toml --out {task}' continues it"
         )
     if task not in TASKS and not task.endswith(".toml") and Path(task).is_file():
-        raise InputError(f"{task} is a file, and no task: name a file of settings NAME.toml")
+        raise InputError(f"{task} is a file, not a task; settings files are called NAME.toml")
     if algorithm is not None and "," in algorithm:
         raise InputError(
             f"--algorithm {algorithm}: a run has one; use 'fedzmg compare --algorithms {algorithm}'"
         )
 
 
-def _settings_by_algorithm(
-    texts: list[str], names: list[str]
-) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """``fedavg.client.lr=0.1`` for one algorithm, ``client.lr=0.1`` for all of them.
-
-    ``preset.centring=image`` is apart: it changes the task that all of them train on.
-    """
-    from fedzmg.algorithms import ALGORITHMS
-    from fedzmg.experiment.specs.run import parse_setting
-
-    settings: dict[str, dict[str, Any]] = {name: {} for name in names}
-    preset: dict[str, Any] = {}
-    for text in texts:
-        key, value = parse_setting(text)
-        owner, _, rest = key.partition(".")
-        if owner == "preset" and rest:
-            preset[rest] = value
-            continue
-        if rest and owner in ALGORITHMS and owner not in settings:
-            raise InputError(
-                f"--set {text}: {owner} is not among the algorithms compared "
-                f"({', '.join(names)}); name it in --algorithms or leave the setting out"
-            )
-        for name in [owner] if owner in settings and rest else names:
-            settings[name][rest if owner in settings and rest else key] = value
-    return settings, preset
-
-
-def _refuse_to_replace(place: Path, names: list[str]) -> None:
-    """A comparison may grow in its place; one that lacks an algorithm would replace it."""
-    from fedzmg.api import compared_in
-
-    missing = [name for name in compared_in(place) if name not in names]
+def _refuse_to_replace(directory: Path, spec: StudySpec) -> None:
+    """Refuse a directory whose comparison has algorithms or seeds that this one lacks."""
+    path = directory / "study.toml"
+    if not path.is_file():
+        return
+    kept = type(spec).read(path)
+    missing = [name for name in kept.algorithms if name not in spec.algorithms]
+    missing += [f"seed {seed}" for seed in kept.seeds if seed not in spec.seeds]
     if missing:
         raise InputError(
-            f"{place} holds a comparison that also has {', '.join(missing)}: name these too, or "
-            "choose another place with --out"
+            f"{directory} holds a comparison that also has {', '.join(missing)}; name these too, "
+            "or choose another directory with --out"
         )
 
 
 def _digest(values: dict[str, Any]) -> str:
-    """A short name for settings, so that the same command finds its own directory again.
-
-    What was added to settings later counts only where it is used, so that older directories are
-    found again.
-    """
-    usual = {"preset": {}, "precision": "float32", "deterministic": False}
-    named = {k: v for k, v in values.items() if k not in usual or v != usual[k]}
-    text = json.dumps(named, sort_keys=True, default=str)
+    """Return a short hash of settings, by which the same command finds its directory again."""
+    text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.plan import Plan
+from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.storage import formats, lock
 from fedzmg.storage.files import write_atomic
 from fedzmg.storage.formats import flat
@@ -19,7 +20,9 @@ FORMAT = 1
 
 
 @contextlib.contextmanager
-def claimed(out: Path, spec: Plan, name: str, say: Callable[[str], None]) -> Iterator[Hold]:
+def claimed(
+    out: Path, spec: Plan, name: str, say: Callable[[str], None], *, grow: bool = False
+) -> Iterator[Hold]:
     """Lock a directory and write its plan, or check that it holds the same plan.
 
     Args:
@@ -27,29 +30,31 @@ def claimed(out: Path, spec: Plan, name: str, say: Callable[[str], None]) -> Ite
         spec: the plan.
         name: file name of the plan.
         say: reports a directory that is taken over from a process that is gone.
+        grow: a plan that extends the one there replaces it.
 
     Raises:
         InputError: if another process holds it, it holds anything else, or cannot be written.
     """
     with hold([out], say) as held:
-        path = out / name
-        if path.is_file():
-            difference = _difference(type(spec).read(path), spec)
-            if difference:
-                raise InputError(
-                    f"{out} holds another {path.stem} ({difference}): choose another directory "
-                    "with --out"
-                )
-        else:
-            _write_plan(path, spec)
+        _claim(out, spec, name, grow=grow)
         yield held
 
 
-def _write_plan(path: Path, spec: Plan) -> None:
-    out = path.parent
-    if any(p.name not in (lock.NAME, lock.GUARD) for p in out.iterdir()):
+def _claim(out: Path, spec: Plan, name: str, *, grow: bool) -> None:
+    path = out / name
+    if path.is_file():
+        kept = type(spec).read(path)
+        difference = _difference(kept, spec)
+        if not difference:
+            return
+        if not (grow and isinstance(spec, StudySpec) and spec.extends(kept)):
+            raise InputError(
+                f"{out} holds another {path.stem} ({difference}): choose another directory with "
+                "--out"
+            )
+    elif any(p.name not in (lock.NAME, lock.GUARD) for p in out.iterdir()):
         raise InputError(
-            f"{out} is not empty and holds no {path.name}: choose another directory with --out"
+            f"{out} is not empty and holds no {name}: choose another directory with --out"
         )
     try:
         write_atomic(path, spec.to_toml().encode())

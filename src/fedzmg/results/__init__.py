@@ -1,1 +1,1 @@
-"""What directories hold, read back as plain data, and what it came to."""
+"""Results of runs, studies and grids, computed from disk or memory."""

@@ -1,6 +1,7 @@
-"""Runs of one algorithm, averaged: the curve that is drawn and the one that arrives somewhere.
+"""Averages over the runs of one algorithm: curves, final values, rounds to a threshold.
 
-Evaluations go by the index of their round, as in the paper: index 0 follows the first round.
+Runs that diverged are left out of every average; their number is shown beside it. Evaluations go by
+the index of their round, as in the paper: index 0 follows the first round.
 """
 
 from __future__ import annotations
@@ -8,22 +9,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, get_args
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedzmg.evaluation import worst
 from fedzmg.results import scores
-from fedzmg.results.formatting import MIB
+from fedzmg.results.formatting import MIB, is_share
 from fedzmg.results.grouping import Study
 from fedzmg.results.runs import Run
-
-RULES: tuple[scores.ThresholdRule, ...] = get_args(scores.ThresholdRule)
+from fedzmg.results.scores import RULES, ThresholdRule
 
 
 class Curve(NamedTuple):
-    """The runs of one algorithm, averaged where all of them were evaluated."""
+    """Runs of one algorithm, averaged where all of them were evaluated."""
 
     indices: NDArray[np.int64]
     mean: NDArray[np.float64]
@@ -32,15 +32,77 @@ class Curve(NamedTuple):
     mib: NDArray[np.float64]
     """Traffic until each evaluation."""
     averaged: int
+    """Number of averaged runs."""
     broke_off: bool
-    """Whether every run diverged, so that the curve ends early."""
+    """True if every run diverged, so that the curve ends early."""
+
+
+class Range(NamedTuple):
+    """Least and greatest possible value of a metric."""
+
+    low: float
+    high: float
+
+
+class Band(NamedTuple):
+    """Lower and upper edge of a band around a mean."""
+
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    cut: bool
+    """True if an edge was cut at the range of the metric."""
+
+
+class Arrival(NamedTuple):
+    """Round indices at which the runs of an algorithm reach a threshold; None is never."""
+
+    averaged: int | None
+    """Index for the curve averaged over runs."""
+    runs: list[int | None]
+    """Index for each run."""
+    mean: float | None
+    """Mean over the runs that reached it."""
+    sd: float | None
+    """Sample standard deviation over them; None for fewer than two."""
+    never: int
+    """Number of runs that never reached it."""
+
+
+ANY = Range(-math.inf, math.inf)
+
+
+def possible(metric: str) -> Range:
+    """Return the range of a metric as far as its name tells."""
+    return Range(0.0, 1.0) if is_share(metric) else ANY
+
+
+def band_around(mean: NDArray[np.float64], spread: NDArray[np.float64], within: Range) -> Band:
+    """Return one standard deviation either way, cut at the range of the metric.
+
+    >>> band_around(np.array([0.8, 0.5]), np.array([0.4, 0.1]), possible("accuracy")).high.tolist()
+    [1.0, 0.6]
+    """
+    low, high = mean - spread, mean + spread
+    # An accuracy may be counted in percent: a range that means exceed is not a limit.
+    if np.any((mean < within.low) | (mean > within.high)):
+        return Band(low, high, cut=False)
+    cut = bool(np.any((low < within.low) | (high > within.high)))
+    return Band(np.maximum(low, within.low), np.minimum(high, within.high), cut)
+
+
+def averaged_words(window: int) -> str:
+    """Describe the quantity that has to reach a threshold.
+
+    >>> averaged_words(4), averaged_words(1)
+    ('mean of 4 evaluations', 'one evaluation')
+    """
+    return f"mean of {window} evaluations" if window > 1 else "one evaluation"
 
 
 def drawn_curve(runs: Sequence[Run]) -> Curve | None:
-    """What is drawn: finished runs that lived, else what there is of the others."""
-    lived = [run for run in runs if run.diverged is None]
-    finished = [run for run in lived if run.complete]
-    chosen = finished or lived or list(runs)
+    """Average the finished runs that did not diverge, else the unfinished ones, else all."""
+    lived = _lived(runs)
+    chosen = [run for run in lived if run.complete] or lived or list(runs)
     end = min((run.diverged - 1 for run in chosen if run.diverged is not None), default=math.inf)
     shared, table = _table([_evaluations(run) for run in chosen])
     kept = [i for i, index in enumerate(shared) if index < end]
@@ -48,7 +110,7 @@ def drawn_curve(runs: Sequence[Run]) -> Curve | None:
         return None
     table = table[:, kept]
     indices = [shared[i] for i in kept]
-    moved = [dict(zip(_evaluations(run)[0], run.log.moved, strict=True)) for run in chosen]
+    moved = [dict(zip(_evaluations(run), run.log.moved, strict=True)) for run in chosen]
     return Curve(
         indices=np.array(indices),
         mean=table.mean(axis=0),
@@ -59,94 +121,118 @@ def drawn_curve(runs: Sequence[Run]) -> Curve | None:
     )
 
 
-def finals(study: Study, runs: Sequence[Run]) -> dict[int, float]:
-    """Final metric of every finished seed; the worst value for a run that diverged."""
+def finals(runs: Sequence[Run], rule: scores.FinalRule = "full") -> dict[int, float]:
+    """Return the final metric of every seed that finished, did not diverge and is finite."""
     found = {}
     for run in runs:
-        if run.diverged is not None:
-            found[run.seed] = worst(study.higher_is_better)
-        elif run.complete:
-            found[run.seed] = scores.final_score(*scored(study, run), total=run.done)
+        if run.complete and run.diverged is None:
+            curve = scored(run)
+            value = scores.final_score(list(curve), list(curve.values()), total=run.done, rule=rule)
+            if math.isfinite(value):
+                found[run.seed] = value
     return found
 
 
-def arrival(
-    study: Study, runs: Sequence[Run], threshold: float, rule: scores.ThresholdRule = RULES[0]
-) -> int | None:
-    """Index of the round at which the averaged curve of runs reaches a threshold."""
-    shared, table = _table([scored(study, run) for run in runs])
-    if not shared:
-        return None
-    return scores.rounds_to_threshold(
-        shared,
-        scores.mean_curve(table),
-        threshold,
+def scored(run: Run) -> dict[int, float]:
+    """Return the evaluations that count for scores by index; they end where a run diverged."""
+    due = _due(run)
+    end = math.inf if run.diverged is None else run.diverged - 1
+    return {i: metric for i, metric in _evaluations(run).items() if i in due and i < end}
+
+
+def scored_table(runs: Sequence[Run]) -> tuple[list[int], list[list[float | None]]]:
+    """Return the indices that count, and a row of metrics per run; None where one has none."""
+    curves = [scored(run) for run in runs]
+    due = [_due(run) for run in runs if run.diverged is not None]
+    indices = sorted(set().union(*curves, *due))
+    return indices, [[curve.get(index) for index in indices] for curve in curves]
+
+
+def arrivals(
+    study: Study, runs: Sequence[Run], threshold: float, rule: ThresholdRule = RULES[0]
+) -> Arrival:
+    """Return the indices at which runs reach a threshold, diverged ones before they diverge.
+
+    Averaged are the runs that did not diverge; if all did, their curves up to that point.
+    """
+    reach = partial(
+        scores.rounds_to_threshold,
+        threshold=threshold,
         window=study.window,
         rule=rule,
         higher_is_better=study.higher_is_better,
     )
+    settled = rule == "stays_above"
+    curves = [{} if settled and run.diverged is not None else scored(run) for run in runs]
+    each = [reach(list(curve), list(curve.values())) if curve else None for curve in curves]
+    lived = [curve for run, curve in zip(runs, curves, strict=True) if run.diverged is None]
+    shared, table = _table(lived or curves)
+    known = [index for index in each if index is not None]
+    return Arrival(
+        averaged=reach(shared, scores.mean_curve(table)) if shared else None,
+        runs=each,
+        mean=statistics.fmean(known) if known else None,
+        sd=statistics.stdev(known) if len(known) > 1 else None,
+        never=len(each) - len(known),
+    )
 
 
-def averaged_words(window: int) -> str:
-    """What has to reach a threshold, as a remark.
+def arrival(
+    study: Study, runs: Sequence[Run], threshold: float, rule: ThresholdRule = RULES[0]
+) -> int | None:
+    """Return the index at which the averaged curve of runs reaches a threshold."""
+    return arrivals(study, runs, threshold, rule).averaged
 
-    >>> averaged_words(4), averaged_words(1)
-    ('mean of 4 evaluations', 'one evaluation')
+
+def late_means(
+    study: Study, threshold: float, rule: ThresholdRule = RULES[0]
+) -> tuple[dict[str, float], str]:
+    """Return the means after the slowest algorithm reached a threshold, or why there are none.
+
+    An algorithm all of whose runs diverged is left out.
     """
-    return f"mean of {window} evaluations" if window > 1 else "one evaluation"
-
-
-def late_means(study: Study, threshold: float) -> tuple[dict[str, float], str]:
-    """Means after the slowest algorithm reached a threshold, or why there are none."""
-    arrivals = {label: arrival(study, runs, threshold) for label, runs in study.members.items()}
-    never = [label for label, index in arrivals.items() if index is None]
+    members = {label: runs for label, runs in study.members.items() if _lived(runs)}
+    if not members:
+        return {}, "No late-stage mean: every run diverged."
+    reached = {label: arrival(study, runs, threshold, rule) for label, runs in members.items()}
+    never = [label for label, index in reached.items() if index is None]
     if never:
         missing = ", ".join(never[:3]) + (f" and {len(never) - 3} more" if len(never) > 3 else "")
         whether = "never holds" if len(never) == 1 else "never hold"
         if any(not run.complete for label in never for run in study.members[label]):
             whether = "has yet to hold" if len(never) == 1 else "have yet to hold"
         return {}, f"No late-stage mean: {missing} {whether} the threshold."
-    every = [set(scored(study, run)[0]) for run in study.runs]
-    indices = sorted(every[0].intersection(*every[1:]))
+    tables = {
+        label: _table([scored(run) for run in _lived(runs)]) for label, runs in members.items()
+    }
+    indices = sorted(set.intersection(*(set(shared) for shared, _ in tables.values())))
     if not indices:
         return {}, "No late-stage mean: the algorithms were evaluated after different rounds."
-    found = scores.late_stage_mean(
-        indices, {label: _mean_at(study, label, indices) for label in study.members}, arrivals
-    )
+    curves = {
+        label: scores.mean_curve(table[:, np.searchsorted(shared, indices)])
+        for label, (shared, table) in tables.items()
+    }
+    found = scores.late_stage_mean(indices, curves, reached)
     if found is None:
         return {}, "No late-stage mean: no evaluation follows the slowest arrival."
     return {label: value for label, value in found.items() if math.isfinite(value)}, ""
 
 
-def scored(study: Study, run: Run) -> tuple[list[int], list[float]]:
-    """Indices and metrics of the evaluations that count for scores.
-
-    One that diverged and was stopped goes on with the worst value, as if it had not been stopped.
-    """
+def _due(run: Run) -> range | list[int]:
     every = int(run.spec.get("protocol", {}).get("eval_every", 1))
-    due = scores.scheduled(run.asked or run.done, every)
-    found = {i: metric for i, metric in zip(*_evaluations(run), strict=True) if i in due}
-    if run.diverged is not None:
-        found |= {i: worst(study.higher_is_better) for i in due if i >= run.done}
-    return list(found), list(found.values())
+    return scores.scheduled(run.asked or run.done, every)
 
 
-def _evaluations(run: Run) -> tuple[list[int], Sequence[float]]:
-    return [round_ - 1 for round_ in run.log.evaluated], run.log.metrics
+def _lived(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs that did not diverge."""
+    return [run for run in runs if run.diverged is None]
 
 
-def _mean_at(study: Study, label: str, indices: Sequence[int]) -> NDArray[np.float64]:
-    shared, table = _table([scored(study, run) for run in study.members[label]])
-    column = {index: i for i, index in enumerate(shared)}
-    return scores.mean_curve(table[:, [column[index] for index in indices]])
+def _evaluations(run: Run) -> dict[int, float]:
+    return {round_ - 1: m for round_, m in zip(run.log.evaluated, run.log.metrics, strict=True)}
 
 
-def _table(
-    curves: Sequence[tuple[Sequence[int], Sequence[float]]],
-) -> tuple[list[int], NDArray[np.float64]]:
-    """Indices at which all runs were evaluated, and the metrics there, one row per run."""
-    logs: list[Mapping[int, float]] = [
-        dict(zip(indices, metrics, strict=True)) for indices, metrics in curves
-    ]
-    shared = sorted(set(logs[0]).intersection(*logs[1:]))
-    return shared, np.array([[log[index] for index in shared] for log in logs], dtype=float)
+def _table(curves: Sequence[Mapping[int, float]]) -> tuple[list[int], NDArray[np.float64]]:
+    """Return the indices at which all runs were evaluated, and one row of metrics per run."""
+    shared = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
+    return shared, np.array([[curve[index] for index in shared] for curve in curves], dtype=float)

@@ -1,7 +1,4 @@
-"""What every view of a diagnosis reads from it.
-
-It is the dictionary of a :class:`fedzmg.diagnose.Diagnosis`, as kept in JSON.
-"""
+"""Access to the JSON form of a :class:`fedzmg.diagnose.Diagnosis`, for every view of it."""
 
 from __future__ import annotations
 
@@ -10,23 +7,23 @@ from typing import Any
 
 
 def rows(point: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Every layer of a measurement, and the whole model at the end."""
+    """Yield every layer of a measurement, and the whole model at the end."""
     yield from point["layers"]
     yield point["whole"]
 
 
 def by_name(measurement: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
-    """The same by their names; nothing where nothing was measured."""
+    """Return the same by name; empty if nothing was measured."""
     return {} if measurement is None else {one["name"]: one for one in rows(measurement)}
 
 
 def when(point: Mapping[str, Any]) -> str:
-    """Of which moment a point is."""
+    """Describe the round of a point."""
     return "before training" if point["round"] == 0 else f"after round {point['round']}"
 
 
 def ratio(pair: Mapping[str, Any] | None) -> float | None:
-    """After over before; None where there was nothing before."""
+    """Return after over before; None if there was nothing before."""
     if pair is None or pair["before"] is None or pair["after"] is None or pair["before"] <= 0.0:
         return None
     return float(pair["after"] / pair["before"])

@@ -1,4 +1,4 @@
-"""What two runs, studies or grids differ in: settings, circumstances, curves and scores."""
+"""Differences of two runs, studies or grids: settings, environment, curves and scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedzmg.storage.formats import flat, json_words, log_lines, read_json, read_
 
 Aspect = Literal["spec", "options", "versions", "data", "curves", "scores", "runs"]
 ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
-"""``options``: the algorithm and its hyper-parameters; ``spec``: all else that was asked for;
+"""``options``: the algorithm and its hyper-parameters; ``spec``: all other settings;
 ``versions``: of programs, machine and execution path; ``data``: fingerprints of task and data;
 ``runs``: runs that only one side has."""
 
@@ -24,11 +24,11 @@ OPTIONS = ("algorithm", "weights", "client", "server", "algorithms", "axes")
 DATA = ("data_sha256", "task_sha256", "clients", "examples", "preset", "metric")
 TIME = "seconds"
 NEVER_EQUAL = ("started", "finished", "engine_reason", "command", TIME)
-"""Facts of a manifest that say when and how it was typed, not what was done."""
+"""Facts of a manifest about time and command, not about the training."""
 PACKING = ("pack", "pack_changes")
-"""Facts that move no bit on processors."""
+"""Facts that do not change a bit on CPUs."""
 RULES = "rules_sha256"
-"""The hash of an algorithm's equations, which manifests of older versions lack."""
+"""Hash of an algorithm's equations, which older manifests lack."""
 CURVES = ("metric", "loss", "train_loss")
 
 Rows = Mapping[Any, Mapping[str, Any]]
@@ -43,26 +43,26 @@ class Change(NamedTuple):
     left: Any
     right: Any
     runs: tuple[str, ...]
-    """Pairs of runs for which it does; empty: the studies themselves."""
+    """Pairs of runs that differ in it; empty for the studies themselves."""
 
 
 class Curves(NamedTuple):
-    """Two logs, line by line."""
+    """Comparison of two logs, line by line."""
 
     name: str
     shared: int
     """Rounds that both have; in a grid, lines."""
     rounds: tuple[int, int]
     first: int | None
-    """First round with any difference, times apart."""
+    """First round with any difference except times."""
     fields: tuple[str, ...]
-    """What differs there."""
+    """Fields that differ there."""
     largest: Mapping[str, float]
-    """Largest absolute difference of metric and losses; inf where only one is finite."""
+    """Largest absolute difference of metric and losses; inf if only one is finite."""
 
     @property
     def identical(self) -> bool:
-        """Whether both have the same rounds with the same bits."""
+        """True if both have the same rounds with the same bits."""
         return self.first is None and self.rounds[0] == self.rounds[1] == self.shared
 
 
@@ -71,14 +71,14 @@ class Scores(NamedTuple):
 
     name: str
     left: Mapping[str, float]
-    """By seed, or by point of a grid."""
+    """Final metrics by seed, or by point of a grid; nan for a run that diverged."""
     right: Mapping[str, float]
     test: PairedTest | None
-    """Of left minus right over the seeds that both have."""
+    """Test of left minus right over the seeds that finished on both sides."""
 
     @property
     def equal(self) -> bool:
-        """Whether all are there and the same."""
+        """True if both sides have the same values."""
         return bool(json_words(self.left) == json_words(self.right))
 
 
@@ -90,13 +90,13 @@ class Unit(NamedTuple):
     seed: int | None
     spec: Mapping[str, Any]
     manifest: Mapping[str, Any]
-    rows: Mapping[Any, Mapping[str, Any]]
+    rows: Rows
     finals: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Everything that was found."""
+    """All differences of two directories."""
 
     left: str
     right: str
@@ -109,7 +109,7 @@ class Difference:
     only_right: tuple[str, ...]
 
     def differs(self, aspects: Iterable[str] = ASPECTS) -> bool:
-        """Whether there is any difference in what is asked about."""
+        """Return True if there is a difference in one of these aspects."""
         asked = set(aspects)
         return (
             any(change.aspect in asked for change in self.changes)
@@ -119,7 +119,7 @@ class Difference:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON; what is not finite becomes a word."""
+        """Return everything ready for JSON; non-finite numbers become words."""
         values: dict[str, Any] = json_words(
             {
                 "left": self.left,
@@ -140,7 +140,7 @@ class Difference:
 
 
 def aspects(text: str | None) -> tuple[Aspect, ...]:
-    """What a comma-separated text asks about; nothing: everything.
+    """Parse a comma-separated list of aspects; empty means all.
 
     Raises:
         InputError: for an unknown one.
@@ -155,179 +155,30 @@ def aspects(text: str | None) -> tuple[Aspect, ...]:
 def compare(left: Path, right: Path) -> Difference:
     """Compare two directories.
 
-    Two runs are compared whatever they are; runs of studies are paired by their place, those left
-    over by algorithm and seed.
+    Two single runs are always compared. Runs of studies are paired by their path, the remaining
+    ones by algorithm and seed.
 
     Raises:
-        InputError: if one of them holds nothing to compare, or something damaged.
+        InputError: if one of them holds nothing to compare, or damaged files.
     """
-    ours, theirs = list(read(left)), list(read(right))
-    pairs, only_left, only_right = _paired(ours, theirs)
+    pairs, only_left, only_right = _paired(list(read(left)), list(read(right)))
     if not pairs:
         raise InputError(
-            f"{left} and {right} have no run in common: give two runs, or studies that share "
+            f"{left} and {right} have no run in common; give two runs, or studies that share "
             "algorithms and seeds"
         )
     facts = pairs[0][0].manifest
-    plans = [Change(_aspect(key), key, a, b, ()) for key, a, b in _plans(left, right)]
     return Difference(
         left=str(left),
         right=str(right),
         metric=str(facts.get("metric", "metric")),
         higher_is_better=bool(facts.get("higher_is_better", True)),
-        changes=(*plans, *_changes(pairs)),
+        changes=(*_plan_changes(left, right), *_changes(pairs)),
         curves=tuple(compare_logs(a.name, a.rows, b.rows) for a, b in pairs),
         scores=tuple(_scores(pairs)),
         only_left=tuple(unit.name for unit in only_left),
         only_right=tuple(unit.name for unit in only_right),
     )
-
-
-def read(place: Path) -> Iterator[Unit]:
-    """Every run below a place and every algorithm of a grid.
-
-    Raises:
-        InputError: if there is none, or one is damaged.
-    """
-    if not place.is_dir():
-        raise InputError(f"{place} is no directory: give a run, a study or a grid")
-    runs = sorted(path.parent for path in place.rglob("spec.toml"))
-    searches = [
-        path.parent
-        for path in sorted(place.rglob("scores.json"))
-        if (path.parents[1] / "grid.toml").is_file()
-    ]
-    if not runs and not searches:
-        raise InputError(
-            f"{place} holds no run (spec.toml) and no scored grid (scores.json): give a directory "
-            "that 'fedzmg run', 'compare', 'study' or 'grid' wrote"
-        )
-    for directory in runs:
-        inner = directory.relative_to(place).as_posix()
-        yield _run(directory, place.resolve().name if inner == "." else inner)
-    for directory in searches:
-        yield _search(directory, directory.relative_to(place).as_posix())
-
-
-def _run(directory: Path, name: str) -> Unit:
-    spec, manifest = read_toml(directory / "spec.toml"), _manifest(directory)
-    rows = dict(log_lines(directory / "metrics.jsonl", lambda row: (int(row["round"]), _row(row))))
-    group = name.rpartition("/")[0] or str(spec.get("algorithm", ""))
-    seed, protocol = int(spec.get("seed", 0)), spec.get("protocol", {})
-    final: float | None = None
-    if any(row.get("diverged") for row in rows.values()):
-        final = 0.0 if manifest.get("higher_is_better", True) else math.inf
-    elif rows and max(rows) >= protocol.get("rounds", math.inf):
-        final = _final(list(rows.values()), int(protocol.get("eval_every", 1)))
-    finals = {} if final is None else {f"seed {seed}": final}
-    return Unit(name, group, seed, flat(spec), manifest, rows, finals)
-
-
-def _final(rows: Sequence[Mapping[str, Any]], every: int) -> float | None:
-    """Mean metric over the last tenth of the rounds."""
-    total = int(rows[-1]["round"])
-    due = set(scheduled(total, every))
-    evaluated = {
-        int(row["round"]) - 1: float(row["metric"])
-        for row in rows
-        if row.get("metric") is not None and int(row["round"]) - 1 in due
-    }
-    if not evaluated:
-        return None
-    return final_score(list(evaluated), list(evaluated.values()), total=total)
-
-
-def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A line of a log, once it is sure that its curves are numbers, or words for such."""
-    for name in CURVES:
-        if row.get(name) is not None:
-            float(row[name])
-    return row
-
-
-def _search(directory: Path, name: str) -> Unit:
-    found, manifest = read_json(directory / "scores.json"), _manifest(directory)
-    rows = dict(
-        log_lines(
-            directory / "metrics.jsonl",
-            lambda row: ((int(row["trial"]), int(row["round"])), _row(row)),
-        )
-    )
-    finals = {
-        ", ".join(f"{key} {value:.6g}" for key, value in point["options"].items()): float(
-            math.nan if point["score"] is None else point["score"]
-        )
-        for point in found.get("points", [])
-    }
-    return Unit(name, name, None, {}, manifest, rows, finals)
-
-
-def _paired(
-    ours: Sequence[Unit], theirs: Sequence[Unit]
-) -> tuple[list[tuple[Unit, Unit]], list[Unit], list[Unit]]:
-    if len(ours) == len(theirs) == 1:
-        return [(ours[0], theirs[0])], [], []
-    pairs: list[tuple[Unit, Unit]] = []
-    left, right = list(ours), list(theirs)
-    keys: tuple[Callable[[Unit], Hashable], ...] = (
-        lambda unit: unit.name,
-        lambda unit: (unit.spec.get("algorithm"), unit.seed),
-    )
-    for key in keys:
-        for unit in list(left):
-            matching = [other for other in right if key(other) == key(unit)]
-            rivals = [other for other in left if key(other) == key(unit)]
-            if len(matching) == len(rivals) == 1:
-                pairs.append((unit, matching[0]))
-                left.remove(unit)
-                right.remove(matching[0])
-    return pairs, left, right
-
-
-def _changes(pairs: Sequence[tuple[Unit, Unit]]) -> list[Change]:
-    """Differences of specifications and manifests; those that many runs share stand once."""
-    found: dict[str, tuple[Aspect, str, Any, Any, list[str]]] = {}
-    for a, b in pairs:
-        listed = [(_aspect(key), key, x, y) for key, x, y in _unequal(a.spec, b.spec)]
-        alike = a.manifest.get("device") == b.manifest.get("device") == "cpu"
-        facts = [
-            fact
-            for fact in _unequal(_facts(a.manifest), _facts(b.manifest))
-            if not (alike and fact[0] in PACKING) and not (fact[0] == RULES and not _told(a, b))
-        ]
-        listed += [("data" if key in DATA else "versions", key, x, y) for key, x, y in facts]
-        for aspect, key, x, y in listed:
-            same = json.dumps([aspect, key, x, y], sort_keys=True, default=str)
-            found.setdefault(same, (aspect, key, x, y, []))[-1].append(a.name)
-    order = {aspect: i for i, aspect in enumerate(ASPECTS)}
-    entries = sorted(found.values(), key=lambda entry: order[entry[0]])
-    return [Change(aspect, key, x, y, tuple(runs)) for aspect, key, x, y, runs in entries]
-
-
-def _told(left: Unit, right: Unit) -> bool:
-    """Whether rules can have changed: one algorithm, and both sides say by which it was trained."""
-    both = all(unit.manifest.get(RULES) is not None for unit in (left, right))
-    return both and left.spec.get("algorithm") == right.spec.get("algorithm")
-
-
-def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in manifest.items() if key not in NEVER_EQUAL}
-
-
-def _plans(left: Path, right: Path) -> Iterator[tuple[str, Any, Any]]:
-    """Differences of the files that studies and grids were made from."""
-    for name in ("study.toml", "grid.toml"):
-        if (left / name).is_file() and (right / name).is_file():
-            yield from _unequal(flat(read_toml(left / name)), flat(read_toml(right / name)))
-
-
-def _unequal(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    keys = dict.fromkeys([*left, *right])
-    return [(k, left.get(k), right.get(k)) for k in keys if left.get(k) != right.get(k)]
-
-
-def _aspect(key: str) -> Aspect:
-    return "options" if key.partition(".")[0] in OPTIONS else "spec"
 
 
 def compare_logs(name: str, left: Rows, right: Rows) -> Curves:
@@ -355,8 +206,145 @@ def compare_logs(name: str, left: Rows, right: Rows) -> Curves:
     return Curves(name, len(shared), (len(left), len(right)), first, fields, largest)
 
 
+def read(place: Path) -> Iterator[Unit]:
+    """Read every run below a directory and every algorithm of a grid.
+
+    Raises:
+        InputError: if there is none, or one is damaged.
+    """
+    if not place.is_dir():
+        raise InputError(f"{place} is not a directory; give a run, a study or a grid")
+    runs = sorted(path.parent for path in place.rglob("spec.toml"))
+    searches = [
+        path.parent
+        for path in sorted(place.rglob("scores.json"))
+        if (path.parents[1] / "grid.toml").is_file()
+    ]
+    if not runs and not searches:
+        raise InputError(
+            f"{place} holds no run (spec.toml) and no scored grid (scores.json); give a directory "
+            "that 'fedzmg run', 'compare', 'study' or 'grid' wrote"
+        )
+    for directory in runs:
+        inner = directory.relative_to(place).as_posix()
+        yield _read_run(directory, place.resolve().name if inner == "." else inner)
+    for directory in searches:
+        yield _read_search(directory, directory.relative_to(place).as_posix())
+
+
+def _read_run(directory: Path, name: str) -> Unit:
+    spec, manifest = read_toml(directory / "spec.toml"), _manifest(directory)
+    rows = dict(log_lines(directory / "metrics.jsonl", lambda row: (int(row["round"]), _row(row))))
+    group = name.rpartition("/")[0] or str(spec.get("algorithm", ""))
+    seed, protocol = int(spec.get("seed", 0)), spec.get("protocol", {})
+    finals = {}
+    if any(row.get("diverged") for row in rows.values()):
+        finals[f"seed {seed}"] = math.nan
+    elif rows and max(rows) >= protocol.get("rounds", math.inf):
+        total = max(rows)
+        due = scheduled(total, int(protocol.get("eval_every", 1)))
+        known = {i: rows[i + 1].get("metric") for i in due if i + 1 in rows}
+        values = {i: float(metric) for i, metric in known.items() if metric is not None}
+        if values:
+            finals[f"seed {seed}"] = final_score(list(values), list(values.values()), total=total)
+    return Unit(name, group, seed, flat(spec), manifest, rows, finals)
+
+
+def _read_search(directory: Path, name: str) -> Unit:
+    found, manifest = read_json(directory / "scores.json"), _manifest(directory)
+    rows = dict(
+        log_lines(
+            directory / "metrics.jsonl",
+            lambda row: ((int(row["trial"]), int(row["round"])), _row(row)),
+        )
+    )
+    finals = {
+        ", ".join(f"{key} {value:.6g}" for key, value in point["options"].items()): float(
+            math.nan if point["score"] is None else point["score"]
+        )
+        for point in found.get("points", [])
+    }
+    return Unit(name, name, None, {}, manifest, rows, finals)
+
+
+def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a line of a log after a check that its curves are numbers, or words for them."""
+    for name in CURVES:
+        if row.get(name) is not None:
+            float(row[name])
+    return row
+
+
+def _manifest(directory: Path) -> dict[str, Any]:
+    path = directory / "manifest.json"
+    return read_json(path) if path.exists() else {}
+
+
+def _paired(
+    left: list[Unit], right: list[Unit]
+) -> tuple[list[tuple[Unit, Unit]], list[Unit], list[Unit]]:
+    """Return pairs of units, and those that only one side has."""
+    if len(left) == len(right) == 1:
+        return [(left[0], right[0])], [], []
+    pairs: list[tuple[Unit, Unit]] = []
+    keys: tuple[Callable[[Unit], Hashable], ...] = (
+        lambda unit: unit.name,
+        lambda unit: (unit.spec.get("algorithm"), unit.seed),
+    )
+    for key in keys:
+        for unit in list(left):
+            matching = [other for other in right if key(other) == key(unit)]
+            rivals = [other for other in left if key(other) == key(unit)]
+            if len(matching) == len(rivals) == 1:
+                pairs.append((unit, matching[0]))
+                left.remove(unit)
+                right.remove(matching[0])
+    return pairs, left, right
+
+
+def _plan_changes(left: Path, right: Path) -> Iterator[Change]:
+    """Yield differences of the files that studies and grids were made from."""
+    for name in ("study.toml", "grid.toml"):
+        if (left / name).is_file() and (right / name).is_file():
+            both = (flat(read_toml(side / name)) for side in (left, right))
+            for key, a, b in _unequal(*both):
+                yield Change(_aspect(key), key, a, b, ())
+
+
+def _changes(pairs: Sequence[tuple[Unit, Unit]]) -> list[Change]:
+    """Return differences of specifications and manifests, each once with the runs it is in."""
+    found: dict[str, tuple[Aspect, str, Any, Any, list[str]]] = {}
+    for a, b in pairs:
+        ignored = set(NEVER_EQUAL)
+        if a.manifest.get("device") == b.manifest.get("device") == "cpu":
+            ignored |= {*PACKING}
+        known = all(unit.manifest.get(RULES) is not None for unit in (a, b))
+        if not known or a.spec.get("algorithm") != b.spec.get("algorithm"):
+            ignored.add(RULES)
+        listed = [(_aspect(key), key, x, y) for key, x, y in _unequal(a.spec, b.spec)]
+        listed += [
+            ("data" if key in DATA else "versions", key, x, y)
+            for key, x, y in _unequal(a.manifest, b.manifest)
+            if key not in ignored
+        ]
+        for aspect, key, x, y in listed:
+            same = json.dumps([aspect, key, x, y], sort_keys=True, default=str)
+            found.setdefault(same, (aspect, key, x, y, []))[-1].append(a.name)
+    entries = sorted(found.values(), key=lambda entry: ASPECTS.index(entry[0]))
+    return [Change(aspect, key, x, y, tuple(runs)) for aspect, key, x, y, runs in entries]
+
+
+def _unequal(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    keys = dict.fromkeys([*left, *right])
+    return [(k, left.get(k), right.get(k)) for k in keys if left.get(k) != right.get(k)]
+
+
+def _aspect(key: str) -> Aspect:
+    return "options" if key.partition(".")[0] in OPTIONS else "spec"
+
+
 def _distance(a: Any, b: Any) -> float:
-    """Absolute difference of two numbers, which may be words for what is not finite.
+    """Return the absolute difference of two numbers, or words for non-finite ones.
 
     >>> _distance(1.0, 0.75), _distance("nan", "nan"), _distance("inf", 1.0)
     (0.25, 0.0, inf)
@@ -378,17 +366,8 @@ def _scores(pairs: Sequence[tuple[Unit, Unit]]) -> Iterator[Scores]:
         right = {k: v for _, b in members for k, v in b.finals.items()}
         if left or right:
             # Points of a grid are not a sample of anything.
-            seeds = [k for k in left if k in right and members[0][0].seed is not None]
-            test = _test([left[k] for k in seeds], [right[k] for k in seeds])
+            seeded = members[0][0].seed is not None
+            both = [(left[k], right[k]) for k in left if k in right and seeded]
+            both = [pair for pair in both if all(map(math.isfinite, pair))]
+            test = paired_t(*zip(*both, strict=True)) if len(both) > 1 else None
             yield Scores(name, left, right, test)
-
-
-def _test(left: Sequence[float], right: Sequence[float]) -> PairedTest | None:
-    if len(left) < 2 or not all(map(math.isfinite, [*left, *right])):
-        return None
-    return paired_t(left, right)
-
-
-def _manifest(directory: Path) -> dict[str, Any]:
-    path = directory / "manifest.json"
-    return read_json(path) if path.exists() else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MINUS, NONE = "\u2212", "\u2013"
@@ -168,3 +169,24 @@ def plain(text: object) -> str:
     return "".join(
         c for c in str(text).replace("\t", " ") if c == "\n" or unicodedata.category(c)[0] != "C"
     )
+
+
+def aligned(columns: Mapping[str, Sequence[str]], words: int = 1) -> str:
+    """Lay out a table as plain text; an empty column is left out.
+
+    Args:
+        columns: cells by head.
+        words: number of leading text columns, which are aligned left.
+
+    >>> print(aligned({"algorithm": ["fedzmg", "x"], "sd": ["", ""], "mean": ["0.5", "12"]}))
+    algorithm  mean
+    fedzmg      0.5
+    x            12
+    """
+    shown = [[head, *cells] for head, cells in columns.items() if any(cells)]
+    widths = [max(map(len, cells)) for cells in shown]
+    padded = [
+        [cell.ljust(width) if i < words else cell.rjust(width) for cell in cells]
+        for i, (cells, width) in enumerate(zip(shown, widths, strict=True))
+    ]
+    return "\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True))

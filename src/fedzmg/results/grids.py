@@ -1,4 +1,4 @@
-"""A grid of hyper-parameters, from its ``grid.json``: its name, its axes, its scores laid out."""
+"""Name, axes and score tables of a grid search, from its ``grid.json``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fedzmg.results.grouping import Study
 
 
 def name_of(data: Mapping[str, Any]) -> str:
-    """What a grid is called: its task, and its label if it has one."""
+    """Return the name of a grid: its task, and its label if it has one."""
     task = paper.shown(str(data["task"]))
     return f"{task}, {data['label']}" if data.get("label") else task
 
 
 def axes_of(data: Mapping[str, Any]) -> list[str]:
-    """The options that any algorithm of a grid is searched over, in order."""
+    """Return the options that any algorithm of a grid is searched over, in order."""
     return list(
         dict.fromkeys(axis for entry in data["algorithms"].values() for axis in entry["axes"])
     )
 
 
 class Field(NamedTuple):
-    """Two axes of a grid and the scores over them."""
+    """Scores of an algorithm over two axes of a grid."""
 
     rows: str
     """Option of the vertical axis; empty if there is one axis only."""
@@ -35,21 +35,21 @@ class Field(NamedTuple):
     row_values: list[float]
     column_values: list[float]
     scores: NDArray[np.float64]
-    """``[rows, columns]``; over further axes the best."""
+    """Scores ``[rows, columns]``; the best over further axes."""
     diverged: NDArray[np.bool_]
     others: list[str]
     """Axes that are not shown."""
     stopped: NDArray[np.bool_]
-    """Where nothing was trained to its end, so that there is no score."""
+    """True where no trial was trained to its end, so that there is no score."""
 
     def place(self, options: Mapping[str, float]) -> tuple[int, int]:
-        """Row and column of a point."""
+        """Return row and column of a point."""
         row = self.row_values.index(options[self.rows]) if self.rows else 0
         return row, self.column_values.index(options[self.columns])
 
 
 def field(entry: Mapping[str, Any], *, higher_is_better: bool = True) -> Field:
-    """The scores of one algorithm, laid out over its first two axes: server up, client across."""
+    """Arrange the scores of an algorithm over its first two axes: server up, client across."""
     axes: Mapping[str, list[float]] = entry["axes"]
     keys = list(axes)
     columns = keys[0]
@@ -77,16 +77,16 @@ def field(entry: Mapping[str, Any], *, higher_is_better: bool = True) -> Field:
 
 
 def limits_of(fields: Sequence[Field]) -> tuple[float, float]:
-    """Lowest and highest score of several algorithms, for one scale of colours."""
+    """Return the lowest and highest score of several algorithms, for one scale of colours."""
     shown = [f.scores[~f.diverged & np.isfinite(f.scores)] for f in fields]
     values = np.concatenate(shown) if shown else np.array([])
     return (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
 
 
 def on_the_border(study: Study, grids: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """By label, the axes of a grid on whose border the point lies that a study's runs use.
+    """Return the axes on whose border the chosen point of a study's algorithm lies, by label.
 
-    A grid on the same task counts for an algorithm whose runs have just the options it chose.
+    A grid on the same task counts for an algorithm whose runs have the options it chose.
     """
     found: dict[str, list[str]] = {}
     for grid in (one for one in grids if one["task"] == study.task):

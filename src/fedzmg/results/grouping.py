@@ -1,7 +1,7 @@
-"""Runs that may be compared with each other stand together as a study.
+"""Runs that may be compared with each other, grouped into studies.
 
-Runs belong to one study when they share the task, its preset and protocol, and the data; within a
-study an algorithm with several settings stands under several labels.
+Runs belong to one study when they share the task, its preset and protocol, and the data. Within a
+study an algorithm with several settings has several labels.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedzmg.results import paper
 from fedzmg.results.runs import Run
-from fedzmg.storage.formats import flat
+from fedzmg.storage.files import folder_name
+from fedzmg.storage.formats import flat, read_toml
 
-# Runs of this algorithm come before others where nothing says which is meant.
 _USUAL_REFERENCE = "fedzmg"
+"""Algorithm that comes first in studies without a plan."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,57 +27,71 @@ class Study:
     """Runs that may be compared with each other."""
 
     name: str
-    """The task, and what it stands in for or what tells this study from others of it."""
+    """The task, and the remark or the facts that tell this study from others of it."""
     task: str
     metric: str
     higher_is_better: bool
     thresholds: tuple[float, ...]
-    """Levels to be reached; the last is the one that scores speak of first."""
+    """Levels to be reached; the last is the main one."""
     window: int
     """Evaluations that are averaged on the way to a threshold."""
     every_pair: bool
-    """Whether every pair is tested, or every algorithm against the reference."""
+    """True if every pair is tested, False if every algorithm is tested against the reference."""
     members: Mapping[str, tuple[Run, ...]]
     """Runs by label, reference first, in order of seeds."""
     notes: tuple[str, ...]
     awaited: Mapping[str, int] = field(default_factory=dict)
-    """By label, how many runs were asked for of which there is nothing to show yet."""
+    """Number of planned runs by label of which there is nothing to show yet."""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """Content of the ``study.toml``, if the study has one."""
+    place: str = ""
+    """Directory of the study for display, if it has a plan."""
 
     @property
     def reference(self) -> str:
-        """Label of the algorithm that the others are held against."""
+        """Label of the algorithm that the others are tested against."""
         return next(iter(self.members))
 
     @property
     def runs(self) -> list[Run]:
-        """All of them."""
+        """All runs."""
         return [run for runs in self.members.values() for run in runs]
 
     @property
+    def seeds(self) -> list[int]:
+        """All seeds in order."""
+        return sorted({run.seed for run in self.runs})
+
+    @property
     def threshold(self) -> float | None:
-        """The level that scores speak of first."""
+        """The main level."""
         return self.thresholds[-1] if self.thresholds else None
 
     @property
     def protocol(self) -> Mapping[str, Any]:
-        """What all runs share."""
+        """Protocol that all runs share."""
         return dict(self.runs[0].spec.get("protocol", {}))
 
     @property
+    def label(self) -> str:
+        """The user's remark on the study."""
+        return str(self.plan.get("label") or "")
+
+    @property
     def pairs(self) -> list[tuple[str, str]]:
-        """What is tested against what."""
+        """Labels that are tested against each other."""
         labels = list(self.members)
         if self.every_pair:
             return list(itertools.combinations(labels, 2))
         return [(self.reference, other) for other in labels[1:]]
 
     def only(self, labels: Iterable[str]) -> Study:
-        """The same study with some of its algorithms."""
+        """Return the same study with some of its algorithms."""
         return replace(self, members={label: self.members[label] for label in labels})
 
 
 def family(label: str) -> str:
-    """The family a variant belongs to: what stands before the colon or a remark.
+    """Return the family of a variant: the text before the colon or a remark.
 
     >>> family("fedadam:reddi"), family("fedzmg (lr 0.1)")
     ('fedadam', 'fedzmg')
@@ -84,134 +99,133 @@ def family(label: str) -> str:
     return label.partition(":")[0].partition(" (")[0]
 
 
+def read_plan(directory: Path) -> dict[str, Any] | None:
+    """Read the ``study.toml`` of a directory; None if there is none.
+
+    Raises:
+        InputError: if the file is damaged.
+    """
+    path = directory / "study.toml"
+    return read_toml(path) if path.is_file() else None
+
+
+def variants(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the algorithms of a plan by name; a user may have listed names only.
+
+    >>> variants({"algorithms": ["fedavg"]})
+    {'fedavg': {}}
+    """
+    listed = plan.get("algorithms", {})
+    return dict(listed) if isinstance(listed, Mapping) else {name: {} for name in listed}
+
+
+def directories(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Return the directory of each algorithm of a plan, by label."""
+    return {v.get("label") or name: folder_name(name) for name, v in variants(plan).items()}
+
+
 def planned(run: Run, plans: Mapping[str, Mapping[str, Any]]) -> Run:
-    """A run, and what the study around it calls it."""
+    """Return a run with the label and the directory of the study around it."""
     for place, plan in plans.items():
-        for label, entry in plan.get("algorithms", {}).items():
-            own = PurePosixPath(place, str(entry.get("directory")), f"seed-{run.seed}")
-            if run.path == str(own):
+        for label, folder in directories(plan).items():
+            if run.path == str(PurePosixPath(place, folder, f"seed-{run.seed}")):
                 return replace(run, plan=place, label=label)
     return run
 
 
 def studies(
     runs: Iterable[Run],
-    comparisons: Sequence[Mapping[str, Any]],
     plans: Mapping[str, Mapping[str, Any]],
+    places: Mapping[str, str],
     notes: list[str],
 ) -> list[Study]:
-    """Group runs.
-
-    Args:
-        runs: all that were found.
-        comparisons: what every ``comparison.json`` says.
-        plans: what every study is to be, by the directory it is in.
-        notes: what is left out is added here.
-    """
+    """Group runs into studies, with plans and display names by directory."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(json.dumps([run.plan, run.shared], sort_keys=True), []).append(run)
-    tasks = []
-    for group in groups.values():
-        remark = plans.get(group[0].plan, {}).get("label")
-        task = paper.shown(group[0].spec["task"])
-        tasks.append(f"{task}, {remark}" if remark else task)
-    names = _told_apart(tasks, [flat(group[0].shared) for group in groups.values()])
-    found = []
-    for name, group in zip(names, groups.values(), strict=True):
-        task = group[0].spec["task"]
-        compared: Mapping[str, Any] = next((c for c in comparisons if c.get("task") == task), {})
-        found.append(_study(name, group, plans.get(group[0].plan, compared), notes))
-    return found
+    found = [
+        group_study(group, plans.get(group[0].plan, {}), notes, place=places.get(group[0].plan, ""))
+        for group in groups.values()
+    ]
+    shared = [flat(group[0].shared) for group in groups.values()]
+    names = _distinguished([study.name for study in found], shared)
+    return [replace(study, name=name) for study, name in zip(found, names, strict=True)]
 
 
-def _study(name: str, runs: Sequence[Run], plan: Mapping[str, Any], notes: list[str]) -> Study:
-    """A study; ``plan`` says what it is to be, or is its ``comparison.json``, if there is one."""
+def group_study(
+    runs: Sequence[Run], plan: Mapping[str, Any], notes: list[str], place: str = ""
+) -> Study:
+    """Make a study of runs that share task, protocol and data; ``notes`` names dropped runs."""
     members = _members(runs, notes)
-    listed = plan.get("algorithms", {})
-    # A comparison has a list of rows, a study a table by label.
-    order = list(listed) if isinstance(listed, Mapping) else [row["algorithm"] for row in listed]
+    order = list(directories(plan))
 
     def position(label: str) -> tuple[int, bool, str]:
         known = label if label in order else members[label][0].algorithm
-        place = order.index(known) if known in order else len(order)
-        return place, known != _USUAL_REFERENCE, label
+        index = order.index(known) if known in order else len(order)
+        return index, known != _USUAL_REFERENCE, label
 
-    metric, higher, assumed = _metric(runs[0].manifest, plan)
-    levels = plan.get("thresholds") or []
-    thresholds = [float(level["threshold"]) for level in levels]
+    facts = runs[0].manifest
+    higher = bool(facts.get("higher_is_better", True))
+    thresholds = [float(level) for level in plan.get("thresholds") or []]
     own = runs[0].spec.get("protocol", {}).get("threshold")
     if not thresholds and own is not None:
         thresholds = [float(own)]
+    task = str(runs[0].spec["task"])
+    shown, remark = paper.shown(task), plan.get("label")
+    missing = {
+        label: len(plan.get("seeds", [])) - len(members.get(label, ()))
+        for label in directories(plan)
+    }
+    unnamed = "The runs do not name their metric; more is taken to be better."
     return Study(
-        name=name,
-        task=str(runs[0].spec["task"]),
-        metric=metric,
+        name=f"{shown}, {remark}" if remark else shown,
+        task=task,
+        metric=str(facts.get("metric", "metric")),
         higher_is_better=higher,
         thresholds=tuple(sorted(thresholds, reverse=not higher)),
         window=int(plan.get("window", 4)),
-        every_pair=plan.get("tests", {}).get("family") == "pairs",
+        every_pair=plan.get("tests") == "pairs",
         members={label: members[label] for label in sorted(members, key=position)},
-        notes=(assumed,) if assumed else (),
-        awaited=_awaited(members, plan),
+        notes=() if "metric" in facts else (unnamed,),
+        awaited={label: count for label, count in missing.items() if count > 0},
+        plan=plan,
+        place=place,
     )
 
 
-def _awaited(members: Mapping[str, Sequence[Run]], plan: Mapping[str, Any]) -> dict[str, int]:
-    """Runs that an unfinished study has not begun yet."""
-    if plan.get("complete", True):
-        return {}
-    missing = {
-        label: len(plan.get("seeds", [])) - len(members.get(label, ()))
-        for label in plan["algorithms"]
-    }
-    return {label: count for label, count in missing.items() if count > 0}
-
-
-def _metric(manifest: Mapping[str, Any], plan: Mapping[str, Any]) -> tuple[str, bool, str]:
-    """Name and direction of the metric, and what had to be assumed about them."""
-    found = manifest.get("metric", plan.get("metric"))
-    if isinstance(found, Mapping):
-        return str(found["name"]), bool(found.get("higher_is_better", True)), ""
-    higher = bool(manifest.get("higher_is_better", plan.get("higher_is_better", True)))
-    if found is not None:
-        return str(found), higher, ""
-    return "metric", higher, "The runs do not name their metric; more is taken to be better."
-
-
 def _members(runs: Sequence[Run], notes: list[str]) -> dict[str, tuple[Run, ...]]:
-    """Runs by label; of two with the same settings and seed the first stays."""
+    """Return runs by label; of two with the same settings and seed the first stays."""
     by_algorithm: dict[str, dict[str, dict[int, Run]]] = {}
     for run in runs:
-        variants = by_algorithm.setdefault(run.label or run.algorithm, {})
-        seeds = variants.setdefault(json.dumps(run.variant, sort_keys=True), {})
+        settings = by_algorithm.setdefault(run.label or run.algorithm, {})
+        seeds = settings.setdefault(json.dumps(run.variant, sort_keys=True), {})
         if run.seed in seeds:
             kept = seeds[run.seed].place
             notes.append(f"{run.place} repeats {kept} (same settings and seed): it is left out")
             continue
         seeds[run.seed] = run
     members = {}
-    for algorithm, variants in by_algorithm.items():
-        labels = _told_apart([algorithm] * len(variants), [json.loads(text) for text in variants])
-        for label, seeds in zip(labels, variants.values(), strict=True):
+    for name, settings in by_algorithm.items():
+        labels = _distinguished([name] * len(settings), [json.loads(text) for text in settings])
+        for label, seeds in zip(labels, settings.values(), strict=True):
             members[label] = tuple(seeds[seed] for seed in sorted(seeds))
     return members
 
 
-def _told_apart(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names, and where one occurs twice, the facts in which its owners differ."""
+def _distinguished(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return names; to one that occurs twice, add the facts in which its owners differ."""
     out = []
     for name, own in zip(names, facts, strict=True):
         rivals = [other for rival, other in zip(names, facts, strict=True) if rival == name]
         keys = dict.fromkeys(key for other in rivals for key in other)
         differ = [key for key in keys if any(other.get(key) != own.get(key) for other in rivals)]
-        told = ", ".join(f"{key.rpartition('.')[2]} {_short(own.get(key))}" for key in differ)
-        out.append(f"{name} ({told})" if told else name)
+        remark = ", ".join(f"{key.rpartition('.')[2]} {_short(own.get(key))}" for key in differ)
+        out.append(f"{name} ({remark})" if remark else name)
     return out
 
 
 def _short(value: Any) -> str:
-    """A value in a label; a hash needs no more than its beginning."""
+    """Return a value as text for a label; a hash by its first eight digits."""
     if value is None:
         return "default"
     text = f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""How the single clients of a study's runs did: their spread, by algorithm."""
+"""Spread of metrics and losses over the clients of a study, by algorithm."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedzmg.results.clients import Clients
+from fedzmg.results.averaging import Band, band_around, possible
 from fedzmg.results.grouping import Study
 from fedzmg.results.runs import Run
-from fedzmg.results.spread import Band, band_around, possible
+from fedzmg.storage.client_metrics import ClientTable
 
 SHARES = np.linspace(0.0, 1.0, 101)
-"""Where the sorted curve of an algorithm's clients is drawn."""
+"""Shares of clients at which sorted curves are evaluated."""
 MOST_POINTS = 100
-"""Of a curve over rounds; a cohort is small and its losses jump, so rounds are drawn together."""
+"""Largest number of points of a loss curve; rounds are averaged because cohorts are small."""
 LOSS_QUANTILES = 5
-"""Least, 10 %, median, 90 % and most of a cohort's losses, as the log has them."""
+"""Number of loss quantiles in a log: least, 10 %, median, 90 %, most."""
 
 
 class Sorted(NamedTuple):
-    """The metric of clients, worst first, at :data:`SHARES`; averaged over runs."""
+    """Metric of clients, worst first, at :data:`SHARES`, averaged over runs."""
 
     mean: NDArray[np.float64]
     band: Band | None
@@ -30,7 +30,7 @@ class Sorted(NamedTuple):
 
 
 class Bands(NamedTuple):
-    """The middle of a spread and its inner four fifths, by index of the round."""
+    """Median and the 10 % and 90 % quantiles by round index."""
 
     indices: NDArray[np.float64]
     low: NDArray[np.float64]
@@ -38,8 +38,8 @@ class Bands(NamedTuple):
     high: NDArray[np.float64]
 
 
-def seen(runs: Sequence[Run]) -> list[tuple[int, Clients]]:
-    """Seed and clients of the runs that came to a good end and looked at them."""
+def seen(runs: Sequence[Run]) -> list[tuple[int, ClientTable]]:
+    """Return seed and clients of the finished runs that evaluated clients at their end."""
     return [
         (run.seed, run.clients)
         for run in runs
@@ -51,7 +51,7 @@ def seen(runs: Sequence[Run]) -> list[tuple[int, Clients]]:
 
 
 def sorted_averages(study: Study) -> dict[str, Sorted]:
-    """The clients of every algorithm that looked at them, worst first."""
+    """Return the sorted clients of every algorithm that evaluated them."""
     found = {}
     for label, runs in study.members.items():
         own = [one for _, one in seen(runs)]
@@ -65,7 +65,7 @@ def sorted_averages(study: Study) -> dict[str, Sorted]:
 
 
 def metric_spreads(study: Study) -> dict[str, Bands]:
-    """The metric over clients by round, of every algorithm that looked more than once."""
+    """Return the metric over clients by round, by label; two evaluations are needed."""
     found = {}
     for label, runs in study.members.items():
         own = [one for _, one in seen(runs)]
@@ -76,7 +76,7 @@ def metric_spreads(study: Study) -> dict[str, Bands]:
 
 
 def loss_spreads(study: Study) -> dict[str, Bands]:
-    """Training losses over the clients of a round, of every algorithm that kept them."""
+    """Return the training losses over clients by round, by label."""
     found = {
         label: loss_bands([run.log.client_loss for run in runs])
         for label, runs in study.members.items()
@@ -84,14 +84,14 @@ def loss_spreads(study: Study) -> dict[str, Bands]:
     return {label: one for label, one in found.items() if one is not None}
 
 
-def sorted_curves(runs: Sequence[Clients], *, higher_is_better: bool) -> NDArray[np.float64]:
-    """The metric of every run's clients in the end, worst first, at :data:`SHARES`."""
+def sorted_curves(runs: Sequence[ClientTable], *, higher_is_better: bool) -> NDArray[np.float64]:
+    """Return the final metric of every run's clients, worst first, at :data:`SHARES`."""
     shares = SHARES if higher_is_better else SHARES[::-1]
     return np.stack([np.quantile(run.metric[-1], shares) for run in runs])
 
 
-def metric_bands(runs: Sequence[Clients]) -> Bands | None:
-    """How the metric is spread over clients by round; None unless clients were seen twice."""
+def metric_bands(runs: Sequence[ClientTable]) -> Bands | None:
+    """Average the quantiles over clients by round; None for fewer than two evaluations."""
     rounds = sorted(set(runs[0].rounds.tolist()).intersection(*(r.rounds.tolist() for r in runs)))
     if len(rounds) < 2:
         return None
@@ -104,7 +104,7 @@ def metric_bands(runs: Sequence[Clients]) -> Bands | None:
 
 
 def loss_bands(logs: Sequence[Sequence[Sequence[float] | None]]) -> Bands | None:
-    """How the training loss is spread over the clients of a round.
+    """Average the loss quantiles over runs and neighbouring rounds.
 
     Args:
         logs: for every run its rounds in order, each with its losses or None.

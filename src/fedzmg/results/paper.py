@@ -1,9 +1,8 @@
-"""What the FedZMG paper printed about accuracy, as data to stand beside other results.
+"""Accuracy results printed in the FedZMG paper, for comparison with our own.
 
-These are all numbers of its result tables; it prints no final accuracies and no chosen learning
-rates, which are only to be seen in figures. Percentages are fractions here. Rounds are the paper's:
-indices, which count from 0. The paper's heterogeneity table is in
-:data:`fedzmg.data.heterogeneity.PAPER`.
+These are all numbers of its result tables. It prints no final accuracies and no chosen learning
+rates. Percentages are fractions here. Rounds are the paper's indices, which count from 0. The
+paper's heterogeneity table is in :data:`fedzmg.data.heterogeneity.PAPER`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ class Line(NamedTuple):
     """One algorithm's line in a table of the paper."""
 
     to_low: int
-    """Index of the round at which 20 % was reached."""
+    """Round index at which 20 % was reached."""
     to_high: int
-    """The same for 33 %."""
+    """Round index at which 33 % was reached."""
     late: float
     """Mean accuracy after the slowest algorithm had reached 33 %."""
 
@@ -49,7 +48,7 @@ class Counterpart(NamedTuple):
 
     dataset: Dataset
     stands_in: bool
-    """Whether the task only stands in for it, with other data in the same layout."""
+    """True if the task has other data in the same layout."""
 
 
 THRESHOLDS = (0.20, 0.33)
@@ -57,7 +56,7 @@ TESTED = "fedzmg"
 """The algorithm that the paper tests against the others."""
 SEEDS = 5
 PROTOCOL = {"rounds": 1000, "cohort": 10, "epochs": 4}
-"""Settings of the paper that a study's protocol can be held against."""
+"""Settings of the paper that a study's protocol is compared with."""
 
 _EMNIST = Dataset(
     "EMNIST",
@@ -119,18 +118,18 @@ _DESCRIBED = {
 
 
 def twin(name: str) -> str | None:
-    """Whose column of the paper's table of clients stands beside a data set's own."""
+    """Return the key of the paper's heterogeneity column for a data set, if there is one."""
     return _DESCRIBED.get(name)
 
 
 def described(name: str) -> Mapping[str, Any] | None:
-    """That column; None if the paper has nothing like the data set."""
+    """Return that column; None if the paper has nothing like the data set."""
     found = twin(name)
     return None if found is None else PAPER[found]
 
 
 def shown(task: str) -> str:
-    """A task as it is called on a page: one that stands in for another always says so.
+    """Return the display name of a task; a stand-in always says so.
 
     >>> shown("cifar100"), shown("mnist-by-writer")
     ('cifar100', 'mnist-by-writer (stand-in for EMNIST)')

@@ -1,4 +1,4 @@
-"""One run directory, read back as plain data."""
+"""Runs as plain data, read from a run directory or taken from a history in memory."""
 
 from __future__ import annotations
 
@@ -6,59 +6,59 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedzmg.errors import InputError
-from fedzmg.results.clients import Clients, read_clients
-from fedzmg.storage.formats import flat, log_lines, read_json, read_toml
+from fedzmg.storage.client_metrics import ClientTable, read_clients
+from fedzmg.storage.formats import RESTORE, flat, log_lines, read_json, read_toml
+
+if TYPE_CHECKING:
+    from fedzmg.simulation import History
 
 FORMAT = 1
 """Newest format of run directories that is understood."""
-_VARIANT_TABLES = ("client", "server")
-_VARIANT_KEYS = ("weights", "dtype", "precision")
-_UNSAID = {"precision": "float32"}
-"""What older files do not say, because there was nothing else."""
+_DEFAULTS = {"precision": "float32"}
+"""Settings that older files lack."""
 _SUMMED = ("bytes_down", "bytes_up", "bytes_up_bound", "scalar_bytes_down", "scalar_bytes_up")
 
 
 class Log(NamedTuple):
-    """A run's metrics, in order of rounds; ``evaluated`` and what follows it go together.
-
-    Rounds count from 1, as in the files. Shown is the index of an evaluated round, one less.
-    """
+    """Metrics of a run, in order of rounds, which count from 1."""
 
     rounds: tuple[int, ...]
     dropped: tuple[int, ...]
     diverged: int | None
     """The round in which the run diverged."""
     evaluated: tuple[int, ...]
+    """Evaluated rounds; ``metrics`` and ``moved`` have one value for each."""
     metrics: tuple[float, ...]
     moved: tuple[int, ...]
     """Bytes that moved until each evaluation, arrays and scalars, both ways."""
     traffic: Mapping[str, int]
-    """Sums over rounds; ``total`` counts arrays and scalars both ways, ``kept`` is a client's."""
+    """Sums over rounds; ``total`` counts arrays and scalars both ways, ``kept`` is per client."""
     seconds: float
     client_loss: tuple[Sequence[float] | None, ...] = ()
     """Training losses over the clients of each round: least, 10 %, median, 90 %, most."""
+    steps: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run directory."""
+    """One run."""
 
     place: str
-    """Name of the given directory and the way from there, with forward slashes."""
+    """Path for display: name of the given directory and the path from there; empty in memory."""
     path: str
-    """The directory as the user's own path leads to it."""
+    """The directory relative to the working directory; empty in memory."""
     spec: Mapping[str, Any]
     manifest: Mapping[str, Any]
     log: Log
     plan: str = ""
-    """Where the study is that it belongs to, if it was planned as part of one."""
+    """Directory of the study that the run belongs to, if any."""
     label: str = ""
-    """What that study calls its algorithm."""
-    clients: Clients | None = None
-    """How its models did on single clients, if it was looked at."""
+    """Label of its algorithm in that study."""
+    clients: ClientTable | None = None
+    """Metrics on single clients, if they were evaluated."""
 
     @property
     def algorithm(self) -> str:
@@ -72,41 +72,61 @@ class Run:
 
     @property
     def asked(self) -> int | None:
-        """Rounds that were asked for."""
+        """Number of rounds in the specification."""
         rounds = self.spec.get("protocol", {}).get("rounds")
         return None if rounds is None else int(rounds)
 
     @property
     def done(self) -> int:
-        """Rounds in the log."""
+        """Number of rounds in the log."""
         return self.log.rounds[-1] if self.log.rounds else 0
 
     @property
     def diverged(self) -> int | None:
-        """The round in which it diverged."""
+        """The round in which the run diverged."""
         return self.log.diverged
 
     @property
     def complete(self) -> bool:
-        """Whether every round is there, or none is worth waiting for."""
+        """True if every round is there or the run diverged."""
         if self.diverged is not None:
             return True
         return bool(self.log.evaluated) and self.asked is not None and self.done >= self.asked
 
     @property
     def variant(self) -> dict[str, Any]:
-        """What distinguishes settings of one algorithm: ``client.lr`` and so on."""
-        tables = {name: self.spec[name] for name in _VARIANT_TABLES if name in self.spec}
-        said = {**_UNSAID, **self.spec}
-        own = {key: said[key] for key in _VARIANT_KEYS if key in said}
+        """Settings that distinguish runs of one algorithm, by dotted key."""
+        settings = {**_DEFAULTS, **self.spec}
+        tables = {key: value for key, value in settings.items() if key in ("client", "server")}
+        own = {key: settings[key] for key in ("weights", "dtype", "precision") if key in settings}
         return flat(tables) | own
 
     @property
     def shared(self) -> dict[str, Any]:
-        """What runs of one study have in common."""
+        """Settings and data that all runs of one study share."""
         hashes = {name: self.manifest.get(name) for name in ("data_sha256", "task_sha256")}
         tables = {name: self.spec.get(name, {}) for name in ("preset", "protocol")}
         return {"task": self.spec["task"], **tables, **hashes}
+
+    @classmethod
+    def of_history(cls, history: History, label: str) -> Run:
+        """Make a run of a history in memory."""
+        task, algorithm = history.task, history.trial.algorithm
+        spec: dict[str, Any] = {
+            "task": task.name,
+            "algorithm": algorithm.name,
+            "seed": history.trial.seed,
+            "weights": algorithm.weights,
+            "preset": dict(task.preset),
+            "protocol": dict(vars(task.protocol)),
+        }
+        for key, value in algorithm.options().items():
+            side, _, name = key.rpartition(".")
+            if side and value is not None:
+                spec.setdefault(side, {})[name] = value
+        facts = {"metric": task.metric.name, "higher_is_better": task.metric.higher_is_better}
+        log = _log([record._asdict() for record in history.records])
+        return cls("", "", spec, facts, log, label=label)
 
 
 def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
@@ -116,11 +136,11 @@ def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
         InputError: if a file is damaged or of a newer format.
     """
     spec = read_toml(directory / "spec.toml")
-    lacking = [key for key in ("task", "algorithm", "seed") if key not in spec]
-    if lacking:
-        raise InputError(f"{directory / 'spec.toml'} lacks {lacking[0]!r}: restore or remove it")
+    for key in ("task", "algorithm", "seed"):
+        if key not in spec:
+            raise InputError(f"{directory / 'spec.toml'} lacks {key!r}: {RESTORE}")
     if not (directory / "manifest.json").is_file():
-        notes.append(f"{shown} has no manifest.json: a number without its circumstances is no use")
+        notes.append(f"{shown} has no manifest.json and is left out")
         return None
     manifest = read_json(directory / "manifest.json")
     if not isinstance(manifest.get("format"), int) or manifest["format"] > FORMAT:
@@ -132,28 +152,21 @@ def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
     if not log.rounds:
         notes.append(f"{shown} has no finished round yet")
         return None
-    path = directory.as_posix()
-    return Run(shown, path, spec, manifest, log, clients=read_clients(directory))
+    clients = read_clients(directory)
+    return Run(shown, directory.as_posix(), spec, manifest, log, clients=clients)
 
 
 def read_log(path: Path) -> Log:
     """Read a ``metrics.jsonl``; of lines for the same round the last counts.
 
     Raises:
-        InputError: for a damaged line; one that a crash broke off is no damage.
+        InputError: for a damaged line; an incomplete last line is not damage.
     """
-    by_round = dict(log_lines(path, _with_its_round))
-    records = [by_round[round_] for round_ in sorted(by_round)]
+    by_round = dict(log_lines(path, lambda values: (int(values["round"]), values)))
     try:
-        return _log(records)
+        return _log([by_round[round_] for round_ in sorted(by_round)])
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path} lacks or garbles a field ({error}): restore or remove it"
-        ) from None
-
-
-def _with_its_round(values: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    return int(values["round"]), values
+        raise InputError(f"{path} lacks a field or has a wrong one ({error}): {RESTORE}") from None
 
 
 def _log(records: Sequence[Mapping[str, Any]]) -> Log:
@@ -162,22 +175,20 @@ def _log(records: Sequence[Mapping[str, Any]]) -> Log:
     traffic = {name: sum(map(itemgetter(name), records)) for name in _SUMMED}
     traffic["kept"] = last.get("bytes_kept", 0)
     traffic["total"] = _moved(last) if records else 0
+    losses = [record.get("client_loss") for record in records]
     return Log(
         rounds=tuple(int(record["round"]) for record in records),
         dropped=tuple(int(record["dropped"]) for record in records),
         diverged=next((int(r["round"]) for r in records if r.get("diverged")), None),
         evaluated=tuple(int(record["round"]) for record in evaluated),
-        # What is not finite is written as a word, which float() reads.
+        # Non-finite numbers are written as words, which float() reads.
         metrics=tuple(float(record["metric"]) for record in evaluated),
         moved=tuple(_moved(record) for record in evaluated),
         traffic=traffic,
         seconds=sum(float(record["seconds"]) for record in records),
-        client_loss=tuple(_losses(record.get("client_loss")) for record in records),
+        client_loss=tuple(None if one is None else tuple(map(float, one)) for one in losses),
+        steps=sum(int(record["steps"]) for record in records),
     )
-
-
-def _losses(values: Sequence[float | str] | None) -> Sequence[float] | None:
-    return None if values is None else tuple(map(float, values))
 
 
 def _moved(record: Mapping[str, Any]) -> int:

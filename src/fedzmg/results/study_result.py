@@ -1,58 +1,76 @@
-"""What a study came to: the scores of every algorithm, and the tests between them."""
+"""The result of a study: scores of every algorithm and the tests between them.
+
+It is computed from runs, which come from disk or from histories in memory. Tables, figures, pages
+and ``study.json`` are made from it.
+"""
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from fedzmg.errors import InputError
 from fedzmg.results.averaging import (
-    RULES,
+    Arrival,
     Curve,
-    arrival,
+    arrivals,
     drawn_curve,
     finals,
     late_means,
     scored,
+    scored_table,
 )
-from fedzmg.results.formatting import MIB, count_text, value_text
-from fedzmg.results.grouping import Study
-from fedzmg.results.scores import fell_from
-from fedzmg.results.significance import FamilyTest, PairedTest, holm
-from fedzmg.results.significance import family as test_family
+from fedzmg.results.formatting import MIB, aligned, count_text, value_text
+from fedzmg.results.grouping import Study, directories, group_study
+from fedzmg.results.runs import Run
+from fedzmg.results.scores import FINAL_RULES, RULES, fell_from
+from fedzmg.results.significance import LEVEL, FamilyTest, PairedTest, family
 
-LEVEL = 0.05
+if TYPE_CHECKING:
+    from fedzmg.simulation import History
+
+__all__ = ["LEVEL", "AlgorithmResult", "StudyResult", "study_result"]
+
+FORMAT = 1
+"""Format of ``study.json``."""
 
 
 @dataclass(frozen=True)
 class AlgorithmResult:
-    """One algorithm's outcome."""
+    """Result of one algorithm."""
 
     label: str
     algorithm: str
     finals: Mapping[int, float]
-    """Final metric of every finished seed; the worst value for a run that diverged."""
+    """Final metric of every seed that finished and did not diverge."""
     mean: float | None
+    """Mean of ``finals``; None if there are none."""
     sd: float | None
     arrivals: Mapping[str, int | None]
-    """Index of the round at which the mean curve arrived at the threshold, by rule."""
+    """Index at which the mean curve reached the main threshold, by rule."""
     arrivals_each: tuple[int | None, ...]
-    """The same for every run alone, by the first rule."""
+    """Index at which every single run reached it, by the first rule."""
     late: float | None
+    """Mean after the slowest algorithm reached the main threshold."""
     evidence: FamilyTest | None
-    """Reference minus this one, over the seeds that both finished."""
+    """Test of the reference minus this one, over the seeds that both have final values for."""
     traffic: Mapping[str, float]
-    """Means over the runs that went furthest, in bytes."""
+    """Means over the longest runs, in bytes."""
     seconds: float
+    """Mean training time of the longest runs."""
     dropped: int
     diverged: int
+    """Number of runs that diverged; they are left out of means and tests."""
     unfinished: int
     curve: Curve | None
+    runs: int = 0
+    """Number of runs."""
 
     @property
     def test(self) -> PairedTest | None:
-        """The paired t-test of the reference minus this one."""
+        """Paired t-test of the reference minus this one."""
         return None if self.evidence is None else self.evidence.test
 
     @property
@@ -62,12 +80,12 @@ class AlgorithmResult:
 
     @property
     def significant(self) -> bool:
-        """Whether the test holds after the correction."""
-        return self.evidence is not None and holds(self.evidence)
+        """True if the difference is significant after the correction."""
+        return self.evidence is not None and self.evidence.significant
 
     @property
     def shown_label(self) -> str:
-        """Its label beside a curve, with what has to be known about that."""
+        """Label beside a curve, with a remark on diverged and unfinished runs."""
         if self.curve is not None and self.curve.broke_off:
             return f"{self.label} (diverged)"
         if self.diverged:
@@ -82,34 +100,176 @@ class AlgorithmResult:
         moved = self.traffic["total"]
         return None if self.mean is None or not moved else self.mean * MIB / moved
 
+    @property
+    def inferred(self) -> str:
+        """Parts of the algorithm that are inferred because no source could be read."""
+        from fedzmg.algorithms import ALGORITHMS
+
+        return ALGORITHMS[self.algorithm].inferred if self.algorithm in ALGORITHMS else ""
+
 
 @dataclass(frozen=True)
 class StudyResult:
-    """All scores of a study, reference first."""
+    """Results of all algorithms of a study, reference first; ``print`` shows a table."""
 
     study: Study
     scores: tuple[AlgorithmResult, ...]
     tests: tuple[FamilyTest, ...]
     """The whole family, over which Holm's correction goes."""
     notes: tuple[str, ...]
+    histories: Mapping[str, Sequence[History]] = field(default_factory=dict)
+    """Histories by label, for runs of this process; empty for runs read from disk."""
+
+    @classmethod
+    def from_histories(
+        cls, histories: Mapping[str, Sequence[History]], plan: Mapping[str, Any] | None = None
+    ) -> StudyResult:
+        """Compute the result of histories in memory.
+
+        Args:
+            histories: by label, reference first; all with the same seeds in the same order.
+            plan: content of the ``study.toml``, if there is one.
+
+        Raises:
+            InputError: if the histories cannot be paired.
+        """
+        seeds = {label: [h.trial.seed for h in runs] for label, runs in histories.items()}
+        if not seeds or not all(seeds.values()):
+            raise InputError("histories: give at least one algorithm with at least one history")
+        first, *others = seeds
+        for label in others:
+            if seeds[label] != seeds[first]:
+                raise InputError(
+                    f"histories: {label} has the seeds {seeds[label]} and {first} {seeds[first]}; "
+                    "runs are paired by seed, so give the same seeds in the same order"
+                )
+        runs = [Run.of_history(h, label) for label, each in histories.items() for h in each]
+        order: dict[str, Any] = {"algorithms": list(histories)}
+        return study_result(group_study(runs, plan or order, []), histories)
 
     @property
     def ranked(self) -> list[AlgorithmResult]:
-        """Scores with a final value, best first; of equals the one named first."""
+        """Algorithms with a final value, best first; of equals the one named first."""
         sign = -1.0 if self.study.higher_is_better else 1.0
         finished = [(sign * s.mean, i, s) for i, s in enumerate(self.scores) if s.mean is not None]
         return [score for _, _, score in sorted(finished, key=lambda entry: entry[:2])]
 
+    @property
+    def curves(self) -> dict[str, dict[str, Any]]:
+        """Indices and metrics of all runs by label; a diverged run's metrics end in None."""
+        found = {label: scored_table(runs) for label, runs in self.study.members.items()}
+        return {label: {"indices": i, "runs": rows} for label, (i, rows) in found.items()}
 
-def holds(test: FamilyTest) -> bool:
-    """Whether a difference is significant after the correction."""
-    return test.p_holm <= LEVEL
+    def __repr__(self) -> str:
+        """Show the algorithms and their final metrics in a line."""
+        finals = ", ".join(
+            f"{score.label} " + ("diverged" if score.mean is None else f"{score.mean:.4g}")
+            for score in self.scores
+        )
+        return f"<StudyResult on {self.study.task!r}, {self._over()}: {finals}>"
+
+    def __str__(self) -> str:
+        """Show a short table, reference first; :meth:`as_dict` has all numbers."""
+        study, rows = self.study, self.scores
+        goal = "threshold" if study.threshold is None else f"{study.threshold:g}"
+        reached = [row.arrivals[RULES[0]] for row in rows]
+        columns = {
+            "algorithm": [row.label for row in rows],
+            f"final {study.metric}": [
+                "diverged" if row.mean is None else f"{row.mean:.4f}" for row in rows
+            ],
+            "sd": ["" if row.sd is None else f"{row.sd:.4f}" for row in rows],
+            f"to {goal}": ["never" if index is None else str(index) for index in reached],
+            "diff.": [f"{row.test.mean_difference:+.4f}" if row.test else "" for row in rows],
+            "p": [f"{row.test.p:.3g}" if row.test else "" for row in rows],
+            "diverged": [f"{row.diverged} of {row.runs}" if row.diverged else "" for row in rows],
+        }
+        words = [
+            f"final: mean over the last tenth of the rounds; to {goal}: index of the round that "
+            "reaches it"
+        ]
+        if any(row.test for row in rows):
+            words.append(f"diff. and p: paired t-test of {study.reference} minus this one")
+        if any(row.diverged for row in rows):
+            words.append("diverged runs are left out of means and tests")
+        return "\n".join([f"{study.name}, {self._over()}", "", aligned(columns), "", *words])
+
+    def _over(self) -> str:
+        """Describe seeds and rounds."""
+        seeds = len(self.study.seeds)
+        paired = "1 seed" if seeds == 1 else f"{seeds} paired seeds"
+        return f"{paired}, {self.study.protocol.get('rounds')} rounds"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything that ``study.json`` holds and ``--json`` prints."""
+        study = self.study
+        protocol, plan = study.protocol, study.plan
+        return {
+            "format": FORMAT,
+            "task": study.task,
+            "label": study.label,
+            "metric": study.metric,
+            "higher_is_better": study.higher_is_better,
+            "rates": plan.get("rates"),
+            "preset": study.runs[0].spec.get("preset", {}),
+            "seeds": study.seeds,
+            "rounds": protocol.get("rounds"),
+            "eval_every": protocol.get("eval_every"),
+            "window": study.window,
+            "precision": plan.get("precision"),
+            "reference": study.reference,
+            "complete": not study.awaited and not any(score.unfinished for score in self.scores),
+            "algorithms": {score.label: self._algorithm(score) for score in self.scores},
+            "thresholds": [
+                {"threshold": level, "rules": {rule: self._reached(level, rule) for rule in RULES}}
+                for level in study.thresholds
+            ],
+            "tests": {
+                "score": "final, full",
+                "family": "pairs" if study.every_pair else "reference",
+                "pairs": [asdict(test) for test in self.tests],
+            },
+            "curves": self.curves,
+            "notes": list(self.notes),
+        }
+
+    def _algorithm(self, score: AlgorithmResult) -> dict[str, Any]:
+        runs = self.study.members[score.label]
+        longest = max(runs, key=lambda run: run.done)
+        settings = longest.variant
+        return {
+            "algorithm": score.algorithm,
+            "directory": directories(self.study.plan).get(score.label),
+            "options": {k: v for k, v in settings.items() if k not in ("dtype", "precision")},
+            "final": {rule: _spread(runs, finals(runs, rule)) for rule in FINAL_RULES},
+            "diverged": [run.diverged for run in runs],
+            "stopped": [_stopped(run) for run in runs],
+            "unfinished": score.unfinished,
+            "dropped": score.dropped,
+            "steps": longest.log.steps,
+            "traffic": dict(score.traffic),
+            "metric_per_mib": score.per_mib,
+            "seconds": sum(run.log.seconds for run in runs),
+            "inferred": score.inferred,
+        }
+
+    def _reached(self, level: float, rule: Any) -> dict[str, Any]:
+        study = self.study
+        found: dict[str, Arrival] = {
+            label: arrivals(study, runs, level, rule) for label, runs in study.members.items()
+        }
+        return {
+            "arrival": {label: one._asdict() for label, one in found.items()},
+            "late_stage_mean": late_means(study, level, rule)[0] or None,
+        }
 
 
-def study_result(study: Study) -> StudyResult:
-    """AlgorithmResult every algorithm of a study."""
-    ends = {label: finals(study, runs) for label, runs in study.members.items()}
-    tests = tested(study, ends)
+def study_result(
+    study: Study, histories: Mapping[str, Sequence[History]] | None = None
+) -> StudyResult:
+    """Compute the result of a study."""
+    ends = {label: finals(runs) for label, runs in study.members.items()}
+    tests = family(ends, study.pairs)
     level = study.threshold
     late, why_not = ({}, "") if level is None else late_means(study, level)
     found = tuple(_score(study, label, ends[label], tests, late) for label in study.members)
@@ -119,71 +279,72 @@ def study_result(study: Study) -> StudyResult:
         *_fallen_notes(study, ends),
         *_pairing_notes(study, ends),
     ]
-    return StudyResult(study, found, tuple(tests), tuple(notes))
-
-
-def tested(study: Study, ends: Mapping[str, Mapping[int, float]]) -> list[FamilyTest]:
-    """Test all pairs of a study as one family, each over the seeds that both have finished."""
-    found: list[FamilyTest] = []
-    for first, second in study.pairs:
-        seeds = [seed for seed in ends[first] if seed in ends[second]]
-        values = {label: [ends[label][seed] for seed in seeds] for label in (first, second)}
-        found += test_family(values, [(first, second)])
-    adjusted = holm([one.test.p for one in found])
-    return [replace(one, p_holm=p) for one, p in zip(found, adjusted, strict=True)]
+    return StudyResult(study, found, tuple(tests), tuple(notes), histories or {})
 
 
 def _score(
     study: Study,
     label: str,
     ends: Mapping[int, float],
-    tests: list[FamilyTest],
+    tests: Sequence[FamilyTest],
     late: Mapping[str, float],
 ) -> AlgorithmResult:
-    runs, values = study.members[label], list(ends.values())
-    # What is under way, or was stopped when it diverged, has not moved all its bytes.
-    whole = [run for run in runs if run.done == max(other.done for other in runs)]
-    level = study.threshold
-    held = (study.reference, label)
+    runs, values, level = study.members[label], list(ends.values()), study.threshold
+    # Unfinished and stopped runs have not moved all their bytes.
+    longest = [run for run in runs if run.done == max(other.done for other in runs)]
+    pair = (study.reference, label)
+    reached = {
+        rule: None if level is None else arrivals(study, runs, level, rule) for rule in RULES
+    }
+    first = reached[RULES[0]]
     return AlgorithmResult(
         label=label,
         algorithm=runs[0].algorithm,
         finals=ends,
         mean=statistics.fmean(values) if values else None,
-        sd=statistics.stdev(values)
-        if len(values) > 1 and all(map(math.isfinite, values))
-        else None,
-        arrivals={
-            rule: None if level is None else arrival(study, runs, level, rule) for rule in RULES
-        },
-        arrivals_each=tuple(
-            None if level is None else arrival(study, [run], level) for run in runs
-        ),
+        sd=statistics.stdev(values) if len(values) > 1 else None,
+        arrivals={rule: None if one is None else one.averaged for rule, one in reached.items()},
+        arrivals_each=(None,) * len(runs) if first is None else tuple(first.runs),
         late=late.get(label),
-        evidence=next((one for one in tests if (one.first, one.second) == held), None),
+        evidence=next((one for one in tests if (one.first, one.second) == pair), None),
         traffic={
-            name: statistics.fmean(run.log.traffic[name] for run in whole)
+            name: statistics.fmean(run.log.traffic[name] for run in longest)
             for name in runs[0].log.traffic
         },
-        seconds=statistics.fmean(run.log.seconds for run in whole),
+        seconds=statistics.fmean(run.log.seconds for run in longest),
         dropped=sum(sum(run.log.dropped) for run in runs),
-        diverged=sum(run.diverged is not None for run in runs),
+        diverged=sum(run.complete and run.seed not in ends for run in runs),
         unfinished=sum(not run.complete for run in runs),
         curve=drawn_curve(runs),
+        runs=len(runs),
     )
 
 
+def _spread(runs: Sequence[Run], ends: Mapping[int, float]) -> dict[str, Any]:
+    values = list(ends.values())
+    return {
+        "runs": [ends.get(run.seed) for run in runs],
+        "mean": statistics.fmean(values) if values else None,
+        "sd": statistics.stdev(values) if len(values) > 1 else None,
+    }
+
+
+def _stopped(run: Run) -> int | None:
+    """Return the last round of a diverged run that was trained no further."""
+    return run.done if run.diverged is not None and run.done < (run.asked or 0) else None
+
+
 def _fallen_notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> list[str]:
-    """Runs that had learnt and lost it again: they hide in a mean and in its deviation."""
+    """Name runs that fell back after they had learnt: they hide in a mean."""
     if not study.higher_is_better:
         return []
     notes = []
     for label, runs in study.members.items():
         for run in runs:
-            if run.diverged is not None or run.seed not in ends[label]:
+            if run.seed not in ends[label]:
                 continue
             final = ends[label][run.seed]
-            height = fell_from(scored(study, run)[1], final, window=study.window)
+            height = fell_from(list(scored(run).values()), final, window=study.window)
             if height is not None:
                 had, has = (value_text(value, study.metric) for value in (height, final))
                 notes.append(f"{label}, seed {run.seed}, fell back from {had} to {has}.")
@@ -194,15 +355,22 @@ def _pairing_notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> lis
     notes = []
     reference = set(ends[study.reference])
     for label, runs in study.members.items():
+        diverged = [run for run in runs if run.complete and run.seed not in ends[label]]
         unfinished = [run for run in runs if not run.complete]
+        if diverged:
+            seeds = ", ".join(str(run.seed) for run in diverged)
+            notes.append(
+                f"{label}: {len(diverged)} of {len(runs)} runs diverged (seed {seeds}) and are "
+                "left out of means and tests."
+            )
         if unfinished:
             states = ", ".join(
                 f"seed {run.seed} at round {run.done} of {run.asked or '?'}" for run in unfinished
             )
             notes.append(f"{label} is not finished ({states}): no final value for it.")
         if ends[label] and reference and set(ends[label]) != reference:
-            shared = len(reference & set(ends[label]))
-            notes.append(f"{label} shares {shared} finished seeds with {study.reference}.")
+            shared = count_text(len(reference & set(ends[label])), "finished seed")
+            notes.append(f"{label} shares {shared} with {study.reference}.")
     if study.awaited:
         counts = [f"{label} ({count_text(n, 'run')})" for label, n in study.awaited.items()]
         notes.append(f"Still to come: {', '.join(counts)}.")

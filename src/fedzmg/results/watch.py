@@ -1,10 +1,11 @@
-"""How far the work in a directory is, as its files tell: nothing is locked, nothing is written."""
+"""Progress of the work in a directory, read from its files; nothing is locked or written."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
+import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -14,68 +15,63 @@ from typing import Any, Literal, NamedTuple
 from fedzmg import algorithms
 from fedzmg.algorithms.options import known_options
 from fedzmg.errors import InputError
-from fedzmg.results.tail import Tail
-from fedzmg.results.work_places import (
-    Kind,
-    Place,
-    asked_by,
-    is_alive,
-    json_or_nothing,
-    manifests,
-    owner_of,
-    places,
-)
+from fedzmg.results.grouping import variants
 from fedzmg.storage.files import folder_name
-from fedzmg.storage.formats import flat, json_nulls, read_toml
+from fedzmg.storage.formats import flat, json_nulls, read_json, read_toml
+from fedzmg.storage.lock import NAME as LOCK
 from fedzmg.storage.lock import Owner, read_owner
+from fedzmg.storage.tail import Tail
 
+Kind = Literal["run", "study", "grid", "starting"]
 State = Literal["waiting", "running", "interrupted", "stopped", "diverged", "done"]
 
+PLANS: dict[str, Kind] = {"study.toml": "study", "grid.toml": "grid", "spec.toml": "run"}
+MANIFESTS = {"run": "manifest.json", "grid": "*/manifest.json", "study": "*/*/manifest.json"}
 RECENT = 20
-"""Rounds that speak for the speed."""
+"""Number of last rounds that the speed is measured over."""
 
 
 class Training(NamedTuple):
-    """One run of a study or comparison, or trial of a grid."""
+    """One run of a study, or trial of a grid."""
 
     name: str
-    """For programs: it begins with ``group``."""
+    """Name for programs; it begins with ``group``."""
     group: str
-    """Its algorithm, as the study or grid calls it."""
+    """Name of its algorithm in the study or grid."""
     state: State
     round: int
     rounds: int
     ended: bool
-    """Whether nothing more comes; one that diverged may still be trained along."""
+    """True if no further round will be trained; a diverged run may still be trained."""
     evaluated: int | None = None
     metric: float | None = None
-    """After the round ``evaluated``; of a grid's trial the mean over the rounds that score."""
+    """Metric after the round ``evaluated``; in a grid, mean over the rounds that score."""
     seconds: float | None = None
-    """A round of it, as a share of what trains beside it."""
+    """Time of a round, divided by the number of runs that train together."""
     why: str = ""
     label: str = ""
-    """Its algorithm, as tables and figures call it."""
+    """Label of its algorithm in tables and figures."""
     options: Mapping[str, str] = {}
-    """What tells a grid's trial apart from others of its algorithm, as it is shown."""
+    """Options that distinguish a grid's trial from others of its algorithm."""
 
     @property
     def shown(self) -> str:
-        """Its name in tables."""
+        """Name in tables."""
         return self.label + self.name.removeprefix(self.group)
 
     @property
     def point(self) -> str:
-        """Its name without the algorithm."""
+        """Name without the algorithm."""
         return self.name.removeprefix(self.group).strip(" /")
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON; what tables show is left out, what is not finite becomes null."""
+        """Return the fields for JSON without those for tables; non-finite numbers become null."""
         values: dict[str, Any] = json_nulls(self._asdict())
         return {key: value for key, value in values.items() if key not in ("label", "options")}
 
 
 class Work(NamedTuple):
-    """A run, a study, a comparison or a grid."""
+    """A run, a study or a grid."""
 
     place: str
     kind: Kind
@@ -85,21 +81,21 @@ class Work(NamedTuple):
     trainings: tuple[Training, ...]
     owner: Owner | None
     command: str = ""
-    """That made it, where that is known."""
+    """Command line that started it, if known."""
 
     @property
     def alive(self) -> bool:
-        """Whether a process is at work."""
+        """True if a process is working on it."""
         return self.owner is not None and not self.owner.is_gone
 
     @property
     def complete(self) -> bool:
-        """Whether all is trained."""
+        """True if every training has ended."""
         return bool(self.trainings) and all(one.ended for one in self.trainings)
 
     @property
     def best(self) -> Training | None:
-        """The training with the best last metric; one that diverged has none."""
+        """The training with the best last metric, diverged ones excluded."""
         found = [
             one
             for one in self.trainings
@@ -110,13 +106,13 @@ class Work(NamedTuple):
 
     @property
     def rate(self) -> float | None:
-        """Rounds in a second of what is trained together now."""
+        """Rounds per second of all trainings that run now."""
         shares = [one.seconds for one in self.trainings if one.state == "running" and one.seconds]
         return 1 / sum(shares) if shares else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Time until the end at the speed so far; None before there is any."""
+        """Estimated time to the end at the speed so far; None before the first round."""
         known: dict[str, list[float]] = {}
         for one in self.trainings:
             if one.seconds is not None:
@@ -132,17 +128,12 @@ class Work(NamedTuple):
         return left
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON; what is not finite becomes null."""
+        """Return everything for JSON; non-finite numbers become null."""
         best = self.best
-        held = None if self.owner is None else {**asdict(self.owner), "gone": not self.alive}
         return {
-            "place": self.place,
-            "kind": self.kind,
-            "task": self.task,
-            "metric": self.metric,
-            "higher_is_better": self.higher_is_better,
+            **{key: getattr(self, key) for key in self._fields[:5]},
             "complete": self.complete,
-            "lock": held,
+            "lock": self.owner and {**asdict(self.owner), "gone": not self.alive},
             "command": self.command,
             "rounds_per_second": self.rate,
             "seconds_left": self.seconds_left,
@@ -152,10 +143,10 @@ class Work(NamedTuple):
 
 
 class Watch:
-    """FullPassTiming at a directory again and again; every look reads only what is new.
+    """Repeated look at a directory; every look reads only new lines.
 
     Args:
-        place: a run, a study, a comparison, a grid, or a directory that holds some of them.
+        place: a run, a study, a grid, or a directory that holds some of them.
 
     Raises:
         InputError: if there is none, now or at a later look.
@@ -164,111 +155,72 @@ class Watch:
     def __init__(self, place: Path) -> None:
         self.place = place
         self._tails: dict[Path, Tail] = {}
-        self._owners: dict[Path, Owner] = {}
         if not place.is_dir():
-            raise InputError(f"{place} is no directory: give one in which a command is at work")
+            raise InputError(f"{place} is not a directory; give the directory of a command's work")
 
     def look(self) -> list[Work]:
-        """The work there is, as it is now."""
-        found = [self._work(place) for place in places(self.place)]
+        """Return the work in the directory as it is now."""
+        found = [self._work(*work) for work in find_works(self.place)]
         if found:
             return found
         owner = read_owner(self.place)
         if owner is None:
             raise InputError(
-                f"{self.place} holds no run (spec.toml), study (study.toml) or grid (grid.toml): "
+                f"{self.place} holds no run (spec.toml), study (study.toml) or grid (grid.toml); "
                 "give the directory that a command shows at its end, or its --out"
             )
         return [Work(str(self.place), "starting", "", "metric", True, (), owner)]
 
-    def _work(self, place: Place) -> Work:
-        facts: Mapping[str, Any] = next(filter(None, map(json_or_nothing, manifests(place))), {})
-        metric, owner = facts.get("metric", "metric"), owner_of(place)
-        if place.kind == "comparison":
-            plan = read_toml(place.runs[0] / "spec.toml")
-            trainings = self._comparison(place)
-            owner = self._between(place, owner)
-        else:
-            file, look = {
-                "run": ("spec.toml", self._run),
-                "study": ("study.toml", self._study),
-                "grid": ("grid.toml", self._grid),
-            }[place.kind]
-            plan = read_toml(place.directory / file)
-            trainings = look(place.directory, plan)
+    def unfinished(self) -> list[str]:
+        """Return a sentence about every work in the directory that is not finished."""
+        found = []
+        for work in itertools.starmap(self._work, find_works(self.place)):
+            if not work.complete:
+                now = " and runs now" if work.alive else ""
+                ended = sum(training.ended for training in work.trainings)
+                of = f" ({ended} of {len(work.trainings)} trained)" if work.kind != "run" else ""
+                found.append(f"the {work.kind} {work.place} is not finished{of}{now}")
+        return found
+
+    def _work(self, directory: Path, kind: Kind) -> Work:
+        found = map(_json_or_empty, sorted(directory.glob(MANIFESTS[kind])))
+        facts: Mapping[str, Any] = next(filter(None, found), {})
+        file = next(name for name, known in PLANS.items() if known == kind)
+        plan = read_toml(directory / file)
+        trainings = {"run": self._run, "study": self._study, "grid": self._grid}[kind]
         return Work(
-            place=str(place.directory),
-            kind=place.kind,
+            place=str(directory),
+            kind=kind,
             task=str(plan.get("task", "")),
-            metric=str(metric["name"] if isinstance(metric, Mapping) else metric),
+            metric=str(facts.get("metric", "metric")),
             higher_is_better=bool(facts.get("higher_is_better", True)),
-            trainings=tuple(trainings),
-            owner=owner,
+            trainings=tuple(trainings(directory, plan)),
+            owner=_owner_of(directory, kind),
             command=str(facts.get("command") or ""),
         )
 
-    def _between(self, place: Place, owner: Owner | None) -> Owner | None:
-        """Who holds a comparison, also in the moment between two algorithms, when nothing is held.
-
-        A command ends with its work, so as long as it lives it is at work.
-        """
-        before = self._owners.get(place.directory)
-        if owner is None and before is not None and not before.is_gone and asked_by(place):
-            return before
-        if owner is not None:
-            self._owners[place.directory] = owner
-        return owner
-
-    def _comparison(self, place: Place) -> list[Training]:
-        """Its runs, in the order of the command that makes it, and those that it has yet to begin.
-
-        One that was made in Python has no such command; then those that have begun are all there
-        is to tell.
-        """
-        alive = any(map(is_alive, place.runs))
-        begun = [self._run(run, read_toml(run / "spec.toml"), alive)[0] for run in place.runs]
-        groups = dict.fromkeys([*asked_by(place), *(one.group for one in begun)])
-        known = {one.name: one for one in begun}
-        waiting = begun[0]._replace(state="waiting", round=0, ended=False, why="")
-        waiting = waiting._replace(evaluated=None, metric=None, seconds=None)
-        seeds = sorted({int(one.name.rpartition("-")[2]) for one in begun})
-        found = []
-        for group in groups:
-            for seed in seeds:
-                name = f"{group}/seed-{seed}"
-                found.append(
-                    known.get(name) or waiting._replace(name=name, group=group, label=group)
-                )
-        return found
-
-    def _run(
-        self, directory: Path, plan: Mapping[str, Any], alive: bool | None = None
-    ) -> list[Training]:
-        """A run by itself or, if ``alive`` says whether all of it is at work, of a comparison."""
+    def _run(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
         group = str(plan.get("algorithm", ""))
         rounds = int(plan.get("protocol", {}).get("rounds", 0))
         name = f"{group}/seed-{plan.get('seed', 0)}"
-        around = is_alive(directory) if alive is None else alive
-        one = self._training(directory, name, group, rounds, around)
-        return [one._replace(label=group)]
+        one = self._training(directory, name, group, rounds, _is_alive(directory))
+        yield one._replace(label=group)
 
-    def _study(self, directory: Path, plan: Mapping[str, Any]) -> list[Training]:
-        found = []
-        for group, variant in _variants(plan).items():
+    def _study(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
+        for group, variant in variants(plan).items():
             for seed in plan.get("seeds", []):
                 place = directory / folder_name(group) / f"seed-{seed}"
                 name, rounds = f"{group}/seed-{seed}", int(plan["rounds"])
-                one = self._training(place, name, group, rounds, is_alive(directory))
-                found.append(one._replace(label=_label(group, variant)))
-        return found
+                one = self._training(place, name, group, rounds, _is_alive(directory))
+                yield one._replace(label=_label(group, variant))
 
     def _training(self, place: Path, name: str, group: str, rounds: int, alive: bool) -> Training:
-        """A run directory, which may not be there yet; ``alive``: its study is at work."""
+        """Describe a run directory, which may not exist yet; ``alive``: its study is running."""
         rows = self._tail(place / "metrics.jsonl", "round")
         if not rows and not (place / "spec.toml").is_file():
             return Training(name, group, "waiting", 0, rounds, ended=False)
         last = max(rows, default=0)
-        early = json_or_nothing(place / "stopped.json")
+        early = _json_or_empty(place / "stopped.json")
         at = early.get("round")
         stopped = at is not None and last >= at
         return Training(
@@ -276,7 +228,7 @@ class Watch:
             group=group,
             state=_state(
                 rows.values(), early if stopped else {}, last >= rounds,
-                running=is_alive(place), waiting=alive,
+                running=_is_alive(place), waiting=alive,
             ),
             round=last,
             rounds=rounds,
@@ -285,16 +237,14 @@ class Watch:
             why=str(early.get("words", "")) if stopped else "",
         )  # fmt: skip
 
-    def _grid(self, directory: Path, plan: Mapping[str, Any]) -> list[Training]:
-        found: list[Training] = []
-        alive, reached = is_alive(directory), False
-        for group, variant in _variants(plan).items():
+    def _grid(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
+        alive, reached = _is_alive(directory), False
+        for group, variant in variants(plan).items():
             place = directory / folder_name(group)
             scored = (place / "scores.json").is_file()
-            # Algorithms come one after another: the first without scores is at work.
-            found += self._search(place, group, variant, plan, scored, alive and not reached)
+            # Algorithms are searched in order: the first without scores is running.
+            yield from self._search(place, group, variant, plan, scored, alive and not reached)
             reached = reached or not scored
-        return found
 
     def _search(
         self,
@@ -304,7 +254,7 @@ class Watch:
         plan: Mapping[str, Any],
         scored: bool,
         alive: bool,
-    ) -> list[Training]:
+    ) -> Iterator[Training]:
         rounds = int(plan["rounds"])
         rows: dict[int, list[Mapping[str, Any]]] = {}
         for line in self._tail(place / "metrics.jsonl", "trial", "round").values():
@@ -319,10 +269,10 @@ class Watch:
         ]
         early = {i: s for i, s in stops.items() if not s.get("revoked")}
         ended = [scored or last >= rounds or i in early for i, last in enumerate(lasts)]
-        # Packs come one after another, too.
+        # Packs are trained in order, too.
         pack = next((i // size for i, end in enumerate(ended) if not end), None)
-        return [
-            Training(
+        for i, options in enumerate(points):
+            yield Training(
                 name=" ".join([group, *(f"{key}={value}" for key, value in options.items())]),
                 group=group,
                 state=_state(
@@ -339,27 +289,42 @@ class Watch:
                 why=str(early.get(i, {}).get("words", "")),
                 label=_label(group, variant),
                 options=options,
-            )
-            for i, options in enumerate(points)
-        ]  # fmt: skip
+            )  # fmt: skip
 
     def _tail(self, path: Path, *keys: str) -> dict[Any, dict[str, Any]]:
-        if path not in self._tails:
-            self._tails[path] = Tail(path, *keys)
-        return self._tails[path].update()
+        return self._tails.setdefault(path, Tail(path, *keys)).update()
 
 
-def unfinished(place: Path) -> list[str]:
-    """A sentence about every work in a directory that is not finished."""
-    found, watch = [], Watch(place)
-    for one in places(place):
-        work = watch._work(one)
-        if not work.complete:
-            now = " and runs now" if work.alive else ""
-            ended = sum(training.ended for training in work.trainings)
-            counts = f" ({ended} of {len(work.trainings)} trained)" if work.kind != "run" else ""
-            found.append(f"the {work.kind} {work.place} is not finished{counts}{now}")
-    return found
+def find_works(top: Path) -> Iterator[tuple[Path, Kind]]:
+    """Yield the studies, grids and runs at or below a directory, in order."""
+    for current, below, files in os.walk(top):
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        kind = next((kind for name, kind in PLANS.items() if name in files), None)
+        if kind is not None:
+            below.clear()
+            yield Path(current), kind
+
+
+def _owner_of(directory: Path, kind: Kind) -> Owner | None:
+    """Return the holder of a directory; a run may be held as part of a study."""
+    whole = directory.resolve()
+    holders = [whole, *whole.parents[:2]] if kind == "run" else [whole]
+    found = list(filter(None, map(read_owner, holders)))
+    return next((owner for owner in found if not owner.is_gone), found[0] if found else None)
+
+
+def _is_alive(directory: Path) -> bool:
+    """Return True if a process holds a directory."""
+    owner = read_owner(directory) if (directory / LOCK).exists() else None
+    return owner is not None and not owner.is_gone
+
+
+def _json_or_empty(path: Path) -> dict[str, Any]:
+    """Read a file that may be missing, or be about to be replaced."""
+    try:
+        return read_json(path)
+    except InputError:
+        return {}
 
 
 def _state(
@@ -382,27 +347,21 @@ def _state(
 
 
 def _latest(rows: Iterable[Mapping[str, Any]], counted: int | None = None) -> dict[str, Any]:
-    """The last evaluation, and the time that a round takes.
+    """Return the last evaluation and the time of a round.
 
-    A grid scores trials by the mean over rounds after ``counted``: so far, once there are any.
+    A grid scores trials by the mean over rounds after ``counted``.
     """
     listed = list(rows)
     evaluated = [row for row in listed if row.get("metric") is not None]
     scored = [row for row in evaluated if counted is not None and row["round"] > counted]
     shown = [float(row["metric"]) for row in scored or evaluated[-1:]]
-    # The first round also pays for what is done once.
+    # The first round includes one-time costs.
     recent = [float(row["seconds"]) for row in (listed[1:] or listed)[-RECENT:] if "seconds" in row]
     return {
         "evaluated": int(evaluated[-1]["round"]) if evaluated else None,
         "metric": statistics.fmean(shown) if shown else None,
         "seconds": statistics.fmean(recent) if recent else None,
     }
-
-
-def _variants(plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """The algorithms of a plan, which a user may have listed by their names only."""
-    listed = plan.get("algorithms", {})
-    return listed if isinstance(listed, Mapping) else {name: {} for name in listed}
 
 
 def _label(group: str, variant: Mapping[str, Any]) -> str:
@@ -412,7 +371,7 @@ def _label(group: str, variant: Mapping[str, Any]) -> str:
 def _points(
     group: str, variant: Mapping[str, Any], plan: Mapping[str, Any]
 ) -> Iterator[dict[str, str]]:
-    """Options of a grid's trials, in their order."""
+    """Yield the options of a grid's trials, in their order."""
     axes = flat(variant.get("axes") or plan.get("axes", {}))
     try:
         known = known_options(algorithms.get(str(variant.get("algorithm") or group)))
@@ -420,13 +379,13 @@ def _points(
         known = list(axes)
     own = {key: values for key, values in axes.items() if key in known}
     for point in itertools.product(*own.values()):
-        told = {key: f"{value:.4g}" for key, value in zip(own, point, strict=True)}
+        options = {key: f"{value:.4g}" for key, value in zip(own, point, strict=True)}
         for seed in plan.get("seeds", []):
-            yield {**told, "seed": str(seed)}
+            yield {**options, "seed": str(seed)}
 
 
 def _checkpointed(path: Path) -> tuple[int, Sequence[int]]:
-    """Round of a grid's checkpoint and the trials in it; only its header is read."""
+    """Return the round of a grid's checkpoint and its trials; only the header is read."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")

@@ -1,4 +1,4 @@
-"""Scores of a grid: one number per point, the best of them and its neighbours."""
+"""Scores of a grid: one number per point, the best point and its neighbours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedzmg.tasks.task import Task
 
 
 def counted(spec: GridSpec) -> range:
-    """The rounds after which evaluations count."""
+    """Return the rounds whose evaluations count."""
     return range(spec.rounds - spec.last + 1, spec.rounds + 1)
 
 
@@ -29,7 +29,7 @@ def known(
     until: int | None = None,
     field: str = "metric",
 ) -> Known:
-    """What the log says of a trial, up to a round."""
+    """Return what the log says of a trial, up to a round."""
     end = spec.rounds if until is None else until
     if stopped is not None:
         end = min(end, stopped.round)
@@ -42,15 +42,15 @@ def known(
 def score(
     spec: GridSpec, name: str, task: Task, rows: Rows, stops: Mapping[int, Stopped] | None = None
 ) -> dict[str, Any]:
-    """Scores of an algorithm's grid, ready for JSON.
+    """Return the scores of an algorithm's grid, ready for JSON.
 
     Args:
         spec: the grid.
         name: the algorithm.
         task: for its metric.
         rows: the log.
-        stops: trials that were trained no further. A point whose score is not known because of
-            that has none; one that diverged has the worst, as it would have had.
+        stops: trials that were stopped early. A point that diverged has the worst score, other
+            stopped points have none.
     """
     stops = stops or {}
     axes, points, seeds = spec.axes_of(name), spec.points(name), len(spec.seeds)
@@ -104,7 +104,7 @@ def _runs(
     worst: float,
     field: str = "metric",
 ) -> tuple[list[float | None], int]:
-    """A point's score under every seed, None if it is not known; and how many diverged."""
+    """Return a point's score under every seed, None if unknown, and how many diverged."""
     each = [known(spec, t, rows, stops.get(t), field=field) for t in trials]
     runs = [
         worst if lost else statistics.fmean(values) if len(values) == spec.last else None
@@ -114,7 +114,7 @@ def _runs(
 
 
 def _mean(runs: Sequence[float | None]) -> float | None:
-    """The mean over seeds; None if one of them has no score."""
+    """Return the mean over seeds; None if one of them has no score."""
     scores = [run for run in runs if run is not None]
     return statistics.fmean(scores) if len(scores) == len(runs) else None
 
@@ -126,7 +126,7 @@ def choose_best(
     *,
     higher: bool = True,
 ) -> int | None:
-    """The best point of a grid; among equals the one with the better neighbours, then the first.
+    """Return the best point of a grid; of equals the one with better neighbours, then the first.
 
     None if every point diverged; a point without a score is not chosen.
 
@@ -149,7 +149,7 @@ def choose_best(
 
 
 def neighbours(shape: Sequence[int], point: int) -> list[int]:
-    """The points one step away along one axis, the last axis running fastest.
+    """Return the points one step away along one axis, the last axis running fastest.
 
     >>> neighbours([3, 3], 4), neighbours([3, 3], 0)
     ([1, 7, 3, 5], [3, 1])
@@ -183,31 +183,30 @@ def _described(
     }
 
 
-def handed_on(
+def chosen_options(
     whose: str, entry: Mapping[str, Any], best: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What an algorithm takes from its search: whatever was held fixed there, and the best options.
+    """Return the options that a search gives an algorithm: the fixed ones and the best point.
 
     Args:
         whose: the algorithm, for the message.
-        entry: what ``grid.json`` says of it.
-        best: the point that was chosen.
+        entry: its entry in ``grid.json``.
+        best: the chosen point.
 
     Raises:
-        InputError: if none was.
+        InputError: if no point was chosen.
     """
     if best is None:
         raise InputError(f"every point of {whose} diverged: search smaller rates")
-    # Grids of older versions do not say how clients weighed.
+    # Older grids lack the weights.
     weights = {} if entry.get("weights") is None else {"weights": entry["weights"]}
     return {**weights, **entry["fixed"], **best["options"]}
 
 
 def warnings(data: Mapping[str, Any]) -> list[str]:
-    """What a reader of a grid has to know: borders, grids that only diverged, heuristics.
+    """Return warnings about a grid: borders, algorithms that only diverged, heuristics.
 
-    A line does not begin with an algorithm: the command's name, which may be the same word, is put
-    before it.
+    A line does not begin with an algorithm, because the command's name is put before it.
     """
     found = []
     for name, entry in data["algorithms"].items():

@@ -1,4 +1,4 @@
-"""What a search came to, as a program uses it."""
+"""Result of a hyper-parameter search."""
 
 from __future__ import annotations
 
@@ -6,44 +6,44 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedzmg.experiment.grids.score import handed_on, warnings
-from fedzmg.experiment.plain import aligned
+from fedzmg.experiment.grids.score import chosen_options, warnings
+from fedzmg.results.formatting import aligned
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best options of every algorithm on a task; ``print`` shows them."""
+    """Best options of every algorithm on a task; ``print`` shows them."""
 
     data: Mapping[str, Any] = field(repr=False)
-    """What ``grid.json`` holds: every point and its score."""
+    """Content of ``grid.json``: every point and its score."""
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
-        """The best options by algorithm, as ``compare(task, ..., settings=...)`` takes them.
+        """Best options by algorithm, as ``compare(task, ..., settings=...)`` takes them.
 
         Raises:
             InputError: if every point of an algorithm diverged, so that none is the best.
         """
         found = self.data["algorithms"].items()
-        return {name: handed_on(name, entry, entry["best"]) for name, entry in found}
+        return {name: chosen_options(name, entry, entry["best"]) for name, entry in found}
 
     @property
     def warnings(self) -> list[str]:
-        """What to know before these options are used: borders, points that only diverged."""
+        """Warnings about these options: borders, algorithms that only diverged."""
         found = warnings(self.data)
         if self.data["selection"] == "test":
-            found.append("chosen by the test set: a comparison on it is no honest test any more")
+            found.append("chosen by the test set: a comparison on it is not an honest test")
         return found
 
     def __repr__(self) -> str:
-        """The best options in a line."""
+        """Show the best options in a line."""
         points = (
             f"{name} {_point(entry['best'])}" for name, entry in self.data["algorithms"].items()
         )
         return f"<Tuned on {self.data['task']!r}: {'; '.join(points)}>"
 
     def __str__(self) -> str:
-        """A table of the best points, and what to know about them."""
+        """Show a table of the best points and the warnings."""
         data, entries = self.data, self.data["algorithms"]
         best = [entry["best"] for entry in entries.values()]
         columns = {
@@ -72,7 +72,7 @@ class Tuned:
 
 
 def _point(best: Mapping[str, Any] | None) -> str:
-    """A point in words.
+    """Format a point.
 
     >>> _point({"options": {"client.lr": 0.1, "server.lr": 1.0}}), _point(None)
     ('client.lr 0.1, server.lr 1', 'none')

@@ -17,6 +17,9 @@ from fedzmg.experiment.specs.strict import Value
 from fedzmg.tasks.task import Task
 from fedzmg.tasks.tuned import tuned
 
+NO_GRID = ("tuned", "known", "given")
+"""Values of ``rates`` that do not name the directory of a grid."""
+
 
 class StudySpec(Plan):
     """A comparison of algorithms on identical cohorts and batches, over several seeds."""
@@ -31,8 +34,9 @@ class StudySpec(Plan):
     """Interval of evaluations on each client's own examples: after rounds 1, 1 + N, ... and the
     last; 0: only after the last."""
     rates: str = "tuned"
-    """``tuned``: found for the task before; ``given``: defaults and the tables here; otherwise the
-    directory of a finished grid. Options in the tables go first."""
+    """``tuned``: found for the task before; ``known``: the same, else defaults; ``given``: defaults
+    and the tables here; otherwise the directory of a finished grid. Options in the tables go
+    first."""
     rates_by: Literal["tune", "test"] = "tune"
     """Examples by which the grid's point is chosen: those set aside, or all, as in the paper; then
     all have to report, too, which ``preset.selection = "test"`` says."""
@@ -61,7 +65,7 @@ class StudySpec(Plan):
                 raise InputError(f"{name} = {getattr(self, name)}: expected at least 1")
         if not all(map(math.isfinite, self.thresholds)):
             raise InputError(f"thresholds = {self.thresholds!r}: expected finite numbers")
-        if self.rates_by == "test" and self.rates in ("tuned", "given"):
+        if self.rates_by == "test" and self.rates in NO_GRID:
             raise InputError(
                 f'rates_by = "test" chooses among the points of a grid, and rates = {self.rates!r} '
                 "names none: leave it out, or name the grid's directory as rates"
@@ -75,6 +79,15 @@ class StudySpec(Plan):
     ) -> RunSpec:
         found = super().run_spec(name, seed, options, **protocol)
         return found.model_copy(update={"client_metrics_every": self.client_metrics_every})
+
+    def extends(self, kept: Plan) -> bool:
+        """Return True if this study only adds algorithms or seeds to another one."""
+        added = {"algorithms": self.algorithms, "seeds": self.seeds}
+        return (
+            all(self.algorithms.get(name) == own for name, own in kept.algorithms.items())
+            and set(kept.seeds) <= set(self.seeds)
+            and self == kept.model_copy(update=added)
+        )
 
     def orders(self) -> dict[str, list[str]]:
         # The others are tested against the first.

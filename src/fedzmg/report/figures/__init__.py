@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fedzmg.report.figures.clients import client_loss, clients, clients_by_round, diverged, dropped
-from fedzmg.report.figures.curves import comparison, curves, traffic
+from fedzmg.report.figures.curves import curves, traffic
 from fedzmg.report.figures.diagnose import diagnosis
 from fedzmg.report.figures.examples import examples
 from fedzmg.report.figures.grids import heat_map, heat_maps
@@ -21,7 +21,7 @@ from fedzmg.results.study_result import StudyResult
 
 __all__ = [
     "FORMATS", "STUDY_FIGURES", "Chart", "client_loss", "clients", "clients_by_round",
-    "comparison", "curves", "diagnosis", "differences", "distances", "diverged", "draw", "dropped",
+    "curves", "diagnosis", "differences", "distances", "diverged", "draw", "dropped",
     "examples", "grid_names", "heat_map", "heat_maps", "heterogeneity", "numbered", "rendered",
     "save", "seeds", "study_prefixes", "theory", "traffic",
 ]  # fmt: skip

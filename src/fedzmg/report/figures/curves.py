@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from fedzmg.report.figures.style import (
     styled,
     wrapped,
 )
+from fedzmg.results.averaging import band_around, possible
 from fedzmg.results.formatting import (
     INDEX_EXPLAINED,
     MIB,
@@ -34,7 +35,6 @@ from fedzmg.results.formatting import (
     value_text,
 )
 from fedzmg.results.grouping import family
-from fedzmg.results.spread import band_around, possible
 from fedzmg.results.study_result import StudyResult
 
 MOST_IN_ONE_PANEL = 10
@@ -84,22 +84,6 @@ def curves(result: StudyResult) -> Chart | None:
 
 
 @styled
-def comparison(data: Mapping[str, Any], thresholds: Sequence[float] = (), label: str = "") -> Chart:
-    """Draw the curves of a ``comparison.json``.
-
-    Args:
-        data: its content.
-        thresholds: levels to mark; by default the comparison's own.
-        label: remark on the study, such as "reduced protocol".
-    """
-    lines = [_average(name, curve) for name, curve in data["curves"].items()]
-    own = [] if data.get("threshold") is None else [data["threshold"]]
-    title = data["task"] + (f" ({label})" if label else "")
-    title += f", {count_text(len(data['seeds']), 'paired seed')}"
-    return _drawn(lines, title, data["metric"], list(thresholds) or own)
-
-
-@styled
 def traffic(result: StudyResult) -> Chart | None:
     """Draw the metric against traffic: curves, or final values of many algorithms."""
     study = result.study
@@ -143,25 +127,6 @@ def traffic(result: StudyResult) -> Chart | None:
     format_axis(axes, study.metric)
     chart.name_series(axes.get_lines(), labels)
     return chart
-
-
-def _average(label: str, curve: Mapping[str, Any]) -> Line:
-    """Average the finite runs of a curve and count the others in its label."""
-    # Older files have rounds, which count from 1.
-    x = np.array(curve["indices"]) if "indices" in curve else np.array(curve["rounds"]) - 1
-    runs = np.array(curve["runs"], dtype=np.float64)
-    finite = np.isfinite(runs)
-    completed = finite.all(axis=1)
-    diverged = int(np.count_nonzero(~completed))
-    if completed.any():
-        runs = runs[completed]
-        label += f" ({diverged} diverged)" if diverged else ""
-    else:
-        shared = int(np.argmin(finite.all(axis=0)))
-        x, runs = x[:shared], runs[:, :shared]
-        label += " (diverged)" if diverged == 1 else f" (all {diverged} diverged)"
-    spread = runs.std(axis=0, ddof=1) if len(runs) > 1 else None
-    return Line(label, x, runs.mean(axis=0), spread, len(runs), not completed.any())
 
 
 def _drawn(lines: Sequence[Line], title: str, metric: str, levels: Sequence[float]) -> Chart:

@@ -22,9 +22,10 @@ from fedzmg.report.tables.beside_paper import beside_paper
 from fedzmg.report.tables.clients import clients
 from fedzmg.report.tables.paired_tests import paired_tests
 from fedzmg.results import paper
-from fedzmg.results.averaging import RULES, averaged_words
+from fedzmg.results.averaging import averaged_words
 from fedzmg.results.formatting import bytes_text, count_text, goal_text, setting_text, value_text
 from fedzmg.results.grouping import Study
+from fedzmg.results.scores import RULES
 from fedzmg.results.study_result import StudyResult
 
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from fedzmg.evaluation import OverClients, share_short_of
 from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
-from fedzmg.results.clients import Clients
 from fedzmg.results.formatting import goal_text, spread_text
 from fedzmg.results.grouping import Study
 from fedzmg.results.over_clients import seen
 from fedzmg.results.study_result import StudyResult
+from fedzmg.storage.client_metrics import ClientTable
 
 _HEADS = {
     "mean": "mean",
@@ -56,7 +56,7 @@ def clients(outcome: StudyResult) -> Table | None:
     )  # fmt: skip
 
 
-def _numbers(study: Study, found: Clients) -> dict[str, float]:
+def _numbers(study: Study, found: ClientTable) -> dict[str, float]:
     higher, values = study.higher_is_better, found.metric[-1]
     spread = OverClients.of(values, higher_is_better=higher)._asdict()
     numbers = {"clients": float(len(values)), **spread}
@@ -77,7 +77,7 @@ def _cell(study: Study, name: str, values: Sequence[float], best: float | None) 
     return Cell(text, mean, "best" if mean == best else "")
 
 
-def _caption(found: dict[str, list[tuple[int, Clients]]]) -> str:
+def _caption(found: dict[str, list[tuple[int, ClientTable]]]) -> str:
     one = next(runs[0][1] for runs in found.values() if runs)
     part = "test" if one.part == "test" else "training"
     number, total = len(one.examples), one.population

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
 from fedzmg.results.formatting import NONE, count_text, p_text, range_text, signed_text, value_text
 from fedzmg.results.significance import FamilyTest
-from fedzmg.results.study_result import LEVEL, StudyResult, holds
+from fedzmg.results.study_result import LEVEL, StudyResult
 
 _HEADS = (
     "difference", "mean", "95 % interval", "t", "p", "Holm p", "sign flip p", "d_z", "seeds",
@@ -34,7 +34,7 @@ def _row(one: FamilyTest, metric: str) -> list[Cell]:
         Cell(range_text(test.ci_low, test.ci_high, metric)),
         Cell(signed_text(test.t), test.t),
         Cell(p_text(test.p), test.p),
-        Cell(p_text(one.p_holm), one.p_holm, "yes" if holds(one) else ""),
+        Cell(p_text(one.p_holm), one.p_holm, "yes" if one.significant else ""),
         Cell(p_text(one.sign_flip), one.sign_flip) if one.sign_flip is not None else NOTHING,
         Cell(signed_text(test.effect_size), test.effect_size),
         Cell(str(test.n), test.n),
@@ -43,14 +43,8 @@ def _row(one: FamilyTest, metric: str) -> list[Cell]:
 
 
 def _caption(outcome: StudyResult) -> str:
-    lost = ""
-    if any(score.diverged for score in outcome.scores):
-        # The worst loss is infinite, and so would be the difference.
-        lost = (
-            "; a run that diverged counts as the worst value, 0"
-            if outcome.study.higher_is_better
-            else "; algorithms of which a run diverged cannot be tested and are left out"
-        )
+    diverged = sum(score.diverged for score in outcome.scores)
+    lost = f"; {count_text(diverged, 'diverged run')} left out" if diverged else ""
     return (
         f"Differences of the final {outcome.study.metric}, paired by seed; p: two-sided paired "
         f"t-test; Holm: corrected for the {count_text(len(outcome.tests), 'test')} of this table, "

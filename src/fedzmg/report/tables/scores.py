@@ -6,7 +6,7 @@ import math
 import statistics
 
 from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
-from fedzmg.results.averaging import RULES, arrival, late_means
+from fedzmg.results.averaging import arrival, late_means
 from fedzmg.results.formatting import (
     MIB,
     NONE,
@@ -16,6 +16,7 @@ from fedzmg.results.formatting import (
     spread_text,
     value_text,
 )
+from fedzmg.results.scores import RULES
 from fedzmg.results.study_result import AlgorithmResult, StudyResult
 
 _RULE_NAMES = {"rolling_min": "all above", "stays_above": "stays above"}
@@ -39,11 +40,7 @@ def scores(outcome: StudyResult) -> Table:
     best = outcome.ranked[0] if outcome.ranked else None
     rows = []
     for score in outcome.scores:
-        final = NOTHING
-        if score.mean is not None:
-            text = spread_text(score.mean, score.sd, metric)
-            final = Cell(text, score.mean, "best" if score is best else "")
-        row = [Cell(score.label), final]
+        row = [Cell(score.label), _final(score, metric, best=score is best)]
         if threshold is not None:
             running = score.unfinished > 0
             row += [index_cell(score.arrivals[rule], running=running) for rule in RULES]
@@ -104,14 +101,23 @@ def finals(outcome: StudyResult) -> Table:
     records: list[Record] = []
     for score in outcome.scores:
         values = [score.finals.get(seed) for seed in seeds]
-        rows.append([Cell(score.label), *(Cell(value_text(v, study.metric), v) for v in values)])
+        lost = {run.seed for run in study.members[score.label] if run.diverged is not None}
+        rows.append(
+            [
+                Cell(score.label),
+                *(
+                    Cell("diverged") if seed in lost else Cell(value_text(v, study.metric), v)
+                    for seed, v in zip(seeds, values, strict=True)
+                ),
+            ]
+        )
         records += [
             {"algorithm": score.label, "seed": seed, "final": value}
             for seed, value in zip(seeds, values, strict=True)
             if value is not None
         ]
     heads = ("algorithm", *(f"seed {seed}" for seed in seeds))
-    caption = "Mean over the last tenth of the rounds; a run that diverged counts as the worst."
+    caption = "Mean over the last tenth of the rounds; diverged runs are left out."
     title = f"Final {study.metric} of every seed on {study.name}"
     return Table("finals", title, heads, rows, caption, records)
 
@@ -121,6 +127,12 @@ def index_cell(index: int | None, *, running: bool = False) -> Cell:
     if index is None:
         return Cell("not yet" if running else "never", math.inf, "quiet")
     return Cell(f"{index:,}", index)
+
+
+def _final(score: AlgorithmResult, metric: str, *, best: bool) -> Cell:
+    if score.mean is None:
+        return Cell("diverged") if score.diverged else NOTHING
+    return Cell(spread_text(score.mean, score.sd, metric), score.mean, "best" if best else "")
 
 
 def _each_run(score: AlgorithmResult) -> Cell:

@@ -182,7 +182,7 @@ def _left(work: Work) -> str:
 
 def _abandoned(work: Work) -> str:
     if work.command == PYTHON:
-        call = {"run": "compare", "comparison": "compare", "grid": "tune"}.get(work.kind)
+        call = {"run": "compare", "study": "compare", "grid": "tune"}.get(work.kind)
         of = f" of fedzmg.{call}" if call else ""
         return f"nobody is at work: make the same call{of} again to continue"
     command = f": {work.command}" if work.command else ""

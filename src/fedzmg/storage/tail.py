@@ -1,4 +1,4 @@
-"""A log that grows while it is read: whole lines only, and only what is new."""
+"""Incremental reader of a growing log."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fedzmg.storage.files import log_bytes
 
 
 class Tail:
-    """The lines of a ``metrics.jsonl`` by key; of lines with the same key the last counts.
+    """Lines of a growing ``metrics.jsonl`` by key; of lines with the same key the last counts.
 
-    A line that is half written waits for its rest; one that a crash broke off is passed over.
+    An incomplete last line is read once it is complete; a broken one is skipped.
 
     Args:
-        path: the file; it need not be there yet.
-        keys: what tells lines apart: the round, and in a grid the trial before it.
+        path: the file; it need not exist yet.
+        keys: fields that identify a line: the round, and in a grid the trial before it.
     """
 
     def __init__(self, path: Path, *keys: str) -> None:
@@ -27,7 +27,7 @@ class Tail:
         self._read = 0
 
     def update(self) -> dict[Hashable, dict[str, Any]]:
-        """Read what was added since, and give everything."""
+        """Read the lines added since the last call, and return all lines."""
         content = self._added()
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
