@@ -1,4 +1,4 @@
-"""Where the command line starts, by ``fedzmg`` or ``python -m fedzmg``.
+"""Run the command line: ``python -m fedzmg`` and ``fedzmg``."""
 
 Nothing is imported before the ``try``: what the commands need takes seconds to load, and Ctrl-C
 may come at any time.
