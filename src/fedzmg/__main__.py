@@ -1,7 +1,6 @@
-"""Run the command line: ``python -m fedzmg`` and ``fedzmg``."""
+"""Run the command line: ``fedzmg`` or ``python -m fedzmg``.
 
-Nothing is imported before the ``try``: what the commands need takes seconds to load, and Ctrl-C
-may come at any time.
+Imports happen inside the ``try``: they take seconds, and Ctrl-C may come at any time.
 """
 
 import os
