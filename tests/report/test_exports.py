@@ -49,7 +49,7 @@ def test_four_formats_of_one_table(judged: tuple[Material, list[StudyResult]]) -
     }
 
     head, ends, *rows = rows_of(written["tables/scores.md"])
-    assert head[:3] == ["algorithm", "final accuracy", "index at 50 %"]
+    assert head[:3] == ["algorithm", "final accuracy", "rounds to 50 %"]
     assert len({len(head), len(rows[0]), len(rows[1])}) == 1
     assert ends[0].startswith(":--")
     assert rows[0][:2] == ["fedzmg", "**80.00 ± 20.00 %**"]

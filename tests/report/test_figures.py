@@ -29,19 +29,19 @@ from fedzmg.results.reading import read
 from fedzmg.results.study_result import StudyResult, study_result
 from fedzmg.simulation import ClientMetrics
 
-INDICES = np.arange(0, 100, 5)
+ROUNDS = np.arange(1, 101, 5)
 
 
 def made_up(top: float = 0.5, runs: int = 3) -> NDArray[np.float64]:
     """Return runs that rise towards a top, each a little apart from the next."""
-    rising = top * (1.0 - np.exp(-(INDICES + 1) / 30.0))
+    rising = top * (1.0 - np.exp(-ROUNDS / 30.0))
     return np.asarray(rising + 0.01 * np.arange(runs)[:, None])
 
 
 def drawn(runs: dict[str, Any], metric: str = "accuracy", **options: Any) -> Chart:
     """Draw a comparison; evaluations are five rounds apart."""
     curves = {
-        name: {"indices": INDICES[: np.shape(own)[1]].tolist(), "runs": np.array(own).tolist()}
+        name: {"rounds": ROUNDS[: np.shape(own)[1]].tolist(), "runs": np.array(own).tolist()}
         for name, own in runs.items()
     }
     data = {"task": "toy", "metric": metric, "seeds": [0, 1, 2], "curves": curves}
@@ -86,9 +86,9 @@ def test_mean_and_sample_deviation() -> None:
     np.testing.assert_allclose(heights(axes.lines[0]), runs.mean(axis=0))
     mean, deviation = runs[:, 0].mean(), runs[:, 0].std(ddof=1)
     assert band.min() == pytest.approx(mean - deviation)
-    assert np.asarray(axes.lines[0].get_xdata()).tolist() == INDICES.tolist()
+    assert np.asarray(axes.lines[0].get_xdata()).tolist() == ROUNDS.tolist()
     assert axes.get_xlim()[0] == 0.0
-    assert "index" in axes.get_xlabel()
+    assert axes.get_xlabel() == "round"
     assert axes.get_ylabel() == "test accuracy"
     assert "Mean of 3 runs" in chart.caption
     alone = drawn({"FedAvg": made_up(runs=1)})
@@ -99,10 +99,10 @@ def test_mean_and_sample_deviation() -> None:
 def test_points_are_named_for_the_pointer() -> None:
     chart = drawn({"FedAvg": made_up()})
     [series] = [one for one in chart.series.values() if one.points]
-    assert (series.label, len(series.points)) == ("FedAvg", len(INDICES))
+    assert (series.label, len(series.points)) == ("FedAvg", len(ROUNDS))
     runs = 100 * made_up()
     mean, deviation = runs[:, 1].mean(), runs[:, 1].std(ddof=1)
-    assert series.points[1] == f"index 5: {mean:.2f} ± {deviation:.2f} %"
+    assert series.points[1] == f"round 6: {mean:.2f} ± {deviation:.2f} %"
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -122,9 +122,9 @@ def test_a_series_of_diverged_runs_ends_in_a_cross() -> None:
     line, cross = chart.axes[0].lines
     np.testing.assert_allclose(heights(line), runs[:, :7].mean(axis=0))
     assert cross.get_marker() == "x"
-    assert list(np.asarray(cross.get_xdata())) == [INDICES[6]]
+    assert list(np.asarray(cross.get_xdata())) == [ROUNDS[6]]
     assert "FedAvg (all 3 diverged)" in texts(chart)
-    empty = np.full((1, len(INDICES)), np.nan)
+    empty = np.full((1, len(ROUNDS)), np.nan)
     assert "none (diverged)" in texts(drawn({"none": empty, "FedAvg": made_up()}, threshold=0.3))
     assert "none (diverged)" in texts(drawn({"none": empty}))
 
@@ -132,7 +132,7 @@ def test_a_series_of_diverged_runs_ends_in_a_cross() -> None:
 def test_thresholds_are_named_lines_in_view() -> None:
     data = {"FedAvg": made_up()}
     assert "threshold 75 %" in texts(drawn(data, threshold=0.75))
-    curves = {"FedAvg": {"indices": INDICES.tolist(), "runs": made_up().tolist()}}
+    curves = {"FedAvg": {"rounds": ROUNDS.tolist(), "runs": made_up().tolist()}}
     content = {"task": "toy", "metric": "accuracy", "seeds": [0], "curves": curves}
     chart = figures.comparison(content, [0.33, 0.9], "reduced protocol")
     marked = {heights(line)[0] for line in chart.axes[0].lines if len(set(heights(line))) == 1}
@@ -176,7 +176,7 @@ def test_short_and_constant_curves(number: int) -> None:
 
 
 def test_long_curves_are_thinned_and_say_so() -> None:
-    curve = {"indices": list(range(700)), "runs": [[0.001 * i for i in range(700)]]}
+    curve = {"rounds": list(range(700)), "runs": [[0.001 * i for i in range(700)]]}
     data = {"task": "t", "metric": "accuracy", "seeds": [0], "curves": {"a": curve}}
     chart = figures.comparison(data)
     assert "one of 3 evaluations" in chart.caption
