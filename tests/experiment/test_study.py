@@ -90,7 +90,7 @@ def test_diverged_runs_are_left_out_of_means_and_tests_and_counted() -> None:
     lost = {"a": [], "b": [1], "c": [0, 1, 2, 3]}
     runs = {
         name: [
-            history(dict.fromkeys(range(0, 50, 5), top), 50, seed, 30 if seed in lost[name] else 0)
+            history(dict.fromkeys(range(1, 51, 5), top), 50, seed, 30 if seed in lost[name] else 0)
             for seed, top in enumerate(each)
         ]
         for name, each in tops.items()

@@ -241,7 +241,7 @@ def test_numbers_without_circumstances_stay_out(study: Path) -> None:
             lambda d: (d / "fedavg/seed-0/manifest.json").write_text('{"format": 99}'),
             "has format 99",
         ),
-        (lambda d: (d / "fedavg/seed-0/manifest.json").write_text("[1]"), "no JSON object"),
+        (lambda d: (d / "fedavg/seed-0/manifest.json").write_text("[1]"), "JSON object"),
         (lambda d: (d / "fedavg/seed-0/spec.toml").write_text("task ="), "is not valid TOML"),
         (lambda d: (d / "fedavg/seed-0/spec.toml").write_text('task = "x"'), "lacks 'algorithm'"),
         (lambda d: (d / "grid.json").write_text("{"), "is not valid JSON"),
