@@ -70,13 +70,13 @@ COMPARED = {
 
 
 def score(variant: str) -> dict[str, Any] | None:
-    """Final accuracies by seed in %, and arrivals at the thresholds; None if it was not run."""
+    """Read final accuracies by seed in % and rounds to the thresholds; None if it was not run."""
     study, _, directory = variant.partition("/")
     path = RESULTS / study / "study.json"
     if not path.is_file():
         return None
     data = json.loads(path.read_text(encoding="utf-8"))
-    # Else pairs would be no pairs.
+    # Otherwise runs would not be paired.
     assert (data["seeds"], data["rounds"], data["precision"]) == PROTOCOL, path
     for label, entry in data["algorithms"].items():
         if entry["directory"] == directory:
@@ -86,8 +86,8 @@ def score(variant: str) -> dict[str, Any] | None:
                 "diverged": entry["diverged"],
                 "arrivals": [rule["arrival"][label]["averaged"] for rule in rules],
                 "by seed": [rule["arrival"][label]["runs"] for rule in rules],
-                "curve": 100 * np.mean(data["curves"][label]["runs"], axis=0),
-                "indices": np.array(data["curves"][label]["indices"]),
+                "curve": 100 * np.array(data["curves"][label]["runs"], dtype=float).mean(0),
+                "rounds": np.array(data["curves"][label]["rounds"]),
                 "own": 100 * own_accuracy(RESULTS / study / directory),
                 "options": entry["options"],
             }
@@ -101,13 +101,13 @@ def finals_of(entry: dict[str, Any]) -> npt.NDArray[np.float64]:
 
 
 def own_accuracy(directory: Path) -> float:
-    """Mean over runs and clients of the last model's accuracy on their own examples."""
+    """Average the last model's accuracy on clients' own examples over runs and clients."""
     runs = [RunDirectory(run).clients()[-1] for run in sorted(directory.glob("seed-*"))]
     return float(np.mean([run.metric.mean() for run in runs]))
 
 
 def gaps_in_words(gaps: npt.NDArray[np.float64]) -> str:
-    """Mean, 95 % interval of the paired t-test, and every seed; no mean of some of the seeds."""
+    """Format mean, 95 % interval of the paired t-test and every seed; no mean if one diverged."""
     seeds = ", ".join("diverged" if np.isnan(gap) else f"{gap:+.1f}" for gap in gaps)
     if np.isnan(gaps).any():
         return f"   none  ({seeds})"
@@ -116,7 +116,7 @@ def gaps_in_words(gaps: npt.NDArray[np.float64]) -> str:
 
 
 def finals_in_words(each: dict[str, Any]) -> str:
-    """Mean and sd of three seeds, or where runs diverged."""
+    """Format mean and sd of three seeds, or the rounds in which runs diverged."""
     finals = each["finals"]
     if np.isnan(finals).any():
         return f"diverged: {each['diverged']}"
@@ -138,7 +138,7 @@ def print_parts(server: str) -> None:
         return
     known = {parts: each for parts, each in found.items() if each is not None}
     print(
-        f"server {server}: final accuracy, mean and sd of three seeds; arrivals at 20 and 33 %, at "
+        f"server {server}: final accuracy, mean and sd of three seeds; rounds to 20 and 33 %, to "
         "33 % by seed; accuracy on clients' own examples; rates"
     )
     for parts, each in known.items():
@@ -153,12 +153,12 @@ def print_parts(server: str) -> None:
         lead = known[frozenset(rest | {"projection"})]["curve"] - known[frozenset(rest)]["curve"]
         rolled, at = (
             np.convolve(lead, np.ones(4) / 4, "valid"),
-            known[frozenset(rest)]["indices"][3:],
+            known[frozenset(rest)]["rounds"][3:],
         )
         above = np.flatnonzero(rolled >= 1)
         print(
             f"  lead of the projection beside {' + '.join(sorted(rest))}: {rolled.max():.1f} at "
-            f"most, at index {at[rolled.argmax()]}; last above 1 at index {at[above[-1]]}, at the "
+            f"most, after round {at[rolled.argmax()]}; last above 1 after {at[above[-1]]}, at the "
             f"end {rolled[-1]:+.1f}"
         )
     for part in PARTS:
@@ -176,14 +176,14 @@ def main() -> None:
         print_parts(server)
     lost = score(variant_of("adam", {"projection"}))
     if lost is not None:
-        lived = lost["indices"] < min(lost["diverged"]) - 20
-        late = lost["curve"][lived & (lost["indices"] >= 200)]
+        lived = lost["rounds"] <= min(lost["diverged"]) - 20
+        late = lost["curve"][lived & (lost["rounds"] > 200)]
         print(
-            f"the projection alone with Adam from index 200 until 20 rounds before the first "
+            f"the projection alone with Adam after round 200 until 20 rounds before the first "
             f"diverged: {late.min():.1f} to {late.max():.1f} %"
         )
     for question, pairs in COMPARED.items():
-        print(f"{question}: final accuracy; arrivals at 20 and 33 %; minus another")
+        print(f"{question}: final accuracy; rounds to 20 and 33 %; minus another")
         for variant, base in pairs:
             one, other = score(variant), score(base)
             name, base_name = (each.partition("/")[2] for each in (variant, base))

@@ -23,20 +23,18 @@ Curves = npt.NDArray[np.float64]
 
 
 def curves(study: str, algorithm: str, seeds: int = 5) -> tuple[npt.NDArray[np.int64], Curves]:
-    """Indices of the scheduled evaluations (every fifth round), and accuracy in % by seed."""
+    """Read the rounds of the scheduled evaluations (1, 6, ...) and the accuracy in % by seed."""
     found = []
     for seed in range(seeds):
         log = log_bytes(RESULTS / study / algorithm / f"seed-{seed}" / "metrics.jsonl")
         lines = [json.loads(line) for line in log.splitlines()]
-        evaluated = {
-            line["round"] - 1: line["metric"] for line in lines if line["metric"] is not None
-        }
-        found.append({index: value for index, value in evaluated.items() if index % 5 == 0})
+        known = {line["round"]: line["metric"] for line in lines if line["metric"] is not None}
+        found.append({round_: value for round_, value in known.items() if round_ % 5 == 1})
     return np.array(list(found[0])), 100 * np.array([list(each.values()) for each in found])
 
 
 def rolling(values: Curves) -> Curves:
-    """Means of four evaluations; those without three before them are nothing."""
+    """Average four evaluations; NaN for those without three before them."""
     means = np.lib.stride_tricks.sliding_window_view(values, 4, axis=-1).mean(-1)
     return np.concatenate([np.full((*values.shape[:-1], 3), np.nan), means], axis=-1)
 
@@ -47,32 +45,32 @@ def probability(gaps: Curves) -> float:
 
 
 def words(gaps: Curves) -> str:
-    """Mean and spread, in points."""
+    """Format mean and standard deviation, in points."""
     return f"{gaps.mean():+.2f} (sd {gaps.std(ddof=1):.2f})"
 
 
 def interval(gaps: Curves) -> str:
-    """Mean, 95 % interval and every seed, in points."""
+    """Format mean, 95 % interval and every seed, in points."""
     low, high = stats.ttest_1samp(gaps, 0.0).confidence_interval()
     each = ", ".join(f"{gap:+.1f}" for gap in gaps)
     return f"{gaps.mean():+.2f}, {low:+.2f} to {high:+.2f} ({each})"
 
 
 def cifar100() -> None:
-    """Arrivals, windows, single seeds, and trainings of the same with other kernels."""
-    index, _ = curves("cifar100-study", "fedzmg")
+    """Print arrivals, windows, single seeds and repetitions with other kernels."""
+    rounds, _ = curves("cifar100-study", "fedzmg")
     of = {name: curves("cifar100-study", name)[1] for name in ALGORITHMS}
     print("arrivals of single seeds, at 20 % and at 33 %")
     for name, values in of.items():
-        arrived = [index[(rolling(values) >= level).argmax(1)].tolist() for level in (20, 33)]
+        arrived = [rounds[(rolling(values) >= level).argmax(1)].tolist() for level in (20, 33)]
         print(f"  {name:8}{arrived[0]}  {arrived[1]}")
     ahead = rolling(of["fedzmg"].mean(0)) > rolling(of["fedadam"].mean(0))
-    print(f"the averaged curve of fedzmg leads fedadam's until index {index[ahead].max()}", end="")
+    print(f"the averaged curve of fedzmg leads fedadam's until round {rounds[ahead].max()}", end="")
     ahead = rolling(of["fedzmg"]) > rolling(of["fedadam"])
-    print("; with single seeds:", *(index[each].max() for each in ahead))
+    print("; with single seeds:", *(rounds[each].max() for each in ahead))
     there = rolling(np.delete(of["fedzmg"], 2, axis=0).mean(0)) >= 33
-    print(f"fedzmg's averaged curve without seed 2 is at 33 % at index {index[there.argmax()]}")
-    windows = {"final": index >= 900, "late stage": index > 755}
+    print(f"fedzmg's averaged curve without seed 2 is at 33 % after round {rounds[there.argmax()]}")
+    windows = {"final": rounds > 900, "late stage": rounds > 756}
     for other in ("fedavg", "fedadam"):
         print(f"fedzmg minus {other}, paired over seeds")
         for name, window in windows.items():
@@ -82,8 +80,8 @@ def cifar100() -> None:
                 f"  {name:11}{words(gaps)}, p {probability(gaps):.3f}; without one seed:", end=" "
             )
             print(*(f"{p:.3f}" for p in without))
-    middle = (index >= 450) & (index < 500)
-    print("indices 450 to 495")
+    middle = (rounds > 450) & (rounds <= 500)
+    print("rounds 451 to 496")
     for name, values in of.items():
         means = values[:, middle].mean(1)
         print(f"  {name:8}{means[:3].mean():.2f} with seeds 0 to 2, {means.mean():.2f} with all")
@@ -92,13 +90,13 @@ def cifar100() -> None:
         ("fedavg", "average-plain"),
     ):
         own, values = curves("ablation-factors-study", variant, seeds=3)
-        gaps = values[:, own >= 450].mean(1) - of[name][:3, middle].mean(1)
+        gaps = values[:, own > 450].mean(1) - of[name][:3, middle].mean(1)
         print(f"  {name:8}retrained for the ablation: {words(gaps)}; by seed:", end=" ")
         print(*(f"{gap:+.2f}" for gap in gaps))
     own, tf32 = curves("precision-tf32", "fedzmg")
-    last = own[own >= 135]
-    gaps = of["fedzmg"][:, np.isin(index, last)].mean(1) - tf32[:, np.isin(own, last)].mean(1)
-    print("the same five seeds in tf32 with other kernels, indices", *last, end=": ")
+    last = own[own > 135]
+    gaps = of["fedzmg"][:, np.isin(rounds, last)].mean(1) - tf32[:, np.isin(own, last)].mean(1)
+    print("the same five seeds in tf32 with other kernels, rounds", *last, end=": ")
     print(f"{words(gaps)}, at most {abs(gaps).max():.2f}")
 
 
@@ -107,13 +105,13 @@ VARIANTS = ("without-momentum", "smaller-client-rate", "centred-biases", "fedzmg
 
 def cifar100_variants() -> None:
     """Print FedZMG's variants on the study's seeds and rounds."""
-    index, _ = curves("cifar100-study", "fedzmg")
+    rounds, _ = curves("cifar100-study", "fedzmg")
     of = {name: curves("cifar100-study", name)[1] for name in ALGORITHMS}
     of |= {name: curves("cifar100-variants-study", name)[1] for name in VARIANTS}
-    final, late = index >= 900, index > 755
+    final, late = rounds > 900, rounds > 756
     for name, values in of.items():
-        arrived = [int(index[(rolling(values.mean(0)) >= level).argmax()]) for level in (20, 33)]
-        seeds = [index[(rolling(values) >= level).argmax(1)] for level in (20, 33)]
+        arrived = [int(rounds[(rolling(values.mean(0)) >= level).argmax()]) for level in (20, 33)]
+        seeds = [rounds[(rolling(values) >= level).argmax(1)] for level in (20, 33)]
         spans = " and ".join(f"{each.min()} to {each.max()}" for each in seeds)
         print(f"  {name:20}at 20 and 33 %: {arrived[0]}, {arrived[1]} (by seed {spans});", end=" ")
         print(f"late stage {values[:, late].mean():.2f} %, final", end=" ")
@@ -122,8 +120,8 @@ def cifar100_variants() -> None:
         for other in ALGORITHMS:
             gaps = (of[name] - of[other])[:, final].mean(1)
             print(f"  {name} minus {other}: {interval(gaps)}, p {probability(gaps):.5f}")
-    half = (index >= 450) & (index < 500)
-    print("  indices 450 to 495:", end=" ")
+    half = (rounds > 450) & (rounds <= 500)
+    print("  rounds 451 to 496:", end=" ")
     print(*(f"{name} {values[:, half].mean():.2f} %" for name, values in of.items()), sep=", ")
     small = of["smaller-client-rate"]
     for study, variant in (
@@ -132,12 +130,12 @@ def cifar100_variants() -> None:
         ("ablation-centralization-study", "global-gc"),
     ):
         own, values = curves(study, variant, seeds=3)
-        gaps = small[:3, half].mean(1) - values[:, own >= 450].mean(1)
+        gaps = small[:3, half].mean(1) - values[:, own > 450].mean(1)
         print(f"  there, seeds 0 to 2: smaller-client-rate minus {variant}: {interval(gaps)}")
     gaps = (small - of["without-momentum"])[:, half].mean(1)
     print(f"  there, all seeds: smaller-client-rate minus without-momentum: {interval(gaps)}")
-    searched = np.isin(index, (40, 45))
-    print(f"  where the search looks, indices {index[searched]}:")
+    searched = np.isin(rounds, (41, 46))
+    print(f"  where the search looks, rounds {rounds[searched]}:")
     for name in ("fedzmg", "smaller-client-rate"):
         print(f"    {name:20}", *(f"{each:.1f}" for each in of[name][:, searched].mean(1)))
     gaps = (small - of["fedzmg"])[:, searched].mean(1)
@@ -145,27 +143,29 @@ def cifar100_variants() -> None:
     for other in ("fedzmg", "fedadam", "without-momentum"):
         behind = rolling(of["smaller-client-rate"].mean(0)) < rolling(of[other].mean(0))
         print(f"  smaller-client-rate is behind {other} at {behind.sum()} evaluations", end="")
-        print(f", last at index {index[behind].max()}" if behind.any() else "")
+        print(f", last after round {rounds[behind].max()}" if behind.any() else "")
 
 
 def mnist_by_writer() -> None:
     """Print the seed with which FedAdam collapsed, and the results without it."""
-    index, adam = curves("mnist-by-writer-study", "fedadam")
-    fell = index[(adam[0] < 90) & (index > 100)]
+    rounds, adam = curves("mnist-by-writer-study", "fedadam")
+    fell = rounds[(adam[0] < 90) & (rounds > 101)]
     print(
-        f"fedadam, seed 0: {adam[0][index == fell[0] - 5].item():.1f} % at index {fell[0] - 5}, "
-        f"{adam[0][index == fell[1]].item():.1f} % at {fell[1]}, at most "
-        f"{adam[0][index > fell[1]].max():.1f} % from there on; other seeds from index 100 on at "
-        f"least {adam[1:, index >= 100].min():.1f} %"
+        f"fedadam, seed 0: {adam[0][rounds == fell[0] - 5].item():.1f} % after round "
+        f"{fell[0] - 5}, {adam[0][rounds == fell[1]].item():.1f} % after {fell[1]}, at most "
+        f"{adam[0][rounds > fell[1]].max():.1f} % from there on; other seeds after round 100 at "
+        f"least {adam[1:, rounds > 100].min():.1f} %"
     )
     for name in ALGORITHMS:
         values = curves("mnist-by-writer-study", name)[1]
-        means = [values[1:, index > 15].mean(), values[1:, index >= 900].mean()]
+        means = [values[1:, rounds > 16].mean(), values[1:, rounds > 900].mean()]
         print(f"  {name:8}seeds 1 to 4: late stage {means[0]:.2f} %, final {means[1]:.2f} %")
     for name in ALGORITHMS:
         mean = curves("mnist-by-writer-study", name)[1].mean(0)
-        print(f"  {name:8}all seeds: {mean[0]:.1f} % at index 0, {mean[1]:.1f} % at {index[1]}")
-    gaps = (curves("mnist-by-writer-study", "fedzmg")[1] - adam)[1:, index >= 900].mean(1)
+        print(
+            f"  {name:8}all seeds: {mean[0]:.1f} % after round 1, {mean[1]:.1f} % after {rounds[1]}"
+        )
+    gaps = (curves("mnist-by-writer-study", "fedzmg")[1] - adam)[1:, rounds > 900].mean(1)
     print(f"  fedzmg minus fedadam, seeds 1 to 4: {words(gaps)}, p {probability(gaps):.4f}")
 
 
@@ -173,22 +173,24 @@ def shakespeare_by_role() -> None:
     """Print every seed of the reduced protocol, and the rounds of collapses."""
     study = "shakespeare-by-role-reduced-study"
     for name in ALGORITHMS:
-        index, values = curves(study, name, seeds=3)
+        rounds, values = curves(study, name, seeds=3)
         for seed, curve in enumerate(values):
             means = rolling(curve)
             arrived = [
-                str(index[(means >= level).argmax()]) if (means >= level).any() else "never"
+                str(rounds[(means >= level).argmax()]) if (means >= level).any() else "never"
                 for level in (20, 33, 35, 45)
             ]
-            at = ", ".join(f"{curve[index == each].item():.1f} % at {each}" for each in (0, 20, 65))
+            at = ", ".join(
+                f"{curve[rounds == each].item():.1f} % at {each}" for each in (1, 21, 66)
+            )
             print(f"  {name:8}seed {seed}: {at}; best {curve.max():.1f} % at", end=" ")
-            print(f"{index[curve.argmax()]}; final {curve[index >= 180].mean():.2f} %;", end=" ")
+            print(f"{rounds[curve.argmax()]}; final {curve[rounds > 180].mean():.2f} %;", end=" ")
             print("at 20, 33, 35, 45 %:", *arrived)
-    index, own = curves(study, "fedzmg", seeds=3)
+    rounds, own = curves(study, "fedzmg", seeds=3)
     average = curves(study, "fedavg", seeds=3)[1]
     ahead = rolling(own[:2]) > rolling(average[:2])
-    print("  fedzmg leads fedavg, seeds 0 and 1, until", *(index[each].max() for each in ahead))
-    gaps = (own - average)[:2, index >= 180].mean(1)
+    print("  fedzmg leads fedavg, seeds 0 and 1, until", *(rounds[each].max() for each in ahead))
+    gaps = (own - average)[:2, rounds > 180].mean(1)
     print("  fedzmg minus fedavg, final, seeds 0 and 1:", *(f"{gap:+.2f}" for gap in gaps))
 
 

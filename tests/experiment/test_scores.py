@@ -30,8 +30,8 @@ thresholds = st.floats(0.0, 1.0)
 
 
 def every_five(values: list[float]) -> list[int]:
-    """Return the round indices 0, 5, 10, ... of as many evaluations."""
-    return [5 * i for i in range(len(values))]
+    """Return the rounds 1, 6, 11, ... of as many evaluations."""
+    return [5 * i + 1 for i in range(len(values))]
 
 
 def arrival(values: list[float], threshold: float, **options: Any) -> int | None:
@@ -47,13 +47,13 @@ def or_infinity(answer: int | None) -> float:
 @pytest.mark.parametrize(
     ("values", "threshold", "rule", "expected"),
     [
-        (RISING, 20.0, "rolling_mean", 25),
-        (RISING, 33.0, "rolling_mean", 35),
-        (RISING, 20.0, "rolling_min", 30),
-        (RISING, 33.0, "rolling_min", 40),
-        (DIPPING, 30.0, "rolling_mean", 20),
-        (DIPPING, 30.0, "rolling_min", 20),
-        (DIPPING, 30.0, "stays_above", 45),
+        (RISING, 20.0, "rolling_mean", 26),
+        (RISING, 33.0, "rolling_mean", 36),
+        (RISING, 20.0, "rolling_min", 31),
+        (RISING, 33.0, "rolling_min", 41),
+        (DIPPING, 30.0, "rolling_mean", 21),
+        (DIPPING, 30.0, "rolling_min", 21),
+        (DIPPING, 30.0, "stays_above", 46),
     ],
 )
 def test_threshold_reference_curves(
@@ -64,7 +64,7 @@ def test_threshold_reference_curves(
 
 @pytest.mark.parametrize("rule", RULES)
 def test_threshold_earliest_answer_is_the_end_of_the_first_window(rule: ThresholdRule) -> None:
-    assert arrival([1.0] * 10, 0.5, rule=rule) == 15
+    assert arrival([1.0] * 10, 0.5, rule=rule) == 16
     assert arrival([0.1] * 10, 0.5, rule=rule) is None
     assert arrival([1.0] * 3, 0.5, rule=rule) is None  # shorter than the window
 
@@ -75,7 +75,7 @@ def test_threshold_earliest_answer_is_the_end_of_the_first_window(rule: Threshol
 def test_threshold_touching_counts_whatever_the_rounding(
     rule: ThresholdRule, window: int, level: float
 ) -> None:
-    assert arrival([level] * 8, level, rule=rule, window=window) == 5 * (window - 1)
+    assert arrival([level] * 8, level, rule=rule, window=window) == 5 * (window - 1) + 1
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -84,14 +84,14 @@ def test_threshold_window_with_a_non_finite_value_never_qualifies(
     rule: ThresholdRule, bad: float
 ) -> None:
     values = [1.0, bad, 1.0, 1.0, 1.0, 1.0, 1.0]
-    assert arrival(values, 0.5, rule=rule) == 25
+    assert arrival(values, 0.5, rule=rule) == 26
     assert arrival([bad] * 7, 0.5, rule=rule) is None
 
 
 def test_threshold_divergence_after_arrival_breaks_only_stays_above() -> None:
     values = [1.0] * 6 + [math.nan]
-    assert arrival(values, 0.5, rule="rolling_mean") == 15
-    assert arrival(values, 0.5, rule="rolling_min") == 15
+    assert arrival(values, 0.5, rule="rolling_mean") == 16
+    assert arrival(values, 0.5, rule="rolling_min") == 16
     assert arrival(values, 0.5, rule="stays_above") is None
 
 
@@ -193,24 +193,24 @@ def test_threshold_invalid_options(options: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     ("total", "every", "last", "expected"),
     [
-        (1000, 5, None, np.mean(np.arange(900, 1000, 5))),
-        (1000, 5, 50, np.mean(np.arange(950, 1000, 5))),
-        (100, 5, None, np.mean([90, 95])),
-        (100, 5, 100, np.mean([90, 95])),  # not longer than last: a tenth
-        (40, 5, 100, 35),  # the tenth, rounds 36 to 39, holds no evaluation
-        (5, 1, None, 4),
-        (1, 1, None, 0),
+        (1000, 5, None, np.mean(np.arange(901, 1001, 5))),
+        (1000, 5, 50, np.mean(np.arange(951, 1001, 5))),
+        (100, 5, None, np.mean([91, 96])),
+        (100, 5, 100, np.mean([91, 96])),  # not longer than last: a tenth
+        (40, 5, 100, 36),  # the tenth, rounds 37 to 40, holds no evaluation
+        (5, 1, None, 5),
+        (1, 1, None, 1),
     ],
 )
 def test_final_score_window(total: int, every: int, last: int | None, expected: float) -> None:
-    rounds = np.arange(0, total, every)
+    rounds = np.arange(1, total + 1, every)
     assert final_score(rounds, rounds, last, total=total) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_final_score_of_a_diverged_run_is_nan(bad: float) -> None:
-    assert math.isnan(final_score([0, 8, 9], [0.1, bad, -bad], 2, total=10))
-    assert final_score([0, 8, 9], [bad, 0.25, 0.75], 2, total=10) == 0.5
+    assert math.isnan(final_score([1, 9, 10], [0.1, bad, -bad], 2, total=10))
+    assert final_score([1, 9, 10], [bad, 0.25, 0.75], 2, total=10) == 0.5
 
 
 @given(values_lists, st.integers(1, 200))
@@ -222,23 +222,22 @@ def test_final_score_lies_within_the_curve(values: list[float], last: int) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"total": 5}, "below total = 5, got 5"),
+        ({"total": 5}, "total = 5, got 6"),
         ({"total": 10, "last": 0}, "last must be at least 1, got 0"),
         ({"total": 10, "rule": "median"}, "rule must be one of .* got 'median'"),
     ],
 )
 def test_final_score_invalid_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        final_score([0, 5], [0.1, 0.2], **options)
+        final_score([1, 6], [0.1, 0.2], **options)
 
 
 @given(total=st.integers(1, 300), every=st.integers(1, 400))
 def test_what_counts_is_due_or_the_end(total: int, every: int) -> None:
-    indices = list(scheduled(total, every))
-    assert indices == sorted(set(indices))
-    assert {0, *range(0, total, every)} <= set(indices) <= {*range(0, total, every), total - 1}
-    # Whoever asks how a run ended is told of its last tenth.
-    assert total - indices[-1] <= max(1, total // 10)
+    rounds, regular = list(scheduled(total, every)), set(range(1, total + 1, every))
+    assert rounds == sorted(set(rounds))
+    assert regular <= set(rounds) <= regular | {total}
+    assert total - rounds[-1] < max(1, total // 10)
 
 
 @pytest.mark.parametrize(
@@ -282,8 +281,8 @@ def test_late_stage_counts_only_after_the_slowest() -> None:
 def test_late_stage_of_thresholds_found_on_the_same_curves() -> None:
     curves = {"rising": RISING, "later": [0.0, *RISING[:-1]]}
     arrivals = {name: arrival(values, 20.0) for name, values in curves.items()}
-    assert arrivals == {"rising": 25, "later": 30}
-    # After round 30: rising 35, 37, 38 and later 36, 35, 37.
+    assert arrivals == {"rising": 26, "later": 31}
+    # After round 31: rising 35, 37, 38 and later 36, 35, 37.
     means = late_stage_mean(every_five(RISING), curves, arrivals)
     assert means == pytest.approx({"rising": 110.0 / 3.0, "later": 36.0})
 

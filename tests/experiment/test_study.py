@@ -52,12 +52,12 @@ def scored(plan: StudySpec, out: Path, task: Task | None = None, **options: Any)
 
 
 def history(curve: dict[int, float], rounds: int, seed: int = 0, diverged: int = 0) -> History:
-    """A run with given evaluations, by round index."""
+    """A run with given evaluations, by round."""
     records = tuple(
         Record(
             round=r, clients=1, dropped=0, steps=1, train_loss=1.0, bytes_down=1, bytes_up=1,
             bytes_up_bound=1, scalar_bytes_down=0, scalar_bytes_up=0, bytes_kept=0,
-            total_bytes_down=r, total_bytes_up=r, seconds=0.0, metric=curve.get(r - 1),
+            total_bytes_down=r, total_bytes_up=r, seconds=0.0, metric=curve.get(r),
             diverged=bool(diverged) and r >= diverged,
         )
         for r in range(1, rounds + 1)
@@ -65,23 +65,23 @@ def history(curve: dict[int, float], rounds: int, seed: int = 0, diverged: int =
     return History(toy(rounds=rounds, eval_every=5), Trial.of("fedavg", seed), records, Tree({}))
 
 
-def test_final_accuracy_takes_the_twenty_evaluations_900_to_995() -> None:
+def test_final_accuracy_takes_the_twenty_evaluations_901_to_996() -> None:
     """And not the one after the last round, which every run has and the paper does not."""
-    curve = {i: float(i) for i in range(0, 1000, 5)} | {999: 1e6}
+    curve = {r: float(r) for r in range(1, 1000, 5)} | {1000: 1e6}
     run = Run.of_history(history(curve, 1000), "fedavg")
-    assert finals([run]) == {0: np.mean(range(900, 1000, 5))}
-    assert finals([run], "author") == {0: np.mean(range(905, 1000, 5))}
+    assert finals([run]) == {0: np.mean(range(901, 1000, 5))}
+    assert finals([run], "author") == {0: np.mean(range(906, 1000, 5))}
     result = StudyResult.from_histories({"fedavg": [history(curve, 1000)]})
-    assert result.curves["fedavg"]["indices"] == list(range(0, 1000, 5))
+    assert result.curves["fedavg"]["rounds"] == list(range(1, 1000, 5))
 
 
 def test_curve_of_a_run_that_diverged_ends_where_it_did() -> None:
-    """Indices count from 0 and rounds from 1: round 6 is index 5, which counts no more."""
-    curve = {0: 0.1, 5: 0.2, 10: 0.3}
+    """The evaluation after the round in which it diverged does not count."""
+    curve = {1: 0.1, 6: 0.2, 11: 0.3}
     for diverged, expected in ((5, [0.1, None, None]), (6, [0.1, None, None]),
                                (7, [0.1, 0.2, None]), (0, [0.1, 0.2, 0.3])):  # fmt: skip
         result = StudyResult.from_histories({"fedavg": [history(curve, 11, diverged=diverged)]})
-        assert result.curves["fedavg"] == {"indices": [0, 5, 10], "runs": [expected]}
+        assert result.curves["fedavg"] == {"rounds": [1, 6, 11], "runs": [expected]}
 
 
 def test_diverged_runs_are_left_out_of_means_and_tests_and_counted() -> None:
@@ -90,7 +90,7 @@ def test_diverged_runs_are_left_out_of_means_and_tests_and_counted() -> None:
     lost = {"a": [], "b": [1], "c": [0, 1, 2, 3]}
     runs = {
         name: [
-            history(dict.fromkeys(range(0, 50, 5), top), 50, seed, 30 if seed in lost[name] else 0)
+            history(dict.fromkeys(range(1, 51, 5), top), 50, seed, 30 if seed in lost[name] else 0)
             for seed, top in enumerate(each)
         ]
         for name, each in tops.items()
@@ -168,26 +168,26 @@ def test_summary_of_known_curves() -> None:
         algorithms={"a": {"algorithm": "fedzmg"}, "b": {"algorithm": "fedavg"}},
         rounds=50, eval_every=5, thresholds=[0.5, 0.95], seeds=[0, 1],
     )  # fmt: skip
-    steps = list(range(0, 50, 5))
-    fast = {i: 0.0 if i < 10 else 0.9 for i in steps}
-    faster = {i: 0.0 if i < 5 else 0.9 for i in steps}
-    slow = {i: 0.0 if i < 25 else 0.6 for i in steps}
+    steps = list(range(1, 51, 5))
+    fast = {i: 0.0 if i < 11 else 0.9 for i in steps}
+    faster = {i: 0.0 if i < 6 else 0.9 for i in steps}
+    slow = {i: 0.0 if i < 26 else 0.6 for i in steps}
     runs = {
         "a": [history(fast, 50, 0), history(faster, 50, 1)],
-        "b": [history(slow, 50, 0), history({**slow, 45: 0.7}, 50, 1)],
+        "b": [history(slow, 50, 0), history({**slow, 46: 0.7}, 50, 1)],
     }
     data = StudyResult.from_histories(runs, plan.model_dump(exclude_none=True)).as_dict()
     low, high = data["thresholds"]
     mean, smallest = (low["rules"][rule]["arrival"] for rule in ("rolling_mean", "rolling_min"))
-    # a: the averaged curve is 0, .45, .9, ...: the window that ends at 15 has the mean .5625.
-    assert mean["a"]["averaged"] == 15
-    assert mean["a"]["runs"] == [20, 15]
-    assert (mean["a"]["mean"], mean["a"]["never"]) == (17.5, 0)
+    # a: the averaged curve is 0, .45, .9, ...: the window that ends at 16 has the mean .5625.
+    assert mean["a"]["averaged"] == 16
+    assert mean["a"]["runs"] == [21, 16]
+    assert (mean["a"]["mean"], mean["a"]["never"]) == (18.5, 0)
     assert mean["a"]["sd"] == pytest.approx(np.std([20, 15], ddof=1))
-    assert smallest["a"]["averaged"] == 25
-    assert smallest["a"]["runs"] == [25, 20]
-    # b: 0, .6, .6, .6 has the mean .45, so only the window of four times .6 arrives, at 40.
-    assert mean["b"]["averaged"] == 40
+    assert smallest["a"]["averaged"] == 26
+    assert smallest["a"]["runs"] == [26, 21]
+    # b: 0, .6, .6, .6 has the mean .45, so only the window of four times .6 arrives, at 41.
+    assert mean["b"]["averaged"] == 41
     late = low["rules"]["rolling_mean"]["late_stage_mean"]
     assert late == {"a": pytest.approx(0.9), "b": pytest.approx(0.65)}
     assert high["rules"]["stays_above"]["late_stage_mean"] is None
@@ -215,7 +215,7 @@ def test_study_is_a_directory_of_paired_runs(tmp_path: Path) -> None:
             assert len(run.records()) == 3
     steps = [[r.steps for r in h.records] for h in result.histories["fedzmg"]]
     assert steps == [[r.steps for r in h.records] for h in result.histories["fedavg"]]
-    assert data["curves"]["fedzmg"]["indices"] == [0, 2]
+    assert data["curves"]["fedzmg"]["rounds"] == [1, 3]
     assert StudySpec.read(tmp_path / "study.toml") == spec()
 
 

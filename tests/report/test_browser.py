@@ -112,7 +112,7 @@ def test_page_in_a_browser(study: Path, tmp_path: Path, width: int) -> None:
     assert found["out"] == []
     # A click on a name in the legend hides its curve, another shows it again.
     assert (found["hidden"], found["shown"]) == ("none", "inline")
-    assert re.fullmatch(r"fed\w+, index 0: \d+\.\d\d ± \d+\.\d\d %", found["tip"])
+    assert re.fullmatch(r"fed\w+, round 1: \d+\.\d\d ± \d+\.\d\d %", found["tip"])
 
 
 def test_data_sets_side_by_side_are_not_cut_off(tmp_path: Path) -> None:

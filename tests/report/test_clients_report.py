@@ -126,14 +126,14 @@ def test_bands_by_hand() -> None:
     losses = [[0.0, 1.0, 2.0, 3.0, 9.0], None, [0.0, 3.0, 4.0, 5.0, float("inf")]]
     found = loss_bands([losses, losses[:1]])
     assert found is not None
-    assert found.indices.tolist() == [0.0, 2.0]
+    assert found.rounds.tolist() == [1.0, 3.0]
     assert found.middle.tolist() == [2.0, 4.0]
     assert (found.low[1], found.high[1]) == (3.0, 5.0)
     assert loss_bands([[None, None], [None]]) is None
     # A thousand rounds come to a hundred points, each the mean of ten rounds.
-    many = loss_bands([[[0.0, r, r, r, r] for r in range(1000)]])
+    many = loss_bands([[[0.0, r, r, r, r] for r in range(1, 1001)]])
     assert many is not None
-    assert many.indices.tolist() == many.middle.tolist() == [4.5 + 10 * i for i in range(100)]
+    assert many.rounds.tolist() == many.middle.tolist() == [5.5 + 10 * i for i in range(100)]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04.", b'\x08\0\0\0\0\0\0\0{"a":1}'])

@@ -49,7 +49,7 @@ def test_four_formats_of_one_table(judged: tuple[Material, list[StudyResult]]) -
     }
 
     head, ends, *rows = rows_of(written["tables/scores.md"])
-    assert head[:3] == ["algorithm", "final accuracy", "index at 50 %"]
+    assert head[:3] == ["algorithm", "final accuracy", "rounds to 50 %"]
     assert len({len(head), len(rows[0]), len(rows[1])}) == 1
     assert ends[0].startswith(":--")
     assert rows[0][:2] == ["fedzmg", "**80.00 ± 20.00 %**"]
@@ -64,7 +64,7 @@ def test_four_formats_of_one_table(judged: tuple[Material, list[StudyResult]]) -
 
     found = records_of(written["tables/scores.csv"])
     assert float(found[0]["final_mean"]) == pytest.approx(0.8, abs=1e-15)
-    kept = json.loads(written["tables/scores.json"])["rows"]
+    kept = json.loads(written["tables/scores.json"])["records"]
     assert [row["algorithm"] for row in kept] == ["fedzmg", "fedavg"]
     assert kept[0]["final_mean"] == float(found[0]["final_mean"])
     [tested] = records_of(written["tables/tests.csv"])

@@ -10,7 +10,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
-from fedzmg.results.spread import ANY, band_around, possible
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -25,27 +24,43 @@ from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.report import figures
 from fedzmg.report.figures.curves import MOST_IN_ONE_PANEL
 from fedzmg.report.figures.style import Chart, line_style, usual_range
+from fedzmg.results.averaging import ANY, band_around, possible
+from fedzmg.results.grouping import group_study
 from fedzmg.results.reading import read
+from fedzmg.results.runs import Log, Run
 from fedzmg.results.study_result import StudyResult, study_result
 from fedzmg.simulation import ClientMetrics
 
-INDICES = np.arange(0, 100, 5)
+ROUNDS = np.arange(1, 101, 5)
 
 
 def made_up(top: float = 0.5, runs: int = 3) -> NDArray[np.float64]:
     """Return runs that rise towards a top, each a little apart from the next."""
-    rising = top * (1.0 - np.exp(-(INDICES + 1) / 30.0))
+    rising = top * (1.0 - np.exp(-ROUNDS / 30.0))
     return np.asarray(rising + 0.01 * np.arange(runs)[:, None])
 
 
-def drawn(runs: dict[str, Any], metric: str = "accuracy", **options: Any) -> Chart:
-    """Draw a comparison; evaluations are five rounds apart."""
-    curves = {
-        name: {"indices": INDICES[: np.shape(own)[1]].tolist(), "runs": np.array(own).tolist()}
-        for name, own in runs.items()
-    }
-    data = {"task": "toy", "metric": metric, "seeds": [0, 1, 2], "curves": curves}
-    return figures.comparison({**data, **options})
+def drawn(
+    runs: dict[str, Any], metric: str = "accuracy", *, task: str = "toy", every: int = 5,
+    threshold: float = 0.7,
+) -> Chart:  # fmt: skip
+    """Draw the curves of runs, which diverge at their first non-finite value."""
+    found = []
+    for name, own in runs.items():
+        for seed, values in enumerate(np.asarray(own, dtype=float)):
+            rounds = tuple(range(1, every * len(values) + 1))
+            lost = np.flatnonzero(~np.isfinite(values))
+            log = Log(
+                rounds, (0,) * len(rounds), every * int(lost[0]) + 1 if len(lost) else None,
+                rounds[::every], tuple(values.tolist()), rounds[::every], {"total": 1}, 1.0,
+            )  # fmt: skip
+            protocol = {"rounds": rounds[-1], "eval_every": every, "threshold": threshold}
+            spec = {"task": task, "algorithm": name, "seed": seed, "protocol": protocol}
+            found.append(Run("", "", spec, {"metric": metric}, log, label=name))
+    study = group_study(found, {"algorithms": list(runs)}, [])
+    chart = figures.curves(study_result(study))
+    assert chart is not None
+    return chart
 
 
 def texts(chart: Chart) -> list[str]:
@@ -86,9 +101,9 @@ def test_mean_and_sample_deviation() -> None:
     np.testing.assert_allclose(heights(axes.lines[0]), runs.mean(axis=0))
     mean, deviation = runs[:, 0].mean(), runs[:, 0].std(ddof=1)
     assert band.min() == pytest.approx(mean - deviation)
-    assert np.asarray(axes.lines[0].get_xdata()).tolist() == INDICES.tolist()
+    assert np.asarray(axes.lines[0].get_xdata()).tolist() == ROUNDS.tolist()
     assert axes.get_xlim()[0] == 0.0
-    assert "index" in axes.get_xlabel()
+    assert axes.get_xlabel() == "round"
     assert axes.get_ylabel() == "test accuracy"
     assert "Mean of 3 runs" in chart.caption
     alone = drawn({"FedAvg": made_up(runs=1)})
@@ -99,10 +114,10 @@ def test_mean_and_sample_deviation() -> None:
 def test_points_are_named_for_the_pointer() -> None:
     chart = drawn({"FedAvg": made_up()})
     [series] = [one for one in chart.series.values() if one.points]
-    assert (series.label, len(series.points)) == ("FedAvg", len(INDICES))
+    assert (series.label, len(series.points)) == ("FedAvg", len(ROUNDS))
     runs = 100 * made_up()
     mean, deviation = runs[:, 1].mean(), runs[:, 1].std(ddof=1)
-    assert series.points[1] == f"index 5: {mean:.2f} ± {deviation:.2f} %"
+    assert series.points[1] == f"round 6: {mean:.2f} ± {deviation:.2f} %"
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -119,26 +134,18 @@ def test_a_series_of_diverged_runs_ends_in_a_cross() -> None:
     runs[:, 12:] = np.nan
     runs[2, 7:] = np.inf
     chart = drawn({"FedAvg": runs})
-    line, cross = chart.axes[0].lines
+    line, cross, _ = chart.axes[0].lines
     np.testing.assert_allclose(heights(line), runs[:, :7].mean(axis=0))
     assert cross.get_marker() == "x"
-    assert list(np.asarray(cross.get_xdata())) == [INDICES[6]]
-    assert "FedAvg (all 3 diverged)" in texts(chart)
-    empty = np.full((1, len(INDICES)), np.nan)
-    assert "none (diverged)" in texts(drawn({"none": empty, "FedAvg": made_up()}, threshold=0.3))
-    assert "none (diverged)" in texts(drawn({"none": empty}))
+    assert list(np.asarray(cross.get_xdata())) == [ROUNDS[6]]
+    assert "FedAvg (diverged)" in texts(chart)
 
 
 def test_thresholds_are_named_lines_in_view() -> None:
-    data = {"FedAvg": made_up()}
-    assert "threshold 75 %" in texts(drawn(data, threshold=0.75))
-    curves = {"FedAvg": {"indices": INDICES.tolist(), "runs": made_up().tolist()}}
-    content = {"task": "toy", "metric": "accuracy", "seeds": [0], "curves": curves}
-    chart = figures.comparison(content, [0.33, 0.9], "reduced protocol")
-    marked = {heights(line)[0] for line in chart.axes[0].lines if len(set(heights(line))) == 1}
-    assert marked == {0.33, 0.9}
-    assert chart.axes[0].get_ylim()[1] > 0.9
-    assert "toy (reduced protocol), 1 paired seed" in chart.title
+    chart = drawn({"FedAvg": made_up()}, threshold=0.75)
+    assert "threshold 75 %" in texts(chart)
+    assert heights(chart.axes[0].lines[-1])[0] == 0.75
+    assert chart.axes[0].get_ylim()[1] > 0.75
 
 
 def test_forty_series_have_distinct_styles() -> None:
@@ -176,11 +183,9 @@ def test_short_and_constant_curves(number: int) -> None:
 
 
 def test_long_curves_are_thinned_and_say_so() -> None:
-    curve = {"indices": list(range(700)), "runs": [[0.001 * i for i in range(700)]]}
-    data = {"task": "t", "metric": "accuracy", "seeds": [0], "curves": {"a": curve}}
-    chart = figures.comparison(data)
+    chart = drawn({"a": [[0.001 * i for i in range(700)]]}, every=1)
     assert "one of 3 evaluations" in chart.caption
-    assert np.asarray(chart.axes[0].lines[0].get_xdata()).tolist() == list(range(0, 700, 3))
+    assert np.asarray(chart.axes[0].lines[0].get_xdata()).tolist() == list(range(1, 701, 3))
     assert chart.axes[0].get_xlim() == (0.0, 702.0)
 
 

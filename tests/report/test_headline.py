@@ -24,9 +24,9 @@ def test_a_final_value_above_a_threshold_is_not_said_to_have_missed_it(
 ) -> None:
     for name in ("fedzmg", "fedavg"):
         write_run(f"s/{name}/seed-0", name, 0, LATE)
-    outcome = study_result(read([tmp_path / "s"]).studies[0])
-    assert outcome.scores[0].mean == pytest.approx(0.52)
-    assert "None holds 50 % (mean of 4 evaluations)." in summary(outcome)
+    result = study_result(read([tmp_path / "s"]).studies[0])
+    assert result.scores[0].mean == pytest.approx(0.52)
+    assert "None holds 50 % (mean of 4 evaluations)." in summary(result)
     page = render(read([tmp_path / "s"])).replace("\u00a0", " ")
     assert "First to hold 50 %" in page
     assert "reaches 50 %" not in page
@@ -37,12 +37,12 @@ def test_runs_that_hold_it_alone_are_counted(write_run: Any, tmp_path: Path) -> 
         for seed in range(3):
             lucky = name == "fedzmg" and seed == 1
             write_run(f"s/{name}/seed-{seed}", name, seed, HELD if lucky else LATE)
-    outcome = study_result(read([tmp_path / "s"]).studies[0])
+    result = study_result(read([tmp_path / "s"]).studies[0])
     assert (
         "None holds 50 % (mean of 4 evaluations) on average over its seeds, though 1 of 6 runs "
         "does."
-    ) in summary(outcome)
-    assert scores(outcome).rows[0][5].text == "18 (1 of 3)"
+    ) in summary(result)
+    assert scores(result).rows[0][5].text == "19 (1 of 3)"
 
 
 @pytest.mark.parametrize(("server_lr", "said"), [(1.0, True), (10.0, False)])

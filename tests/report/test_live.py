@@ -55,12 +55,12 @@ def test_trials_are_told_apart_by_what_differs() -> None:
     assert names(named)[2] == "no 1, seed 1"
 
 
-def test_best_is_remembered_with_its_index_and_a_stopped_trial_keeps_its_state() -> None:
+def test_best_is_remembered_with_its_round_and_a_stopped_trial_keeps_its_state() -> None:
     seen = Seen("a")
     for round_, metric in ((1, 0.1), (6, 0.5), (11, 0.3)):
         one = SimpleNamespace(round=round_, metric=metric, train_loss=1.0, diverged=False)
         seen = seen.after(one, stopped_trials=False, higher=True)
-    assert (seen.metric, seen.best, seen.best_index) == (0.3, 0.5, 5)
+    assert (seen.metric, seen.best, seen.best_round) == (0.3, 0.5, 6)
     gone = SimpleNamespace(round=12, metric=0.0, train_loss=9.0, diverged=True)
     seen = seen.after(gone, stopped_trials=True, higher=True)
     assert seen.state == "diverged, stopped after round 12"
@@ -116,7 +116,7 @@ def test_terminal_shows_a_line_per_trial_or_the_best_of_many() -> None:
     assert "in all" in few[0]  # three packs are known, and one is at work
     assert "3 trials, best accuracy 60.00 % (client.lr 0.2), median 40.00 %" in few[1]
     assert few[2].endswith("diverged, stopped after round 1")
-    assert few[3] == "client.lr 0.2 60.00 % best 60.00 % at index 0"
+    assert few[3] == "client.lr 0.2 60.00 % best 60.00 % at round 1"
     assert len(few) == 5
     assert len(many) == 2 + live.BEST_SHOWN
     assert "81 trials, best accuracy 80.00 % (client.lr 8.1), median 40.00 %" in many[1]
@@ -138,4 +138,4 @@ def test_old_evaluations_name_their_round(monkeypatch: pytest.MonkeyPatch) -> No
     old = "training loss 2, accuracy up to round 1: best 13.00 % (client.lr 0.2), median 10.00 %"
     assert second.startswith(old)
     assert last == "best accuracy 40.00 % (client.lr 0.2), median 30.00 %"
-    assert between[3] == "client.lr 0.2 loss 2 best 13.00 % at index 0"
+    assert between[3] == "client.lr 0.2 loss 2 best 13.00 % at round 1"

@@ -80,10 +80,10 @@ def test_page_says_who_is_ahead(study: Path) -> None:
     assert (
         "fedzmg has the best final accuracy on digits, 80.00 % (mean over 3 seeds), 20.00 points "
         "ahead of fedavg. The difference is not significant at the 0.05 level (paired t-test, "
-        "p = 0.0742). fedzmg is first to hold 50 % (mean of 4 evaluations), at index 5 "
-        "(after 6 rounds)."
+        "p = 0.0742). fedzmg is first to hold 50 % (mean of 4 evaluations), after 6 "
+        "rounds."
     ) in text
-    assert "First to hold 50 % index 5 fedzmg, mean of 4 evaluations" in text
+    assert "First to hold 50 % round 6 fedzmg, mean of 4 evaluations" in text
     assert "80.00 ± 20.00 %" in text
     assert "The paper has no numbers for digits" in text
     for fact in ("c0ffee", "a" * 64, "2.13.0", "study/fedavg/seed-1 finished, 10 rounds"):
@@ -194,7 +194,7 @@ def test_figures_carry_series_for_the_script_and_colours_of_the_page(study: Path
     lines = {one.get("data-series", ""): one for one in curves.iter() if one.get("data-points")}
     assert list(lines) == ["fedavg", "fedzmg"]
     points = lines["fedzmg"].get("data-points", "").split("\n")
-    assert (len(points), points[-1]) == (10, "index 9: 80.00 ± 20.00 %")
+    assert (len(points), points[-1]) == (10, "round 10: 80.00 ± 20.00 %")
     ends = {}
     for name, line in lines.items():
         data = line[0].get("d", "")
@@ -212,7 +212,7 @@ def test_paper_stands_beside_its_own_task(write_run: Any, tmp_path: Path) -> Non
             )
     text = Outline(render(read([tmp_path / "all"]))).text
     assert "cifar100 beside the paper's CIFAR-100" in text
-    # The windows that end at indices 15 and 20 have means of 32.5 and 40 %.
+    # The windows that end after rounds 16 and 21 have means of 32.5 and 40 %.
     for line in (
         "index at 20 % fedzmg 15 95 -80", "index at 33 % fedzmg 20 250 -230",
         "late-stage mean fedzmg 40.00 % 39.50 % +0.50 %", "index at 33 % fedavg 20 805 -785",

@@ -125,9 +125,9 @@ def test_scores_by_hand(study: Path) -> None:
     assert theirs.adjusted == theirs.test.p == pytest.approx(0.0742, abs=1e-4)
     # Averaged curve of fedzmg: 0.8 times the shares; the window 0.4, 0.56, 0.64, 0.72 is the
     # first whose mean reaches 0.5, and 0.56 to 0.8 the first that lies above it.
-    assert ours.arrivals == {"rolling_mean": 5, "rolling_min": 6, "stays_above": 5}
-    assert theirs.arrivals["rolling_mean"] == 6
-    # After index 6, both are at their top.
+    assert ours.arrivals == {"rolling_mean": 6, "rolling_min": 7, "stays_above": 6}
+    assert theirs.arrivals["rolling_mean"] == 7
+    # After round 7, both are at their top.
     assert ours.late == pytest.approx(0.8)
     assert theirs.late == pytest.approx(0.6)
     assert ours.traffic["total"] == 20 * 2**20
@@ -201,9 +201,9 @@ algorithm = "fedavg"
     assert list(study.members) == ["second one", "first"]
     assert study.thresholds == (0.3, 0.5)
     score = study_result(study).scores[0]
-    # The evaluation after the last round was not due; that at index 30 of 32 is late enough.
+    # The evaluation after the last round was not due; that after round 31 of 32 is late enough.
     assert score.finals == {0: 0.5, 1: 0.5}
-    assert score.arrivals["rolling_mean"] == 5
+    assert score.arrivals["rolling_mean"] == 6
 
 
 def test_rare_evaluations_end_with_the_last_round(
@@ -241,7 +241,7 @@ def test_numbers_without_circumstances_stay_out(study: Path) -> None:
             lambda d: (d / "fedavg/seed-0/manifest.json").write_text('{"format": 99}'),
             "has format 99",
         ),
-        (lambda d: (d / "fedavg/seed-0/manifest.json").write_text("[1]"), "no JSON object"),
+        (lambda d: (d / "fedavg/seed-0/manifest.json").write_text("[1]"), "JSON object"),
         (lambda d: (d / "fedavg/seed-0/spec.toml").write_text("task ="), "is not valid TOML"),
         (lambda d: (d / "fedavg/seed-0/spec.toml").write_text('task = "x"'), "lacks 'algorithm'"),
         (lambda d: (d / "grid.json").write_text("{"), "is not valid JSON"),

@@ -36,12 +36,12 @@ def test_another_process_place_and_day_give_the_same_bytes(
             tops = [0.1 * seed, 0.5, 0.5, 0.5, 0.6]
             write_run(f"study/{name}/seed-{seed}", name, seed, tops, task="mnist-by-writer")
     here, places = tmp_path / "here", [str(tmp_path / "study")]
-    stems = ["curves", "traffic", "seeds"]
+    stems = ["curves", "differences", "traffic", "seeds"]
     if with_grid:
         (tmp_path / "grid").mkdir()
         (tmp_path / "grid" / "grid.json").write_text(json.dumps(grid))
         places.append(str(tmp_path / "grid"))
-        stems += ["grid-fedzmg", "overview-heat-maps"]
+        stems += ["grid-fedzmg", "grid-heat-maps"]
     done = CliRunner().invoke(app, ["report", *places, "--out", str(here)])
     assert done.exit_code == 0, done.output
     found = hashes(here)

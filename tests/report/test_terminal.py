@@ -171,7 +171,7 @@ def test_a_study_shows_every_score_and_test(name: str) -> None:
     for score in result.scores:
         assert score.mean is not None
         numbers += [percent(score.mean), percent(score.sd or 0.0)]
-        numbers += [f"{index:,}" for index in score.arrivals.values() if index is not None]
+        numbers += [f"{one:,}" for one in score.arrivals.values() if one is not None]
     for one in result.tests:
         test = one.test
         for value in (test.mean_difference, test.ci_low, test.ci_high):

@@ -63,7 +63,7 @@ def test_sentences_are_true_of_what_is_there(stopped: Path) -> None:
     outcome = study_result(read([stopped]).studies[0])
     assert summary(outcome) == [
         "FedAvg, ours ends at 100.00 % final accuracy on digits, trial (mean over 3 seeds).",
-        "It first holds 50 % (mean of 4 evaluations) at index 4 (after 5 rounds).",
+        "It first holds 50 % (mean of 4 evaluations) after 5 rounds.",
         "6 of 9 runs are not finished.",
     ]
     assert "Still to come: fedadam (3 runs)." in outcome.notes

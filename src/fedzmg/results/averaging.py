@@ -1,7 +1,6 @@
 """Averages over the runs of one algorithm: curves, final values, rounds to a threshold.
 
-Runs that diverged are left out of every average; their number is shown beside it. Evaluations go by
-the index of their round, as in the paper: index 0 follows the first round.
+Runs that diverged are left out of every average; their number is shown beside it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from fedzmg.results.scores import RULES, ThresholdRule
 class Curve(NamedTuple):
     """Runs of one algorithm, averaged where all of them were evaluated."""
 
-    indices: NDArray[np.int64]
+    rounds: NDArray[np.int64]
     mean: NDArray[np.float64]
     spread: NDArray[np.float64] | None
     """Sample standard deviation; None for a single run."""
@@ -54,12 +53,12 @@ class Band(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """Round indices at which the runs of an algorithm reach a threshold; None is never."""
+    """Rounds at which the runs of an algorithm reach a threshold; None is never."""
 
     averaged: int | None
-    """Index for the curve averaged over runs."""
+    """Round for the curve averaged over runs."""
     runs: list[int | None]
-    """Index for each run."""
+    """Round for each run."""
     mean: float | None
     """Mean over the runs that reached it."""
     sd: float | None
@@ -103,19 +102,19 @@ def drawn_curve(runs: Sequence[Run]) -> Curve | None:
     """Average the finished runs that did not diverge, else the unfinished ones, else all."""
     lived = _lived(runs)
     chosen = [run for run in lived if run.complete] or lived or list(runs)
-    end = min((run.diverged - 1 for run in chosen if run.diverged is not None), default=math.inf)
+    end = min((run.diverged for run in chosen if run.diverged is not None), default=math.inf)
     shared, table = _table([_evaluations(run) for run in chosen])
-    kept = [i for i, index in enumerate(shared) if index < end]
+    kept = [i for i, round_ in enumerate(shared) if round_ < end]
     if not kept:
         return None
     table = table[:, kept]
-    indices = [shared[i] for i in kept]
+    rounds = [shared[i] for i in kept]
     moved = [dict(zip(_evaluations(run), run.log.moved, strict=True)) for run in chosen]
     return Curve(
-        indices=np.array(indices),
+        rounds=np.array(rounds),
         mean=table.mean(axis=0),
         spread=table.std(axis=0, ddof=1) if len(table) > 1 else None,
-        mib=np.array([statistics.fmean(log[index] for log in moved) / MIB for index in indices]),
+        mib=np.array([statistics.fmean(log[round_] for log in moved) / MIB for round_ in rounds]),
         averaged=len(chosen),
         broke_off=not lived,
     )
@@ -134,24 +133,24 @@ def finals(runs: Sequence[Run], rule: scores.FinalRule = "full") -> dict[int, fl
 
 
 def scored(run: Run) -> dict[int, float]:
-    """Return the evaluations that count for scores by index; they end where a run diverged."""
+    """Return the evaluations that count for scores by round; they end where a run diverged."""
     due = _due(run)
-    end = math.inf if run.diverged is None else run.diverged - 1
-    return {i: metric for i, metric in _evaluations(run).items() if i in due and i < end}
+    end = math.inf if run.diverged is None else run.diverged
+    return {r: metric for r, metric in _evaluations(run).items() if r in due and r < end}
 
 
 def scored_table(runs: Sequence[Run]) -> tuple[list[int], list[list[float | None]]]:
-    """Return the indices that count, and a row of metrics per run; None where one has none."""
+    """Return the rounds that count, and a row of metrics per run; None where one has none."""
     curves = [scored(run) for run in runs]
     due = [_due(run) for run in runs if run.diverged is not None]
-    indices = sorted(set().union(*curves, *due))
-    return indices, [[curve.get(index) for index in indices] for curve in curves]
+    rounds = sorted(set().union(*curves, *due))
+    return rounds, [[curve.get(round_) for round_ in rounds] for curve in curves]
 
 
 def arrivals(
     study: Study, runs: Sequence[Run], threshold: float, rule: ThresholdRule = RULES[0]
 ) -> Arrival:
-    """Return the indices at which runs reach a threshold, diverged ones before they diverge.
+    """Return the rounds at which runs reach a threshold, diverged ones before they diverge.
 
     Averaged are the runs that did not diverge; if all did, their curves up to that point.
     """
@@ -167,7 +166,7 @@ def arrivals(
     each = [reach(list(curve), list(curve.values())) if curve else None for curve in curves]
     lived = [curve for run, curve in zip(runs, curves, strict=True) if run.diverged is None]
     shared, table = _table(lived or curves)
-    known = [index for index in each if index is not None]
+    known = [round_ for round_ in each if round_ is not None]
     return Arrival(
         averaged=reach(shared, scores.mean_curve(table)) if shared else None,
         runs=each,
@@ -180,7 +179,7 @@ def arrivals(
 def arrival(
     study: Study, runs: Sequence[Run], threshold: float, rule: ThresholdRule = RULES[0]
 ) -> int | None:
-    """Return the index at which the averaged curve of runs reaches a threshold."""
+    """Return the round at which the averaged curve of runs reaches a threshold."""
     return arrivals(study, runs, threshold, rule).averaged
 
 
@@ -195,7 +194,7 @@ def late_means(
     if not members:
         return {}, "No late-stage mean: every run diverged."
     reached = {label: arrival(study, runs, threshold, rule) for label, runs in members.items()}
-    never = [label for label, index in reached.items() if index is None]
+    never = [label for label, round_ in reached.items() if round_ is None]
     if never:
         missing = ", ".join(never[:3]) + (f" and {len(never) - 3} more" if len(never) > 3 else "")
         whether = "never holds" if len(never) == 1 else "never hold"
@@ -205,14 +204,14 @@ def late_means(
     tables = {
         label: _table([scored(run) for run in _lived(runs)]) for label, runs in members.items()
     }
-    indices = sorted(set.intersection(*(set(shared) for shared, _ in tables.values())))
-    if not indices:
+    rounds = sorted(set.intersection(*(set(shared) for shared, _ in tables.values())))
+    if not rounds:
         return {}, "No late-stage mean: the algorithms were evaluated after different rounds."
     curves = {
-        label: scores.mean_curve(table[:, np.searchsorted(shared, indices)])
+        label: scores.mean_curve(table[:, np.searchsorted(shared, rounds)])
         for label, (shared, table) in tables.items()
     }
-    found = scores.late_stage_mean(indices, curves, reached)
+    found = scores.late_stage_mean(rounds, curves, reached)
     if found is None:
         return {}, "No late-stage mean: no evaluation follows the slowest arrival."
     return {label: value for label, value in found.items() if math.isfinite(value)}, ""
@@ -229,10 +228,10 @@ def _lived(runs: Sequence[Run]) -> list[Run]:
 
 
 def _evaluations(run: Run) -> dict[int, float]:
-    return {round_ - 1: m for round_, m in zip(run.log.evaluated, run.log.metrics, strict=True)}
+    return dict(zip(run.log.evaluated, run.log.metrics, strict=True))
 
 
 def _table(curves: Sequence[Mapping[int, float]]) -> tuple[list[int], NDArray[np.float64]]:
-    """Return the indices at which all runs were evaluated, and one row of metrics per run."""
+    """Return the rounds at which all runs were evaluated, and one row of metrics per run."""
     shared = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
-    return shared, np.array([[curve[index] for index in shared] for curve in curves], dtype=float)
+    return shared, np.array([[curve[round_] for round_ in shared] for curve in curves], dtype=float)

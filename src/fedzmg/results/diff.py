@@ -243,8 +243,8 @@ def _read_run(directory: Path, name: str) -> Unit:
     elif rows and max(rows) >= protocol.get("rounds", math.inf):
         total = max(rows)
         due = scheduled(total, int(protocol.get("eval_every", 1)))
-        known = {i: rows[i + 1].get("metric") for i in due if i + 1 in rows}
-        values = {i: float(metric) for i, metric in known.items() if metric is not None}
+        known = {r: rows[r].get("metric") for r in due if r in rows}
+        values = {r: float(metric) for r, metric in known.items() if metric is not None}
         if values:
             finals[f"seed {seed}"] = final_score(list(values), list(values.values()), total=total)
     return Unit(name, group, seed, flat(spec), manifest, rows, finals)

@@ -11,9 +11,6 @@ from typing import Any
 MINUS, NONE = "\u2212", "\u2013"
 """A minus as wide as a plus, and the sign for a missing number."""
 MIB = 2**20
-INDEX = "index of the round"
-"""Name of the axis of evaluations, as in the paper."""
-INDEX_EXPLAINED = f"{INDEX} (index r follows round r + 1)"
 
 
 def value_text(value: float | None, metric: str, *, signed: bool = False) -> str:

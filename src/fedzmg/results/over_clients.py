@@ -30,9 +30,9 @@ class Sorted(NamedTuple):
 
 
 class Bands(NamedTuple):
-    """Median and the 10 % and 90 % quantiles by round index."""
+    """Median and the 10 % and 90 % quantiles by round."""
 
-    indices: NDArray[np.float64]
+    rounds: NDArray[np.float64]
     low: NDArray[np.float64]
     middle: NDArray[np.float64]
     high: NDArray[np.float64]
@@ -100,7 +100,7 @@ def metric_bands(runs: Sequence[ClientTable]) -> Bands | None:
         for run in runs
     ]
     low, middle, high = np.mean(table, axis=0).T
-    return Bands(np.array(rounds, dtype=float) - 1.0, low, middle, high)
+    return Bands(np.array(rounds, dtype=float), low, middle, high)
 
 
 def loss_bands(logs: Sequence[Sequence[Sequence[float] | None]]) -> Bands | None:
@@ -123,7 +123,7 @@ def loss_bands(logs: Sequence[Sequence[Sequence[float] | None]]) -> Bands | None
         part = slice(first, min(first + step, length))
         if finite[:, part].any():
             values = inner[:, part][finite[:, part]].mean(axis=0)
-            points.append((first + (part.stop - 1 - first) / 2.0, *values))
+            points.append(((first + 1 + part.stop) / 2.0, *values))
     if not points:
         return None
     return Bands(*(np.array(column) for column in zip(*points, strict=True)))

@@ -1,7 +1,7 @@
 """Accuracy results printed in the FedZMG paper, for comparison with our own.
 
 These are all numbers of its result tables. It prints no final accuracies and no chosen learning
-rates. Percentages are fractions here. Rounds are the paper's indices, which count from 0. The
+rates. Percentages are fractions here. Its rounds count from 0: its index 80 is our round 81. The
 paper's heterogeneity table is in :data:`fedzmg.data.heterogeneity.PAPER`.
 """
 
@@ -17,9 +17,9 @@ class Line(NamedTuple):
     """One algorithm's line in a table of the paper."""
 
     to_low: int
-    """Round index at which 20 % was reached."""
+    """Index of the round at which 20 % was reached."""
     to_high: int
-    """Round index at which 33 % was reached."""
+    """Index of the round at which 33 % was reached."""
     late: float
     """Mean accuracy after the slowest algorithm had reached 33 %."""
 

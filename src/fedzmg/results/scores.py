@@ -1,7 +1,7 @@
 """Scores of validation curves: rounds to a threshold and final values.
 
-A curve is a list of evaluations at strictly increasing round indices. Index ``r`` is the state
-after round ``r + 1``, so a run of 1000 rounds evaluated every five has the indices 0, 5, ..., 995.
+A curve is a list of evaluations at strictly increasing rounds, which count from 1. A run of 1000
+rounds that is evaluated every five has evaluations after the rounds 1, 6, ..., 996.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _SLACK = 8 * sys.float_info.epsilon
 
 
 def scheduled(total: int, every: int) -> range | list[int]:
-    """Return the round indices whose evaluations count for scores.
+    """Return the rounds whose evaluations count for scores.
 
-    Evaluations every five rounds have the indices 0, 5, 10, ... The evaluation after the last round
-    counts only if no other lies in the last tenth of the rounds.
+    Evaluations every five rounds follow the rounds 1, 6, 11, ... The evaluation after the last
+    round counts only if no other lies in the last tenth of the rounds.
 
     >>> list(scheduled(11, 5)), scheduled(20, 20), scheduled(4, 5), list(scheduled(0, 5))
-    ([0, 5, 10], [0, 19], [0, 3], [])
+    ([1, 6, 11], [1, 20], [1, 4], [])
     """
-    regular = range(0, total, every)
-    late = total - max(1, total // 10)
-    return [*regular, total - 1] if regular and regular[-1] < late else regular
+    regular = range(1, total + 1, every)
+    late = total - max(1, total // 10) + 1
+    return [*regular, total] if regular and regular[-1] < late else regular
 
 
 def rounds_to_threshold(
@@ -47,14 +47,14 @@ def rounds_to_threshold(
     rule: ThresholdRule = "rolling_mean",
     higher_is_better: bool = True,
 ) -> int | None:
-    """Return the round index at which a curve has reached a threshold.
+    """Return the round at which a curve has reached a threshold.
 
-    The answer is the index of the last round in the first full window that qualifies, so with an
-    evaluation every five rounds and a window of four it is at least 15. A window that holds a
+    The answer is the last round in the first full window that qualifies, so with an evaluation
+    every five rounds and a window of four it is at least 16. A window that holds a
     non-finite value never qualifies.
 
     Args:
-        rounds: Strictly increasing round indices of the evaluations.
+        rounds: Strictly increasing rounds of the evaluations.
         values: One value per evaluation.
         threshold: The target. Reaching it exactly counts, up to a few units in the last place.
         window: Number of consecutive evaluations in a window.
@@ -64,12 +64,12 @@ def rounds_to_threshold(
         higher_is_better: False for a metric that falls, such as a loss.
 
     Returns:
-        The round index, or None if the curve never reaches the threshold.
+        The round, or None if the curve never reaches the threshold.
 
     Raises:
         ValueError: If the curve, the threshold, the window or the rule is invalid.
     """
-    indices, heights = _checked_curve(rounds, values)
+    numbers, heights = _checked_curve(rounds, values)
     if not math.isfinite(threshold):
         raise ValueError(f"threshold must be finite, got {threshold}")
     if window < 1:
@@ -89,7 +89,7 @@ def rounds_to_threshold(
         qualifies = np.logical_and.accumulate(qualifies[::-1])[::-1]
     if not qualifies.any():
         return None
-    return int(indices[int(np.argmax(qualifies)) + window - 1])
+    return int(numbers[int(np.argmax(qualifies)) + window - 1])
 
 
 def final_score(
@@ -103,17 +103,17 @@ def final_score(
     """Return the mean of the evaluations in the last rounds of a run.
 
     For 1000 rounds with an evaluation every five, the last hundred rounds hold the twenty
-    evaluations 900, 905, ..., 995. If no evaluation falls into the last rounds, the latest one is
+    evaluations 901, 906, ..., 996. If no evaluation falls into the last rounds, the latest one is
     taken.
 
     Args:
-        rounds: Strictly increasing round indices of the evaluations, all below ``total``.
+        rounds: Strictly increasing rounds of the evaluations, none after ``total``.
         values: One value per evaluation.
         last: Number of last rounds. By default, and for a run that is not longer than ``last``, a
             tenth of the run, at least one round.
         total: Number of rounds of the run.
-        rule: ``full`` takes indices from ``total - last`` on; ``author`` takes only those above
-            it, which is one evaluation fewer in the example: 905, ..., 995.
+        rule: ``full`` takes the rounds after ``total - last``; ``author`` leaves out the first of
+            them, which is one evaluation fewer in the example: 906, ..., 996.
 
     Returns:
         The mean, or nan if one of the evaluations is not finite.
@@ -121,16 +121,16 @@ def final_score(
     Raises:
         ValueError: If the curve, ``last``, ``total`` or the rule is invalid.
     """
-    indices, heights = _checked_curve(rounds, values)
+    numbers, heights = _checked_curve(rounds, values)
     _check_rule(rule, FINAL_RULES)
-    if indices[-1] >= total:
-        raise ValueError(f"rounds must lie below total = {total}, got {indices[-1]}")
+    if numbers[-1] > total:
+        raise ValueError(f"rounds must be at most total = {total}, got {numbers[-1]}")
     if last is not None and last < 1:
         raise ValueError(f"last must be at least 1, got {last}")
     if last is None or last >= total:
         last = max(1, total // 10)
-    start = total - last if rule == "full" else total - last + 1
-    first_counted = min(int(np.searchsorted(indices, start)), len(heights) - 1)
+    start = total - last + (1 if rule == "full" else 2)
+    first_counted = min(int(np.searchsorted(numbers, start)), len(heights) - 1)
     return _mean(heights[first_counted:])
 
 
@@ -168,9 +168,9 @@ def late_stage_mean(
     """Compare algorithms after all of them have reached the threshold.
 
     Args:
-        rounds: Strictly increasing round indices that the curves share.
+        rounds: Strictly increasing rounds that the curves share.
         curves: The run-averaged curve of each algorithm.
-        threshold_rounds: The round index at which each algorithm arrived, None for never.
+        threshold_rounds: The round at which each algorithm arrived, None for never.
 
     Returns:
         For each algorithm the mean over the evaluations strictly after the arrival of the slowest
@@ -184,30 +184,30 @@ def late_stage_mean(
         unmatched = sorted(curves.keys() ^ threshold_rounds.keys())
         raise ValueError(f"curves and threshold_rounds differ in {unmatched}")
     checked = {name: _checked_curve(rounds, values) for name, values in curves.items()}
-    known = [index for index in threshold_rounds.values() if index is not None]
+    known = [round_ for round_ in threshold_rounds.values() if round_ is not None]
     if not known or len(known) < len(threshold_rounds):
         return None
     slowest = max(known)
-    if all(indices[-1] <= slowest for indices, _ in checked.values()):
+    if all(numbers[-1] <= slowest for numbers, _ in checked.values()):
         return None
-    return {name: _mean(heights[indices > slowest]) for name, (indices, heights) in checked.items()}
+    return {name: _mean(heights[numbers > slowest]) for name, (numbers, heights) in checked.items()}
 
 
 def _checked_curve(
     rounds: ArrayLike, values: ArrayLike
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return a curve as arrays, or raise ValueError for an invalid one."""
-    indices, heights = np.asarray(rounds), np.asarray(values, dtype=np.float64)
-    if indices.ndim != 1 or not indices.size or indices.shape != heights.shape:
+    numbers, heights = np.asarray(rounds), np.asarray(values, dtype=np.float64)
+    if numbers.ndim != 1 or not numbers.size or numbers.shape != heights.shape:
         raise ValueError(
             "rounds and values must be lists of the same length, at least 1, got the shapes "
-            f"{indices.shape} and {heights.shape}"
+            f"{numbers.shape} and {heights.shape}"
         )
-    if indices.dtype.kind not in "iu":
-        raise ValueError(f"rounds must be integers, got the type {indices.dtype}")
-    if indices[0] < 0 or np.any(np.diff(indices) <= 0):
-        raise ValueError(f"rounds must be at least 0 and strictly increase, got {indices}")
-    return indices.astype(np.int64), heights
+    if numbers.dtype.kind not in "iu":
+        raise ValueError(f"rounds must be integers, got the type {numbers.dtype}")
+    if numbers[0] < 0 or np.any(np.diff(numbers) <= 0):
+        raise ValueError(f"rounds must be at least 0 and strictly increase, got {numbers}")
+    return numbers.astype(np.int64), heights
 
 
 def _check_rule(rule: str, allowed: tuple[str, ...]) -> None:

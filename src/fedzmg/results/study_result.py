@@ -49,9 +49,9 @@ class AlgorithmResult:
     """Mean of ``finals``; None if there are none."""
     sd: float | None
     arrivals: Mapping[str, int | None]
-    """Index at which the mean curve reached the main threshold, by rule."""
+    """Round at which the mean curve reached the main threshold, by rule."""
     arrivals_each: tuple[int | None, ...]
-    """Index at which every single run reached it, by the first rule."""
+    """Round at which every single run reached it, by the first rule."""
     late: float | None
     """Mean after the slowest algorithm reached the main threshold."""
     evidence: FamilyTest | None
@@ -156,9 +156,9 @@ class StudyResult:
 
     @property
     def curves(self) -> dict[str, dict[str, Any]]:
-        """Indices and metrics of all runs by label; a diverged run's metrics end in None."""
+        """Rounds and metrics of all runs by label; a diverged run's metrics end in None."""
         found = {label: scored_table(runs) for label, runs in self.study.members.items()}
-        return {label: {"indices": i, "runs": rows} for label, (i, rows) in found.items()}
+        return {label: {"rounds": r, "runs": rows} for label, (r, rows) in found.items()}
 
     def __repr__(self) -> str:
         """Show the algorithms and their final metrics in a line."""
@@ -179,15 +179,12 @@ class StudyResult:
                 "diverged" if row.mean is None else f"{row.mean:.4f}" for row in rows
             ],
             "sd": ["" if row.sd is None else f"{row.sd:.4f}" for row in rows],
-            f"to {goal}": ["never" if index is None else str(index) for index in reached],
+            f"rounds to {goal}": ["never" if one is None else str(one) for one in reached],
             "diff.": [f"{row.test.mean_difference:+.4f}" if row.test else "" for row in rows],
             "p": [f"{row.test.p:.3g}" if row.test else "" for row in rows],
             "diverged": [f"{row.diverged} of {row.runs}" if row.diverged else "" for row in rows],
         }
-        words = [
-            f"final: mean over the last tenth of the rounds; to {goal}: index of the round that "
-            "reaches it"
-        ]
+        words = ["final: mean over the last tenth of the rounds"]
         if any(row.test for row in rows):
             words.append(f"diff. and p: paired t-test of {study.reference} minus this one")
         if any(row.diverged for row in rows):

@@ -89,22 +89,22 @@ def _speed(result: StudyResult) -> list[str]:
     # Unfinished algorithms may still reach it.
     finished = [score for score in result.scores if score.finals]
     reached = {score.label: score.arrivals[RULES[0]] for score in finished}
-    known = {label: index for label, index in reached.items() if index is not None}
+    known = {label: round_ for label, round_ in reached.items() if round_ is not None}
     # A single value, also the final one, may lie above the threshold.
     goal = f"{goal_text(study.threshold, study.metric)} ({averaged_words(study.window)})"
     if not known:
         none = f"None holds {goal}" if len(reached) > 1 else f"It does not hold {goal}"
-        each = [index for score in finished for index in score.arrivals_each]
-        alone = sum(index is not None for index in each)
+        each = [round_ for score in finished for round_ in score.arrivals_each]
+        alone = sum(round_ is not None for round_ in each)
         if not alone:
             return [f"{none}."]
         do = "does" if alone == 1 else "do"
         return [f"{none} on average over its seeds, though {alone} of {len(each)} runs {do}."]
     first = min(known.values())
-    when = f"at index {first} (after {count_text(first + 1, 'round')})"
+    when = f"after {count_text(first, 'round')}"
     if len(reached) == 1:
         return [f"It first holds {goal} {when}."]
-    firsts = [label for label, index in known.items() if index == first]
+    firsts = [label for label, round_ in known.items() if round_ == first]
     verb = "are" if len(firsts) > 1 else "is"
     return [f"{_listed(firsts)} {verb} first to hold {goal}, {when}."]
 

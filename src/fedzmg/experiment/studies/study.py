@@ -6,8 +6,7 @@
     study.json                  scores and tests; rewritten after every pack of runs
     ALGORITHM/seed-SEED/        run directories
 
-Rounds count from 1. Scores use round indices, as the paper does: index ``r`` is the state after
-round ``r + 1``, so evaluations every five rounds have the indices 0, 5, 10, ...
+Rounds count from 1: evaluations every five rounds follow the rounds 1, 6, 11, ...
 """
 
 from __future__ import annotations

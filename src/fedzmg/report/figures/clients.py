@@ -21,7 +21,7 @@ from fedzmg.report.figures.style import (
     usual_range,
     wrapped,
 )
-from fedzmg.results.formatting import INDEX, INDEX_EXPLAINED, value_text
+from fedzmg.results.formatting import value_text
 from fedzmg.results.over_clients import (
     MOST_POINTS,
     SHARES,
@@ -138,14 +138,14 @@ def _banded(
             axes.tick_params(labelsize=7)
         for axes in grid.flat[len(found) :]:
             axes.set_visible(False)
-        chart.body.supxlabel(INDEX_EXPLAINED, fontsize=9.0)
+        chart.body.supxlabel("round", fontsize=9.0)
         chart.body.supylabel(ylabel, fontsize=9.0)
     else:
         chart = Chart(title, caption)
         axes = chart.body.add_subplot()
         for label, bands in found.items():
             _draw_band(chart, axes, label, bands, _position(result, label), metric)
-        axes.set_xlabel(INDEX_EXPLAINED)
+        axes.set_xlabel("round")
         axes.set_ylabel(ylabel)
         chart.name_series(axes.get_lines(), list(found))
     chart.axes[0].set_xlim(left=0.0)
@@ -160,15 +160,15 @@ def _draw_band(
     chart: Chart, axes: Axes, label: str, bands: Bands, position: int, metric: str
 ) -> None:
     style = line_style(position)
-    (line,) = axes.plot(bands.indices, bands.middle, linewidth=1.5, markevery=12, **style)
+    (line,) = axes.plot(bands.rounds, bands.middle, linewidth=1.5, markevery=12, **style)
     texts = [
-        f"index {x:g}: {value_text(middle, metric)} ({value_text(low, metric)} to "
+        f"round {x:g}: {value_text(middle, metric)} ({value_text(low, metric)} to "
         f"{value_text(high, metric)})"
         for x, low, middle, high in zip(*(part.tolist() for part in bands), strict=True)
     ]
     chart.tag(line, label, texts)
     band = axes.fill_between(
-        bands.indices, bands.low, bands.high, color=style["color"], alpha=0.12, linewidth=0.0
+        bands.rounds, bands.low, bands.high, color=style["color"], alpha=0.12, linewidth=0.0
     )
     chart.tag(band, label)
     axes.grid()
@@ -222,7 +222,7 @@ def _counts(
     axes.grid()
     axes.set_xlim(left=0.0)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-    axes.set_xlabel(INDEX)
+    axes.set_xlabel("round")
     axes.set_ylabel(ylabel)
     chart.name_series(axes.get_lines(), list(found))
     return chart
@@ -232,13 +232,13 @@ def _dropped_by_round(runs: Sequence[Run]) -> _Counts:
     totals: dict[int, float] = {}
     for run in runs:
         for round_, count in zip(run.log.rounds, run.log.dropped, strict=True):
-            totals[round_ - 1] = totals.get(round_ - 1, 0.0) + count
-    return sorted(totals), [totals[index] for index in sorted(totals)]
+            totals[round_] = totals.get(round_, 0.0) + count
+    return sorted(totals), [totals[round_] for round_ in sorted(totals)]
 
 
 def _diverged_by_round(runs: Sequence[Run]) -> _Counts:
-    ends = sorted(run.diverged - 1 for run in runs if run.diverged is not None)
-    last = max(run.asked or run.done for run in runs) - 1
+    ends = sorted(run.diverged for run in runs if run.diverged is not None)
+    last = max(run.asked or run.done for run in runs)
     steps = np.arange(len(ends) + 1)
     return [0, *ends, last], [*steps, len(ends)]
 

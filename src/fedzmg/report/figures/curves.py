@@ -27,7 +27,6 @@ from fedzmg.report.figures.style import (
 )
 from fedzmg.results.averaging import band_around, possible
 from fedzmg.results.formatting import (
-    INDEX_EXPLAINED,
     MIB,
     count_text,
     goal_text,
@@ -73,7 +72,7 @@ def curves(result: StudyResult) -> Chart | None:
     """Draw the mean test curve of every algorithm; None if nothing was evaluated."""
     study = result.study
     lines = [
-        Line(s.shown_label, c.indices, c.mean, c.spread, c.averaged, c.broke_off)
+        Line(s.shown_label, c.rounds, c.mean, c.spread, c.averaged, c.broke_off)
         for s in result.scores
         if (c := s.curve) is not None
     ]
@@ -136,8 +135,8 @@ def _drawn(lines: Sequence[Line], title: str, metric: str, levels: Sequence[floa
     if len(lines) > MOST_IN_ONE_PANEL:
         return _panels(thin, title, caption, metric, levels)
     chart = Chart(title, caption, (9.0, 4.8))
-    axes = _one_panel(chart, thin, metric, levels, "index")
-    axes.set_xlabel(INDEX_EXPLAINED)
+    axes = _one_panel(chart, thin, metric, levels, "round")
+    axes.set_xlabel("round")
     return chart
 
 
@@ -190,7 +189,7 @@ def _panels(
         axes.plot(*everything, color=GHOST, linewidth=0.6, zorder=1)
         shown = list(members)
         handles = [
-            _draw_line(chart, axes, line, i, metric, "index", zorder=4.0, width=1.4)
+            _draw_line(chart, axes, line, i, metric, "round", zorder=4.0, width=1.4)
             for i, line in enumerate(members)
         ]
         if reference not in members:
@@ -219,7 +218,7 @@ def _panels(
     # Panels above the gaps of a short last row keep their tick labels.
     for axes in grid.flat[max(0, len(families) - COLUMNS) : len(families)]:
         axes.tick_params(labelbottom=True)
-    chart.body.supxlabel(INDEX_EXPLAINED, fontsize=9.0)
+    chart.body.supxlabel("round", fontsize=9.0)
     chart.body.supylabel(f"test {metric}", fontsize=9.0)
     return chart
 
@@ -274,7 +273,7 @@ def _draw_line(
 
 
 def _position(unit: str, x: float) -> str:
-    return f"{unit} {x:,g}" if unit == "index" else f"{x:,.1f} {unit}"
+    return f"{unit} {x:,g}" if unit == "round" else f"{x:,.1f} {unit}"
 
 
 def _draw_levels(axes: Axes, levels: Sequence[float]) -> None:
@@ -283,11 +282,11 @@ def _draw_levels(axes: Axes, levels: Sequence[float]) -> None:
 
 
 def _limit(axes: Axes, lines: Sequence[Line]) -> None:
-    """Start at zero and end with the longest curve, or at the tick that a reader expects."""
+    """Start at zero and end with the longest curve, or before its next evaluation."""
     x = max((line.x for line in lines if len(line.x)), key=lambda x: float(x[-1]), default=[0.0])
     last = float(x[-1])
     spacing = last - float(x[-2]) if len(x) > 1 else 1.0
-    end = last + spacing if spacing <= 0.02 * last else last
+    end = last + spacing - 1.0 if spacing <= 0.02 * last else last
     axes.set_xlim(0.0, end or 1.0)
     axes.margins(y=0.04)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=_STEPS, min_n_ticks=1))

@@ -109,13 +109,13 @@ def _first(result: StudyResult, threshold: float) -> Tile:
     title = f"First to hold {goal_text(threshold, study.metric)}"
     means = averaged_words(study.window)
     found = [(s.arrivals[RULES[0]], s.label) for s in result.scores if s.finals]
-    arrived = [(index, label) for index, label in found if index is not None]
+    arrived = [(round_, label) for round_, label in found if round_ is not None]
     if not arrived:
         return Tile(title, "none", means)
-    first = min(index for index, _ in arrived)
-    labels = [label for index, label in arrived if index == first]
+    first = min(round_ for round_, _ in arrived)
+    labels = [label for round_, label in arrived if round_ == first]
     who = labels[0] + (f" and {len(labels) - 1} more" if len(labels) > 1 else "")
-    return Tile(title, f"index {first:,}", f"{who}, {means}")
+    return Tile(title, f"round {first:,}", f"{who}, {means}")
 
 
 def _missing(result: StudyResult) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedzmg.report.tables.scores import index_cell
+from fedzmg.report.tables.scores import round_cell
 from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
 from fedzmg.results import paper
 from fedzmg.results.averaging import arrival, late_means
@@ -52,12 +52,13 @@ def _speeds(study: Study, shown: list[AlgorithmResult], dataset: paper.Dataset) 
     for level, name in zip(paper.THRESHOLDS, ("to_low", "to_high"), strict=True):
         measure = f"index at {goal_text(level, _ACCURACY)}"
         for score in shown:
-            index = arrival(study, study.members[score.label], level)
+            reached = arrival(study, study.members[score.label], level)
+            index = None if reached is None else reached - 1
             printed: int = getattr(dataset.lines[score.label], name)
             gap = None if index is None else index - printed
             difference = NOTHING if gap is None else Cell(signed_text(gap, ",d"), gap)
             yield (
-                measure, score.label, index_cell(index), Cell(f"{printed:,}", printed), difference
+                measure, score.label, round_cell(index), Cell(f"{printed:,}", printed), difference
             )  # fmt: skip
 
 
@@ -106,11 +107,10 @@ def _caption(study: Study, twin: paper.Counterpart) -> Iterator[str]:
         )
     low, high = (goal_text(level, _ACCURACY) for level in paper.THRESHOLDS)
     yield (
-        "Indices count from 0, as the paper's do: index 0 follows the first round. Late stage: "
-        f"mean accuracy after the slowest of these algorithms reached {high}. The paper's tables "
-        f"have {low} and {high} for every data set; it prints no final accuracies. t and p: paired "
-        f"test of {paper.TESTED} minus the algorithm, not corrected, as in the paper. Difference: "
-        "here minus paper."
+        "The paper counts from 0: index 80 is round 81. Late stage: mean accuracy after the "
+        f"slowest of these algorithms reached {high}. The paper's tables have {low} and {high} for "
+        f"every data set; it prints no final accuracies. t and p: paired test of {paper.TESTED} "
+        "minus the algorithm, not corrected, as in the paper. Difference: here minus paper."
     )
     other = [level for level in twin.dataset.text_thresholds if level not in paper.THRESHOLDS]
     if other:

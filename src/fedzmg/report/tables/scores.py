@@ -20,10 +20,6 @@ from fedzmg.results.scores import RULES
 from fedzmg.results.study_result import AlgorithmResult, StudyResult
 
 _RULE_NAMES = {"rolling_min": "all above", "stays_above": "stays above"}
-INDEX_WORDS = (
-    "evaluations go by the index of their round, as in the paper: index 0 follows the first round, "
-    "index 5 the sixth"
-)
 
 
 def scores(outcome: StudyResult) -> Table:
@@ -34,7 +30,7 @@ def scores(outcome: StudyResult) -> Table:
     has_failures = any(s.diverged or s.unfinished or s.dropped for s in outcome.scores)
     heads = ["algorithm", f"final {metric}"]
     if threshold is not None:
-        heads += [f"index at {goal_text(threshold, metric)}", *_RULE_NAMES.values(), "each run"]
+        heads += [f"rounds to {goal_text(threshold, metric)}", *_RULE_NAMES.values(), "each run"]
     heads += ["late stage"] * has_late + ["MiB per run", f"{metric} per MiB"]
     heads += ["diverged", "dropped", "unfinished"] * has_failures
     best = outcome.ranked[0] if outcome.ranked else None
@@ -43,7 +39,7 @@ def scores(outcome: StudyResult) -> Table:
         row = [Cell(score.label), _final(score, metric, best=score is best)]
         if threshold is not None:
             running = score.unfinished > 0
-            row += [index_cell(score.arrivals[rule], running=running) for rule in RULES]
+            row += [round_cell(score.arrivals[rule], running=running) for rule in RULES]
             row.append(_each_run(score))
         row += [Cell(value_text(score.late, metric), score.late)] * has_late
         moved = score.traffic["total"] / MIB
@@ -79,15 +75,15 @@ def thresholds(outcome: StudyResult) -> Table | None:
                 [
                     Cell(goal_text(level, study.metric), level),
                     Cell(label),
-                    *(index_cell(index, running=running) for index in found.values()),
+                    *(round_cell(one, running=running) for one in found.values()),
                     NOTHING if mean is None else Cell(value_text(mean, study.metric), mean),
                 ]
             )
-            indices = {f"index_{rule}": index for rule, index in found.items()}
+            reached = {f"rounds_{rule}": one for rule, one in found.items()}
             records.append(
-                {"threshold": level, "algorithm": label, **indices, "late_stage_mean": mean}
+                {"threshold": level, "algorithm": label, **reached, "late_stage_mean": mean}
             )
-    heads = ("threshold", "algorithm", "index", *_RULE_NAMES.values(), "late stage")
+    heads = ("threshold", "algorithm", "rounds", *_RULE_NAMES.values(), "late stage")
     caption = "Rules as above; late stage: mean after the slowest algorithm arrived, if all did."
     title = f"All thresholds on {study.name}"
     return Table("thresholds", title, heads, rows, caption, records, 2)
@@ -122,11 +118,11 @@ def finals(outcome: StudyResult) -> Table:
     return Table("finals", title, heads, rows, caption, records)
 
 
-def index_cell(index: int | None, *, running: bool = False) -> Cell:
-    """Show the index of an arrival; "never" sorts after every number."""
-    if index is None:
+def round_cell(round_: int | None, *, running: bool = False) -> Cell:
+    """Show the round of an arrival; "never" sorts after every number."""
+    if round_ is None:
         return Cell("not yet" if running else "never", math.inf, "quiet")
-    return Cell(f"{index:,}", index)
+    return Cell(f"{round_:,}", round_)
 
 
 def _final(score: AlgorithmResult, metric: str, *, best: bool) -> Cell:
@@ -137,9 +133,9 @@ def _final(score: AlgorithmResult, metric: str, *, best: bool) -> Cell:
 
 def _each_run(score: AlgorithmResult) -> Cell:
     """Show mean and deviation over the runs that arrive."""
-    arrived = [index for index in score.arrivals_each if index is not None]
+    arrived = [one for one in score.arrivals_each if one is not None]
     if not arrived:
-        return index_cell(None, running=score.unfinished > 0)
+        return round_cell(None, running=score.unfinished > 0)
     mean = statistics.fmean(arrived)
     text = f"{mean:,.0f}"
     if len(arrived) > 1:
@@ -160,10 +156,9 @@ def _caption(outcome: StudyResult, has_late: bool) -> str:
     parts = ["Final: mean over the last tenth of the rounds, ± standard deviation over seeds"]
     if study.threshold is not None:
         parts.append(
-            f"index: {INDEX_WORDS}; the first at which the mean of {study.window} evaluations of "
-            "the averaged curve reaches the threshold; all above: at which each of them does; "
-            "stays above: after which no mean falls below; each run: mean ± standard deviation of "
-            "the runs' own arrivals"
+            f"rounds to a threshold: until the mean of {study.window} evaluations of the averaged "
+            "curve reaches it; all above: until each of them does; stays above: until no later "
+            "mean falls below; each run: mean ± standard deviation over runs"
         )
     if has_late:
         parts.append("late stage: mean after the slowest algorithm arrived")
@@ -176,8 +171,8 @@ def _record(score: AlgorithmResult) -> Record:
         "algorithm": score.label,
         "final_mean": score.mean,
         "final_sd": score.sd,
-        **{f"index_{rule}": score.arrivals[rule] for rule in RULES},
-        "index_each": " ".join("never" if r is None else str(r) for r in score.arrivals_each),
+        **{f"rounds_{rule}": score.arrivals[rule] for rule in RULES},
+        "rounds_each": " ".join("never" if r is None else str(r) for r in score.arrivals_each),
         "late_stage_mean": score.late,
         "mib_per_run": score.traffic["total"] / MIB,
         "metric_per_mib": score.per_mib,

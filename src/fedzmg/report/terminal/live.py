@@ -32,8 +32,8 @@ class Seen(NamedTuple):
     evaluated: int = 0
     """Round of the last evaluation."""
     best: float | None = None
-    best_index: int = 0
-    """Index of the round with the best evaluation: round 1 has the index 0."""
+    best_round: int = 0
+    """Round with the best evaluation."""
     trained: int = 0
     """Last round."""
     train_loss: float = math.nan
@@ -53,7 +53,7 @@ class Seen(NamedTuple):
             return new
         better = self.best is None or (record.metric > self.best) == higher
         if better and record.metric != self.best and not record.diverged:
-            new = new._replace(best=record.metric, best_index=record.round - 1)
+            new = new._replace(best=record.metric, best_round=record.round)
         return new._replace(metric=record.metric, evaluated=record.round)
 
     @property
@@ -216,7 +216,7 @@ class Display:
         for seen in self._trials if few else self._ranked()[:BEST_SHOWN]:
             best = now = ""
             if seen.best is not None:
-                best = f"best {value_text(seen.best, self._metric)} at index {seen.best_index}"
+                best = f"best {value_text(seen.best, self._metric)} at round {seen.best_round}"
             now = f"loss {seen.train_loss:.4g}"
             if seen.metric is not None and seen.evaluated == seen.trained:
                 now = value_text(seen.metric, self._metric)
