@@ -49,12 +49,11 @@ def compare(
 ) -> None:
     """Train algorithms on paired seeds; table, figure and run directories."""
     from fedzmg import tasks, trackers
-    from fedzmg.api import algorithm_names, comparison_spec
+    from fedzmg.api import algorithm_names, comparison_spec, tuning_notes
     from fedzmg.experiment.specs.strict import parse_settings
     from fedzmg.experiment.studies.study import run_study, study_packs
     from fedzmg.report.terminal import views
     from fedzmg.report.terminal.live import Display
-    from fedzmg.tasks.tuned import tuning_notes
 
     makers = trackers.named(track)
     if task.endswith(".toml"):
@@ -71,9 +70,7 @@ def compare(
     directory = out or Path("runs") / f"compare-{task}-{_digest(spec.model_dump())}"
     _refuse_to_replace(directory, spec)
     console = Console(stderr=as_json)
-    own = {name: {f"client.{k}": v for k, v in one.client.items()}
-           for name, one in spec.algorithms.items()}  # fmt: skip
-    output.say(*chosen.notes, *tuning_notes(task, names, own))
+    output.say(*chosen.notes, *tuning_notes(task, names, settings))
     sizes = {label: len(each) for label, each in study_packs(spec, chosen).items()}
     with (
         Display(console, chosen.metric.name, dict.fromkeys(sizes, 1), sizes) as display,
@@ -110,13 +107,13 @@ def run(
 ) -> None:
     """Train one algorithm on one task, or the run of a spec file."""
     from fedzmg import trackers
+    from fedzmg.api import tuning_notes
     from fedzmg.experiment.rules_hash import PlannedRun, say_changed_runs
     from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.specs import files as spec_files
     from fedzmg.experiment.specs.run import RunSpec, parse_setting
     from fedzmg.report.terminal.live import Display
     from fedzmg.storage.files import folder_name
-    from fedzmg.tasks.tuned import tuning_notes
 
     makers = trackers.named(track)
     from_file = task.endswith(".toml")
@@ -136,9 +133,7 @@ def run(
     spec = spec.with_settings(settings)
     with output.mistakes_in(task, set_) if from_file else contextlib.nullcontext():
         chosen = spec.build_task()
-        notes = tuning_notes(
-            spec.task, [spec.algorithm], {spec.algorithm: {f"client.{k}": 0 for k in spec.client}}
-        )
+        notes = tuning_notes(spec.task, [spec.algorithm], [f"client.{k}" for k in spec.client])
         resolved = spec.resolve(chosen)
         spec = resolved.spec
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
