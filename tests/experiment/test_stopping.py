@@ -18,9 +18,9 @@ from fedzmg.evaluation import Metric
 from fedzmg.experiment import early_stopping as stopping
 from fedzmg.experiment.early_stopping import Known, Rule, Stopped, Verdict, dominated, unsettled
 from fedzmg.experiment.grids.grid import run_grid
-from fedzmg.experiment.grids.log import read_lines, read_rows
 from fedzmg.experiment.grids.score import choose_best, neighbours, warnings
 from fedzmg.experiment.grids.stops import Stops
+from fedzmg.experiment.plan_directory import read_lines, read_rows
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.grid import GridSpec

@@ -31,9 +31,6 @@ class Budget:
 
     Args:
         minutes: None is no limit.
-
-    Raises:
-        InputError: if it is not a positive number.
     """
 
     def __init__(self, minutes: float | None = None) -> None:
@@ -78,9 +75,6 @@ def named_write_errors(path: Path | None) -> Iterator[None]:
 
     Args:
         path: the results directory; None if nothing is written and errors have other causes.
-
-    Raises:
-        InputError: instead of an ``OSError``.
     """
     try:
         yield

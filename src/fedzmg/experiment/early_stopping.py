@@ -99,18 +99,12 @@ def write(directory: Path, stopped: Stopped) -> None:
 
 
 def read(directory: Path) -> Stopped | None:
-    """Read the decision in a run directory, if there is one.
-
-    Raises:
-        InputError: if it cannot be read.
-    """
+    """Read the decision in a run directory, if there is one."""
     path = directory / NAME
     if not path.exists():
         return None
-    values = read_json(path)
+    values = read_json(path, wanted=FORMAT)
     try:
-        if values["format"] != FORMAT:
-            raise ValueError(f"format {values['format']!r}, this version reads {FORMAT}")
         return Stopped.of(values)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be read ({error}): {RESTORE}") from None

@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.plan import Plan
 from fedzmg.experiment.specs.study import StudySpec
-from fedzmg.storage import formats, lock
+from fedzmg.storage import lock
 from fedzmg.storage.files import write_atomic
-from fedzmg.storage.formats import flat
+from fedzmg.storage.formats import flat, log_lines
 from fedzmg.storage.lock import Hold, hold
 
 FORMAT = 1
 """Format of ``grid.json``, ``scores.json`` and ``study.json``."""
+REMAKE = "remove it to make it again"
 
 
 @contextlib.contextmanager
@@ -31,9 +32,6 @@ def claimed(
         name: file name of the plan.
         say: reports a directory that is taken over from a process that is gone.
         grow: a plan that extends the one there replaces it.
-
-    Raises:
-        InputError: if another process holds it, it holds anything else, or cannot be written.
     """
     with hold([out], say) as held:
         _claim(out, spec, name, grow=grow)
@@ -79,17 +77,20 @@ def first_difference(there: Mapping[str, object], here: Mapping[str, object]) ->
     return f"{key} is {there.get(key)!r} there and {here.get(key)!r} here"
 
 
-def read_json(path: Path, wanted: int | None = FORMAT) -> dict[str, Any]:
-    """Read a JSON file of format ``wanted``; None accepts any format.
+Rows: TypeAlias = dict[tuple[int, int], dict[str, Any]]
+"""Lines of a grid's log by trial and round."""
 
-    Raises:
-        InputError: if it is missing, damaged or of another format.
-    """
-    values = formats.read_json(path, "remove it to make it again")
-    found = values.get("format")
-    if wanted is not None and found != wanted:
-        raise InputError(
-            f"{path} has format {found!r}, this version reads {wanted}: use the version that wrote "
-            "it, or remove it to make it again"
-        )
-    return values
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a grid's log in the order of writing."""
+    return log_lines(path, _parsed, f"restore it, or remove {path.parent} to start again")
+
+
+def read_rows(path: Path) -> Rows:
+    """Read a grid's log by trial and round; a later line supersedes an earlier one."""
+    return {(line["trial"], line["round"]): line for line in read_lines(path)}
+
+
+def _parsed(values: dict[str, Any]) -> dict[str, Any]:
+    int(values["trial"]), int(values["round"])
+    return {k: float(v) if v in ("nan", "inf", "-inf") else v for k, v in values.items()}

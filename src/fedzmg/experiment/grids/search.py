@@ -12,11 +12,10 @@ from fedzmg.data.federated import Examples
 from fedzmg.experiment import manifest, rules_hash
 from fedzmg.experiment.control import Budget, named_write_errors
 from fedzmg.experiment.early_stopping import Stopped, Verdict, newly_diverged
-from fedzmg.experiment.grids.log import read_rows
 from fedzmg.experiment.grids.score import counted, score
 from fedzmg.experiment.grids.stops import Stops
 from fedzmg.experiment.grids.trials import built, by_test, evaluated, packs, trials_of
-from fedzmg.experiment.plan_directory import read_json
+from fedzmg.experiment.plan_directory import read_rows
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.training import build_simulation, recorded_engine, training_loop
@@ -28,7 +27,7 @@ from fedzmg.storage.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from fedzmg.storage.formats import append_log, write_json
+from fedzmg.storage.formats import append_log, read_json, write_json
 from fedzmg.storage.lock import Hold
 from fedzmg.tasks.task import Task
 
@@ -129,7 +128,7 @@ class Search:
             storage.active = active
             self.progress.begin(self.name, self.spec.rounds, done)
             simulation = self._simulation(active, kept)
-            facts = read_json(self.directory / "manifest.json", None)
+            facts = read_json(self.directory / "manifest.json")
             algorithm = simulation.trials[0].algorithm
             changes = rules_hash.continued(facts, algorithm, done, pack[0])
             manifest.note(self.directory, **changes)
@@ -253,16 +252,12 @@ class _PackStorage:
         manifest.note(self._search.directory, pack_changes=list(changes.values()))
 
     def _facts(self, name: str) -> list[dict[str, Any]]:
-        return list(read_json(self._search.directory / "manifest.json", None).get(name, []))
+        return list(read_json(self._search.directory / "manifest.json").get(name, []))
 
 
 def known_facts(directory: Path, task: Task) -> dict[str, Any]:
-    """Read the manifest of a search; it is empty before the search began.
-
-    Raises:
-        InputError: if it began with other data, or another model, than the task has.
-    """
+    """Read the manifest of a search; it is empty before the search began."""
     path = directory / "manifest.json"
-    facts = read_json(path, None) if path.exists() else {}
+    facts = read_json(path) if path.exists() else {}
     manifest.refuse_other_task(directory, facts, task)
     return facts

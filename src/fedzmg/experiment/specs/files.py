@@ -26,9 +26,6 @@ def read(path: Path, kind: str | None = None) -> Spec:
     Args:
         path: a TOML file.
         kind: the required kind; None accepts any.
-
-    Raises:
-        InputError: if it is something else or not valid.
     """
     values = read_toml(path)
     found = values.get("kind", kind or "run")
@@ -61,9 +58,6 @@ def refuse_own_task(task: str, path: Path, remedy: str) -> None:
         task: its name.
         path: the results, for the message.
         remedy: the equivalent call in Python.
-
-    Raises:
-        InputError: if no preset has this name.
     """
     if task not in tasks.TASKS:
         raise InputError(
@@ -73,11 +67,7 @@ def refuse_own_task(task: str, path: Path, remedy: str) -> None:
 
 
 def schema(kind: str) -> dict[str, Any]:
-    """Return the JSON Schema of a file with all known names, for editors.
-
-    Raises:
-        InputError: for an unknown kind.
-    """
+    """Return the JSON Schema of a file with all known names, for editors."""
     if kind not in SPECS:
         raise unknown("kind", kind, SPECS)
     found = SPECS[kind].model_json_schema()

@@ -218,9 +218,6 @@ class Plan(Strict):
 
         Keys are those of the file: ``rounds``, ``protocol.cohort``, ``axes.client.lr``;
         ``fedavg.client.lr`` is for one algorithm, ``client.momentum`` for all of them.
-
-        Raises:
-            InputError: for an unknown key, with the nearest one, or a wrong value.
         """
         values = self.model_dump(exclude_none=True)
         for key, value in settings.items():
@@ -286,11 +283,7 @@ class Plan(Strict):
     def configured(
         self, name: str, options: Mapping[str, Any], task: Task | None = None
     ) -> Algorithm:
-        """Build an algorithm with the task's recommended options, then these.
-
-        Raises:
-            InputError: for an unknown name, option or value.
-        """
+        """Build an algorithm with the task's recommended options, then these."""
         known = tuned(self.task) if task is None else task.options
         given = {**known.get(self.base(name), {}), **options}
         if self.algorithms[name].weights is not None:
@@ -306,9 +299,6 @@ class Plan(Strict):
 
         Args:
             task: a user's own task; by default the preset of that name.
-
-        Raises:
-            InputError: naming the value and the remedy.
         """
         if task is None:
             preset = tasks.info(self.task).preset.with_options(self.preset)

@@ -22,7 +22,7 @@ from fedzmg.errors import InputError
 from fedzmg.experiment.control import Budget
 from fedzmg.experiment.early_stopping import asking
 from fedzmg.experiment.grids.score import chosen_options
-from fedzmg.experiment.plan_directory import claimed, read_json
+from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import PlannedRun, say_changed_runs
 from fedzmg.experiment.run import run_pack
@@ -31,7 +31,7 @@ from fedzmg.experiment.specs.strict import Value
 from fedzmg.experiment.specs.study import NO_GRID, StudySpec
 from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import History, packs
-from fedzmg.storage.formats import write_json
+from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
 
@@ -124,11 +124,7 @@ def _kept_plan(out: Path | None) -> StudySpec | None:
 
 
 def study_packs(spec: StudySpec, task: Task) -> dict[str, list[str]]:
-    """Return the algorithms of each pack by its label; those in a pack differ only in numbers.
-
-    Raises:
-        InputError: for a mistake in the study.
-    """
+    """Return the algorithms of each pack by its label; those in a pack differ only in numbers."""
     return _packs(spec, *_planned(spec, task))
 
 
@@ -174,7 +170,7 @@ def missing_grid(spec: StudySpec) -> str:
         return ""
     file, state = Path(spec.rates) / "grid.json", "does not hold a grid yet"
     if file.is_file():
-        data = read_json(file)
+        data = read_json(file, REMAKE, FORMAT)
         known = data["algorithms"]
         if data["complete"] or all(
             n in known or spec.base(n) in known or _has_rates(spec, n) for n in spec.algorithms
@@ -197,10 +193,6 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
 
     They include the options that the grid held fixed. An algorithm that is not in the grid may
     bring learning rates of its own.
-
-    Raises:
-        InputError: if the grid is of another task, not finished, lacks an algorithm, or was
-            scored by examples that this study would report on as if they were new.
     """
     if spec.rates in NO_GRID:
         return {}
@@ -210,7 +202,7 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
             f"rates = {spec.rates!r}: expected tuned, given or the directory of a finished grid, "
             f"and {place / 'grid.json'} is not there"
         )
-    data = read_json(place / "grid.json")
+    data = read_json(place / "grid.json", REMAKE, FORMAT)
     if data["task"] != spec.task:
         raise InputError(f"{place} chose rates for {data['task']!r}, not for {spec.task!r}")
     halves = spec.task in tasks.TASKS and "selection" in tasks.info(spec.task).preset.options()
