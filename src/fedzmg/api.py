@@ -251,21 +251,21 @@ def _task(task: Any, preset: Mapping[str, Any] | None) -> Task:
 
 
 def _directory(out: Any) -> Path | None:
-    if out is not None and not isinstance(out, str | Path):
-        raise InputError(f"out = {out!r}: expected the path of a directory")
-    return None if out is None else Path(out)
+    try:
+        return None if out is None else Path(out)
+    except TypeError:
+        raise InputError(f"out = {out!r}: expected the path of a directory") from None
 
 
 def _axes(axes: Any) -> dict[str, list[float]]:
     """Return lists of numbers by option."""
-    if not isinstance(axes, Mapping) or not axes:
-        raise InputError(
-            f"axes = {axes!r}: expected numbers by option, {{'client.lr': [0.01, 0.1]}}"
-        )
     try:
-        return {key: [float(value) for value in values] for key, values in axes.items()}
-    except (TypeError, ValueError):
-        raise InputError(f"axes = {axes!r}: expected lists of numbers by option") from None
+        found = {key: [float(value) for value in values] for key, values in axes.items()}
+    except (AttributeError, TypeError, ValueError):
+        found = {}
+    if not found:
+        raise InputError(f"axes = {axes!r}: expected numbers by option, {{'client.lr': [0.1, 1]}}")
+    return found
 
 
 def _flat_settings(settings: Any, algorithms: Sequence[str]) -> dict[str, Any]:

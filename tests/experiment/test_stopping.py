@@ -301,7 +301,7 @@ def test_run_that_goes_on_beside_one_that_stopped_does_not_notice(tmp_path: Path
     again = run_pack(toy(), specs, places)
     assert [len(h.records) for h in again] == [6, 4, 6]
     (places[1] / "stopped.json").write_text("{}")
-    with pytest.raises(InputError, match=r"stopped\.json cannot be read"):
+    with pytest.raises(InputError, match=r"stopped\.json has format"):
         run_pack(toy(), specs, places)
 
 

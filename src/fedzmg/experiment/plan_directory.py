@@ -17,6 +17,7 @@ from fedzmg.storage.lock import Hold, hold
 
 FORMAT = 1
 """Format of ``grid.json``, ``scores.json`` and ``study.json``."""
+ANOTHER = "choose another directory with --out"
 REMAKE = "remove it to make it again"
 
 
@@ -24,42 +25,25 @@ REMAKE = "remove it to make it again"
 def claimed(
     out: Path, spec: Plan, name: str, say: Callable[[str], None], *, grow: bool = False
 ) -> Iterator[Hold]:
-    """Lock a directory and write its plan, or check that it holds the same plan.
+    """Lock a directory and write its plan ``name``, or check that it holds the same plan.
 
-    Args:
-        out: the directory; created if it is missing.
-        spec: the plan.
-        name: file name of the plan.
-        say: reports a directory that is taken over from a process that is gone.
-        grow: a plan that extends the one there replaces it.
+    With ``grow``, a study that extends the one there replaces it.
     """
     with hold([out], say) as held:
-        _claim(out, spec, name, grow=grow)
+        path = out / name
+        kept = type(spec).read(path) if path.is_file() else None
+        if kept is None and any(p.name not in (lock.NAME, lock.GUARD) for p in out.iterdir()):
+            raise InputError(f"{out} is not empty and holds no {name}: {ANOTHER}")
+        difference = "" if kept is None else _difference(kept, spec)
+        grows = grow and isinstance(spec, StudySpec) and kept is not None and spec.extends(kept)
+        if difference and not grows:
+            raise InputError(f"{out} holds another {path.stem} ({difference}): {ANOTHER}")
+        if kept is None or difference:
+            try:
+                write_atomic(path, spec.to_toml().encode())
+            except OSError as error:
+                raise InputError(f"cannot write {out}: {error.strerror}; {ANOTHER}") from None
         yield held
-
-
-def _claim(out: Path, spec: Plan, name: str, *, grow: bool) -> None:
-    path = out / name
-    if path.is_file():
-        kept = type(spec).read(path)
-        difference = _difference(kept, spec)
-        if not difference:
-            return
-        if not (grow and isinstance(spec, StudySpec) and spec.extends(kept)):
-            raise InputError(
-                f"{out} holds another {path.stem} ({difference}): choose another directory with "
-                "--out"
-            )
-    elif any(p.name not in (lock.NAME, lock.GUARD) for p in out.iterdir()):
-        raise InputError(
-            f"{out} is not empty and holds no {name}: choose another directory with --out"
-        )
-    try:
-        write_atomic(path, spec.to_toml().encode())
-    except OSError as error:
-        raise InputError(
-            f"cannot write {out}: {error.strerror}; choose another directory with --out"
-        ) from None
 
 
 def _difference(kept: Plan, asked: Plan) -> str:

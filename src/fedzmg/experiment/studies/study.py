@@ -75,7 +75,9 @@ def run_study(
     stop = asking(budget, diverged=spec.stop.diverged)
     plan = spec.model_dump(exclude_none=True)
     histories: dict[str, list[History]] = {}
-    kept = _kept_plan(out) if grow else None
+    kept = None
+    if grow and out is not None and (out / "study.toml").is_file():
+        kept = StudySpec.read(out / "study.toml")
     part = kept is not None and kept != spec and kept.extends(spec)
 
     def directory(name: str, run: RunSpec) -> Path:
@@ -115,12 +117,6 @@ def run_study(
             if out is not None and not part:
                 write_json(out / "study.json", result.as_dict())
     return result
-
-
-def _kept_plan(out: Path | None) -> StudySpec | None:
-    """Read the plan in a directory, if there is one."""
-    path = None if out is None else out / "study.toml"
-    return StudySpec.read(path) if path is not None and path.is_file() else None
 
 
 def study_packs(spec: StudySpec, task: Task) -> dict[str, list[str]]:
