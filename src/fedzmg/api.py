@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +25,7 @@ from fedzmg.experiment.studies.study import run_study, study_packs
 from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import Device, EngineName
 from fedzmg.tasks.task import Task
+from fedzmg.tasks.tuned import tuned, tunings
 
 COMPARED = ("fedzmg", "fedavg", "fedavg:momentum", "fedadam")
 """Algorithms of a comparison by default."""
@@ -36,6 +37,39 @@ def algorithm_names(text: str) -> list[str]:
     """Parse comma-separated names of algorithms; ``all`` stands for every one."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     return list(ALGORITHMS) if names == ["all"] else names
+
+
+def tuning_notes(
+    task: str,
+    names: Sequence[str],
+    settings: Collection[str] = (),
+    options: Mapping[str, Mapping[str, float]] | None = None,
+) -> list[str]:
+    """Describe algorithms whose learning rates are untuned or doubtful.
+
+    Args:
+        task: its name.
+        names: algorithms that will train.
+        settings: keys that a user set, such as ``fedavg.client.lr``; ``client.lr`` is for all.
+        options: recommended options by algorithm; by default those of the preset.
+    """
+    known, searches = tuned(task) if options is None else options, tunings(task)
+    given = {name for name in names if f"{name}.client.lr" in settings or "client.lr" in settings}
+    # Unknown names are reported elsewhere.
+    left = [name for name in names if name in ALGORITHMS and name not in given]
+    notes = [
+        f"{name} on {task}: {searches[name].remark}"
+        for name in left
+        if name in searches and searches[name].remark and known.get(name) == searches[name].options
+    ]
+    untuned = [name for name in left if name not in known]
+    if untuned:
+        more = f" and {len(untuned) - 3} more" if len(untuned) > 3 else ""
+        notes.append(
+            f"{', '.join(untuned[:3])}{more}: default learning rates, not tuned for {task} "
+            "('fedzmg grid' and fedzmg.tune search)"
+        )
+    return notes
 
 
 def comparison_spec(
@@ -127,7 +161,8 @@ def compare(
     spec = comparison_spec(
         chosen, algorithms, numbers, given, rounds=rounds, engine=engine, device=device
     )
-    _warn_untuned(chosen, spec)
+    for note in tuning_notes(chosen.name, algorithms, given, chosen.options):
+        print(f"fedzmg: {note}", file=sys.stderr)
     with _shown(progress, chosen, dict.fromkeys(study_packs(spec, chosen), 1)) as shown:
         return run_study(spec, directory, task=chosen, progress=shown, grow=True, models=True)
 
@@ -216,21 +251,21 @@ def _task(task: Any, preset: Mapping[str, Any] | None) -> Task:
 
 
 def _directory(out: Any) -> Path | None:
-    if out is not None and not isinstance(out, str | Path):
-        raise InputError(f"out = {out!r}: expected the path of a directory")
-    return None if out is None else Path(out)
+    try:
+        return None if out is None else Path(out)
+    except TypeError:
+        raise InputError(f"out = {out!r}: expected the path of a directory") from None
 
 
 def _axes(axes: Any) -> dict[str, list[float]]:
     """Return lists of numbers by option."""
-    if not isinstance(axes, Mapping) or not axes:
-        raise InputError(
-            f"axes = {axes!r}: expected numbers by option, {{'client.lr': [0.01, 0.1]}}"
-        )
     try:
-        return {key: [float(value) for value in values] for key, values in axes.items()}
-    except (TypeError, ValueError):
-        raise InputError(f"axes = {axes!r}: expected lists of numbers by option") from None
+        found = {key: [float(value) for value in values] for key, values in axes.items()}
+    except (AttributeError, TypeError, ValueError):
+        found = {}
+    if not found:
+        raise InputError(f"axes = {axes!r}: expected numbers by option, {{'client.lr': [0.1, 1]}}")
+    return found
 
 
 def _flat_settings(settings: Any, algorithms: Sequence[str]) -> dict[str, Any]:
@@ -263,23 +298,6 @@ def _check_option(name: str, key: str) -> None:
         raise InputError(f"{key} cannot be set for one algorithm ({name}): it is the same for all")
     if table not in ("client", "server", "weights"):
         raise unknown("key", key, known_options(registry.get(name)), f"fedzmg list {name}")
-
-
-def _warn_untuned(task: Task, spec: StudySpec) -> None:
-    """Print a warning if algorithms use default learning rates, which decide the ranking."""
-    if task.preset or task.name in tasks.TASKS:
-        return
-    found = [
-        name
-        for name, own in spec.algorithms.items()
-        if name not in task.options and "lr" not in own.client
-    ]
-    if found:
-        names = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-        print(
-            f"fedzmg: default rates, not tuned for {task.name!r}: {names} (fedzmg.tune searches)",
-            file=sys.stderr,
-        )
 
 
 @contextlib.contextmanager

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from fedzmg import trackers
 from fedzmg.cli import app
-from fedzmg.errors import InputError
 from fedzmg.trackers import Ending, TrackedRun, TrackerInfo
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -80,25 +79,6 @@ def test_study_is_tracked_watched_compared_and_verified(monkeypatch: pytest.Monk
     unlike = fedzmg("verify", "t", "--rounds", "1", "--json")
     assert unlike.exit_code == 1
     assert json.loads(unlike.stdout)["runs"][0]["first"] == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["watch", "none"], "is not a directory"),
-        (["watch", "."], "holds no run"),
-        (["diff", ".", "."], "holds no run"),
-        (["diff", ".", ".", "--only", "curve"], "did you mean 'curves'?"),
-        (["verify", "."], "holds no run directory"),
-        ([*STUDY, "--track", "tensorbord"], "did you mean 'tensorboard'?"),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
-    done = fedzmg(*arguments)
-    assert isinstance(done.exception, InputError)
-    assert message in str(done.exception)
-    assert "\n" not in str(done.exception)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -1,11 +1,14 @@
-"""The first moments of a command, while libraries are being loaded."""
+"""The start of a command, while libraries load, and its messages."""
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,6 +16,7 @@ import pytest
 import fedzmg
 import fedzmg.cli
 from fedzmg.__main__ import main
+from fedzmg.cli import output
 
 LINE = "\nfedzmg: interrupted before anything was done\n"
 
@@ -100,3 +104,47 @@ def test_an_ignored_signal_stays_ignored(
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().out.startswith("fedzmg ")
+
+
+def start(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """As if torch were what is in a directory."""
+    known = os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-m", "fedzmg", *words],
+        env={**os.environ, "PYTHONPATH": known}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_help_needs_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch is loaded')")
+    done = start(tmp_path, "--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert start(tmp_path, "list").stderr == "torch is loaded\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")
+def test_ctrl_c_while_torch_loads_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    done = start(tmp_path, "list")
+    assert done.returncode == 130
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stderr.strip().startswith("fedzmg: interrupted before anything was done")
+
+
+def test_a_place_is_one_line_with_every_character(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    path = Path("runs") / "[bold]" / ("long-" * 40)
+    output.place("figure", path)
+    output.place("", path, err=True)
+    shown = capsys.readouterr()
+    assert shown.out == f"figure  {path}\n"
+    assert shown.err == f"        {path}\n"
+
+
+def test_notes_are_apart_from_results(capsys: pytest.CaptureFixture[str]) -> None:
+    output.say("first", "second")
+    output.say()
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "fedzmg: first\nfedzmg: second\n")

@@ -12,8 +12,8 @@ from toys import toy
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.grids.grid import run_grid
-from fedzmg.experiment.grids.log import read_lines
 from fedzmg.experiment.keep import keep
+from fedzmg.experiment.plan_directory import read_lines
 from fedzmg.experiment.run_directory import RunDirectory, export_model
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.study import StudySpec

@@ -277,13 +277,11 @@ def test_estimate_counts_what_the_paper_does() -> None:
     assert (study.trials, study.rounds, study.evaluations) == (15, 1000, 201)
 
 
-def test_what_takes_long_is_extrapolated_from_one_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No round is trained, and the estimate says so."""
+def test_what_takes_long_is_extrapolated_from_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "SECONDS", 0.0)
-    monkeypatch.setattr(pace, "Simulation", None)
     found = estimate(RunSpec(task="digits", protocol={"rounds": 3}))
     assert found.extrapolated
-    assert found.probe == "one gradient of one client on 10 examples"
+    assert found.probe == "one step of one client on 10 examples"
     assert found.seconds is not None
     assert 0 < found.seconds < 600
     shown = dict(views.estimate(found.as_dict()))["time"]

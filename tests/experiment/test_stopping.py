@@ -18,9 +18,9 @@ from fedzmg.evaluation import Metric
 from fedzmg.experiment import early_stopping as stopping
 from fedzmg.experiment.early_stopping import Known, Rule, Stopped, Verdict, dominated, unsettled
 from fedzmg.experiment.grids.grid import run_grid
-from fedzmg.experiment.grids.log import read_lines, read_rows
 from fedzmg.experiment.grids.score import choose_best, neighbours, warnings
 from fedzmg.experiment.grids.stops import Stops
+from fedzmg.experiment.plan_directory import read_lines, read_rows
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.grid import GridSpec
@@ -301,7 +301,7 @@ def test_run_that_goes_on_beside_one_that_stopped_does_not_notice(tmp_path: Path
     again = run_pack(toy(), specs, places)
     assert [len(h.records) for h in again] == [6, 4, 6]
     (places[1] / "stopped.json").write_text("{}")
-    with pytest.raises(InputError, match=r"stopped\.json cannot be read"):
+    with pytest.raises(InputError, match=r"stopped\.json has format"):
         run_pack(toy(), specs, places)
 
 

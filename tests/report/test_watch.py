@@ -23,9 +23,9 @@ from fedzmg.experiment.progress import Silent
 from fedzmg.report.terminal import watch as watch_view
 from fedzmg.results.watch import Watch, Work
 from fedzmg.simulation import RoundReport
+from fedzmg.storage.formats import Tail
 from fedzmg.storage.lock import NAME as LOCK
 from fedzmg.storage.lock import Owner
-from fedzmg.storage.tail import Tail
 
 Write = Callable[..., Path]
 

@@ -17,6 +17,7 @@ import torch
 from small_sets import COUNTS, ROLES, WRITERS, characters, lines, photographs, write_h5
 
 from fedzmg import InputError, Task, algorithms, tasks
+from fedzmg.api import tuning_notes
 from fedzmg.data import catalog
 from fedzmg.data.plan import local_stream
 from fedzmg.data.text import CHARACTERS
@@ -24,7 +25,7 @@ from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import initial_params
 from fedzmg.tasks.images import Cifar100, Pixels
-from fedzmg.tasks.tuned import tuning_notes, tunings
+from fedzmg.tasks.tuned import tunings
 
 IMAGES = ("emnist62", "emnist10", "emnist10-head62", "mnist-by-writer", "chars74k")
 TEXTS = ("shakespeare", "shakespeare-by-role")
@@ -361,8 +362,7 @@ def test_tuned_options_are_the_best_of_kept_searches() -> None:
 def test_untuned_and_doubtful_learning_rates_are_noted(
     task: str, names: list[str], lr: float | None, expected: list[str]
 ) -> None:
-    settings = {} if lr is None else {name: {"client.lr": lr} for name in names}
-    notes = tuning_notes(task, names, settings)
+    notes = tuning_notes(task, names, [] if lr is None else ["client.lr"])
     assert len(notes) == len(expected)
     assert all(re.search(part, note) for part, note in zip(expected, notes, strict=True))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -13,10 +13,7 @@ from typer.core import TyperGroup
 from fedzmg.cli import data, experiments, inspection, training
 from fedzmg.cli.bench import bench
 from fedzmg.cli.diagnose import diagnose
-from fedzmg.cli.keep import export, keep
-from fedzmg.cli.listing import list_
 from fedzmg.cli.output import INTERRUPTED
-from fedzmg.cli.report import report
 from fedzmg.cli.theory import theory
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.results.formatting import plain
@@ -37,21 +34,17 @@ fedzmg trains and compares federated-learning algorithms. Try:
 fedzmg --help shows all commands."""
 
 
-class _Stopped(Exception):
-    """An interruption with its message, which typer would reduce to an exit code."""
-
-
 class _Commands(TyperGroup):
     """All commands."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except Interrupted as error:
-            raise _Stopped(
+        except Interrupted as error:  # typer would reduce it to an exit code
+            _interrupted(
                 f"after round {error.done} of {error.rounds}; nothing is lost, run the same "
                 "command again to continue"
-            ) from None
+            )
 
 
 app = typer.Typer(
@@ -66,17 +59,17 @@ app = typer.Typer(
 # In the order of a day's work, which is the order of the help.
 app.command()(training.compare)
 app.command()(training.run)
-app.command(name="list")(list_)
+app.command(name="list")(inspection.list_)
 app.command()(experiments.grid)
 app.command()(experiments.study)
 app.command()(experiments.validate)
 app.command()(experiments.schema)
 app.command()(inspection.watch)
-app.command()(report)
+app.command()(inspection.report)
 app.command()(inspection.diff)
 app.command()(inspection.verify)
-app.command()(keep)
-app.command()(export)
+app.command()(inspection.keep)
+app.command()(inspection.export)
 app.command()(diagnose)
 app.command()(theory)
 app.command()(bench)
@@ -110,8 +103,6 @@ def main() -> None:
         _fail(str(error))
     except KeyboardInterrupt:
         _interrupted("before anything was done; run the same command again")
-    except _Stopped as error:
-        _interrupted(str(error))
     except OSError as error:
         if error.errno not in REFUSED:
             raise
@@ -121,15 +112,11 @@ def main() -> None:
         # Usage errors, of click or of the copy that newer versions of typer carry along.
         if not hasattr(error, "format_message"):
             raise
-        _fail(_said_once(error.format_message()))
+        # click and typer both append the same suggestion.
+        _fail(re.sub(r"(Did you mean [^?]*\?)(\s+\1)+", r"\1", error.format_message()))
 
 
-def _said_once(message: str) -> str:
-    """Remove the repeated suggestion that click and typer both append."""
-    return re.sub(r"(Did you mean [^?]*\?)(\s+\1)+", r"\1", message)
-
-
-def _interrupted(message: str) -> None:
+def _interrupted(message: str) -> NoReturn:
     typer.echo(f"\nfedzmg: interrupted {message}", err=True)
     sys.exit(INTERRUPTED)
 

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from fedzmg.cli import output
 from fedzmg.cli.options import Json, Track
-
-if TYPE_CHECKING:  # a command that only prints help does without torch
-    from fedzmg.tasks.task import Task
-    from fedzmg.trackers import Tracking
-    from fedzmg.trackers.tracking import Make, Naming
-
-UNFINISHED = 75
-"""Exit code after the time limit: run the same command again."""
 
 File = Annotated[Path, typer.Argument(help="A TOML file; experiments/ has examples.")]
 Settings = Annotated[
@@ -58,9 +48,9 @@ def grid(
     from fedzmg.report import figures
     from fedzmg.report.terminal import views
 
-    work = _prepare("grid", file, set_, out, track, as_json=as_json)
-    spec, place, console = work.spec, work.place, work.console
-    with _shown(work, spec.packs(), trackers.by_point(spec)) as progress:
+    spec, work = _prepare("grid", file, set_, out, track, as_json=as_json)
+    place, console = work.directory, work.console
+    with work.shown(spec.packs(), naming=trackers.by_point(spec)) as progress:
         data = run_grid(spec, place, task=work.task, progress=progress, max_minutes=max_minutes)
     written = figures.save(figures.heat_maps(data), place / "heat-maps")[0]
     for name in data["algorithms"]:
@@ -77,10 +67,10 @@ def grid(
 
 def _spent(spec: Any, place: Path) -> str:
     """Return the training time of a grid, earlier calls included."""
-    from fedzmg.experiment.plan_directory import read_json
+    from fedzmg.storage.formats import read_json
 
     manifests = [place / spec.folder(name) / "manifest.json" for name in spec.algorithms]
-    return f"{sum(read_json(path, None).get('seconds', 0.0) for path in manifests):,.0f} s"
+    return f"{sum(read_json(path).get('seconds', 0.0) for path in manifests):,.0f} s"
 
 
 def study(
@@ -92,24 +82,8 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
-    from fedzmg.experiment.studies.study import run_study, study_packs
-    from fedzmg.report.terminal import views
-
-    work = _prepare("study", file, set_, out, track, as_json=as_json)
-    spec, place, console = work.spec, work.place, work.console
-    sizes = {label: len(names) for label, names in study_packs(spec, work.task).items()}
-    with _shown(work, dict.fromkeys(sizes, 1), sizes=sizes) as progress:
-        result = run_study(spec, place, task=work.task, progress=progress, max_minutes=max_minutes)
-    written = output.save_curves(result, place)
-    if as_json:
-        typer.echo(json.dumps({**result.as_dict(), "directory": str(place)}))
-        return
-    console.print(views.study(result, console.width))
-    seconds = sum(run.log.seconds for run in result.study.runs)
-    output.place("time", f"{seconds:,.0f} s")
-    for path in written[:1]:
-        output.place("figure", path)
-    output.place("study", place)
+    spec, work = _prepare("study", file, set_, out, track, as_json=as_json)
+    work.train_study(spec, max_minutes=max_minutes)
 
 
 def validate(
@@ -158,16 +132,6 @@ def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
     return spec.with_settings(parse_settings(settings or []))  # type: ignore[arg-type]
 
 
-class _Work(NamedTuple):
-    """A checked specification and its directory."""
-
-    spec: Any
-    task: Task
-    place: Path
-    console: Console
-    trackers: Mapping[str, Make]
-
-
 def _prepare(
     kind: str,
     file: Path,
@@ -176,7 +140,7 @@ def _prepare(
     track: str | None,
     *,
     as_json: bool,
-) -> _Work:
+) -> tuple[Any, output.Work]:
     """Check everything that can be checked before anything is written."""
     from fedzmg import trackers
 
@@ -189,30 +153,4 @@ def _prepare(
     remarks = spec.remarks() if kind == "study" else []
     output.say(*task.notes, *(f"{file}: {remark}" for remark in remarks))
     place = out or Path("runs") / file.stem
-    return _Work(spec, task, place, Console(stderr=as_json), makers)
-
-
-@contextlib.contextmanager
-def _shown(
-    work: _Work,
-    packs: Mapping[str, int],
-    naming: Naming | None = None,
-    sizes: Mapping[str, int] | None = None,
-) -> Iterator[Tracking]:
-    """Show rounds on the terminal and to trackers; turn the time limit into a line and a code."""
-    from fedzmg import trackers
-    from fedzmg.experiment.control import TimeLimitReached
-    from fedzmg.report.terminal.live import Display
-
-    try:
-        with (
-            Display(work.console, work.task.metric.name, packs, sizes) as display,
-            trackers.Tracking(work.trackers, work.place, display, naming) as progress,
-        ):
-            yield progress
-    except TimeLimitReached as error:
-        output.say(
-            f"time is up after round {error.done} of {error.rounds}; nothing is lost, run the same "
-            "command again to continue"
-        )
-        raise SystemExit(UNFINISHED) from None
+    return spec, output.Work(task, place, makers, as_json)

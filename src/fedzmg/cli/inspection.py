@@ -1,9 +1,11 @@
-"""``fedzmg watch``, ``diff`` and ``verify``: inspect runs without changing them."""
+"""Commands that train nothing new: list, watch, diff, verify, report, keep and export."""
 
 from __future__ import annotations
 
 import json
+import math
 import time
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,8 +13,9 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from fedzmg.cli import output
 from fedzmg.cli.options import Json
-from fedzmg.cli.output import INTERRUPTED
+from fedzmg.errors import unknown
 
 if TYPE_CHECKING:
     from fedzmg.results.watch import Watch, Work
@@ -48,7 +51,7 @@ def watch(
         try:
             _follow(found, works, every, console, wait=wait)
         except KeyboardInterrupt:  # the usual way to leave
-            raise SystemExit(INTERRUPTED) from None
+            raise SystemExit(output.INTERRUPTED) from None
 
 
 def _ended(works: list[Work], wait: bool) -> bool:
@@ -148,3 +151,113 @@ def verify(
         console.print(views.verify(data, console.width))
     if not good:
         raise SystemExit(DIFFERENT)
+
+
+def list_(
+    name: Annotated[str | None, typer.Argument(help="Algorithm or task to describe.")] = None,
+    task: Annotated[str | None, typer.Option(help="Show costs in bytes for this task.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List algorithms and tasks, or describe one of them."""
+    from fedzmg import algorithms, tasks
+    from fedzmg.algorithms.card import card
+    from fedzmg.report.terminal import cards
+
+    size = None if task is None else tasks.info(task).describe()["model"]["bytes"]
+    console = Console()
+    if name in tasks.TASKS:
+        described = tasks.info(name).describe()
+        shown = cards.task_card(described, name, console.width)
+    elif name in algorithms.ALGORITHMS:
+        described = card(algorithms.ALGORITHMS[name], size)
+        shown = cards.algorithm_card(described, console.width, task)
+    elif name is not None:
+        known = [*algorithms.ALGORITHMS, *tasks.TASKS]
+        raise unknown("algorithm or task", name, known, "fedzmg list")
+    else:
+        described = {
+            "algorithms": {n: card(e, size) for n, e in algorithms.ALGORITHMS.items()},
+            "tasks": {
+                n: {"summary": e.summary, "data": e.data, "missing": e.missing}
+                for n, e in tasks.TASKS.items()
+            },
+        }
+        shown = cards.tables(described, console.width)
+    if as_json:
+        typer.echo(json.dumps(described))
+    else:
+        console.print(shown)
+
+
+def report(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...",
+            help="Runs, studies, grids, what 'fedzmg data describe' wrote, or "
+            "directories that hold some.",
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Directory to write to.", show_default="DIR/report")
+    ] = None,
+    page_only: Annotated[
+        bool, typer.Option("--page-only", help="Leave out the files of tables and figures.")
+    ] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Write one self-contained HTML page about runs, grids or clients, and its tables and figures.
+
+    Nothing is trained. Overview figures of the directories are redrawn, bit for bit.
+    """
+    from fedzmg.report.exports.report import publish
+    from fedzmg.results import reading
+    from fedzmg.results.study_result import study_result
+
+    material = reading.read(directories)
+    outcomes = [study_result(study) for study in material.studies]
+    place = out or directories[0] / "report"
+    written = publish(material, outcomes, place, page_only=page_only)
+    output.place("page", written.page)
+    for what, paths in (("tables", written.tables), ("figures", written.figures)):
+        if paths:
+            output.place(what, f"{place / what} ({len(paths)} files)")
+    output.say(*material.notes)
+    if written.cleared.removed:
+        output.say(f"{len(written.cleared.removed)} files of an earlier report there are removed")
+    for name in written.cleared.kept:
+        output.say(f"{name} of an earlier report was changed since and is left alone")
+    if open_:
+        webbrowser.open(written.page.resolve().as_uri())
+
+
+def keep(
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="A run, study or grid, or some of them."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Where the copy goes.", show_default="results/NAME")
+    ] = None,
+) -> None:
+    """Copy results without checkpoints, logs compressed; report, diff and verify read the copy."""
+    from fedzmg.experiment.keep import keep as keep_results
+    from fedzmg.results.watch import Watch
+
+    kept = keep_results(directory, out or Path("results") / directory.resolve().name)
+    sizes = (math.ceil(size / 2**20 * 10) / 10 for size in (kept.bytes, kept.bytes_before))
+    after, before = (f"{size:.1f}" for size in sizes)
+    output.place("kept", f"{kept.path} ({kept.files} files, {after} MiB of {before})")
+    output.say(*(f"{words}; keep it again when it is" for words in Watch(directory).unfinished()))
+
+
+def export(
+    run_directory: Annotated[Path, typer.Argument(help="A run directory.")],
+    to: Annotated[
+        Path | None, typer.Option(help="File to write.", show_default="RUN/model.safetensors")
+    ] = None,
+) -> None:
+    """Write a run's trained model as a plain state dict in safetensors."""
+    from fedzmg.experiment.run_directory import export_model
+
+    typer.echo(str(export_model(run_directory, to)))

@@ -1,11 +1,12 @@
-"""Messages of commands besides their results."""
+"""Progress and messages of commands."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 from rich.console import Console
@@ -13,11 +14,80 @@ from rich.console import Console
 from fedzmg.errors import InputError
 from fedzmg.results.formatting import plain as printable
 
-if TYPE_CHECKING:
-    from fedzmg.results.study_result import StudyResult
+if TYPE_CHECKING:  # a command that only prints help does without torch
+    from fedzmg.experiment.specs.study import StudySpec
+    from fedzmg.tasks.task import Task
+    from fedzmg.trackers import Tracking
+    from fedzmg.trackers.tracking import Make, Naming
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+UNFINISHED = 75
+"""Exit code after the time limit: run the same command again."""
+
+
+class Work(NamedTuple):
+    """A task to train on, its directory and the receivers of progress."""
+
+    task: Task
+    directory: Path
+    trackers: Mapping[str, Make]
+    as_json: bool
+
+    @property
+    def console(self) -> Console:
+        """The terminal; standard error if the result is JSON."""
+        return Console(stderr=self.as_json)
+
+    @contextlib.contextmanager
+    def shown(
+        self,
+        packs: Mapping[str, int] | None = None,
+        sizes: Mapping[str, int] | None = None,
+        naming: Naming | None = None,
+    ) -> Iterator[Tracking]:
+        """Show rounds on the terminal and to trackers; report the time limit."""
+        from fedzmg import trackers
+        from fedzmg.experiment.control import TimeLimitReached
+        from fedzmg.report.terminal.live import Display
+
+        try:
+            with (
+                Display(self.console, self.task.metric.name, packs, sizes) as display,
+                trackers.Tracking(self.trackers, self.directory, display, naming) as progress,
+            ):
+                yield progress
+        except TimeLimitReached as error:
+            say(f"{error}, run the same command again to continue")
+            raise SystemExit(UNFINISHED) from None
+
+    def train_study(
+        self, spec: StudySpec, *, max_minutes: float | None = None, grow: bool = False
+    ) -> None:
+        """Train a study and show its scores and curves."""
+        from fedzmg.experiment.studies.study import run_study, study_packs
+        from fedzmg.report import figures
+        from fedzmg.report.terminal import views
+
+        directory = self.directory
+        sizes = {label: len(names) for label, names in study_packs(spec, self.task).items()}
+        with self.shown(dict.fromkeys(sizes, 1), sizes) as progress:
+            result = run_study(
+                spec, directory, task=self.task, progress=progress, max_minutes=max_minutes,
+                grow=grow,
+            )  # fmt: skip
+        chart = figures.curves(result)
+        written = [] if chart is None else figures.save(chart, directory / "curves")
+        if self.as_json:
+            typer.echo(json.dumps({**result.as_dict(), "directory": str(directory)}))
+            return
+        console = self.console
+        console.print(views.study(result, console.width))
+        if not grow:
+            place("time", f"{sum(run.log.seconds for run in result.study.runs):,.0f} s")
+        for what, path in zip(("figure", ""), written, strict=False):
+            place(what, path)
+        place("runs" if grow else "study", directory)
 
 
 @contextlib.contextmanager
@@ -43,32 +113,16 @@ def place(what: str, path: Path | str, *, err: bool = False) -> None:
 
 def plain(console: Console, text: str) -> None:
     """Print a line as it is, without markup, line breaks and control characters."""
-    from fedzmg.report.terminal.render import say as print_line
+    from fedzmg.report.terminal import render
 
-    print_line(console, text)
+    render.say(console, text)
 
 
 def check_file(path: Path, option: str) -> None:
-    """Check before long work that a file can be written; its directories may be missing.
-
-    Args:
-        path: the file; an existing one will be replaced.
-        option: its name on the command line.
-
-    Raises:
-        InputError: if it cannot.
-    """
+    """Check before long work that the file of an option can be written."""
     from fedzmg.report.writing import check_place
 
     remedy = f"choose another {option}"
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a directory; {remedy}, such as NAME.json")
     check_place(path.parent, remedy)
-
-
-def save_curves(result: StudyResult, directory: Path) -> list[Path]:
-    """Draw the curves of a study into its directory."""
-    from fedzmg.report import figures
-
-    chart = figures.curves(result)
-    return [] if chart is None else figures.save(chart, directory / "curves")

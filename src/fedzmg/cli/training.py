@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedzmg.cli import output
 from fedzmg.cli.options import DEVICES, ENGINES, Json, Out, Rounds, Track
@@ -49,12 +48,8 @@ def compare(
 ) -> None:
     """Train algorithms on paired seeds; table, figure and run directories."""
     from fedzmg import tasks, trackers
-    from fedzmg.api import algorithm_names, comparison_spec
+    from fedzmg.api import algorithm_names, comparison_spec, tuning_notes
     from fedzmg.experiment.specs.strict import parse_settings
-    from fedzmg.experiment.studies.study import run_study, study_packs
-    from fedzmg.report.terminal import views
-    from fedzmg.report.terminal.live import Display
-    from fedzmg.tasks.tuned import tuning_notes
 
     makers = trackers.named(track)
     if task.endswith(".toml"):
@@ -70,23 +65,8 @@ def compare(
     )
     directory = out or Path("runs") / f"compare-{task}-{_digest(spec.model_dump())}"
     _refuse_to_replace(directory, spec)
-    console = Console(stderr=as_json)
-    own = {name: {f"client.{k}": v for k, v in one.client.items()}
-           for name, one in spec.algorithms.items()}  # fmt: skip
-    output.say(*chosen.notes, *tuning_notes(task, names, own))
-    sizes = {label: len(each) for label, each in study_packs(spec, chosen).items()}
-    with (
-        Display(console, chosen.metric.name, dict.fromkeys(sizes, 1), sizes) as display,
-        trackers.Tracking(makers, directory, display) as progress,
-    ):
-        result = run_study(spec, directory, task=chosen, progress=progress, grow=True)
-    written = output.save_curves(result, directory)
-    if as_json:
-        typer.echo(json.dumps({**result.as_dict(), "directory": str(directory)}))
-        return
-    console.print(views.study(result, console.width))
-    for what, path in (*zip(("figure", ""), written, strict=False), ("runs", directory)):
-        output.place(what, path)
+    output.say(*chosen.notes, *tuning_notes(task, names, settings))
+    output.Work(chosen, directory, makers, as_json).train_study(spec, grow=True)
 
 
 def run(
@@ -110,13 +90,12 @@ def run(
 ) -> None:
     """Train one algorithm on one task, or the run of a spec file."""
     from fedzmg import trackers
+    from fedzmg.api import tuning_notes
     from fedzmg.experiment.rules_hash import PlannedRun, say_changed_runs
     from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.specs import files as spec_files
     from fedzmg.experiment.specs.run import RunSpec, parse_setting
-    from fedzmg.report.terminal.live import Display
     from fedzmg.storage.files import folder_name
-    from fedzmg.tasks.tuned import tuning_notes
 
     makers = trackers.named(track)
     from_file = task.endswith(".toml")
@@ -136,19 +115,14 @@ def run(
     spec = spec.with_settings(settings)
     with output.mistakes_in(task, set_) if from_file else contextlib.nullcontext():
         chosen = spec.build_task()
-        notes = tuning_notes(
-            spec.task, [spec.algorithm], {spec.algorithm: {f"client.{k}": 0 for k in spec.client}}
-        )
+        notes = tuning_notes(spec.task, [spec.algorithm], [f"client.{k}" for k in spec.client])
         resolved = spec.resolve(chosen)
         spec = resolved.spec
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
     directory = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
-    console = Console(stderr=as_json)
     output.say(*chosen.notes, *notes)
-    with (
-        Display(console, chosen.metric.name) as display,
-        trackers.Tracking(makers, directory, display) as progress,
-    ):
+    work = output.Work(chosen, directory, makers, as_json)
+    with work.shown() as progress:
         planned = PlannedRun(spec.algorithm, resolved, directory)
         say_changed_runs(chosen, [planned], directory, progress.say)
         [history] = run_pack(chosen, [resolved], [directory], progress=progress)
@@ -162,8 +136,8 @@ def run(
         typer.echo(json.dumps(summary))
         return
     if history.diverged is not None:
-        console.print(f"diverged in round {history.diverged}: try a smaller client.lr")
-    console.print(
+        work.console.print(f"diverged in round {history.diverged}: try a smaller client.lr")
+    work.console.print(
         f"{chosen.metric.name} {last.metric:.4f}, loss {last.loss:.4f} after {last.round} rounds",
         highlight=False,
     )

@@ -1,1 +1,1 @@
-"""Running experiments and judging their outcome."""
+"""Running experiments and judging their outcome; bad input raises ``InputError``."""

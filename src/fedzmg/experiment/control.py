@@ -27,14 +27,7 @@ class TimeLimitReached(Exception):
 
 
 class Budget:
-    """Time limit of a command.
-
-    Args:
-        minutes: None is no limit.
-
-    Raises:
-        InputError: if it is not a positive number.
-    """
+    """Time limit of a command; None is no limit."""
 
     def __init__(self, minutes: float | None = None) -> None:
         if minutes is not None and not minutes > 0:
@@ -74,14 +67,7 @@ class DeferredInterrupt:
 
 @contextlib.contextmanager
 def named_write_errors(path: Path | None) -> Iterator[None]:
-    """Turn a system error into one line with the directory and the remedy.
-
-    Args:
-        path: the results directory; None if nothing is written and errors have other causes.
-
-    Raises:
-        InputError: instead of an ``OSError``.
-    """
+    """Turn a system error into one line with the results directory; None turns nothing."""
     try:
         yield
     except OSError as error:

@@ -48,11 +48,7 @@ class Stopped(NamedTuple):
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Stopped:
-        """Parse a decision.
-
-        Raises:
-            KeyError, TypeError, ValueError: if it lacks a value or has a wrong one.
-        """
+        """Parse a decision; a wrong value raises ``KeyError``, ``TypeError``, ``ValueError``."""
         if line["why"] not in get_args(Why):
             raise ValueError(f"unknown reason {line['why']!r}")
         bound = line.get("at_most")
@@ -99,18 +95,12 @@ def write(directory: Path, stopped: Stopped) -> None:
 
 
 def read(directory: Path) -> Stopped | None:
-    """Read the decision in a run directory, if there is one.
-
-    Raises:
-        InputError: if it cannot be read.
-    """
+    """Read the decision in a run directory, if there is one."""
     path = directory / NAME
     if not path.exists():
         return None
-    values = read_json(path)
+    values = read_json(path, wanted=FORMAT)
     try:
-        if values["format"] != FORMAT:
-            raise ValueError(f"format {values['format']!r}, this version reads {FORMAT}")
         return Stopped.of(values)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be read ({error}): {RESTORE}") from None
@@ -159,17 +149,14 @@ class Rule(NamedTuple):
             each.append(self.worst if lost else statistics.fmean([*values, *to_come]))
         return statistics.fmean(each)
 
-    def bound(self, seeds: Sequence[Known], rest: float) -> Merit:
-        """Return the merit of a point if every evaluation to come were ``rest``."""
-        return Merit(not any(s.lost for s in seeds), self.sign(self.score(seeds, rest)))
-
-    def at_most(self, seeds: Sequence[Known]) -> Merit:
-        """Return the upper bound of a point's merit."""
-        return self.bound(seeds, self.best)
+    def at_most(self, seeds: Sequence[Known], rest: float | None = None) -> Merit:
+        """Return the upper bound of a point's merit, if evaluations to come are ``rest``."""
+        score = self.score(seeds, self.best if rest is None else rest)
+        return Merit(not any(s.lost for s in seeds), self.sign(score))
 
     def at_least(self, seeds: Sequence[Known]) -> Merit:
         """Return the lower bound of a point's merit, unless another seed diverges."""
-        return self.bound(seeds, self.worst)
+        return self.at_most(seeds, self.worst)
 
     def broken(self, points: Iterable[Sequence[Known]]) -> bool:
         """Return whether an evaluation is better than the best possible value."""

@@ -1,8 +1,7 @@
 """Estimated cost of a run, a grid or a study, before anything runs.
 
-Time comes from a few measured steps, within about two seconds. One gradient of one client comes
-first. If there is time, a cohort trains for a few steps; otherwise the gradient stands for the
-steps of all clients, and a third of it, the forward pass, for an evaluation.
+Time comes from a few measured steps, within about two seconds. One step of one client comes first.
+If there is time, a cohort trains for a few steps; otherwise the one step stands for all.
 """
 
 from __future__ import annotations
@@ -16,14 +15,12 @@ import torch
 
 from fedzmg import algorithms, tasks
 from fedzmg.data.federated import Examples, FederatedData
-from fedzmg.engine.local import eager_gradient
 from fedzmg.evaluation import evaluate
 from fedzmg.experiment.grids.grid import choosing
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.run import DTYPES, RunSpec
 from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.models.functional import FunctionalModel
-from fedzmg.models.objective import Batch, Objective
 from fedzmg.simulation import Simulation, Trial, resolve_device
 from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tree import num_bytes
@@ -40,8 +37,6 @@ STEPS = 2
 """Local steps of each client of the cohort that is timed."""
 ROUNDS = 3
 TEST_EXAMPLES = 200
-FORWARD = 1 / 3
-"""Share of the forward pass in the time of a gradient."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +92,6 @@ def estimate(spec: RunSpec | GridSpec | StudySpec, *, timed: bool = True) -> Est
     Args:
         spec: the run, grid or study.
         timed: measure a few steps, for two or three seconds, if the data are present.
-
-    Raises:
-        InputError: for the first mistake in it.
     """
     entry = tasks.info(spec.task)
     preset = entry.preset.with_options(spec.preset)
@@ -143,15 +135,7 @@ def estimate(spec: RunSpec | GridSpec | StudySpec, *, timed: bool = True) -> Est
     found = replace(found, steps=round(steps))
     if not timed:
         return found
-    if isinstance(spec, GridSpec):
-        task = choosing(task, spec)
-    pace = _measure(task, work, spec)
-    seconds = (found.steps or 0) * pace.step
-    seconds += found.trials * found.evaluations * task.test.size * pace.example
-    return replace(
-        found, seconds=seconds, device=pace.device, engine=pace.engine, probe=pace.words,
-        extrapolated=pace.extrapolated,
-    )  # fmt: skip
+    return _timed(found, work, choosing(task, spec) if isinstance(spec, GridSpec) else task, spec)
 
 
 def _work(spec: RunSpec | GridSpec | StudySpec, protocol: Protocol, task: Task | None) -> _Work:
@@ -188,94 +172,76 @@ def _evaluations(rounds: int, every: int) -> int:
     return len({*range(0, rounds, every), rounds - 1})
 
 
-class _Pace(NamedTuple):
-    """Measured seconds."""
+def _timed(
+    found: Estimate, work: _Work, task: Task, spec: RunSpec | GridSpec | StudySpec
+) -> Estimate:
+    """Add the time, from measured training and evaluation."""
+    batch = min(work.protocol.batch_size, int(task.train.counts.max()))
+    together, few = 1, batch
+    step, simulation = _time_steps(task, work, spec, clients=1, steps=1)
+    extrapolated = ROUNDS * STEPS * work.protocol.cohort * step > SECONDS
+    probe = f"one step of one client on {batch} examples"
+    if not extrapolated:
+        few = TEST_EXAMPLES
+        if simulation.device.type == "cuda":
+            together = min(TRIALS, work.names[0][1])
+        clients = work.protocol.cohort
+        step, simulation = _time_steps(task, work, spec, clients, STEPS, together)
+        probe = f"{STEPS} steps of {simulation.task.protocol.cohort * together} clients"
+    device = simulation.device
+    began = time.perf_counter()
+    test = Examples(*(column[:few] for column in task.test)).to(device, simulation.dtype)
+    objective = replace(task.objective, model=task.model.to(device, simulation.dtype))
+    evaluate(simulation.snapshot.params, test, objective, task.metric, task.prepare)
+    _wait(device)
+    example = (time.perf_counter() - began) / together / test.size
+    seconds = (found.steps or 0) * step
+    seconds += found.trials * found.evaluations * task.test.size * example
+    return replace(
+        found, seconds=seconds, device=device.type, engine=simulation.choice.path, probe=probe,
+        extrapolated=extrapolated,
+    )  # fmt: skip
 
-    step: float
-    """A local step of one client."""
-    example: float
-    """The evaluation of one example."""
-    device: str
-    engine: str
-    words: str
-    extrapolated: bool
 
-
-def _measure(task: Task, work: _Work, spec: RunSpec | GridSpec | StudySpec) -> _Pace:
-    """Time training and evaluation."""
-    protocol, device, dtype = work.protocol, resolve_device(spec.device), DTYPES[spec.dtype]
-    objective = replace(task.objective, model=task.model.to(device, dtype))
-    batch = min(protocol.batch_size, int(task.train.counts.max()))
-    one = _gradient(task, objective, batch, device, dtype)
-    engine = spec.engine
+def _time_steps(
+    task: Task,
+    work: _Work,
+    spec: RunSpec | GridSpec | StudySpec,
+    clients: int,
+    steps: int,
+    trials: int = 1,
+) -> tuple[float, Simulation]:
+    """Train a few rounds; return the seconds of one client's step, and the simulation."""
+    device, engine = resolve_device(spec.device), spec.engine
     if engine == "auto" and device.type == "cpu":
         engine = "vectorized"  # choosing takes longer than the whole measurement
-    if ROUNDS * STEPS * protocol.cohort * one > SECONDS:
-        words = f"one gradient of one client on {batch} examples"
-        return _Pace(one, FORWARD * one / batch, device.type, engine, words, extrapolated=True)
-    together = min(TRIALS, work.names[0][1]) if device.type == "cuda" else 1
-    short = _shortened(task, protocol)
     simulation = Simulation(
-        short,
-        [work.first] * together,
+        _shortened(task, work.protocol, clients, steps),
+        [work.first] * trials,
         # Too few to compile anything, and one more than are run, because the last one evaluates.
         rounds=ROUNDS + 1,
         device=device,
-        dtype=dtype,
+        dtype=DTYPES[spec.dtype],
         engine=engine,
         precision=spec.precision,
     )
-    step = _rounds(simulation)
-    began = time.perf_counter()
-    few = Examples(*(c[:TEST_EXAMPLES] for c in task.test)).to(device, dtype)
-    evaluate(simulation.snapshot.params, few, objective, task.metric, task.prepare)
-    _wait(device)
-    example = (time.perf_counter() - began) / together / few.size
-    words = f"{STEPS} steps of {short.protocol.cohort * together} clients"
-    return _Pace(step, example, device.type, simulation.choice.path, words, extrapolated=False)
-
-
-def _gradient(
-    task: Task, objective: Objective, examples: int, device: torch.device, dtype: torch.dtype
-) -> float:
-    """Time one gradient; a fast one is repeated after it is warm."""
-    x, y = Examples(*(c[:examples] for c in task.train.examples)).to(device, dtype)
-    weights = torch.full((examples,), 1 / examples, dtype=dtype, device=device)
-    key = torch.tensor(0, device=device) if objective.model.needs_key else ()
-    params = task.model.params().map(lambda leaf: leaf.to(device, dtype))
     best, first = float("inf"), time.perf_counter()
-    for _ in range(3):
+    for _ in range(ROUNDS):  # the first one warms up, and evaluates
         _wait(device)
         began = time.perf_counter()
-        # A copy: a prepare function may work in place.
-        batch = Batch(task.prepare(x.clone(), dtype), y, weights, key)
-        eager_gradient(objective.train, params, batch)
+        trained = sum(record.steps for record in simulation.run_round().records)
         _wait(device)
-        best = min(best, time.perf_counter() - began)
-        if time.perf_counter() - first > SECONDS / 4:
+        best = min(best, (time.perf_counter() - began) / max(1, trained))
+        if time.perf_counter() - first > SECONDS:
             break
-    return best
+    return best, simulation
 
 
-def _rounds(simulation: Simulation) -> float:
-    """Time a client's step."""
-    best = float("inf")
-    for attempt in range(ROUNDS):
-        _wait(simulation.device)
-        began = time.perf_counter()
-        records = simulation.run_round().records
-        _wait(simulation.device)
-        if attempt:  # the first one warms up, and evaluates
-            steps = max(1, sum(record.steps for record in records))
-            best = min(best, (time.perf_counter() - began) / steps)
-    return best
-
-
-def _shortened(task: Task, protocol: Protocol) -> Task:
-    """Return the task with one cohort, in which every client has a few steps."""
-    counts, most = task.train.counts, STEPS * protocol.batch_size
+def _shortened(task: Task, protocol: Protocol, clients: int, steps: int) -> Task:
+    """Return the task with a few clients, each of which has a few steps."""
+    counts, most = task.train.counts, steps * protocol.batch_size
     # Clients with the most examples: those with few may have no step at all.
-    chosen = np.sort(np.argsort(-counts, kind="stable")[: protocol.cohort])
+    chosen = np.sort(np.argsort(-counts, kind="stable")[:clients])
     lengths = np.minimum(counts[chosen], most)
     rows = np.concatenate(
         [task.train.offsets[c] + np.arange(n) for c, n in zip(chosen, lengths, strict=True)]
@@ -288,7 +254,7 @@ def _shortened(task: Task, protocol: Protocol) -> Task:
     )
     quick = replace(protocol, cohort=len(chosen), epochs=1, eval_every=ROUNDS + 1)
     few = Examples(*(column[:2] for column in task.test))
-    return replace(task, train=short, test=few, protocol=quick)
+    return replace(task, train=short, test=few, test_owners=None, protocol=quick)
 
 
 def _wait(device: torch.device) -> None:

@@ -45,10 +45,6 @@ def keep(source: Path, to: Path) -> Kept:
     """Copy a run, study, comparison or grid, or a directory of some.
 
     An earlier copy of the same results at ``to`` is replaced as a whole.
-
-    Raises:
-        InputError: if there is nothing to keep, something else is at ``to``, or it cannot be
-            written.
     """
     if not source.is_dir():
         raise InputError(f"{source} is not a directory; pass a run, study, comparison or grid")

@@ -94,11 +94,7 @@ def chunk(facts: Mapping[str, Any], task: Task, trials: int) -> int | None:
 
 
 def refuse_other_task(directory: Path, facts: Mapping[str, Any], task: Task) -> None:
-    """Refuse to continue with other data, or another model, test set or metric.
-
-    Raises:
-        InputError: if a hash of the manifest differs. Older manifests lack some hashes.
-    """
+    """Refuse to continue with other data, or another model, test set or metric."""
     for name, now_, what in (
         ("data_sha256", task.train.fingerprint(), "other data"),
         ("task_sha256", task.fingerprint(), "another model, test set or metric"),

@@ -5,63 +5,45 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.plan import Plan
 from fedzmg.experiment.specs.study import StudySpec
-from fedzmg.storage import formats, lock
+from fedzmg.storage import lock
 from fedzmg.storage.files import write_atomic
-from fedzmg.storage.formats import flat
+from fedzmg.storage.formats import flat, log_lines
 from fedzmg.storage.lock import Hold, hold
 
 FORMAT = 1
 """Format of ``grid.json``, ``scores.json`` and ``study.json``."""
+ANOTHER = "choose another directory with --out"
+REMAKE = "remove it to make it again"
 
 
 @contextlib.contextmanager
 def claimed(
     out: Path, spec: Plan, name: str, say: Callable[[str], None], *, grow: bool = False
 ) -> Iterator[Hold]:
-    """Lock a directory and write its plan, or check that it holds the same plan.
+    """Lock a directory and write its plan ``name``, or check that it holds the same plan.
 
-    Args:
-        out: the directory; created if it is missing.
-        spec: the plan.
-        name: file name of the plan.
-        say: reports a directory that is taken over from a process that is gone.
-        grow: a plan that extends the one there replaces it.
-
-    Raises:
-        InputError: if another process holds it, it holds anything else, or cannot be written.
+    With ``grow``, a study that extends the one there replaces it.
     """
     with hold([out], say) as held:
-        _claim(out, spec, name, grow=grow)
+        path = out / name
+        kept = type(spec).read(path) if path.is_file() else None
+        if kept is None and any(p.name not in (lock.NAME, lock.GUARD) for p in out.iterdir()):
+            raise InputError(f"{out} is not empty and holds no {name}: {ANOTHER}")
+        difference = "" if kept is None else _difference(kept, spec)
+        grows = grow and isinstance(spec, StudySpec) and kept is not None and spec.extends(kept)
+        if difference and not grows:
+            raise InputError(f"{out} holds another {path.stem} ({difference}): {ANOTHER}")
+        if kept is None or difference:
+            try:
+                write_atomic(path, spec.to_toml().encode())
+            except OSError as error:
+                raise InputError(f"cannot write {out}: {error.strerror}; {ANOTHER}") from None
         yield held
-
-
-def _claim(out: Path, spec: Plan, name: str, *, grow: bool) -> None:
-    path = out / name
-    if path.is_file():
-        kept = type(spec).read(path)
-        difference = _difference(kept, spec)
-        if not difference:
-            return
-        if not (grow and isinstance(spec, StudySpec) and spec.extends(kept)):
-            raise InputError(
-                f"{out} holds another {path.stem} ({difference}): choose another directory with "
-                "--out"
-            )
-    elif any(p.name not in (lock.NAME, lock.GUARD) for p in out.iterdir()):
-        raise InputError(
-            f"{out} is not empty and holds no {name}: choose another directory with --out"
-        )
-    try:
-        write_atomic(path, spec.to_toml().encode())
-    except OSError as error:
-        raise InputError(
-            f"cannot write {out}: {error.strerror}; choose another directory with --out"
-        ) from None
 
 
 def _difference(kept: Plan, asked: Plan) -> str:
@@ -79,17 +61,20 @@ def first_difference(there: Mapping[str, object], here: Mapping[str, object]) ->
     return f"{key} is {there.get(key)!r} there and {here.get(key)!r} here"
 
 
-def read_json(path: Path, wanted: int | None = FORMAT) -> dict[str, Any]:
-    """Read a JSON file of format ``wanted``; None accepts any format.
+Rows: TypeAlias = dict[tuple[int, int], dict[str, Any]]
+"""Lines of a grid's log by trial and round."""
 
-    Raises:
-        InputError: if it is missing, damaged or of another format.
-    """
-    values = formats.read_json(path, "remove it to make it again")
-    found = values.get("format")
-    if wanted is not None and found != wanted:
-        raise InputError(
-            f"{path} has format {found!r}, this version reads {wanted}: use the version that wrote "
-            "it, or remove it to make it again"
-        )
-    return values
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a grid's log in the order of writing."""
+    return log_lines(path, _parsed, f"restore it, or remove {path.parent} to start again")
+
+
+def read_rows(path: Path) -> Rows:
+    """Read a grid's log by trial and round; a later line supersedes an earlier one."""
+    return {(line["trial"], line["round"]): line for line in read_lines(path)}
+
+
+def _parsed(values: dict[str, Any]) -> dict[str, Any]:
+    int(values["trial"]), int(values["round"])
+    return {k: float(v) if v in ("nan", "inf", "-inf") else v for k, v in values.items()}

@@ -12,7 +12,7 @@ from fedzmg.errors import InputError
 from fedzmg.experiment import early_stopping, manifest
 from fedzmg.experiment.control import checkpoint_interval, named_write_errors
 from fedzmg.experiment.early_stopping import Ask, Verdict
-from fedzmg.experiment.plan_directory import first_difference
+from fedzmg.experiment.plan_directory import ANOTHER, first_difference
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.run_storage import Job, RunStorage, restore_memory, without_copies
@@ -72,7 +72,7 @@ def run_pack(
     task = replace(task, protocol=first.build_protocol(task))
     rounds = task.protocol.rounds
     seconds = checkpoint_interval() if checkpoint_seconds is None else checkpoint_seconds
-    directories = [None if places is None else RunDirectory(places[i]) for i in range(len(runs))]
+    directories = [RunDirectory(path) for path in places] if places else [None] * len(runs)
     # Complete runs are only read: they need no lock and may be read-only.
     jobs = [_open_job(task, *pair, models=models) for pair in zip(runs, directories, strict=True)]
     together = _must_stay_together(first) and not all(job.complete(rounds) for job in jobs)
@@ -122,26 +122,18 @@ def _open_job(
     *,
     models: bool = True,
 ) -> Job:
-    """Read a run directory and check that it holds this run.
-
-    Checkpoints after round ``until`` are rejected. Unless ``models`` are needed, the log of a
-    finished run suffices.
-    """
+    """Read a run directory and check that it holds this run; reject later checkpoints."""
     if directory is None or not directory.exists:
         return Job(run, directory)
     there = directory.spec()
     if there != run.spec:
         difference = first_difference(flat(there.model_dump()), flat(run.spec.model_dump()))
-        raise InputError(
-            f"{directory.path} holds another run ({difference}): choose another directory with "
-            "--out"
-        )
+        raise InputError(f"{directory.path} holds another run ({difference}): {ANOTHER}")
     facts = directory.manifest()
     for name in ("data_sha256", "engine", "onednn"):
         if name not in facts:
             raise InputError(
-                f"{directory.path}/manifest.json lacks {name!r}: another version made it; choose "
-                "another directory with --out"
+                f"{directory.path}/manifest.json lacks {name!r}: another version made it; {ANOTHER}"
             )
     manifest.refuse_other_task(directory.path, facts, task)
     records = {record.round: record for record in directory.records()}
@@ -226,8 +218,7 @@ def _train(
         restore_memory(jobs, simulation)
     storage = RunStorage(jobs, simulation, progress)
     training_loop(
-        simulation, storage, progress,
-        held=held, stop=stop, checkpoint_seconds=checkpoint_seconds,
-    )  # fmt: skip
+        simulation, storage, progress, held=held, stop=stop, checkpoint_seconds=checkpoint_seconds
+    )
     histories = simulation.histories(storage.records)
     return [replace(h, clients=tuple(c)) for h, c in zip(histories, storage.clients, strict=True)]

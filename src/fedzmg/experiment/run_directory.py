@@ -80,11 +80,7 @@ class RunDirectory:
         )
 
     def create(self, spec: RunSpec, manifest: Mapping[str, Any]) -> None:
-        """Create a run directory.
-
-        Raises:
-            InputError: if it cannot be written.
-        """
+        """Create a run directory."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / "manifest.json", manifest)
@@ -97,11 +93,7 @@ class RunDirectory:
             ) from None
 
     def spec(self) -> RunSpec:
-        """Read the specification.
-
-        Raises:
-            InputError: if this is not a run directory.
-        """
+        """Read the specification."""
         if not self.path.is_dir():
             raise InputError(f"{self.path} is not a directory; pass a run directory")
         if not (self.path / "spec.toml").is_file():
@@ -111,35 +103,20 @@ class RunDirectory:
         return RunSpec.read(self.path / "spec.toml")
 
     def manifest(self) -> dict[str, Any]:
-        """Read versions, device and data of the run.
-
-        Raises:
-            InputError: if it is missing, damaged or of a newer format.
-        """
+        """Read versions, device and data of the run."""
         path = self.path / "manifest.json"
         if not path.exists():
             raise InputError(
                 f"{path} is missing: restore it, or choose another directory with --out"
             )
-        manifest = read_json(path)
-        found = manifest.get("format")
-        if found != FORMAT:
-            raise InputError(
-                f"{path} has format {found!r}, this version reads {FORMAT}: use the version that "
-                "wrote it"
-            )
-        return manifest
+        return read_json(path, wanted=FORMAT)
 
     def append(self, record: Record) -> None:
         """Append a round to the log."""
         append_log(self.path / LOG, [record._asdict()])
 
     def records(self) -> list[Record]:
-        """Read the log in order of rounds; a later line supersedes an earlier one.
-
-        Raises:
-            InputError: for a damaged line.
-        """
+        """Read the log in order of rounds; a later line supersedes an earlier one."""
         by_round = {record.round: record for record in log_lines(self.path / LOG, _record)}
         return [by_round[round_] for round_ in sorted(by_round)]
 
@@ -167,11 +144,7 @@ class RunDirectory:
         write_clients(self.path, table)
 
     def clients(self, until: int | None = None) -> tuple[ClientMetrics, ...]:
-        """Read evaluations of single clients in order of rounds, up to round ``until``.
-
-        Raises:
-            InputError: if the file is damaged.
-        """
+        """Read evaluations of single clients in order of rounds, up to round ``until``."""
         table = read_clients(self.path)
         if table is None:
             return ()
@@ -191,9 +164,6 @@ class RunDirectory:
         Args:
             logged: rounds of the log; a checkpoint of rounds that it lacks is not used.
             until: reject checkpoints of later rounds, even if none is left.
-
-        Raises:
-            InputError: if there are checkpoints and none can be used.
         """
         reasons = []
         for path in (self.path / NEWEST, self.path / PREVIOUS):
@@ -225,11 +195,7 @@ class RunDirectory:
         )
 
     def checkpoint(self) -> Checkpoint | None:
-        """Read the newest checkpoint without repairing anything; None before the first one.
-
-        Raises:
-            InputError: if it is damaged.
-        """
+        """Read the newest checkpoint without repairing anything; None before the first one."""
         found = self.position()
         # A crash between the two renames leaves only the previous one, which is then the newest.
         if found is not None and found.rejected and (self.path / NEWEST).exists():

@@ -15,6 +15,7 @@ from fedzmg.experiment.early_stopping import Stopped
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.run_directory import Position, RunDirectory
 from fedzmg.experiment.specs.run import ResolvedRun
+from fedzmg.experiment.training import TrainingStorage
 from fedzmg.simulation import Checkpoint, ClientMetrics, Record, RoundReport, Simulation
 from fedzmg.tree import named_leaves, refill, row
 
@@ -57,7 +58,7 @@ class Job(NamedTuple):
         return self.done >= (rounds if self.stopped is None else self.stopped.round)
 
 
-class RunStorage:
+class RunStorage(TrainingStorage):
     """Run directories of a pack; nothing is stored without them."""
 
     keeps_models = True

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -25,37 +26,37 @@ CHECKPOINT_SHARE = 0.05
 """Largest share of the time that writing checkpoints may take."""
 
 
-class TrainingStorage(Protocol):
+class TrainingStorage(ABC):
     """Stores the results of a training loop."""
 
     path: Path | None
     """Directory of the results; None if nothing is stored."""
-    keeps_models: bool
+    keeps_models = False
     """True if the last checkpoint of a trial is a result."""
 
+    @abstractmethod
     def append(self, report: RoundReport) -> RoundReport:
         """Log a round; return it with additional evaluations, if there are any."""
-        ...
 
-    def early_stops(self, report: RoundReport, stopped: Mapping[int, Stopped]) -> Collection[int]:
-        """Record new decisions; return the trials that stop after this round."""
-        ...
-
-    def is_large(self, simulation: Simulation) -> bool:
-        """Return whether a checkpoint has grown so large that it is due."""
-        ...
-
+    @abstractmethod
     def save(self, simulation: Simulation, stopping: Collection[int]) -> None:
         """Write a checkpoint; ``stopping`` are trials for which it is the last one."""
-        ...
 
+    @abstractmethod
     def note_chunk(self, round_: int, chunk: int | None) -> None:
         """Record that another number of clients trains at once."""
-        ...
 
+    @abstractmethod
     def note_pack(self, simulation: Simulation) -> None:
         """Record the trials that still train after others stopped."""
-        ...
+
+    def early_stops(self, _: RoundReport, stopped: Mapping[int, Stopped]) -> Collection[int]:
+        """Record new decisions; return the trials that stop after this round."""
+        return stopped
+
+    def is_large(self, _: Simulation) -> bool:
+        """Return whether a checkpoint has grown so large that it is due."""
+        return False
 
 
 def training_loop(
@@ -69,19 +70,10 @@ def training_loop(
 ) -> None:
     """Train the remaining rounds of a simulation and store every one.
 
-    Args:
-        simulation: the trials.
-        storage: receives logs, decisions and checkpoints.
-        progress: receives every finished round.
-        held: the locks, which are checked before every write.
-        stop: called after every round; ends the loop or stops single trials.
-        checkpoint_seconds: seconds between checkpoints, more if they take long to write; 0 writes
-            one after every round.
-
-    Raises:
-        InputError: if the storage cannot be written, or another process took it.
-        TimeLimitReached: if ``stop`` says so, with everything finished stored.
-        Interrupted: on Ctrl-C, likewise.
+    The locks ``held`` are checked before every write. ``stop`` is called after every round: it ends
+    the loop with ``TimeLimitReached`` or stops single trials. Ctrl-C raises ``Interrupted``. Both
+    leave everything finished stored. There are ``checkpoint_seconds`` between checkpoints, more if
+    they take long to write; 0 writes one after every round.
     """
     rounds, interval, saved_at = simulation.rounds, checkpoint_seconds, time.monotonic()
     try:

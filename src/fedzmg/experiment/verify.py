@@ -21,9 +21,8 @@ from fedzmg.engine.choose import can_compile
 from fedzmg.errors import InputError
 from fedzmg.experiment import manifest, rules_hash
 from fedzmg.experiment.grids.grid import choosing
-from fedzmg.experiment.grids.log import read_rows
 from fedzmg.experiment.grids.trials import built, evaluated, packs, trials_of
-from fedzmg.experiment.plan_directory import read_json
+from fedzmg.experiment.plan_directory import read_rows
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.files import refuse_own_task
 from fedzmg.experiment.specs.grid import GridSpec
@@ -33,7 +32,7 @@ from fedzmg.experiment.training import build_simulation, recorded_engine
 from fedzmg.results.diff import Rows, compare_logs
 from fedzmg.simulation import Record, Simulation, Trial, resolve_device
 from fedzmg.simulation import packs as same_structure
-from fedzmg.storage.formats import json_words
+from fedzmg.storage.formats import json_words, read_json
 from fedzmg.tasks.task import Task
 
 ROUNDS = 3
@@ -270,7 +269,7 @@ def _verify_grid(
 
 
 def _verify_search(spec: GridSpec, name: str, task: Task, directory: Path, wanted: int) -> Verdict:
-    facts = read_json(directory / "manifest.json", None)
+    facts = read_json(directory / "manifest.json")
     rows = read_rows(directory / "metrics.jsonl")
     logged = sorted({round_ for _, round_ in rows if round_ <= wanted})
     if not logged:
@@ -374,11 +373,7 @@ def _remarks(facts: Mapping[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def _environment(name: str, facts: Mapping[str, Any]) -> Iterator[torch.device]:
-    """Set the recorded number of threads and yield the recorded device.
-
-    Raises:
-        InputError: if there is no such device, or no compiler for it.
-    """
+    """Set the recorded number of threads and yield the recorded device."""
     try:
         device = resolve_device(str(facts.get("device", "cpu")))
     except InputError:

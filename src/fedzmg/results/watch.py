@@ -17,10 +17,9 @@ from fedzmg.algorithms.options import known_options
 from fedzmg.errors import InputError
 from fedzmg.results.grouping import variants
 from fedzmg.storage.files import folder_name
-from fedzmg.storage.formats import flat, json_nulls, read_json, read_toml
+from fedzmg.storage.formats import Tail, flat, json_nulls, read_json, read_toml
 from fedzmg.storage.lock import NAME as LOCK
 from fedzmg.storage.lock import Owner, read_owner
-from fedzmg.storage.tail import Tail
 
 Kind = Literal["run", "study", "grid", "starting"]
 State = Literal["waiting", "running", "interrupted", "stopped", "diverged", "done"]

@@ -1,1 +1,1 @@
-"""Files on disk: atomic writes, logs, checkpoints and locks."""
+"""Files on disk: atomic writes, logs, checkpoints and locks; damage raises ``InputError``."""

@@ -47,11 +47,7 @@ def write_clients(directory: Path, table: ClientTable) -> None:
 
 
 def read_clients(directory: Path) -> ClientTable | None:
-    """Read the file; None if the run never evaluated single clients.
-
-    Raises:
-        InputError: if it is damaged.
-    """
+    """Read the file; None if the run never evaluated single clients."""
     path = directory / CLIENTS
     if not path.is_file():
         return None

@@ -23,11 +23,7 @@ def folder_name(name: str) -> str:
 
 
 def log_bytes(path: Path) -> bytes:
-    """Read a log, plain or compressed as ``NAME.gz``; a missing log is empty.
-
-    Raises:
-        InputError: if it cannot be read.
-    """
+    """Read a log, plain or compressed as ``NAME.gz``; a missing log is empty."""
     packed = compressed(path)
     try:
         if path.exists():

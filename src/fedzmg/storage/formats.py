@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,11 +20,7 @@ RESTORE = "restore or remove it"
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises:
-        InputError: if it cannot be read.
-    """
+    """Read a TOML file."""
     text = _text(path, "TOML", "correct or restore it")
     try:
         return tomllib.loads(text)
@@ -31,12 +28,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise _invalid(path, "TOML", error, "correct or restore it") from None
 
 
-def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
-    """Read a JSON object; ``remedy`` tells the user how to repair a damaged file.
-
-    Raises:
-        InputError: if the file does not hold one.
-    """
+def read_json(path: Path, remedy: str = RESTORE, wanted: int | None = None) -> dict[str, Any]:
+    """Read a JSON object of format ``wanted``; ``remedy`` tells how to repair a damaged file."""
     text = _text(path, "JSON", remedy)
     try:
         values = json.loads(text)
@@ -44,6 +37,11 @@ def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
         raise _invalid(path, "JSON", error, remedy) from None
     if not isinstance(values, dict):
         raise InputError(f"{path} does not hold a JSON object: {remedy}")
+    if wanted is not None and values.get("format") != wanted:
+        raise InputError(
+            f"{path} has format {values.get('format')!r}, this version reads {wanted}: use the "
+            "version that wrote it"
+        )
     return values
 
 
@@ -86,6 +84,49 @@ def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> l
             if number < len(lines) and line.endswith(b"}"):
                 raise InputError(f"{path}, line {number} is damaged: {remedy}") from None
     return found
+
+
+class Tail:
+    """Lines of a growing ``metrics.jsonl`` by key; of lines with the same key the last counts.
+
+    An incomplete last line is read once it is complete; a broken one is skipped.
+
+    Args:
+        path: the file; it need not exist yet.
+        keys: fields that identify a line: the round, and in a grid the trial before it.
+    """
+
+    def __init__(self, path: Path, *keys: str) -> None:
+        self.path, self._keys = path, keys
+        self.rows: dict[Hashable, dict[str, Any]] = {}
+        self._read = 0
+
+    def update(self) -> dict[Hashable, dict[str, Any]]:
+        """Read the lines added since the last call, and return all lines."""
+        content = self._added()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            try:
+                values = json.loads(line)
+                key = tuple(values[name] for name in self._keys)
+                self.rows[key[0] if len(key) == 1 else key] = values
+            except (ValueError, TypeError, KeyError):
+                continue
+        return self.rows
+
+    def _added(self) -> bytes:
+        try:
+            with self.path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._read:  # another file took its place
+                    self._read, self.rows = 0, {}
+                file.seek(self._read)
+                return file.read()
+        except FileNotFoundError:
+            # A kept copy's log is compressed, and does not grow.
+            return b"" if self._read else log_bytes(self.path)
+        except OSError:
+            return b""
 
 
 def flat(values: Mapping[str, Any], *, keep_empty: bool = False) -> dict[str, Any]:

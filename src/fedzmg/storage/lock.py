@@ -96,11 +96,7 @@ class Hold:
         self._made: list[Path] = []
 
     def check(self) -> None:
-        """Read the fencing tokens again before anything is written.
-
-        Raises:
-            InputError: if another process has taken a directory, or its lock was removed.
-        """
+        """Read the fencing tokens again before anything is written."""
         for path in self.paths:
             found = read_owner(path)
             if not self.owner.is_same(found):

@@ -25,11 +25,11 @@ from fedzmg.errors import InputError
 from fedzmg.experiment.control import Budget, checkpoint_interval
 from fedzmg.experiment.grids.search import Search, known_facts
 from fedzmg.experiment.grids.trials import built, trials_of
-from fedzmg.experiment.plan_directory import FORMAT, claimed, read_json
+from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import have_changed, say_changed
 from fedzmg.experiment.specs.grid import GridSpec
-from fedzmg.storage.formats import write_json
+from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 
 CHECKPOINT_SECONDS = 60.0
@@ -84,9 +84,9 @@ def run_grid(
                 Search(spec, name, task, inner, progress, budget, seconds, held, reporting).run()
             else:
                 progress.begin(name, spec.rounds, spec.rounds)
-            found[name] = read_json(inner / "scores.json")
+            found[name] = read_json(inner / "scores.json", REMAKE, FORMAT)
             write_json(out / "grid.json", _summary(spec, task, found))
-    return read_json(out / "grid.json")
+    return read_json(out / "grid.json", REMAKE, FORMAT)
 
 
 def _changed(spec: GridSpec, task: Task, out: Path) -> list[str]:
@@ -100,11 +100,7 @@ def _changed(spec: GridSpec, task: Task, out: Path) -> list[str]:
 
 
 def choosing(task: Task, spec: GridSpec) -> Task:
-    """Return the task of a grid: its protocol, and as test data the examples that choose.
-
-    Raises:
-        InputError: if the task has no tuning examples.
-    """
+    """Return the task of a grid: its protocol, and as test data the examples that choose."""
     test = task.test
     if spec.selection == "tune":
         if task.tune is None:

@@ -10,8 +10,7 @@ from typing import Any
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.early_stopping import Known, Stopped
-from fedzmg.experiment.grids.log import Rows
-from fedzmg.experiment.plan_directory import FORMAT
+from fedzmg.experiment.plan_directory import FORMAT, Rows
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.tasks.task import Task
 

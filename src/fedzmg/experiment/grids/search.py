@@ -12,14 +12,18 @@ from fedzmg.data.federated import Examples
 from fedzmg.experiment import manifest, rules_hash
 from fedzmg.experiment.control import Budget, named_write_errors
 from fedzmg.experiment.early_stopping import Stopped, Verdict, newly_diverged
-from fedzmg.experiment.grids.log import read_rows
 from fedzmg.experiment.grids.score import counted, score
 from fedzmg.experiment.grids.stops import Stops
 from fedzmg.experiment.grids.trials import built, by_test, evaluated, packs, trials_of
-from fedzmg.experiment.plan_directory import read_json
+from fedzmg.experiment.plan_directory import read_rows
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.grid import GridSpec
-from fedzmg.experiment.training import build_simulation, recorded_engine, training_loop
+from fedzmg.experiment.training import (
+    TrainingStorage,
+    build_simulation,
+    recorded_engine,
+    training_loop,
+)
 from fedzmg.simulation import Checkpoint, RoundReport, Simulation
 from fedzmg.storage.checkpoint import (
     Binding,
@@ -28,7 +32,7 @@ from fedzmg.storage.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from fedzmg.storage.formats import append_log, write_json
+from fedzmg.storage.formats import append_log, read_json, write_json
 from fedzmg.storage.lock import Hold
 from fedzmg.tasks.task import Task
 
@@ -129,7 +133,7 @@ class Search:
             storage.active = active
             self.progress.begin(self.name, self.spec.rounds, done)
             simulation = self._simulation(active, kept)
-            facts = read_json(self.directory / "manifest.json", None)
+            facts = read_json(self.directory / "manifest.json")
             algorithm = simulation.trials[0].algorithm
             changes = rules_hash.continued(facts, algorithm, done, pack[0])
             manifest.note(self.directory, **changes)
@@ -145,7 +149,7 @@ class Search:
             seconds = facts.get("seconds", 0.0) + time.monotonic() - began
             manifest.note(self.directory, seconds=seconds)
             if simulation.round == self.spec.rounds or simulation.all_stopped:
-                storage.remove_checkpoint()
+                storage.checkpoint.unlink(missing_ok=True)
 
     def _simulation(self, active: list[int], kept: StoredCheckpoint | None) -> Simulation:
         spec, facts = self.spec, known_facts(self.directory, self.task)
@@ -169,17 +173,15 @@ class Search:
         return self.directory / "memory" / f"trial-{trial}"
 
 
-class _PackStorage:
+class _PackStorage(TrainingStorage):
     """One pack of a grid directory: a shared log and one checkpoint for all trials."""
-
-    keeps_models = False
 
     def __init__(self, search: Search, pack: list[int]) -> None:
         self._search, self._pack = search, pack
         self.path: Path | None = search.directory
         self.active = pack
         """Numbers of the simulation's trials."""
-        self._checkpoint = search.directory / "checkpoint.safetensors"
+        self.checkpoint = search.directory / "checkpoint.safetensors"
         seeds = tuple(search.trials[i].seed for i in pack)
         self._binding = Binding.to_file(search.directory.parent / "grid.toml", seeds, tuple(pack))
 
@@ -187,7 +189,7 @@ class _PackStorage:
         """Read the pack's checkpoint; report one that cannot be used."""
         search = self._search
         try:
-            found = read_checkpoint(self._checkpoint, self._binding)
+            found = read_checkpoint(self.checkpoint, self._binding)
             if not search.is_logged(self._pack, until=found.round):
                 raise UnusableCheckpoint("metrics.jsonl lacks rounds before it")
             stops = search.stops.now
@@ -198,15 +200,11 @@ class _PackStorage:
             return None
         except UnusableCheckpoint as error:
             search.progress.say(
-                f"{self._checkpoint} cannot be used ({error}): {search.name} starts again from "
+                f"{self.checkpoint} cannot be used ({error}): {search.name} starts again from "
                 "round 1"
             )
             return None
         return found
-
-    def remove_checkpoint(self) -> None:
-        """Remove the checkpoint of a finished pack."""
-        self._checkpoint.unlink(missing_ok=True)
 
     def append(self, report: RoundReport) -> RoundReport:
         search, simulation = self._search, report.simulation
@@ -224,12 +222,6 @@ class _PackStorage:
             search.rows |= {(line["trial"], line["round"]): line for line in lines}
         return report
 
-    def early_stops(self, _: RoundReport, stopped: Mapping[int, Stopped]) -> Collection[int]:
-        return stopped
-
-    def is_large(self, _: Simulation) -> bool:
-        return False
-
     def save(self, simulation: Simulation, _: Collection[int]) -> None:
         simulation.memory.flush()
         tensors = {
@@ -238,7 +230,7 @@ class _PackStorage:
             if i not in simulation.stopped_trials
         }
         stored = StoredCheckpoint(simulation.round, simulation.round, tensors)
-        write_checkpoint(self._checkpoint, stored, self._binding)
+        write_checkpoint(self.checkpoint, stored, self._binding)
         simulation.memory.commit(simulation.round)
 
     def note_chunk(self, round_: int, chunk: int | None) -> None:
@@ -253,16 +245,12 @@ class _PackStorage:
         manifest.note(self._search.directory, pack_changes=list(changes.values()))
 
     def _facts(self, name: str) -> list[dict[str, Any]]:
-        return list(read_json(self._search.directory / "manifest.json", None).get(name, []))
+        return list(read_json(self._search.directory / "manifest.json").get(name, []))
 
 
 def known_facts(directory: Path, task: Task) -> dict[str, Any]:
-    """Read the manifest of a search; it is empty before the search began.
-
-    Raises:
-        InputError: if it began with other data, or another model, than the task has.
-    """
+    """Read the manifest of a search; it is empty before the search began."""
     path = directory / "manifest.json"
-    facts = read_json(path, None) if path.exists() else {}
+    facts = read_json(path) if path.exists() else {}
     manifest.refuse_other_task(directory, facts, task)
     return facts

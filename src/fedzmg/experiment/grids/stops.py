@@ -13,18 +13,14 @@ from typing import Any
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Metric
 from fedzmg.experiment.early_stopping import Known, Rule, Stopped, dominated, unsettled
-from fedzmg.experiment.grids.log import Rows, read_lines
 from fedzmg.experiment.grids.score import known, neighbours
+from fedzmg.experiment.plan_directory import Rows, read_lines
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.storage.formats import append_log
 
 
 class Stops:
-    """Early-stopping decisions about one algorithm's trials.
-
-    Raises:
-        InputError: if the grid relies on a bound that its metric does not have.
-    """
+    """Early-stopping decisions about one algorithm's trials."""
 
     def __init__(self, spec: GridSpec, name: str, metric: Metric, path: Path) -> None:
         self._spec, self._path = spec, path

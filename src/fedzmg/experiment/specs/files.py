@@ -21,15 +21,7 @@ _RESULTS |= {"study.toml": "*/*/manifest.json"}
 
 
 def read(path: Path, kind: str | None = None) -> Spec:
-    """Read a run, a grid or a study, as the file's ``kind`` says; a run needs none.
-
-    Args:
-        path: a TOML file.
-        kind: the required kind; None accepts any.
-
-    Raises:
-        InputError: if it is something else or not valid.
-    """
+    """Read a run, a grid or a study, as the file's ``kind`` says; ``kind`` requires one."""
     values = read_toml(path)
     found = values.get("kind", kind or "run")
     if "kind" not in values and found == "run" and "algorithms" in values:
@@ -55,16 +47,7 @@ def read(path: Path, kind: str | None = None) -> Spec:
 
 
 def refuse_own_task(task: str, path: Path, remedy: str) -> None:
-    """Refuse results of a task that only a Python program can build.
-
-    Args:
-        task: its name.
-        path: the results, for the message.
-        remedy: the equivalent call in Python.
-
-    Raises:
-        InputError: if no preset has this name.
-    """
+    """Refuse results of a task that only a Python program builds; ``remedy`` is its call."""
     if task not in tasks.TASKS:
         raise InputError(
             f"{path} is of {task!r}, which is not a task of 'fedzmg list': for a task made in "
@@ -73,11 +56,7 @@ def refuse_own_task(task: str, path: Path, remedy: str) -> None:
 
 
 def schema(kind: str) -> dict[str, Any]:
-    """Return the JSON Schema of a file with all known names, for editors.
-
-    Raises:
-        InputError: for an unknown kind.
-    """
+    """Return the JSON Schema of a file with all known names, for editors."""
     if kind not in SPECS:
         raise unknown("kind", kind, SPECS)
     found = SPECS[kind].model_json_schema()

@@ -33,7 +33,7 @@ class GridSpec(Plan):
     kind: Literal["grid"] = "grid"
     seeds: list[int] = [1000]
     """Seeds of the search; no reported run should use them."""
-    rounds: int = 50
+    rounds: int = pydantic.Field(default=50, ge=1)
     last: int = 10
     """Number of last rounds whose mean metric is the score; a diverged trial scores 0."""
     selection: Literal["tune", "test"] = "tune"
@@ -41,7 +41,7 @@ class GridSpec(Plan):
     also_by_test: bool = False
     """Also score every point on all test examples, as the paper does. The choice of the grid does
     not change; a study can use the other one (``rates_by = "test"``)."""
-    together: int = 0
+    together: int = pydantic.Field(default=0, ge=0)
     """Maximum number of trials that train together; 0: all of an algorithm's."""
     axes: Axes = pydantic.Field(default_factory=lambda: {})
     """Values by option, such as ``client.lr``; by default the paper's learning rates of clients and
@@ -63,8 +63,6 @@ class GridSpec(Plan):
     def _fits(self) -> Self:
         if not 1 <= self.last <= self.rounds:
             raise InputError(f"last = {self.last}: expected 1 to {self.rounds}, the rounds")
-        if self.together < 0:
-            raise InputError(f"together = {self.together}: expected 0 or more")
         if self.also_by_test and self.selection == "test":
             raise InputError('also_by_test = true: selection = "test" chooses by it already')
         if self.selection == "tune" and self.preset.get("selection") == "test":

@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 import pydantic
 
@@ -48,8 +48,10 @@ def dotted_axes(axes: Any) -> Any:
     return {key: PAPER_RATES if v == "paper" else v for key, v in found.items()}
 
 
-def sorted_axes(axes: Axes) -> Axes:
+def sorted_axes(axes: Axes | None) -> Axes | None:
     """Sort the values of axes and refuse empty, repeated or infinite ones."""
+    if axes is None:
+        return None
     for key, values in axes.items():
         if not values or len(set(values)) != len(values) or not all(map(math.isfinite, values)):
             raise InputError(f"{key} = {values!r}: give at least one finite number, each once")
@@ -101,10 +103,7 @@ class Variant(Strict):
 
     _dotted = pydantic.field_validator("axes", mode="before")(dotted_axes)
 
-    @pydantic.field_validator("axes")
-    @classmethod
-    def _sorted(cls, axes: Axes | None) -> Axes | None:
-        return None if axes is None else sorted_axes(axes)
+    _sorted = pydantic.field_validator("axes")(sorted_axes)
 
 
 class Plan(Strict):
@@ -116,7 +115,7 @@ class Plan(Strict):
     label: str = ""
     """A remark that is shown with every result, such as "reduced protocol"."""
     seeds: list[int]
-    rounds: int
+    rounds: Annotated[int, pydantic.Field(ge=1)]
     engine: EngineName = "auto"
     device: Device = "auto"
     dtype: Literal["float32", "float64"] = "float32"
@@ -171,19 +170,15 @@ class Plan(Strict):
         for name in ("rounds", "eval_every"):
             if name in self.protocol:
                 raise InputError(f"protocol.{name}: belongs to the top of the file, without table")
-        if self.rounds < 1:
-            raise InputError(f"rounds = {self.rounds!r}: expected a whole number of at least 1")
         return self
 
     @classmethod
     def keys_of(cls, table: list[str]) -> list[str]:
         if table[:1] == ["algorithms"] and len(table) == 2:
             return list(Variant.model_fields)
-        return cls._stop_keys() if table == ["stop"] else super().keys_of(table)
-
-    @classmethod
-    def _stop_keys(cls) -> list[str]:
-        return list(cls.model_fields["stop"].annotation.model_fields)  # type: ignore[union-attr]
+        if table == ["stop"]:
+            return list(cls.model_fields["stop"].annotation.model_fields)  # type: ignore[union-attr]
+        return super().keys_of(table)
 
     def to_toml(self) -> str:
         values = self.model_dump(exclude_none=True)
@@ -198,7 +193,7 @@ class Plan(Strict):
     @property
     def stops(self) -> bool:
         """True if anything may stop a trial before its last round."""
-        return any(value for value in dict(self.model_dump().get("stop", {})).values())
+        return any(self.model_dump().get("stop", {}).values())
 
     def orders(self) -> dict[str, list[str]]:
         """Return keys of tables whose order matters, which equality of plans ignores."""
@@ -218,9 +213,6 @@ class Plan(Strict):
 
         Keys are those of the file: ``rounds``, ``protocol.cohort``, ``axes.client.lr``;
         ``fedavg.client.lr`` is for one algorithm, ``client.momentum`` for all of them.
-
-        Raises:
-            InputError: for an unknown key, with the nearest one, or a wrong value.
         """
         values = self.model_dump(exclude_none=True)
         for key, value in settings.items():
@@ -248,7 +240,7 @@ class Plan(Strict):
 
     def _known_keys(self) -> list[str]:
         own = [k for k in type(self).model_fields if k not in self.tables]
-        stops = [f"stop.{name}" for name in self._stop_keys()]
+        stops = [f"stop.{name}" for name in self.keys_of(["stop"])]
         bases = [b for n in self.algorithms if (b := self.base(n)) in algorithms.ALGORITHMS]
         options = {key for base in bases for key in known_options(algorithms.get(base))}
         return [*own, *known_task_keys(self.task), *stops, *sorted(options)]
@@ -286,11 +278,7 @@ class Plan(Strict):
     def configured(
         self, name: str, options: Mapping[str, Any], task: Task | None = None
     ) -> Algorithm:
-        """Build an algorithm with the task's recommended options, then these.
-
-        Raises:
-            InputError: for an unknown name, option or value.
-        """
+        """Build an algorithm with the task's recommended options, then these."""
         known = tuned(self.task) if task is None else task.options
         given = {**known.get(self.base(name), {}), **options}
         if self.algorithms[name].weights is not None:
@@ -302,14 +290,7 @@ class Plan(Strict):
         return tasks.get(self.task, self.preset)
 
     def check(self, task: Task | None = None) -> None:
-        """Refuse a plan that could not run, without loading data.
-
-        Args:
-            task: a user's own task; by default the preset of that name.
-
-        Raises:
-            InputError: naming the value and the remedy.
-        """
+        """Refuse a plan that could not run, without data; ``task`` is a user's own."""
         if task is None:
             preset = tasks.info(self.task).preset.with_options(self.preset)
             protocol, clients = preset.protocol, preset.clients

@@ -79,9 +79,6 @@ class RunSpec(Strict):
         """Copy for another algorithm; return it with the keys that are left out.
 
         Learning rates and other options belong to the algorithm they were chosen for.
-
-        Raises:
-            InputError: if there is no such algorithm.
         """
         algorithms.get(name)
         if name == self.algorithm:

@@ -74,11 +74,7 @@ class Strict(pydantic.BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a TOML file.
-
-        Raises:
-            InputError: if it cannot be read or is not a valid specification.
-        """
+        """Read a TOML file."""
         values = read_toml(path)
         try:
             return cls.parse(values)

@@ -28,8 +28,8 @@ class StudySpec(Plan):
 
     kind: Literal["study"] = "study"
     seeds: list[int] = [0, 1, 2, 3, 4]
-    rounds: int = 1000
-    eval_every: int = 5
+    rounds: int = pydantic.Field(default=1000, ge=1)
+    eval_every: int = pydantic.Field(default=5, ge=1)
     client_metrics_every: int = pydantic.Field(default=0, ge=0)
     """Interval of evaluations on each client's own examples: after rounds 1, 1 + N, ... and the
     last; 0: only after the last."""
@@ -42,7 +42,7 @@ class StudySpec(Plan):
     all have to report, too, which ``preset.selection = "test"`` says."""
     thresholds: list[float] = []
     """Thresholds of the metric; by default the task's own."""
-    window: int = 4
+    window: int = pydantic.Field(default=4, ge=1)
     """Number of evaluations whose average, or smallest, has to reach a threshold."""
     tests: Literal["reference", "pairs"] = "reference"
     """The family of tests: the first algorithm against every other, or every pair."""
@@ -60,9 +60,6 @@ class StudySpec(Plan):
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Self:
-        for name in ("eval_every", "window"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} = {getattr(self, name)}: expected at least 1")
         if not all(map(math.isfinite, self.thresholds)):
             raise InputError(f"thresholds = {self.thresholds!r}: expected finite numbers")
         if self.rates_by == "test" and self.rates in NO_GRID:

@@ -21,7 +21,7 @@ from fedzmg.errors import InputError
 from fedzmg.experiment.control import Budget
 from fedzmg.experiment.early_stopping import asking
 from fedzmg.experiment.grids.score import chosen_options
-from fedzmg.experiment.plan_directory import claimed, read_json
+from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import PlannedRun, say_changed_runs
 from fedzmg.experiment.run import run_pack
@@ -30,7 +30,7 @@ from fedzmg.experiment.specs.strict import Value
 from fedzmg.experiment.specs.study import NO_GRID, StudySpec
 from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import History, packs
-from fedzmg.storage.formats import write_json
+from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
 
@@ -74,7 +74,9 @@ def run_study(
     stop = asking(budget, diverged=spec.stop.diverged)
     plan = spec.model_dump(exclude_none=True)
     histories: dict[str, list[History]] = {}
-    kept = _kept_plan(out) if grow else None
+    kept = None
+    if grow and out is not None and (out / "study.toml").is_file():
+        kept = StudySpec.read(out / "study.toml")
     part = kept is not None and kept != spec and kept.extends(spec)
 
     def directory(name: str, run: RunSpec) -> Path:
@@ -116,18 +118,8 @@ def run_study(
     return result
 
 
-def _kept_plan(out: Path | None) -> StudySpec | None:
-    """Read the plan in a directory, if there is one."""
-    path = None if out is None else out / "study.toml"
-    return StudySpec.read(path) if path is not None and path.is_file() else None
-
-
 def study_packs(spec: StudySpec, task: Task) -> dict[str, list[str]]:
-    """Return the algorithms of each pack by its label; those in a pack differ only in numbers.
-
-    Raises:
-        InputError: for a mistake in the study.
-    """
+    """Return the algorithms of each pack by its label; those in a pack differ only in numbers."""
     return _packs(spec, *_planned(spec, task))
 
 
@@ -173,7 +165,7 @@ def missing_grid(spec: StudySpec) -> str:
         return ""
     file, state = Path(spec.rates) / "grid.json", "does not hold a grid yet"
     if file.is_file():
-        data = read_json(file)
+        data = read_json(file, REMAKE, FORMAT)
         known = data["algorithms"]
         if data["complete"] or all(
             n in known or spec.base(n) in known or _has_rates(spec, n) for n in spec.algorithms
@@ -196,10 +188,6 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
 
     They include the options that the grid held fixed. An algorithm that is not in the grid may
     bring learning rates of its own.
-
-    Raises:
-        InputError: if the grid is of another task, not finished, lacks an algorithm, or was
-            scored by examples that this study would report on as if they were new.
     """
     if spec.rates in NO_GRID:
         return {}
@@ -209,7 +197,7 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
             f"rates = {spec.rates!r}: expected tuned, given or the directory of a finished grid, "
             f"and {place / 'grid.json'} is not there"
         )
-    data = read_json(place / "grid.json")
+    data = read_json(place / "grid.json", REMAKE, FORMAT)
     if data["task"] != spec.task:
         raise InputError(f"{place} chose rates for {data['task']!r}, not for {spec.task!r}")
     halves = spec.task in tasks.TASKS and "selection" in tasks.info(spec.task).preset.options()
