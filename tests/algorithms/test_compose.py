@@ -12,7 +12,6 @@ import pytest
 from fedzmg import algorithms
 from fedzmg.algorithms import SGD, Adam, Average, Projected, ServerSetProx, ZeroMean
 from fedzmg.algorithms.clip import ClipNorm, ClipValue
-from fedzmg.algorithms.options import configure
 from fedzmg.algorithms.schedule import ClientSchedule, ServerSchedule
 from fedzmg.algorithms.wrapper import Wrapper
 from fedzmg.contract import (
@@ -184,14 +183,6 @@ def test_rows_of_the_table_mix_exactly_where_partners_agree() -> None:
 )
 def test_wrappers_in_the_order_of_a_step_are_taken(client: ClientRule) -> None:
     assert Algorithm("a", client, Average()).client == client
-
-
-def test_keys_that_add_wrappers_keep_the_order() -> None:
-    base = Algorithm("a", ZeroMean(Pulls(SGD())), Average())
-    found = configure(base, {"client.schedule": "constant", "client.clip_norm": 1.0})
-    assert [type(rule).__name__ for rule in chain(found.client)] == [
-        "ClipNorm", "ClientSchedule", "ZeroMean", "Pulls", "SGD"
-    ]  # fmt: skip
 
 
 # Refusals.

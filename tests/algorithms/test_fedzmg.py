@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import hypothesis.extra.numpy as hnp
@@ -19,11 +18,10 @@ from torch import Tensor, nn
 
 import fedzmg
 from fedzmg import algorithms
-from fedzmg.algorithms import SGD, Average, ZeroMean, zero_mean
-from fedzmg.contract import Algorithm, ClientContext, ClientRule, FullPass, Upload
+from fedzmg.algorithms import zero_mean
 from fedzmg.models.initial import initial_params
 from fedzmg.tree import Tree
-from golden_problems import GOLDEN, P3, make_context, models, quadratic_task
+from golden_problems import GOLDEN, P3, models, quadratic_task
 
 EPS = {torch.float32: 1e-6, torch.float64: 1e-14}
 
@@ -56,16 +54,6 @@ def columns(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
 # (i), (iv), (v): properties of the projection itself.
 
 
-@hypotheses(gradients())
-def test_projected_columns_sum_to_zero(case: tuple[Tensor, tuple[int, ...]]) -> None:
-    grad, axes = case
-    after = zero_mean(grad, axes)
-    assert after.shape == grad.shape
-    assert after.dtype == grad.dtype
-    sums, sizes = columns(after, axes).sum(1), columns(grad, axes).abs().sum(1)
-    assert bool((sums.abs() <= EPS[grad.dtype] * sizes).all())
-
-
 @hypotheses(gradients(), st.floats(-8, 8))
 def test_projection_is_the_matrix(case: tuple[Tensor, tuple[int, ...]], shift: float) -> None:
     """Each column is multiplied by ``I - 1 1^T / d``: linear, idempotent, blind to a shift."""
@@ -95,19 +83,6 @@ def test_half_precision_takes_the_mean_in_float32(dtype: torch.dtype) -> None:
     assert torch.equal(after, expected)
     large = torch.full((1, 8), 60000.0, dtype=dtype)
     assert torch.equal(zero_mean(large, (1,)), torch.zeros(1, 8, dtype=dtype))
-
-
-@hypotheses(gradients(torch.float32), st.sampled_from([torch.float16, torch.bfloat16]))
-def test_half_precision_is_the_rounded_mean(
-    case: tuple[Tensor, tuple[int, ...]], dtype: torch.dtype
-) -> None:
-    """Mean of the half values, exact but for one rounding; then one rounding of the difference."""
-    grad, axes = case
-    half = grad.to(dtype)
-    exact = half.double() - half.double().mean(axes, keepdim=True)
-    unit = 2.0**-10 if dtype == torch.float16 else 2.0**-7
-    after = zero_mean(half, axes).double()
-    assert float((after - exact).abs().max()) <= 1.01 * unit * max(float(half.abs().max()), 1e-4)
 
 
 # (vii), (viii): what the projection means in a layer.
@@ -146,17 +121,6 @@ def test_convolution_identity() -> None:
     expected = torch.einsum("bop,bip->oi", signal.flatten(2), centred).reshape(4, 3, 2, 3)
     axes = fedzmg.models.layout_of(layer)["weight"].input_axes
     torch.testing.assert_close(zero_mean(layer.weight.grad, axes), expected, rtol=0, atol=1e-11)
-
-
-@hypotheses(gradients())
-def test_layouts_give_transposed_results(case: tuple[Tensor, tuple[int, ...]]) -> None:
-    """(viii) Moving the axes of a gradient moves the axes of its projection."""
-    grad, axes = case
-    order = list(reversed(range(grad.ndim)))
-    other = tuple(order.index(a) for a in axes)
-    straight, moved = zero_mean(grad, axes), zero_mean(grad.permute(order), other)
-    limit = EPS[grad.dtype] * max(float(grad.abs().max()), 1.0)
-    torch.testing.assert_close(moved.permute(order), straight, rtol=0, atol=limit)
 
 
 # (ii), (iii), (vi): whole trainings.
@@ -242,16 +206,6 @@ def test_column_sums_shrink_with_decay(
             torch.testing.assert_close(sums, before[name] * factor**round_, rtol=0, atol=1e-10)
 
 
-def test_fedavg_does_not_conserve_them() -> None:
-    """The two tests above would be worth nothing if every training kept its sums."""
-    task = image_task()
-    before = column_sums(task, initial_params(task.model, task.init, 0))
-    [after] = models(task, algorithms.get("fedavg"), rounds=1)
-    assert all(
-        not torch.allclose(s, before[n], atol=1e-4) for n, s in column_sums(task, after).items()
-    )
-
-
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_one_local_step_finds_the_constrained_optimum(engine: str) -> None:
     """P3: the projection keeps the column sum, so it ends at the best model with that sum."""
@@ -286,58 +240,6 @@ def test_one_local_step_finds_the_constrained_optimum(engine: str) -> None:
 
 
 # The rule as a wrapper.
-
-
-@dataclass(frozen=True)
-class Spy(ClientRule):
-    """Answers every hook with something recognisable."""
-
-    full_pass = "epochs"
-    uses_epoch_end = True
-
-    def init_memory(self, params: Tree) -> Any:
-        return "remembered", params
-
-    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> Any:
-        return "begun", full_pass
-
-    def step(
-        self, context: ClientContext, params: Tree, scratch: Any, grad: Tree
-    ) -> tuple[Tree, Any]:
-        return grad, ("stepped", scratch)
-
-    def end_epoch(self, scratch: Any, loss: Tensor) -> Any:
-        return ("closed", scratch, loss), False
-
-    def finish(self, context: ClientContext, params: Tree, scratch: Any, steps: Tensor) -> Any:
-        return Upload(params, "average"), ("kept", scratch, steps)
-
-
-def test_every_other_hook_is_the_inner_rules() -> None:
-    tree = Tree({"w": torch.tensor([[1.0, 3.0]])})
-    rule = ZeroMean(Spy(), axes={"w": (1,)})
-    context, loss, steps = make_context(tree), torch.tensor(2.0), torch.tensor(4)
-    assert rule.full_pass == "epochs"
-    assert rule.uses_epoch_end is True
-    assert rule.init_memory(tree) == ("remembered", tree)
-    assert rule.begin(context, ()) == ("begun", ())
-    moved, scratch = rule.step(context, tree, "scratch", tree)
-    assert moved["w"].tolist() == [[-1.0, 1.0]]
-    assert scratch == ("stepped", "scratch")
-    assert rule.end_epoch("scratch", loss) == (("closed", "scratch", loss), False)
-    upload, memory = rule.finish(context, tree, "scratch", steps)
-    assert upload.average == "average"
-    assert memory == ("kept", "scratch", steps)
-
-
-def test_projections_nest_without_effect() -> None:
-    """A projection inside a projection is one projection."""
-    task = image_task()
-    once = Algorithm("once", ZeroMean(SGD(0.1, 0.9)), Average())
-    twice = Algorithm("twice", ZeroMean(ZeroMean(SGD(0.1, 0.9))), Average())
-    [left], [right] = models(task, once, rounds=1), models(task, twice, rounds=1)
-    for name in left:
-        torch.testing.assert_close(left[name], right[name], rtol=0, atol=1e-12)
 
 
 def test_defaults_are_the_papers() -> None:

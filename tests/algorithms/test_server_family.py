@@ -45,15 +45,10 @@ from fedzmg.errors import InputError
 from fedzmg.models.initial import initial_params
 from fedzmg.tree import Tree
 from golden_problems import (
-    P2,
     dense_task,
     make_context,
     models,
-    quadratic_task,
 )
-
-GC_OFF = {"client.momentum": None, "client.l2": None}
-
 
 # Servers by hand.
 
@@ -130,43 +125,6 @@ def test_adadb_leaves_a_tensor_without_updates_alone(bound: Any, correction: Any
         assert params["moving"].tolist() == alone[round_]
 
 
-def test_adadb_maps_over_trials() -> None:
-    """One trial's tensor of zeros does not disturb the others, which are bounded on their own."""
-    rule = AdaDB(lr=1.0, gamma=4.0, floor=0.05)
-    deltas = torch.tensor([[0.5, -0.1], [0.0, 0.0], [1e-30, 1e-31]])
-
-    def one(delta: Tensor) -> Tensor:
-        params = Tree({"w": torch.zeros_like(delta)})
-        return rule.update(params, rule.init(params), cohort(delta, 1))[0]["w"]
-
-    mapped = torch.vmap(one)(deltas)
-    assert torch.equal(mapped, torch.stack([one(delta) for delta in deltas]))
-    assert torch.equal(mapped[1], torch.zeros(2))
-    assert bool(mapped.isfinite().all())
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_adadb_begins_as_fedavg(engine: str) -> None:
-    """Its rates sit on the floor of 1, whatever its own rate within reason."""
-    task = quadratic_task(P2)
-    [plain] = models(task, named("fedavg"), engine=engine, rounds=1)
-    for lr in (0.001, 0.1, 0.7):
-        [found] = models(task, named("fedadadb", server_lr=lr), engine=engine, rounds=1)
-        torch.testing.assert_close(found["weight"], plain["weight"], rtol=0, atol=1e-12)
-
-
-def test_a_large_gamma_pins_adadb_to_its_floor() -> None:
-    [found] = drive(AdaDB(lr=100.0, gamma=1e12, floor=0.25), [0.0, 0.0], [[2.0, -1.0]])
-    assert found == pytest.approx([-0.5, 0.25], abs=1e-9)
-
-
-@hypotheses(updates, st.floats(0.01, 2))
-@settings(max_examples=30)
-def test_server_momentum_of_zero_is_the_average(deltas: list[list[float]], lr: float) -> None:
-    start = [1.0, -2.0, 0.25]
-    assert drive(Momentum(lr, 0.0), start, deltas) == drive(Average(lr), start, deltas)
-
-
 def test_server_momentum_against_torch() -> None:
     """The accumulating form is that of ``torch.optim.SGD``."""
     deltas = [[0.5, -2.0], [0.25, 1.0], [-1.0, 0.0]]
@@ -210,13 +168,6 @@ def test_yogi_moves_its_second_moment_by_a_bounded_amount() -> None:
     assert state.second["w"].tolist() == [4.0, 8.0, 3.75]
 
 
-@hypotheses(updates)
-@settings(max_examples=20)
-def test_a_first_moment_without_memory_is_none(deltas: list[list[float]]) -> None:
-    start = [1.0, -2.0, 0.25]
-    assert drive(ReddiAdagrad(beta1=0.0), start, deltas) == drive(ReddiAdagrad(), start, deltas)
-
-
 # Clients: forms of momentum, decay, what is projected.
 
 
@@ -236,14 +187,6 @@ def test_forms_of_momentum_against_torch(nesterov: bool, l2: float | None) -> No
         optimizer.step()
         params, scratch = rule.step(make_context(params), params, scratch, grad)
         assert params["w"].tolist() == pytest.approx(weight.tolist(), abs=1e-12)
-
-
-@pytest.mark.parametrize("momentum", [None, 0.0])
-def test_without_momentum_its_form_does_not_matter(momentum: float | None) -> None:
-    options = {"client.momentum": momentum, "client.form": "nesterov"}
-    task = image_task()
-    one = models(task, named("fedavg").with_options(options), rounds=2)
-    assert same(one, models(task, named("fedavg"), rounds=2))
 
 
 class Mixed(nn.Module):
@@ -495,13 +438,6 @@ def test_a_projected_step_is_the_inner_one_less_its_mean() -> None:
                 assert torch.equal(found[name], leaf)
 
 
-def test_projection_fixes_a_layer_of_one_input() -> None:
-    rule = Projected(Adam(), axes={"w": (1,)})
-    params = Tree({"w": torch.tensor([[3.0], [-1.0]])})
-    after, _ = rule.update(params, rule.init(params), cohort(torch.ones(2, 1), 1))
-    assert torch.equal(after["w"], params["w"])
-
-
 # Gradient Centralization.
 
 
@@ -527,14 +463,6 @@ def test_local_gc_is_fedzmg_but_for_biases_and_weights(engine: str) -> None:
     assert apart(one, two) < 1e-12
     centred = models(task, named("local-gc", client_l2=None), engine=engine, rounds=2)
     assert apart(one, centred) > 1e-4
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_local_gc_that_projects_nothing_is_fedavg(engine: str) -> None:
-    task = image_task()
-    none = named("local-gc", client_project="none").with_options(GC_OFF)
-    plain = named("fedavg", weights="uniform")
-    assert same(*(models(task, a, engine=engine, rounds=2) for a in (none, plain)))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

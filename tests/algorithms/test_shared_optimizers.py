@@ -25,8 +25,8 @@ from fedzmg import algorithms
 from fedzmg.algorithms import ZeroMean
 from fedzmg.algorithms.fedgbo import FedGBOServer, FrozenSteps
 from fedzmg.contract import Algorithm, ClientContext, Cohort, FullPass, Upload
-from fedzmg.simulation import Record, RoundReport, Simulation
-from fedzmg.tree import Tree, leaves, row, tree_map
+from fedzmg.simulation import Record, RoundReport
+from fedzmg.tree import Tree, row, tree_map
 from golden_problems import P2, TOLERANCE, make_context, quadratic_task
 
 STORED: dict[str, Any] = json.loads(
@@ -450,75 +450,6 @@ def test_degenerate_cases_are_fedavg_bit_for_bit(case: str, engine: str) -> None
             assert all(torch.equal(a.params[name], b.params[name]) for name in a.params)
 
 
-NO_MEMORY = {"client_beta1": 0.0, "client_beta2": 0.0}
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    ("name", "lr", "weights"), [("fedlion", 0.01, "uniform"), ("fedcada:none", 0.1, "examples")]
-)
-def test_without_memory_steps_are_averaged_signs(
-    name: str, lr: float, weights: str, engine: str
-) -> None:
-    algorithm, w = made(name, client_lr=lr, **NO_MEMORY), list(P2["w0"])
-
-    def sign(g: float) -> float:
-        return (g > 0) - (g < 0) if name == "fedlion" else g / (abs(g) + 1e-8)
-
-    for after in rounds(quadratic_task(P2, epochs=1), algorithm, engine=engine, count=4):
-        signs = {c: list(map(sign, slope(c, w))) for c in CLIENTS}
-        w = [x - lr * step for x, step in zip(w, mean(signs, weights), strict=True)]
-        close(after.params["weight"], w)
-
-
-def alike_task() -> fedzmg.Task:
-    """Two clients with B's data, one of them in a round: together they are one client."""
-    twins = {key: dict.fromkeys(CLIENTS, P2[key]["B"]) for key in ("H", "c", "n")}
-    task = quadratic_task(P2 | twins, epochs=3)
-    return replace(task, protocol=replace(task.protocol, cohort=1))
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "optimiser"),
-    [
-        (made("mfl"), lambda w: torch.optim.SGD([w], lr=0.1, momentum=0.5)),
-        (
-            made("mfl:averaging"),
-            lambda w: torch.optim.SGD([w], lr=0.1, momentum=0.9, dampening=0.9),
-        ),
-        (
-            made("fedcada:none", client_lr=0.1),
-            lambda w: torch.optim.Adam([w], lr=0.1, betas=(0.9, 0.99), eps=1e-8),
-        ),
-    ],
-    ids=["mfl", "mfl:averaging", "fedcada:none"],
-)
-def test_one_client_alone_is_one_uninterrupted_optimiser(
-    algorithm: Algorithm, optimiser: Callable[[Tensor], torch.optim.Optimizer]
-) -> None:
-    w = torch.tensor([P2["w0"]], dtype=torch.float64, requires_grad=True)
-    steps = optimiser(w)
-    if algorithm.name == "mfl:averaging":
-        # PyTorch does not damp the first gradient; a gradient of zero first makes it harmless.
-        w.grad = torch.zeros_like(w)
-        steps.step()
-    for after in rounds(alike_task(), algorithm, count=4):
-        for _ in range(3):
-            w.grad = torch.tensor([slope("B", w.detach()[0].tolist())], dtype=torch.float64)
-            steps.step()
-        torch.testing.assert_close(after.params["weight"], w.detach(), rtol=0, atol=1e-12)
-
-
-def test_fedgbo_without_decay_of_the_second_moment_remembers_one_round() -> None:
-    algorithm = made("fedgbo:rmsprop", server_beta2=0.0)
-    [first, second] = rounds(unequal_task(), algorithm)
-    scale = first.state.second.sqrt() + 1e-3
-    mean_step = (first.params - second.params) / (0.01 * 4)
-    torch.testing.assert_close(
-        second.state.second["weight"], ((mean_step * scale) ** 2)["weight"], rtol=1e-9, atol=0
-    )
-
-
 def test_fedgbo_keeps_moments_of_the_gradients_that_a_wrapper_leaves() -> None:
     base = algorithms.get("fedgbo")
     wrapped = replace(base, client=ZeroMean(base.client))
@@ -528,30 +459,6 @@ def test_fedgbo_keeps_moments_of_the_gradients_that_a_wrapper_leaves() -> None:
 
 
 # What only FedLion has: whole ticks.
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_ticks_are_whole_and_no_more_than_steps(engine: Any) -> None:
-    sim = Simulation(
-        ragged_task(cohort=5),
-        [fedzmg.Trial(made("fedlion", client_lr=0.01), seed) for seed in (0, 1)],
-        rounds=2,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        engine=engine,
-    )
-    batches = sim.planner.batches(1)
-    round_ = batches, sim.broadcast(1, sim.snapshot), sim.read_memory(batches)
-    largest = 0
-    for chunk in sim.engine.train(*round_):
-        for place, i in zip(chunk.rows, chunk.batches, strict=True):
-            steps = len(batches[i].stream)
-            assert int(chunk.outcomes.steps[place]) == steps
-            for ticks in leaves(row(chunk.outcomes.upload.delta, place)):
-                assert ticks.dtype == torch.int32
-                assert int(ticks.abs().max()) <= steps
-                largest = max(largest, int(ticks.abs().max()))
-    assert largest == max(len(batch.stream) for batch in batches)
 
 
 @pytest.mark.parametrize(("epochs", "width"), [(127, 1), (128, 2)])
