@@ -48,11 +48,7 @@ class Metric:
         return worst(self.higher_is_better)
 
     def check_value(self, value: float | None) -> None:
-        """Reject a mean that a diverged model would beat; None: there was no evaluation.
-
-        Raises:
-            InputError: for one that falls behind :attr:`worst`.
-        """
+        """Reject a mean that a diverged model would beat; None: there was no evaluation."""
         if self.higher_is_better and value is not None and value < self.worst:
             raise InputError(
                 f"metric {self.name!r} is {value:.6g}: one to maximise must not be negative, as a "
@@ -60,15 +56,7 @@ class Metric:
             )
 
     def check_level(self, key: str, level: float) -> None:
-        """Reject a level that no model can reach.
-
-        Args:
-            key: name of the option.
-            level: value of this metric.
-
-        Raises:
-            InputError: for a percentage instead of a share.
-        """
+        """Reject a level that no model can reach."""
         if self.name == "accuracy" and not 0 <= level <= 1:
             percent = f", {level / 100:.2f} for {level:g} %" if 1 < level <= 100 else ""
             raise InputError(
@@ -162,16 +150,6 @@ def evaluate_by_owner(
     chunk: int = 500,
 ) -> Tensor:
     """Compute mean loss and mean metric of stacked models on every owner's examples.
-
-    Args:
-        params: models, stacked on the first axis.
-        examples: pooled examples of everybody.
-        positions: positions of the evaluated ones, owner after owner.
-        counts: number of these of each owner, at least one.
-        objective: model and loss.
-        metric: reported number.
-        prepare: converts stored inputs to model inputs.
-        chunk: examples at a time.
 
     Returns:
         Models x owners x (loss, metric), in double precision.

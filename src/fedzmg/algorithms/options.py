@@ -78,10 +78,6 @@ def configure(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
 
     Clipping comes outermost, since the loss gradient is clipped before anything else. A server's
     schedule comes around its decay, which is relative to the learning rate.
-
-    Raises:
-        InputError: for an unknown key (the nearest is suggested), a value out of range or a
-            wrapper that does not fit.
     """
     own = algorithm.options()
     added: dict[str, Any] = {}

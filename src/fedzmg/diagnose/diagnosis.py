@@ -198,10 +198,6 @@ def diagnose(
 def spread_of(parts: Iterable[Part], layout: Layout) -> dict[str, float]:
     """Compute the weighted mean squared distance of clients' models from their mean.
 
-    Args:
-        parts: each client's update and weight; see :data:`fedzmg.diagnose.measure.Part`.
-        layout: names of the parameters.
-
     Returns:
         The distance by parameter, and of the whole model.
     """

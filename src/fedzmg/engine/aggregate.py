@@ -58,13 +58,7 @@ class _Schedule(NamedTuple):
 
 
 class Merger:
-    """Adds the uploads of one round, chunk by chunk.
-
-    Args:
-        batches: the clients of the round.
-        weights: weight of each one's upload; zero for a client that held no batch.
-        trials: trials that train together.
-    """
+    """Adds the uploads of one round, chunk by chunk."""
 
     def __init__(self, batches: list[ClientBatch], weights: list[float], trials: int) -> None:
         self._batches, self._weights, self._trials = batches, weights, trials

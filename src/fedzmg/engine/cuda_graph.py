@@ -72,12 +72,7 @@ class _Buffers:
 
 
 class StepGraphs:
-    """Runs the steps of a round by replaying CUDA graphs.
-
-    Args:
-        program: local training.
-        compiled: compile the step before it is captured.
-    """
+    """Runs the steps of a round by replaying CUDA graphs."""
 
     def __init__(self, program: Program, *, compiled: bool) -> None:
         self._program, self._compiled = program, compiled

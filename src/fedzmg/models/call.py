@@ -36,11 +36,7 @@ class Call:
                 self._slots[first] += self._slots.pop(name)
 
     def __call__(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        """Compute the module's outputs.
-
-        Raises:
-            InputError: for a module that cannot be mapped over clients.
-        """
+        """Compute the module's outputs."""
         out: Tensor
         for layer in self._keyed:
             layer.calls = 0

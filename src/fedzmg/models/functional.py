@@ -76,12 +76,7 @@ class FunctionalModel:
         return self._evaluating(dict(params.items()), x)
 
     def try_out(self, params: Tree, x: Tensor) -> Tensor:
-        """Compute outputs with dropout off, and check the model on a few examples.
-
-        Raises:
-            InputError: for a model that draws random numbers by itself, or whose outputs for an
-                example depend on the others of its batch.
-        """
+        """Compute outputs with dropout off, and check the model on a few examples."""
         with torch.no_grad(), NoHiddenRandomness():
             trained, outputs = self.train(params, x), self.evaluate(params, x)
             lone = self.train(params, x[:1]), self.evaluate(params, x[:1])

@@ -31,11 +31,7 @@ _ATTENTION_OUTPUT = nn.modules.linear.NonDynamicallyQuantizableLinear
 
 
 def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tree:
-    """Initialise the trainable parameters from a seed.
-
-    Raises:
-        InputError: for an unknown scheme, or a module type that ``scheme`` cannot start.
-    """
+    """Initialise the trainable parameters from a seed."""
     if scheme == "given":
         return model.params()
     module = copy.deepcopy(model.module)
@@ -50,11 +46,7 @@ def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tr
 
 
 def check_scheme(scheme: object) -> None:
-    """Reject anything but an initializer.
-
-    Raises:
-        InputError: if it is neither a known scheme nor a function.
-    """
+    """Reject anything but an initializer."""
     if not callable(scheme) and scheme not in ("given", *_SCHEMES):
         raise unknown("initializer", str(scheme), ["torch", "keras", "given"])
 

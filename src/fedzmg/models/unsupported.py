@@ -17,11 +17,7 @@ from fedzmg.tree import leaves
 
 
 def check_module(module: nn.Module) -> None:
-    """Reject layers that keep state, or that cannot be mapped over clients.
-
-    Raises:
-        InputError: naming the layer and the remedy.
-    """
+    """Reject layers that keep state, or that cannot be mapped over clients."""
     if isinstance(module, type):
         raise InputError(f"the model is the class {module.__name__}: give {module.__name__}(...)")
     if not isinstance(module, nn.Module):
@@ -66,11 +62,7 @@ def _check_buffers(child: nn.Module, layer: str, kind: str) -> None:
 
 
 def private_copy(module: nn.Module) -> nn.Module:
-    """Copy a module completely.
-
-    Raises:
-        InputError: for a module that cannot be copied.
-    """
+    """Copy a module completely."""
     try:
         return copy.deepcopy(module)
     except (RuntimeError, TypeError) as error:
@@ -85,14 +77,6 @@ def check_independence(batch: Any, alone: Any, examples: int) -> None:
     """Reject outputs that change with the other examples of a batch.
 
     Engines pad and split batches; such a model would learn from the padding.
-
-    Args:
-        batch: outputs for ``examples`` examples.
-        alone: outputs for the first of them by itself.
-        examples: their number.
-
-    Raises:
-        InputError: when they differ.
     """
     for among, lone in zip(leaves(batch), leaves(alone), strict=True):
         if not isinstance(among, Tensor) or among.shape[:1] != (examples,):
@@ -109,11 +93,7 @@ def check_independence(batch: Any, alone: Any, examples: int) -> None:
 
 
 class NoHiddenRandomness:
-    """Context in which no global random generator may be used.
-
-    Raises:
-        InputError: at its end, when Python's, NumPy's or torch's generator has moved.
-    """
+    """Context in which no global random generator may be used."""
 
     def __enter__(self) -> None:
         self._before = _global_generators()

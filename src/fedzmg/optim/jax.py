@@ -95,10 +95,6 @@ def input_axes(params: Any, axes: Mapping[str, Axes] | None = None) -> dict[str,
         params: parameters of Flax or Haiku, or gradients of the same structure.
         axes: for parameters with unknown or misleading names; ``()`` leaves one alone.
             Those of another part of ``optax.multi_transform`` may be among them.
-
-    Raises:
-        InputError: for a parameter of two or more axes with a name that is not known, or for an
-            unknown name or axis in ``axes``.
     """
     trees, masked = _installed("jax.tree_util"), _installed("optax").MaskedNode
     leaves = trees.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, masked))

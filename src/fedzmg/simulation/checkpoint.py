@@ -45,16 +45,7 @@ def checkpoint_of(
 def restored_snapshot(
     checkpoints: Sequence[Checkpoint], fresh: Snapshot, memory: MemoryStore
 ) -> Snapshot:
-    """Restore a snapshot, on the host, and the clients' memories.
-
-    Args:
-        checkpoints: one per trial, all of one round.
-        fresh: a snapshot of these trials, for the shapes.
-        memory: store of the clients' memories.
-
-    Raises:
-        InputError: if they are of different rounds or of other trials.
-    """
+    """Restore a snapshot, on the host, and the clients' memories."""
     if len({c.round for c in checkpoints}) != 1:
         raise InputError("packed trials can only be resumed from the same round")
     rows = []

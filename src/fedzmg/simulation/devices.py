@@ -23,11 +23,7 @@ def has_gpu() -> bool:
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the named device; ``auto`` is a GPU if there is one.
-
-    Raises:
-        InputError: for an unknown name or a device this machine does not have.
-    """
+    """Return the named device; ``auto`` is a GPU if there is one."""
     if device not in get_args(Device):
         raise unknown("device", device, get_args(Device))
     if device == "cuda" and not has_gpu():

@@ -53,15 +53,7 @@ def first_snapshot(server: PackedRule, params: Tree, trials: int, device: torch.
 def next_snapshot(
     server: PackedRule, merger: Merger, population: int, stamp: Tensor, old: Snapshot
 ) -> Snapshot:
-    """Apply the server step; a trial that lost every upload, or diverged, keeps its state.
-
-    Args:
-        server: the servers' rule.
-        merger: merged uploads of the round.
-        population: number of clients.
-        stamp: the round, one row per trial.
-        old: state before the round; its traffic is taken over.
-    """
+    """Apply the server step; a trial that lost every upload, or diverged, keeps its state."""
     cohort, sums = merger.cohort(population, stamp), merger.sums
     params, state = server.map(
         lambda rule, p, s, c: rule.update(p, s, c), old.params, old.state, cohort

@@ -46,15 +46,7 @@ def receive(
     by_examples: bool,
     keeps_memory: bool,
 ) -> Received:
-    """Merge the chunks of a round.
-
-    Args:
-        chunks: output of an engine.
-        batches: the clients of the round.
-        trials: trials that train together.
-        by_examples: weight clients by their examples; else equally.
-        keeps_memory: clients keep state between rounds.
-    """
+    """Merge the chunks of a round."""
     weights = [(float(b.examples) if by_examples else 1.0) * bool(len(b.stream)) for b in batches]
     merger, losses = Merger(batches, weights, trials), ClientLosses(batches, trials)
     sample: Any = ()

@@ -66,11 +66,7 @@ TASKS: dict[str, TaskInfo] = {
 
 
 def info(name: str) -> TaskInfo:
-    """Return the description of a preset.
-
-    Raises:
-        InputError: for an unknown name; the nearest is suggested.
-    """
+    """Return the description of a preset."""
     if not isinstance(name, str) or name not in TASKS:
         raise unknown("task", str(name), TASKS, "fedzmg list")
     return TASKS[name]

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def check(task: Task) -> None:
-    """Reject a task whose parts do not fit.
-
-    Raises:
-        InputError: naming the value that does not fit and the remedy.
-    """
+    """Reject a task whose parts do not fit."""
     _check_kinds(task)
     if task.protocol.cohort > len(task.train) and not task.protocol.replacement:
         raise InputError(

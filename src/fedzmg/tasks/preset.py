@@ -108,11 +108,7 @@ class Preset(ABC):
 
     @abstractmethod
     def build(self) -> Task:
-        """Build the task.
-
-        Raises:
-            InputError: if its data is missing or does not fit.
-        """
+        """Build the task."""
 
     def assembled(
         self,
@@ -175,11 +171,7 @@ class Preset(ABC):
         return {option.name: option.value for option in self.decisions()}
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """Copy with some options changed.
-
-        Raises:
-            InputError: for an unknown option (the nearest is suggested) or a wrong value.
-        """
+        """Copy with some options changed."""
         if not isinstance(options, Mapping):
             raise InputError(f"preset = {options!r}: expected fields by name, {{'alpha': 0.1}}")
         known = self.options()

@@ -222,9 +222,6 @@ class Task:
         ``train`` also names the clients. Test rows of a training client count as its own. By
         default ``prepare`` divides bytes by 255 and keeps everything else as stored. Other
         arguments are those of :meth:`from_arrays`.
-
-        Raises:
-            InputError: for parts that do not fit together; the message names the remedy.
         """
         given = [_given(train, "training data"), _given(test, "test data")]
         held = None if tune is None else _given(tune, "tuning data")

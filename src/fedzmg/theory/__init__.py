@@ -55,9 +55,6 @@ def resolve(names: Sequence[str]) -> list[str]:
 
     >>> resolve(["t6", "E1"])
     ['T6', 'E1']
-
-    Raises:
-        InputError: for an unknown name; the nearest is suggested.
     """
     for name in names:
         if name.upper() not in CHECKS:

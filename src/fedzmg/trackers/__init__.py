@@ -57,9 +57,6 @@ def named(names: str | Sequence[str] | None) -> dict[str, Make]:
 
     >>> named("")
     {}
-
-    Raises:
-        InputError: for an unknown name, or one whose package is not installed.
     """
     listed = names.split(",") if isinstance(names, str) else names or []
     found = {}
