@@ -19,7 +19,7 @@ from fedzmg import InputError, Metric, Task, Trial, simulate
 from fedzmg.data.columns import Columns
 from fedzmg.data.formats import arrays
 from fedzmg.evaluation import accuracy
-from fedzmg.tasks.losses import cross_entropy, masked_cross_entropy
+from fedzmg.models.objective import cross_entropy, masked_cross_entropy
 from fedzmg.tasks.task import as_stored
 from fedzmg.tasks.text import masked_accuracy
 

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from fedzmg.models.networks import CharGRU, mlp
-from fedzmg.models.paper import cifar100_cnn, emnist_cnn
+from fedzmg.models.networks import CharGRU, cifar100_cnn, emnist_cnn, mlp
 from fedzmg.tasks.task import Task, unit_pixels
 from fedzmg.tasks.text import token_ids
 

@@ -17,12 +17,12 @@ from fedzmg.diagnose.clients import (
     centred,
     excerpt,
     gradients,
+    in_order_of_use,
     input_share,
     sample,
     updates,
 )
 from fedzmg.diagnose.measure import WHOLE, Measurement, Pair, Part, measure
-from fedzmg.diagnose.order import in_order_of_use
 from fedzmg.diagnose.verdict import Verdict, judge
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.initial import initial_params

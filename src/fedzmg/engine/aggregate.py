@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedzmg.contract import Cohort
 from fedzmg.data.plan import ClientBatch
-from fedzmg.engine.round import Chunk
+from fedzmg.engine.local import Chunk
 from fedzmg.tree import Flat, flatten_rows, unflatten_rows
 
 

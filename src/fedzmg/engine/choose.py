@@ -21,7 +21,7 @@ import torch
 
 from fedzmg.contract import State
 from fedzmg.data.plan import ClientBatch
-from fedzmg.engine.round import Broadcast, Engine, Program
+from fedzmg.engine.local import Broadcast, Engine, Program
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import InputError, unknown

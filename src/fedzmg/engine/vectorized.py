@@ -20,12 +20,10 @@ from torch import Tensor
 from fedzmg.contract import ClientContext, FullPass, State, bind
 from fedzmg.data.plan import ClientBatch, Padded, full_pass, pad
 from fedzmg.engine import local
-from fedzmg.engine.compiling import compile_apart
-from fedzmg.engine.cuda_graph import ClientState, StepGraphs
-from fedzmg.engine.local import Outcome, Work
-from fedzmg.engine.round import Broadcast, Chunk, Program
+from fedzmg.engine.cuda_graph import ClientState, StepGraphs, compile_apart
+from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, Work
 from fedzmg.models.kernels import MappedLayers
-from fedzmg.models.kernels.determinism import bits_are_kept
+from fedzmg.models.kernels.precision import bits_are_kept
 from fedzmg.models.objective import Batch
 from fedzmg.tree import Tree, row, tree_map
 

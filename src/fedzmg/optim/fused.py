@@ -19,8 +19,7 @@ from torch import Tensor
 
 from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.optim.axes import Axes, inputs
-from fedzmg.optim.projection import sum_of_inputs
-from fedzmg.optim.tensors import inputs_sharded, local, with_strides_of, without_gaps
+from fedzmg.optim.tensors import inputs_sharded, local, sum_of_inputs, with_strides_of, without_gaps
 from fedzmg.optim.updates import Numbers, Weights
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

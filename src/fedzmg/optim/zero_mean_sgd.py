@@ -16,8 +16,7 @@ from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.optim import fused, updates
 from fedzmg.optim.axes import Axes, Known, axes_of, check_names, model_axes, model_layout
-from fedzmg.optim.projection import dense
-from fedzmg.optim.tensors import is_sharded, sharded_like
+from fedzmg.optim.tensors import dense, is_sharded, sharded_like
 from fedzmg.optim.updates import Numbers, Weights
 
 Params: TypeAlias = (

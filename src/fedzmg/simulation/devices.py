@@ -9,7 +9,7 @@ import torch
 
 from fedzmg.contract import ClientRule
 from fedzmg.data.federated import Examples
-from fedzmg.engine.round import Program
+from fedzmg.engine.local import Program
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.tasks.task import Task

@@ -17,13 +17,11 @@ from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.choose import EngineChoice, EngineName, EnginePlanner, Probe
 from fedzmg.engine.client_memory import MemoryStore
-from fedzmg.engine.round import Broadcast
+from fedzmg.engine.local import Broadcast
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.models.kernels import onednn, rounding
-from fedzmg.models.kernels.determinism import same_bits
-from fedzmg.models.kernels.precision import Precision
-from fedzmg.simulation.checkpoint import Checkpoint, checkpoint_of, restored_snapshot
+from fedzmg.models.kernels.precision import Precision, same_bits
 from fedzmg.simulation.clients import ClientMetrics, Watched, measure
 from fedzmg.simulation.devices import place
 from fedzmg.simulation.dry_run import dry_run
@@ -33,12 +31,20 @@ from fedzmg.simulation.records import (
     RoundFacts,
     message_sizes,
     read_records,
+    receive,
     send_facts,
     traffic_after,
 )
-from fedzmg.simulation.server import Snapshot, first_models, first_snapshot, next_snapshot
+from fedzmg.simulation.server import (
+    Checkpoint,
+    Snapshot,
+    checkpoint_of,
+    first_models,
+    first_snapshot,
+    next_snapshot,
+    restored_snapshot,
+)
 from fedzmg.simulation.trial import PackedRule, Trial, pack
-from fedzmg.simulation.uploads import receive
 from fedzmg.tasks.fit import check
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, row, tree_map

@@ -12,7 +12,7 @@ from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Metric
 from fedzmg.models.initial import check_scheme
-from fedzmg.tasks.losses import cross_entropy, masked_cross_entropy
+from fedzmg.models.objective import cross_entropy, masked_cross_entropy
 
 if TYPE_CHECKING:
     from fedzmg.tasks.task import Task

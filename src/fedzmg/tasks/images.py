@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from fedzmg.data.columns import Columns
 from fedzmg.data.federated import FederatedData, examples
 from fedzmg.data.partition import UNUSED, pachinko
-from fedzmg.models.augment import RandomFlip, RandomShift
-from fedzmg.models.paper import cifar100_cnn, emnist_cnn
+from fedzmg.models.keyed import RandomFlip, RandomShift
+from fedzmg.models.networks import cifar100_cnn, emnist_cnn
 from fedzmg.tasks.preset import Preset, decision
 from fedzmg.tasks.source import Selection, by_client, load, pooled, selected, test_owners
 from fedzmg.tasks.task import Protocol, Task

@@ -23,8 +23,7 @@ from fedzmg.errors import InputError, unknown
 from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer
-from fedzmg.models.objective import LossFunction, PrepareFunction
-from fedzmg.tasks.losses import cross_entropy
+from fedzmg.models.objective import LossFunction, PrepareFunction, cross_entropy
 from fedzmg.tasks.source import missing
 from fedzmg.tasks.task import Protocol, Task, as_stored
 from fedzmg.tasks.tuned import tuned, tunings

@@ -21,9 +21,8 @@ from fedzmg.errors import InputError, unknown
 from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer
-from fedzmg.models.objective import LossFunction, Objective, PrepareFunction
+from fedzmg.models.objective import LossFunction, Objective, PrepareFunction, cross_entropy
 from fedzmg.tasks.fit import check
-from fedzmg.tasks.losses import cross_entropy
 from fedzmg.tasks.source import test_owners
 from fedzmg.tree import num_bytes
 

@@ -13,8 +13,8 @@ from fedzmg.data.columns import Columns
 from fedzmg.data.federated import FederatedData, examples
 from fedzmg.data.text import Remainder, Sequences, Unknown, encode, sequences
 from fedzmg.evaluation import ACCURACY, Metric
-from fedzmg.models.paper import shakespeare_gru
-from fedzmg.tasks.losses import cross_entropy, masked_cross_entropy
+from fedzmg.models.networks import shakespeare_gru
+from fedzmg.models.objective import cross_entropy, masked_cross_entropy
 from fedzmg.tasks.preset import Preset, decision
 from fedzmg.tasks.source import Selection, load, owners_of, selected, test_owners
 from fedzmg.tasks.task import Protocol, Task
