@@ -163,7 +163,7 @@ def test_cifar_as_in_tffs_files(cache: Path) -> None:
 @pytest.mark.parametrize("augment", ["none", "flip", "shift", "flip-shift"])
 def test_augmentation_leaves_weights_and_evaluation_alone(augment: str) -> None:
     plain, changed = (
-        FunctionalModel(Cifar100("cifar100").with_options({"augment": choice}).network())
+        FunctionalModel(Cifar100("cifar100", 500).with_options({"augment": choice}).network())
         for choice in ("none", augment)
     )
     params = initial_params(plain, "keras", 3)

@@ -81,8 +81,6 @@ class Characters(Preset):
     Digits with 62 outputs are the likeliest reading, and the default of stand-ins.
     """
 
-    data_set: str
-    writers: int
     outputs: int = decision(62, "width of the last layer; labels must be below it", low=1)
     polarity: Polarity = decision("background-one", "background 1.0 as stored, or ink 1.0")
     centring: Centring = decision("none", "subtract each image's own mean")
@@ -90,14 +88,6 @@ class Characters(Preset):
     initializer: Literal["keras", "torch"] = decision(
         "keras", "library whose initial weights are used"
     )
-
-    @property
-    def data(self) -> str:
-        return self.data_set
-
-    @property
-    def clients(self) -> int:
-        return self.writers
 
     @property
     def protocol(self) -> Protocol:
@@ -150,13 +140,11 @@ class Cifar100(Preset):
         "keras", "library whose initial weights are used"
     )
 
-    @property
-    def data(self) -> str:
-        return "cifar100" if self.split == "pachinko" else "cifar100-tff"
-
-    @property
-    def clients(self) -> int:
-        return 500
+    def __post_init__(self) -> None:
+        """Take the data set that the split needs."""
+        super().__post_init__()
+        name = "cifar100" if self.split == "pachinko" else "cifar100-tff"
+        object.__setattr__(self, "data", name)
 
     @property
     def protocol(self) -> Protocol:

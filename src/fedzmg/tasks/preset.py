@@ -77,6 +77,10 @@ class Preset(ABC):
     """Everything that is decided before a task is built."""
 
     name: str
+    clients: int
+    """Number of training clients in the whole data set."""
+    data: str = ""
+    """Name of the data set in the catalog; empty if it ships with the package."""
 
     def __post_init__(self) -> None:
         """Reject values outside the options' ranges."""
@@ -85,16 +89,6 @@ class Preset(ABC):
                 raise InputError(
                     f"preset.{option.name} = {option.value!r}: expected {option.range}"
                 )
-
-    @property
-    def data(self) -> str | None:
-        """Name of the data set in the catalog; None if it ships with the package."""
-        return None
-
-    @property
-    @abstractmethod
-    def clients(self) -> int:
-        """Number of training clients in the whole data set."""
 
     @property
     @abstractmethod
@@ -194,7 +188,7 @@ class TaskInfo:
     @property
     def data(self) -> str | None:
         """Name of its data set in the catalog; None if it ships with the package."""
-        return self.preset.data
+        return self.preset.data or None
 
     @property
     def missing(self) -> str:

@@ -53,8 +53,6 @@ class NextCharacter(Preset):
     in a short sequence weighs more than one in a whole sequence.
     """
 
-    data_set: str
-    roles: int
     length: int = decision(100, "characters in a sequence", low=1)
     oov: Unknown = decision("last", "id of an unknown character: the last, or the author's 0")
     partial_sequences: Remainder = decision("drop", "drop or pad the end of a role's text")
@@ -62,14 +60,6 @@ class NextCharacter(Preset):
     initializer: Literal["keras", "torch"] = decision(
         "keras", "library whose initial weights are used"
     )
-
-    @property
-    def data(self) -> str:
-        return self.data_set
-
-    @property
-    def clients(self) -> int:
-        return self.roles
 
     @property
     def protocol(self) -> Protocol:
