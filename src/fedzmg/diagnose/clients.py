@@ -128,20 +128,17 @@ class FullGradient(ClientRule):
         return "start"
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        del context
         assert isinstance(full_pass, FullPass)
         return full_pass.grad
 
     def step(
         self, context: ClientContext, params: Tree, scratch: State, grad: Tree
     ) -> tuple[Tree, State]:
-        del context, grad
         return params, scratch
 
     def finish(
         self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
-        del params, steps
         return Upload(scratch), context.memory
 
 

@@ -196,11 +196,7 @@ def diagnose(
 
 
 def spread_of(parts: Iterable[Part], layout: Layout) -> dict[str, float]:
-    """Compute the weighted mean squared distance of clients' models from their mean.
-
-    Returns:
-        The distance by parameter, and of the whole model.
-    """
+    """Compute the weighted mean squared distance of clients from their mean, by parameter."""
     total = 0.0
     square = dict.fromkeys(layout, 0.0)
     mean: dict[str, Any] = dict.fromkeys(layout, 0.0)

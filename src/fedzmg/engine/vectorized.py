@@ -37,13 +37,9 @@ MappedStep = Callable[..., tuple[Tensor, Tree, State]]
 class Vectorized:
     """Engine that trains the clients of a round side by side.
 
-    Args:
-        program: local training.
-        chunk: clients that train at once at most (None: all of the round).
-        compiled: compile the step with ``torch.compile``; widths then follow a short ladder.
-        cuda_graph: replay the step from fixed buffers as a CUDA graph; on a CPU the same code is
-            called on the same buffers.
-        backend: compiler backend.
+    At most ``chunk`` of them at once; None: all of the round. A ``compiled`` step has widths of a
+    short ladder. With ``cuda_graph`` it is replayed from fixed buffers as a CUDA graph; on a CPU
+    the same code is called on the same buffers.
     """
 
     def __init__(

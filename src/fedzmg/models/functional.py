@@ -168,17 +168,6 @@ def check_independence(batch: Any, alone: Any, examples: int) -> None:
             )
 
 
-class NoHiddenRandomness:
-    """Context in which no global random generator may be used."""
-
-    def __enter__(self) -> None:
-        self._before = _global_generators()
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None and _global_generators() != self._before:
-            raise InputError(HIDDEN_RANDOMNESS)
-
-
 def _global_generators() -> tuple[object, ...]:
     # NumPy's old generator is read because models draw from it; nothing is drawn here.
     numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
@@ -241,9 +230,12 @@ class FunctionalModel:
 
     def try_out(self, params: Tree, x: Tensor) -> Tensor:
         """Compute outputs with dropout off, and check the model on a few examples."""
-        with torch.no_grad(), NoHiddenRandomness():
+        before = _global_generators()
+        with torch.no_grad():
             trained, outputs = self.train(params, x), self.evaluate(params, x)
             lone = self.train(params, x[:1]), self.evaluate(params, x[:1])
+        if _global_generators() != before:
+            raise InputError(HIDDEN_RANDOMNESS)
         check_independence((trained, outputs), lone, len(x))
         return outputs
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 
@@ -33,17 +33,10 @@ def resolve_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-class PlacedTask(NamedTuple):
-    """Local training and test examples of a task on a device."""
-
-    program: Program
-    test: Examples
-
-
 def place(
     task: Task, rule: ClientRule, device: torch.device, dtype: torch.dtype, precision: Precision
-) -> PlacedTask:
-    """Copy a task's model and data to a device, in the precision of the training."""
+) -> tuple[Program, Examples]:
+    """Copy a task to a device, in the precision of the training; return also its test examples."""
     half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
     program = Program(
         rule=rule,
@@ -54,4 +47,4 @@ def place(
         device=device,
         longest=task.protocol.batching.steps(int(task.train.counts.max())),
     )
-    return PlacedTask(program, task.test.to(device, dtype))
+    return program, task.test.to(device, dtype)

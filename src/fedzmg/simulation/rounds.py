@@ -70,19 +70,9 @@ class RoundReport(NamedTuple):
 class Simulation:
     """A pack of trials in progress; :meth:`run_round` moves all of them by one round.
 
-    Args:
-        task: data, model and protocol.
-        trials: trials of equal structure.
-        rounds: round after which the training ends.
-        device: device that trains.
-        dtype: type of parameters and updates.
-        engine: planner of the execution path and the chunk size, or the name or the recorded choice
-            of a path.
-        precision: rounding of layers on a GPU.
-        deterministic: use kernels that give the same bits in every process.
-        restored: checkpoints to continue from, one per trial.
-        memory_places: a directory per trial for client memory that outlives the process.
-        planner: planner of cohorts and batches.
+    The arguments are those of :func:`fedzmg.simulation.simulate`, and three more: ``restored``
+    has a checkpoint per trial to continue from, ``memory_places`` a directory per trial for client
+    memory that outlives the process, and ``planner`` plans cohorts and batches.
     """
 
     def __init__(

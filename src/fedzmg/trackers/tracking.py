@@ -58,13 +58,8 @@ Naming = Callable[[str, Trial], str]
 class Tracking:
     """Progress observer that also forwards every round to trackers.
 
-    A tracker that raises is reported once and switched off; training continues.
-
-    Args:
-        trackers: factories of trackers, by name.
-        out: the directory of the runs; trackers write to ``OUT/tracking/NAME``.
-        progress: observer of all progress.
-        naming: names a trial of a labelled pack.
+    A tracker that raises is reported once and switched off; training continues. Trackers write to
+    ``OUT/tracking/NAME``; ``naming`` names a trial of a labelled pack.
     """
 
     def __init__(

@@ -64,21 +64,18 @@ def same_bits(on: bool) -> Iterator[None]:
 
     # cuBLAS reads this when it is set up; without, it may split sums differently from run to run.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = _by_rule, torch.are_deterministic_algorithms_enabled(), _cudnn()
+    cudnn = torch.backends.cudnn
+    before = _by_rule, torch.are_deterministic_algorithms_enabled()
+    cudnn_before = cudnn.deterministic, cudnn.benchmark
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
     _by_rule = True
     # A model with an operator that cannot keep its order is trained all the same, with a warning.
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    cudnn.deterministic, cudnn.benchmark = True, False
     try:
         with config.patch({"deterministic": True} if hasattr(config, "deterministic") else {}):
             yield
     finally:
-        _by_rule, enabled, (deterministic, benchmark) = before
+        _by_rule, enabled = before
         torch.use_deterministic_algorithms(enabled, warn_only=warned)
-        torch.backends.cudnn.deterministic = deterministic
-        torch.backends.cudnn.benchmark = benchmark
-
-
-def _cudnn() -> tuple[bool, bool]:
-    return torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+        cudnn.deterministic, cudnn.benchmark = cudnn_before
