@@ -23,7 +23,7 @@ from fedzmg.data.text import CHARACTERS
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import initial_params
-from fedzmg.tasks.images import Cifar100, Pixels
+from fedzmg.tasks.paper import Cifar100, Pixels
 from fedzmg.tasks.tuned import tuning_notes, tunings
 
 IMAGES = ("emnist62", "emnist10", "emnist10-head62", "mnist-by-writer", "chars74k")

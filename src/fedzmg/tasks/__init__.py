@@ -8,10 +8,9 @@ from typing import Any
 from fedzmg.errors import unknown
 from fedzmg.tasks.convex import Logistic, Quadratic
 from fedzmg.tasks.embedded import Digits, Plays
-from fedzmg.tasks.images import Characters, Cifar100
+from fedzmg.tasks.paper import Characters, Cifar100, NextCharacter
 from fedzmg.tasks.preset import Preset, TaskInfo
 from fedzmg.tasks.task import Protocol, Task
-from fedzmg.tasks.text import NextCharacter
 
 __all__ = ["TASKS", "Preset", "Protocol", "Task", "TaskInfo", "get", "info"]
 

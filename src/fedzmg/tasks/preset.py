@@ -14,18 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.errors import InputError, unknown
-from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models.functional import FunctionalModel
-from fedzmg.models.initial import Initializer
-from fedzmg.models.objective import LossFunction, PrepareFunction, cross_entropy
 from fedzmg.tasks.source import missing
-from fedzmg.tasks.task import Protocol, Task, as_stored
+from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tasks.tuned import tuned, tunings
 from fedzmg.tree import num_bytes
 
@@ -109,14 +104,10 @@ class Preset(ABC):
         tune: Examples,
         test: Examples,
         *,
-        init: Initializer,
-        prepare: PrepareFunction = as_stored,
-        loss: LossFunction = cross_entropy,
-        metric: Metric = ACCURACY,
-        test_owners: npt.NDArray[np.int64] | None = None,
         notes: Sequence[str] = (),
+        **parts: Any,
     ) -> Task:
-        """Build the task around its data, with network, protocol and tuned options.
+        """Build the task around its data and other parts, with network, protocol and tuned options.
 
         With fewer clients than the cohort, every client takes part in every round, and a note
         says so. A user can still choose a smaller cohort.
@@ -132,15 +123,11 @@ class Preset(ABC):
             train=train,
             tune=tune,
             test=test,
-            test_owners=test_owners,
-            loss=loss,
-            metric=metric,
-            prepare=prepare,
-            init=init,
             protocol=protocol,
             options=tuned(self.name),
             preset=self.options(),
             notes=tuple(notes),
+            **parts,
         )
 
     def decisions(self) -> list[Decision]:

@@ -13,13 +13,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.trackers.backends import MLflow, TensorBoard, WeightsAndBiases
 from fedzmg.trackers.tracking import (
     Ending,
     Make,
+    MLflow,
+    TensorBoard,
     TrackedRun,
     Tracker,
     Tracking,
+    WeightsAndBiases,
     by_point,
     by_seed,
 )
