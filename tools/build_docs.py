@@ -12,7 +12,7 @@ from typing import Any
 
 from fedzmg import tasks
 from fedzmg.algorithms import ALGORITHMS
-from fedzmg.algorithms.card import card
+from fedzmg.algorithms.options import card
 from fedzmg.results.formatting import bytes_text
 
 ROOT = Path(__file__).parents[1]

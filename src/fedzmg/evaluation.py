@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,11 +49,7 @@ class Metric:
         return worst(self.higher_is_better)
 
     def check_value(self, value: float | None) -> None:
-        """Reject a mean that a diverged model would beat; None: there was no evaluation.
-
-        Raises:
-            InputError: for one that falls behind :attr:`worst`.
-        """
+        """Reject a mean that a diverged model would beat; None: there was no evaluation."""
         if self.higher_is_better and value is not None and value < self.worst:
             raise InputError(
                 f"metric {self.name!r} is {value:.6g}: one to maximise must not be negative, as a "
@@ -60,15 +57,7 @@ class Metric:
             )
 
     def check_level(self, key: str, level: float) -> None:
-        """Reject a level that no model can reach.
-
-        Args:
-            key: name of the option.
-            level: value of this metric.
-
-        Raises:
-            InputError: for a percentage instead of a share.
-        """
+        """Reject a level that no model can reach."""
         if self.name == "accuracy" and not 0 <= level <= 1:
             percent = f", {level / 100:.2f} for {level:g} %" if 1 < level <= 100 else ""
             raise InputError(
@@ -94,20 +83,6 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 ACCURACY = Metric("accuracy", accuracy)
 
 
-class Statistic(NamedTuple):
-    """Sums of loss and metric over examples, one row per model; :meth:`merged` adds them."""
-
-    loss: Tensor
-    metric: Tensor
-    examples: int
-
-    def merged(self, other: Statistic) -> Statistic:
-        """Merge the statistics of two sets of examples."""
-        return Statistic(
-            self.loss + other.loss, self.metric + other.metric, self.examples + other.examples
-        )
-
-
 class Evaluation(NamedTuple):
     """Mean loss and mean metric of one model."""
 
@@ -124,30 +99,19 @@ def evaluate(
     *,
     chunk: int = 500,
 ) -> Tensor:
-    """Compute mean loss and mean metric of stacked models (first axis) on pooled examples.
+    """Compute mean loss and mean metric of stacked models (first axis) on pooled examples."""
 
-    A lone model is evaluated beside a copy of itself: a map of width one takes other kernels and
-    would move the last bits.
-    """
-    models = len(next(iter(params.values())))
-    dtype = next(iter(params.values())).dtype
-    wide = params.map(lambda leaf: torch.cat([leaf, leaf])) if models == 1 else params
+    def total(values: Tensor) -> Tensor:
+        return values.sum(dtype=torch.float64)
 
-    def one(weights: Tree, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = objective.outputs(weights, x)
-        loss, score = objective.loss(outputs, y), metric.function(outputs, y)
-        return loss.sum(dtype=torch.float64), score.sum(dtype=torch.float64)
-
-    each = _for_each_model(one)
-    total: Statistic | None = None
+    each = _for_each_model(params, objective, metric, prepare, total)
     with torch.no_grad(), MappedLayers():
-        for first in range(0, examples.size, chunk):
-            x, y = (column[first : first + chunk] for column in examples)
-            # A copy: a prepare function may work in place.
-            part = Statistic(*each(wide, prepare(x.clone(), dtype), y), len(x))
-            total = part if total is None else total.merged(part)
-    assert total is not None  # Examples are never empty.
-    return torch.stack([total.loss, total.metric], 1)[:models] / total.examples
+        # A copy: a prepare function may work in place.
+        parts = [
+            each(examples.x[first : first + chunk].clone(), examples.y[first : first + chunk])
+            for first in range(0, examples.size, chunk)
+        ]
+    return functools.reduce(torch.add, parts) / examples.size
 
 
 def evaluate_by_owner(
@@ -163,51 +127,48 @@ def evaluate_by_owner(
 ) -> Tensor:
     """Compute mean loss and mean metric of stacked models on every owner's examples.
 
-    Args:
-        params: models, stacked on the first axis.
-        examples: pooled examples of everybody.
-        positions: positions of the evaluated ones, owner after owner.
-        counts: number of these of each owner, at least one.
-        objective: model and loss.
-        metric: reported number.
-        prepare: converts stored inputs to model inputs.
-        chunk: examples at a time.
-
-    Returns:
-        Models x owners x (loss, metric), in double precision.
+    ``positions`` names the examples, owner after owner; each owner has ``counts`` of them, at least
+    one. The result is models x owners x (loss, metric), in double precision.
     """
-    models = len(next(iter(params.values())))
-    dtype = next(iter(params.values())).dtype
-    wide = params.map(lambda leaf: torch.cat([leaf, leaf])) if models == 1 else params
-
-    def one(weights: Tree, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = objective.outputs(weights, x)
-        return objective.loss(outputs, y).double(), metric.function(outputs, y).double()
-
-    each = _for_each_model(one)
+    each = _for_each_model(params, objective, metric, prepare, Tensor.double)
     owners = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    models = len(next(iter(params.values())))
     sums = torch.zeros(models, len(counts), 2, dtype=torch.float64, device=counts.device)
     with torch.no_grad(), MappedLayers():
         for first in range(0, len(positions), chunk):
             part = slice(first, first + chunk)
             x, y = (column[positions[part]] for column in examples)
-            values = torch.stack(each(wide, prepare(x, dtype), y), -1)[:models]
-            sums.index_add_(1, owners[part], values)
+            sums.index_add_(1, owners[part], each(x, y))
     return sums / counts[:, None]
 
 
 def _for_each_model(
-    one: Callable[[Tree, Tensor, Tensor], tuple[Tensor, Tensor]],
-) -> Callable[[Tree, Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Map a function of one model's weights and a batch over stacked models."""
-    mapped = torch.vmap(one, in_dims=(0, None, None))
+    params: Tree,
+    objective: Objective,
+    metric: Metric,
+    prepare: PrepareFunction,
+    reduce: Callable[[Tensor], Tensor],
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Build a function of stored inputs and targets: loss and metric of every stacked model.
 
-    def each(weights: Tree, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    A lone model is evaluated beside a copy of itself: a map of width one takes other kernels and
+    would move the last bits.
+    """
+    first = next(iter(params.values()))
+    wide = params.map(lambda leaf: torch.cat([leaf, leaf])) if len(first) == 1 else params
+
+    def one(weights: Tree, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = objective.outputs(weights, x)
+        return reduce(objective.loss(outputs, y)), reduce(metric.function(outputs, y))
+
+    def each(x: Tensor, y: Tensor) -> Tensor:
+        x = prepare(x, first.dtype)
         try:
-            return mapped(weights, x, y)
+            loss, score = torch.vmap(one, in_dims=(0, None, None))(wide, x, y)
         except InputError:  # a model that does not map, which the loop over clients can train
-            alone = [one(row(weights, i), x, y) for i in range(len(next(iter(weights.values()))))]
-            return torch.stack([a for a, _ in alone]), torch.stack([b for _, b in alone])
+            alone = [one(row(wide, i), x, y) for i in range(max(2, len(first)))]
+            loss, score = (torch.stack(parts) for parts in zip(*alone, strict=True))
+        return torch.stack([loss, score], -1)[: len(first)]
 
     return each
 

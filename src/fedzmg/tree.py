@@ -200,12 +200,7 @@ class Flat(NamedTuple):
 
 
 def flatten_rows(value: Any, like: Tensor | None = None) -> tuple[Tensor, Flat]:
-    """Concatenate stacked tensors into one floating-point matrix with the same rows.
-
-    Args:
-        value: nested trees and tuples whose tensors have the same first axis.
-        like: gives rows and type of the empty matrix if ``value`` holds no tensor.
-    """
+    """Concatenate stacked tensors into one floating-point matrix with the same rows."""
     tensors, spec = pytree.tree_flatten(value)
     flat = Flat(spec, [t.shape[1:] for t in tensors], [t.dtype for t in tensors])
     if not tensors:

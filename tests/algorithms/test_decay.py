@@ -12,9 +12,9 @@ from torch import nn
 
 from fedzmg import algorithms
 from fedzmg.algorithms import Adam, Average, Projected
-from fedzmg.algorithms.decay import ServerDecay
 from fedzmg.algorithms.options import configure
 from fedzmg.algorithms.schedule import ServerSchedule
+from fedzmg.algorithms.wrapper import ServerDecay
 from fedzmg.errors import InputError
 from golden_problems import P3, models, quadratic_task
 

@@ -19,9 +19,9 @@ from torch import nn
 from fedzmg import Task, Trial, algorithms, simulate
 from fedzmg.algorithms import SGD, Average, ZeroMean
 from fedzmg.algorithms.clip import ClipNorm, ClipValue, clip_norm, clip_value
-from fedzmg.algorithms.decay import ServerDecay
 from fedzmg.algorithms.options import configure
 from fedzmg.algorithms.schedule import ClientSchedule, Schedule, ServerSchedule
+from fedzmg.algorithms.wrapper import ServerDecay
 from fedzmg.contract import (
     Algorithm,
     ClientContext,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedzmg import tasks
 from fedzmg.diagnose import diagnose
-from fedzmg.diagnose.order import DECLARED, in_order_of_use
+from fedzmg.diagnose.clients import DECLARED, in_order_of_use
 from fedzmg.models.initial import initial_params
 from fedzmg.tasks import Task
 

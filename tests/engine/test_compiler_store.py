@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedzmg.engine.compiling import compile_apart
+from fedzmg.engine.cuda_graph import compile_apart
 from fedzmg.models.kernels import convolution
-from fedzmg.models.kernels.determinism import same_bits
+from fedzmg.models.kernels.precision import same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, in itself
 

@@ -17,7 +17,7 @@ from fedzmg import InputError, Task, Trial, simulate
 from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.engine import choose, cuda_graph
 from fedzmg.engine.choose import EnginePlanner, Planned, Probe, can_compile, even_chunk
-from fedzmg.engine.round import Chunk, Engine, Program
+from fedzmg.engine.local import Chunk, Engine, Program
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.models.initial import initial_params

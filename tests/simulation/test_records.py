@@ -13,8 +13,7 @@ from torch import nn
 
 from fedzmg import Task, Trial, simulate
 from fedzmg.data.plan import ClientBatch
-from fedzmg.engine.local import Outcome
-from fedzmg.engine.round import Chunk
+from fedzmg.engine.local import Chunk, Outcome
 from fedzmg.simulation.records import (
     QUANTILES,
     ClientLosses,

@@ -24,7 +24,7 @@ from fedzmg.data.text import CHARACTERS
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import initial_params
-from fedzmg.tasks.images import Cifar100, Pixels
+from fedzmg.tasks.paper import Cifar100, Pixels
 from fedzmg.tasks.tuned import tunings
 
 IMAGES = ("emnist62", "emnist10", "emnist10-head62", "mnist-by-writer", "chars74k")
@@ -164,7 +164,7 @@ def test_cifar_as_in_tffs_files(cache: Path) -> None:
 @pytest.mark.parametrize("augment", ["none", "flip", "shift", "flip-shift"])
 def test_augmentation_leaves_weights_and_evaluation_alone(augment: str) -> None:
     plain, changed = (
-        FunctionalModel(Cifar100("cifar100").with_options({"augment": choice}).network())
+        FunctionalModel(Cifar100("cifar100", 500).with_options({"augment": choice}).network())
         for choice in ("none", augment)
     )
     params = initial_params(plain, "keras", 3)

@@ -19,9 +19,9 @@ from fedzmg import InputError, Metric, Task, Trial, simulate
 from fedzmg.data.columns import Columns
 from fedzmg.data.formats import arrays
 from fedzmg.evaluation import accuracy
-from fedzmg.tasks.losses import cross_entropy, masked_cross_entropy
+from fedzmg.models.objective import cross_entropy, masked_cross_entropy
+from fedzmg.tasks.paper import masked_accuracy
 from fedzmg.tasks.task import as_stored
-from fedzmg.tasks.text import masked_accuracy
 
 RNG = np.random.default_rng(0)
 X, Y, WHO = RNG.normal(size=(30, 4)), RNG.integers(0, 3, 30), np.arange(30) % 5

@@ -33,8 +33,13 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.info import AlgorithmInfo
-from fedzmg.algorithms.moments import Moments, adam_moments, no_moments
-from fedzmg.algorithms.shared_state import AverageSharedState, SharedStateClient
+from fedzmg.algorithms.moments import (
+    AverageSharedState,
+    Moments,
+    SharedStateClient,
+    adam_moments,
+    no_moments,
+)
 from fedzmg.contract import Algorithm, ClientContext, Number, choice, number
 from fedzmg.tree import Tree
 

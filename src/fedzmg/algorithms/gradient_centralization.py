@@ -32,9 +32,8 @@ from typing import final
 from fedzmg.algorithms.fedavg import Average
 from fedzmg.algorithms.fedzmg import ZeroMean
 from fedzmg.algorithms.info import AlgorithmInfo
-from fedzmg.algorithms.projected import Projected
 from fedzmg.algorithms.sgd import SGD
-from fedzmg.algorithms.wrapper import Wrapper
+from fedzmg.algorithms.wrapper import Projected, Wrapper
 from fedzmg.contract import Algorithm, ClientContext, Number, State, number
 from fedzmg.tree import Tree
 

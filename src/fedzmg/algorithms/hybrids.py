@@ -24,7 +24,7 @@ from fedzmg.algorithms.fedadam import Adam
 from fedzmg.algorithms.fedyogi import Yogi
 from fedzmg.algorithms.fedzmg import CLIENT
 from fedzmg.algorithms.info import AlgorithmInfo
-from fedzmg.algorithms.projected import Projected
+from fedzmg.algorithms.wrapper import Projected
 from fedzmg.contract import Algorithm, ServerRule
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Literal, final, get_args
 
 from fedzmg.algorithms.info import AlgorithmInfo
-from fedzmg.algorithms.shared_state import AverageSharedState, SharedStateClient
+from fedzmg.algorithms.moments import AverageSharedState, SharedStateClient
 from fedzmg.contract import Algorithm, ClientContext, Number, State, choice, number
 from fedzmg.tree import Tree
 

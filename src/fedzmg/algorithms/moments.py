@@ -2,6 +2,12 @@
 
 ``g`` is the averaged ``w_global - w_local`` of a round, ``t`` the number of server steps done.
 A round that lost every upload is not a step.
+
+Algorithms that share the state ``s`` of an optimiser between server and clients use two more rules.
+A client that was not sampled gets the new state the next time::
+
+    client:  s_k <- s                                 then the rule's own steps change s_k and w_k
+    server:  w, s <- means of w_k and s_k over the cohort, weighted alike
 """
 
 from __future__ import annotations
@@ -11,7 +17,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedzmg.contract import Number
+from fedzmg.contract import (
+    ClientContext,
+    ClientRule,
+    Cohort,
+    FullPass,
+    Number,
+    ServerRule,
+    State,
+    Upload,
+)
 from fedzmg.tree import Tree
 
 
@@ -58,3 +73,25 @@ def correction(beta1: Number, beta2: Number, steps: Tensor) -> Tensor:
     """Return the factor that corrects a learning rate for moments that start at zero."""
     factor: Tensor = (1 - beta2**steps) ** 0.5 / (1 - beta1**steps)
     return factor
+
+
+class SharedStateClient(ClientRule):
+    """A client that starts from the state it receives, and sends its own state back."""
+
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        return context.shared
+
+    def finish(
+        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
+    ) -> tuple[Upload, State]:
+        return Upload(context.params - params, average=scratch), context.memory
+
+
+class AverageSharedState(ServerRule):
+    """A server that shares its state and replaces it by the mean of the clients' states."""
+
+    def share(self, state: State) -> State:
+        return state
+
+    def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
+        return params - cohort.delta, cohort.average

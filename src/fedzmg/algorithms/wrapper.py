@@ -1,4 +1,4 @@
-"""Base classes of wrappers, which hold a rule and forward what they do not change.
+"""Wrappers, which hold a rule and forward what they do not change; two for any server rule.
 
 A client's wrapper acts on the gradient before the rule inside sees it, so the outermost wrapper
 acts first. The order is: clip, project, pull (proximal term), then the rule's own correction,
@@ -9,11 +9,18 @@ the same if the variate is projected too.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, fields, replace
-from typing import Self
+from dataclasses import dataclass, field, fields, replace
+from typing import Self, final, get_args
 
 from torch import Tensor
 
+from fedzmg.algorithms.projection import (
+    Axes,
+    Biases,
+    EmbeddingAxis,
+    projected_axes,
+    zero_mean,
+)
 from fedzmg.contract import (
     ClientContext,
     ClientRule,
@@ -27,7 +34,10 @@ from fedzmg.contract import (
     State,
     Upload,
     chain,
+    choice,
+    number,
 )
+from fedzmg.errors import InputError
 from fedzmg.tree import Tree
 
 
@@ -112,3 +122,80 @@ class ServerWrapper(ServerRule):
 
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
         return self.inner.update(params, state, cohort)
+
+
+@final
+@dataclass(frozen=True)
+class ServerDecay(ServerWrapper):
+    """Any server rule with an ``lr``, and decoupled weight decay of the global model.
+
+    ::
+
+        w'  <- inner(w, updates)
+        w   <- w' - decay server_lr w
+
+    Decay on clients is a part of their updates: it enters the moments of an adaptive server, and a
+    projected server undoes its effect on column sums. Here it is decoupled from both. A schedule
+    around this rule scales the decay along with the learning rate.
+
+    Degenerate cases: ``decay = 0`` is the rule inside, bit for bit. Around a step that conserves
+    sums of columns, they shrink by ``1 - decay server_lr`` a round.
+    """
+
+    decay: Number = number(5e-4, low=0, doc="decoupled weight decay, times lr per round")
+
+    def __post_init__(self) -> None:
+        """Reject a rule without a learning rate."""
+        super().__post_init__()
+        if rate_of(self.inner) is None:
+            name = type(chain(self.inner)[-1]).__name__
+            raise InputError(f"decay is measured in units of lr, which {name} does not have")
+
+    def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
+        after, state = self.inner.update(params, state, cohort)
+        rate = rate_of(self.inner)
+        assert rate is not None, "checked by the constructor"
+        return after - self.decay * rate * params, state
+
+
+@final
+@dataclass(frozen=True)
+class Projected(ServerWrapper):
+    """Any server rule, its final step centred over the inputs of every layer.
+
+    ::
+
+        w'  <- inner(w, updates)
+        w   <- w + (w' - w) - mean(w' - w over the layer's inputs)       for every weight
+
+    An element-wise preconditioner (Adam, Yogi, Adagrad) turns zero-mean updates into a step that is
+    not zero-mean. The authors of Gradient Centralization (Yong et al. 2020) advise to centre the
+    final step of adaptive optimisers, which keeps the mean of the weights.
+
+    Degenerate cases: around a plain average it is Global GC. On clients without decay that already
+    centre, it changes nothing around an average or server momentum. The sum of every column is
+    conserved, so a decay of that sum on clients is undone.
+    """
+
+    axes: Axes | None = field(default=None, repr=False, metadata={"derived": True})
+    embedding_axis: EmbeddingAxis = choice(
+        *get_args(EmbeddingAxis), doc="axis of an embedding that counts as its inputs"
+    )
+    biases: Biases = choice(*get_args(Biases), doc="biases: left alone, or centred too")
+
+    def for_layout(self, layout: Layout) -> Self:
+        axes = projected_axes(layout, "all", self.embedding_axis, self.biases)
+        return replace(self, inner=self.inner.for_layout(layout), axes=axes)
+
+    def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
+        if self.axes is None:
+            raise InputError("Projected does not know the model yet: call for_layout(layout) first")
+        after, state = self.inner.update(params, state, cohort)
+        known = self.axes
+
+        def moved(name: str, leaf: Tensor) -> Tensor:
+            if not known[name]:
+                return leaf  # subtracting and adding params would round
+            return params[name] + zero_mean(leaf - params[name], known[name])
+
+        return Tree({name: moved(name, leaf) for name, leaf in after.items()}), state

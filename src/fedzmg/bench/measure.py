@@ -159,11 +159,7 @@ def measure_all(
     deterministic: bool = False,
     device: torch.device,
 ) -> Iterator[Timing]:
-    """Time every combination.
-
-    Raises:
-        InputError: for an unknown name or a wrong number of trials, before anything runs.
-    """
+    """Time every combination."""
     for kind, names, known in (
         ("workload", workloads, list(WORKLOADS)),
         ("engine", engines, get_args(EngineName)),

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from fedzmg.models.networks import CharGRU, mlp
-from fedzmg.models.paper import cifar100_cnn, emnist_cnn
+from fedzmg.models.networks import CharGRU, cifar100_cnn, emnist_cnn, mlp
+from fedzmg.tasks.paper import token_ids
 from fedzmg.tasks.task import Task, unit_pixels
-from fedzmg.tasks.text import token_ids
 
 
 def _images(

@@ -160,7 +160,7 @@ def list_(
 ) -> None:
     """List algorithms and tasks, or describe one of them."""
     from fedzmg import algorithms, tasks
-    from fedzmg.algorithms.card import card
+    from fedzmg.algorithms.options import card
     from fedzmg.report.terminal import cards
 
     size = None if task is None else tasks.info(task).describe()["model"]["bytes"]

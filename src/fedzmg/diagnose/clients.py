@@ -1,15 +1,16 @@
-"""Compute gradients and local updates of some clients, a few at a time."""
+"""Compute gradients and local updates of some clients, and the order in which layers are used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from fedzmg.algorithms.fedzmg import ZeroMean
 from fedzmg.algorithms.sgd import SGD
@@ -18,6 +19,7 @@ from fedzmg.contract import (
     ClientRule,
     FullPass,
     FullPassTiming,
+    Layout,
     State,
     Upload,
     numbers,
@@ -26,7 +28,7 @@ from fedzmg.contract import (
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.data.plan import ClientBatch, Stream, local_stream
 from fedzmg.diagnose.measure import Part
-from fedzmg.engine.round import Broadcast, Chunk, Program
+from fedzmg.engine.local import Broadcast, Chunk, Program
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.errors import InputError
@@ -34,7 +36,7 @@ from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, rounding
 from fedzmg.models.objective import PrepareFunction
 from fedzmg.seeds import stream
 from fedzmg.tasks.task import Task
-from fedzmg.tree import Tree, row
+from fedzmg.tree import Tree, leaves, row
 
 MEMORY = 128 * 2**20
 """Memory limit for models and gradients of clients trained side by side, in bytes."""
@@ -126,20 +128,17 @@ class FullGradient(ClientRule):
         return "start"
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        del context
         assert isinstance(full_pass, FullPass)
         return full_pass.grad
 
     def step(
         self, context: ClientContext, params: Tree, scratch: State, grad: Tree
     ) -> tuple[Tree, State]:
-        del context, grad
         return params, scratch
 
     def finish(
         self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
     ) -> tuple[Upload, State]:
-        del params, steps
         return Upload(scratch), context.memory
 
 
@@ -222,3 +221,52 @@ def _some_inputs(task: Task, examples: int) -> Tensor:
     dtype = next(iter(task.model.params().values())).dtype
     # A prepare function may work in place.
     return task.prepare(x[::every][:examples].clone(), dtype)
+
+
+DECLARED = (
+    "the order in which the model uses its layers is unknown: the layer declared first counts as "
+    "the first"
+)
+
+
+def in_order_of_use(task: Task, params: Tree) -> tuple[Layout, tuple[str, ...]]:
+    """Order a model's layout by use; parameters without a part in the loss come last.
+
+    Returns:
+        The layout, and notes on its order.
+    """
+    layout = task.model.layout
+    own = params.map(lambda leaf: leaf.detach().clone().requires_grad_())
+    dtype = next(iter(own.values())).dtype
+    x, y = Examples(*(c[:1].clone() for c in task.train.examples)).to(torch.device("cpu"), dtype)
+    with torch.enable_grad():
+        with _Uses(own) as uses:
+            outputs = task.model.evaluate(own, task.prepare(x, dtype))
+        found = torch.autograd.grad(
+            task.loss(outputs, y).sum(), list(own.values()), allow_unused=True
+        )
+    for name, gradient in zip(own, found, strict=True):
+        # Used but not seen, as in a custom autograd function.
+        if gradient is not None and name not in uses.seen and layout[name].input_axes:
+            return layout, (DECLARED,)
+    return {name: layout[name] for name in dict.fromkeys([*uses.seen, *layout])}, ()
+
+
+class _Uses(TorchFunctionMode):
+    """Records the order in which parameters first enter operations."""
+
+    def __init__(self, params: Tree) -> None:
+        super().__init__()
+        self._names = {id(leaf): name for name, leaf in params.items()}
+        self.seen: dict[str, None] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        # Reading a weight's shape or type is not a use: the result needs no gradient.
+        if any(isinstance(one, torch.Tensor) and one.requires_grad for one in leaves(made)):
+            for one in leaves((args, kwargs or {})):
+                if (name := self._names.get(id(one))) is not None:
+                    self.seen.setdefault(name)
+        return made

@@ -17,12 +17,12 @@ from fedzmg.diagnose.clients import (
     centred,
     excerpt,
     gradients,
+    in_order_of_use,
     input_share,
     sample,
     updates,
 )
 from fedzmg.diagnose.measure import WHOLE, Measurement, Pair, Part, measure
-from fedzmg.diagnose.order import in_order_of_use
 from fedzmg.diagnose.verdict import Verdict, judge
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.initial import initial_params
@@ -196,15 +196,7 @@ def diagnose(
 
 
 def spread_of(parts: Iterable[Part], layout: Layout) -> dict[str, float]:
-    """Compute the weighted mean squared distance of clients' models from their mean.
-
-    Args:
-        parts: each client's update and weight; see :data:`fedzmg.diagnose.measure.Part`.
-        layout: names of the parameters.
-
-    Returns:
-        The distance by parameter, and of the whole model.
-    """
+    """Compute the weighted mean squared distance of clients from their mean, by parameter."""
     total = 0.0
     square = dict.fromkeys(layout, 0.0)
     mean: dict[str, Any] = dict.fromkeys(layout, 0.0)

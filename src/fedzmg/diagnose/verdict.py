@@ -59,13 +59,10 @@ def judge(
     centred: Measurement | None = None,
     notes: Sequence[str] = (),
 ) -> Verdict:
-    """Predict the effect of the projection.
+    """Predict the effect of the projection from a measurement, its layers in order of use.
 
-    Args:
-        found: measurement, layers in the order in which the model uses them.
-        inputs: share of the inputs' energy that is the mean of each example, if known.
-        centred: measurement with every input centred, if there is one.
-        notes: further evidence.
+    ``inputs`` is the share of the inputs' energy that is the mean of each example, ``centred`` a
+    measurement with every input centred, ``notes`` further evidence.
     """
     if not found.layers:
         return Verdict("little", "nothing is projected in this model: expect no difference", ())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedzmg.contract import Cohort
 from fedzmg.data.plan import ClientBatch
-from fedzmg.engine.round import Chunk
+from fedzmg.engine.local import Chunk
 from fedzmg.tree import Flat, flatten_rows, unflatten_rows
 
 
@@ -58,13 +58,7 @@ class _Schedule(NamedTuple):
 
 
 class Merger:
-    """Adds the uploads of one round, chunk by chunk.
-
-    Args:
-        batches: the clients of the round.
-        weights: weight of each one's upload; zero for a client that held no batch.
-        trials: trials that train together.
-    """
+    """Adds the uploads of one round, chunk by chunk."""
 
     def __init__(self, batches: list[ClientBatch], weights: list[float], trials: int) -> None:
         self._batches, self._weights, self._trials = batches, weights, trials

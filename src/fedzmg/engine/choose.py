@@ -21,7 +21,7 @@ import torch
 
 from fedzmg.contract import State
 from fedzmg.data.plan import ClientBatch
-from fedzmg.engine.round import Broadcast, Engine, Program
+from fedzmg.engine.local import Broadcast, Engine, Program
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import InputError, unknown
@@ -116,11 +116,7 @@ class EnginePlanner:
     def plan(
         self, program: Program, probe: Callable[[], Probe], *, trials: int, rounds_left: int
     ) -> None:
-        """Decide; a probe that does not fit on the device is repeated in smaller chunks.
-
-        Raises:
-            InputError: for an unknown engine, or a device that is too small for two clients.
-        """
+        """Decide; a probe that does not fit on the device is repeated in smaller chunks."""
         while True:
             try:
                 self.choice = self._choose(program, probe, trials, rounds_left)
@@ -164,15 +160,7 @@ class EnginePlanner:
         )
 
     def halve(self, clients: int, device: torch.device) -> None:
-        """Train half as many clients at once, after a chunk did not fit on the device.
-
-        Args:
-            clients: clients that trained at once if there is no chunk size yet.
-            device: the device that was full.
-
-        Raises:
-            InputError: if two clients do not fit.
-        """
+        """Train half as many clients at once, after a chunk did not fit on the device."""
         now = self.chunk or clients
         if now <= MIN_WIDTH:
             raise InputError(

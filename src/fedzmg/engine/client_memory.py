@@ -88,13 +88,7 @@ class FileRows:
 
 
 class Slots:
-    """Two stamped slots per client of one trial.
-
-    Args:
-        rows: values; slot ``s`` of client ``c`` is row ``2 c + s``.
-        clients: size of the population.
-        stamps: file of the rounds that wrote each slot, ``[clients, 2]``.
-    """
+    """Two stamped slots per client of one trial."""
 
     def __init__(
         self, rows: MemoryRows | FileRows, clients: int, stamps: Path | None = None
@@ -172,14 +166,7 @@ class Slots:
 
 
 class MemoryStore:
-    """Memories of the clients of every trial; a client never seen starts from ``fresh``.
-
-    Args:
-        fresh: memory of a client before its first round, one row per trial.
-        clients: size of the population.
-        directories: a directory per trial for files that outlive the process.
-        in_memory: bytes above which rows go to a temporary file if there are no directories.
-    """
+    """Memories of the clients of every trial; a client never seen starts from ``fresh``."""
 
     def __init__(
         self,

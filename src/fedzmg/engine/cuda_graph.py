@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy.typing as npt
 import torch
@@ -22,15 +23,53 @@ from torch import Tensor, nn
 from fedzmg.contract import ClientContext, ClientRule, State, bind
 from fedzmg.data.plan import Padded
 from fedzmg.engine import local
-from fedzmg.engine.compiling import compile_apart
-from fedzmg.engine.local import Work
-from fedzmg.engine.round import Program
-from fedzmg.models.kernels import MappedLayers
-from fedzmg.models.kernels.determinism import bits_are_kept
-from fedzmg.models.kernels.measurements import timer
-from fedzmg.models.kernels.precision import precision
+from fedzmg.engine.local import Program, Work
+from fedzmg.models.kernels import MappedLayers, convolution
+from fedzmg.models.kernels.measurements import code_hash, timer
+from fedzmg.models.kernels.precision import bits_are_kept, precision
 from fedzmg.models.objective import Batch, LossFunction, Objective, PrepareFunction
 from fedzmg.tree import Tree, leaves, row, tree_map
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def compile_apart(function: Callable[P, T], backend: str = "inductor") -> Callable[P, T]:
+    """Compile a function as one graph for fixed shapes, apart from all others of its code.
+
+    The compiler counts recompilations per code object, so the function gets a twin with a code
+    object of its own. Widths of another task or algorithm must not use up its allowance.
+    """
+    assert isinstance(function, types.FunctionType)
+    twin = types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    compiled: Callable[P, T] = torch.compile(
+        twin,
+        fullgraph=True,
+        dynamic=False,
+        backend=_inductor if backend == "inductor" else backend,
+    )
+    return compiled
+
+
+def _inductor(graph: Any, inputs: Any) -> Any:
+    """Compile with inductor, with everything that our operators depend on in its cache key.
+
+    Inductor finds cached code by the operators of the model. Ours, mapped over clients, also depend
+    on this package's code and on measurements.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    own = f"fedzmg {code_hash()} {bits_are_kept()} {convolution.choices()}"
+    config = torch.compiler.config
+    with config.patch(cache_key_tag=f"{config.cache_key_tag} {own}"):  # type: ignore[attr-defined]
+        return compile_fx(graph, inputs)
+
 
 WARM_UPS = 2
 """Runs before a capture: libraries set themselves up, the compiler compiles."""
@@ -72,12 +111,7 @@ class _Buffers:
 
 
 class StepGraphs:
-    """Runs the steps of a round by replaying CUDA graphs.
-
-    Args:
-        program: local training.
-        compiled: compile the step before it is captured.
-    """
+    """Runs the steps of a round by replaying CUDA graphs."""
 
     def __init__(self, program: Program, *, compiled: bool) -> None:
         self._program, self._compiled = program, compiled

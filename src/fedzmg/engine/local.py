@@ -1,4 +1,4 @@
-"""Local training of one client as four pure functions: start, step, close_epoch, finish.
+"""Input and output of an engine, and local training of one client as four pure functions.
 
 Both engines run exactly these. ``sequential`` calls them client by client on un-padded batches;
 ``vectorized`` maps them over clients. The gradient is taken outside of :func:`step`, because the
@@ -7,13 +7,17 @@ two engines differentiate in different ways.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedzmg.contract import ClientContext, ClientRule, FullPass, State, Upload
+from fedzmg.data.federated import Examples, FederatedData
+from fedzmg.data.plan import ClientBatch
+from fedzmg.models.objective import Objective, PrepareFunction
 from fedzmg.tree import Tree, tree_map
 
 BatchT = TypeVar("BatchT")
@@ -122,3 +126,56 @@ def finish(rule: ClientRule, context: ClientContext, work: Work) -> Outcome:
     """Turn finished work into an upload and a memory."""
     upload, memory = rule.finish(context, work.params, work.scratch, work.steps)
     return Outcome(upload, memory, work.steps, work.total_loss / work.steps.clamp(min=1))
+
+
+@dataclass(frozen=True)
+class Program:
+    """Everything about local training that does not change from round to round.
+
+    ``rule`` carries the structure; its numbers arrive per trial, as tensors.
+    """
+
+    rule: ClientRule
+    objective: Objective
+    data: FederatedData
+    prepare: PrepareFunction
+    dtype: torch.dtype
+    device: torch.device
+    full_pass_size: int = 256
+    longest: int = 0
+    """Steps of the longest stream that any client can have."""
+
+    def batch_inputs(self, indices: Tensor) -> Examples:
+        """Gather examples by position and convert stored inputs to model inputs."""
+        x, y = self.data.examples
+        return Examples(self.prepare(x[indices], self.dtype), y[indices])
+
+
+class Broadcast(NamedTuple):
+    """Message of every trial to its clients; first axis trials."""
+
+    params: Tree
+    shared: State
+    numbers: Mapping[str, Tensor]
+    round: Tensor
+
+
+class Chunk(NamedTuple):
+    """Outcomes of some clients of a round; batch ``batches[i]`` has row ``rows[i]``."""
+
+    batches: list[int]
+    """Positions in the round's list of client batches."""
+    rows: list[int]
+    outcomes: Outcome
+    computed: int
+    """Client steps computed for it, padding included."""
+
+
+class Engine(Protocol):
+    """Runs local training for the clients of a round."""
+
+    def train(
+        self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
+    ) -> Iterator[Chunk]:
+        """Yield the outcome of every batch exactly once; ``memory`` has one row per batch."""
+        ...

@@ -11,8 +11,7 @@ from torch import Tensor
 from fedzmg.contract import ClientContext, FullPass, State, bind
 from fedzmg.data.plan import ClientBatch, Stream, full_pass
 from fedzmg.engine import local
-from fedzmg.engine.local import Outcome
-from fedzmg.engine.round import Broadcast, Chunk, Program
+from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program
 from fedzmg.models.objective import Batch
 from fedzmg.tree import Tree, row, tree_map
 

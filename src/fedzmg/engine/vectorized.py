@@ -20,12 +20,10 @@ from torch import Tensor
 from fedzmg.contract import ClientContext, FullPass, State, bind
 from fedzmg.data.plan import ClientBatch, Padded, full_pass, pad
 from fedzmg.engine import local
-from fedzmg.engine.compiling import compile_apart
-from fedzmg.engine.cuda_graph import ClientState, StepGraphs
-from fedzmg.engine.local import Outcome, Work
-from fedzmg.engine.round import Broadcast, Chunk, Program
+from fedzmg.engine.cuda_graph import ClientState, StepGraphs, compile_apart
+from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, Work
 from fedzmg.models.kernels import MappedLayers
-from fedzmg.models.kernels.determinism import bits_are_kept
+from fedzmg.models.kernels.precision import bits_are_kept
 from fedzmg.models.objective import Batch
 from fedzmg.tree import Tree, row, tree_map
 
@@ -39,13 +37,9 @@ MappedStep = Callable[..., tuple[Tensor, Tree, State]]
 class Vectorized:
     """Engine that trains the clients of a round side by side.
 
-    Args:
-        program: local training.
-        chunk: clients that train at once at most (None: all of the round).
-        compiled: compile the step with ``torch.compile``; widths then follow a short ladder.
-        cuda_graph: replay the step from fixed buffers as a CUDA graph; on a CPU the same code is
-            called on the same buffers.
-        backend: compiler backend.
+    At most ``chunk`` of them at once; None: all of the round. A ``compiled`` step has widths of a
+    short ladder. With ``cuda_graph`` it is replayed from fixed buffers as a CUDA graph; on a CPU
+    the same code is called on the same buffers.
     """
 
     def __init__(

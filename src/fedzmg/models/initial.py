@@ -31,11 +31,8 @@ _ATTENTION_OUTPUT = nn.modules.linear.NonDynamicallyQuantizableLinear
 
 
 def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tree:
-    """Initialise the trainable parameters from a seed.
-
-    Raises:
-        InputError: for an unknown scheme, or a module type that ``scheme`` cannot start.
-    """
+    """Initialise the trainable parameters from a seed."""
+    check_scheme(scheme)
     if scheme == "given":
         return model.params()
     module = copy.deepcopy(model.module)
@@ -50,11 +47,7 @@ def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tr
 
 
 def check_scheme(scheme: object) -> None:
-    """Reject anything but an initializer.
-
-    Raises:
-        InputError: if it is neither a known scheme nor a function.
-    """
+    """Reject anything but an initializer."""
     if not callable(scheme) and scheme not in ("given", *_SCHEMES):
         raise unknown("initializer", str(scheme), ["torch", "keras", "given"])
 
@@ -62,8 +55,6 @@ def check_scheme(scheme: object) -> None:
 def _start(module: nn.Module, prefix: str, scheme: Initializer, generator: torch.Generator) -> None:
     if callable(scheme):
         scheme(module, generator)
-    elif scheme not in _SCHEMES:
-        raise unknown("initializer", str(scheme), ["torch", "keras", "given"])
     elif isinstance(module, _NORMS):
         nn.init.ones_(module.weight)
         if getattr(module, "bias", None) is not None:

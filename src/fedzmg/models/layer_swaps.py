@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -78,14 +80,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         value: Tensor,
         key_padding_mask: Tensor | None = None,
         need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
+        *rest: Any,
+        **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Outputs, and the attention weights where they are wanted."""
-        out, weights = super().forward(
-            query, key, value, key_padding_mask, True, attn_mask, average_attn_weights, is_causal
-        )
+        """Compute outputs, and the attention weights where they are wanted."""
+        out, weights = super().forward(query, key, value, key_padding_mask, True, *rest, **options)
         return out, weights if need_weights else None
 
 

@@ -91,10 +91,6 @@ def layout_of(model: nn.Module, axes: Mapping[str, tuple[int, ...]] | None = Non
         model: any module; parameters with ``requires_grad=False`` are left out.
         axes: input axes for parameters of your own modules, by full parameter name; ``()`` means
             that the parameter is not projected.
-
-    Raises:
-        InputError: for a parameter of an unknown module type, a weight tied between layers whose
-            input axes differ, or an unknown name or axis in ``axes``.
     """
     if axes is not None and not isinstance(axes, Mapping):
         raise InputError(f"axes = {axes!r}: expected axes by name, {{'0.weight': (1,)}}")

@@ -1,4 +1,4 @@
-"""The objective of a client: a model and a loss, as functions of one batch."""
+"""The objective of a client: a model and a loss, as functions of one batch; common losses."""
 
 from __future__ import annotations
 
@@ -70,3 +70,18 @@ class Objective:
         if self.layers_in is None:
             return contextlib.nullcontext()
         return torch.autocast("cuda", dtype=self.layers_in)
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute cross-entropy per example, averaged over the positions of a sequence."""
+    # Equals torch's own, in fewer operations once mapped over clients.
+    losses = outputs.logsumexp(-1) - outputs.gather(-1, targets[..., None]).squeeze(-1)
+    return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+
+
+def masked_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute cross-entropy per sequence, averaged over positions with a target >= 0."""
+    valid = targets >= 0
+    wanted = outputs.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
+    losses = torch.where(valid, outputs.logsumexp(-1) - wanted, 0.0)
+    return losses.flatten(1).sum(1) / valid.flatten(1).sum(1).clamp(min=1)

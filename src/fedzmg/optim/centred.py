@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 
 from fedzmg.errors import InputError
 from fedzmg.optim.axes import Axes, Known, axes_of, check_names, inputs, model_axes
-from fedzmg.optim.projection import sum_of_inputs
-from fedzmg.optim.tensors import local
+from fedzmg.optim.tensors import local, sum_of_inputs
 
 
 class Centred(Optimizer):

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.optim.axes import Axes, inputs
-from fedzmg.optim.projection import sum_of_inputs
-from fedzmg.optim.tensors import inputs_sharded, local, with_strides_of, without_gaps
+from fedzmg.optim.tensors import inputs_sharded, local, sum_of_inputs, with_strides_of, without_gaps
 from fedzmg.optim.updates import Numbers, Weights
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -232,14 +231,19 @@ class Launcher:
             # Copies stay alive until the kernel is queued; memory is reused in stream order.
             grads = [with_strides_of(here.grads[i], here.params[i]) for i in plan.ours]
             grads_at = _addresses(grads)
-        for i, buffer in plan.sums.items():
-            _sum_into(buffer, weights.grads[i], weights.axes[i])
+        for i, total in plan.sums.items():
+            grad, axes = weights.grads[i], weights.axes[i]
+            if inputs_sharded(grad, axes):
+                total.copy_(sum_of_inputs(grad, axes))
+            else:
+                torch.sum(local(grad), dim=axes, keepdim=True, dtype=total.dtype, out=total)
         if plan.programs:
             first = here.params[0]
+            buffer = bool(here.velocities)
+            options = (buffer, numbers.nesterov and buffer, step)
             with _current(first.device):
                 table = self._moving(plan, grads_at, first.device)
-                _launch(plan, table, first.dtype, numbers, bool(here.velocities), step, scale,
-                        found_inf)  # fmt: skip
+                _launch(plan, table, first.dtype, numbers, options, scale, found_inf)
         return plan.ours, plan.others
 
     def _planned(
@@ -286,13 +290,6 @@ def _current(device: torch.device) -> Any:
     return torch.cuda.device(device)
 
 
-def _sum_into(buffer: Tensor, grad: Tensor, axes: Axes) -> None:
-    if inputs_sharded(grad, axes):
-        buffer.copy_(sum_of_inputs(grad, axes))
-    else:
-        torch.sum(local(grad), dim=axes, keepdim=True, dtype=buffer.dtype, out=buffer)
-
-
 def _write(addresses: list[int], device: torch.device) -> Tensor:
     """Make a table without a copy from the host, which a CUDA graph would repeat."""
     from fedzmg.optim.triton_step import HANDED, write
@@ -311,13 +308,11 @@ def _launch(
     moving: Tensor,
     dtype: torch.dtype,
     numbers: Numbers,
-    buffer: bool,
-    step: bool,
+    options: tuple[bool, bool, bool],
     scale: Tensor | None,
     found_inf: Tensor | None,
 ) -> None:
     lr, on_device = numbers.lr, isinstance(numbers.lr, Tensor)
-    options = (buffer, numbers.nesterov and buffer, step)
     arguments = (
         plan.tables["tiles"], plan.tables["tensors"], moving,
         0.0 if on_device else lr, float(numbers.momentum), numbers.weight_decay,

@@ -95,10 +95,6 @@ def input_axes(params: Any, axes: Mapping[str, Axes] | None = None) -> dict[str,
         params: parameters of Flax or Haiku, or gradients of the same structure.
         axes: for parameters with unknown or misleading names; ``()`` leaves one alone.
             Those of another part of ``optax.multi_transform`` may be among them.
-
-    Raises:
-        InputError: for a parameter of two or more axes with a name that is not known, or for an
-            unknown name or axis in ``axes``.
     """
     trees, masked = _installed("jax.tree_util"), _installed("optax").MaskedNode
     leaves = trees.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, masked))
@@ -151,12 +147,11 @@ def _name(path: tuple[Any, ...]) -> str:
     """Join the keys of a path, such as ``params/Dense_0/kernel``."""
     if len(path) > 1 and getattr(path[-1], "name", "") == "value":
         path = path[:-1]  # the attribute in which Flax NNX keeps the array of a variable
-    return "/".join(str(_key(part)) for part in path)
-
-
-def _key(part: Any) -> Any:
-    found = (getattr(part, kind) for kind in ("key", "idx", "name") if hasattr(part, kind))
-    return next(found, part)
+    kinds = ("key", "idx", "name")
+    return "/".join(
+        str(next((getattr(part, kind) for kind in kinds if hasattr(part, kind)), part))
+        for part in path
+    )
 
 
 def _by_name(name: str, shapes: Mapping[str, Shape]) -> Axes:

@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.optim.axes import Axes, inputs
-from fedzmg.optim.projection import sum_of_inputs
-from fedzmg.optim.tensors import alike, local, with_strides_of, without_gaps
+from fedzmg.optim.tensors import alike, local, sum_of_inputs, with_strides_of, without_gaps
 
 HALF = (torch.float16, torch.bfloat16)
 MIN_MOMENTUM = 1e-6

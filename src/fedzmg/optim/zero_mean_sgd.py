@@ -16,8 +16,7 @@ from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.optim import fused, updates
 from fedzmg.optim.axes import Axes, Known, axes_of, check_names, model_axes, model_layout
-from fedzmg.optim.projection import dense
-from fedzmg.optim.tensors import is_sharded, sharded_like
+from fedzmg.optim.tensors import dense, is_sharded, sharded_like
 from fedzmg.optim.updates import Numbers, Weights
 
 Params: TypeAlias = (
@@ -174,15 +173,11 @@ class ZeroMeanSGD(Optimizer):
         Input axes belong to the model: a state with other axes is rejected.
         """
         entries = {key for each in state_dict["state"].values() for key in each}
-        if strange := sorted(entries - {"momentum_buffer"}):
-            raise InputError(
-                f"the state has {', '.join(strange)}: it belongs to another optimizer than SGD"
-            )
+        strange = sorted(entries - {"momentum_buffer"})
+        if strange or any("momentum" not in saved for saved in state_dict["param_groups"]):
+            kind = f"has {', '.join(strange)}" if strange else "has no momentum"
+            raise InputError(f"the state {kind}: it belongs to another optimizer than SGD")
         for saved, own in zip(state_dict["param_groups"], self.param_groups, strict=False):
-            if "momentum" not in saved:
-                raise InputError(
-                    "the state has no momentum: it belongs to another optimizer than SGD"
-                )
             _check({**own, **saved})
             axes = [tuple(each) for each in saved.get("input_axes", own["input_axes"])]
             if axes != own["input_axes"] and len(axes) == len(own["input_axes"]):
@@ -353,11 +348,8 @@ def _check(group: Mapping[str, Any]) -> None:
 def _readable(group: Mapping[str, Any], device: torch.device) -> float | Tensor:
     """Return the learning rate as a number, unless that would wait for the device."""
     lr = group["lr"]
-    if not isinstance(lr, Tensor):
-        return float(lr)
-    if group["capturable"] and lr.device == device:
-        return lr
-    return float(lr)
+    on_device = isinstance(lr, Tensor) and group["capturable"] and lr.device == device
+    return lr if on_device else float(lr)
 
 
 def _numbers(group: Mapping[str, Any], lr: float | Tensor) -> Numbers:

@@ -59,10 +59,6 @@ class Watched(NamedTuple):
 
         Clients without examples are left out. A large population, or one with many examples for a
         short training, is sampled; a longer training only adds to the sample.
-
-        Args:
-            task: data and protocol.
-            everyone: choose all of them, whatever it costs.
         """
         owners = task.test_owners
         part: Part
@@ -108,16 +104,7 @@ def measure(
     objective: Objective,
     round_: int,
 ) -> list[ClientMetrics]:
-    """Evaluate stacked models on chosen clients, without an effect on the training.
-
-    Args:
-        task: metric and preparation.
-        watched: clients to evaluate.
-        params: models, stacked on the first axis.
-        data: the part of the examples that ``watched`` refers to, on the device of the models.
-        objective: model and loss.
-        round_: rounds trained so far.
-    """
+    """Evaluate stacked models on chosen clients, without an effect on the training."""
     device = next(iter(params.values())).device
     positions, counts = (
         torch.from_numpy(a).to(device) for a in (watched.positions, watched.counts)

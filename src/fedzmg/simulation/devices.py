@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 
 from fedzmg.contract import ClientRule
 from fedzmg.data.federated import Examples
-from fedzmg.engine.round import Program
+from fedzmg.engine.local import Program
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.tasks.task import Task
@@ -23,11 +23,7 @@ def has_gpu() -> bool:
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the named device; ``auto`` is a GPU if there is one.
-
-    Raises:
-        InputError: for an unknown name or a device this machine does not have.
-    """
+    """Return the named device; ``auto`` is a GPU if there is one."""
     if device not in get_args(Device):
         raise unknown("device", device, get_args(Device))
     if device == "cuda" and not has_gpu():
@@ -37,17 +33,10 @@ def resolve_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-class PlacedTask(NamedTuple):
-    """Local training and test examples of a task on a device."""
-
-    program: Program
-    test: Examples
-
-
 def place(
     task: Task, rule: ClientRule, device: torch.device, dtype: torch.dtype, precision: Precision
-) -> PlacedTask:
-    """Copy a task's model and data to a device, in the precision of the training."""
+) -> tuple[Program, Examples]:
+    """Copy a task to a device, in the precision of the training; return also its test examples."""
     half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
     program = Program(
         rule=rule,
@@ -58,4 +47,4 @@ def place(
         device=device,
         longest=task.protocol.batching.steps(int(task.train.counts.max())),
     )
-    return PlacedTask(program, task.test.to(device, dtype))
+    return program, task.test.to(device, dtype)

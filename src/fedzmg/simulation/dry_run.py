@@ -37,16 +37,7 @@ PAIRS = {
 
 
 def dry_run(clients: PackedRule, servers: PackedRule, models: Tree) -> None:
-    """Run one step and the end of a round with the rules of the first trial, on gradients of one.
-
-    Args:
-        clients: the client rule.
-        servers: the server rule.
-        models: initial weights, one row per trial.
-
-    Raises:
-        InputError: naming the rule, its method and what is wrong with it.
-    """
+    """Run one step and the end of a round with the first trial's rules, on gradients of one."""
 
     def once(client: dict[str, Tensor], server: dict[str, Tensor], params: Tree) -> tuple[()]:
         _round(bind(clients.rule, client), bind(servers.rule, server), params)

@@ -17,13 +17,11 @@ from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.choose import EngineChoice, EngineName, EnginePlanner, Probe
 from fedzmg.engine.client_memory import MemoryStore
-from fedzmg.engine.round import Broadcast
+from fedzmg.engine.local import Broadcast
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.models.kernels import onednn, rounding
-from fedzmg.models.kernels.determinism import same_bits
-from fedzmg.models.kernels.precision import Precision
-from fedzmg.simulation.checkpoint import Checkpoint, checkpoint_of, restored_snapshot
+from fedzmg.models.kernels.precision import Precision, same_bits
 from fedzmg.simulation.clients import ClientMetrics, Watched, measure
 from fedzmg.simulation.devices import place
 from fedzmg.simulation.dry_run import dry_run
@@ -33,12 +31,20 @@ from fedzmg.simulation.records import (
     RoundFacts,
     message_sizes,
     read_records,
+    receive,
     send_facts,
     traffic_after,
 )
-from fedzmg.simulation.server import Snapshot, first_models, first_snapshot, next_snapshot
+from fedzmg.simulation.server import (
+    Checkpoint,
+    Snapshot,
+    checkpoint_of,
+    first_models,
+    first_snapshot,
+    next_snapshot,
+    restored_snapshot,
+)
 from fedzmg.simulation.trial import PackedRule, Trial, pack
-from fedzmg.simulation.uploads import receive
 from fedzmg.tasks.fit import check
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, row, tree_map
@@ -64,19 +70,9 @@ class RoundReport(NamedTuple):
 class Simulation:
     """A pack of trials in progress; :meth:`run_round` moves all of them by one round.
 
-    Args:
-        task: data, model and protocol.
-        trials: trials of equal structure.
-        rounds: round after which the training ends.
-        device: device that trains.
-        dtype: type of parameters and updates.
-        engine: planner of the execution path and the chunk size, or the name or the recorded choice
-            of a path.
-        precision: rounding of layers on a GPU.
-        deterministic: use kernels that give the same bits in every process.
-        restored: checkpoints to continue from, one per trial.
-        memory_places: a directory per trial for client memory that outlives the process.
-        planner: planner of cohorts and batches.
+    The arguments are those of :func:`fedzmg.simulation.simulate`, and three more: ``restored``
+    has a checkpoint per trial to continue from, ``memory_places`` a directory per trial for client
+    memory that outlives the process, and ``planner`` plans cohorts and batches.
     """
 
     def __init__(

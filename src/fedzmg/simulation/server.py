@@ -1,19 +1,21 @@
-"""Models and servers of a pack of trials: their initial state, and the server step of a round."""
+"""State of a pack of trials: before the first round, after a server step, and in checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedzmg.contract import State
 from fedzmg.engine.aggregate import Merger
+from fedzmg.engine.client_memory import MemoryStore
+from fedzmg.errors import InputError
 from fedzmg.models.initial import initial_params
 from fedzmg.simulation.trial import PackedRule
 from fedzmg.tasks.task import Task
-from fedzmg.tree import Tree, stack, tree_map
+from fedzmg.tree import Tree, named_leaves, refill, row, stack, tree_map
 
 DIVERGED_AFTER = 3
 """Rounds in a row that lose every upload before a trial counts as diverged."""
@@ -53,15 +55,7 @@ def first_snapshot(server: PackedRule, params: Tree, trials: int, device: torch.
 def next_snapshot(
     server: PackedRule, merger: Merger, population: int, stamp: Tensor, old: Snapshot
 ) -> Snapshot:
-    """Apply the server step; a trial that lost every upload, or diverged, keeps its state.
-
-    Args:
-        server: the servers' rule.
-        merger: merged uploads of the round.
-        population: number of clients.
-        stamp: the round, one row per trial.
-        old: state before the round; its traffic is taken over.
-    """
+    """Apply the server step; a trial that lost every upload, or diverged, keeps its state."""
     cohort, sums = merger.cohort(population, stamp), merger.sums
     params, state = server.map(
         lambda rule, p, s, c: rule.update(p, s, c), old.params, old.state, cohort
@@ -80,3 +74,62 @@ def next_snapshot(
         lost,
         old.traffic,
     )
+
+
+class Checkpoint(NamedTuple):
+    """Everything that later rounds of one trial depend on, as named tensors."""
+
+    round: int
+    tensors: dict[str, Tensor]
+
+    def params(self) -> Tree:
+        """Return the global model."""
+        prefix, suffix = "model.params['", "']"
+        return Tree(
+            {
+                name.removeprefix(prefix).removesuffix(suffix): tensor
+                for name, tensor in self.tensors.items()
+                if name.startswith(prefix)
+            }
+        )
+
+
+def checkpoint_of(
+    round_: int, snapshot: Snapshot, trial: int, memories: Mapping[int, State]
+) -> Checkpoint:
+    """Copy a trial's row of a snapshot and its clients' memories."""
+    tensors = {f"model{path}": t for path, t in named_leaves(row(snapshot, trial)).items()}
+    for client, state in memories.items():
+        tensors |= {f"memory|{client}|{p}": t for p, t in named_leaves(state).items()}
+    return Checkpoint(round_, {n: t.detach().cpu().clone() for n, t in tensors.items()})
+
+
+def restored_snapshot(
+    checkpoints: Sequence[Checkpoint], fresh: Snapshot, memory: MemoryStore
+) -> Snapshot:
+    """Restore a snapshot, on the host, and the clients' memories."""
+    if len({c.round for c in checkpoints}) != 1:
+        raise InputError("packed trials can only be resumed from the same round")
+    rows = []
+    for i, (round_, tensors) in enumerate(checkpoints):
+        rows.append(_filled(row(fresh, i), tensors, "model"))
+        blank = row(memory.fresh, i)
+        clients = {int(n.split("|")[1]) for n in tensors if n.startswith("memory|")}
+        memories = {c: _filled(blank, tensors, f"memory|{c}|") for c in sorted(clients)}
+        memory.rewind(i, round_)
+        memory.put(i, round_, memories)
+    found: Snapshot = stack(rows)
+    return found
+
+
+def _filled(template: Any, tensors: Mapping[str, Tensor], prefix: str) -> Any:
+    """Fill a template with a checkpoint's tensors."""
+    found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    for name, leaf in named_leaves(template).items():
+        other = found.get(name)
+        if other is None or other.shape != leaf.shape or other.dtype != leaf.dtype:
+            raise InputError(
+                f"the checkpoint does not fit this run ({prefix}{name} is missing or has another "
+                "shape): it was made with other settings; choose another directory"
+            )
+    return refill(template, found)

@@ -48,9 +48,6 @@ class Trial:
             seed: controls initial weights, cohorts, batch order and dropout.
             task: take the hyper-parameters that this task recommends for the algorithm.
             **options: changed fields, with ``_`` after the side: ``client_lr=0.03``.
-
-        Raises:
-            InputError: for an unknown name or option, with the nearest one, or a wrong value.
         """
         if task is not None and not isinstance(task, Task):
             raise InputError(f"task = {task!r}: expected a Task, such as tasks.get('digits')")

@@ -8,57 +8,58 @@ from typing import Any
 from fedzmg.errors import unknown
 from fedzmg.tasks.convex import Logistic, Quadratic
 from fedzmg.tasks.embedded import Digits, Plays
-from fedzmg.tasks.images import Characters, Cifar100
+from fedzmg.tasks.paper import Characters, Cifar100, NextCharacter
 from fedzmg.tasks.preset import Preset, TaskInfo
 from fedzmg.tasks.task import Protocol, Task
-from fedzmg.tasks.text import NextCharacter
 
 __all__ = ["TASKS", "Preset", "Protocol", "Task", "TaskInfo", "get", "info"]
 
 
 TASKS: dict[str, TaskInfo] = {
     "digits": TaskInfo(
-        Digits("digits"), "8,000 MNIST digits on 160 label-skewed clients, small CNN (embedded)"
+        Digits("digits", 160),
+        "8,000 MNIST digits on 160 label-skewed clients, small CNN (embedded)",
     ),
     "plays": TaskInfo(
-        Plays("plays"), "next character in Shakespeare's plays by role, small GRU (embedded)"
+        Plays("plays", 875), "next character in Shakespeare's plays by role, small GRU (embedded)"
     ),
     "emnist62": TaskInfo(
-        Characters("emnist62", "emnist62", writers=3400),
+        Characters("emnist62", 3400, "emnist62"),
         "EMNIST by writer, digits and letters, the paper's CNN",
     ),
     "emnist10": TaskInfo(
-        Characters("emnist10", "emnist10", writers=3383, outputs=10),
+        Characters("emnist10", 3383, "emnist10", outputs=10),
         "EMNIST by writer, digits only, the paper's CNN with ten outputs",
     ),
     "emnist10-head62": TaskInfo(
-        Characters("emnist10-head62", "emnist10", writers=3383),
+        Characters("emnist10-head62", 3383, "emnist10"),
         "EMNIST by writer, digits only, 62 outputs: most likely what the paper's table shows",
     ),
     "cifar100": TaskInfo(
-        Cifar100("cifar100"), "CIFAR-100 on 500 clients by Pachinko allocation, the paper's CNN"
+        Cifar100("cifar100", 500),
+        "CIFAR-100 on 500 clients by Pachinko allocation, the paper's CNN",
     ),
     "shakespeare": TaskInfo(
-        NextCharacter("shakespeare", "shakespeare", roles=715),
+        NextCharacter("shakespeare", 715, "shakespeare"),
         "next character in TFF's Shakespeare by role, the paper's GRU",
     ),
     "mnist-by-writer": TaskInfo(
-        Characters("mnist-by-writer", "mnist-by-writer", writers=834),
+        Characters("mnist-by-writer", 834, "mnist-by-writer"),
         "MNIST by NIST's writers, 62 outputs: stand-in for emnist10-head62",
     ),
     "chars74k": TaskInfo(
-        Characters("chars74k", "chars74k", writers=55),
+        Characters("chars74k", 55, "chars74k"),
         "Chars74K, hand-drawn digits and letters by writer: stand-in for emnist62",
     ),
     "shakespeare-by-role": TaskInfo(
-        NextCharacter("shakespeare-by-role", "shakespeare-by-role", roles=715),
+        NextCharacter("shakespeare-by-role", 715, "shakespeare-by-role"),
         "next character in the Moby edition of the plays by role: stand-in for shakespeare",
     ),
     "quadratic": TaskInfo(
-        Quadratic("quadratic"), "least squares on 8 unlike clients, optimum known (generated)"
+        Quadratic("quadratic", 8), "least squares on 8 unlike clients, optimum known (generated)"
     ),
     "logistic": TaskInfo(
-        Logistic("logistic", clients_=6, l2=0.05),
+        Logistic("logistic", 6, l2=0.05),
         "logistic regression with l2 on 6 unlike clients, optimum known (generated)",
     ),
 }
@@ -66,11 +67,7 @@ TASKS: dict[str, TaskInfo] = {
 
 
 def info(name: str) -> TaskInfo:
-    """Return the description of a preset.
-
-    Raises:
-        InputError: for an unknown name; the nearest is suggested.
-    """
+    """Return the description of a preset."""
     if not isinstance(name, str) or name not in TASKS:
         raise unknown("task", str(name), TASKS, "fedzmg list")
     return TASKS[name]

@@ -91,7 +91,6 @@ def zero_sum_basis(dims: int) -> Real:
 class Convex(Preset):
     """Common part of both problems."""
 
-    clients_: int = 8
     l2: float = 0.0
     start: Literal["shifted", "zero_sum"] = decision(
         "shifted", "initial model: with 1'(w_0 - w*) = 12, or 0"
@@ -100,10 +99,6 @@ class Convex(Preset):
         "optimum", "target of the metric: w*, or the optimum on the start's hyperplane"
     )
     problem_seed: int = decision(0, "seed of the problem")
-
-    @property
-    def clients(self) -> int:
-        return self.clients_
 
     def network(self) -> nn.Module:
         return Column(np.zeros(INPUTS), np.zeros(INPUTS), self.l2)

@@ -15,7 +15,6 @@ from fedzmg.models.networks import CharGRU, digits_cnn
 from fedzmg.tasks.preset import Preset, decision
 from fedzmg.tasks.task import Protocol, Task, unit_pixels
 
-CLIENTS = 160
 LENGTH = 40
 TEST_EVERY = 8
 """Every eighth sequence of a role is kept for evaluation."""
@@ -32,10 +31,6 @@ class Digits(Preset):
     partition_seed: int = decision(0, "seed of the partition")
 
     @property
-    def clients(self) -> int:
-        return CLIENTS
-
-    @property
     def protocol(self) -> Protocol:
         return Protocol(rounds=50, cohort=5, batch_size=10, epochs=2, eval_every=2, threshold=0.8)
 
@@ -44,7 +39,7 @@ class Digits(Preset):
 
     def build(self) -> Task:
         data = load_digits()
-        owners = dirichlet(data.train_y, CLIENTS, alpha=self.alpha, seed=self.partition_seed)
+        owners = dirichlet(data.train_y, self.clients, alpha=self.alpha, seed=self.partition_seed)
         task = self.assembled(
             FederatedData.from_arrays(data.train_x, data.train_y, owners),
             tune=examples(data.test_x[0::2], data.test_y[0::2]),
@@ -60,10 +55,6 @@ class Digits(Preset):
 @dataclass(frozen=True)
 class Plays(Preset):
     """Roles with at least eight sequences of 40 characters; a GRU of 64 units."""
-
-    @property
-    def clients(self) -> int:
-        return 875
 
     @property
     def protocol(self) -> Protocol:

@@ -12,18 +12,14 @@ from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Metric
 from fedzmg.models.initial import check_scheme
-from fedzmg.tasks.losses import cross_entropy, masked_cross_entropy
+from fedzmg.models.objective import cross_entropy, masked_cross_entropy
 
 if TYPE_CHECKING:
     from fedzmg.tasks.task import Task
 
 
 def check(task: Task) -> None:
-    """Reject a task whose parts do not fit.
-
-    Raises:
-        InputError: naming the value that does not fit and the remedy.
-    """
+    """Reject a task whose parts do not fit."""
     _check_kinds(task)
     if task.protocol.cohort > len(task.train) and not task.protocol.replacement:
         raise InputError(

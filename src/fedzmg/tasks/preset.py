@@ -14,19 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.errors import InputError, unknown
-from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models.functional import FunctionalModel
-from fedzmg.models.initial import Initializer
-from fedzmg.models.objective import LossFunction, PrepareFunction
-from fedzmg.tasks.losses import cross_entropy
 from fedzmg.tasks.source import missing
-from fedzmg.tasks.task import Protocol, Task, as_stored
+from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tasks.tuned import tuned, tunings
 from fedzmg.tree import num_bytes
 
@@ -78,6 +72,10 @@ class Preset(ABC):
     """Everything that is decided before a task is built."""
 
     name: str
+    clients: int
+    """Number of training clients in the whole data set."""
+    data: str = ""
+    """Name of the data set in the catalog; empty if it ships with the package."""
 
     def __post_init__(self) -> None:
         """Reject values outside the options' ranges."""
@@ -86,16 +84,6 @@ class Preset(ABC):
                 raise InputError(
                     f"preset.{option.name} = {option.value!r}: expected {option.range}"
                 )
-
-    @property
-    def data(self) -> str | None:
-        """Name of the data set in the catalog; None if it ships with the package."""
-        return None
-
-    @property
-    @abstractmethod
-    def clients(self) -> int:
-        """Number of training clients in the whole data set."""
 
     @property
     @abstractmethod
@@ -108,11 +96,7 @@ class Preset(ABC):
 
     @abstractmethod
     def build(self) -> Task:
-        """Build the task.
-
-        Raises:
-            InputError: if its data is missing or does not fit.
-        """
+        """Build the task."""
 
     def assembled(
         self,
@@ -120,14 +104,10 @@ class Preset(ABC):
         tune: Examples,
         test: Examples,
         *,
-        init: Initializer,
-        prepare: PrepareFunction = as_stored,
-        loss: LossFunction = cross_entropy,
-        metric: Metric = ACCURACY,
-        test_owners: npt.NDArray[np.int64] | None = None,
         notes: Sequence[str] = (),
+        **parts: Any,
     ) -> Task:
-        """Build the task around its data, with network, protocol and tuned options.
+        """Build the task around its data and other parts, with network, protocol and tuned options.
 
         With fewer clients than the cohort, every client takes part in every round, and a note
         says so. A user can still choose a smaller cohort.
@@ -143,15 +123,11 @@ class Preset(ABC):
             train=train,
             tune=tune,
             test=test,
-            test_owners=test_owners,
-            loss=loss,
-            metric=metric,
-            prepare=prepare,
-            init=init,
             protocol=protocol,
             options=tuned(self.name),
             preset=self.options(),
             notes=tuple(notes),
+            **parts,
         )
 
     def decisions(self) -> list[Decision]:
@@ -175,11 +151,7 @@ class Preset(ABC):
         return {option.name: option.value for option in self.decisions()}
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """Copy with some options changed.
-
-        Raises:
-            InputError: for an unknown option (the nearest is suggested) or a wrong value.
-        """
+        """Copy with some options changed."""
         if not isinstance(options, Mapping):
             raise InputError(f"preset = {options!r}: expected fields by name, {{'alpha': 0.1}}")
         known = self.options()
@@ -203,7 +175,7 @@ class TaskInfo:
     @property
     def data(self) -> str | None:
         """Name of its data set in the catalog; None if it ships with the package."""
-        return self.preset.data
+        return self.preset.data or None
 
     @property
     def missing(self) -> str:

@@ -23,11 +23,7 @@ Selection: TypeAlias = Literal["half", "test"]
 
 
 def load(data_set: str) -> Dataset:
-    """Load a data set of the catalog.
-
-    Raises:
-        InputError: if it is missing; the message says how to get it.
-    """
+    """Load a data set of the catalog."""
     from fedzmg.data import catalog  # imports every reader, which few commands need
 
     return catalog.load(data_set)
@@ -77,11 +73,7 @@ def by_client(columns: Columns, data_set: str, origin: str) -> FederatedData:
 
 
 def owners_of(columns: Columns, data_set: str) -> Owners:
-    """Return the rows' clients.
-
-    Raises:
-        InputError: if the data set does not name them.
-    """
+    """Return the rows' clients."""
     if columns.owners is None:
         raise InputError(
             f"data set {data_set!r} does not name the clients of its examples: import files that do"
@@ -92,14 +84,7 @@ def owners_of(columns: Columns, data_set: str) -> Owners:
 def test_owners(
     train: Sequence[str], test: Sequence[str], counts: npt.NDArray[np.int64], selection: Selection
 ) -> npt.NDArray[np.int64]:
-    """Return each reporting example's client: a position in ``train``, or -1.
-
-    Args:
-        train: names of the training clients.
-        test: names of the test examples' clients, in order.
-        counts: test examples per client.
-        selection: examples that report.
-    """
+    """Return each reporting example's client: a position in ``train``, or -1."""
     position = {name: i for i, name in enumerate(train)}
     owners = np.repeat(np.array([position.get(name, -1) for name in test], np.int64), counts)
     return owners if selection == "test" else owners[1::2]

@@ -21,9 +21,8 @@ from fedzmg.errors import InputError, unknown
 from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer
-from fedzmg.models.objective import LossFunction, Objective, PrepareFunction
+from fedzmg.models.objective import LossFunction, Objective, PrepareFunction, cross_entropy
 from fedzmg.tasks.fit import check
-from fedzmg.tasks.losses import cross_entropy
 from fedzmg.tasks.source import test_owners
 from fedzmg.tree import num_bytes
 
@@ -222,9 +221,6 @@ class Task:
         ``train`` also names the clients. Test rows of a training client count as its own. By
         default ``prepare`` divides bytes by 255 and keeps everything else as stored. Other
         arguments are those of :meth:`from_arrays`.
-
-        Raises:
-            InputError: for parts that do not fit together; the message names the remedy.
         """
         given = [_given(train, "training data"), _given(test, "test data")]
         held = None if tune is None else _given(tune, "tuning data")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from threading import Lock
 
 import torch
 
@@ -55,9 +57,6 @@ def resolve(names: Sequence[str]) -> list[str]:
 
     >>> resolve(["t6", "E1"])
     ['T6', 'E1']
-
-    Raises:
-        InputError: for an unknown name; the nearest is suggested.
     """
     for name in names:
         if name.upper() not in CHECKS:
@@ -74,13 +73,22 @@ def run(names: Sequence[str] = (), size: Size = FULL) -> Iterator[Finding]:
     return _two_at_a_time([CHECKS[name] for name in resolve(names)], size)
 
 
+_MODEL_LOCK = Lock()
+"""Held by checks that build models: a model's test run must not see others draw random numbers."""
+
+
 def _two_at_a_time(checks: Sequence[Callable[[Size], Finding]], size: Size) -> Iterator[Finding]:
+    def result(check: Callable[[Size], Finding]) -> Finding:
+        builds = check.__module__ in (networks.__name__, nonconvex.__name__)
+        with _MODEL_LOCK if builds else nullcontext():
+            return check(size)
+
     # The matrices are too small for threads within an operation.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     pool = ThreadPoolExecutor(2)
     try:
-        yield from pool.map(lambda check: check(size), checks)
+        yield from pool.map(result, checks)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         torch.set_num_threads(before)

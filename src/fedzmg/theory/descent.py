@@ -106,19 +106,10 @@ def descend(
 ) -> Iterator[State]:
     """Run local steps, averaging models every ``local_steps``.
 
-    Args:
-        problem: one problem, or many along a leading axis.
-        start: ``[d]``, with the leading axis of many problems.
-        rate: step size of step ``t``, counted from 0.
-        steps: number of steps.
-        projections: one per method, all with the same noise; zero mean by default.
-        local_steps: steps between averagings.
-        repetitions: number of runs side by side, with their own noise and cohorts.
-        noise: draws ``[clients, repetitions, d]`` once a step.
-        decay: decoupled weight decay.
-        momentum: accumulating momentum, zero at the start of each round.
-        server_rate: server learning rate.
-        cohort: draws the weights ``[clients, repetitions]`` of a round; all clients by default.
+    There is a method per projection, all with the same noise; zero mean by default. ``rate`` is the
+    step size of step ``t``, counted from 0. Repetitions are runs side by side with their own noise
+    ``[clients, repetitions, d]`` and cohorts: weights ``[clients, repetitions]`` of a round, all
+    clients by default. Momentum accumulates and is zero at the start of each round.
     """
     projections = projections or (zero_mean,)
     *many, clients, dims = problem.centre.shape

@@ -15,10 +15,7 @@ from fedzmg.theory.problems import REAL, hyperplane_basis, normal, seeded
 class Logistic:
     """Clients' mean logistic losses plus ``l2 |w|^2 / 2``.
 
-    Args:
-        features: ``[clients, examples, d]``.
-        labels: -1 or 1, ``[clients, examples]``.
-        l2: weight of the square.
+    Features are ``[clients, examples, d]``, labels -1 or 1.
     """
 
     def __init__(self, features: Tensor, labels: Tensor, l2: float = 0.05) -> None:

@@ -28,13 +28,7 @@ def square(vector: Tensor) -> float:
 
 
 class Quadratics:
-    """Clients' quadratics and their weights.
-
-    Args:
-        curvature: ``A_k``, of shape ``[..., clients, d, d]``.
-        centre: ``c_k``, of shape ``[..., clients, d]``.
-        share: ``p_k``, of shape ``[..., clients]``, summing to one.
-    """
+    """Quadratics of clients: ``A_k`` ``[..., clients, d, d]``, ``c_k`` and weights ``p_k``."""
 
     def __init__(self, curvature: Tensor, centre: Tensor, share: Tensor) -> None:
         self.curvature, self.centre, self.share = curvature, centre, share

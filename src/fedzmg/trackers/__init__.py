@@ -13,13 +13,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.trackers.backends import MLflow, TensorBoard, WeightsAndBiases
 from fedzmg.trackers.tracking import (
     Ending,
     Make,
+    MLflow,
+    TensorBoard,
     TrackedRun,
     Tracker,
     Tracking,
+    WeightsAndBiases,
     by_point,
     by_seed,
 )
@@ -57,9 +59,6 @@ def named(names: str | Sequence[str] | None) -> dict[str, Make]:
 
     >>> named("")
     {}
-
-    Raises:
-        InputError: for an unknown name, or one whose package is not installed.
     """
     listed = names.split(",") if isinstance(names, str) else names or []
     found = {}

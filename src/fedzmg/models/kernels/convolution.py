@@ -14,10 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
-from fedzmg.models.kernels.determinism import bits_are_kept
-from fedzmg.models.kernels.mapping import clients_first
 from fedzmg.models.kernels.measurements import cached_answer, milliseconds
-from fedzmg.models.kernels.precision import HAS_TRITON
+from fedzmg.models.kernels.precision import HAS_TRITON, bits_are_kept, clients_first
 
 MAX_CHANNELS = 128
 """More channels than this do not fit in the tiles of our kernels."""

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from fedzmg.models.kernels.mapping import clients_first
-from fedzmg.models.kernels.precision import HAS_TRITON
+from fedzmg.models.kernels.precision import HAS_TRITON, clients_first
 
 # Each constant is below 2^31, so that a product with a 32-bit value stays inside a signed 64-bit
 # lane: no overflow, hence the same bits eager, compiled, on CPU and on GPU.

@@ -1,18 +1,20 @@
-"""Rounding of float32 products on a GPU.
+"""Settings that decide the last bits on a GPU: rounding of products, and choice of kernels.
 
 Weights, updates and losses are float32 in every mode. ``tf32`` rounds the factors of matrix
 products and convolutions to 10 bits of mantissa, ``bf16`` computes layers in bfloat16; both add in
-float32.
+float32. Inside :func:`same_bits` no kernel is chosen by measurement and every sum keeps its order.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 from collections.abc import Iterator
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 Precision = Literal["float32", "tf32", "bf16"]
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -36,3 +38,44 @@ def rounding(mode: Precision) -> Iterator[None]:
 def precision() -> str:
     """Return the present rounding of float32 products, by the name that our kernels use."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+def clients_first(x: Tensor, axis: int) -> Tensor:
+    """Move clients to the first axis; no view if they are there, which the compiler would copy."""
+    return x if axis == 0 else x.movedim(axis, 0)
+
+
+_by_rule = False
+
+
+def bits_are_kept() -> bool:
+    """Tell whether kernels must be chosen by rule instead of by measurement."""
+    return _by_rule
+
+
+@contextlib.contextmanager
+def same_bits(on: bool) -> Iterator[None]:
+    """Choose kernels by rule inside a ``with`` block, if ``on``; a CPU always does."""
+    global _by_rule
+    if not on:
+        yield
+        return
+    from torch._inductor import config
+
+    # cuBLAS reads this when it is set up; without, it may split sums differently from run to run.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    cudnn = torch.backends.cudnn
+    before = _by_rule, torch.are_deterministic_algorithms_enabled()
+    cudnn_before = cudnn.deterministic, cudnn.benchmark
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    _by_rule = True
+    # A model with an operator that cannot keep its order is trained all the same, with a warning.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        with config.patch({"deterministic": True} if hasattr(config, "deterministic") else {}):
+            yield
+    finally:
+        _by_rule, enabled = before
+        torch.use_deterministic_algorithms(enabled, warn_only=warned)
+        cudnn.deterministic, cudnn.benchmark = cudnn_before

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from fedzmg.models.kernels.mapping import clients_first
-from fedzmg.models.kernels.precision import HAS_TRITON, precision
+from fedzmg.models.kernels.precision import HAS_TRITON, clients_first, precision
 
 MAX_BATCH = 64
 """Larger batches do not fit in one tile of our kernels."""

@@ -30,7 +30,7 @@ def tables(data: Mapping[str, Any], width: int) -> RenderableType:
 
 
 def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None) -> RenderableType:
-    """Show the card that :func:`fedzmg.algorithms.card` makes."""
+    """Show the card that :func:`fedzmg.algorithms.options` makes."""
     options = [
         (o["key"], "absent" if o["default"] is None else str(o["default"]), o["range"], o["doc"])
         for o in data["options"]
