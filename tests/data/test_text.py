@@ -18,7 +18,6 @@ from fedzmg.data.text import (
     encode,
     sequences,
 )
-from fedzmg.errors import InputError
 
 
 def stored(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
@@ -103,8 +102,3 @@ def test_counts_by_hand() -> None:
         *[101] * 15,
         100,
     ]
-
-
-def test_a_length_below_one_is_refused() -> None:
-    with pytest.raises(InputError, match="length = 0: expected a whole number of at least 1"):
-        sequences(np.zeros(3, np.uint8), np.array([0, 3]), 0)

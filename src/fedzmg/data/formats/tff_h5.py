@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import mmap
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -146,7 +148,28 @@ def _survey(
             clients.append(_Client(where, group, slice(done, done + rows)))
             done += rows
         refuse_bomb(str(path), total, size)
+        if layout[0].kinds == "strings":
+            with reading(str(path), REMEDY):
+                _check_heap(path, file)
     return layout, clients, list(origin)
+
+
+def _check_heap(path: Path, file: h5py.File) -> None:
+    """Check the sizes in the heap of strings; the HDF5 library loops forever on a size of 0."""
+    if file.id.get_create_plist().get_sizes() != (8, 8):
+        raise InputError(f"{path}: does not use 64-bit addresses: write it again with h5py")
+    with path.open("rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        start = data.find(b"GCOL\1")
+        while start >= 0:
+            (size,) = struct.unpack_from("<Q", data, start + 8)
+            at, end = start + 16, start + size
+            while at + 16 <= end:
+                index, length = struct.unpack_from("<H6xQ", data, at)
+                # Object 0 is the free space, whose size includes its header.
+                at += 16 + -(-length // 8) * 8 if index else length
+                if at > end or (index == 0 and length < 16):
+                    raise InputError(f"{path}: the heap of its strings is damaged: {REMEDY}")
+            start = data.find(b"GCOL\1", start + 16)
 
 
 def _detect(group: Any, where: str) -> Sequence[_Part]:
