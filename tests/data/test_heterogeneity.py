@@ -224,18 +224,13 @@ def test_a_sample_is_random_without_repeats_and_fixed_by_its_seed() -> None:
     table = np.ones((100, 3), dtype=int)
     names = [f"c{i:02}" for i in range(100)]
     drawn = [
-        tuple(row.client for row in describe(table, names, sample=10, seed=seed).clients)
-        for seed in range(200)
+        [row.client for row in describe(table, names, sample=10, seed=seed).clients]
+        for seed in [*range(200), 3]
     ]
-    assert all(len(set(sample)) == 10 and list(sample) == sorted(sample) for sample in drawn)
-    assert drawn[3] == tuple(
-        row.client for row in describe(table, names, sample=10, seed=3).clients
-    )
+    assert drawn.pop() == drawn[3]
+    assert all(len(set(sample)) == 10 and sample == sorted(sample) for sample in drawn)
     often = np.array([sum(name in sample for sample in drawn) for name in names])
-    assert often.mean() == 20
     assert abs(often - 20).max() < 5 * np.sqrt(200 * 0.1 * 0.9)
-    assert [row.client for row in describe(table, names, sample=100).clients] == names
-    assert describe(table, names, sample=10).total == 100
 
 
 def test_a_report_survives_json_and_lists_rows_for_csv() -> None:

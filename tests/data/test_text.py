@@ -18,6 +18,7 @@ from fedzmg.data.text import (
     encode,
     sequences,
 )
+from fedzmg.errors import InputError
 
 
 def stored(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
@@ -90,15 +91,7 @@ def test_counts_by_hand() -> None:
     assert dropped.tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 8, 7]
     padded = sequences(ids, borders, 100, "pad")
     assert np.diff(padded.offsets).tolist() == [0, 0, 1, 1, 2, 2, 2, 3, 8, 8]
-    assert padded.characters.tolist() == [
-        100,
-        101,
-        101,
-        100,
-        *[101] * 4,
-        101,
-        101,
-        2,
-        *[101] * 15,
-        100,
-    ]
+    assert np.flatnonzero(padded.characters != 101).tolist() == [0, 3, 10, 26]
+    assert padded.characters[[0, 3, 10, 26]].tolist() == [100, 100, 2, 100]
+    with pytest.raises(InputError, match="length = 0"):
+        sequences(ids, borders, 0)

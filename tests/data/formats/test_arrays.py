@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedzmg.data.columns import Columns
-from fedzmg.data.formats import arrays, rows
+from fedzmg.data.formats import arrays, common
 from fedzmg.errors import InputError
 
 
@@ -28,10 +28,9 @@ def rows_of(columns: Columns) -> dict[str, list[Any]]:
     return {name: y[a:b].tolist() for name, (a, b) in zip(names, pairwise(offsets), strict=True)}
 
 
-def texts(columns: Columns) -> list[str]:
-    text, offsets = columns.strings("text")
-    whole = text.tobytes()
-    return [whole[a:b].decode() for a, b in pairwise(offsets)]
+def texts(columns: Columns, name: str = "text") -> list[str]:
+    text, offsets = columns.strings(name)
+    return [text[a:b].tobytes().decode() for a, b in pairwise(offsets)]
 
 
 def refuse_to_allocate(name: str, shape: Any, dtype: Any) -> Any:
@@ -43,15 +42,6 @@ def test_every_client_gets_its_own_rows(clients: list[str]) -> None:
     columns = arrays.from_arrays(np.zeros((len(clients), 1)), range(len(clients)), clients)
     expected = {name: [i for i, c in enumerate(clients) if c == name] for name in set(clients)}
     assert rows_of(columns) == expected
-
-
-def test_client_numbers_in_strings_are_ordered_as_numbers() -> None:
-    numbers = arrays.from_arrays([0.0, 0.0, 0.0], [0, 1, 2], ["10", "9", "100"])
-    padded = arrays.from_arrays([0.0, 0.0, 0.0], [0, 1, 2], ["10", "09", "x"])
-    assert numbers.owners is not None
-    assert padded.owners is not None
-    assert numbers.owners.names == ("9", "10", "100")
-    assert padded.owners.names == ("09", "10", "x")
 
 
 def test_strings_become_text_and_names_become_classes() -> None:
@@ -90,14 +80,14 @@ def test_arrays_that_do_not_fit_are_refused(x: Any, y: Any, clients: Any, said: 
 
 
 def test_labels_must_be_among_the_classes() -> None:
-    ids, names = rows.labels(["b", "a"], "f", ("b", "a", "c"))
+    ids, names = common.labels(["b", "a"], "f", ("b", "a", "c"))
     assert (ids.tolist(), names) == ([0, 1], ("b", "a", "c"))
     with pytest.raises(InputError, match="row 1: unknown class 'dgo': did you mean 'dog'"):
-        rows.labels(["dog", "dgo"], "f", ("dog",))
+        common.labels(["dog", "dgo"], "f", ("dog",))
     with pytest.raises(InputError, match="label 2 in row 0: expected 0 to 1"):
-        rows.labels([2], "f", ("a", "b"))
+        common.labels([2], "f", ("a", "b"))
     with pytest.raises(InputError, match="name each class once"):
-        rows.labels(["a"], "f", ("a", "a"))
+        common.labels(["a"], "f", ("a", "a"))
 
 
 X = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
@@ -198,7 +188,7 @@ def test_npz_that_does_not_fit_is_refused(
 def test_zeros_that_unpack_to_a_thousand_times_their_size_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "_SMALL", 2**20)  # a small bomb packs faster
+    monkeypatch.setattr(common, "_SMALL", 2**20)  # a small bomb packs faster
     path = tmp_path / "a.npz"
     count = 2**21
     path.write_bytes(npz(x=header((count,)) + bytes(count), y=npy(Y)))

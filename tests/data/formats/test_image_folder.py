@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from test_arrays import refuse_to_allocate, rows_of
 
-from fedzmg.data.formats import image_folder, rows
+from fedzmg.data.formats import common, image_folder
 from fedzmg.errors import InputError
 
 
@@ -193,7 +193,7 @@ def test_images_that_unpack_to_gigabytes_are_refused(tmp_path: Path, side: int) 
 def test_many_flat_images_are_refused_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "_SMALL", 2**20)
+    monkeypatch.setattr(common, "_SMALL", 2**20)
     for name in range(4):
         put(tmp_path / f"a/0/{name}.png", Image.new("L", (1000, 1000)))
     with pytest.raises(InputError, match=r"0\.png and 3 more images: claims 4,000,000 bytes"):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 from fuzzing import damaged, fuzz_tests
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_arrays import texts
 
-from fedzmg.data.columns import Columns
 from fedzmg.data.formats import leaf_json
 from fedzmg.errors import InputError
 
@@ -30,11 +29,6 @@ def shard(**users: tuple[list[Any], list[Any]]) -> dict[str, Any]:
 def write(path: Path, content: Any) -> Path:
     path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     return path
-
-
-def strings(columns: Columns, name: str) -> list[str]:
-    text, ends = columns.strings(name)
-    return [text[a:b].tobytes().decode() for a, b in pairwise(ends)]
 
 
 def test_images_come_back_as_the_bytes_they_were(tmp_path: Path) -> None:
@@ -78,8 +72,8 @@ def test_plays_come_as_text(tmp_path: Path) -> None:
     content = shard(ROMEO=(lines[:2], ["w", "h"]), EMPTY=([], []), JULIET=(lines[2:], ["é"]))
     columns = leaf_json.read_leaf([write(tmp_path / "a.json", content)])
     assert set(columns.columns) == {"text", "next"}
-    assert strings(columns, "text") == lines
-    assert strings(columns, "next") == ["w", "h", "é"]
+    assert texts(columns, "text") == lines
+    assert texts(columns, "next") == ["w", "h", "é"]
     assert columns.owners is not None
     assert columns.owners.offsets.tolist() == [0, 2, 2, 3]
     assert columns.notes == ("clients without any example: 1, the first is 'EMPTY'",)

@@ -15,7 +15,7 @@ from PIL import Image
 from test_arrays import refuse_to_allocate, rows_of, texts
 
 from fedzmg.data.columns import Columns
-from fedzmg.data.formats import rows, tabular
+from fedzmg.data.formats import common, tabular
 from fedzmg.errors import InputError
 
 CLIENT = ["b", "a", "b"]
@@ -191,7 +191,7 @@ def test_other_mistakes_are_named(tmp_path: Path) -> None:
 def test_rows_and_strings_that_repeat_too_often_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "_SMALL", 2**20)
+    monkeypatch.setattr(common, "_SMALL", 2**20)
     many = np.zeros(10**6, np.int8)
     with pytest.raises(InputError, match="archive bomb"):
         read(tmp_path, parquet(client=many, label=many, f=many), allocate=refuse_to_allocate)

@@ -24,17 +24,8 @@ import h5py
 import numpy as np
 
 from fedzmg.data.columns import Allocate, Array, Column, Columns, Owners, Strings, in_memory
-from fedzmg.data.formats.rows import (
-    NOT_BYTES,
-    REMEDY,
-    Paths,
-    as_bytes,
-    as_paths,
-    check_fractions,
-    file_size,
-    reading,
-    refuse_bomb,
-)
+from fedzmg.data.formats import common
+from fedzmg.data.formats.common import REMEDY, Paths
 from fedzmg.errors import InputError
 
 
@@ -82,12 +73,8 @@ def read_h5(paths: Paths, allocate: Allocate = in_memory, *, classes: int | None
         allocate: makes the columns: ``x`` and ``y`` (and ``coarse``), or ``text``. It is called
             twice for ``x`` where pixels turn out not to be bytes; only the second one counts.
         classes: labels must be smaller than this.
-
-    Raises:
-        InputError: for a damaged file, missing or unequal datasets, pixels or labels out of range,
-            text that is not UTF-8, a client that occurs twice, or no example at all.
     """
-    files = as_paths(paths, "HDF5 file")
+    files = common.as_paths(paths, "HDF5 file")
     with contextlib.ExitStack() as stack:
         layout, clients, names = _survey(files, stack)
         counts = [client.rows.stop - client.rows.start for client in clients]
@@ -124,8 +111,8 @@ def _survey(
     origin: dict[str, Path] = {}
     done = 0
     for path in paths:
-        size, total = file_size(path), 0
-        with reading(str(path), REMEDY):
+        size, total = common.file_size(path), 0
+        with common.reading(str(path), REMEDY):
             file = stack.enter_context(h5py.File(path, "r"))
             if file.get("examples", getclass=True) is not h5py.Group:
                 raise InputError(f"{path}: has no group 'examples': give a file in TFF's layout")
@@ -140,16 +127,16 @@ def _survey(
                     "only one of the files"
                 )
             origin[name] = path
-            with reading(where, REMEDY):
+            with common.reading(where, REMEDY):
                 group = file["examples"][name]
                 layout = layout or _detect(group, where)
                 rows, held = _measure(group, layout, where)
             total += held
             clients.append(_Client(where, group, slice(done, done + rows)))
             done += rows
-        refuse_bomb(str(path), total, size)
+        common.refuse_bomb(str(path), total, size)
         if layout[0].kinds == "strings":
-            with reading(str(path), REMEDY):
+            with common.reading(str(path), REMEDY):
                 _check_heap(path, file)
     return layout, clients, list(origin)
 
@@ -213,7 +200,7 @@ def _values(clients: Sequence[_Client], part: _Part) -> Iterator[tuple[_Client, 
     """Read one dataset of every client that has examples."""
     for client in clients:
         if client.rows.stop > client.rows.start:
-            with reading(client.where, REMEDY):
+            with common.reading(client.where, REMEDY):
                 values = client.group[part.dataset][:]
             yield client, values
 
@@ -238,27 +225,21 @@ def _labels(
 def _pixels(
     clients: Sequence[_Client], part: _Part, allocate: Allocate
 ) -> tuple[Array, tuple[str, ...]]:
-    shape = (clients[-1].rows.stop, *part.shape)
-    column = allocate(part.column, shape, np.uint8)
+    """Store fractions as bytes if all of them are multiples of 1/255, else as float32."""
     note: tuple[str, ...] = ()
-    for client, values in _fractions(clients, part):
-        stored = as_bytes(values)
-        if stored is None:
-            note = (f"{client.where}: {NOT_BYTES}",)
+    for dtype in (np.uint8, np.float32):
+        column = allocate(part.column, (clients[-1].rows.stop, *part.shape), dtype)
+        for client, values in _values(clients, part):
+            pixels = values.astype(np.float32, copy=False)
+            common.check_fractions(pixels, client.where)
+            stored = common.as_bytes(pixels) if dtype == np.uint8 else pixels
+            if stored is None:
+                note = (f"{client.where}: {common.NOT_BYTES}",)
+                break
+            column[client.rows] = stored
+        else:
             break
-        column[client.rows] = stored
-    if note:
-        column = allocate(part.column, shape, np.float32)
-        for client, values in _fractions(clients, part):
-            column[client.rows] = values
     return column, note
-
-
-def _fractions(clients: Sequence[_Client], part: _Part) -> Iterator[tuple[_Client, Array]]:
-    for client, values in _values(clients, part):
-        pixels = values.astype(np.float32, copy=False)
-        check_fractions(pixels, client.where)
-        yield client, pixels
 
 
 def _text(clients: Sequence[_Client], part: _Part, allocate: Allocate) -> Strings:
