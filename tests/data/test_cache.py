@@ -4,7 +4,6 @@ import errno
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import filelock
@@ -62,24 +61,6 @@ def test_a_lock_is_waited_for_and_freed_when_its_process_ends(tmp_path: Path) ->
     assert waited == [None]
 
 
-def test_a_lock_serves_one_at_a_time(tmp_path: Path) -> None:
-    inside, most = [], []
-
-    def work() -> None:
-        for _ in range(5):
-            with cache.lock(tmp_path / "a.lock"):
-                inside.append(1)
-                most.append(len(inside))
-                inside.pop()
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == [1] * 15
-
-
 def test_a_lock_that_cannot_be_made_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,10 +102,3 @@ def test_what_the_system_says_becomes_one_line(
     with pytest.raises(InputError) as caught, cache.writing(path, 10 * 2**20):
         raise OSError(code, "no")
     assert str(caught.value).startswith(message.format(path))
-
-
-def test_size_of_counts_files_below(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "c").write_bytes(b"12345")
-    (tmp_path / "d").write_bytes(b"12")
-    assert [cache.size_of(tmp_path / n) for n in ("", "a", "d", "none")] == [7, 5, 2, 0]

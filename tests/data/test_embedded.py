@@ -45,35 +45,22 @@ def words_of(plays: Plays, role: str) -> str:
     return plays.text[start:end].tobytes().decode("ascii")
 
 
-def test_digits_have_the_documented_shapes_and_types(digits: Digits) -> None:
-    assert digits.train_x.shape == (8000, 28, 28)
-    assert digits.test_x.shape == (2000, 28, 28)
-    assert digits.train_x.dtype == digits.test_x.dtype == np.uint8
-    assert digits.train_y.shape == (8000,)
-    assert digits.test_y.shape == (2000,)
-    assert digits.train_y.dtype == digits.test_y.dtype == np.int64
+def test_digits_have_the_documented_form(digits: Digits) -> None:
+    for split, rows in (("train", 8000), ("test", 2000)):
+        x, y = (getattr(digits, f"{split}_{column}") for column in "xy")
+        assert (x.shape, x.dtype, y.dtype) == ((rows, 28, 28), np.uint8, np.int64)
+        assert np.bincount(y).tolist() == [rows // 10] * 10
+        assert (x[:, [0, 0, -1, -1], [0, -1, 0, -1]] == 255).all()
+    assert len({image.tobytes() for image in (*digits.train_x, *digits.test_x)}) == 10_000
 
 
-def test_digits_are_balanced(digits: Digits) -> None:
-    assert np.bincount(digits.train_y).tolist() == [800] * 10
-    assert np.bincount(digits.test_y).tolist() == [200] * 10
-
-
-@pytest.mark.parametrize("part", ["train_x", "test_x"])
-def test_digits_are_dark_on_a_white_ground(digits: Digits, part: str) -> None:
-    images = getattr(digits, part)
-    assert (images[:, [0, 0, -1, -1], [0, -1, 0, -1]] == 255).all()
-    assert images.mean() / 255 > 0.8
-    # Every image has ink, and some of it is fully dark.
-    assert (images.min(axis=(1, 2)) < 32).all()
-
-
-def test_no_digit_is_both_trained_and_tested_on(digits: Digits) -> None:
-    train = {image.tobytes() for image in digits.train_x}
-    test = {image.tobytes() for image in digits.test_x}
-    assert len(train) == 8000
-    assert len(test) == 2000
-    assert not train & test
+def test_plays_have_the_documented_form(plays: Plays) -> None:
+    assert len(plays.offsets) == len(plays.roles) + 1 > 700
+    assert (plays.offsets[0], plays.offsets[-1]) == (0, len(plays.text))
+    assert (np.diff(plays.offsets) > 0).all()
+    assert list(plays.roles) == sorted(set(plays.roles))
+    text = plays.text.tobytes().decode("ascii")
+    assert not re.search(r"[\[\]{}_@]|Exeunt|\bExit\b|\bSCENE\b|\bACT [IVX]|Gutenberg", text)
 
 
 def test_digits_of_a_class_resemble_each_other(digits: Digits) -> None:
@@ -84,63 +71,18 @@ def test_digits_of_a_class_resemble_each_other(digits: Digits) -> None:
     assert (distances.argmin(axis=1) == digits.test_y).mean() > 0.75
 
 
-def test_plays_are_split_into_many_roles(plays: Plays) -> None:
-    assert len(plays.roles) >= 700
-    assert len(plays.offsets) == len(plays.roles) + 1
-    assert plays.text.dtype == np.uint8
-    assert plays.offsets.dtype == np.int64
-
-
-def test_offsets_cover_the_text_in_order(plays: Plays) -> None:
-    assert plays.offsets[0] == 0
-    assert plays.offsets[-1] == len(plays.text)
-    assert (np.diff(plays.offsets) > 0).all()
-
-
-def test_role_names_are_unique_sorted_and_plain(plays: Plays) -> None:
-    assert len(set(plays.roles)) == len(plays.roles)
-    assert list(plays.roles) == sorted(plays.roles)
-    assert all(re.fullmatch(r"[A-Z0-9_]+", role) for role in plays.roles)
-
-
-def test_every_role_speaks_at_least_twice(plays: Plays) -> None:
-    assert all("\n" in words_of(plays, role) for role in plays.roles)
-
-
 @pytest.mark.parametrize(
     ("role", "line"),
     [
         ("HAMLET_PRINCE_OF_DENMARK_HAMLET", "To be, or not to be,--that is the question:--"),
-        ("MACBETH_LADY_MACBETH", "Out, damned spot!"),
         ("ROMEO_AND_JULIET_JULIET", "wherefore art thou Romeo?"),
-        ("JULIUS_CAESAR_ANTONY", "Friends, Romans, countrymen, lend me your ears"),
-        ("THE_MERCHANT_OF_VENICE_PORTIA", "The quality of mercy is not strain'd"),
-        ("AS_YOU_LIKE_IT_JAQUES", "All the world's a stage"),
-        ("THE_TEMPEST_PROSPERO", "We are such stuff"),
         ("THE_TRAGEDY_OF_KING_LEAR_CORDELIA", "I cannot heave\nMy heart into my mouth"),
-        ("THE_LIFE_OF_KING_HENRY_V_CHORUS", "O for a Muse of fire"),
-        ("KING_HENRY_IV_THE_FIRST_PART_FALSTAFF", "honour is a mere scutcheon"),
     ],
 )
 def test_known_lines_belong_to_their_speakers(plays: Plays, role: str, line: str) -> None:
     assert line in words_of(plays, role)
     everything = plays.text.tobytes()
     assert everything.count(line.encode("ascii")) == 1
-
-
-def test_a_speech_starts_where_the_speaker_does(plays: Plays) -> None:
-    hamlet = words_of(plays, "HAMLET_PRINCE_OF_DENMARK_HAMLET")
-    assert hamlet.startswith("A little more than kin, and less than kind!\n")
-    assert hamlet.endswith("the rest is silence.")
-    assert "Neither a borrower nor a lender be" not in hamlet
-
-
-def test_plays_hold_speeches_only(plays: Plays) -> None:
-    text = plays.text.tobytes().decode("ascii")
-    assert not re.search(r"[\[\]{}_@]|Exeunt|\bExit\b|\bSCENE\b|\bACT [IVX]|Gutenberg", text)
-    assert set(text) <= set(
-        "\n !\"&'(),-.0123456789:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-    )
 
 
 @pytest.mark.parametrize(("name", "load"), [("digits.npz", load_digits), ("plays.npz", load_plays)])
@@ -155,12 +97,6 @@ def test_a_damaged_file_is_refused(
         ValueError, match=rf"^embedded file {re.escape(name)} is damaged: reinstall fedzmg$"
     ):
         load()
-
-
-def test_a_missing_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "_FILES", tmp_path)
-    with pytest.raises(ValueError, match=r"^embedded file plays\.npz is missing"):
-        load_plays()
 
 
 def test_loader_and_build_script_expect_the_same_files(builder: ModuleType) -> None:

@@ -57,12 +57,18 @@ def test_ids_are_sorted_as_what_they_are(ids: Any, names: tuple[str, ...]) -> No
 
 
 def test_names_fix_the_order() -> None:
-    data = FederatedData.from_arrays([1.0, 2.0, 3.0], [0, 0, 0], ["a", "b", "a"], names=["b", "a"])
-    assert data.names == ("b", "a")
-    assert of_client(data, 0) == [2.0]
-    assert of_client(data, 1) == [1.0, 3.0]
-    numbered = FederatedData.from_arrays([1.0, 2.0], [0, 0], [7, 8], names=[8, 7])
-    assert numbered.names == ("8", "7")
+    data = FederatedData.from_arrays([1.0, 2.0, 3.0], [0, 0, 0], [7, 8, 7], names=[8, 7])
+    assert data.names == ("8", "7")
+    assert (of_client(data, 0), of_client(data, 1)) == ([2.0], [1.0, 3.0])
+
+
+def test_arrays_are_copied_with_their_type() -> None:
+    for dtype in (np.uint8, np.int16, np.float64, np.float16, np.bool_):
+        x = np.arange(8).reshape(2, 4).astype(dtype)[::-1, ::2]
+        kept = x.copy()
+        data = FederatedData.from_arrays(x, [0, 1], [0, 1])
+        x[:] = 0
+        np.testing.assert_array_equal(data.examples.x.numpy(), kept, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -80,15 +86,11 @@ def test_wrong_names_are_refused(names: list[str], named: str) -> None:
         ([1.0, 2.0], [0], ["a", "b"], r"training data .*\(2,\).*\(1,\)"),
         ([], [], [], "training data holds no example"),
         ([1.0, 2.0], [0, 0], ["a"], r"\(1,\).* 2 examples"),
-        ([1.0, 2.0], [0, 0], [["a", "b"]], r"\(1, 2\).* 2 examples"),
         ([[1.0, 2.0], [np.nan, 0.0]], [0, 0], ["a", "b"], "inputs .* example 1"),
         ([1.0, 2.0], [np.inf, 0.0], ["a", "b"], "targets .* example 0"),
-        (float("nan"), 4.0, ["a"], "training data inputs"),
         ([[1.0], [1.0, 2.0]], [0, 0], ["a", "b"], "training data inputs"),
-        (["text", "more"], [0, 0], ["a", "b"], "training data inputs"),
         (np.array([{}, {}]), [0, 0], ["a", "b"], "training data inputs"),
         ([1.0, 2.0], [0, 0], [None, "a"], "client ids"),
-        ([1.0, 2.0], [0, 0], ["a", ("b", "c")], "client ids"),
     ],
 )
 def test_invalid_arrays_are_refused(x: Any, y: Any, clients: Any, named: str) -> None:
@@ -106,29 +108,6 @@ def test_double_precision_is_rounded_only_for_a_training_in_less() -> None:
         assert torch.equal(moved.examples.y, torch.tensor(y, dtype=dtype))
     assert moved.fingerprint() == data.fingerprint()
     assert moved.names == data.names
-
-
-@pytest.mark.parametrize(
-    "dtype", [np.uint8, np.int16, np.int64, np.float64, np.float32, np.float16, np.bool_]
-)
-def test_types_are_kept(dtype: Any) -> None:
-    x = np.array([[0, 1], [1, 0]], dtype=dtype)
-    data = FederatedData.from_arrays(x, [0, 1], [0, 1])
-    np.testing.assert_array_equal(data.examples.x.numpy(), x, strict=True)
-
-
-def test_views_and_reversed_arrays_are_read() -> None:
-    x = np.arange(12.0, dtype=np.float32).reshape(3, 4)[::-1, ::2]
-    data = FederatedData.from_arrays(x, [0, 1, 2], [0, 0, 0])
-    assert data.examples.x.tolist() == [[8.0, 10.0], [4.0, 6.0], [0.0, 2.0]]
-
-
-def test_changing_the_arrays_afterwards_changes_nothing() -> None:
-    x, y = np.ones(3, dtype=np.float32), np.zeros(3, dtype=np.int64)
-    data = FederatedData.from_arrays(x, y, [0, 0, 1])
-    x[:], y[:] = 9, 9
-    assert data.examples.x.tolist() == [1.0, 1.0, 1.0]
-    assert data.examples.y.tolist() == [0, 0, 0]
 
 
 # Fingerprints.

@@ -160,27 +160,41 @@ def test_a_file_is_fetched_once_and_progress_is_told(server: Server, tmp_path: P
     assert only(tmp_path / "new") == ["data.bin"]
 
 
-def test_a_file_that_is_there_but_wrong_is_fetched_again(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "data.bin").write_bytes(OTHER)
-    assert get(server, tmp_path).read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("size", [len(CONTENT), None])
-def test_a_body_that_breaks_off_is_continued(
-    server: Server, tmp_path: Path, size: int | None
-) -> None:
-    server.answers = [cut, cut_part, whole]
-    progress = Recorder()
-    assert get(server, tmp_path, size=size, progress=progress).read_bytes() == CONTENT
-    assert [r.get("Range") for r in server.seen] == [None, "bytes=300000-", "bytes=500000-"]
-    assert "broke off after 300000 of 700001 bytes; trying again" in progress.said[0]
-
-
 def cut_part(handler: Handler) -> None:
     described = f"bytes {handler.start}-{len(CONTENT) - 1}/{len(CONTENT)}"
     rest = len(CONTENT) - handler.start
     handler.reply(206, CONTENT[handler.start : 500_000], rest, Content_Range=described)
     handler.close_connection = True
+
+
+def shifted(handler: Handler) -> None:
+    handler.reply(206, CONTENT[5:], Content_Range=f"bytes 5-700000/{len(CONTENT)}")
+
+
+@pytest.mark.parametrize("size", [len(CONTENT), None])
+@pytest.mark.parametrize(
+    ("answers", "starts"),
+    [
+        ([cut, cut_part, whole], [None, 300_000, 500_000]),
+        ([cut, ignore_range], [None, 300_000]),
+        ([cut, shifted, whole], [None, 300_000, None]),
+        ([status(500), status(429), whole], [None, None, None]),
+        ([redirect("/b"), cut, redirect("/b"), whole], [None, None, 300_000, 300_000]),
+    ],
+    ids=["cut twice", "range ignored", "another range", "busy", "redirected"],
+)
+def test_a_failed_attempt_is_continued(
+    server: Server,
+    tmp_path: Path,
+    size: int | None,
+    answers: list[Answer],
+    starts: list[int | None],
+) -> None:
+    (tmp_path / "data.bin").write_bytes(OTHER)
+    server.answers = list(answers)
+    assert get(server, tmp_path, size=size).read_bytes() == CONTENT
+    expected = [None if start is None else f"bytes={start}-" for start in starts]
+    assert [request.get("Range") for request in server.seen] == expected
 
 
 def test_another_run_continues_where_the_first_one_gave_up(server: Server, tmp_path: Path) -> None:
@@ -192,22 +206,6 @@ def test_another_run_continues_where_the_first_one_gave_up(server: Server, tmp_p
     assert get(server, tmp_path).read_bytes() == CONTENT
     assert server.seen[-1]["Range"] == "bytes=300000-"
     assert only(tmp_path) == ["data.bin"]
-
-
-def test_a_server_that_ignores_range_sends_the_whole_again(server: Server, tmp_path: Path) -> None:
-    server.answers = [cut, ignore_range]
-    assert get(server, tmp_path).read_bytes() == CONTENT
-
-
-def test_a_server_that_sends_another_part_is_asked_for_the_whole(
-    server: Server, tmp_path: Path
-) -> None:
-    def shifted(handler: Handler) -> None:
-        handler.reply(206, CONTENT[5:], Content_Range=f"bytes 5-700000/{len(CONTENT)}")
-
-    server.answers = [cut, shifted, whole]
-    assert get(server, tmp_path).read_bytes() == CONTENT
-    assert "Range" not in server.seen[-1]
 
 
 @pytest.mark.parametrize("size", [len(CONTENT), None])
@@ -242,11 +240,6 @@ def test_a_server_that_stalls_is_left_and_asked_again(
     assert server.seen[-1]["Range"] == "bytes=1000-"
 
 
-def test_a_server_that_fails_for_a_moment_is_asked_again(server: Server, tmp_path: Path) -> None:
-    server.answers = [status(500), status(429), whole]
-    assert get(server, tmp_path).read_bytes() == CONTENT
-
-
 @pytest.mark.parametrize("size", [len(CONTENT), None])
 def test_wrong_bytes_are_never_used(server: Server, tmp_path: Path, size: int | None) -> None:
     server.answers = [lambda handler: serve(OTHER, handler)]
@@ -263,13 +256,6 @@ def test_what_is_not_there_is_said_at_once(server: Server, tmp_path: Path, code:
         get(server, tmp_path)
     assert len(server.seen) == 1
     assert only(tmp_path) == []
-
-
-def test_redirects_are_followed(server: Server, tmp_path: Path) -> None:
-    server.answers = [redirect("/elsewhere"), cut, redirect("/elsewhere"), whole]
-    assert get(server, tmp_path).read_bytes() == CONTENT
-    assert [r["path"] for r in server.seen] == ["/files/data.bin", "/elsewhere"] * 2
-    assert server.seen[-1]["Range"] == "bytes=300000-"
 
 
 @pytest.mark.parametrize(
@@ -304,11 +290,16 @@ def test_https_never_becomes_http() -> None:
     assert handler.redirect_request(secure, Body(), 302, "", {}, "https://x/a") is not None
 
 
-@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize(
+    ("announced", "size", "limit"),
+    [(True, len(CONTENT), "701001"), (False, len(CONTENT), "701001"), (False, None, "2000")],
+)
 def test_an_endless_file_does_not_fill_the_disk(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: bool
-) -> None:
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: bool,
+    size: int | None, limit: str,
+) -> None:  # fmt: skip
     monkeypatch.setattr(fetch, "MARGIN", 1000)
+    monkeypatch.setattr(fetch, "UNDECLARED", 2000)
     sent = []
 
     def endless(handler: Handler) -> None:
@@ -322,27 +313,10 @@ def test_an_endless_file_does_not_fill_the_disk(
             sent.append(100_000)
 
     server.answers = [endless]
-    with pytest.raises(InputError, match="701001"):
-        get(server, tmp_path)
+    with pytest.raises(InputError, match=limit):
+        get(server, tmp_path, size=size)
     assert only(tmp_path) == []
     assert sum(sent) < 50_000_000
-
-
-def test_a_file_of_unknown_size_has_a_bound_too(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetch, "UNDECLARED", 1000)
-    with pytest.raises(InputError, match="1000"):
-        get(server, tmp_path, size=None)
-    assert only(tmp_path) == []
-
-
-class Failing:
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def __call__(self, *_: Any, **__: Any) -> None:
-        raise self.error
 
 
 def test_a_host_that_cannot_be_reached_is_one_line(
@@ -350,14 +324,17 @@ def test_a_host_that_cannot_be_reached_is_one_line(
 ) -> None:
     monkeypatch.setattr(fetch, "PAUSE", 0.0)
     monkeypatch.setenv("NO_PROXY", "*")
-    unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
     for url, said in {
         "http://127.0.0.1:1/a": r"refused .*attempt 4",
         "http://127.0.0.1:port/a": r"nonnumeric port.*attempt 1",
         "http://unknown.example/a": r"Name or service not known.*attempt 1",
     }.items():
         if "unknown" in url:
-            monkeypatch.setattr(socket, "getaddrinfo", Failing(unknown))
+            monkeypatch.setattr(socket, "getaddrinfo", fail)
         with pytest.raises(InputError, match=said):
             fetch.download(url, tmp_path / "a", sha256=SHA256)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedzmg.data.columns import Columns, Owners, Strings
-from fedzmg.data.formats.rows import pack
+from fedzmg.data.formats.common import pack
 from fedzmg.data.held_out import hold_out
 from fedzmg.errors import InputError
 

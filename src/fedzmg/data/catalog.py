@@ -62,11 +62,7 @@ class Dataset:
 
 
 def load(name: str, cache: Path | None = None) -> Dataset:
-    """Map a stored set into memory.
-
-    Raises:
-        InputError: if it is damaged or not stored, with how to get it.
-    """
+    """Map a stored set into memory."""
     found = stored(name, cache)
     if found is None:
         ways = [f"'fedzmg data import {name} FILE...' with files you have"]
@@ -89,11 +85,7 @@ def _open(found: Stored) -> Dataset:
 
 
 def stored(name: str, cache: Path | None = None) -> Stored | None:
-    """Read the record of a set; None if it is not stored.
-
-    Raises:
-        InputError: for an unknown name or a damaged file.
-    """
+    """Read the record of a set; None if it is not stored."""
     source(name)
     path = root(cache) / "sets" / name / "set.json"
     try:
@@ -139,9 +131,6 @@ def get(
         cache: the data folder, instead of the default one.
         mirror: address or folder to use instead.
         progress: receives progress updates.
-
-    Raises:
-        InputError: if no verified download is known, or it failed.
     """
     what = source(name)
     base = root(cache)
@@ -169,11 +158,7 @@ def get(
 def import_files(
     name: str, files: Sequence[Path], cache: Path | None = None, progress: Progress = SILENT
 ) -> Dataset:
-    """Make a set from local files: its splits, an archive, or a folder that holds them.
-
-    Raises:
-        InputError: if they are not the files of this set, or cannot be read.
-    """
+    """Make a set from local files: its splits, an archive, or a folder that holds them."""
     what = source(name)
     base = root(cache)
     if not files:
@@ -183,11 +168,7 @@ def import_files(
 
 
 def remove(name: str, cache: Path | None = None) -> int:
-    """Delete a set and its downloads; return the bytes freed.
-
-    Raises:
-        InputError: if nothing of it is stored.
-    """
+    """Delete a set and its downloads; return the bytes freed."""
     source(name)
     base = root(cache)
     folders = [base / "sets" / name, base / "downloads" / name]

@@ -13,13 +13,12 @@ A directory is written under a temporary name and renamed when complete. No pick
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedzmg.data.cache import writing
-from fedzmg.data.columns import Allocate, Array, Columns, Owners, Strings
+from fedzmg.data.columns import Allocate, Array, Column, Columns, Owners, Strings
 from fedzmg.errors import InputError
 from fedzmg.storage.files import sync_directory
 
@@ -136,48 +135,45 @@ def _reserve(path: Path, directory: Path, shape: tuple[int, ...], dtype: np.dtyp
 
 def load(directory: Path) -> Columns:
     """Map stored columns into memory; changing them does not change the files."""
-    with _reporting_damage(directory):
-        content = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise ValueError(f"format {content['format']!r}, this version reads {FORMAT}")
-        arrays = {}
-        for name, shape in content["shapes"].items():
-            mapped = np.load(directory / f"{name}.npy", mmap_mode="c", allow_pickle=False)
-            found = (list(mapped.shape), mapped.dtype.str)
-            if found != (shape, content["types"][name]):
-                raise ValueError(f"{name}.npy holds {found}")
-            arrays[name] = np.asarray(mapped)
-        columns = {
-            name: Strings(arrays[f"column.{name}.bytes"], arrays[f"column.{name}.offsets"])
-            if kind == "strings"
-            else arrays[f"column.{name}"]
-            for name, kind in content["columns"].items()
-        }
-        for column in columns.values():
-            if isinstance(column, Strings):
-                _check_offsets(column.offsets, len(column.text))
-        owners = None
-        if content["clients"] is not None:
-            _check_offsets(arrays["clients"], content["rows"])
-            owners = Owners(tuple(content["clients"]), arrays["clients"])
-        return Columns(columns, owners, tuple(content["notes"]))
-
-
-def _check_offsets(offsets: Array, end: int) -> None:
-    if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
-        raise ValueError("offsets are out of order")
-
-
-@contextlib.contextmanager
-def _reporting_damage(directory: Path) -> Iterator[None]:
     try:
-        yield
+        return _load(directory)
     except Exception as error:  # NumPy raises anything on damaged files
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"stored data {directory} is damaged ({reason}): run 'fedzmg data import' or "
             "'fedzmg data get' again"
         ) from None
+
+
+def _load(directory: Path) -> Columns:
+    content = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
+    if content["format"] != FORMAT:
+        raise ValueError(f"format {content['format']!r}, this version reads {FORMAT}")
+    arrays = {}
+    for name, shape in content["shapes"].items():
+        mapped = np.load(directory / f"{name}.npy", mmap_mode="c", allow_pickle=False)
+        found = (list(mapped.shape), mapped.dtype.str)
+        if found != (shape, content["types"][name]):
+            raise ValueError(f"{name}.npy holds {found}")
+        arrays[name] = np.asarray(mapped)
+    columns: dict[str, Column] = {}
+    for name, kind in content["columns"].items():
+        if kind == "strings":
+            text, offsets = arrays[f"column.{name}.bytes"], arrays[f"column.{name}.offsets"]
+            _check_offsets(offsets, len(text))
+            columns[name] = Strings(text, offsets)
+        else:
+            columns[name] = arrays[f"column.{name}"]
+    owners = None
+    if content["clients"] is not None:
+        _check_offsets(arrays["clients"], content["rows"])
+        owners = Owners(tuple(content["clients"]), arrays["clients"])
+    return Columns(columns, owners, tuple(content["notes"]))
+
+
+def _check_offsets(offsets: Array, end: int) -> None:
+    if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
+        raise ValueError("offsets are out of order")
 
 
 def fingerprint(columns: Columns) -> str:

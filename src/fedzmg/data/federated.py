@@ -47,11 +47,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def examples(x: Any, y: Any, *, what: str = "data") -> Examples:
-    """Check and wrap two arrays of equal length.
-
-    Raises:
-        InputError: for different lengths, no example, or values that are not finite.
-    """
+    """Check and wrap two arrays of equal length."""
     tensors = Examples(_tensor(x, f"{what} inputs"), _tensor(y, f"{what} targets"))
     if not tensors.y.is_floating_point():
         tensors = tensors._replace(y=tensors.y.long())  # labels index outputs
@@ -105,9 +101,6 @@ class FederatedData:
             y: targets, one per example.
             clients: the client id of every example, any sortable values.
             names: all client ids, if their order or completeness matters.
-
-        Raises:
-            InputError: for different lengths, or a name in ``names`` that owns no example.
         """
         data = examples(x, y, what="training data")
         try:

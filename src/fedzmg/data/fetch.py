@@ -114,9 +114,9 @@ def _attempt(source: str, part: Path, size: int | None, progress: Progress) -> N
     done = part.stat().st_size if part.exists() else 0
     if done and done == size:
         return
-    request = urllib.request.Request(source, headers={"User-Agent": f"fedzmg/{__version__}"})
-    if done:
-        request.add_header("Range", f"bytes={done}-")
+    headers = {"User-Agent": f"fedzmg/{__version__}"}
+    headers |= {"Range": f"bytes={done}-"} if done else {}
+    request = urllib.request.Request(source, headers=headers)
     with urllib.request.build_opener(_Redirects).open(request, timeout=TIMEOUT) as response:
         if response.status != 206:  # the server sends the whole file
             done = 0
@@ -146,11 +146,10 @@ def _attempt(source: str, part: Path, size: int | None, progress: Progress) -> N
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Redirects to http and https only, and never from https back to http."""
 
-    def redirect_request(
-        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
+    def redirect_request(self, *arguments: Any) -> urllib.request.Request | None:
+        req, fp, *_, newurl = arguments
         before, after = urlsplit(req.full_url).scheme, urlsplit(newurl).scheme
         if after not in ("http", "https") or (before == "https" and after != "https"):
             fp.close()
             raise InputError(f"{req.full_url} redirects to {newurl}, which is not followed")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+        return super().redirect_request(*arguments)

@@ -19,9 +19,6 @@ def hold_out(columns: Columns, share: float, *, seed: int = 0) -> tuple[Columns,
         columns: all rows.
         share: share of each client's rows, between 0 and 1, rounded to whole rows.
         seed: seed of the random choice.
-
-    Raises:
-        InputError: for another share, or one that leaves nothing to test on.
     """
     if not isinstance(columns, Columns):
         raise InputError(

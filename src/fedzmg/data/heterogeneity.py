@@ -8,7 +8,7 @@ Logarithms are natural, standard deviations over clients divide by ``n - 1``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -34,9 +34,6 @@ def label_counts(
         owners: client of every example as a partition gives it; a negative one is left out.
         classes: number of classes.
         clients: number of clients, if the last ones may own nothing.
-
-    Raises:
-        InputError: for different lengths or numbers out of range.
     """
     label, owner = np.asarray(labels), np.asarray(owners)
     if label.ndim != 1 or label.shape != owner.shape:
@@ -178,14 +175,13 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
-        summary = {name: spread._asdict() for name, spread in self.summary.items()}
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        lists = {
+        return {
+            **vars(self),
+            "summary": {name: spread._asdict() for name, spread in self.summary.items()},
             "labels": list(self.labels),
             "clients": self.rows(),
             "counts": self.counts.tolist(),
         }
-        return {**values, "summary": summary, **lists}
 
 
 def describe(
@@ -213,21 +209,15 @@ def describe(
         seed: seed of the sample.
         labels: name of every class; their numbers if not given.
         name: the dataset, for titles.
-
-    Raises:
-        InputError: for invalid counts, a client without data, or an impossible option.
     """
     table = _checked(counts, names)
-    for what, value, known in (
-        ("unit", unit, Unit),
-        ("entropy", entropy, EntropyBase),
-        ("reference", reference, Reference),
-    ):
+    given = {"unit": (unit, Unit), "entropy": (entropy, EntropyBase)}
+    for what, (value, known) in {**given, "reference": (reference, Reference)}.items():
         if value not in get_args(known):
             raise unknown(what, str(value), get_args(known))
-    if labels is not None and len(labels) != table.shape[1]:
-        raise InputError(f"{len(labels)} class names for {table.shape[1]} classes: give one each")
-    classes = tuple(labels) if labels is not None else tuple(map(str, range(table.shape[1])))
+    classes = tuple(map(str, range(table.shape[1]))) if labels is None else tuple(labels)
+    if len(classes) != table.shape[1]:
+        raise InputError(f"{len(classes)} class names for {table.shape[1]} classes: give one each")
     chosen = np.arange(len(table))
     if sample is not None:
         if not 1 <= sample <= len(table):
@@ -259,7 +249,7 @@ def describe(
         labels=classes,
         counts=part,
         clients=tuple(map(Row, [names[int(i)] for i in chosen], *columns)),
-        summary={measure: _spread(measured[measure]) for measure in MEASURES},
+        summary={measure: _mean_and_sd(measured[measure]) for measure in MEASURES},
     )
 
 
@@ -280,65 +270,60 @@ def _checked(counts: npt.ArrayLike, names: Sequence[str]) -> Counts:
     return table.astype(np.int64)
 
 
-def _spread(values: npt.NDArray[Any]) -> Spread:
+def _mean_and_sd(values: npt.NDArray[Any]) -> Spread:
     sd = float(values.std(ddof=1)) if len(values) > 1 else None
     return Spread(float(values.mean()), sd)
 
 
-def _named(*values: str | float | None) -> dict[str, Any]:
-    fields = ("client", "volume", "distinct", "entropy", "kl", "dominant_share")
-    return dict(zip(fields, values, strict=True))
+def _printed(
+    unit: Unit,
+    entropy: EntropyBase,
+    summary: dict[str, tuple[float, float]],
+    *clients: tuple[str | float | None, ...],
+) -> dict[str, Any]:
+    names = ("client", "volume", "distinct", "entropy", "kl", "dominant_share")
+    rows = [dict(zip(names, client, strict=True)) for client in clients]
+    common = {"unit": unit, "entropy": entropy, "reference": "pooled", "sample": 10}
+    return {**common, "summary": summary, "clients": rows}
 
 
 PAPER: dict[str, dict[str, Any]] = {
-    "emnist62": {
-        "unit": "examples",
-        "entropy": "classes",
-        "reference": "pooled",
-        "sample": 10,
-        "summary": {
+    "emnist62": _printed(
+        "examples",
+        "classes",
+        {
             "volume": (236, 92),
             "distinct": (55, 4),
             "entropy": (0.84, 0.03),
             "gini": (0.58, 0.03),
             "kl": (0.24, 0.09),
         },
-        "clients": [
-            _named("f0698_45", 374, 60, 0.87, 0.13, 0.102),
-            _named("f0952_49", 328, 58, 0.88, 0.31, 0.067),
-            _named("f2295_67", 131, 49, 0.82, 0.30, 0.099),
-        ],
-    },
-    "cifar100": {
-        "unit": "examples",
-        "entropy": "classes",
-        "reference": "pooled",
-        "sample": 10,
-        "summary": {
+        ("f0698_45", 374, 60, 0.87, 0.13, 0.102),
+        ("f0952_49", 328, 58, 0.88, 0.31, 0.067),
+        ("f2295_67", 131, 49, 0.82, 0.30, 0.099),
+    ),
+    "cifar100": _printed(
+        "examples",
+        "classes",
+        {
             "volume": (100, 0),
             "distinct": (21, 5),
             "entropy": (0.56, 0.07),
             "gini": (0.89, 0.04),
             "kl": (1.57, 0.28),
         },
-        "clients": [
-            _named("54", 100, 29, 0.68, 0.98, 0.100),
-            _named("423", 100, 18, 0.56, 1.28, 0.150),
-            _named("435", 100, 18, 0.43, 1.73, 0.480),
-        ],
-    },
-    "shakespeare": {
-        "unit": "characters",
-        "entropy": "present",
-        "reference": "pooled",
-        "sample": 10,
-        "summary": {"volume": (3267, 4030), "distinct": (49, 12), "entropy": (0.80, 0.04)},
-        "clients": [
-            _named("K_LEAR...", 11993, 63, 0.76, None, 0.178),
-            _named("K_HENRY...", 5965, 63, 0.76, None, 0.200),
-            _named("ALL_S...", 245, 38, 0.78, None, 0.322),
-        ],
-    },
+        ("54", 100, 29, 0.68, 0.98, 0.100),
+        ("423", 100, 18, 0.56, 1.28, 0.150),
+        ("435", 100, 18, 0.43, 1.73, 0.480),
+    ),
+    "shakespeare": _printed(
+        "characters",
+        "present",
+        {"volume": (3267, 4030), "distinct": (49, 12), "entropy": (0.80, 0.04)},
+        ("K_LEAR...", 11993, 63, 0.76, None, 0.178),
+        ("K_HENRY...", 5965, 63, 0.76, None, 0.200),
+        ("ALL_S...", 245, 38, 0.78, None, 0.322),
+    ),
 }
 """Numbers of the FedZMG paper: (mean, deviation) over ten clients, and clients that it names.
 

@@ -43,8 +43,7 @@ def dirichlet(
     strong skew. Equal sizes keep label skew apart from quantity skew.
     """
     labels = _one_each(labels)
-    _check(labels, clients)
-    _check_positive("alpha", alpha)
+    _check(labels, clients, alpha=alpha)
     rng = stream(seed, "partition", "dirichlet")
     classes = np.unique(labels)
     piles = [rng.permutation(np.flatnonzero(labels == c)).tolist() for c in classes]
@@ -72,10 +71,8 @@ def shards(
     fall into which of its shards is random, and so is who gets which shards.
     """
     labels = _one_each(labels)
-    _check(labels, clients)
-    _check_whole("per_client", per_client)
+    _check(labels, clients, ("per_client", per_client))
     pieces = clients * per_client
-    _check_enough(labels, clients, "per_client", per_client)
     rng = stream(seed, "partition", "shards")
     mixed = rng.permutation(len(labels))
     by_label = mixed[np.argsort(labels[mixed], kind="stable")]
@@ -94,10 +91,7 @@ def quantity(
     Dirichlet(alpha) over the clients, to the nearest example. Small ``alpha`` means few large
     clients, large ``alpha`` equal sizes. Labels are given out at random.
     """
-    _check(labels, clients)
-    _check_positive("alpha", alpha)
-    _check_whole("minimum", minimum)
-    _check_enough(labels, clients, "minimum", minimum)
+    _check(labels, clients, ("minimum", minimum), alpha=alpha)
     rest = len(labels) - clients * minimum
     rng = stream(seed, "partition", "quantity")
     borders = np.rint(rest * np.cumsum(_softmax(_log_gamma(rng, alpha, clients))))
@@ -158,11 +152,7 @@ def pachinko(
         seed: seed of every draw.
     """
     fine = _one_each(fine)
-    _check(fine, clients)
-    _check_whole("per_client", per_client)
-    _check_positive("root", root)
-    _check_positive("leaf", leaf)
-    _check_enough(fine, clients, "per_client", per_client)
+    _check(fine, clients, ("per_client", per_client), root=root, leaf=leaf)
     label, above = _tree(fine, _one_each(coarse, "coarse labels"))
     rng = stream(seed, "partition", "pachinko")
     mixed = rng.permutation(len(label))
@@ -275,36 +265,34 @@ def _one_each(values: npt.ArrayLike, what: str = "labels") -> npt.NDArray[Any]:
     return array
 
 
-def _check(labels: npt.NDArray[np.int64], clients: int) -> None:
+def _check(
+    labels: npt.NDArray[Any], clients: int, each: tuple[str, int] | None = None, **positive: float
+) -> None:
+    """Check the number of clients, an option with the examples of each, and other options."""
     if len(labels) == 0:
         raise InputError("labels are empty: there is nothing to divide")
     if not _is_whole(clients) or not 1 <= clients <= len(labels):
         raise InputError(
             f"clients = {clients}: expected 1 to {len(labels)}, the number of examples"
         )
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _check_whole(name: str, value: int) -> None:
-    if not _is_whole(value) or value < 1:
-        raise InputError(f"{name} = {value!r}: expected a whole number >= 1")
-
-
-def _check_enough(labels: npt.NDArray[Any], clients: int, name: str, each: int) -> None:
-    if clients * each > len(labels):
+    for name, value in positive.items():
+        number = isinstance(value, int | float | np.integer | np.floating)
+        if not number or isinstance(value, bool) or not 0 < value < np.inf:
+            raise InputError(f"{name} = {value!r}: expected a number > 0")
+    if each is None:
+        return
+    name, count = each
+    if not _is_whole(count) or count < 1:
+        raise InputError(f"{name} = {count!r}: expected a whole number >= 1")
+    if clients * count > len(labels):
         raise InputError(
-            f"{clients} clients with {name} = {each} need {clients * each} examples, there are "
+            f"{clients} clients with {name} = {count} need {clients * count} examples, there are "
             f"{len(labels)}: take fewer clients or a smaller {name}"
         )
 
 
-def _check_positive(name: str, value: float) -> None:
-    number = isinstance(value, int | float | np.integer | np.floating)
-    if not number or isinstance(value, bool) or not 0 < value < np.inf:
-        raise InputError(f"{name} = {value!r}: expected a number > 0")
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 PARTITIONS: dict[str, Callable[..., Owners]] = {
@@ -341,12 +329,8 @@ class Partition:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record of a partition, ready for JSON; it can be made again from this."""
-        return {
-            "name": self.name,
-            "options": dict(self.options),
-            "seed": self.seed,
-            "fingerprint": self.fingerprint(),
-        }
+        record = {"name": self.name, "options": dict(self.options), "seed": self.seed}
+        return {**record, "fingerprint": self.fingerprint()}
 
 
 def make(
@@ -367,15 +351,11 @@ def make(
         coarse: coarse label of every example, which only ``pachinko`` uses.
         seed: seed of every random choice.
         options: the partition's own options, e.g. ``alpha``.
-
-    Raises:
-        InputError: for an unknown name or option, one that is missing, or an impossible value.
     """
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS)
     parameters = inspect.signature(PARTITIONS[name]).parameters
-    known = [key for key, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
-    known = [key for key in known if key != "seed"]
+    known = [key for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY and key != "seed"]
     for key in options:
         if not known:
             raise InputError(f"partition {name!r} has no options: leave out {key}")

@@ -67,15 +67,16 @@ class Source:
         return tuple(self.counts)
 
 
-def _h5(stem: str, classes: int | None = None) -> Form:
+def _h5(stem: str, classes: int | None = None) -> tuple[Form]:
     names = (f"{stem}_train.h5", f"{stem}_test.h5")
-    options = {"classes": classes}
-    magic = b"\x89HDF\r\n\x1a\n"
-    return Form(" and ".join(names), names, ("*.h5", "*.hdf5"), "h5", options, magic)
+    options, magic = {"classes": classes}, b"\x89HDF\r\n\x1a\n"
+    return (Form(" and ".join(names), names, ("*.h5", "*.hdf5"), "h5", options, magic),)
 
 
-_TFF = "https://storage.googleapis.com/tff-datasets-public"
-_MNIST = "https://storage.googleapis.com/cvdf-datasets/mnist"
+def _tff(stem: str, sha256: str) -> tuple[Remote]:
+    return (Remote(f"https://storage.googleapis.com/tff-datasets-public/{stem}.tar.bz2", sha256),)
+
+
 _LEAF = "Caldas et al. 2018, LEAF: A Benchmark for Federated Settings (arXiv:1812.01097)"
 _COHEN = "Cohen et al. 2017, EMNIST: an extension of MNIST to handwritten letters"
 _KRIZHEVSKY = "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images"
@@ -86,6 +87,12 @@ _LEAF_IMAGES = Form(
     "leaf",
     each=None,
 )
+_MNIST_FILES = (
+    ("train-images", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", 9_912_422),
+    ("train-labels", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", 28_881),
+    ("t10k-images", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", 1_648_877),
+    ("t10k-labels", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", 4_542),
+)
 
 SOURCES: dict[str, Source] = {
     "emnist62": Source(
@@ -93,13 +100,8 @@ SOURCES: dict[str, Source] = {
         f"{_COHEN}; {_LEAF}",
         "made from NIST Special Database 19; cite both papers",
         {"train": (3400, 671_585), "test": (3400, 77_483)},
-        (_h5("fed_emnist", 62), _LEAF_IMAGES),
-        (
-            Remote(
-                f"{_TFF}/fed_emnist.tar.bz2",
-                "fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0",
-            ),
-        ),
+        (*_h5("fed_emnist", 62), _LEAF_IMAGES),
+        _tff("fed_emnist", "fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0"),
         classes=62,
     ),
     "emnist10": Source(
@@ -107,12 +109,10 @@ SOURCES: dict[str, Source] = {
         f"{_COHEN}; {_LEAF}",
         "made from NIST Special Database 19; cite both papers",
         {"train": (3383, 341_873), "test": (3383, 40_832)},
-        (_h5("fed_emnist_digitsonly", 10),),
-        (
-            Remote(
-                f"{_TFF}/fed_emnist_digitsonly.tar.bz2",
-                "55333deb8546765427c385710ca5e7301e16f4ed8b60c1dc5ae224b42bd5b14b",
-            ),
+        _h5("fed_emnist_digitsonly", 10),
+        _tff(
+            "fed_emnist_digitsonly",
+            "55333deb8546765427c385710ca5e7301e16f4ed8b60c1dc5ae224b42bd5b14b",
         ),
         classes=10,
     ),
@@ -150,13 +150,8 @@ SOURCES: dict[str, Source] = {
         f"{_KRIZHEVSKY}; Reddi et al. 2021, Adaptive Federated Optimization",
         "research use; cite the report",
         {"train": (500, 50_000), "test": (100, 10_000)},
-        (_h5("fed_cifar100", 100),),
-        (
-            Remote(
-                f"{_TFF}/fed_cifar100.tar.bz2",
-                "e8575e22c038ecef1ce6c7d492d7abee7da13b1e1ba9b70a7fc18531ba7590de",
-            ),
-        ),
+        _h5("fed_cifar100", 100),
+        _tff("fed_cifar100", "e8575e22c038ecef1ce6c7d492d7abee7da13b1e1ba9b70a7fc18531ba7590de"),
         classes=100,
     ),
     "shakespeare": Source(
@@ -164,13 +159,8 @@ SOURCES: dict[str, Source] = {
         _LEAF,
         "the plays are in the public domain",
         {"train": (715, 16_068), "test": (715, 2_356)},
-        (_h5("shakespeare"),),
-        (
-            Remote(
-                f"{_TFF}/shakespeare.tar.bz2",
-                "0285be9906cb5f268092eee4edeeacfc2af4574f2941f7cc2f08a321d7f5c707",
-            ),
-        ),
+        _h5("shakespeare"),
+        _tff("shakespeare", "0285be9906cb5f268092eee4edeeacfc2af4574f2941f7cc2f08a321d7f5c707"),
         columns=("text",),
     ),
     "mnist-by-writer": Source(
@@ -178,7 +168,7 @@ SOURCES: dict[str, Source] = {
         "LeCun et al. 1998; Yadav and Bottou 2019, Cold Case: The Lost MNIST Digits (writers)",
         "terms of MNIST and QMNIST",
         {"train": (834, 62_988), "test": (834, 6_995)},
-        (_h5("mnist_by_writer", 10),),
+        _h5("mnist_by_writer", 10),
         classes=10,
     ),
     "chars74k": Source(
@@ -186,7 +176,7 @@ SOURCES: dict[str, Source] = {
         "de Campos et al. 2009, Character Recognition in Natural Images",
         "research use; cite the paper",
         {"train": (55, 3_080), "test": (55, 330)},
-        (_h5("chars74k_by_writer", 62),),
+        _h5("chars74k_by_writer", 62),
         classes=62,
     ),
     "shakespeare-by-role": Source(
@@ -194,7 +184,7 @@ SOURCES: dict[str, Source] = {
         "Moby Shakespeare",
         "public domain",
         {"train": (715, 25_504), "test": (715, 3_795)},
-        (_h5("shakespeare_by_role"),),
+        _h5("shakespeare_by_role"),
         columns=("text",),
     ),
     "mnist": Source(
@@ -211,27 +201,14 @@ SOURCES: dict[str, Source] = {
                 each=2,
             ),
         ),
-        (
+        tuple(
             Remote(
-                f"{_MNIST}/train-images-idx3-ubyte.gz",
-                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-                9_912_422,
-            ),
-            Remote(
-                f"{_MNIST}/train-labels-idx1-ubyte.gz",
-                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-                28_881,
-            ),
-            Remote(
-                f"{_MNIST}/t10k-images-idx3-ubyte.gz",
-                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-                1_648_877,
-            ),
-            Remote(
-                f"{_MNIST}/t10k-labels-idx1-ubyte.gz",
-                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-                4_542,
-            ),
+                "https://storage.googleapis.com/cvdf-datasets/mnist/"
+                f"{name}-{'idx3' if name.endswith('images') else 'idx1'}-ubyte.gz",
+                sha256,
+                size,
+            )
+            for name, sha256, size in _MNIST_FILES
         ),
         classes=10,
     ),

@@ -89,9 +89,6 @@ def sequences(
     >>> cut = sequences(np.arange(5, dtype=np.uint8), np.array([0, 5]), 2, "pad")
     >>> cut.inputs.tolist(), cut.targets.tolist()
     ([[0, 1], [3, 4]], [[1, 2], [4, -1]])
-
-    Raises:
-        InputError: for a length below 1.
     """
     if length < 1:
         raise InputError(f"length = {length!r}: expected a whole number of at least 1")

@@ -96,18 +96,8 @@ def put(path: Path, data: bytes) -> Path:
     return path
 
 
-def test_every_coarse_label_has_five_fine_ones() -> None:
-    assert collections.Counter(FINE_TO_COARSE) == dict.fromkeys(range(20), 5)
-    # apple is a fruit, aquarium fish a fish, wolf a large carnivore, woman one of the people, worm
-    # an invertebrate; the labels are alphabetical.
-    assert [FINE_TO_COARSE[i] for i in (0, 1, 97, 98, 99)] == [4, 1, 8, 14, 13]
-
-
-def test_binary_records(tmp_path: Path) -> None:
-    same(cifar.read_cifar_binary([put(tmp_path / "train.bin", BINARY)]))
-
-
 def test_binary_files_follow_each_other(tmp_path: Path) -> None:
+    assert collections.Counter(FINE_TO_COARSE) == dict.fromkeys(range(20), 5)
     first = put(tmp_path / "1.bin", BINARY[: 3 * 3074])
     second = put(tmp_path / "2.bin", BINARY[3 * 3074 :])
     same(cifar.read_cifar_binary([first, second]))
@@ -147,28 +137,14 @@ def test_pickles_of_python_3(tmp_path: Path, protocol: int, text: bool) -> None:
         same(cifar.read_cifar_python([put(tmp_path / "older", older)]))
 
 
-def test_pickled_files_follow_each_other(tmp_path: Path) -> None:
-    first = put(tmp_path / "1", python_2(3))
-    rest = batch(fine_labels=FINE[3:], coarse_labels=COARSE[3:], data=PIXELS[3:])
-    second = put(tmp_path / "2", pickle.dumps(rest, protocol=3))
-    same(cifar.read_cifar_python([first, second]))
-
-
 BAD: dict[str, tuple[Any, str]] = {
     "list": ([1, 2], "holds a list"),
-    "no data": ({b"fine_labels": [], b"coarse_labels": []}, "'data'"),
-    "data as list": (batch(data=[1, 2]), "'data'"),
-    "labels as text": (batch(fine_labels=b"123"), "fine_labels"),
     "too few labels": (batch(fine_labels=FINE[:3]), "fine_labels"),
     "label true": (batch(coarse_labels=[*COARSE[:3], True]), "coarse_labels: image 3"),
-    "label huge": (batch(fine_labels=[2**70, *FINE[1:]]), "fine_labels: image 0"),
     "label 100": (batch(fine_labels=[*FINE[:3], 100]), "image 3 has fine label 100"),
     "labels disagree": (batch(coarse_labels=[11, 14, 4, 13]), "image 1 has fine label 29"),
     "narrow": (batch(data=PIXELS[:, :100].copy()), "3072"),
     "no image": (batch(0), "fine_labels"),
-    "floats": (batch(data=PIXELS.astype("f4")), "'data'"),
-    "set": ({b"data": {1}}, "'data'"),
-    "number key": ({1: 2}, "'data'"),
 }
 
 
@@ -252,11 +228,7 @@ ODD = {
     "deep": b"\x80\x02" + b"]" * 50_000 + b"a" * 49_999 + b".",
     "list in itself": b"\x80\x02]q\x00h\x00a.",
     "claims 4 GiB": b"\x80\x02T\xff\xff\xff\x7fabc.",
-    "claims 2**60 bytes": b"\x80\x04\x8e" + struct.pack("<Q", 2**60) + b"abc.",
     "no end": b"\x80\x02}",
-    "empty stack": b"\x80\x02.",
-    "no mark": b"\x80\x02]K\x01e.",
-    "builds a list": b"\x80\x02]Nb.",
     "empty": b"",
     "no pickle": b"CIFAR-100",
 }

@@ -70,18 +70,13 @@ def test_labels_of_every_type(tmp_path: Path, dtype: Any) -> None:
     ("dataset", "said"),
     [
         (emnist(images=None), "images"),
-        (emnist(labels=None), "labels"),
-        (emnist(images=np.zeros((0, 784), np.uint8)), "images"),
-        (emnist(images=np.zeros((7, 785), np.uint8)), r"shape \(7, 785\)"),
         (emnist(images=np.zeros((7, 784))), "expected bytes"),
         (emnist(labels=np.zeros((6, 1))), "labels: 6 for 7 images"),
         (emnist(labels=np.full((7, 1), 0.5)), "labels hold 0.5 in row 0"),
         (emnist(labels=np.full((7, 1), np.nan)), "hold nan in row 0"),
         (emnist(writers=np.full((7, 1), -3)), "writers: -3 in row 0"),
         (emnist(labels="letters"), "labels has type"),
-        (emnist(writers=np.array([[1], ["a"]], object)), "writers has type"),
         ({"test": part(3, 1)}, "dataset has no 'train'"),
-        (np.zeros((3, 3)), "dataset has no 'train'"),
         ({"train": np.zeros((3, 3))}, "images"),
     ],
 )

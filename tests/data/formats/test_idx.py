@@ -85,10 +85,8 @@ def test_writers_may_have_names_or_large_numbers(tmp_path: Path) -> None:
     ("writers", "said"),
     [
         (b"a\n", "has 1 lines"),
-        (b"a\n\nb", "has 3 lines"),
         (b"\na", "client id in row 0 is empty"),
         (b"a\n\xff", "not UTF-8 in row 1"),
-        (b"a" * 5000, "lines in"),
         (packed(bytes([65]) * 2**22), "lines in"),
         (labels_of(b"abc"), "each of 2 images"),
         (struct.pack(">HBBIbb", 0, 9, 1, 2, 1, -4), "smallest number -4"),
@@ -104,22 +102,15 @@ def test_writers_that_do_not_fit_are_refused(tmp_path: Path, writers: bytes, sai
 @pytest.mark.parametrize(
     ("images", "labels", "said"),
     [
-        (IMAGES, IMAGES, "a file of images .* and a file of labels"),
         (LABELS, LABELS, "give one of each"),
         (IMAGES, labels_of(b"123"), "3 labels but .* holds 2 images"),
         (IMAGES[:-1], LABELS, "needs 12 bytes, but there are only 11"),
-        (IMAGES + b"!", LABELS, "but there are more"),
         (packed(IMAGES + b"!"), LABELS, "but there are more"),
-        (packed(IMAGES)[:-9], LABELS, "cannot be read"),
         (packed(IMAGES)[:-6] + b"\0\0\0\0\0\0", LABELS, "CRC"),
         (packed(IMAGES) + b"garbage", LABELS, "cannot be read"),
-        (IMAGES[:10], LABELS, "cannot be read"),
-        (b"", LABELS, "begins with nothing"),
         (b"\x89PNG\r\n", LABELS, "begins with 89504e47"),
-        (b"PK\x03\x04", LABELS, "504b0304"),
         (images_of((0, 28, 28), b""), labels_of(b""), "holds nothing"),
         (struct.pack(">HBBIIIf", 0, 0x0D, 3, 1, 1, 1, 1), LABELS, "not an idx file"),
-        (struct.pack(">HBBIIIi", 0, 0x0C, 3, 1, 1, 1, 1), LABELS, "give one of each"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(
@@ -127,15 +118,6 @@ def test_files_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=said):
         idx.read_idx(write(tmp_path, a=images, b=labels), refuse_to_allocate)
-
-
-def test_one_of_each_is_needed(tmp_path: Path) -> None:
-    files = write(tmp_path, i=IMAGES, l=LABELS)
-    for paths in (files[:1], files[1:], [*files, tmp_path / "i"]):
-        with pytest.raises(InputError, match="give one of each"):
-            idx.read_idx(paths)
-    with pytest.raises(InputError, match="no such file"):
-        idx.read_idx([files[0], tmp_path / "none"])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +40,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_format_has_a_reader() -> None:
-    assert all(callable(formats.reader(name)) for name in formats.FORMATS)
-    assert set(formats.SUFFIXES.values()) <= set(formats.FORMATS)
+@pytest.mark.parametrize("name", formats.FORMATS)
+def test_every_reader_takes_a_path_in_any_spelling(name: str, tmp_path: Path) -> None:
+    """The message names the whole path, so the path was understood."""
+    read = formats.reader(name)
+    path = tmp_path / "not here"
+    for given in (str(path), path, [str(path)], [path]):
+        with pytest.raises(InputError, match=f"^{re.escape(str(path))}: no such "):
+            read(given)
+    for wrong in (None, 7, [None]):
+        with pytest.raises(InputError, match="is not a path"):
+            read(wrong)
+    with pytest.raises(InputError, match="is given"):
+        read([])
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.pq", "t.npz", "t.json"])

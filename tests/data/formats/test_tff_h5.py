@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,12 @@ from fuzzing import damaged
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from test_arrays import refuse_to_allocate
+from test_arrays import refuse_to_allocate, texts
 
 import fedzmg
-from fedzmg.data.columns import Columns, Strings
+from fedzmg.data.columns import Columns
 from fedzmg.data.formats import tff_h5
-from fedzmg.data.formats.rows import as_bytes
+from fedzmg.data.formats.common import as_bytes
 from fedzmg.errors import InputError
 
 REAL = os.environ.get("FEDZMG_REAL_DATA")
@@ -49,11 +49,6 @@ def digits(*labels: int, pixel: float = 1.0) -> dict[str, Any]:
 def photos(*labels: int, seed: int = 0) -> dict[str, Any]:
     image = np.random.default_rng(seed).integers(0, 256, (len(labels), 32, 32, 3), np.uint8)
     return {"image": image, "label": np.array(labels), "coarse_label": np.array(labels) // 5}
-
-
-def strings(column: Strings) -> list[str]:
-    whole = column.text.tobytes()
-    return [whole[a:b].decode() for a, b in pairwise(column.offsets.tolist())]
 
 
 def offsets(columns: Columns) -> list[int]:
@@ -99,22 +94,12 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def test_other_floats_are_kept_and_said(tmp_path: Path) -> None:
-    asked = []
-
-    def allocate(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        asked.append((name, shape, np.dtype(dtype).name))
-        return np.empty(shape, dtype)
-
+def test_other_floats_are_kept_with_a_note(tmp_path: Path) -> None:
     clients = {"a": digits(1, pixel=0.2), "b": digits(2, pixel=0.3001)}
-    columns = tff_h5.read_h5([write(tmp_path / "a.h5", clients)], allocate)
+    columns = tff_h5.read_h5([write(tmp_path / "a.h5", clients)])
     assert columns.array("x").dtype == np.float32
     np.testing.assert_array_equal(columns.array("x")[:, 5, 7], np.array([0.2, 0.3001], np.float32))
-    [note] = columns.notes
-    assert "client 'b'" in note
-    assert "kept as float32" in note
-    shape = (2, 28, 28)
-    assert asked == [("x", shape, "uint8"), ("x", shape, "float32"), ("y", (2,), "int64")]
+    assert "client 'b'" in columns.notes[0]
 
 
 def test_photographs_come_channels_first(tmp_path: Path) -> None:
@@ -134,47 +119,22 @@ def test_snippets_come_as_text(tmp_path: Path) -> None:
     said = {"ROMEO": ["What light?", "", "Ægle … 🙂"], "JULIET": ["Ay me!\nline"]}
     clients = {name: {"snippets": lines} for name, lines in said.items()}
     columns = tff_h5.read_h5([write(tmp_path / "a.h5", clients)])
-    assert strings(columns.strings("text")) == said["JULIET"] + said["ROMEO"]
+    assert texts(columns) == said["JULIET"] + said["ROMEO"]
     assert offsets(columns) == [0, 1, 4]
-
-
-def test_snippets_of_fixed_length_are_text_too(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("examples/A/snippets", data=np.array([b"to be", b"or"], "S8"))
-    columns = tff_h5.read_h5([tmp_path / "a.h5"])
-    assert strings(columns.strings("text")) == ["to be", "or"]
 
 
 def test_files_follow_each_other(tmp_path: Path) -> None:
     first = write(tmp_path / "1.h5", {"b": digits(1, 2)})
-    second = write(tmp_path / "2.h5", {"a": digits(3), "c": digits(4)})
+    second = write(tmp_path / "2.h5", {"a": digits(3), "c": digits(), "d": digits(4)})
     columns = tff_h5.read_h5([first, second])
     assert columns.owners is not None
-    assert columns.owners.names == ("b", "a", "c")
+    assert columns.owners.names == ("b", "a", "c", "d")
+    assert offsets(columns) == [0, 2, 3, 3, 4]
     assert columns.array("y").tolist() == [1, 2, 3, 4]
-
-
-def test_clients_without_examples_are_kept_and_counted(tmp_path: Path) -> None:
-    empty = digits()
-    clients = {"a": empty, "b": digits(5), "c": empty}
-    columns = tff_h5.read_h5([write(tmp_path / "a.h5", clients)])
-    assert offsets(columns) == [0, 0, 1, 1]
-    assert columns.notes == ("clients without any example: 2, the first is 'a'",)
-
-
-def test_columns_lie_where_they_were_allocated(tmp_path: Path) -> None:
-    made = {}
-
-    def allocate(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        made[name] = np.empty(shape, dtype)
-        return made[name]
-
-    columns = tff_h5.read_h5([write(tmp_path / "a.h5", {"0": photos(3)})], allocate)
-    assert all(columns.columns[name] is array for name, array in made.items())
-    assert set(made) == {"x", "y", "coarse"}
-    text = tff_h5.read_h5([write(tmp_path / "b.h5", {"A": {"snippets": ["hi"]}})], allocate)
-    assert text.strings("text").text is made["text.text"]
-    assert text.strings("text").offsets is made["text.offsets"]
+    assert columns.notes == ("clients without any example: 1, the first is 'c'",)
+    with h5py.File(first, "w") as file:
+        file.create_dataset("examples/A/snippets", data=np.array([b"to be", b"or"], "S8"))
+    assert texts(tff_h5.read_h5([first])) == ["to be", "or"]
 
 
 def _pixel(value: float) -> Clients:
@@ -185,22 +145,14 @@ def _pixel(value: float) -> Clients:
 
 REFUSED: dict[str, tuple[Clients, str]] = {
     "NaN": (_pixel(np.nan), "client 'b': example 1 has a pixel of nan"),
-    "infinity": (_pixel(-np.inf), "client 'b': example 1 has a pixel of -inf"),
     "too bright": (_pixel(1.5), "client 'b': example 1 has a pixel of 1.5"),
-    "negative label": ({"a": digits(0, -1)}, "client 'a': example 1 has label -1"),
     "label too large": ({"a": digits(0, 62)}, "example 1 has label 62"),
-    "coarse label": (
-        {"a": {**photos(5), "coarse_label": np.array([-2])}},
-        "client 'a': example 0 has coarse_label -2",
-    ),
     "shape": (
         {"a": digits(1), "b": {**digits(1), "pixels": np.ones((1, 28, 27), "f4")}},
         r"client 'b': 'pixels' has shape \(1, 28, 27\)",
     ),
-    "scalar": ({"a": {**digits(1), "label": np.int32(1)}}, r"'label' has shape \(\)"),
     "type": ({"a": {**digits(1), "label": np.ones(1)}}, "'label' has type float64"),
     "lengths": ({"a": {**digits(1), "label": np.ones(2, "i4")}}, "1 of 'pixels', 2 of 'label'"),
-    "missing": ({"a": digits(1), "b": {"pixels": digits(1)["pixels"]}}, "client 'b'.*'label'"),
     "layout": ({"a": {"voice": np.ones(1)}}, "client 'a': has voice"),
     "nobody": ({}, "holds no client"),
     "nothing": ({"a": digits()}, "no client has an example"),
@@ -296,15 +248,24 @@ def _small_files() -> list[bytes]:
 SMALL = _small_files()
 
 
-def _damaged(file: bytes) -> st.SearchStrategy[bytes]:
-    """Damage a file, but not its heap of strings: there the HDF5 library may run in circles."""
-    if b"GCOL" not in file:
-        return damaged(file)
-    start, end = file.index(b"GCOL"), file.rindex(b"GCOL") + 4096
-    return damaged(file).map(lambda data: data[:start] + file[start:end][: len(data)] + data[end:])
+def test_a_damaged_heap_of_strings_is_refused(tmp_path: Path) -> None:
+    """The HDF5 library runs in circles on an object of no size."""
+    path = tmp_path / "heap.h5"
+    for whole in (file for file in SMALL if b"GCOL" in file):
+        first = whole.index(b"GCOL") + 16
+        path.write_bytes(whole)
+        assert tff_h5.read_h5([path]).rows == 6
+        for size in (0, 2**62, 2**64 - 16):
+            for index in (0, 1):
+                header = struct.pack("<HHIQ", index, 0, 0, size)
+                damage = whole[:first] + header + whole[first + 16 :]
+                if (index, size) != (1, 0):
+                    path.write_bytes(damage)
+                    with pytest.raises(InputError, match="heap"):
+                        tff_h5.read_h5([path])
 
 
-@given(st.one_of([_damaged(file) for file in SMALL]))
+@given(st.one_of([damaged(file) for file in SMALL]))
 @settings(max_examples=60)
 def test_damaged_files_are_read_or_refused(apart: Apart, data: bytes) -> None:
     path = Path(os.environ["PYTEST_TMP"]) / "damaged.h5"
@@ -314,17 +275,10 @@ def test_damaged_files_are_read_or_refused(apart: Apart, data: bytes) -> None:
 
 
 @pytest.mark.slow
-@given(st.one_of([_damaged(file) for file in SMALL]))
+@given(st.one_of([damaged(file) for file in SMALL]))
 @settings(max_examples=4000)
 def test_many_damaged_files_are_read_or_refused(apart: Apart, data: bytes) -> None:
     test_damaged_files_are_read_or_refused.hypothesis.inner_test(apart, data)
-
-
-def test_undamaged_small_files_are_read(apart: Apart) -> None:
-    path = Path(os.environ["PYTEST_TMP"]) / "whole.h5"
-    for data in SMALL:
-        path.write_bytes(data)
-        assert apart.read(path) == "ok"
 
 
 @real
@@ -356,7 +310,7 @@ def test_real_plays() -> None:
         columns = tff_h5.read_h5([path])
         assert columns.owners is not None
         assert (columns.rows, len(columns.owners.names)) == (count, 715)
-        lines = strings(columns.strings("text"))
+        lines = texts(columns)
         with h5py.File(path) as file:
             for i in (0, 300, 714):
                 group = file["examples"][columns.owners.names[i]]

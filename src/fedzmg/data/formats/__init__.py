@@ -1,7 +1,8 @@
 """Registry of file formats; every reader has one signature.
 
 A reader is called as ``read_NAME(paths, allocate, **options)`` and returns
-:class:`~fedzmg.data.columns.Columns`. Readers are imported on first use: HDF5 alone takes a while.
+:class:`~fedzmg.data.columns.Columns`. It raises :class:`~fedzmg.errors.InputError` for a file that
+it cannot use. Readers are imported on first use: HDF5 alone takes a while.
 """
 
 from __future__ import annotations
@@ -70,9 +71,6 @@ def read_path(name: str, client: str | None = "client", label: str = "label") ->
         name: the path.
         client: a table's client column; None if rows belong to nobody yet.
         label: a table's label column; other columns of a table are not read.
-
-    Raises:
-        InputError: for another kind of file, and for anything its reader refuses.
     """
     path = Path(name)
     if not path.exists():

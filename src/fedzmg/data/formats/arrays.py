@@ -12,20 +12,8 @@ from typing import Any
 import numpy as np
 
 from fedzmg.data.columns import Allocate, Array, Column, Columns, in_memory
-from fedzmg.data.formats.rows import (
-    Paths,
-    as_paths,
-    as_strings,
-    by_client,
-    check_numbers,
-    classes_note,
-    file_size,
-    labels,
-    pack,
-    reading,
-    refuse_bomb,
-    ungrouped,
-)
+from fedzmg.data.formats import common
+from fedzmg.data.formats.common import Paths
 from fedzmg.errors import InputError
 
 _ROLES = {"x": "x", "y": "y", "clients": "clients", "client": "clients"}
@@ -38,9 +26,6 @@ def from_arrays(x: Any, y: Any = None, clients: Any = None) -> Columns:
         x: one row for each example: numbers of any shape, or strings.
         y: a label for each row, whole numbers or names of classes.
         clients: the client of each row, whole numbers or strings.
-
-    Raises:
-        InputError: for different lengths, no row, or values that cannot be used.
     """
     return _columns(x, y, clients, "arrays", in_memory)
 
@@ -49,13 +34,10 @@ def read_arrays(paths: Paths, allocate: Allocate = in_memory) -> Columns:
     """Read one ``.npz`` file with arrays x, y and clients, or one ``.npy`` file for each.
 
     Without clients the rows belong to nobody yet. Nothing is unpickled.
-
-    Raises:
-        InputError: for missing arrays, arrays that do not fit together, and damaged files.
     """
-    files = as_paths(paths, "file (.npz, or .npy for x, y and clients)")
+    files = common.as_paths(paths, "file (.npz, or .npy for x, y and clients)")
     where = ", ".join(map(str, files))
-    file_size(files[0])
+    common.file_size(files[0])
     if len(files) == 1 and (zipfile.is_zipfile(files[0]) or files[0].suffix.lower() == ".npz"):
         found, notes = _members(files[0])
     else:
@@ -73,7 +55,7 @@ def read_arrays(paths: Paths, allocate: Allocate = in_memory) -> Columns:
 def _columns(x: Any, y: Any, clients: Any, where: str, allocate: Allocate) -> Columns:
     if isinstance(x, str | bytes):
         raise InputError(f"{where}: x is a single string: give one for each row")
-    with reading(f"{where}: x", "give rows of equal shape"):
+    with common.reading(f"{where}: x", "give rows of equal shape"):
         text = isinstance(x, list | tuple) and any(isinstance(row, str | bytes) for row in x)
         values = x if text else np.asarray(x)
         if not text and values.dtype.kind in "USO":
@@ -81,11 +63,11 @@ def _columns(x: Any, y: Any, clients: Any, where: str, allocate: Allocate) -> Co
         rows = len(values)
     if rows == 0:
         raise InputError(f"{where}: no row: give at least one")
-    grouping = ungrouped(rows) if clients is None else by_client(clients, rows, where)
+    grouping = common.ungrouped(rows) if clients is None else common.by_client(clients, rows, where)
     classes: tuple[str, ...] = ()
     columns: dict[str, Column] = {}
     if y is not None:
-        ids, classes = labels(y, where)
+        ids, classes = common.labels(y, where)
         if len(ids) != rows:
             raise InputError(
                 f"{where}: arrays differ in length (x {rows}, y {len(ids)}): give one entry for "
@@ -94,22 +76,22 @@ def _columns(x: Any, y: Any, clients: Any, where: str, allocate: Allocate) -> Co
         column = columns["y"] = allocate("y", (rows,), np.int64)
         column[:] = ids[grouping.order]
     if text:
-        strings = as_strings(list(values), f"{where}: x")
+        strings = common.as_strings(list(values), f"{where}: x")
         return Columns(
-            {"text": pack([strings[i] for i in grouping.order], where), **columns},
-            grouping.owners, classes_note(classes), classes,
+            {"text": common.pack([strings[i] for i in grouping.order], where), **columns},
+            grouping.owners, common.classes_note(classes), classes,
         )  # fmt: skip
     array = np.asarray(values)
-    check_numbers(array, f"{where}: x")
+    common.check_numbers(array, f"{where}: x")
     column = allocate("x", array.shape, array.dtype.newbyteorder("="))
     column[:] = array[grouping.order]
-    return Columns({"x": column, **columns}, grouping.owners, classes_note(classes), classes)
+    return Columns({"x": column, **columns}, grouping.owners, common.classes_note(classes), classes)
 
 
 def _members(path: Path) -> tuple[dict[str, Array], tuple[str, ...]]:
     found: dict[str, Array] = {}
     others = []
-    with reading(str(path)), zipfile.ZipFile(path) as archive:
+    with common.reading(str(path)), zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             where = f"{path}: array {name!r}"
@@ -119,8 +101,8 @@ def _members(path: Path) -> tuple[dict[str, Array], tuple[str, ...]]:
                 continue
             if role in found:
                 raise InputError(f"{where} occurs twice: keep one of them")
-            refuse_bomb(where, info.file_size, info.compress_size)
-            with reading(where), archive.open(info) as stream:
+            common.refuse_bomb(where, info.file_size, info.compress_size)
+            with common.reading(where), archive.open(info) as stream:
                 found[role] = _load(stream, where)
                 if stream.read(1):
                     raise InputError(f"{where}: is longer than its shape: write it again")
@@ -139,8 +121,8 @@ def _npy_files(paths: Sequence[Path]) -> dict[str, Array]:
         role = _ROLES[parts[0]]
         if role in found:
             raise InputError(f"{path}: a second file for {role!r}: give one")
-        file_size(path)
-        with reading(str(path)), path.open("rb") as stream:
+        common.file_size(path)
+        with common.reading(str(path)), path.open("rb") as stream:
             found[role] = _load(stream, str(path))
     return found
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedzmg.data.columns import Allocate, Array, Columns, in_memory
-from fedzmg.data.formats.rows import Paths, as_paths, file_size, reading
+from fedzmg.data.formats.common import Paths, as_paths, file_size, reading
 from fedzmg.errors import InputError
 
 # fmt: off
@@ -46,12 +46,7 @@ class _Batch(NamedTuple):
 
 
 def read_cifar_binary(paths: Paths, allocate: Allocate = in_memory) -> Columns:
-    """Read ``train.bin`` or ``test.bin``; several files are put one after the other.
-
-    Raises:
-        InputError: for a file that is cut off, labels out of range, or a coarse label that does not
-            belong to the fine one.
-    """
+    """Read ``train.bin`` or ``test.bin``; several files are put one after the other."""
     return _read_all(paths, allocate, _records)
 
 
@@ -59,9 +54,6 @@ def read_cifar_python(paths: Paths, allocate: Allocate = in_memory) -> Columns:
     """Read the pickled ``train`` or ``test``; several files are put one after the other.
 
     The unpickler allows only the NumPy names that arrays need, and runs nothing else.
-
-    Raises:
-        InputError: for any other pickle, a damaged one, or labels as in :func:`read_cifar_binary`.
     """
     return _read_all(paths, allocate, _unpickled)
 

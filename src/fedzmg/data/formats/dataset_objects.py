@@ -12,23 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedzmg.data.columns import Array, Column, Columns, in_memory
+from fedzmg.data.formats import common
+from fedzmg.data.formats.common import Grouping, Ids
 from fedzmg.data.formats.image_folder import ImageForm, decode_all
-from fedzmg.data.formats.rows import (
-    Grouping,
-    Ids,
-    as_float32,
-    as_strings,
-    by_client,
-    check_numbers,
-    choose_features,
-    classes_note,
-    group,
-    labels,
-    numbers_or_strings,
-    pack,
-    reading,
-    ungrouped,
-)
 from fedzmg.errors import InputError
 
 _REMEDY = "look at that row of the dataset"
@@ -63,16 +49,13 @@ def from_dataset(
             sorted.
         size: resize images to this height and width.
         grey: convert images to grey (True) or colour (False).
-
-    Raises:
-        InputError: for missing columns and values that cannot be used.
     """
     part = _checked(dataset, "dataset")
-    chosen = choose_features(dataset.column_names, client, label, features, part.where)
+    chosen = common.choose_features(dataset.column_names, client, label, features, part.where)
     rows = len(dataset)
-    grouping = ungrouped(rows)
+    grouping = common.ungrouped(rows)
     if client is not None:
-        grouping = by_client(_values(part, client), rows, f"{part.where}: column {client!r}")
+        grouping = common.by_client(_values(part, client), rows, f"{part.where}: column {client!r}")
     return _columns([part], grouping, label, chosen, classes, ImageForm(size, grey).check())
 
 
@@ -94,10 +77,6 @@ def from_partitions(
         classes: names of classes in the order of their ids, as in :func:`from_dataset`.
         size: resize images to this height and width.
         grey: convert images to grey (True) or colour (False).
-
-    Raises:
-        InputError: for clients without rows, datasets that differ in columns, missing columns and
-            values that cannot be used.
     """
     named = partitions if isinstance(partitions, Mapping) else dict(enumerate(partitions))
     parts = [_checked(dataset, f"client {str(name)!r}") for name, dataset in named.items()]
@@ -105,11 +84,11 @@ def from_partitions(
         raise InputError("no partition is given: give one dataset for each client")
     chosen: Sequence[str] | None = features
     for part in parts:
-        chosen = choose_features(part.dataset.column_names, None, label, chosen, part.where)
+        chosen = common.choose_features(part.dataset.column_names, None, label, chosen, part.where)
     assert chosen is not None
     sizes = [len(part.dataset) for part in parts]
     owner = np.repeat(np.arange(len(parts), dtype=np.int64), sizes)
-    grouping = group(owner, [str(name) for name in named])
+    grouping = common.group(owner, [str(name) for name in named])
     return _columns(parts, grouping, label, chosen, classes, ImageForm(size, grey).check())
 
 
@@ -130,7 +109,7 @@ def _checked(dataset: Any, where: str) -> _Part:
 
 
 def _values(part: _Part, name: str) -> Any:
-    with reading(f"{part.where}: column {name!r}", _REMEDY):
+    with common.reading(f"{part.where}: column {name!r}", _REMEDY):
         return part.dataset[name][:]
 
 
@@ -159,18 +138,18 @@ def _columns(
         texts = [
             text
             for part in parts
-            for text in as_strings(
+            for text in common.as_strings(
                 list(_values(part, name)), f"{part.where}: column {name!r}: texts"
             )
         ]
-        columns["text"] = pack([texts[i] for i in order], parts[0].where)
+        columns["text"] = common.pack([texts[i] for i in order], parts[0].where)
     elif len(chosen) == 1 and _is_image(first):
         columns["x"] = decode_all(_images(parts, name), len(order), order, in_memory, form)
     elif len(chosen) == 1 and np.ndim(first) > 1:
         columns["x"] = _stack(parts, name)[order]
     else:
         columns["x"] = np.concatenate([_numbers(parts, name) for name in chosen], axis=1)[order]
-    return Columns(columns, grouping.owners, classes_note(names), names)
+    return Columns(columns, grouping.owners, common.classes_note(names), names)
 
 
 def _labels(
@@ -183,9 +162,9 @@ def _labels(
         where = f"{part.where}: column {label!r}"
         if getattr(_feature(part, label), "names", None) != own:
             raise InputError(f"{where}: has other classes than {parts[0].where}: make them alike")
-        values = numbers_or_strings(_values(part, label), f"{where}: labels")
+        values = common.numbers_or_strings(_values(part, label), f"{where}: labels")
         if own is not None and not isinstance(values, list):
-            ids, _ = labels(values, where, own)
+            ids, _ = common.labels(values, where, own)
             # Ids of the dataset's own classes; other classes are matched by name.
             values = ids if classes is None else [own[i] for i in ids]
         kinds.add(isinstance(values, list))
@@ -193,17 +172,17 @@ def _labels(
     where = f"{parts[0].where}: column {label!r}"
     if len(kinds) > 1:
         raise InputError(f"{where}: mixes numbers and names of classes: use one of them")
-    return labels(given, where, own if classes is None else classes)
+    return common.labels(given, where, own if classes is None else classes)
 
 
 def _entries(parts: Sequence[_Part], name: str) -> Iterator[tuple[str, Any]]:
     """Yield each entry of a column with its name in messages."""
     for part in parts:
-        with reading(f"{part.where}: column {name!r}", _REMEDY):
+        with common.reading(f"{part.where}: column {name!r}", _REMEDY):
             column = iter(part.dataset[name])
         for row in range(len(part.dataset)):
             where = f"{part.where}: column {name!r}, row {row}"
-            with reading(where, _REMEDY):
+            with common.reading(where, _REMEDY):
                 entry = next(column)
             yield where, entry
 
@@ -230,9 +209,9 @@ def _stack(parts: Sequence[_Part], name: str) -> Array:
         declared = np.dtype("O")
     arrays: list[Array] = []
     for where, entry in _entries(parts, name):
-        with reading(where, _REMEDY):
+        with common.reading(where, _REMEDY):
             array = np.asarray(entry, dtype=declared if declared.kind in "biuf" else None)
-        check_numbers(array, where)
+        common.check_numbers(array, where)
         arrays.append(_channels_first(array))
         if array.dtype != arrays[0].dtype or arrays[-1].shape != arrays[0].shape:
             raise InputError(
@@ -255,7 +234,7 @@ def _numbers(parts: Sequence[_Part], name: str) -> Array:
     for part in parts:
         where = f"{part.where}: column {name!r}"
         values = _values(part, name)
-        with reading(where, "give numbers, or lists of equally many numbers"):
+        with common.reading(where, "give numbers, or lists of equally many numbers"):
             array = np.asarray(values)
             if array.dtype.kind == "O" and None in values:
                 raise InputError(f"{where}: row {values.index(None)} has no value: fill it in")
@@ -264,7 +243,7 @@ def _numbers(parts: Sequence[_Part], name: str) -> Array:
                 f"{where}: holds {type(values[0]).__name__}, not numbers: name the columns to use "
                 "in features"
             )
-        columns.append(as_float32(array.reshape(len(array), -1), where))
+        columns.append(common.as_float32(array.reshape(len(array), -1), where))
     if len({column.shape[1] for column in columns}) != 1:
         raise InputError(f"column {name!r}: partitions differ in its width: make them alike")
     return np.concatenate(columns)

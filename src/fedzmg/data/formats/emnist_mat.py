@@ -7,16 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedzmg.data.columns import Allocate, Columns, in_memory
-from fedzmg.data.formats.rows import (
-    Ids,
-    Paths,
-    as_paths,
-    by_writer,
-    file_size,
-    numbers_or_strings,
-    reading,
-    ungrouped,
-)
+from fedzmg.data.formats import common
+from fedzmg.data.formats.common import Ids, Paths
 from fedzmg.errors import InputError, unknown
 
 _REMEDY = "give one of NIST's EMNIST files"
@@ -29,18 +21,15 @@ def read_mat(paths: Paths, allocate: Allocate = in_memory, *, split: str = "trai
         paths: the one file.
         allocate: makes the columns ``x`` [n, 28, 28] uint8 and ``y`` [n] int64.
         split: ``train`` or ``test``.
-
-    Raises:
-        InputError: for another layout, a damaged file, or MATLAB 7.3.
     """
     if split not in ("train", "test"):
         raise unknown("split", split, ("train", "test"))
-    files = as_paths(paths, "MATLAB file")
+    files = common.as_paths(paths, "MATLAB file")
     if len(files) != 1:
         raise InputError(f"{len(files)} MATLAB files: give one at a time")
     (path,) = files
-    file_size(path)
-    with reading(str(path), _REMEDY):
+    common.file_size(path)
+    with common.reading(str(path), _REMEDY):
         from scipy.io import loadmat
 
         try:
@@ -58,10 +47,10 @@ def read_mat(paths: Paths, allocate: Allocate = in_memory, *, split: str = "trai
         if rows == 0:
             raise InputError(f"{where} has no images: {_REMEDY}")
         ids = _whole(_field(part, "labels", where), rows, f"{where}.labels")
-        grouping = ungrouped(rows)
+        grouping = common.ungrouped(rows)
         if "writers" in part.dtype.names:
             writers = _whole(_field(part, "writers", where), rows, f"{where}.writers")
-            grouping = by_writer(writers)
+            grouping = common.by_writer(writers)
     y = allocate("y", (rows,), np.int64)
     y[:] = ids[grouping.order]
     x = allocate("x", (rows, 28, 28), np.uint8)
@@ -82,7 +71,7 @@ def _field(parent: Any, name: str, where: str) -> Any:
 def _whole(column: Any, rows: int, where: str) -> Ids:
     if column.dtype.kind not in "biuf":
         raise InputError(f"{where} has type {column.dtype}: expected numbers")
-    values = numbers_or_strings(column.reshape(-1), where)
+    values = common.numbers_or_strings(column.reshape(-1), where)
     assert not isinstance(values, list)
     if len(values) != rows:
         raise InputError(f"{where}: {len(values)} for {rows} images: {_REMEDY}")

@@ -15,19 +15,8 @@ from typing import IO, cast
 import numpy as np
 
 from fedzmg.data.columns import Allocate, Array, Columns, in_memory
-from fedzmg.data.formats.rows import (
-    Grouping,
-    OnePath,
-    Paths,
-    as_paths,
-    as_strings,
-    by_client,
-    by_writer,
-    file_size,
-    reading,
-    refuse_bomb,
-    ungrouped,
-)
+from fedzmg.data.formats import common
+from fedzmg.data.formats.common import Grouping, OnePath, Paths
 from fedzmg.errors import InputError
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4"}
@@ -48,12 +37,8 @@ def read_idx(
         allocate: makes the columns ``x`` [n, height, width] uint8 and ``y`` [n] int64.
         transposed: swap rows and columns of the images; EMNIST's own files need it.
         writers: a file with the writer of each image: an idx file, or one id a line.
-
-    Raises:
-        InputError: for files that are damaged, do not belong together, or hold another size than
-            their header states.
     """
-    files = as_paths(paths, "idx file")
+    files = common.as_paths(paths, "idx file")
     found = {path: _array(path) for path in files}
     kinds = {f"{array.dtype.str}{array.ndim}": path for path, array in found.items()}
     if len(files) != 2 or set(kinds) != {"|u13", "|u11"}:
@@ -69,7 +54,7 @@ def read_idx(
             f"{kinds['|u11']} holds {len(labels)} labels but {kinds['|u13']} holds {rows} images: "
             "give two files that belong together"
         )
-    grouping = ungrouped(rows) if writers is None else _group(Path(writers), rows)
+    grouping = common.ungrouped(rows) if writers is None else _group(Path(writers), rows)
     if transposed:
         images = images.swapaxes(1, 2)
     y = allocate("y", (rows,), np.int64)
@@ -81,15 +66,15 @@ def read_idx(
 
 def _open(path: Path) -> IO[bytes]:
     """Open a file and decompress it if its first bytes ask for it."""
-    file_size(path)
+    common.file_size(path)
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(path, "rb")) if packed else path.open("rb")
 
 
 def _array(path: Path) -> Array:
-    stored = file_size(path)
-    with reading(str(path)), _open(path) as stream:
+    stored = common.file_size(path)
+    with common.reading(str(path)), _open(path) as stream:
         start = stream.read(4)
         zeros, code, rank = struct.unpack(">HBB", start.ljust(4, b"\xff"))
         if zeros != 0 or code not in _TYPES or not 1 <= rank <= 3:
@@ -102,7 +87,7 @@ def _array(path: Path) -> Array:
         size = math.prod(shape) * dtype.itemsize
         if size == 0:
             raise InputError(f"{path}: has shape {shape}: it holds nothing; give another file")
-        refuse_bomb(str(path), size, stored)
+        common.refuse_bomb(str(path), size, stored)
         data = stream.read(size + 1)
     if len(data) != size:
         found = "more" if len(data) > size else f"only {len(data):,}"
@@ -114,7 +99,7 @@ def _array(path: Path) -> Array:
 
 
 def _group(path: Path, rows: int) -> Grouping:
-    with reading(str(path)), _open(path) as stream:
+    with common.reading(str(path)), _open(path) as stream:
         binary = stream.read(2) == b"\0\0"
     if binary:
         writers = _array(path)
@@ -123,9 +108,9 @@ def _group(path: Path, rows: int) -> Grouping:
                 f"{path}: shape {writers.shape}, smallest number {writers.min()}: expected one "
                 f"writer from 0 for each of {rows} images"
             )
-        return by_writer(writers.astype(np.int64))
+        return common.by_writer(writers.astype(np.int64))
     limit = _LONGEST_NAME * (rows + 1)
-    with reading(str(path)), _open(path) as stream:
+    with common.reading(str(path)), _open(path) as stream:
         data = stream.read(limit + 1)
     lines = [line.strip() for line in data.rstrip().split(b"\n")]
     if len(data) > limit or len(lines) != rows:
@@ -133,7 +118,7 @@ def _group(path: Path, rows: int) -> Grouping:
             f"{path}: has {len(lines)} lines in {len(data):,} bytes or more: give one writer a "
             f"line for each of {rows} images"
         )
-    names = as_strings(list(lines), f"{path}: writers")
+    names = common.as_strings(list(lines), f"{path}: writers")
     if all(name.isascii() and name.isdigit() and len(name) < 19 for name in names):
-        return by_writer(np.array(names).astype(np.int64))
-    return by_client(names, rows, str(path))
+        return common.by_writer(np.array(names).astype(np.int64))
+    return common.by_client(names, rows, str(path))

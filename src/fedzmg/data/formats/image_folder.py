@@ -17,17 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedzmg.data.columns import Allocate, Array, Columns, in_memory
-from fedzmg.data.formats.rows import (
-    Paths,
-    as_paths,
-    classes_note,
-    codes,
-    file_size,
-    group,
-    labels,
-    reading,
-    refuse_bomb,
-)
+from fedzmg.data.formats import common
+from fedzmg.data.formats.common import Paths
 from fedzmg.errors import InputError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
@@ -75,27 +66,23 @@ def read_image_folder(
         size: resize every image to this height and width; without it all must have one size.
         grey: convert every image to grey (True) or colour (False); without it all must be one.
         classes: names of labels in the order of their ids; sorted by default.
-
-    Raises:
-        InputError: for another layout, images that differ, links that leave the folder, missing
-            labels, and files that are not images.
     """
-    folders = as_paths(paths, "folder of images")
+    folders = common.as_paths(paths, "folder of images")
     if len(folders) != 1:
         raise InputError(f"{len(folders)} folders of images: give one")
     (root,) = folders
     form = ImageForm(size, grey).check()
-    with reading(str(root)):
+    with common.reading(str(root)):
         found, notes = _find(root)
-        stored = sum(file_size(image.path) for image in found)
-    ids, named = labels([image.label for image in found], str(root), classes)
-    grouping = group(*codes([image.client for image in found]))
+        stored = sum(common.file_size(image.path) for image in found)
+    ids, named = common.labels([image.label for image in found], str(root), classes)
+    grouping = common.group(*common.codes([image.client for image in found]))
     sources = [found[i].path for i in grouping.order]
     named_sources = ((str(path), path) for path in sources)
     x = decode_all(named_sources, len(found), np.arange(len(found)), allocate, form, stored=stored)
     y = allocate("y", (len(found),), np.int64)
     y[:] = ids[grouping.order]
-    return Columns({"x": x, "y": y}, grouping.owners, (*notes, *classes_note(named)), named)
+    return Columns({"x": x, "y": y}, grouping.owners, (*notes, *common.classes_note(named)), named)
 
 
 def _find(root: Path) -> tuple[list[_Found], list[str]]:
@@ -152,9 +139,12 @@ def _labelled(path: Path, root: Path, tables: dict[str, str]) -> _Found:
 
 
 def _label_table(path: Path) -> dict[str, str]:
-    file_size(path)
+    common.file_size(path)
     table: dict[str, str] = {}
-    with reading(str(path), "correct it"), path.open(encoding="utf-8-sig", newline="") as file:
+    with (
+        common.reading(str(path), "correct it"),
+        path.open(encoding="utf-8-sig", newline="") as file,
+    ):
         rows = csv.reader(file, strict=True)
         if [name.strip() for name in next(rows, [])] != ["file", "label"]:
             raise InputError(f"{path}: its first line must be file,label: correct it")
@@ -186,9 +176,6 @@ def decode_all(
         allocate: makes the column ``x``.
         form: size and colour to convert to.
         stored: bytes of the images in files, which bound the result; None for no bound.
-
-    Raises:
-        InputError: for images that differ from the first, or cannot be read.
     """
     try:
         from PIL import Image
@@ -201,7 +188,7 @@ def decode_all(
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         for row, (where, source) in enumerate(sources):
-            with reading(where, _REMEDY):
+            with common.reading(where, _REMEDY):
                 if isinstance(source, Path | bytes):
                     file = io.BytesIO(source) if isinstance(source, bytes) else source
                     # Some other formats run programs.
@@ -212,7 +199,9 @@ def decode_all(
             if x is None:
                 first = f"{where} is {_describe(pixels)}"
                 if stored is not None:
-                    refuse_bomb(f"{where} and {rows - 1} more images", rows * pixels.nbytes, stored)
+                    common.refuse_bomb(
+                        f"{where} and {rows - 1} more images", rows * pixels.nbytes, stored
+                    )
                 x = allocate("x", (rows, *pixels.shape), np.uint8)
             if pixels.shape != x.shape[1:]:
                 raise InputError(

@@ -20,16 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedzmg.data.columns import Allocate, Array, Column, Columns, Owners, Strings, in_memory
-from fedzmg.data.formats.rows import (
-    NOT_BYTES,
-    REMEDY,
-    Paths,
-    as_bytes,
-    as_paths,
-    file_size,
-    pack,
-    reading,
-)
+from fedzmg.data.formats import common
+from fedzmg.data.formats.common import Paths
 from fedzmg.errors import InputError
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -44,13 +36,8 @@ class _User(NamedTuple):
 
 
 def read_leaf(paths: Paths, allocate: Allocate = in_memory) -> Columns:
-    """Read shards of one data set; each shard is held in memory while it is read.
-
-    Raises:
-        InputError: for anything but JSON in this layout, a user that occurs twice or whose count
-            is wrong, rows of different length, numbers that are not finite, or no example at all.
-    """
-    files = as_paths(paths, "JSON file")
+    """Read shards of one data set; each shard is held in memory while it is read."""
+    files = common.as_paths(paths, "JSON file")
     users = _users(files, packed=True)
     types = {x.dtype for u in users.values() if isinstance(x := u.columns.get("x"), np.ndarray)}
     if np.dtype(np.uint8) in types and len(types) > 1:
@@ -69,7 +56,7 @@ def read_leaf(paths: Paths, allocate: Allocate = in_memory) -> Columns:
         notes.append(f"clients without any example: {len(empty)}, the first is {empty[0]!r}")
     x = columns.get("x")
     if isinstance(x, np.ndarray) and x.dtype == np.float32 and x.shape[1:] == (28, 28):
-        notes.append(f"images: {NOT_BYTES}")
+        notes.append(f"images: {common.NOT_BYTES}")
     offsets = np.cumsum([0, *(user.rows for user in users.values())], dtype=np.int64)
     return Columns(columns, Owners(tuple(users), offsets), tuple(notes))
 
@@ -105,8 +92,8 @@ def _kind(user: _User) -> dict[str, Any]:
 
 
 def _shard(path: Path, *, packed: bool) -> Iterator[tuple[str, _User]]:
-    file_size(path)
-    with reading(str(path), REMEDY):
+    common.file_size(path)
+    with common.reading(str(path), common.REMEDY):
         content = json.loads(path.read_bytes().decode("utf-8-sig"))
     names, counts, data = (
         _entry(content, key, kind, str(path))
@@ -124,7 +111,7 @@ def _shard(path: Path, *, packed: bool) -> Iterator[tuple[str, _User]]:
             raise InputError(f"{path}: user {name!r} is listed twice: list each user once")
         seen.add(name)
         if name not in data:
-            raise InputError(f"{path}: user {name!r} has no user_data: {REMEDY}")
+            raise InputError(f"{path}: user {name!r} has no user_data: {common.REMEDY}")
         # Popped, to free the shard while the columns grow.
         yield name, _user(data.pop(name), count, f"{path}: user {name!r}", packed=packed)
     if data:
@@ -133,7 +120,7 @@ def _shard(path: Path, *, packed: bool) -> Iterator[tuple[str, _User]]:
 
 def _entry(content: Any, key: str, kind: type, where: str) -> Any:
     if not isinstance(content, dict) or key not in content:
-        raise InputError(f"{where}: has no {key!r}: {REMEDY}")
+        raise InputError(f"{where}: has no {key!r}: {common.REMEDY}")
     if not isinstance(content[key], kind):
         found = type(content[key]).__name__
         raise InputError(f"{where}: {key!r} is a {found}: expected a {kind.__name__}")
@@ -145,17 +132,17 @@ def _user(data: Any, count: Any, where: str, *, packed: bool) -> _User:
     if len(x) != len(y) or type(count) is not int or count != len(x):
         raise InputError(
             f"{where}: has {len(x)} of 'x', {len(y)} of 'y' and num_samples {count!r}: expected "
-            f"equally many; {REMEDY}"
+            f"equally many; {common.REMEDY}"
         )
     if not x:
         return _User(where, {}, 0)
     columns: dict[str, Column] = {}
     if _all_text(x):
-        columns["text"] = pack(x, f"{where}: x")
+        columns["text"] = common.pack(x, f"{where}: x")
     else:
         columns["x"] = _inputs(x, where, packed=packed)
     if "text" in columns and _all_text(y):
-        columns["next"] = pack(y, f"{where}: y")
+        columns["next"] = common.pack(y, f"{where}: y")
     else:
         columns["y"] = _labels(y, where)
     return _User(where, columns, len(x))
@@ -197,7 +184,7 @@ def _inputs(values: list[Any], where: str, *, packed: bool) -> Array:
             "float32: remove it"
         )
     fractions = packed and array.min() >= 0 and array.max() <= 1
-    small = as_bytes(array) if fractions else None
+    small = common.as_bytes(array) if fractions else None
     return array.astype(np.float32) if small is None else small
 
 

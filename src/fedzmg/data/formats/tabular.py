@@ -15,23 +15,9 @@ from typing import Any
 import numpy as np
 
 from fedzmg.data.columns import Allocate, Array, Column, Columns, in_memory
+from fedzmg.data.formats import common
+from fedzmg.data.formats.common import Ids, Paths
 from fedzmg.data.formats.image_folder import ImageForm, decode_all
-from fedzmg.data.formats.rows import (
-    Ids,
-    Paths,
-    as_float32,
-    as_paths,
-    by_client,
-    choose_features,
-    classes_note,
-    file_size,
-    labels,
-    numbers_or_strings,
-    pack,
-    reading,
-    refuse_bomb,
-    ungrouped,
-)
 from fedzmg.errors import InputError
 
 _BLOCK = 2**24
@@ -61,16 +47,13 @@ def read_table(
         classes: names of classes in the order of their ids; sorted by default.
         size: resize images to this height and width.
         grey: convert images to grey (True) or colour (False).
-
-    Raises:
-        InputError: for missing columns, missing values, values of another type, damaged files.
     """
     form = ImageForm(size, grey).check()
-    files = as_paths(paths, "Parquet or CSV file")
+    files = common.as_paths(paths, "Parquet or CSV file")
     where = str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
     tables = [_table(path, client, label, features) for path in files]
     chosen = tables[0][1]
-    with reading(where, "make the columns of all files alike"):
+    with common.reading(where, "make the columns of all files alike"):
         import pyarrow as pa
 
         parts = [part.select(tables[0][0].column_names) for part, _ in tables]
@@ -78,33 +61,35 @@ def read_table(
     rows = table.num_rows
     if rows == 0:
         raise InputError(f"{where}: holds no row: give at least one")
-    grouping = ungrouped(rows)
+    grouping = common.ungrouped(rows)
     if client is not None:
-        grouping = by_client(_names(table, client, where), rows, where)
+        grouping = common.by_client(_names(table, client, where), rows, where)
     values = _features(table, chosen, where)
     columns: dict[str, Column] = {}
     named: tuple[str, ...] = ()
     if label is not None:
-        ids, named = labels(_names(table, label, where), f"{where}: column {label!r}", classes)
+        ids, named = common.labels(
+            _names(table, label, where), f"{where}: column {label!r}", classes
+        )
         y = columns["y"] = allocate("y", (rows,), np.int64)
         y[:] = ids[grouping.order]
     if isinstance(values, np.ndarray):
         x = columns["x"] = allocate("x", values.shape, np.float32)
         x[:] = values[grouping.order]
     elif values and isinstance(values[0], str):
-        columns["text"] = pack([values[i] for i in grouping.order], where)
+        columns["text"] = common.pack([values[i] for i in grouping.order], where)
     elif values:
-        stored = sum(file_size(path) for path in files)
+        stored = sum(common.file_size(path) for path in files)
         images = ((f"{where}: image in row {i}", image) for i, image in enumerate(values))
         columns["x"] = decode_all(images, rows, grouping.order, allocate, form, stored=stored)
-    return Columns(columns, grouping.owners, classes_note(named), named)
+    return Columns(columns, grouping.owners, common.classes_note(named), named)
 
 
 def _table(
     path: Path, client: str | None, label: str | None, features: Sequence[str] | None
 ) -> tuple[Any, list[str]]:
     """Read the columns that are needed; return them with the names of the features."""
-    stored = file_size(path)
+    stored = common.file_size(path)
     try:
         import pyarrow as pa
         from pyarrow import csv as arrow_csv
@@ -112,14 +97,14 @@ def _table(
     except ImportError:
         raise InputError("tables need PyArrow: run pip install 'fedzmg[tables]'") from None
     where = str(path)
-    with reading(where), path.open("rb") as file:
+    with common.reading(where), path.open("rb") as file:
         start = file.read(4)
         if start[:2] in (b"\x1f\x8b", b"PK"):
             raise InputError(f"{where}: is compressed: unpack it first")
         packed = start == b"PAR1" or path.suffix.lower() in (".parquet", ".pq")
         have = parquet.read_schema(path).names if packed else _csv_header(path)
         _check_columns(have, where)
-        chosen = choose_features(have, client, label, features, where)
+        chosen = common.choose_features(have, client, label, features, where)
         needed = [name for name in dict.fromkeys((client, label, *chosen)) if name is not None]
         if packed:
             return _parquet(path, needed, stored), chosen
@@ -155,13 +140,13 @@ def _parquet(path: Path, needed: list[str], stored: int) -> Any:
         metadata = file.metadata
         groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
         claimed = max(8 * metadata.num_rows * len(needed), sum(g.total_byte_size for g in groups))
-        refuse_bomb(str(path), claimed, stored)
+        common.refuse_bomb(str(path), claimed, stored)
         # A long string is stored once however often it occurs: keep batches small.
         rows = max(1, min(4096, 2**26 // max(1, claimed)))
         batches, held = [], 0
         for batch in map(decoded, file.iter_batches(rows, columns=needed, use_threads=False)):
             held += batch.nbytes
-            refuse_bomb(str(path), held, stored)
+            common.refuse_bomb(str(path), held, stored)
             batches.append(batch)
         empty = file.schema_arrow.empty_table().select(needed)
     return pa.Table.from_batches(batches) if batches else empty
@@ -205,7 +190,7 @@ def _names(table: Any, name: str, where: str) -> Ids | list[str]:
     if _is_string(column.type):
         return list(column.to_pylist())
     where = f"{where}: column {name!r}"
-    return numbers_or_strings(_numeric(column, where), f"{where}: values")
+    return common.numbers_or_strings(_numeric(column, where), f"{where}: values")
 
 
 def _is_string(kind: Any) -> bool:
@@ -261,7 +246,7 @@ def _numbers(column: Any, where: str) -> Array:
             f"{where}: holds text, as {column[0].as_py()[:40]!r}, not numbers: name the columns to "
             "use in features; text must be the only one"
         )
-    return as_float32(_numeric(column, where).reshape(rows, width), where)
+    return common.as_float32(_numeric(column, where).reshape(rows, width), where)
 
 
 def _numeric(column: Any, where: str) -> Array:

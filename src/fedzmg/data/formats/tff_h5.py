@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import mmap
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,17 +24,8 @@ import h5py
 import numpy as np
 
 from fedzmg.data.columns import Allocate, Array, Column, Columns, Owners, Strings, in_memory
-from fedzmg.data.formats.rows import (
-    NOT_BYTES,
-    REMEDY,
-    Paths,
-    as_bytes,
-    as_paths,
-    check_fractions,
-    file_size,
-    reading,
-    refuse_bomb,
-)
+from fedzmg.data.formats import common
+from fedzmg.data.formats.common import REMEDY, Paths
 from fedzmg.errors import InputError
 
 
@@ -80,12 +73,8 @@ def read_h5(paths: Paths, allocate: Allocate = in_memory, *, classes: int | None
         allocate: makes the columns: ``x`` and ``y`` (and ``coarse``), or ``text``. It is called
             twice for ``x`` where pixels turn out not to be bytes; only the second one counts.
         classes: labels must be smaller than this.
-
-    Raises:
-        InputError: for a damaged file, missing or unequal datasets, pixels or labels out of range,
-            text that is not UTF-8, a client that occurs twice, or no example at all.
     """
-    files = as_paths(paths, "HDF5 file")
+    files = common.as_paths(paths, "HDF5 file")
     with contextlib.ExitStack() as stack:
         layout, clients, names = _survey(files, stack)
         counts = [client.rows.stop - client.rows.start for client in clients]
@@ -122,8 +111,8 @@ def _survey(
     origin: dict[str, Path] = {}
     done = 0
     for path in paths:
-        size, total = file_size(path), 0
-        with reading(str(path), REMEDY):
+        size, total = common.file_size(path), 0
+        with common.reading(str(path), REMEDY):
             file = stack.enter_context(h5py.File(path, "r"))
             if file.get("examples", getclass=True) is not h5py.Group:
                 raise InputError(f"{path}: has no group 'examples': give a file in TFF's layout")
@@ -138,15 +127,36 @@ def _survey(
                     "only one of the files"
                 )
             origin[name] = path
-            with reading(where, REMEDY):
+            with common.reading(where, REMEDY):
                 group = file["examples"][name]
                 layout = layout or _detect(group, where)
                 rows, held = _measure(group, layout, where)
             total += held
             clients.append(_Client(where, group, slice(done, done + rows)))
             done += rows
-        refuse_bomb(str(path), total, size)
+        common.refuse_bomb(str(path), total, size)
+        if layout[0].kinds == "strings":
+            with common.reading(str(path), REMEDY):
+                _check_heap(path, file)
     return layout, clients, list(origin)
+
+
+def _check_heap(path: Path, file: h5py.File) -> None:
+    """Check the sizes in the heap of strings; the HDF5 library loops forever on a size of 0."""
+    if file.id.get_create_plist().get_sizes() != (8, 8):
+        raise InputError(f"{path}: does not use 64-bit addresses: write it again with h5py")
+    with path.open("rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        start = data.find(b"GCOL\1")
+        while start >= 0:
+            (size,) = struct.unpack_from("<Q", data, start + 8)
+            at, end = start + 16, start + size
+            while at + 16 <= end:
+                index, length = struct.unpack_from("<H6xQ", data, at)
+                # Object 0 is the free space, whose size includes its header.
+                at += 16 + -(-length // 8) * 8 if index else length
+                if at > end or (index == 0 and length < 16):
+                    raise InputError(f"{path}: the heap of its strings is damaged: {REMEDY}")
+            start = data.find(b"GCOL\1", start + 16)
 
 
 def _detect(group: Any, where: str) -> Sequence[_Part]:
@@ -190,7 +200,7 @@ def _values(clients: Sequence[_Client], part: _Part) -> Iterator[tuple[_Client, 
     """Read one dataset of every client that has examples."""
     for client in clients:
         if client.rows.stop > client.rows.start:
-            with reading(client.where, REMEDY):
+            with common.reading(client.where, REMEDY):
                 values = client.group[part.dataset][:]
             yield client, values
 
@@ -215,27 +225,21 @@ def _labels(
 def _pixels(
     clients: Sequence[_Client], part: _Part, allocate: Allocate
 ) -> tuple[Array, tuple[str, ...]]:
-    shape = (clients[-1].rows.stop, *part.shape)
-    column = allocate(part.column, shape, np.uint8)
+    """Store fractions as bytes if all of them are multiples of 1/255, else as float32."""
     note: tuple[str, ...] = ()
-    for client, values in _fractions(clients, part):
-        stored = as_bytes(values)
-        if stored is None:
-            note = (f"{client.where}: {NOT_BYTES}",)
+    for dtype in (np.uint8, np.float32):
+        column = allocate(part.column, (clients[-1].rows.stop, *part.shape), dtype)
+        for client, values in _values(clients, part):
+            pixels = values.astype(np.float32, copy=False)
+            common.check_fractions(pixels, client.where)
+            stored = common.as_bytes(pixels) if dtype == np.uint8 else pixels
+            if stored is None:
+                note = (f"{client.where}: {common.NOT_BYTES}",)
+                break
+            column[client.rows] = stored
+        else:
             break
-        column[client.rows] = stored
-    if note:
-        column = allocate(part.column, shape, np.float32)
-        for client, values in _fractions(clients, part):
-            column[client.rows] = values
     return column, note
-
-
-def _fractions(clients: Sequence[_Client], part: _Part) -> Iterator[tuple[_Client, Array]]:
-    for client, values in _values(clients, part):
-        pixels = values.astype(np.float32, copy=False)
-        check_fractions(pixels, client.where)
-        yield client, pixels
 
 
 def _text(clients: Sequence[_Client], part: _Part, allocate: Allocate) -> Strings:
