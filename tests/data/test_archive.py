@@ -120,7 +120,7 @@ def test_links_and_devices_are_not_unpacked(tmp_path: Path, kind: bytes) -> None
 )
 def test_a_bomb_is_not_unpacked(tmp_path: Path, data: bytes) -> None:
     assert len(data) < 20_000
-    assert "unpacks to more than 0 MiB" in refused(tmp_path, data)
+    assert "unpacks to more than" in refused(tmp_path, data)
 
 
 @pytest.mark.parametrize("kind", ["zip", *(f"tar.{c}" for c in COMPRESSORS), "gz", "bz2", "xz"])

@@ -145,8 +145,7 @@ def _assign(name: str, form: Form, files: Sequence[File]) -> dict[str, Sequence[
         fitting = groups.get(split, [])
         if unsure and len(fitting) < (form.each or 1):
             raise InputError(
-                f"cannot tell which split of {name!r} is in {', '.join(unsure)}: put the word "
-                "train or test into each file's name"
+                f"cannot tell the split of {', '.join(unsure)}: put train or test into its name"
             )
         chosen[split] = _narrowed(name, f"{split} split", form, fitting)
     return chosen
@@ -160,8 +159,7 @@ def _narrowed(name: str, part: str, form: Form, files: Sequence[File]) -> list[P
         paths = [path for path in paths if _like(path.name, form.official)] or paths
     if len(paths) > each:
         raise InputError(
-            f"several files could be the {part} of {name!r}: {', '.join(map(str, paths))}; give "
-            "the ones you mean"
+            f"several files could be the {part} of {name!r}: {', '.join(map(str, paths))}; give one"
         )
     if len(paths) < max(each, 1):
         raise InputError(f"the {part} of {name!r} is missing or incomplete: give {form.files}")
