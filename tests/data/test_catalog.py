@@ -20,6 +20,7 @@ import h5py
 import numpy as np
 import pytest
 from test_column_store import ALONE
+from test_fetch import Recorder
 
 from fedzmg.data import catalog, column_store
 from fedzmg.data.catalog import Dataset
@@ -87,21 +88,6 @@ def tar_bz2(files: list[Path], to: Path) -> Path:
         for file in files:
             box.add(file, file.name)
     return to
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-        self.said: list[str] = []
-
-    def begin(self, what: str, total: int | None) -> None:
-        self.begun.append(what)
-
-    def advance(self, done: int) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
 
 
 def left(cache: Path) -> list[str]:
@@ -406,7 +392,7 @@ def test_get_downloads_unpacks_and_converts_once(
     cache = tmp_path / "cache"
     progress = Recorder()
     made = catalog.get("tiny", cache, str(mirror), progress)
-    assert progress.begun == [
+    assert [what for what, _ in progress.begun] == [
         "tiny.tar.bz2", "unpacking tiny.tar.bz2", "reading train", "reading test",
     ]  # fmt: skip
     assert made.notes == ()

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,20 +15,8 @@ from fedzmg.data.formats.dataset_objects import from_dataset, from_partitions
 from fedzmg.errors import InputError
 
 
-class Column(Sequence[Any]):
+class Column(list[Any]):
     """A column that is made on demand, as newer versions of ``datasets`` give it."""
-
-    def __init__(self, values: Any) -> None:
-        self.values = values
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.values[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.values)
 
 
 class Table:
@@ -144,7 +132,7 @@ class Truncated(Column):
     """Row 1 cannot be made."""
 
     def __iter__(self) -> Iterator[Any]:
-        yield self.values[0]
+        yield self[0]
         raise OSError("image file is truncated")
 
 
