@@ -223,8 +223,7 @@ def _convert(
         # Name the user's archive instead of the temporary folder.
         message = str(error)
         for number, path in enumerate(packed):
-            for kind in file_matching.KINDS:
-                message = message.replace(str(workspace / f"{number}-{kind}"), str(path))
+            message = message.replace(str(workspace / f"{number}-files"), str(path))
         raise InputError(message) from None
 
 

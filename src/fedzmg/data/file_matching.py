@@ -14,7 +14,6 @@ from fedzmg.data.sources import Form, Source, source
 from fedzmg.errors import InputError
 
 MOST_UNPACKED = 2**33
-KINDS = ("official", "accepted")
 _WORDS = {"train": "train", "training": "train", "test": "test", "testing": "test", "t10k": "test"}
 _COMPRESSED = (".gz", ".bz2", ".xz", ".lzma")
 
@@ -101,16 +100,11 @@ def unpack(
 ) -> Iterator[File]:
     """Unpack the files of the data set from archives below ``workspace``."""
     what = source(name)
+    wanted = [pattern for form in what.forms for pattern in form.accepted]
     for number, path in enumerate(packed):
-        found: list[File] = []
-        # An archive may hold several sets of one kind: official names come first.
-        for kind in KINDS:
-            wanted = [pattern for form in what.forms for pattern in getattr(form, kind)]
-            folder = workspace / f"{number}-{kind}"
-            archive.extract(path, folder, wanted=wanted, max_bytes=MOST_UNPACKED, progress=progress)
-            found = _inside(what, folder)
-            if found:
-                break
+        folder = workspace / f"{number}-files"
+        archive.extract(path, folder, wanted=wanted, max_bytes=MOST_UNPACKED, progress=progress)
+        found = _inside(what, folder)
         if not found:
             raise InputError(f"{path} holds no file of {name!r}: give {expected(what)}")
         yield from found
