@@ -357,7 +357,7 @@ ALPHAS = (0.0, -1.0, np.nan, np.inf, "1", True)
 
 
 @pytest.mark.parametrize(
-    ("name", "labels", "options", "said"),
+    ("name", "labels", "options", "match"),
     [
         *((name, FEW, {"clients": n, **OF_LABELS[name]}, f"clients = {n}")
           for name in OF_LABELS for n in (0, -1, 5, 2.0)),
@@ -385,9 +385,9 @@ ALPHAS = (0.0, -1.0, np.nan, np.inf, "1", True)
     ],
 )  # fmt: skip
 def test_impossible_partitions_are_refused(
-    name: str, labels: Any, options: dict[str, Any], said: str
+    name: str, labels: Any, options: dict[str, Any], match: str
 ) -> None:
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=match):
         make(name, labels, **options)
 
 

@@ -45,7 +45,7 @@ def batch(rows: int = 4, **other: Any) -> dict[bytes, Any]:
 
 
 def python_2(rows: int = 4) -> bytes:
-    """What cPickle of Python 2 writes, instruction by instruction."""
+    """Write a pickle as cPickle of Python 2 does, instruction by instruction."""
     memory = iter(range(1, 200))
 
     def put() -> bytes:

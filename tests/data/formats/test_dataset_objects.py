@@ -137,7 +137,7 @@ class Truncated(Column):
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "match"),
     [
         ({"train": 1}, "a dict has no columns"),
         (SimpleNamespace(column_names={"train": ["f"], "test": ["f"]}), "choose one .train, test."),
@@ -161,15 +161,15 @@ class Truncated(Column):
         ),
     ],
 )
-def test_datasets_that_do_not_fit_are_refused(table: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said) as caught:
+def test_datasets_that_do_not_fit_are_refused(table: Any, match: str) -> None:
+    with pytest.raises(InputError, match=match) as caught:
         from_dataset(table, client="client", label="label")
     assert "\n" not in str(caught.value)
 
 
 def test_partitions_that_do_not_fit_are_refused() -> None:
     named = {"label": SimpleNamespace(names=["a", "b"])}
-    for parts, said in {
+    for parts, match in {
         (): "no partition is given",
         (Table(f=[1], label=[1]), Table(f=[], label=[])): "client '1': holds no row",
         (Table(f=[1], label=[1]), Table(g=[1], label=[1])): "client '1': unknown column 'f'",
@@ -177,7 +177,7 @@ def test_partitions_that_do_not_fit_are_refused() -> None:
         (Table(f=[1], label=[1]), Table(f=[1], label=[1], types=named)): "has other classes than",
         (Table(f=[1], label=[1]), Table(f=[[1, 2]], label=[1])): "differ in its width",
     }.items():
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=match):
             from_partitions(parts, label="label")
 
 

@@ -116,10 +116,10 @@ def test_photographs_come_channels_first(tmp_path: Path) -> None:
 
 
 def test_snippets_come_as_text(tmp_path: Path) -> None:
-    said = {"ROMEO": ["What light?", "", "Ægle … 🙂"], "JULIET": ["Ay me!\nline"]}
-    clients = {name: {"snippets": lines} for name, lines in said.items()}
+    speeches = {"ROMEO": ["What light?", "", "Ægle … 🙂"], "JULIET": ["Ay me!\nline"]}
+    clients = {name: {"snippets": lines} for name, lines in speeches.items()}
     columns = tff_h5.read_h5([write(tmp_path / "a.h5", clients)])
-    assert texts(columns) == said["JULIET"] + said["ROMEO"]
+    assert texts(columns) == speeches["JULIET"] + speeches["ROMEO"]
     assert offsets(columns) == [0, 1, 4]
 
 
