@@ -120,11 +120,11 @@ def test_links_and_devices_are_not_unpacked(tmp_path: Path, kind: bytes) -> None
 )
 def test_a_bomb_is_not_unpacked(tmp_path: Path, data: bytes) -> None:
     assert len(data) < 20_000
-    assert "unpacks to more than 0 MiB" in refused(tmp_path, data)
+    assert "unpacks to more than" in refused(tmp_path, data)
 
 
 @pytest.mark.parametrize("kind", ["zip", *(f"tar.{c}" for c in COMPRESSORS), "gz", "bz2", "xz"])
-def test_an_archive_that_is_cut_off_is_said_to_be(tmp_path: Path, kind: str) -> None:
+def test_a_truncated_archive_is_refused(tmp_path: Path, kind: str) -> None:
     noise = bytes(range(256)) * 40
     members = {"train.bin": noise[::-1] * 3, "test.bin": noise}
     data = zip_bytes(members) if kind == "zip" else (
@@ -196,11 +196,11 @@ def test_nothing_but_the_documented_error_escapes(data: st.DataObject) -> None:
         path, into = Path(folder) / "a", Path(folder) / "deep" / "out"
         path.write_bytes(mutated)
         archive.is_archive(path)
-        said = ""
+        message = ""
         try:
             archive.extract(path, into, max_bytes=10**5)
         except InputError as error:
-            said = str(error)
-        assert "\n" not in said
-        assert not said or not list(into.parent.iterdir())
+            message = str(error)
+        assert "\n" not in message
+        assert not message or not list(into.parent.iterdir())
         assert sorted(p.name for p in Path(folder).iterdir()) in (["a"], ["a", "deep"])

@@ -20,6 +20,7 @@ import h5py
 import numpy as np
 import pytest
 from test_column_store import ALONE
+from test_fetch import Recorder
 
 from fedzmg.data import catalog, column_store
 from fedzmg.data.catalog import Dataset
@@ -89,23 +90,8 @@ def tar_bz2(files: list[Path], to: Path) -> Path:
     return to
 
 
-class Recorder:
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-        self.said: list[str] = []
-
-    def begin(self, what: str, total: int | None) -> None:
-        self.begun.append(what)
-
-    def advance(self, done: int) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-
 def left(cache: Path) -> list[str]:
-    """What is in a data folder, but for its locks."""
+    """List a data folder without its locks."""
     files = (p.relative_to(cache).as_posix() for p in cache.rglob("*"))
     return sorted(f for f in files if not f.startswith("locks") and f != "tmp")
 
@@ -166,7 +152,7 @@ def packings(folder: Path) -> dict[str, Callable[[list[Path]], list[Path]]]:
 
 
 @pytest.mark.parametrize("how", list(packings(Path())))
-def test_however_the_files_are_packed_the_data_are_the_same(
+def test_packing_does_not_change_the_data(
     tiny: Source, pair: list[Path], tmp_path: Path, how: str
 ) -> None:
     plain = catalog.import_files("tiny", pair, tmp_path / "plain")
@@ -176,7 +162,7 @@ def test_however_the_files_are_packed_the_data_are_the_same(
     assert not any("tmp/" in name for name in left(tmp_path / "packed"))
 
 
-def test_a_difference_in_counts_is_said_and_kept(pair: list[Path], tmp_path: Path) -> None:
+def test_a_difference_in_counts_is_noted(pair: list[Path], tmp_path: Path) -> None:
     notes = catalog.import_files("emnist10", pair, tmp_path / "cache").notes
     assert "train: 2 clients instead of 3,383" in notes
     assert "test: 3 examples instead of 40,832" in notes
@@ -184,7 +170,7 @@ def test_a_difference_in_counts_is_said_and_kept(pair: list[Path], tmp_path: Pat
     assert catalog.present(tmp_path / "cache")["emnist10"].notes == notes
 
 
-def test_an_archive_with_the_official_name_and_another_hash_is_said(
+def test_an_archive_with_another_hash_is_noted(
     tiny: Source, pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = tar_bz2(pair, tmp_path / "tiny.tar.bz2")
@@ -299,9 +285,7 @@ def test_the_splits_of_leaf_are_its_folders(tmp_path: Path) -> None:
     assert "train: 2 clients instead of 3,400" in made.notes
 
 
-def test_splits_whose_names_say_nothing_are_told_by_their_size(
-    tiny: Source, tmp_path: Path
-) -> None:
+def test_splits_are_assigned_by_number_of_examples(tiny: Source, tmp_path: Path) -> None:
     files = [
         write_images(tmp_path / "one.h5", {"a": 1, "b": 2}),
         write_images(tmp_path / "two.hdf5", {"a": 4, "b": 3}),
@@ -311,7 +295,7 @@ def test_splits_whose_names_say_nothing_are_told_by_their_size(
     assert made.splits["test"].rows == 3
     files[0] = write_images(tmp_path / "one.h5", {"a": 2, "b": 2})
     message = refused("tiny", files, tmp_path)
-    assert message.startswith(f"cannot tell which split of 'tiny' is in {files[0]}: put the word")
+    assert message.startswith(f"cannot tell the split of {files[0]}")
 
 
 def test_the_name_of_a_file_counts_before_the_name_of_its_folder(
@@ -354,7 +338,7 @@ def test_files_that_are_not_the_sets_are_refused_with_what_is_expected(
     other = tar_bz2([text], tmp_path / "other.tar.bz2")
     cut = tmp_path / "cut_train.h5"
     cut.write_bytes(pair[0].read_bytes()[:1000])
-    for files, said in (
+    for files, match in (
         ([text], f"{text} is not a file of 'tiny': {expected}"),
         ([empty], f"{empty} holds no file of 'tiny': {expected}"),
         ([other], f"{other} holds no file of 'tiny': {expected}"),
@@ -363,7 +347,7 @@ def test_files_that_are_not_the_sets_are_refused_with_what_is_expected(
         ([cut, pair[1]], str(cut)),
         ([], f"no file is given for 'tiny': {expected}"),
     ):
-        assert said in refused("tiny", files, tmp_path), files
+        assert match in refused("tiny", files, tmp_path), files
     assert "did you mean 'emnist10'?" in refused("emnist1", pair, tmp_path)
 
 
@@ -406,14 +390,14 @@ def test_get_downloads_unpacks_and_converts_once(
     cache = tmp_path / "cache"
     progress = Recorder()
     made = catalog.get("tiny", cache, str(mirror), progress)
-    assert progress.begun == [
+    assert [what for what, _ in progress.begun] == [
         "tiny.tar.bz2", "unpacking tiny.tar.bz2", "reading train", "reading test",
     ]  # fmt: skip
     assert made.notes == ()
     assert made.fingerprint == catalog.import_files("tiny", pair, tmp_path / "o").fingerprint
     again = Recorder()
     assert catalog.get("tiny", cache, str(mirror), again).fingerprint == made.fingerprint
-    assert (again.begun, again.said) == ([], ["tiny: is here already"])
+    assert (again.begun, again.lines) == ([], ["tiny: is here already"])
     assert "downloads/tiny/tiny.tar.bz2" in left(cache)
     assert catalog.remove("tiny", cache) > 10_000
     assert left(cache) == ["downloads", "sets"]
@@ -428,7 +412,7 @@ def test_the_same_files_are_not_converted_twice_but_others_replace_them(
     assert catalog.import_files("tiny", pair[::-1], cache, progress).fingerprint == (
         first.fingerprint
     )
-    assert (progress.begun, progress.said) == ([], ["tiny: these files are imported already"])
+    assert (progress.begun, progress.lines) == ([], ["tiny: these files are imported already"])
     train, test = pair
     swapped = tmp_path / "swapped"
     swapped.mkdir()
@@ -476,7 +460,7 @@ def test_what_a_killed_process_left_is_cleared(
     assert not [name for name in left(cache) if name.endswith("rest")]
 
 
-def test_damage_is_said_and_mended(mirror: Path, pair: list[Path], tmp_path: Path) -> None:
+def test_damage_is_reported_and_repaired(mirror: Path, pair: list[Path], tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     record = cache / "sets" / "tiny" / "set.json"
 

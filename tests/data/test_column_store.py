@@ -161,25 +161,17 @@ def fill(allocate):
     x[:] = 1
     return Columns({{"x": x, "y": small}})
 
-def copied(allocate):
-    return Columns({{"x": np.ones((10, 2**20), np.uint8)}})
-
-for how in (fill, copied):
-    try:
-        column_store.save(Path({str(tmp_path)!r}) / "s", how)
-    except InputError as error:
-        print(error)
+try:
+    column_store.save(Path({str(tmp_path)!r}) / "s", fill)
+except InputError as error:
+    print(error)
 """
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2
-    for line in lines:
-        assert line.startswith(f"disk is full while writing {tmp_path / 's'}: ")
-        assert "free 10 MiB or set FEDZMG_DATA" in line
+    assert done.stdout.startswith(f"disk is full while writing {tmp_path / 's'}: free 10 MiB")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -123,7 +123,7 @@ class Recorder:
     def __init__(self) -> None:
         self.begun: list[tuple[str, int | None]] = []
         self.done: list[int] = []
-        self.said: list[str] = []
+        self.lines: list[str] = []
 
     def begin(self, what: str, total: int | None) -> None:
         self.begun.append((what, total))
@@ -132,7 +132,7 @@ class Recorder:
         self.done.append(done)
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.lines.append(text)
 
 
 def get(server: Server, to: Path, **options: Any) -> Path:
@@ -145,7 +145,7 @@ def only(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
 
-def test_a_file_is_fetched_once_and_progress_is_told(server: Server, tmp_path: Path) -> None:
+def test_a_file_is_fetched_once_with_progress(server: Server, tmp_path: Path) -> None:
     progress = Recorder()
     path = get(server, tmp_path / "new", progress=progress)
     assert path.read_bytes() == CONTENT
@@ -215,7 +215,7 @@ def test_a_file_that_changed_meanwhile_is_fetched_from_the_start(
     server.answers = [lambda handler: cut(handler, OTHER), whole]
     progress = Recorder()
     assert get(server, tmp_path, size=size, progress=progress).read_bytes() == CONTENT
-    assert "starting again" in progress.said[-1]
+    assert "starting again" in progress.lines[-1]
 
 
 @pytest.mark.parametrize("kept", [CONTENT, OTHER, CONTENT + b"more"])
@@ -236,7 +236,7 @@ def test_a_server_that_stalls_is_left_and_asked_again(
     server.answers = [stall, whole]
     progress = Recorder()
     assert get(server, tmp_path, progress=progress).read_bytes() == CONTENT
-    assert progress.said
+    assert progress.lines
     assert server.seen[-1]["Range"] == "bytes=1000-"
 
 
@@ -250,7 +250,7 @@ def test_wrong_bytes_are_never_used(server: Server, tmp_path: Path, size: int | 
 
 
 @pytest.mark.parametrize("code", [404, 403, 410])
-def test_what_is_not_there_is_said_at_once(server: Server, tmp_path: Path, code: int) -> None:
+def test_a_missing_file_is_reported_at_once(server: Server, tmp_path: Path, code: int) -> None:
     server.answers = [status(code)]
     with pytest.raises(InputError, match=rf"data.bin: .*{code}"):
         get(server, tmp_path)
@@ -328,14 +328,14 @@ def test_a_host_that_cannot_be_reached_is_one_line(
     def fail(*_: Any, **__: Any) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    for url, said in {
+    for url, match in {
         "http://127.0.0.1:1/a": r"refused .*attempt 4",
         "http://127.0.0.1:port/a": r"nonnumeric port.*attempt 1",
         "http://unknown.example/a": r"Name or service not known.*attempt 1",
     }.items():
         if "unknown" in url:
             monkeypatch.setattr(socket, "getaddrinfo", fail)
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=match):
             fetch.download(url, tmp_path / "a", sha256=SHA256)
 
 

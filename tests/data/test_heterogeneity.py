@@ -183,7 +183,7 @@ def test_counts_add_up(pairs: list[tuple[int, int]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "owners", "said"),
+    ("labels", "owners", "match"),
     [
         ([0, 1], [0], r"\(2,\) and owners \(1,\)"),
         ([0, 3], [0, 0], "label 3 of example 1"),
@@ -191,8 +191,8 @@ def test_counts_add_up(pairs: list[tuple[int, int]]) -> None:
         ([0.0, 1.0], [0, 0], "float64"),
     ],
 )
-def test_impossible_counts_are_refused(labels: Any, owners: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_impossible_counts_are_refused(labels: Any, owners: Any, match: str) -> None:
+    with pytest.raises(InputError, match=match):
         label_counts(labels, owners, classes=3, clients=2)
 
 
@@ -245,7 +245,7 @@ def test_a_report_survives_json_and_lists_rows_for_csv() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "options", "said"),
+    ("counts", "options", "match"),
     [
         ([1, 2], {}, r"shape \(2,\)"),
         ([[0.5, 1.0], [1.0, 1.0]], {}, "whole numbers"),
@@ -257,7 +257,7 @@ def test_a_report_survives_json_and_lists_rows_for_csv() -> None:
     ],
 )
 def test_impossible_descriptions_are_refused(
-    counts: Any, options: dict[str, Any], said: str
+    counts: Any, options: dict[str, Any], match: str
 ) -> None:
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=match):
         describe(counts, ["a", "b"], **options)

@@ -180,28 +180,6 @@ def test_natural_owners_are_the_sorted_ids() -> None:
     assert make("natural", ["b", "a", "b"]).owners.tolist() == [1, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("name", "labels", "options", "said"),
-    [
-        ("natural", [], {}, "empty"),
-        ("natural", [[1], [2]], {}, r"shape \(2, 1\)"),
-        ("natural", np.array(["a", None], dtype=object), {}, "sorted"),
-        ("natural", [0.0, np.nan], {}, "example 1"),
-        ("natural", [1, 2, 1], {"clients": 5}, "clients = 5"),
-        ("dirichlet", np.zeros((4, 2), int), {"clients": 2, "alpha": 1.0}, r"shape \(4, 2\)"),
-        *(
-            ("quantity", LABELS, {"clients": 10, "alpha": alpha}, f"alpha = {alpha!r}")
-            for alpha in (0.0, -1.0, np.nan, np.inf, "1", True)
-        ),
-    ],
-)
-def test_invalid_labels_and_options_are_refused(
-    name: str, labels: Any, options: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(InputError, match=said):
-        make(name, labels, **options)
-
-
 # Pachinko
 
 
@@ -372,39 +350,45 @@ def test_pachinko_does_not_care_what_labels_are_called() -> None:
 
 
 FEW = np.array([0, 1, 1, 2])
+ONE_EACH = {"clients": 2, "per_client": 1}
 
 
-@pytest.mark.parametrize("name", OF_LABELS)
-def test_impossible_labels_and_numbers_of_clients_are_refused(name: str) -> None:
-    for clients in (0, -1, 4):
-        with pytest.raises(InputError, match=f"clients = {clients}"):
-            PARTITIONS[name](np.array([0, 1, 1]), clients, **OF_LABELS[name])
-    with pytest.raises(InputError, match="empty"):
-        PARTITIONS[name](np.array([], dtype=int), 1, **OF_LABELS[name])
+ALPHAS = (0.0, -1.0, np.nan, np.inf, "1", True)
 
 
 @pytest.mark.parametrize(
-    ("name", "clients", "options", "said"),
+    ("name", "labels", "options", "match"),
     [
-        ("shards", 2, {"per_client": 3}, "per_client = 3 need 6"),
-        ("shards", 2, {"per_client": 1.5}, "per_client = 1.5"),
-        ("pachinko", 2, {"coarse": FEW}, "per_client = 100 need 200"),
-        ("pachinko", 2, {}, "coarse"),
-        ("pachinko", 2, {"coarse": [0, 1, 1], "per_client": 1}, "3 coarse labels for 4"),
-        ("pachinko", 2, {"coarse": [0, 1, 2, 2], "per_client": 1}, "label 1 .*example 2"),
-        ("pachinko", 2, {"coarse": FEW, "per_client": 1, "root": 0}, "root = 0"),
-        ("dirichlet", 2, {}, "alpha"),
-        ("iid", None, {}, "clients"),
-        ("iid", 2, {"alpha": 0.5}, "alpha"),
-        ("dirichlet", 2, {"alhpa": 0.5}, "'alhpa': did you mean 'alpha'"),
-        ("dirichlt", 2, {}, "'dirichlt': did you mean 'dirichlet'"),
+        *((name, FEW, {"clients": n, **OF_LABELS[name]}, f"clients = {n}")
+          for name in OF_LABELS for n in (0, -1, 5, 2.0)),
+        *((name, FEW[:0], {"clients": 1, **OF_LABELS[name]}, "empty") for name in OF_LABELS),
+        *(("quantity", FEW, {"clients": 2, "alpha": a}, f"alpha = {a!r}") for a in ALPHAS),
+        ("natural", [], {}, "empty"),
+        ("natural", [[1], [2]], {}, r"shape \(2, 1\)"),
+        ("natural", np.array(["a", None], dtype=object), {}, "sorted"),
+        ("natural", [0.0, np.nan], {}, "example 1"),
+        ("natural", [1, 2, 1], {"clients": 5}, "clients = 5"),
+        ("shards", FEW, {"clients": 2, "per_client": 3}, "per_client = 3 need 6"),
+        ("shards", FEW, {"clients": 2, "per_client": 1.5}, "per_client = 1.5"),
+        ("pachinko", FEW, {"clients": 2, "coarse": FEW}, "per_client = 100 need 200"),
+        ("pachinko", FEW, {"clients": 2}, "coarse"),
+        ("pachinko", FEW, {**ONE_EACH, "coarse": [0, 1, 1]}, "3 coarse labels for 4"),
+        ("pachinko", FEW, {**ONE_EACH, "coarse": [0, 1, 2, 2]}, "label 1 .*example 2"),
+        ("pachinko", FEW, {**ONE_EACH, "coarse": FEW, "root": 0}, "root = 0"),
+        ("dirichlet", np.zeros((4, 2), int), {"clients": 2, "alpha": 1.0}, r"shape \(4, 2\)"),
+        ("dirichlet", FEW, {"clients": 2}, "alpha"),
+        ("dirichlet", FEW, {"clients": 2, "alhpa": 0.5}, "'alhpa': did you mean 'alpha'"),
+        ("dirichlt", FEW, {"clients": 2}, "'dirichlt': did you mean 'dirichlet'"),
+        ("iid", FEW, {}, "clients"),
+        ("iid", FEW, {"clients": 2, "alpha": 0.5}, "alpha"),
+        ("iid", FEW, {"clients": 2, "seed": 0.5}, "seed = 0.5"),
     ],
-)
+)  # fmt: skip
 def test_impossible_partitions_are_refused(
-    name: str, clients: Any, options: dict[str, Any], said: str
+    name: str, labels: Any, options: dict[str, Any], match: str
 ) -> None:
-    with pytest.raises(InputError, match=said):
-        make(name, FEW, clients, **options)
+    with pytest.raises(InputError, match=match):
+        make(name, labels, **options)
 
 
 # By name, with a record

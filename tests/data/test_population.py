@@ -1,4 +1,4 @@
-"""Who holds what: counted by hand on tiny sets, and as the presets deal out."""
+"""Tests of class counts per client, by hand on tiny sets and for the presets."""
 
 from __future__ import annotations
 

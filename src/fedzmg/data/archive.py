@@ -98,8 +98,7 @@ def _unpack(
         count, total = count + members, total + size
         if count > MOST_MEMBERS or total > max_bytes:
             raise InputError(
-                f"{archive} unpacks to more than {max_bytes // 2**20} MiB or {MOST_MEMBERS} "
-                "members, as an archive bomb does: get it again from its official address"
+                f"{archive} unpacks to more than {max_bytes} bytes or {MOST_MEMBERS} members"
             )
 
     head = file.read(8)

@@ -96,14 +96,12 @@ def writing(path: Path, size: int = 0) -> Iterator[None]:
             there = next((parent for parent in path.parents if parent.exists()), None)
             free = shutil.disk_usage(there).free if there else 0
             # With free space on the disk, a quota was hit.
-            lacking = size - free if size > free else size
+            lacking = max(1, -(-(size - free if size > free else size) // 2**20))
             raise InputError(
-                f"disk is full while writing {path}: free {max(1, -(-lacking // 2**20))} MiB or "
-                f"set {ENVIRONMENT} to a folder with more space"
+                f"disk is full while writing {path}: free {lacking} MiB or set {ENVIRONMENT}"
             ) from None
         raise InputError(
-            f"cannot write {path}: {error.strerror or error}; set {ENVIRONMENT} to a folder that "
-            "can be written"
+            f"cannot write {path}: {error.strerror or error}; set {ENVIRONMENT} to another folder"
         ) from None
 
 

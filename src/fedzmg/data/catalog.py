@@ -105,10 +105,7 @@ def stored(name: str, cache: Path | None = None) -> Stored | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path} is damaged ({error}): run 'fedzmg data remove {name}' and fetch or import the "
-            "set again"
-        ) from None
+        raise InputError(f"{path} is damaged ({error}): run 'fedzmg data remove {name}'") from None
 
 
 def present(cache: Path | None = None) -> dict[str, Stored]:
@@ -226,8 +223,7 @@ def _convert(
         # Name the user's archive instead of the temporary folder.
         message = str(error)
         for number, path in enumerate(packed):
-            for kind in file_matching.KINDS:
-                message = message.replace(str(workspace / f"{number}-{kind}"), str(path))
+            message = message.replace(str(workspace / f"{number}-files"), str(path))
         raise InputError(message) from None
 
 
@@ -303,12 +299,9 @@ def _checked(name: str, split: str, where: str, columns: Columns) -> Columns:
         )
     if what.classes is not None:
         labels = columns.array("y")
-        wrong = np.flatnonzero((labels < 0) | (labels >= what.classes))
-        if len(wrong):
-            raise InputError(
-                f"{where}: example {wrong[0]} has label {labels[wrong[0]]}, but {name!r} has "
-                f"labels 0 to {what.classes - 1}"
-            )
+        for row in np.flatnonzero((labels < 0) | (labels >= what.classes)):
+            found = f"{where}: example {row} has label {labels[row]}"
+            raise InputError(f"{found}, but {name!r} has labels 0 to {what.classes - 1}")
     clients, rows = what.counts[split]
     notes = list(columns.notes)
     if clients is not None and columns.clients != clients:

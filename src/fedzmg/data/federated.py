@@ -110,8 +110,7 @@ class FederatedData:
             raise InputError("client ids cannot be sorted: give numbers or strings") from None
         if ids.shape != (data.size,):
             raise InputError(
-                f"client ids have shape {ids.shape} but there are {data.size} examples: "
-                "give one id per example"
+                f"client ids have shape {ids.shape} for {data.size} examples: give one per example"
             )
         if ids.dtype.kind == "f" and not np.isfinite(ids).all():
             first = int(np.flatnonzero(~np.isfinite(ids))[0])

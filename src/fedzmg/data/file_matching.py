@@ -14,7 +14,6 @@ from fedzmg.data.sources import Form, Source, source
 from fedzmg.errors import InputError
 
 MOST_UNPACKED = 2**33
-KINDS = ("official", "accepted")
 _WORDS = {"train": "train", "training": "train", "test": "test", "testing": "test", "t10k": "test"}
 _COMPRESSED = (".gz", ".bz2", ".xz", ".lzma")
 
@@ -101,16 +100,11 @@ def unpack(
 ) -> Iterator[File]:
     """Unpack the files of the data set from archives below ``workspace``."""
     what = source(name)
+    wanted = [pattern for form in what.forms for pattern in form.accepted]
     for number, path in enumerate(packed):
-        found: list[File] = []
-        # An archive may hold several sets of one kind: official names come first.
-        for kind in KINDS:
-            wanted = [pattern for form in what.forms for pattern in getattr(form, kind)]
-            folder = workspace / f"{number}-{kind}"
-            archive.extract(path, folder, wanted=wanted, max_bytes=MOST_UNPACKED, progress=progress)
-            found = _inside(what, folder)
-            if found:
-                break
+        folder = workspace / f"{number}-files"
+        archive.extract(path, folder, wanted=wanted, max_bytes=MOST_UNPACKED, progress=progress)
+        found = _inside(what, folder)
         if not found:
             raise InputError(f"{path} holds no file of {name!r}: give {expected(what)}")
         yield from found
@@ -145,8 +139,7 @@ def _assign(name: str, form: Form, files: Sequence[File]) -> dict[str, Sequence[
         fitting = groups.get(split, [])
         if unsure and len(fitting) < (form.each or 1):
             raise InputError(
-                f"cannot tell which split of {name!r} is in {', '.join(unsure)}: put the word "
-                "train or test into each file's name"
+                f"cannot tell the split of {', '.join(unsure)}: put train or test into its name"
             )
         chosen[split] = _narrowed(name, f"{split} split", form, fitting)
     return chosen
@@ -160,8 +153,7 @@ def _narrowed(name: str, part: str, form: Form, files: Sequence[File]) -> list[P
         paths = [path for path in paths if _like(path.name, form.official)] or paths
     if len(paths) > each:
         raise InputError(
-            f"several files could be the {part} of {name!r}: {', '.join(map(str, paths))}; give "
-            "the ones you mean"
+            f"several files could be the {part} of {name!r}: {', '.join(map(str, paths))}; give one"
         )
     if len(paths) < max(each, 1):
         raise InputError(f"the {part} of {name!r} is missing or incomplete: give {form.files}")

@@ -21,10 +21,7 @@ def hold_out(columns: Columns, share: float, *, seed: int = 0) -> tuple[Columns,
         seed: seed of the random choice.
     """
     if not isinstance(columns, Columns):
-        raise InputError(
-            f"columns is a {type(columns).__name__}: pass the result of a reader, such as "
-            "fedzmg.data.formats.arrays.from_arrays(x, y, clients)"
-        )
+        raise InputError(f"columns is a {type(columns).__name__}: pass the result of a reader")
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise InputError(f"share = {share!r}: expected a number between 0 and 1, such as 0.2")
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):

@@ -38,8 +38,7 @@ def label_counts(
     label, owner = np.asarray(labels), np.asarray(owners)
     if label.ndim != 1 or label.shape != owner.shape:
         raise InputError(
-            f"labels have shape {label.shape} and owners {owner.shape}: give one of each per "
-            "example"
+            f"labels have shape {label.shape} and owners {owner.shape}: make them equal"
         )
     for what, array in (("labels", label), ("owners", owner)):
         if array.size and array.dtype.kind not in "iu":
@@ -48,10 +47,7 @@ def label_counts(
     outside = np.flatnonzero(owned & ((label < 0) | (label >= classes)))
     if len(outside):
         row = int(outside[0])
-        raise InputError(
-            f"label {label[row]} of example {row} is outside 0 to {classes - 1}: "
-            "correct it or the number of classes"
-        )
+        raise InputError(f"label {label[row]} of example {row}: expected 0 to {classes - 1}")
     found = int(owner.max(initial=-1)) + 1
     total = found if clients is None else clients
     if found > total:

@@ -69,8 +69,7 @@ def population(
         columns, made = _partitioned(columns, dict(partition))
     if columns.owners is None:
         raise InputError(
-            "this data set names no clients: give a partition, for example "
-            "--partition dirichlet --clients 100 --set alpha=0.1"
+            "it names no clients: use --partition dirichlet --clients 100 --set alpha=0.1"
         )
     unit: Unit = "characters" if "text" in columns.columns else "examples"
     if unit == "characters":

@@ -24,7 +24,7 @@ class Apart:
         self.child: subprocess.Popen[str] | None = None
 
     def read(self, path: Path) -> str:
-        """``ok``, ``refused: ...``, or what went wrong."""
+        """Return ``ok``, ``refused: ...``, or the failure."""
         if self.child is None:
             self.child = subprocess.Popen(
                 self.command,
@@ -52,7 +52,7 @@ class Apart:
 
 
 def serve(package: str, reader: str) -> None:
-    """What the child does."""
+    """Read the files named on standard input, in the child."""
     import resource
 
     # The readers alone: a whole package with its models takes seconds to import.

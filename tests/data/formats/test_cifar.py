@@ -45,7 +45,7 @@ def batch(rows: int = 4, **other: Any) -> dict[bytes, Any]:
 
 
 def python_2(rows: int = 4) -> bytes:
-    """What cPickle of Python 2 writes, instruction by instruction."""
+    """Write a pickle as cPickle of Python 2 does, instruction by instruction."""
     memory = iter(range(1, 200))
 
     def put() -> bytes:
@@ -108,7 +108,7 @@ BAD_RECORDS = {
     "12,295": BINARY[:-1],
     "coarse label 20": BINARY[:3074] + b"\x14" + BINARY[3075:],
     "fine label 100": BINARY[:3075] + b"\x64" + BINARY[3076:],
-    "image 2 has fine label 0 and coarse label 5": BINARY[:6148] + b"\x05" + BINARY[6149:],
+    "coarse label 5 in row 2": BINARY[:6148] + b"\x05" + BINARY[6149:],
 }
 
 
@@ -141,8 +141,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "list": ([1, 2], "holds a list"),
     "too few labels": (batch(fine_labels=FINE[:3]), "fine_labels"),
     "label true": (batch(coarse_labels=[*COARSE[:3], True]), "coarse_labels: image 3"),
-    "label 100": (batch(fine_labels=[*FINE[:3], 100]), "image 3 has fine label 100"),
-    "labels disagree": (batch(coarse_labels=[11, 14, 4, 13]), "image 1 has fine label 29"),
+    "label 100": (batch(fine_labels=[*FINE[:3], 100]), "fine label 100 in row 3"),
+    "labels disagree": (batch(coarse_labels=[11, 14, 4, 13]), "coarse label 14 in row 1"),
     "narrow": (batch(data=PIXELS[:, :100].copy()), "3072"),
     "no image": (batch(0), "fine_labels"),
 }

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,20 +15,8 @@ from fedzmg.data.formats.dataset_objects import from_dataset, from_partitions
 from fedzmg.errors import InputError
 
 
-class Column(Sequence[Any]):
+class Column(list[Any]):
     """A column that is made on demand, as newer versions of ``datasets`` give it."""
-
-    def __init__(self, values: Any) -> None:
-        self.values = values
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.values[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.values)
 
 
 class Table:
@@ -144,12 +132,12 @@ class Truncated(Column):
     """Row 1 cannot be made."""
 
     def __iter__(self) -> Iterator[Any]:
-        yield self.values[0]
+        yield self[0]
         raise OSError("image file is truncated")
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "match"),
     [
         ({"train": 1}, "a dict has no columns"),
         (SimpleNamespace(column_names={"train": ["f"], "test": ["f"]}), "choose one .train, test."),
@@ -173,15 +161,15 @@ class Truncated(Column):
         ),
     ],
 )
-def test_datasets_that_do_not_fit_are_refused(table: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said) as caught:
+def test_datasets_that_do_not_fit_are_refused(table: Any, match: str) -> None:
+    with pytest.raises(InputError, match=match) as caught:
         from_dataset(table, client="client", label="label")
     assert "\n" not in str(caught.value)
 
 
 def test_partitions_that_do_not_fit_are_refused() -> None:
     named = {"label": SimpleNamespace(names=["a", "b"])}
-    for parts, said in {
+    for parts, match in {
         (): "no partition is given",
         (Table(f=[1], label=[1]), Table(f=[], label=[])): "client '1': holds no row",
         (Table(f=[1], label=[1]), Table(g=[1], label=[1])): "client '1': unknown column 'f'",
@@ -189,7 +177,7 @@ def test_partitions_that_do_not_fit_are_refused() -> None:
         (Table(f=[1], label=[1]), Table(f=[1], label=[1], types=named)): "has other classes than",
         (Table(f=[1], label=[1]), Table(f=[[1, 2]], label=[1])): "differ in its width",
     }.items():
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=match):
             from_partitions(parts, label="label")
 
 

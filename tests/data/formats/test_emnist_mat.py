@@ -67,7 +67,7 @@ def test_labels_of_every_type(tmp_path: Path, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "said"),
+    ("dataset", "match"),
     [
         (emnist(images=None), "images"),
         (emnist(images=np.zeros((7, 784))), "expected bytes"),
@@ -80,22 +80,22 @@ def test_labels_of_every_type(tmp_path: Path, dtype: Any) -> None:
         ({"train": np.zeros((3, 3))}, "images"),
     ],
 )
-def test_other_layouts_are_refused(tmp_path: Path, dataset: Any, said: str) -> None:
-    with pytest.raises(InputError, match=f"a.mat.*{said}"):
+def test_other_layouts_are_refused(tmp_path: Path, dataset: Any, match: str) -> None:
+    with pytest.raises(InputError, match=f"a.mat.*{match}"):
         read(tmp_path, mat(dataset), allocate=refuse_to_allocate)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     valid = mat(emnist())
     newer = b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\x00\x02IM"
-    for data, said in {
+    for data, match in {
         newer: "7.3",
         b"": "cannot be read",
         b"PK\x03\x04" + bytes(200): "cannot be read",
         valid[:128]: "no 'dataset'",
         valid[:-100]: "cannot be read",
     }.items():
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=match):
             read(tmp_path, data)
     with pytest.raises(InputError, match="unknown split 'tset': did you mean 'test'"):
         read(tmp_path, valid, "tset")

@@ -82,7 +82,7 @@ def test_writers_may_have_names_or_large_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("writers", "said"),
+    ("writers", "match"),
     [
         (b"a\n", "has 1 lines"),
         (b"\na", "client id in row 0 is empty"),
@@ -92,15 +92,15 @@ def test_writers_may_have_names_or_large_numbers(tmp_path: Path) -> None:
         (struct.pack(">HBBIbb", 0, 9, 1, 2, 1, -4), "smallest number -4"),
     ],
 )
-def test_writers_that_do_not_fit_are_refused(tmp_path: Path, writers: bytes, said: str) -> None:
+def test_writers_that_do_not_fit_are_refused(tmp_path: Path, writers: bytes, match: str) -> None:
     files = write(tmp_path, i=IMAGES, l=LABELS, w=writers)
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=match) as caught:
         idx.read_idx(files[:2], writers=files[2])
     assert str(files[2]) in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("images", "labels", "said"),
+    ("images", "labels", "match"),
     [
         (LABELS, LABELS, "give one of each"),
         (IMAGES, labels_of(b"123"), "3 labels but .* holds 2 images"),
@@ -114,14 +114,14 @@ def test_writers_that_do_not_fit_are_refused(tmp_path: Path, writers: bytes, sai
     ],
 )
 def test_files_that_do_not_fit_are_refused(
-    tmp_path: Path, images: bytes, labels: bytes, said: str
+    tmp_path: Path, images: bytes, labels: bytes, match: str
 ) -> None:
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=match):
         idx.read_idx(write(tmp_path, a=images, b=labels), refuse_to_allocate)
 
 
 @pytest.mark.parametrize(
-    ("shape", "zeros", "said"),
+    ("shape", "zeros", "match"),
     [
         ((2, 2, 3), 2**26, "needs 12 bytes, but there are more"),
         ((2**32 - 1, 2**32 - 1, 28), 2**20, "archive bomb"),
@@ -131,7 +131,7 @@ def test_files_that_do_not_fit_are_refused(
     ids=["small header", "absurd header", "large header", "header beyond the data"],
 )
 def test_archive_bombs_are_refused(
-    tmp_path: Path, shape: tuple[int, int, int], zeros: int, said: str
+    tmp_path: Path, shape: tuple[int, int, int], zeros: int, match: str
 ) -> None:
     path = tmp_path / "images"
     with gzip.open(path, "wb", compresslevel=1) as file:
@@ -139,7 +139,7 @@ def test_archive_bombs_are_refused(
         for _ in range(zeros // 2**20):
             file.write(bytes(2**20))
     paths = [path, *write(tmp_path, labels=LABELS)]
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=match):
         idx.read_idx(paths, refuse_to_allocate)
 
 

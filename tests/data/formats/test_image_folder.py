@@ -97,7 +97,7 @@ def test_palettes_are_colours_and_see_through_needs_a_decision(tmp_path: Path) -
     )
 
 
-def test_hidden_files_are_skipped_and_others_are_said(tmp_path: Path) -> None:
+def test_hidden_files_are_skipped_and_others_are_noted(tmp_path: Path) -> None:
     put(tmp_path / "a/0/i.png", picture())
     for name in (".git/x/i.png", "a/.hidden.png", "a/0/._i.png", "a/0/Thumbs.db", "README.txt"):
         put(tmp_path / name, b"no image")
@@ -138,7 +138,7 @@ TWICE = labelled(b"file,label\ni.png,0") | {"labels.csv": b"file,label\na/i.png,
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "match"),
     [
         ({}, "holds no image: expected CLIENT/LABEL/IMAGE"),
         ({"a/i.png": picture()}, "a/i.png: has no label"),
@@ -153,10 +153,10 @@ TWICE = labelled(b"file,label\ni.png,0") | {"labels.csv": b"file,label\na/i.png,
         ({"a/0/i.png": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"}, "cannot be read"),
     ],
 )
-def test_other_folders_are_refused(tmp_path: Path, files: dict[str, Any], said: str) -> None:
+def test_other_folders_are_refused(tmp_path: Path, files: dict[str, Any], match: str) -> None:
     for name, image in files.items():
         put(tmp_path / name, image)
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=match) as caught:
         image_folder.read_image_folder([tmp_path])
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -165,12 +165,12 @@ def test_other_folders_are_refused(tmp_path: Path, files: dict[str, Any], said: 
 def test_other_arguments_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path / "a/cat/i.png", picture())
     assert image_folder.read_image_folder(tmp_path, classes=["dog", "cat"]).array("y") == [1]
-    for paths, options, said in (
+    for paths, options, match in (
         ([tmp_path], {"classes": ["dog", "cap"]}, "unknown class 'cat'"),
         ([tmp_path / "none"], {}, "no such folder"),
         ([tmp_path, tmp_path], {}, "2 folders"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=match):
             image_folder.read_image_folder(paths, **options)
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(InputError, match=r"pip install 'fedzmg\[images\]'"):

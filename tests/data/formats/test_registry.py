@@ -78,7 +78,7 @@ def test_labels_alone_are_the_labels_of_the_whole_table(tmp_path: Path, labels: 
     assert (alone.classes, alone.notes) == (whole.classes, whole.notes)
 
 
-def test_paths_are_told_from_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_distinguished_from_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     assert all(map(formats.is_path, ("t.csv", "gone.CSV", "photos", "./photos", "a/b")))
     assert not any(map(formats.is_path, ("digits", "cifar100-tff", "photo")))

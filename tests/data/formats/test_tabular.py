@@ -123,7 +123,7 @@ def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "match"),
     [
         ("", "is empty: expected a line with the names"),
         ("client,label,f\n", "holds no row"),
@@ -140,15 +140,15 @@ def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
         (b"\x1f\x8b\x08", "unpack it first"),
     ],
 )
-def test_csv_that_does_not_fit_is_refused(tmp_path: Path, table: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said) as caught:
+def test_csv_that_does_not_fit_is_refused(tmp_path: Path, table: Any, match: str) -> None:
+    with pytest.raises(InputError, match=match) as caught:
         read(tmp_path, table, allocate=refuse_to_allocate)
     assert str(tmp_path / "t.csv") in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "match"),
     [
         ({"f": [1.0, None, 3.0]}, "column 'f': row 1 has no value"),
         ({"f": [1.0, 2.0, np.nan]}, "column 'f': row 2 holds NaN"),
@@ -162,8 +162,8 @@ def test_csv_that_does_not_fit_is_refused(tmp_path: Path, table: Any, said: str)
         ({"f": [1, 2, 3], "a\nb": [1, 2, 3]}, r"column name 'a\\nb' is not plain text"),
     ],
 )  # fmt: skip
-def test_parquet_that_does_not_fit_is_refused(tmp_path: Path, changes: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said) as caught:
+def test_parquet_that_does_not_fit_is_refused(tmp_path: Path, changes: Any, match: str) -> None:
+    with pytest.raises(InputError, match=match) as caught:
         read(tmp_path, parquet(**changes), "t.parquet")
     assert str(tmp_path / "t.parquet") in str(caught.value)
     assert "\n" not in str(caught.value)

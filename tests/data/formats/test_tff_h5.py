@@ -116,10 +116,10 @@ def test_photographs_come_channels_first(tmp_path: Path) -> None:
 
 
 def test_snippets_come_as_text(tmp_path: Path) -> None:
-    said = {"ROMEO": ["What light?", "", "Ægle … 🙂"], "JULIET": ["Ay me!\nline"]}
-    clients = {name: {"snippets": lines} for name, lines in said.items()}
+    speeches = {"ROMEO": ["What light?", "", "Ægle … 🙂"], "JULIET": ["Ay me!\nline"]}
+    clients = {name: {"snippets": lines} for name, lines in speeches.items()}
     columns = tff_h5.read_h5([write(tmp_path / "a.h5", clients)])
-    assert texts(columns) == said["JULIET"] + said["ROMEO"]
+    assert texts(columns) == speeches["JULIET"] + speeches["ROMEO"]
     assert offsets(columns) == [0, 1, 4]
 
 
@@ -146,7 +146,7 @@ def _pixel(value: float) -> Clients:
 REFUSED: dict[str, tuple[Clients, str]] = {
     "NaN": (_pixel(np.nan), "client 'b': example 1 has a pixel of nan"),
     "too bright": (_pixel(1.5), "client 'b': example 1 has a pixel of 1.5"),
-    "label too large": ({"a": digits(0, 62)}, "example 1 has label 62"),
+    "label too large": ({"a": digits(0, 62)}, "label 62 in row 1"),
     "shape": (
         {"a": digits(1), "b": {**digits(1), "pixels": np.ones((1, 28, 27), "f4")}},
         r"client 'b': 'pixels' has shape \(1, 28, 27\)",

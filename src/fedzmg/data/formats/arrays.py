@@ -45,8 +45,7 @@ def read_arrays(paths: Paths, allocate: Allocate = in_memory) -> Columns:
     for role in ("x", "y"):
         if role not in found:
             raise InputError(
-                f"{where}: no array {role!r} (it has {', '.join(found) or 'none'}): write them "
-                "with numpy.savez(FILE, x=..., y=..., clients=...)"
+                f"{where}: no array {role!r}: write numpy.savez(FILE, x=..., y=..., clients=...)"
             )
     made = _columns(found["x"], found["y"], found.get("clients"), where, allocate)
     return Columns(made.columns, made.owners, (*notes, *made.notes), made.classes)
@@ -69,12 +68,8 @@ def _columns(x: Any, y: Any, clients: Any, where: str, allocate: Allocate) -> Co
     if y is not None:
         ids, classes = common.labels(y, where)
         if len(ids) != rows:
-            raise InputError(
-                f"{where}: arrays differ in length (x {rows}, y {len(ids)}): give one entry for "
-                "each row"
-            )
-        column = columns["y"] = allocate("y", (rows,), np.int64)
-        column[:] = ids[grouping.order]
+            raise InputError(f"{where}: x {rows}, y {len(ids)}: give one label for each row")
+        columns["y"] = common.fill(allocate, "y", ids[grouping.order])
     if text:
         strings = common.as_strings(list(values), f"{where}: x")
         return Columns(
@@ -83,9 +78,8 @@ def _columns(x: Any, y: Any, clients: Any, where: str, allocate: Allocate) -> Co
         )  # fmt: skip
     array = np.asarray(values)
     common.check_numbers(array, f"{where}: x")
-    column = allocate("x", array.shape, array.dtype.newbyteorder("="))
-    column[:] = array[grouping.order]
-    return Columns({"x": column, **columns}, grouping.owners, common.classes_note(classes), classes)
+    x = common.fill(allocate, "x", array[grouping.order])
+    return Columns({"x": x, **columns}, grouping.owners, common.classes_note(classes), classes)
 
 
 def _members(path: Path) -> tuple[dict[str, Array], tuple[str, ...]]:
@@ -114,10 +108,7 @@ def _npy_files(paths: Sequence[Path]) -> dict[str, Array]:
     for path in paths:
         parts = [part for part in re.split("[^a-z]+", path.stem.lower()) if part in _ROLES]
         if len(parts) != 1:
-            raise InputError(
-                f"{path}: its name does not tell which array it holds: call the files x.npy, y.npy "
-                "and clients.npy, or give one .npz file"
-            )
+            raise InputError(f"{path}: unknown array: call the files x.npy, y.npy and clients.npy")
         role = _ROLES[parts[0]]
         if role in found:
             raise InputError(f"{path}: a second file for {role!r}: give one")

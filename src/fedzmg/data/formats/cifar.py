@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedzmg.data.columns import Allocate, Array, Columns, in_memory
-from fedzmg.data.formats.common import Paths, as_paths, file_size, reading
+from fedzmg.data.formats.common import Paths, as_paths, file_size, fill, reading, refuse_row
 from fedzmg.errors import InputError
 
 # fmt: off
@@ -65,24 +65,16 @@ def _read_all(paths: Paths, allocate: Allocate, read_one: Callable[[Path], _Batc
         with reading(str(path), _REMEDY):
             batches.append(read_one(path))
             _check(batches[-1], str(path))
-    rows = sum(len(batch.fine) for batch in batches)
-    x = allocate("x", (rows, 3, 32, 32), np.uint8)
-    y, coarse = (allocate(name, (rows,), np.int64) for name in ("y", "coarse"))
-    done = 0
-    for batch in batches:
-        part = slice(done, done := done + len(batch.fine))
-        x[part] = batch.pixels.reshape(-1, 3, 32, 32)
-        y[part], coarse[part] = batch.fine, batch.coarse
-    return Columns({"x": x, "y": y, "coarse": coarse})
+    x = np.concatenate([batch.pixels for batch in batches]).reshape(-1, 3, 32, 32)
+    y, coarse = (np.concatenate([batch[i] for batch in batches]) for i in (1, 2))
+    columns = {"x": x, "y": y, "coarse": coarse}
+    return Columns({name: fill(allocate, name, values) for name, values in columns.items()})
 
 
 def _records(path: Path) -> _Batch:
     size = file_size(path)
     if size == 0 or size % _RECORD:
-        raise InputError(
-            f"{path}: has {size:,} bytes, which is not a multiple of the {_RECORD:,} bytes of an "
-            "image: it is cut off, or not the binary version of CIFAR-100; get it again"
-        )
+        raise InputError(f"{path}: {size:,} bytes are not a multiple of {_RECORD:,}: {_REMEDY}")
     records = np.memmap(path, np.uint8, mode="r").reshape(-1, _RECORD)
     return _Batch(records[:, 2:], records[:, 1].astype(np.int64), records[:, 0].astype(np.int64))
 
@@ -124,16 +116,8 @@ def _label_column(values: Any, rows: int, where: str) -> Array:
 def _check(batch: _Batch, where: str) -> None:
     for name, values, most in (("fine", batch.fine, 99), ("coarse", batch.coarse, 19)):
         bad = (values < 0) | (values > most)
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise InputError(
-                f"{where}: image {row} has {name} label {values[row]}: expected 0 to {most}; is it "
-                "CIFAR-100?"
-            )
+        refuse_row(bad, f"{where}: {name} label", values, f"expected 0 to {most}")
     wrong = np.array(FINE_TO_COARSE)[batch.fine] != batch.coarse
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise InputError(
-            f"{where}: image {row} has fine label {batch.fine[row]} and coarse label "
-            f"{batch.coarse[row]}, which do not belong together: {_REMEDY}"
-        )
+    refuse_row(
+        wrong, f"{where}: the fine label does not belong to coarse label", batch.coarse, _REMEDY
+    )

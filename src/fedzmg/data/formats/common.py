@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedzmg.data.columns import Array, Owners, Strings
+from fedzmg.data.columns import Allocate, Array, Owners, Strings
 from fedzmg.errors import InputError, unknown
 
 _SMALL = 2**26
@@ -73,8 +73,7 @@ def refuse_bomb(where: str, size: int, stored: int) -> None:
     """Refuse, before allocating it, a size that ``stored`` bytes cannot plausibly unpack to."""
     if size > max(_SMALL, _BEST_RATIO * stored):
         raise InputError(
-            f"{where}: claims {size:,} bytes of data in {stored:,} bytes of file, as a damaged "
-            "file or an archive bomb does: get it again, or store it uncompressed"
+            f"{where}: claims {size:,} bytes in {stored:,}, as an archive bomb does: get it again"
         )
 
 
@@ -145,10 +144,10 @@ def labels(
     if names is not None and len(set(names)) != len(names):
         raise InputError(f"classes = {', '.join(names)}: name each class once")
     if not isinstance(given, list):
-        _refuse_row(given < 0, f"{where}: label {{}}", given, "expected a whole number from 0")
+        refuse_row(given < 0, f"{where}: label", given, "expected a whole number from 0")
         if names is not None:
             allowed = f"expected 0 to {len(names) - 1}, one for each of the classes"
-            _refuse_row(given >= len(names), f"{where}: label {{}}", given, allowed)
+            refuse_row(given >= len(names), f"{where}: label", given, allowed)
         return given, names or ()
     if names is None:
         return codes(given)
@@ -186,10 +185,10 @@ def numbers_or_strings(values: Any, what: str) -> Ids | list[str]:
             raise InputError(f"{what} hold numbers beyond 64 bits: use smaller ones") from None
     if array.dtype.kind == "f":
         bad = ~(np.abs(array) < 2.0**63) | (array != np.rint(array))
-        _refuse_row(bad, f"{what} hold {{}}", array, "expected whole numbers or strings")
+        refuse_row(bad, f"{what} hold", array, "expected whole numbers or strings")
     elif array.dtype.kind == "u":
         bad = array > np.uint64(2**63 - 1)
-        _refuse_row(bad, f"{what} hold {{}}", array, "expected at most 2**63 - 1")
+        refuse_row(bad, f"{what} hold", array, "expected at most 2**63 - 1")
     elif array.dtype.kind not in "bi":
         raise InputError(f"{what} have type {array.dtype}: expected whole numbers or strings")
     return array.astype(np.int64)
@@ -212,10 +211,18 @@ def as_strings(values: list[Any], what: str) -> list[str]:
     return values
 
 
-def _refuse_row(bad: Array, message: str, values: Array, remedy: str) -> None:
+def refuse_row(bad: Array, what: str, values: Array, remedy: str) -> None:
+    """Refuse the first value marked as bad."""
     if bad.any():
         row = int(np.argmax(bad))
-        raise InputError(f"{message.format(values[row])} in row {row}: {remedy}")
+        raise InputError(f"{what} {values[row]} in row {row}: {remedy}")
+
+
+def fill(allocate: Allocate, name: str, values: Array) -> Array:
+    """Copy values into an allocated column, in native byte order."""
+    column = allocate(name, values.shape, values.dtype.newbyteorder("="))
+    column[...] = values
+    return column
 
 
 def pack(values: Sequence[str], where: str) -> Strings:
@@ -233,10 +240,7 @@ def pack(values: Sequence[str], where: str) -> Strings:
 def check_numbers(values: Array, where: str) -> None:
     """Refuse types other than numbers of at most eight bytes, and values that are not finite."""
     if values.dtype.hasobject:
-        raise InputError(
-            f"{where}: holds Python objects, which are not loaded: save an array of numbers, or "
-            "of strings with dtype=str"
-        )
+        raise InputError(f"{where}: holds Python objects: save numbers, or strings with dtype=str")
     if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
         raise InputError(f"{where}: has type {values.dtype}: expected numbers of at most 64 bits")
     _refuse_infinite(values, where, "NaN or infinity")

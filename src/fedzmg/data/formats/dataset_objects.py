@@ -100,8 +100,7 @@ def _checked(dataset: Any, where: str) -> _Part:
     known = all(hasattr(type(dataset), method) for method in ("__getitem__", "__len__"))
     if not isinstance(names, list | tuple) or not known:
         raise InputError(
-            f"{where}: a {type(dataset).__name__} has no columns to read: give a datasets.Dataset; "
-            "a stream must be loaded first"
+            f"{where}: a {type(dataset).__name__} has no columns; a stream must be loaded first"
         )
     if len(dataset) == 0:
         raise InputError(f"{where}: holds no row: leave it out")
@@ -240,8 +239,7 @@ def _numbers(parts: Sequence[_Part], name: str) -> Array:
                 raise InputError(f"{where}: row {values.index(None)} has no value: fill it in")
         if array.dtype.kind not in "biuf" or array.ndim > 2:
             raise InputError(
-                f"{where}: holds {type(values[0]).__name__}, not numbers: name the columns to use "
-                "in features"
+                f"{where}: holds {type(values[0]).__name__}, not numbers: choose other features"
             )
         columns.append(common.as_float32(array.reshape(len(array), -1), where))
     if len({column.shape[1] for column in columns}) != 1:

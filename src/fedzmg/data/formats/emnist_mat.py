@@ -51,11 +51,10 @@ def read_mat(paths: Paths, allocate: Allocate = in_memory, *, split: str = "trai
         if "writers" in part.dtype.names:
             writers = _whole(_field(part, "writers", where), rows, f"{where}.writers")
             grouping = common.by_writer(writers)
-    y = allocate("y", (rows,), np.int64)
-    y[:] = ids[grouping.order]
-    x = allocate("x", (rows, 28, 28), np.uint8)
+    y = common.fill(allocate, "y", ids[grouping.order])
     # MATLAB stores each image column by column.
-    x[:] = images[grouping.order].reshape(rows, 28, 28).swapaxes(1, 2)
+    upright = images[grouping.order].reshape(rows, 28, 28).swapaxes(1, 2)
+    x = common.fill(allocate, "x", upright)
     return Columns({"x": x, "y": y}, grouping.owners)
 
 
@@ -75,7 +74,5 @@ def _whole(column: Any, rows: int, where: str) -> Ids:
     assert not isinstance(values, list)
     if len(values) != rows:
         raise InputError(f"{where}: {len(values)} for {rows} images: {_REMEDY}")
-    if values.min() < 0:
-        row = int(np.argmax(values < 0))
-        raise InputError(f"{where}: {values[row]} in row {row}: expected a number from 0")
+    common.refuse_row(values < 0, f"{where}:", values, "expected a number from 0")
     return values

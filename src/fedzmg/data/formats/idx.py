@@ -43,24 +43,18 @@ def read_idx(
     kinds = {f"{array.dtype.str}{array.ndim}": path for path, array in found.items()}
     if len(files) != 2 or set(kinds) != {"|u13", "|u11"}:
         shapes = ", ".join(f"{path} has shape {a.shape} of {a.dtype}" for path, a in found.items())
-        raise InputError(
-            "expected a file of images (three dimensions of bytes) and a file of labels (one), but "
-            f"{shapes}: give one of each"
-        )
+        raise InputError(f"{shapes}: give one of each, a file of images and a file of labels")
     images, labels = found[kinds["|u13"]], found[kinds["|u11"]]
     rows = len(images)
     if len(labels) != rows:
         raise InputError(
-            f"{kinds['|u11']} holds {len(labels)} labels but {kinds['|u13']} holds {rows} images: "
-            "give two files that belong together"
+            f"{kinds['|u11']}: {len(labels)} labels but {kinds['|u13']} holds {rows} images"
         )
     grouping = common.ungrouped(rows) if writers is None else _group(Path(writers), rows)
     if transposed:
         images = images.swapaxes(1, 2)
-    y = allocate("y", (rows,), np.int64)
-    y[:] = labels[grouping.order]
-    x = allocate("x", images.shape, np.uint8)
-    x[:] = images[grouping.order]
+    y = common.fill(allocate, "y", labels[grouping.order].astype(np.int64))
+    x = common.fill(allocate, "x", images[grouping.order])
     return Columns({"x": x, "y": y}, grouping.owners)
 
 
@@ -79,8 +73,7 @@ def _array(path: Path) -> Array:
         zeros, code, rank = struct.unpack(">HBB", start.ljust(4, b"\xff"))
         if zeros != 0 or code not in _TYPES or not 1 <= rank <= 3:
             raise InputError(
-                f"{path}: is not an idx file of images or labels (it begins with "
-                f"{start.hex() or 'nothing'}): give an idx file, plain or compressed with gzip"
+                f"{path}: is not an idx file: it begins with {start.hex() or 'nothing'}"
             )
         shape = struct.unpack(f">{rank}I", stream.read(4 * rank))
         dtype = np.dtype(_TYPES[code])
@@ -92,8 +85,7 @@ def _array(path: Path) -> Array:
     if len(data) != size:
         found = "more" if len(data) > size else f"only {len(data):,}"
         raise InputError(
-            f"{path}: shape {shape} needs {size:,} bytes, but there are {found}: it is damaged; "
-            "get it again"
+            f"{path}: shape {shape} needs {size:,} bytes, but there are {found}: get it again"
         )
     return np.frombuffer(data, dtype).reshape(shape)
 
@@ -105,8 +97,7 @@ def _group(path: Path, rows: int) -> Grouping:
         writers = _array(path)
         if writers.shape != (rows,) or writers.min() < 0:
             raise InputError(
-                f"{path}: shape {writers.shape}, smallest number {writers.min()}: expected one "
-                f"writer from 0 for each of {rows} images"
+                f"{path}: smallest number {writers.min()}: expected one for each of {rows} images"
             )
         return common.by_writer(writers.astype(np.int64))
     limit = _LONGEST_NAME * (rows + 1)
@@ -115,8 +106,7 @@ def _group(path: Path, rows: int) -> Grouping:
     lines = [line.strip() for line in data.rstrip().split(b"\n")]
     if len(data) > limit or len(lines) != rows:
         raise InputError(
-            f"{path}: has {len(lines)} lines in {len(data):,} bytes or more: give one writer a "
-            f"line for each of {rows} images"
+            f"{path}: has {len(lines)} lines in {len(data):,} bytes: give one for each image"
         )
     names = common.as_strings(list(lines), f"{path}: writers")
     if all(name.isascii() and name.isdigit() and len(name) < 19 for name in names):

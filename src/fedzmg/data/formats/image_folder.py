@@ -80,8 +80,7 @@ def read_image_folder(
     sources = [found[i].path for i in grouping.order]
     named_sources = ((str(path), path) for path in sources)
     x = decode_all(named_sources, len(found), np.arange(len(found)), allocate, form, stored=stored)
-    y = allocate("y", (len(found),), np.int64)
-    y[:] = ids[grouping.order]
+    y = common.fill(allocate, "y", ids[grouping.order])
     return Columns({"x": x, "y": y}, grouping.owners, (*notes, *common.classes_note(named)), named)
 
 
@@ -132,10 +131,7 @@ def _labelled(path: Path, root: Path, tables: dict[str, str]) -> _Found:
         return _Found(client, rest[0], path)
     if len(rest) == 1 and f"{client}/{rest[0]}" in tables:
         return _Found(client, tables[f"{client}/{rest[0]}"], path)
-    raise InputError(
-        f"{path}: has no label: expected CLIENT/LABEL/IMAGE, or CLIENT/IMAGE and a line in "
-        "labels.csv"
-    )
+    raise InputError(f"{path}: has no label: expected CLIENT/LABEL/IMAGE, or a line in labels.csv")
 
 
 def _label_table(path: Path) -> dict[str, str]:
@@ -204,10 +200,7 @@ def decode_all(
                     )
                 x = allocate("x", (rows, *pixels.shape), np.uint8)
             if pixels.shape != x.shape[1:]:
-                raise InputError(
-                    f"{where}: is {_describe(pixels)} but {first}: set size and grey to make them "
-                    "alike"
-                )
+                raise InputError(f"{where}: is {_describe(pixels)} but {first}: set size and grey")
             x[target[row]] = pixels
     assert x is not None
     return x

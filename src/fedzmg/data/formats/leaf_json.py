@@ -70,16 +70,14 @@ def _users(paths: Sequence[Path], *, packed: bool) -> dict[str, _User]:
         for name, user in _shard(path, packed=packed):
             if name in users:
                 raise InputError(
-                    f"user {name!r} occurs in {origin[name]} and in {path}: rename one, or give "
-                    "only one of the files"
+                    f"user {name!r} occurs in {origin[name]} and in {path}: rename one"
                 )
             users[name], origin[name] = user, path
             if user.rows:
                 first = first or user
                 if _kind(user) != _kind(first):
                     raise InputError(
-                        f"{user.where}: has {_kind(user)} where {first.where} has {_kind(first)}: "
-                        "give shards of one data set"
+                        f"{user.where}: has {_kind(user)} where {first.where} has {_kind(first)}"
                     )
     return users
 
@@ -131,8 +129,7 @@ def _user(data: Any, count: Any, where: str, *, packed: bool) -> _User:
     x, y = (_entry(data, key, list, where) for key in ("x", "y"))
     if len(x) != len(y) or type(count) is not int or count != len(x):
         raise InputError(
-            f"{where}: has {len(x)} of 'x', {len(y)} of 'y' and num_samples {count!r}: expected "
-            f"equally many; {common.REMEDY}"
+            f"{where}: has {len(x)} of 'x', {len(y)} of 'y' and num_samples {count!r}: correct them"
         )
     if not x:
         return _User(where, {}, 0)

@@ -71,11 +71,9 @@ def read_table(
         ids, named = common.labels(
             _names(table, label, where), f"{where}: column {label!r}", classes
         )
-        y = columns["y"] = allocate("y", (rows,), np.int64)
-        y[:] = ids[grouping.order]
+        columns["y"] = common.fill(allocate, "y", ids[grouping.order])
     if isinstance(values, np.ndarray):
-        x = columns["x"] = allocate("x", values.shape, np.float32)
-        x[:] = values[grouping.order]
+        columns["x"] = common.fill(allocate, "x", values[grouping.order])
     elif values and isinstance(values[0], str):
         columns["text"] = common.pack([values[i] for i in grouping.order], where)
     elif values:
@@ -236,15 +234,13 @@ def _numbers(column: Any, where: str) -> Array:
         if (lengths != width).any() or width == 0:
             row = int(np.argmax(lengths != width))
             raise InputError(
-                f"{where}: the list in row {row} has {lengths[row]} entries, the first has "
-                f"{width}: make them equally long"
+                f"{where}: the list in row {row} has {lengths[row]} entries, the first has {width}"
             )
         column = compute.list_flatten(column)
         _refuse_null(column, where, width)
     if _is_string(column.type):
         raise InputError(
-            f"{where}: holds text, as {column[0].as_py()[:40]!r}, not numbers: name the columns to "
-            "use in features; text must be the only one"
+            f"{where}: holds text, as {column[0].as_py()[:40]!r}: choose other features"
         )
     return common.as_float32(_numeric(column, where).reshape(rows, width), where)
 

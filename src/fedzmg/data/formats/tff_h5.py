@@ -123,8 +123,7 @@ def _survey(
             where = f"{path}: client {name!r}"
             if name in origin:
                 raise InputError(
-                    f"client {name!r} occurs in {origin[name]} and in {path}: rename one, or give "
-                    "only one of the files"
+                    f"client {name!r} occurs in {origin[name]} and in {path}: rename one"
                 )
             origin[name] = path
             with common.reading(where, REMEDY):
@@ -212,12 +211,8 @@ def _labels(
     most = 2**63 - 1 if classes is None else classes - 1
     for client, values in _values(clients, part):
         bad = (values < 0) | (values > most)
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise InputError(
-                f"{client.where}: example {row} has {part.dataset} {values[row]}: expected 0 to "
-                f"{most}"
-            )
+        where = f"{client.where}: {part.dataset}"
+        common.refuse_row(bad, where, values, f"expected 0 to {most}")
         column[client.rows] = values
     return column
 
