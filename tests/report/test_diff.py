@@ -1,4 +1,4 @@
-"""What ``fedzmg diff`` finds, told by hand: every kind of difference, and none."""
+"""Differences that ``fedzmg diff`` finds: every kind, and none."""
 
 from __future__ import annotations
 

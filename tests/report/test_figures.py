@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
-from fedzmg.errors import InputError
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.report import figures
 from fedzmg.report.figures.curves import MOST_IN_ONE_PANEL
@@ -305,23 +303,6 @@ def test_the_same_data_give_the_same_bytes() -> None:
         first, again, other = (figures.rendered(charts[i], suffix) for i in (0, 0, 1))
         assert first == again == other, suffix
         assert b"date>" not in first
-
-
-def test_save_failure_keeps_the_old_file_and_leaves_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chart = drawn({"FedAvg": made_up()})
-    png, svg = figures.save(chart, tmp_path / "curve")
-    before = png.read_bytes()
-
-    def refuse(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(InputError, match="disk full"):
-        figures.save(chart, tmp_path / "curve")
-    assert png.read_bytes() == before
-    assert sorted(tmp_path.iterdir()) == [png, svg]
 
 
 def test_pictures_of_examples() -> None:

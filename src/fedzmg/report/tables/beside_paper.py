@@ -18,13 +18,13 @@ _HEADS = ("measure", "algorithm", "here", "paper", "difference")
 _Row = tuple[str, str, Cell, Cell, Cell]
 
 
-def beside_paper(outcome: StudyResult) -> Table | None:
+def beside_paper(result: StudyResult) -> Table | None:
     """Make a row per printed number; None if the paper has none for this task."""
-    study = outcome.study
+    study = result.study
     twin = paper.COUNTERPARTS.get(study.task)
     if twin is None or study.metric != _ACCURACY:
         return None
-    shown = [score for score in outcome.scores if score.label in twin.dataset.lines]
+    shown = [score for score in result.scores if score.label in twin.dataset.lines]
     if not shown:
         return None
     lines = [*_speeds(study, shown, twin.dataset), *_levels(study, shown, twin.dataset)]

@@ -24,9 +24,9 @@ _HEADS = {
 _SHORT = "share_short_of_threshold"
 
 
-def clients(outcome: StudyResult) -> Table | None:
+def clients(result: StudyResult) -> Table | None:
     """Make the table of the metric over clients; None if no run evaluated them one by one."""
-    study = outcome.study
+    study = result.study
     found = {label: seen(runs) for label, runs in study.members.items()}
     if not any(found.values()):
         return None

@@ -22,20 +22,20 @@ from fedzmg.results.study_result import AlgorithmResult, StudyResult
 _RULE_NAMES = {"rolling_min": "all above", "stays_above": "stays above"}
 
 
-def scores(outcome: StudyResult) -> Table:
+def scores(result: StudyResult) -> Table:
     """Make the table of final value, speed, late stage and cost of every algorithm."""
-    study = outcome.study
+    study = result.study
     metric, threshold = study.metric, study.threshold
-    has_late = any(score.late is not None for score in outcome.scores)
-    has_failures = any(s.diverged or s.unfinished or s.dropped for s in outcome.scores)
+    has_late = any(score.late is not None for score in result.scores)
+    has_failures = any(s.diverged or s.unfinished or s.dropped for s in result.scores)
     heads = ["algorithm", f"final {metric}"]
     if threshold is not None:
         heads += [f"rounds to {goal_text(threshold, metric)}", *_RULE_NAMES.values(), "each run"]
     heads += ["late stage"] * has_late + ["MiB per run", f"{metric} per MiB"]
     heads += ["diverged", "dropped", "unfinished"] * has_failures
-    best = outcome.ranked[0] if outcome.ranked else None
+    best = result.ranked[0] if result.ranked else None
     rows = []
-    for score in outcome.scores:
+    for score in result.scores:
         row = [Cell(score.label), _final(score, metric, best=score is best)]
         if threshold is not None:
             running = score.unfinished > 0
@@ -53,14 +53,14 @@ def scores(outcome: StudyResult) -> Table:
         f"Scores on {study.name}",
         tuple(heads),
         rows,
-        _caption(outcome, has_late),
-        [_record(score) for score in outcome.scores],
+        _caption(result, has_late),
+        [_record(score) for score in result.scores],
     )
 
 
-def thresholds(outcome: StudyResult) -> Table | None:
+def thresholds(result: StudyResult) -> Table | None:
     """Make the table of arrivals and late stages by threshold; None for fewer than two."""
-    study = outcome.study
+    study = result.study
     if len(study.thresholds) < 2:
         return None
     rows = []
@@ -89,13 +89,13 @@ def thresholds(outcome: StudyResult) -> Table | None:
     return Table("thresholds", title, heads, rows, caption, records, 2)
 
 
-def finals(outcome: StudyResult) -> Table:
+def finals(result: StudyResult) -> Table:
     """Make the table of the final value of every seed."""
-    study = outcome.study
-    seeds = sorted({seed for score in outcome.scores for seed in score.finals})
+    study = result.study
+    seeds = sorted({seed for score in result.scores for seed in score.finals})
     rows = []
     records: list[Record] = []
-    for score in outcome.scores:
+    for score in result.scores:
         values = [score.finals.get(seed) for seed in seeds]
         lost = {run.seed for run in study.members[score.label] if run.diverged is not None}
         rows.append(
@@ -151,8 +151,8 @@ def _per_mib(value: float | None, metric: str) -> str:
     return f"{digits_text(100 * value)} %" if is_share(metric) else digits_text(value)
 
 
-def _caption(outcome: StudyResult, has_late: bool) -> str:
-    study = outcome.study
+def _caption(result: StudyResult, has_late: bool) -> str:
+    study = result.study
     parts = ["Final: mean over the last tenth of the rounds, ± standard deviation over seeds"]
     if study.threshold is not None:
         parts.append(
