@@ -10,13 +10,13 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from fedzmg.results import paper
 from fedzmg.results.runs import Run
 from fedzmg.storage.files import folder_name
-from fedzmg.storage.formats import flat, read_toml
+from fedzmg.storage.formats import flat
 
 _USUAL_REFERENCE = "fedzmg"
 """Algorithm that comes first in studies without a plan."""
@@ -97,16 +97,6 @@ def family(label: str) -> str:
     ('fedadam', 'fedzmg')
     """
     return label.partition(":")[0].partition(" (")[0]
-
-
-def read_plan(directory: Path) -> dict[str, Any] | None:
-    """Read the ``study.toml`` of a directory; None if there is none.
-
-    Raises:
-        InputError: if the file is damaged.
-    """
-    path = directory / "study.toml"
-    return read_toml(path) if path.is_file() else None
 
 
 def variants(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedzmg.results.averaging import Band, band_around, possible
+from fedzmg.results.averaging import Band, band_around
 from fedzmg.results.grouping import Study
 from fedzmg.results.runs import Run
 from fedzmg.storage.client_metrics import ClientTable
@@ -59,7 +59,7 @@ def sorted_averages(study: Study) -> dict[str, Sorted]:
             table = sorted_curves(own, higher_is_better=study.higher_is_better)
             mean, band = table.mean(axis=0), None
             if len(table) > 1:
-                band = band_around(mean, table.std(axis=0, ddof=1), possible(study.metric))
+                band = band_around(mean, table.std(axis=0, ddof=1), study.metric)
             found[label] = Sorted(mean, band)
     return found
 

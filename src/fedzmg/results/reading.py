@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedzmg.errors import InputError
-from fedzmg.results.grouping import Study, planned, read_plan, studies
+from fedzmg.results.grouping import Study, planned, studies
 from fedzmg.results.runs import Run, read_run
-from fedzmg.storage.formats import RESTORE, read_json
+from fedzmg.storage.formats import RESTORE, read_json, read_toml
 
 _REQUIRED = {
     "grid.json": ("task", "metric", "rounds", "algorithms"),
@@ -80,9 +80,9 @@ def read(places: Sequence[Path]) -> Material:
                 for kind in ("grid", "study")
                 if (path := directory / f"{kind}.toml").is_file()
             ]
-            plan = read_plan(directory)
-            if plan is not None:
-                plans[directory.as_posix()], shown_plans[directory.as_posix()] = plan, shown
+            if (directory / "study.toml").is_file():
+                plans[directory.as_posix()] = read_toml(directory / "study.toml")
+                shown_plans[directory.as_posix()] = shown
             if (directory / "spec.toml").is_file():
                 run = read_run(directory, shown, notes)
                 runs += [] if run is None else [planned(run, plans)]

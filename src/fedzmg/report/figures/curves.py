@@ -25,7 +25,7 @@ from fedzmg.report.figures.style import (
     styled,
     wrapped,
 )
-from fedzmg.results.averaging import band_around, possible
+from fedzmg.results.averaging import band_around
 from fedzmg.results.formatting import (
     MIB,
     count_text,
@@ -252,7 +252,7 @@ def _draw_line(
     )
     spreads: Sequence[float | None] = [None] * len(line.x)
     if line.spread is not None:
-        low, high, _ = band_around(line.mean, line.spread, possible(metric))
+        low, high, _ = band_around(line.mean, line.spread, metric)
         band = axes.fill_between(
             line.x, low, high, color=style["color"], alpha=0.14, linewidth=0.0, zorder=2.0
         )
@@ -299,7 +299,7 @@ def _caption(lines: Sequence[Line], metric: str) -> str:
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     words = f"Mean of {number} runs; the band is one standard deviation either way"
     cut = any(
-        line.spread is not None and band_around(line.mean, line.spread, possible(metric)).cut
+        line.spread is not None and band_around(line.mean, line.spread, metric).cut
         for line in lines
     )
     words += ", cut to possible values." if cut else "."

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fedzmg.report.tables.scores import round_cell
 from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
 from fedzmg.results import paper
-from fedzmg.results.averaging import arrival, late_means
+from fedzmg.results.averaging import arrivals, late_means
 from fedzmg.results.formatting import goal_text, signed_text, value_text
 from fedzmg.results.grouping import Study
 from fedzmg.results.study_result import AlgorithmResult, StudyResult
@@ -52,7 +52,7 @@ def _speeds(study: Study, shown: list[AlgorithmResult], dataset: paper.Dataset) 
     for level, name in zip(paper.THRESHOLDS, ("to_low", "to_high"), strict=True):
         measure = f"index at {goal_text(level, _ACCURACY)}"
         for score in shown:
-            reached = arrival(study, study.members[score.label], level)
+            reached = arrivals(study, study.members[score.label], level).averaged
             index = None if reached is None else reached - 1
             printed: int = getattr(dataset.lines[score.label], name)
             gap = None if index is None else index - printed

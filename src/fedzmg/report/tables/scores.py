@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
-from fedzmg.results.averaging import arrival, late_means
+from fedzmg.results.averaging import arrivals, late_means, mean_and_sd
 from fedzmg.results.formatting import (
     MIB,
     NONE,
@@ -68,7 +67,7 @@ def thresholds(result: StudyResult) -> Table | None:
     for level in study.thresholds:
         late, _ = late_means(study, level)
         for label, runs in study.members.items():
-            found = {rule: arrival(study, runs, level, rule) for rule in RULES}
+            found = {rule: arrivals(study, runs, level, rule).averaged for rule in RULES}
             running = any(not run.complete for run in runs)
             mean = late.get(label)
             rows.append(
@@ -136,10 +135,8 @@ def _each_run(score: AlgorithmResult) -> Cell:
     arrived = [one for one in score.arrivals_each if one is not None]
     if not arrived:
         return round_cell(None, running=score.unfinished > 0)
-    mean = statistics.fmean(arrived)
-    text = f"{mean:,.0f}"
-    if len(arrived) > 1:
-        text += f" ± {statistics.stdev(arrived):,.0f}"
+    mean, sd = mean_and_sd(arrived)
+    text = f"{mean:,.0f}" + ("" if sd is None else f" ± {sd:,.0f}")
     if len(arrived) < len(score.arrivals_each):
         text += f" ({len(arrived)} of {len(score.arrivals_each)})"
     return Cell(text, mean)
