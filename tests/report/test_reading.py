@@ -34,7 +34,7 @@ def test_runs_of_a_study_stand_together_reference_first(study: Path) -> None:
     assert found.reference == "fedzmg"
     assert found.metric == "accuracy"
     assert material.notes == ()
-    assert found.members["fedavg"][1].place == "study/fedavg/seed-1"
+    assert found.members["fedavg"][1].shown == "study/fedavg/seed-1"
 
 
 def test_what_a_run_wrote_is_what_is_read(tmp_path: Path, log_line: Line) -> None:

@@ -32,15 +32,15 @@ class Cleared(NamedTuple):
     """Files that were edited since."""
 
 
-def check_place(place: Path, remedy: str = ELSEWHERE) -> None:
+def check_place(directory: Path, remedy: str = ELSEWHERE) -> None:
     """Raise InputError if a directory, which need not exist yet, cannot be written."""
     try:
-        whole = place.absolute()
+        whole = directory.absolute()
         existing = next(path for path in (whole, *whole.parents) if path.exists())
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        raise _unwritable(place, error, remedy) from None
+        raise _unwritable(directory, error, remedy) from None
 
 
 def write(path: Path, content: bytes, remedy: str = ELSEWHERE) -> None:
@@ -152,10 +152,10 @@ def _hashes(files: Mapping[str, bytes]) -> dict[str, str]:
     return {name: _hash(content) for name, content in files.items()}
 
 
-def _foreign(place: str, writer: str) -> InputError:
+def _foreign(path: str, writer: str) -> InputError:
     who = "report" if writer == REPORT else f"'fedzmg {writer}'"
     return InputError(
-        f"no {who} wrote {place}, and one would replace it: move it away, or {ELSEWHERE}"
+        f"no {who} wrote {path}, and one would replace it: move it away, or {ELSEWHERE}"
     )
 
 

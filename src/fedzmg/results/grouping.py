@@ -44,8 +44,6 @@ class Study:
     """Number of planned runs by label of which there is nothing to show yet."""
     plan: Mapping[str, Any] = field(default_factory=dict)
     """Content of the ``study.toml``, if the study has one."""
-    place: str = ""
-    """Directory of the study for display, if it has a plan."""
 
     @property
     def reference(self) -> str:
@@ -116,35 +114,29 @@ def directories(plan: Mapping[str, Any]) -> dict[str, str]:
 
 def planned(run: Run, plans: Mapping[str, Mapping[str, Any]]) -> Run:
     """Return a run with the label and the directory of the study around it."""
-    for place, plan in plans.items():
+    for directory, plan in plans.items():
         for label, folder in directories(plan).items():
-            if run.path == str(PurePosixPath(place, folder, f"seed-{run.seed}")):
-                return replace(run, plan=place, label=label)
+            if run.path == str(PurePosixPath(directory, folder, f"seed-{run.seed}")):
+                return replace(run, plan=directory, label=label)
     return run
 
 
 def studies(
     runs: Iterable[Run],
     plans: Mapping[str, Mapping[str, Any]],
-    places: Mapping[str, str],
     notes: list[str],
 ) -> list[Study]:
-    """Group runs into studies, with plans and display names by directory."""
+    """Group runs into studies, with plans by directory."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(json.dumps([run.plan, run.shared], sort_keys=True), []).append(run)
-    found = [
-        group_study(group, plans.get(group[0].plan, {}), notes, place=places.get(group[0].plan, ""))
-        for group in groups.values()
-    ]
+    found = [group_study(group, plans.get(group[0].plan, {}), notes) for group in groups.values()]
     shared = [flat(group[0].shared) for group in groups.values()]
     names = _distinguished([study.name for study in found], shared)
     return [replace(study, name=name) for study, name in zip(found, names, strict=True)]
 
 
-def group_study(
-    runs: Sequence[Run], plan: Mapping[str, Any], notes: list[str], place: str = ""
-) -> Study:
+def group_study(runs: Sequence[Run], plan: Mapping[str, Any], notes: list[str]) -> Study:
     """Make a study of runs that share task, protocol and data; ``notes`` names dropped runs."""
     members = _members(runs, notes)
     order = list(directories(plan))
@@ -179,7 +171,6 @@ def group_study(
         notes=() if "metric" in facts else (unnamed,),
         awaited={label: count for label, count in missing.items() if count > 0},
         plan=plan,
-        place=place,
     )
 
 
@@ -190,8 +181,8 @@ def _members(runs: Sequence[Run], notes: list[str]) -> dict[str, tuple[Run, ...]
         settings = by_algorithm.setdefault(run.label or run.algorithm, {})
         seeds = settings.setdefault(json.dumps(run.variant, sort_keys=True), {})
         if run.seed in seeds:
-            kept = seeds[run.seed].place
-            notes.append(f"{run.place} repeats {kept} (same settings and seed): it is left out")
+            kept = seeds[run.seed].shown
+            notes.append(f"{run.shown} repeats {kept} (same settings and seed): it is left out")
             continue
         seeds[run.seed] = run
     members = {}

@@ -204,12 +204,12 @@ def _panels(
         axes.tick_params(labelsize=7)
         format_axis(axes, metric)
         axes.set_title(wrapped(name, 26), loc="left", fontsize=9.0, fontweight="bold", pad=3)
-        place: dict[str, Any] = {"loc": "best"}
+        corner: dict[str, Any] = {"loc": "best"}
         if long:
-            place = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.16), "borderaxespad": 0.0}
+            corner = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.16), "borderaxespad": 0.0}
         legend = axes.legend(
             handles, [wrapped(line.label, 36) for line in shown], fontsize=6.5, handlelength=2.0,
-            borderpad=0.1, labelspacing=0.3, **place,
+            borderpad=0.1, labelspacing=0.3, **corner,
         )  # fmt: skip
         chart.tag_legend(legend, [line.label for line in shown])
     _limit(grid.flat[0], lines)

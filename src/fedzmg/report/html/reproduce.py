@@ -62,12 +62,12 @@ def _commands(material: Material) -> Iterator[Commands]:
     words = [" ".join(one) if isinstance(one, list) else str(one) for one in recorded]
     # Files by the user's own paths, so that the lines work where the report was asked for.
     everything = [
-        _line(plan.kind, plan.path, *_rates(plan), "--out", f"reproduced/{plan.place}")
+        _line(plan.kind, plan.path, *_rates(plan), "--out", f"reproduced/{plan.shown}")
         for plan in material.plans
         if not _is_own(_planned(plan).get("task"))
     ]
     each = [
-        _line("run", f"{run.path}/spec.toml", "--out", f"reproduced/{run.place}") for run in runs
+        _line("run", f"{run.path}/spec.toml", "--out", f"reproduced/{run.shown}") for run in runs
     ]
     for title, lines in (
         ("Commands as recorded", tuple(dict.fromkeys(words))),
@@ -131,7 +131,7 @@ def _line(*words: str) -> str:
 def _directories(study: Study) -> Table:
     rows = [
         [
-            Cell(run.place),
+            Cell(run.shown),
             Cell(_state(run)),
             Cell(str(run.manifest.get("engine", NONE))),
             Cell(f"{run.log.seconds:,.1f}", run.log.seconds),
