@@ -14,7 +14,7 @@ from rich.console import Console
 from fedzmg import Trial
 from fedzmg.evaluation import ACCURACY
 from fedzmg.report.terminal import live
-from fedzmg.report.terminal.live import Display, Seen, names
+from fedzmg.report.terminal.live import Display, TrialState, names
 
 
 def report(
@@ -56,7 +56,7 @@ def test_trials_are_told_apart_by_what_differs() -> None:
 
 
 def test_best_is_remembered_with_its_round_and_a_stopped_trial_keeps_its_state() -> None:
-    seen = Seen("a")
+    seen = TrialState("a")
     for round_, metric in ((1, 0.1), (6, 0.5), (11, 0.3)):
         one = SimpleNamespace(round=round_, metric=metric, train_loss=1.0, diverged=False)
         seen = seen.after(one, stopped_trials=False, higher=True)
@@ -67,7 +67,7 @@ def test_best_is_remembered_with_its_round_and_a_stopped_trial_keeps_its_state()
     later = SimpleNamespace(round=13, metric=None, train_loss=float("nan"), diverged=True)
     assert seen.after(later, stopped_trials=True, higher=True) == seen
     lower = SimpleNamespace(round=2, metric=0.4, train_loss=1.0, diverged=False)
-    assert Seen("b", best=0.5).after(lower, stopped_trials=False, higher=False).best == 0.4
+    assert TrialState("b", best=0.5).after(lower, stopped_trials=False, higher=False).best == 0.4
 
 
 def test_plain_lines_describe_a_pack(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ class Extra(NamedTuple):
     content: Mapping[str, Any]
 
 
-class Plan(NamedTuple):
+class PlanFile(NamedTuple):
     """The file that a study or a grid was made from."""
 
     kind: str
@@ -51,7 +51,7 @@ class Material(NamedTuple):
     studies: tuple[Study, ...]
     grids: tuple[Extra, ...]
     heterogeneity: tuple[Extra, ...]
-    plans: tuple[Plan, ...]
+    plans: tuple[PlanFile, ...]
     notes: tuple[str, ...]
     """Runs that were left out, and why."""
 
@@ -68,7 +68,7 @@ def read(directories: Sequence[Path]) -> Material:
     runs: list[Run] = []
     extras: dict[str, list[Extra]] = {name: [] for name in _REQUIRED}
     plans: dict[str, Mapping[str, Any]] = {}
-    files: list[Plan] = []
+    files: list[PlanFile] = []
     notes: list[str] = []
     for top in directories:
         if not top.is_dir():
@@ -76,7 +76,7 @@ def read(directories: Sequence[Path]) -> Material:
         before = len(runs) + len(notes) + sum(map(len, extras.values()))
         for directory, shown in _walk(top):
             files += [
-                Plan(kind, shown, path.as_posix())
+                PlanFile(kind, shown, path.as_posix())
                 for kind in ("grid", "study")
                 if (path := directory / f"{kind}.toml").is_file()
             ]
