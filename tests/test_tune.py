@@ -102,7 +102,7 @@ def test_test_set_chooses_only_if_that_is_said() -> None:
 def test_nothing_is_best_where_all_diverged() -> None:
     found = tune(task(), "fedavg", {"client.lr": [1e38]}, engine="sequential")
     assert "every point of fedavg diverged" in str(found)
-    with pytest.raises(InputError, match="every point of fedavg diverged: search smaller rates"):
+    with pytest.raises(InputError, match="every point of fedavg diverged: search smaller learning"):
         _ = found.settings
 
 
@@ -122,7 +122,7 @@ def test_search_in_a_directory_goes_on_and_is_reported(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt, match="nothing is lost, make the same call again"):
         tune(task(), progress=Press(), out=place, **asked)
     watched = CliRunner().invoke(app, ["watch", str(place)], env={"COLUMNS": "200"})
-    assert "the same call of fedzmg.tune again" in watched.stdout
+    assert "make the same call of fedzmg.tune again to continue" in watched.stdout
     found = tune(task(), out=place, **asked)
     assert found == tune(task(), out=place, **asked) == tune(task(), **asked)
     assert json.loads((place / "grid.json").read_text()) == found.data

@@ -207,7 +207,7 @@ def test_diverged_points_score_zero_and_never_win(tmp_path: Path) -> None:
     assert data["algorithms"]["fedavg"]["best"]["options"]["client.lr"] == 0.1
     nothing = run_grid(spec(axes={"client.lr": [1e24, 1e25]}), tmp_path / "all", task=toy())
     assert nothing["algorithms"]["fedavg"]["best"] is None
-    assert warnings(nothing) == ["every point of fedavg diverged; search smaller rates"]
+    assert warnings(nothing) == ["every point of fedavg diverged; search smaller learning rates"]
 
 
 def test_border_and_neighbours_are_told(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def log_line() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def grid() -> dict[str, Any]:
-    """What a ``grid.json`` holds: two by three points, the best in a corner."""
+    """Content of a ``grid.json``: two by three points, the best in a corner."""
     axes = {"client.lr": [0.01, 0.1], "server.lr": [0.1, 1.0, 10.0]}
     points = [
         {"options": {"client.lr": c, "server.lr": s}, "score": 0.1 * i, "diverged": 0}

@@ -72,16 +72,6 @@ def test_table_by_hand(known: Path) -> None:
     assert sheet.records[0]["worst_tenth"] == EVEN[0]
 
 
-def test_page_shows_table_and_figures(known: Path) -> None:
-    text = render(read([known]))
-    for words in (
-        "<h3>Clients</h3>", "accuracy of every client, worst first",
-        "accuracy over clients by round", "training loss over clients by round",
-    ):  # fmt: skip
-        assert words in text
-    assert "Clients:" not in text
-
-
 def test_missing_and_diverged_runs_are_counted(known: Path, log_line: Line) -> None:
     (known / "fedzmg" / "seed-0" / CLIENTS).unlink()
     lines = [log_line(r, 0.1, diverged=r >= 4) for r in range(1, 11)]
@@ -101,14 +91,6 @@ def test_missing_and_diverged_runs_are_counted(known: Path, log_line: Line) -> N
     without = render(read([known]))
     assert "Clients: all runs have no metric by client" in without
     assert "<h3>Clients</h3>" not in without
-
-
-def test_sample_is_said_to_be_one(study: Path) -> None:
-    for place in study.glob("*/seed-*"):
-        keep(place, EVEN, population=12_000)
-    sheet = sheet_of(study_result(read([study]).studies[0]))
-    assert sheet is not None
-    assert "10 of 12,000 clients, drawn by chance and the same for every run" in sheet.caption
 
 
 def test_worst_first_whichever_way_is_better(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What ``fedzmg diff`` finds, told by hand: every kind of difference, and none."""
+"""Differences that ``fedzmg diff`` finds: every kind, and none."""
 
 from __future__ import annotations
 
@@ -12,22 +12,10 @@ import pytest
 from scipy import stats
 
 from fedzmg.errors import InputError
-from fedzmg.report.terminal.inspection import verdict
-from fedzmg.results.diff import ASPECTS, aspects, compare
-from fedzmg.results.reading import read
-from fedzmg.results.study_result import study_result
+from fedzmg.results.diff import aspects, compare
 
 Write = Callable[..., Path]
 Line = Callable[..., dict[str, Any]]
-
-
-def test_copy_does_not_differ(study: Path, tmp_path: Path) -> None:
-    shutil.copytree(study, tmp_path / "copy")
-    found = compare(study, tmp_path / "copy")
-    assert not found.differs()
-    assert len(found.curves) == 6
-    assert all(pair.identical for pair in found.curves)
-    assert "no difference in spec, options" in verdict(found, ASPECTS)
 
 
 def test_options_versions_and_data_are_told_apart(write_run: Write) -> None:
@@ -117,22 +105,6 @@ def test_runs_are_paired_by_place_then_by_algorithm_and_seed(study: Path, tmp_pa
     assert found.differs(["runs"])
 
 
-def test_plans_and_scores_of_grids(tmp_path: Path) -> None:
-    for name, last, score in (("g", 2, 0.5), ("h", 3, 0.25)):
-        place = tmp_path / name / "fedavg"
-        place.mkdir(parents=True)
-        (tmp_path / name / "grid.toml").write_text(f'task = "digits"\nlast = {last}\n')
-        point = {"options": {"client.lr": 0.1}, "score": score}
-        (place / "scores.json").write_text(json.dumps({"format": 1, "points": [point]}))
-        row = {"trial": 0, "round": 1, "metric": score, "seconds": last}
-        (place / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    found = compare(tmp_path / "g", tmp_path / "h")
-    assert [(c.aspect, c.key, c.left, c.right) for c in found.changes] == [("spec", "last", 2, 3)]
-    assert found.curves[0].largest["metric"] == 0.25
-    assert dict(found.scores[0].left) == {"client.lr 0.1": 0.5}
-    assert found.scores[0].test is None
-
-
 def test_bad_input(tmp_path: Path, study: Path, write_run: Write) -> None:
     with pytest.raises(InputError, match="did you mean 'curves'"):
         aspects("curve")
@@ -145,30 +117,6 @@ def test_bad_input(tmp_path: Path, study: Path, write_run: Write) -> None:
     write_run("x/two", "fedadam", 1, [0.5])
     with pytest.raises(InputError, match="no run in common"):
         compare(study, tmp_path / "x")
-
-
-@pytest.mark.parametrize(
-    ("every", "rounds", "expected"),
-    [
-        # 18 is in the last tenth, so 19, which is out of turn, does not count.
-        (6, 20, 0.18),
-        # Nothing else is there.
-        (20, 20, 0.19),
-    ],
-)
-def test_final_scores_are_those_of_the_report(
-    write_run: Write, log_line: Line, tmp_path: Path, every: int, rounds: int, expected: float
-) -> None:
-    lines = [
-        log_line(i + 1, i / 100 if i % every == 0 or i == rounds - 1 else None)
-        for i in range(rounds)
-    ]
-    for place in ("a", "b"):
-        write_run(f"{place}/fedavg/seed-0", "fedavg", 0, [], every=every, lines=lines)
-    [score] = compare(tmp_path / "a", tmp_path / "b").scores
-    assert score.left == score.right == {"seed 0": pytest.approx(expected)}
-    [reported] = study_result(read([tmp_path / "a"]).studies[0]).scores
-    assert reported.finals[0] == pytest.approx(expected)
 
 
 def test_damaged_logs_are_named(study: Path, tmp_path: Path) -> None:

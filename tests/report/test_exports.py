@@ -6,7 +6,6 @@ import csv
 import hashlib
 import io
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,10 @@ from fedzmg.cli import app
 from fedzmg.errors import InputError
 from fedzmg.report import figures, writing
 from fedzmg.report.exports import report as exports
-from fedzmg.report.tables.scores import scores
-from fedzmg.results.reading import Material, read
-from fedzmg.results.study_result import StudyResult, study_result
+from fedzmg.results.reading import read
+from fedzmg.results.study_result import study_result
 
 Write = Callable[..., Path]
-
-
-@pytest.fixture
-def judged(study: Path) -> tuple[Material, list[StudyResult]]:
-    material = read([study])
-    return material, [study_result(one) for one in material.studies]
 
 
 def rows_of(markdown: str) -> list[list[str]]:
@@ -38,54 +30,6 @@ def rows_of(markdown: str) -> list[list[str]]:
 
 def records_of(comma_separated: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(comma_separated, newline="")))
-
-
-def test_four_formats_of_one_table(judged: tuple[Material, list[StudyResult]]) -> None:
-    written = {name: content.decode() for name, content in exports.tables(*judged)}
-    assert set(written) == {
-        f"tables/{stem}.{suffix}"
-        for stem in ("scores", "tests", "finals", "traffic", "settings")
-        for suffix in ("md", "tex", "csv", "json")
-    }
-
-    head, ends, *rows = rows_of(written["tables/scores.md"])
-    assert head[:3] == ["algorithm", "final accuracy", "rounds to 50 %"]
-    assert len({len(head), len(rows[0]), len(rows[1])}) == 1
-    assert ends[0].startswith(":--")
-    assert rows[0][:2] == ["fedzmg", "**80.00 ± 20.00 %**"]
-
-    tex = written["tables/scores.tex"]
-    assert r"fedavg & 60.00 $\pm$ 10.00 \%" in tex
-    columns = re.search(r"\\begin\{tabular\}\{(l+r+)\}", tex)
-    assert columns is not None
-    body = [line for line in tex.splitlines() if line.endswith(r"\\")]
-    assert {line.count(" & ") for line in body} == {len(columns[1]) - 1}
-    assert tex.count("{") == tex.count("}")
-
-    found = records_of(written["tables/scores.csv"])
-    assert float(found[0]["final_mean"]) == pytest.approx(0.8, abs=1e-15)
-    kept = json.loads(written["tables/scores.json"])["records"]
-    assert [row["algorithm"] for row in kept] == ["fedzmg", "fedavg"]
-    assert kept[0]["final_mean"] == float(found[0]["final_mean"])
-    [tested] = records_of(written["tables/tests.csv"])
-    assert (tested["first"], tested["second"]) == ("fedzmg", "fedavg")
-    assert float(tested["t"]) == pytest.approx(12**0.5)
-    # Differences 0.1, 0.2, 0.3: only the two patterns with all signs alike reach their sum.
-    assert float(tested["p_sign_flip"]) == float(tested["p_sign_flip_floor"]) == 0.25
-    assert float(tested["d_z"]) == pytest.approx(2.0)
-    seeds = [row["seed"] for row in records_of(written["tables/finals.csv"])]
-    assert seeds == ["0", "1", "2"] * 2
-
-
-@pytest.mark.parametrize(("share", "words"), [(8, "400 %"), (80, "4,000 %"), (1, "50.0 %")])
-def test_large_percentages_are_whole_numbers(
-    write_run: Write, log_line: Any, tmp_path: Path, share: int, words: str
-) -> None:
-    """A small model: 50 % for a part of a mebibyte."""
-    moved = {"total_bytes_down": 2**20 / share, "total_bytes_up": 0}
-    write_run("small", "fedavg", 0, [], lines=[log_line(1, 0.5, **moved)])
-    [found] = scores(study_result(read([tmp_path / "small"]).studies[0])).rows
-    assert found[-1].text == words
 
 
 def test_command_writes_beside_the_runs_and_leaves_them_alone(study: Path) -> None:

@@ -164,13 +164,6 @@ def test_one_axis_and_grids_that_only_diverged_are_drawn() -> None:
     assert "all diverged" in text(views.grid(lost, WIDE))
 
 
-def test_table_says_what_chose_and_where_the_best_lies() -> None:
-    shown = text(views.grid(data(), WIDE))
-    for word in ("client.lr 1, server.lr 1", "50.00 %", "on the border", "1 of 6", "tuning half"):
-        assert word in shown
-    assert "whole test set" in text(views.grid({**data(), "selection": "test"}, WIDE))
-
-
 def test_estimate_without_data_says_what_to_do() -> None:
     known = {
         "kind": "grid", "task": "cifar100", "algorithms": 3, "trials": 243, "rounds": 50,

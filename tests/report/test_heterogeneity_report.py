@@ -20,7 +20,6 @@ from fedzmg.report import figures
 from fedzmg.report.exports.heterogeneity import FILES, write_description
 from fedzmg.report.figures.heterogeneity import MOST_ROWS
 from fedzmg.report.figures.heterogeneity import heterogeneity as figure
-from fedzmg.report.html.page import render
 from fedzmg.report.tables.heterogeneity import client_by_client, side_by_side
 from fedzmg.report.terminal.views import description
 from fedzmg.results.formatting import NONE
@@ -119,15 +118,6 @@ def test_scatter_holds_clients_and_what_the_paper_printed(pachinko_like: Figure)
     assert axes.get_ylabel() == "KL from all clients (nats)"
 
 
-def test_what_the_paper_does_not_give_is_not_marked() -> None:
-    data = made_up(5, 66, unit="characters", entropy="present", sample=3, reference="pooled")
-    _, volume, distance = parts(figure(data, PAPER["shakespeare"]))
-    assert not distance.texts
-    assert distance.get_xlabel() == "entropy / ln(classes present)"
-    assert distance.get_ylabel() == "KL from the pooled sample (nats)"
-    assert volume.get_xlabel() == "volume in characters"
-
-
 def test_texts_stay_inside_and_do_not_overlap(pachinko_like: Figure) -> None:
     edge = pachinko_like.bbox
     for axes in parts(pachinko_like):
@@ -181,28 +171,6 @@ def test_distances_by_volume_or_in_order(same: bool) -> None:
 # Tables
 
 
-def test_summary_stands_beside_the_papers() -> None:
-    data = made_up(40, 100, name="cifar100", sample=12, reference="pooled", seed=5)
-    text = printed(description(data, PAPER["cifar100"], 200))
-    assert "cifar100: 12 of 40 clients (seed 5)" in text
-    for line in ("100 ± 0", "21 ± 5", "0.56 ± 0.07", "0.89 ± 0.04", "1.57 ± 0.28"):
-        assert line in text
-    entropy = data["summary"]["entropy"]
-    assert f"{entropy['mean']:.3f} ± {entropy['sd']:.3f}" in text
-    assert "first 10 of 12" in text
-    assert "paper: 435" in text
-    assert "its numbers fit entropy over ln(all classes) and KL from the pooled sample" in " ".join(
-        text.split()
-    )
-
-
-def test_the_papers_gaps_are_said() -> None:
-    data = made_up(3, 66, unit="characters", entropy="present", name="shakespeare")
-    text = printed(description(data, PAPER["shakespeare"], 200))
-    assert "3,267 ± 4,030" in text
-    assert "volume in characters; entropy over ln(classes present)" in text
-
-
 def test_a_table_without_the_paper_or_deviations() -> None:
     data = describe(np.array([[3, 1]]), ["[bold]me[/bold]"], name="[red]mine").as_dict()
     text = printed(description(data, None, 200))
@@ -246,14 +214,6 @@ def test_tables_put_every_data_set_and_client_beside_the_papers() -> None:
     assert rows["b"] == ["4", "2", "0.406", "0.625", "0.035", "75.0 % (0)"]
     assert rows["paper: 435"] == ["100", "18", "0.430", NONE, "1.730", "48.0 %"]
     assert [row[0].text for row in client_by_client(other).rows] == ["a", "b"]
-
-
-def test_a_page_of_data_sets_alone_is_called_what_it_is(tmp_path: Path) -> None:
-    for name in ("cifar100", "mine"):
-        (tmp_path / name).mkdir()
-        content = json.dumps(made_up(3, 4, name=name))
-        (tmp_path / name / "heterogeneity.json").write_text(content)
-    assert "<h1>How much clients differ: cifar100, mine</h1>" in render(read([tmp_path]))
 
 
 def test_report_draws_the_figure_that_describe_kept(tmp_path: Path) -> None:

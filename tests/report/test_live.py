@@ -14,13 +14,13 @@ from rich.console import Console
 from fedzmg import Trial
 from fedzmg.evaluation import ACCURACY
 from fedzmg.report.terminal import live
-from fedzmg.report.terminal.live import Display, Seen, names
+from fedzmg.report.terminal.live import Display, TrialState, names
 
 
 def report(
     round_: int, metrics: Sequence[float | None], stopped: Collection[int] = (), lost: int = 99
 ) -> Any:
-    """What an observer is shown, as far as the display looks at it."""
+    """Make the report of a round that an observer receives."""
     trials = [Trial.of("fedavg", 0, client_lr=0.1 * (i + 1)) for i in range(len(metrics))]
     records = [
         SimpleNamespace(round=round_, metric=m, train_loss=2.0, diverged=i == lost)
@@ -38,7 +38,7 @@ def shown(*, terminal: bool) -> tuple[Display, io.StringIO]:
 
 
 def drawn(display: Display) -> list[str]:
-    """What the terminal has at this moment."""
+    """Return the lines that the terminal shows now."""
     console = Console(file=io.StringIO(), width=100, color_system=None)
     with console.capture() as capture:
         console.print(display._view())
@@ -56,7 +56,7 @@ def test_trials_are_told_apart_by_what_differs() -> None:
 
 
 def test_best_is_remembered_with_its_round_and_a_stopped_trial_keeps_its_state() -> None:
-    seen = Seen("a")
+    seen = TrialState("a")
     for round_, metric in ((1, 0.1), (6, 0.5), (11, 0.3)):
         one = SimpleNamespace(round=round_, metric=metric, train_loss=1.0, diverged=False)
         seen = seen.after(one, stopped_trials=False, higher=True)
@@ -67,7 +67,7 @@ def test_best_is_remembered_with_its_round_and_a_stopped_trial_keeps_its_state()
     later = SimpleNamespace(round=13, metric=None, train_loss=float("nan"), diverged=True)
     assert seen.after(later, stopped_trials=True, higher=True) == seen
     lower = SimpleNamespace(round=2, metric=0.4, train_loss=1.0, diverged=False)
-    assert Seen("b", best=0.5).after(lower, stopped_trials=False, higher=False).best == 0.4
+    assert TrialState("b", best=0.5).after(lower, stopped_trials=False, higher=False).best == 0.4
 
 
 def test_plain_lines_describe_a_pack(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,20 +122,3 @@ def test_terminal_shows_a_line_per_trial_or_the_best_of_many() -> None:
     assert "81 trials, best accuracy 80.00 % (client.lr 8.1), median 40.00 %" in many[1]
     # What is over stays as a line.
     assert "fedavg: round 3 of 50, 3 trials, best accuracy 60.00 %" in out.getvalue()
-
-
-def test_old_evaluations_name_their_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "LINE_SECONDS", -1.0)
-    display, out = shown(terminal=False)
-    with display:
-        display.begin("fedavg", 40, 0)
-        display.advance(report(1, [0.1, 0.13, 0.05]))
-        display.advance(report(2, [None] * 3))
-        between = drawn(display)
-        display.advance(report(40, [0.2, 0.4, 0.3]))
-    first, second, last = (line.partition("3 trials, ")[2] for line in out.getvalue().splitlines())
-    assert first == "best accuracy 13.00 % (client.lr 0.2), median 10.00 %"
-    old = "training loss 2, accuracy up to round 1: best 13.00 % (client.lr 0.2), median 10.00 %"
-    assert second.startswith(old)
-    assert last == "best accuracy 40.00 % (client.lr 0.2), median 30.00 %"
-    assert between[3] == "client.lr 0.2 loss 2 best 13.00 % at round 1"

@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from fedzmg.cli import app
-from fedzmg.experiment.specs import files as spec_files
 from fedzmg.report.html.page import render
 from fedzmg.results.reading import read
 
@@ -50,9 +49,3 @@ def test_commands_name_the_call_to_make_instead(
     done = CliRunner().invoke(app, [name, str(pets / file)])
     assert str(done.exception).startswith(f"{pets / file} is of 'pets'")
     assert str(done.exception).endswith(call)
-
-
-def test_a_mistake_in_a_file_is_no_task_of_somebody(pets: Path) -> None:
-    alone = pets.parent / "spec.toml"
-    alone.write_text((pets / "spec.toml").read_text())
-    assert spec_files.read(alone).task == "pets"

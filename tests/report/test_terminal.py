@@ -140,15 +140,6 @@ def test_lists_and_cards(width: int, arguments: list[str], names: list[str]) -> 
     assert "::" not in done.stdout
 
 
-def test_card_offers_only_wrappers_that_fit() -> None:
-    average, momentum = (
-        CliRunner().invoke(app, ["list", name]).stdout for name in ("mfl", "fedavgm")
-    )
-    assert "server.schedule" in momentum
-    assert "client.schedule" in average
-    assert "server.schedule" not in average
-
-
 @pytest.mark.parametrize("name", [name for name, one in ALGORITHMS.items() if one.about])
 @pytest.mark.parametrize("width", [40, 80, 100])
 def test_docstrings_lose_nothing_but_markup(name: str, width: int) -> None:
@@ -274,19 +265,6 @@ def test_a_difference_shows_every_number(width: int, labels: list[str], right: s
     lines = printed(inspection.diff(found, ASPECTS, width), width)
     check(lines, width, numbers, [f"{label}/seed-0" for label in labels])
     assert any(line.endswith("b/seed-1") for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "expected"),
-    [
-        ("a/x", "a/x", ("x", "x")),
-        ("a/x", "b/x", ("a/x", "b/x")),
-        ("/x", "/a/x", ("/x", "a/x")),
-        ("b/.", "b/../c/", ("b", "c")),
-    ],
-)
-def test_short_names(left: str, right: str, expected: tuple[str, str]) -> None:
-    assert inspection.short_names(left, right) == expected
 
 
 @WIDTHS

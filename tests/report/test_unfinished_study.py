@@ -60,38 +60,19 @@ def test_variants_stand_in_one_section_under_their_labels(stopped: Path) -> None
 
 
 def test_sentences_are_true_of_what_is_there(stopped: Path) -> None:
-    outcome = study_result(read([stopped]).studies[0])
-    assert summary(outcome) == [
+    result = study_result(read([stopped]).studies[0])
+    assert summary(result) == [
         "FedAvg, ours ends at 100.00 % final accuracy on digits, trial (mean over 3 seeds).",
         "It first holds 50 % (mean of 4 evaluations) after 5 rounds.",
         "6 of 9 runs are not finished.",
     ]
-    assert "Still to come: fedadam (3 runs)." in outcome.notes
-    assert "No late-stage mean: plain has yet to hold the threshold." in outcome.notes
-    assert not any("seed" in note and "no test" in note for note in outcome.notes)
-    ours, plain = scores(outcome).rows
+    assert "Still to come: fedadam (3 runs)." in result.notes
+    assert "No late-stage mean: plain has yet to hold the threshold." in result.notes
+    assert not any("seed" in note and "no test" in note for note in result.notes)
+    ours, plain = scores(result).rows
     assert [cell.text for cell in plain[2:6]] == ["not yet"] * 4
     assert plain[6].text == "6.0 so far"
     assert ours[6].text == "20.0"
-
-
-def test_before_the_first_variant_is_through_there_is_only_what_was_asked_for(
-    write_run: Any, tmp_path: Path
-) -> None:
-    write_run("s/ours/seed-0", "fedavg", 0, RISING[:2], rounds=10)
-    (tmp_path / "s" / "study.toml").write_text(ASKED)
-    [study] = read([tmp_path / "s"]).studies
-    assert (study.name, list(study.members)) == ("digits, trial", ["FedAvg, ours"])
-    outcome = study_result(study)
-    assert summary(outcome) == ["No run on digits, trial is finished yet."]
-    [spread] = [note for note in outcome.notes if "no test" in note]
-    assert spread == "No algorithm has two finished seeds: there is no spread and no test."
-
-
-def test_one_seed_each_is_said_where_there_is_one(write_run: Any, tmp_path: Path) -> None:
-    write_run("s/fedavg", "fedavg", 0, RISING)
-    [study] = read([tmp_path / "s"]).studies
-    assert "One seed each: there is no spread and no test." in study_result(study).notes
 
 
 def test_a_copy_of_it_is_called_unfinished(stopped: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What ``fedzmg watch`` reads: directories at every stage, half lines, locks of all kinds."""
+"""Progress that ``fedzmg watch`` reads: every stage, partial lines, all kinds of locks."""
 
 from __future__ import annotations
 
@@ -250,14 +250,6 @@ def test_watch_goes_on_while_anybody_is_at_work(tmp_path: Path, write_run: Write
     assert watch(tmp_path).exit_code == 0
 
 
-@pytest.mark.usefixtures("no_waiting")
-def test_watch_ends_where_a_process_died_before_it_wrote_anything(tmp_path: Path) -> None:
-    held(tmp_path, pid=2**22 + 1)
-    done = watch(tmp_path)
-    assert done.exit_code == 0
-    assert "nobody is at work" in done.stdout
-
-
 def window(width: int = 100, height: int = 24) -> Console:
     return Console(width=width, height=height, file=io.StringIO(), force_terminal=True)
 
@@ -318,18 +310,6 @@ def test_no_window_gets_more_lines_than_it_has(
 
 
 @pytest.mark.usefixtures("no_waiting")
-def test_live_view_fits_its_window(tall: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    console = window(height=12)
-    monkeypatch.setattr("fedzmg.cli.inspection.Console", lambda: console)
-    assert isinstance(watch(tall).exception, Waits)
-    assert isinstance(console.file, io.StringIO)
-    shown = console.file.getvalue()
-    assert "1 running" in shown or "m10/seed-0" in shown
-    # One frame, and it again when the view is left.
-    assert shown.count("\n") < 2 * 12
-
-
-@pytest.mark.usefixtures("no_waiting")
 def test_variants_are_called_by_their_labels(tmp_path: Path, write_run: Write, grid: Path) -> None:
     place = tmp_path / "study"
     place.mkdir()
@@ -367,12 +347,6 @@ def test_algorithms_may_be_listed_by_name(tmp_path: Path) -> None:
     [one] = only(tmp_path).trainings
     assert (one.name, one.shown, one.point) == ("fedzmg:all/seed-0", "fedzmg:all/seed-0", "seed-0")
     assert "fedzmg:all/seed-0" in watch(tmp_path, "--once").stdout
-
-
-def test_trials_carry_their_options(grid: Path) -> None:
-    one = only(grid).trainings[1]
-    assert one.options == {"client.lr": "0.1", "server.lr": "1", "seed": "7"}
-    assert (one.label, one.point) == ("fedavg", "client.lr=0.1 server.lr=1 seed=7")
 
 
 LINES = [json.dumps({"round": r, "metric": r / 10}) + "\n" for r in (1, 2, 3, 2, 3, 4)]

@@ -32,15 +32,15 @@ class Cleared(NamedTuple):
     """Files that were edited since."""
 
 
-def check_place(place: Path, remedy: str = ELSEWHERE) -> None:
+def check_place(directory: Path, remedy: str = ELSEWHERE) -> None:
     """Raise InputError if a directory, which need not exist yet, cannot be written."""
     try:
-        whole = place.absolute()
+        whole = directory.absolute()
         existing = next(path for path in (whole, *whole.parents) if path.exists())
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        raise _unwritable(place, error, remedy) from None
+        raise _unwritable(directory, error, remedy) from None
 
 
 def write(path: Path, content: bytes, remedy: str = ELSEWHERE) -> None:
@@ -77,11 +77,7 @@ def staged(out: Path, writer: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
         files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
-    refuse_foreign(out, files, writer)
-    if files:
-        _write_list(out, {**_lists(out, writer).get(writer, {}), **_hashes(files)}, writer)
-    for name, content in files.items():
-        write(out / name, content)
+    _write_all(out, files, writer)
 
 
 def replace_files(out: Path, files: Mapping[str, bytes]) -> Cleared:
@@ -95,17 +91,22 @@ def replace_files(out: Path, files: Mapping[str, bytes]) -> Cleared:
         InputError: if a file cannot be written, or exists and no report wrote it; then nothing is
             changed.
     """
-    refuse_foreign(out, files)
     before, now = _lists(out, REPORT).get(REPORT, {}), _hashes(files)
-    # An interrupted report must leave a list of all its files for the next one.
-    _write_list(out, {**before, **now}, REPORT)
-    for name, content in files.items():
-        write(out / name, content)
+    _write_all(out, files, REPORT)
     stale = [name for name in before if name not in now]
     removed = [name for name in stale if _remove(out, name, before[name])]
     _write_list(out, now, REPORT)
     kept = [name for name in stale if name not in removed and (out / name).exists()]
     return Cleared(tuple(removed), tuple(kept))
+
+
+def _write_all(out: Path, files: Mapping[str, bytes], writer: str) -> None:
+    refuse_foreign(out, files, writer)
+    # The list comes first: an interrupted command must leave it for the next one.
+    if files:
+        _write_list(out, {**_lists(out, writer).get(writer, {}), **_hashes(files)}, writer)
+    for name, content in files.items():
+        write(out / name, content)
 
 
 def _lists(out: Path, writer: str) -> dict[str, dict[str, str]]:
@@ -151,10 +152,10 @@ def _hashes(files: Mapping[str, bytes]) -> dict[str, str]:
     return {name: _hash(content) for name, content in files.items()}
 
 
-def _foreign(place: str, writer: str) -> InputError:
+def _foreign(path: str, writer: str) -> InputError:
     who = "report" if writer == REPORT else f"'fedzmg {writer}'"
     return InputError(
-        f"no {who} wrote {place}, and one would replace it: move it away, or {ELSEWHERE}"
+        f"no {who} wrote {path}, and one would replace it: move it away, or {ELSEWHERE}"
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -36,13 +36,6 @@ class Curve(NamedTuple):
     """True if every run diverged, so that the curve ends early."""
 
 
-class Range(NamedTuple):
-    """Least and greatest possible value of a metric."""
-
-    low: float
-    high: float
-
-
 class Band(NamedTuple):
     """Lower and upper edge of a band around a mean."""
 
@@ -67,26 +60,24 @@ class Arrival(NamedTuple):
     """Number of runs that never reached it."""
 
 
-ANY = Range(-math.inf, math.inf)
+def mean_and_sd(values: Collection[float]) -> tuple[float | None, float | None]:
+    """Return mean and sample standard deviation; None where there are too few values."""
+    mean = statistics.fmean(values) if values else None
+    return mean, statistics.stdev(values) if len(values) > 1 else None
 
 
-def possible(metric: str) -> Range:
-    """Return the range of a metric as far as its name tells."""
-    return Range(0.0, 1.0) if is_share(metric) else ANY
+def band_around(mean: NDArray[np.float64], spread: NDArray[np.float64], metric: str) -> Band:
+    """Return one standard deviation either way; that of an accuracy is cut at 0 and 1.
 
-
-def band_around(mean: NDArray[np.float64], spread: NDArray[np.float64], within: Range) -> Band:
-    """Return one standard deviation either way, cut at the range of the metric.
-
-    >>> band_around(np.array([0.8, 0.5]), np.array([0.4, 0.1]), possible("accuracy")).high.tolist()
+    >>> band_around(np.array([0.8, 0.5]), np.array([0.4, 0.1]), "accuracy").high.tolist()
     [1.0, 0.6]
     """
     low, high = mean - spread, mean + spread
-    # An accuracy may be counted in percent: a range that means exceed is not a limit.
-    if np.any((mean < within.low) | (mean > within.high)):
+    # An accuracy may also be counted in percent.
+    if not is_share(metric) or np.any((mean < 0.0) | (mean > 1.0)):
         return Band(low, high, cut=False)
-    cut = bool(np.any((low < within.low) | (high > within.high)))
-    return Band(np.maximum(low, within.low), np.minimum(high, within.high), cut)
+    cut = bool(np.any((low < 0.0) | (high > 1.0)))
+    return Band(np.maximum(low, 0.0), np.minimum(high, 1.0), cut)
 
 
 def averaged_words(window: int) -> str:
@@ -167,20 +158,8 @@ def arrivals(
     lived = [curve for run, curve in zip(runs, curves, strict=True) if run.diverged is None]
     shared, table = _table(lived or curves)
     known = [round_ for round_ in each if round_ is not None]
-    return Arrival(
-        averaged=reach(shared, scores.mean_curve(table)) if shared else None,
-        runs=each,
-        mean=statistics.fmean(known) if known else None,
-        sd=statistics.stdev(known) if len(known) > 1 else None,
-        never=len(each) - len(known),
-    )
-
-
-def arrival(
-    study: Study, runs: Sequence[Run], threshold: float, rule: ThresholdRule = RULES[0]
-) -> int | None:
-    """Return the round at which the averaged curve of runs reaches a threshold."""
-    return arrivals(study, runs, threshold, rule).averaged
+    averaged = reach(shared, scores.mean_curve(table)) if shared else None
+    return Arrival(averaged, each, *mean_and_sd(known), never=len(each) - len(known))
 
 
 def late_means(
@@ -193,7 +172,9 @@ def late_means(
     members = {label: runs for label, runs in study.members.items() if _lived(runs)}
     if not members:
         return {}, "No late-stage mean: every run diverged."
-    reached = {label: arrival(study, runs, threshold, rule) for label, runs in members.items()}
+    reached = {
+        label: arrivals(study, runs, threshold, rule).averaged for label, runs in members.items()
+    }
     never = [label for label, round_ in reached.items() if round_ is None]
     if never:
         missing = ", ".join(never[:3]) + (f" and {len(never) - 3} more" if len(never) > 3 else "")

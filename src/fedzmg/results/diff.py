@@ -206,30 +206,30 @@ def compare_logs(name: str, left: Rows, right: Rows) -> Curves:
     return Curves(name, len(shared), (len(left), len(right)), first, fields, largest)
 
 
-def read(place: Path) -> Iterator[Unit]:
+def read(top: Path) -> Iterator[Unit]:
     """Read every run below a directory and every algorithm of a grid.
 
     Raises:
         InputError: if there is none, or one is damaged.
     """
-    if not place.is_dir():
-        raise InputError(f"{place} is not a directory; give a run, a study or a grid")
-    runs = sorted(path.parent for path in place.rglob("spec.toml"))
+    if not top.is_dir():
+        raise InputError(f"{top} is not a directory; give a run, a study or a grid")
+    runs = sorted(path.parent for path in top.rglob("spec.toml"))
     searches = [
         path.parent
-        for path in sorted(place.rglob("scores.json"))
+        for path in sorted(top.rglob("scores.json"))
         if (path.parents[1] / "grid.toml").is_file()
     ]
     if not runs and not searches:
         raise InputError(
-            f"{place} holds no run (spec.toml) and no scored grid (scores.json); give a directory "
+            f"{top} holds no run (spec.toml) and no scored grid (scores.json); give a directory "
             "that 'fedzmg run', 'compare', 'study' or 'grid' wrote"
         )
     for directory in runs:
-        inner = directory.relative_to(place).as_posix()
-        yield _read_run(directory, place.resolve().name if inner == "." else inner)
+        inner = directory.relative_to(top).as_posix()
+        yield _read_run(directory, top.resolve().name if inner == "." else inner)
     for directory in searches:
-        yield _read_search(directory, directory.relative_to(place).as_posix())
+        yield _read_search(directory, directory.relative_to(top).as_posix())
 
 
 def _read_run(directory: Path, name: str) -> Unit:

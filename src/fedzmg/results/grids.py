@@ -42,7 +42,7 @@ class Field(NamedTuple):
     stopped: NDArray[np.bool_]
     """True where no trial was trained to its end, so that there is no score."""
 
-    def place(self, options: Mapping[str, float]) -> tuple[int, int]:
+    def position(self, options: Mapping[str, float]) -> tuple[int, int]:
         """Return row and column of a point."""
         row = self.row_values.index(options[self.rows]) if self.rows else 0
         return row, self.column_values.index(options[self.columns])

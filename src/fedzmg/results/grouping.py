@@ -10,13 +10,13 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from fedzmg.results import paper
 from fedzmg.results.runs import Run
 from fedzmg.storage.files import folder_name
-from fedzmg.storage.formats import flat, read_toml
+from fedzmg.storage.formats import flat
 
 _USUAL_REFERENCE = "fedzmg"
 """Algorithm that comes first in studies without a plan."""
@@ -44,8 +44,6 @@ class Study:
     """Number of planned runs by label of which there is nothing to show yet."""
     plan: Mapping[str, Any] = field(default_factory=dict)
     """Content of the ``study.toml``, if the study has one."""
-    place: str = ""
-    """Directory of the study for display, if it has a plan."""
 
     @property
     def reference(self) -> str:
@@ -99,16 +97,6 @@ def family(label: str) -> str:
     return label.partition(":")[0].partition(" (")[0]
 
 
-def read_plan(directory: Path) -> dict[str, Any] | None:
-    """Read the ``study.toml`` of a directory; None if there is none.
-
-    Raises:
-        InputError: if the file is damaged.
-    """
-    path = directory / "study.toml"
-    return read_toml(path) if path.is_file() else None
-
-
 def variants(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the algorithms of a plan by name; a user may have listed names only.
 
@@ -126,35 +114,29 @@ def directories(plan: Mapping[str, Any]) -> dict[str, str]:
 
 def planned(run: Run, plans: Mapping[str, Mapping[str, Any]]) -> Run:
     """Return a run with the label and the directory of the study around it."""
-    for place, plan in plans.items():
+    for directory, plan in plans.items():
         for label, folder in directories(plan).items():
-            if run.path == str(PurePosixPath(place, folder, f"seed-{run.seed}")):
-                return replace(run, plan=place, label=label)
+            if run.path == str(PurePosixPath(directory, folder, f"seed-{run.seed}")):
+                return replace(run, plan=directory, label=label)
     return run
 
 
 def studies(
     runs: Iterable[Run],
     plans: Mapping[str, Mapping[str, Any]],
-    places: Mapping[str, str],
     notes: list[str],
 ) -> list[Study]:
-    """Group runs into studies, with plans and display names by directory."""
+    """Group runs into studies, with plans by directory."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(json.dumps([run.plan, run.shared], sort_keys=True), []).append(run)
-    found = [
-        group_study(group, plans.get(group[0].plan, {}), notes, place=places.get(group[0].plan, ""))
-        for group in groups.values()
-    ]
+    found = [group_study(group, plans.get(group[0].plan, {}), notes) for group in groups.values()]
     shared = [flat(group[0].shared) for group in groups.values()]
     names = _distinguished([study.name for study in found], shared)
     return [replace(study, name=name) for study, name in zip(found, names, strict=True)]
 
 
-def group_study(
-    runs: Sequence[Run], plan: Mapping[str, Any], notes: list[str], place: str = ""
-) -> Study:
+def group_study(runs: Sequence[Run], plan: Mapping[str, Any], notes: list[str]) -> Study:
     """Make a study of runs that share task, protocol and data; ``notes`` names dropped runs."""
     members = _members(runs, notes)
     order = list(directories(plan))
@@ -189,7 +171,6 @@ def group_study(
         notes=() if "metric" in facts else (unnamed,),
         awaited={label: count for label, count in missing.items() if count > 0},
         plan=plan,
-        place=place,
     )
 
 
@@ -200,8 +181,8 @@ def _members(runs: Sequence[Run], notes: list[str]) -> dict[str, tuple[Run, ...]
         settings = by_algorithm.setdefault(run.label or run.algorithm, {})
         seeds = settings.setdefault(json.dumps(run.variant, sort_keys=True), {})
         if run.seed in seeds:
-            kept = seeds[run.seed].place
-            notes.append(f"{run.place} repeats {kept} (same settings and seed): it is left out")
+            kept = seeds[run.seed].shown
+            notes.append(f"{run.shown} repeats {kept} (same settings and seed): it is left out")
             continue
         seeds[run.seed] = run
     members = {}

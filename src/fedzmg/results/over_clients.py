@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedzmg.results.averaging import Band, band_around, possible
+from fedzmg.results.averaging import Band, band_around
 from fedzmg.results.grouping import Study
 from fedzmg.results.runs import Run
 from fedzmg.storage.client_metrics import ClientTable
@@ -38,7 +38,7 @@ class Bands(NamedTuple):
     high: NDArray[np.float64]
 
 
-def seen(runs: Sequence[Run]) -> list[tuple[int, ClientTable]]:
+def evaluated_clients(runs: Sequence[Run]) -> list[tuple[int, ClientTable]]:
     """Return seed and clients of the finished runs that evaluated clients at their end."""
     return [
         (run.seed, run.clients)
@@ -54,25 +54,24 @@ def sorted_averages(study: Study) -> dict[str, Sorted]:
     """Return the sorted clients of every algorithm that evaluated them."""
     found = {}
     for label, runs in study.members.items():
-        own = [one for _, one in seen(runs)]
+        own = [one for _, one in evaluated_clients(runs)]
         if own:
             table = sorted_curves(own, higher_is_better=study.higher_is_better)
             mean, band = table.mean(axis=0), None
             if len(table) > 1:
-                band = band_around(mean, table.std(axis=0, ddof=1), possible(study.metric))
+                band = band_around(mean, table.std(axis=0, ddof=1), study.metric)
             found[label] = Sorted(mean, band)
     return found
 
 
 def metric_spreads(study: Study) -> dict[str, Bands]:
     """Return the metric over clients by round, by label; two evaluations are needed."""
-    found = {}
-    for label, runs in study.members.items():
-        own = [one for _, one in seen(runs)]
-        one = metric_bands(own) if own else None
-        if one is not None:
-            found[label] = one
-    return found
+    tables = {
+        label: [table for _, table in evaluated_clients(runs)]
+        for label, runs in study.members.items()
+    }
+    found = {label: metric_bands(own) for label, own in tables.items() if own}
+    return {label: one for label, one in found.items() if one is not None}
 
 
 def loss_spreads(study: Study) -> dict[str, Bands]:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from fedzmg.data.heterogeneity import PAPER
 
 
-class Line(NamedTuple):
-    """One algorithm's line in a table of the paper."""
+class PrintedScores(NamedTuple):
+    """Scores of one algorithm in a table of the paper."""
 
     to_low: int
     """Index of the round at which 20 % was reached."""
@@ -35,7 +35,7 @@ class Dataset(NamedTuple):
     """Everything printed about one data set."""
 
     title: str
-    lines: dict[str, Line]
+    lines: dict[str, PrintedScores]
     tests: dict[str, PrintedTest]
     text_thresholds: tuple[float, float]
     """The text names these targets; the tables have ``THRESHOLDS`` for all data sets."""
@@ -61,9 +61,9 @@ PROTOCOL = {"rounds": 1000, "cohort": 10, "epochs": 4}
 _EMNIST = Dataset(
     "EMNIST",
     {
-        "fedzmg": Line(15, 20, 0.9891),
-        "fedavg": Line(15, 20, 0.9843),
-        "fedadam": Line(35, 40, 0.9796),
+        "fedzmg": PrintedScores(15, 20, 0.9891),
+        "fedavg": PrintedScores(15, 20, 0.9843),
+        "fedadam": PrintedScores(35, 40, 0.9796),
     },
     {"fedadam": PrintedTest(2.043, 1.105e-1), "fedavg": PrintedTest(4.025, 1.579e-2)},
     (0.75, 0.85),
@@ -72,9 +72,9 @@ _EMNIST = Dataset(
 _CIFAR100 = Dataset(
     "CIFAR-100",
     {
-        "fedzmg": Line(95, 250, 0.3950),
-        "fedavg": Line(155, 805, 0.3469),
-        "fedadam": Line(135, 420, 0.3768),
+        "fedzmg": PrintedScores(95, 250, 0.3950),
+        "fedavg": PrintedScores(155, 805, 0.3469),
+        "fedadam": PrintedScores(135, 420, 0.3768),
     },
     {"fedadam": PrintedTest(7.804, 1.455e-3), "fedavg": PrintedTest(20.716, 3.208e-5)},
     (0.20, 0.33),
@@ -83,9 +83,9 @@ _CIFAR100 = Dataset(
 _SHAKESPEARE = Dataset(
     "Shakespeare",
     {
-        "fedzmg": Line(15, 15, 0.5579),
-        "fedavg": Line(15, 55, 0.5192),
-        "fedadam": Line(30, 45, 0.5662),
+        "fedzmg": PrintedScores(15, 15, 0.5579),
+        "fedavg": PrintedScores(15, 55, 0.5192),
+        "fedadam": PrintedScores(30, 45, 0.5662),
     },
     {"fedadam": PrintedTest(1.452, 2.201e-1), "fedavg": PrintedTest(3.854, 1.824e-2)},
     (0.35, 0.45),
@@ -102,19 +102,8 @@ COUNTERPARTS = {
     "chars74k": Counterpart(_EMNIST, True),
     "shakespeare-by-role": Counterpart(_SHAKESPEARE, True),
 }
-
-
-_DESCRIBED = {
-    "emnist62": "emnist62",
-    "emnist10": "emnist62",
-    "mnist-by-writer": "emnist62",
-    "chars74k": "emnist62",
-    "cifar100": "cifar100",
-    "cifar100-tff": "cifar100",
-    "shakespeare": "shakespeare",
-    "shakespeare-by-role": "shakespeare",
-    "plays": "shakespeare",
-}
+_DESCRIBED = {name: one.dataset.described for name, one in COUNTERPARTS.items()}
+_DESCRIBED |= {"cifar100-tff": "cifar100", "plays": "shakespeare"}
 
 
 def twin(name: str) -> str | None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedzmg.errors import InputError
-from fedzmg.results.grouping import Study, planned, read_plan, studies
+from fedzmg.results.grouping import Study, planned, studies
 from fedzmg.results.runs import Run, read_run
-from fedzmg.storage.formats import RESTORE, read_json
+from fedzmg.storage.formats import RESTORE, read_json, read_toml
 
 _REQUIRED = {
     "grid.json": ("task", "metric", "rounds", "algorithms"),
@@ -25,16 +25,17 @@ _REQUIRED = {
 class Extra(NamedTuple):
     """A JSON file beside the runs."""
 
-    place: str
+    shown: str
+    """Its directory for display."""
     content: Mapping[str, Any]
 
 
-class Plan(NamedTuple):
+class PlanFile(NamedTuple):
     """The file that a study or a grid was made from."""
 
     kind: str
     """``study`` or ``grid``."""
-    place: str
+    shown: str
     """Its directory for display."""
     path: str
     """The file relative to the working directory."""
@@ -50,16 +51,16 @@ class Material(NamedTuple):
     studies: tuple[Study, ...]
     grids: tuple[Extra, ...]
     heterogeneity: tuple[Extra, ...]
-    plans: tuple[Plan, ...]
+    plans: tuple[PlanFile, ...]
     notes: tuple[str, ...]
     """Runs that were left out, and why."""
 
 
-def read(places: Sequence[Path]) -> Material:
+def read(directories: Sequence[Path]) -> Material:
     """Read every run, grid and heterogeneity file below some directories.
 
     Args:
-        places: run directories, or directories that hold them at any depth.
+        directories: run directories, or directories that hold them at any depth.
 
     Raises:
         InputError: if a path is not a directory, holds nothing to report, or holds damaged files.
@@ -67,22 +68,20 @@ def read(places: Sequence[Path]) -> Material:
     runs: list[Run] = []
     extras: dict[str, list[Extra]] = {name: [] for name in _REQUIRED}
     plans: dict[str, Mapping[str, Any]] = {}
-    shown_plans: dict[str, str] = {}
-    files: list[Plan] = []
+    files: list[PlanFile] = []
     notes: list[str] = []
-    for place in places:
-        if not place.is_dir():
-            raise InputError(f"{place} is not a directory; give one that holds runs")
+    for top in directories:
+        if not top.is_dir():
+            raise InputError(f"{top} is not a directory; give one that holds runs")
         before = len(runs) + len(notes) + sum(map(len, extras.values()))
-        for directory, shown in _walk(place):
+        for directory, shown in _walk(top):
             files += [
-                Plan(kind, shown, path.as_posix())
+                PlanFile(kind, shown, path.as_posix())
                 for kind in ("grid", "study")
                 if (path := directory / f"{kind}.toml").is_file()
             ]
-            plan = read_plan(directory)
-            if plan is not None:
-                plans[directory.as_posix()], shown_plans[directory.as_posix()] = plan, shown
+            if (directory / "study.toml").is_file():
+                plans[directory.as_posix()] = read_toml(directory / "study.toml")
             if (directory / "spec.toml").is_file():
                 run = read_run(directory, shown, notes)
                 runs += [] if run is None else [planned(run, plans)]
@@ -91,14 +90,14 @@ def read(places: Sequence[Path]) -> Material:
                     found.append(Extra(shown, _read_extra(directory / name)))
         if len(runs) + len(notes) + sum(map(len, extras.values())) == before:
             raise InputError(
-                f"{place} holds no run directory (spec.toml), grid.json or heterogeneity.json; "
+                f"{top} holds no run directory (spec.toml), grid.json or heterogeneity.json; "
                 "give a directory that 'fedzmg run', 'compare', 'study', 'grid' or "
                 "'data describe' wrote"
             )
     return Material(
-        names=tuple(_name(place) for place in places),
-        given=tuple(place.as_posix() for place in places),
-        studies=tuple(studies(runs, plans, shown_plans, notes)),
+        names=tuple(_name(top) for top in directories),
+        given=tuple(top.as_posix() for top in directories),
+        studies=tuple(studies(runs, plans, notes)),
         grids=tuple(extras["grid.json"]),
         heterogeneity=tuple(extras["heterogeneity.json"]),
         plans=tuple(files),
@@ -114,16 +113,16 @@ def _read_extra(path: Path) -> dict[str, Any]:
     return content
 
 
-def _walk(place: Path) -> Iterator[tuple[Path, str]]:
+def _walk(top: Path) -> Iterator[tuple[Path, str]]:
     """Yield directories at and below a path in a fixed order, each with its display name."""
-    top = _name(place)
-    for current, below, _ in os.walk(place):
+    name = _name(top)
+    for current, below, _ in os.walk(top):
         below[:] = sorted(name for name in below if not name.startswith("."))
         directory = Path(current)
-        inner = directory.relative_to(place).as_posix()
-        yield directory, top if inner == "." else f"{top}/{inner}"
+        inner = directory.relative_to(top).as_posix()
+        yield directory, name if inner == "." else f"{name}/{inner}"
 
 
-def _name(place: Path) -> str:
+def _name(top: Path) -> str:
     """Return the name of a directory, also if it is given as ``.``."""
-    return place.resolve().name or "root"
+    return top.resolve().name or "root"

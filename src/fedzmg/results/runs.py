@@ -46,7 +46,7 @@ class Log(NamedTuple):
 class Run:
     """One run."""
 
-    place: str
+    shown: str
     """Path for display: name of the given directory and the path from there; empty in memory."""
     path: str
     """The directory relative to the working directory; empty in memory."""

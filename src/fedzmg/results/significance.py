@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -208,14 +209,8 @@ def seeds_needed(effect_size: float, power: float = 0.8, level: float = LEVEL) -
     enough = 2
     while _power(effect, enough, level) < power:
         enough *= 2
-    too_few = max(1, enough // 2)
-    while enough - too_few > 1:
-        middle = (enough + too_few) // 2
-        if _power(effect, middle, level) < power:
-            too_few = middle
-        else:
-            enough = middle
-    return enough
+    counts = range(max(2, enough // 2), enough + 1)
+    return counts[bisect_left(counts, power, key=lambda n: _power(effect, n, level))]
 
 
 def _power(effect: float, n: int, level: float) -> float:

@@ -19,6 +19,7 @@ from fedzmg.results.averaging import (
     drawn_curve,
     finals,
     late_means,
+    mean_and_sd,
     scored,
     scored_table,
 )
@@ -286,7 +287,8 @@ def _score(
     tests: Sequence[FamilyTest],
     late: Mapping[str, float],
 ) -> AlgorithmResult:
-    runs, values, level = study.members[label], list(ends.values()), study.threshold
+    runs, level = study.members[label], study.threshold
+    mean, sd = mean_and_sd(ends.values())
     # Unfinished and stopped runs have not moved all their bytes.
     longest = [run for run in runs if run.done == max(other.done for other in runs)]
     pair = (study.reference, label)
@@ -298,8 +300,8 @@ def _score(
         label=label,
         algorithm=runs[0].algorithm,
         finals=ends,
-        mean=statistics.fmean(values) if values else None,
-        sd=statistics.stdev(values) if len(values) > 1 else None,
+        mean=mean,
+        sd=sd,
         arrivals={rule: None if one is None else one.averaged for rule, one in reached.items()},
         arrivals_each=(None,) * len(runs) if first is None else tuple(first.runs),
         late=late.get(label),
@@ -318,12 +320,8 @@ def _score(
 
 
 def _spread(runs: Sequence[Run], ends: Mapping[int, float]) -> dict[str, Any]:
-    values = list(ends.values())
-    return {
-        "runs": [ends.get(run.seed) for run in runs],
-        "mean": statistics.fmean(values) if values else None,
-        "sd": statistics.stdev(values) if len(values) > 1 else None,
-    }
+    mean, sd = mean_and_sd(ends.values())
+    return {"runs": [ends.get(run.seed) for run in runs], "mean": mean, "sd": sd}
 
 
 def _stopped(run: Run) -> int | None:

@@ -72,7 +72,7 @@ class Training(NamedTuple):
 class Work(NamedTuple):
     """A run, a study or a grid."""
 
-    place: str
+    directory: str
     kind: Kind
     task: str
     metric: str
@@ -145,40 +145,42 @@ class Watch:
     """Repeated look at a directory; every look reads only new lines.
 
     Args:
-        place: a run, a study, a grid, or a directory that holds some of them.
+        directory: a run, a study, a grid, or a directory that holds some of them.
 
     Raises:
         InputError: if there is none, now or at a later look.
     """
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self._tails: dict[Path, Tail] = {}
-        if not place.is_dir():
-            raise InputError(f"{place} is not a directory; give the directory of a command's work")
+        if not directory.is_dir():
+            raise InputError(
+                f"{directory} is not a directory; give the directory of a command's work"
+            )
 
     def look(self) -> list[Work]:
         """Return the work in the directory as it is now."""
-        found = [self._work(*work) for work in find_works(self.place)]
+        found = [self._work(*work) for work in find_works(self.directory)]
         if found:
             return found
-        owner = read_owner(self.place)
+        owner = read_owner(self.directory)
         if owner is None:
             raise InputError(
-                f"{self.place} holds no run (spec.toml), study (study.toml) or grid (grid.toml); "
-                "give the directory that a command shows at its end, or its --out"
+                f"{self.directory} holds no run (spec.toml), study (study.toml) or grid "
+                "(grid.toml); give the directory that a command shows at its end, or its --out"
             )
-        return [Work(str(self.place), "starting", "", "metric", True, (), owner)]
+        return [Work(str(self.directory), "starting", "", "metric", True, (), owner)]
 
     def unfinished(self) -> list[str]:
         """Return a sentence about every work in the directory that is not finished."""
         found = []
-        for work in itertools.starmap(self._work, find_works(self.place)):
+        for work in itertools.starmap(self._work, find_works(self.directory)):
             if not work.complete:
                 now = " and runs now" if work.alive else ""
                 ended = sum(training.ended for training in work.trainings)
                 of = f" ({ended} of {len(work.trainings)} trained)" if work.kind != "run" else ""
-                found.append(f"the {work.kind} {work.place} is not finished{of}{now}")
+                found.append(f"the {work.kind} {work.directory} is not finished{of}{now}")
         return found
 
     def _work(self, directory: Path, kind: Kind) -> Work:
@@ -188,7 +190,7 @@ class Watch:
         plan = read_toml(directory / file)
         trainings = {"run": self._run, "study": self._study, "grid": self._grid}[kind]
         return Work(
-            place=str(directory),
+            directory=str(directory),
             kind=kind,
             task=str(plan.get("task", "")),
             metric=str(facts.get("metric", "metric")),
@@ -208,18 +210,18 @@ class Watch:
     def _study(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
         for group, variant in variants(plan).items():
             for seed in plan.get("seeds", []):
-                place = directory / folder_name(group) / f"seed-{seed}"
+                path = directory / folder_name(group) / f"seed-{seed}"
                 name, rounds = f"{group}/seed-{seed}", int(plan["rounds"])
-                one = self._training(place, name, group, rounds, _is_alive(directory))
+                one = self._training(path, name, group, rounds, _is_alive(directory))
                 yield one._replace(label=_label(group, variant))
 
-    def _training(self, place: Path, name: str, group: str, rounds: int, alive: bool) -> Training:
+    def _training(self, path: Path, name: str, group: str, rounds: int, alive: bool) -> Training:
         """Describe a run directory, which may not exist yet; ``alive``: its study is running."""
-        rows = self._tail(place / "metrics.jsonl", "round")
-        if not rows and not (place / "spec.toml").is_file():
+        rows = self._tail(path / "metrics.jsonl", "round")
+        if not rows and not (path / "spec.toml").is_file():
             return Training(name, group, "waiting", 0, rounds, ended=False)
         last = max(rows, default=0)
-        early = _json_or_empty(place / "stopped.json")
+        early = _json_or_empty(path / "stopped.json")
         at = early.get("round")
         stopped = at is not None and last >= at
         return Training(
@@ -227,7 +229,7 @@ class Watch:
             group=group,
             state=_state(
                 rows.values(), early if stopped else {}, last >= rounds,
-                running=_is_alive(place), waiting=alive,
+                running=_is_alive(path), waiting=alive,
             ),
             round=last,
             rounds=rounds,
@@ -239,15 +241,15 @@ class Watch:
     def _grid(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
         alive, reached = _is_alive(directory), False
         for group, variant in variants(plan).items():
-            place = directory / folder_name(group)
-            scored = (place / "scores.json").is_file()
+            path = directory / folder_name(group)
+            scored = (path / "scores.json").is_file()
             # Algorithms are searched in order: the first without scores is running.
-            yield from self._search(place, group, variant, plan, scored, alive and not reached)
+            yield from self._search(path, group, variant, plan, scored, alive and not reached)
             reached = reached or not scored
 
     def _search(
         self,
-        place: Path,
+        path: Path,
         group: str,
         variant: Mapping[str, Any],
         plan: Mapping[str, Any],
@@ -256,11 +258,11 @@ class Watch:
     ) -> Iterator[Training]:
         rounds = int(plan["rounds"])
         rows: dict[int, list[Mapping[str, Any]]] = {}
-        for line in self._tail(place / "metrics.jsonl", "trial", "round").values():
+        for line in self._tail(path / "metrics.jsonl", "trial", "round").values():
             rows.setdefault(line["trial"], []).append(line)
-        stops = self._tail(place / "stopped.jsonl", "trial")
+        stops = self._tail(path / "stopped.jsonl", "trial")
         points = list(_points(group, variant, plan))
-        begun, members = _checkpointed(place / "checkpoint.safetensors")
+        begun, members = _checkpointed(path / "checkpoint.safetensors")
         size = int(plan.get("together", 0)) or len(points)
         lasts = [
             max([begun if i in members else 0, *(int(r["round"]) for r in rows.get(i, []))])

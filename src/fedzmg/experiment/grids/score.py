@@ -28,7 +28,7 @@ def known(
     until: int | None = None,
     field: str = "metric",
 ) -> Known:
-    """Return what the log says of a trial, up to a round."""
+    """Return a trial's logged evaluations, up to a round."""
     end = spec.rounds if until is None else until
     if stopped is not None:
         end = min(end, stopped.round)
@@ -183,12 +183,12 @@ def _described(
 
 
 def chosen_options(
-    whose: str, entry: Mapping[str, Any], best: Mapping[str, Any] | None
+    name: str, entry: Mapping[str, Any], best: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return the options that a search gives an algorithm: the fixed ones and the best point.
 
     Args:
-        whose: the algorithm, for the message.
+        name: the algorithm, for the message.
         entry: its entry in ``grid.json``.
         best: the chosen point.
 
@@ -196,7 +196,7 @@ def chosen_options(
         InputError: if no point was chosen.
     """
     if best is None:
-        raise InputError(f"every point of {whose} diverged: search smaller rates")
+        raise InputError(f"every point of {name} diverged: search smaller learning rates")
     # Older grids lack the weights.
     weights = {} if entry.get("weights") is None else {"weights": entry["weights"]}
     return {**weights, **entry["fixed"], **best["options"]}
@@ -211,7 +211,7 @@ def warnings(data: Mapping[str, Any]) -> list[str]:
     for name, entry in data["algorithms"].items():
         best = entry["best"]
         if best is None:
-            found.append(f"every point of {name} diverged; search smaller rates")
+            found.append(f"every point of {name} diverged; search smaller learning rates")
         elif best["border"]:
             edges = ", ".join(f"{key} = {best['options'][key]:.4g}" for key in best["border_axes"])
             found.append(

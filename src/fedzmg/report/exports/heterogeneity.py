@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedzmg.report.figures import heterogeneity, save
+from fedzmg.report.tables.table import Table, to_csv
 from fedzmg.report.writing import write
 
 STEM = "heterogeneity"
@@ -30,14 +29,6 @@ def write_description(
         InputError: if a file cannot be written.
     """
     write(folder / f"{STEM}.json", (json.dumps(report, allow_nan=False) + "\n").encode())
-    write(folder / f"{STEM}.csv", _by_client(report).encode())
+    by_client = Table("", "", (), [], records=report["clients"])
+    write(folder / f"{STEM}.csv", to_csv(by_client).encode())
     save(heterogeneity(report, paper), folder / STEM)
-
-
-def _by_client(report: Mapping[str, Any]) -> str:
-    text = io.StringIO()
-    rows = report["clients"]
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

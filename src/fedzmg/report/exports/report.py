@@ -87,9 +87,9 @@ def publish(
     )
 
 
-def tables(material: Material, outcomes: Sequence[StudyResult]) -> Iterator[tuple[str, bytes]]:
+def tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tuple[str, bytes]]:
     """Every table in four formats: names of files, below ``tables``, and what they hold."""
-    for name, table in _tables(material, outcomes):
+    for name, table in _tables(material, results):
         for suffix, make in _FORMATS.items():
             yield f"tables/{name}.{suffix}", make(table).encode()
 

@@ -244,5 +244,5 @@ def _diverged_by_round(runs: Sequence[Run]) -> _Counts:
 
 
 def _position(result: StudyResult, label: str) -> int:
-    """Return the place of an algorithm in its study, which fixes its colour."""
+    """Return the position of an algorithm in its study, which fixes its colour."""
     return list(result.study.members).index(label)

@@ -25,7 +25,7 @@ from fedzmg.report.figures.style import (
     styled,
     wrapped,
 )
-from fedzmg.results.averaging import band_around, possible
+from fedzmg.results.averaging import band_around
 from fedzmg.results.formatting import (
     MIB,
     count_text,
@@ -46,7 +46,7 @@ _PANEL_INCHES = (2.5, 1.9)
 _STEPS = [1, 2, 2.5, 5, 10]
 
 
-class Line(NamedTuple):
+class MeanCurve(NamedTuple):
     """A mean curve of several runs."""
 
     label: str
@@ -57,7 +57,7 @@ class Line(NamedTuple):
     broke_off: bool = False
     """True if every run diverged."""
 
-    def thinned(self) -> Line:
+    def thinned(self) -> MeanCurve:
         """Keep every n-th point and the last."""
         step = -(-len(self.x) // MOST_POINTS)
         if step <= 1:
@@ -72,7 +72,7 @@ def curves(result: StudyResult) -> Chart | None:
     """Draw the mean test curve of every algorithm; None if nothing was evaluated."""
     study = result.study
     lines = [
-        Line(s.shown_label, c.rounds, c.mean, c.spread, c.averaged, c.broke_off)
+        MeanCurve(s.shown_label, c.rounds, c.mean, c.spread, c.averaged, c.broke_off)
         for s in result.scores
         if (c := s.curve) is not None
     ]
@@ -87,7 +87,7 @@ def traffic(result: StudyResult) -> Chart | None:
     """Draw the metric against traffic: curves, or final values of many algorithms."""
     study = result.study
     lines = [
-        Line(s.shown_label, c.mib, c.mean, c.spread, c.averaged, c.broke_off)
+        MeanCurve(s.shown_label, c.mib, c.mean, c.spread, c.averaged, c.broke_off)
         for s in result.scores
         if (c := s.curve) is not None
     ]
@@ -128,7 +128,7 @@ def traffic(result: StudyResult) -> Chart | None:
     return chart
 
 
-def _drawn(lines: Sequence[Line], title: str, metric: str, levels: Sequence[float]) -> Chart:
+def _drawn(lines: Sequence[MeanCurve], title: str, metric: str, levels: Sequence[float]) -> Chart:
     caption = _caption(lines, metric)
     title = f"{title}: test {metric} by round"
     thin = [line.thinned() for line in lines]
@@ -141,7 +141,7 @@ def _drawn(lines: Sequence[Line], title: str, metric: str, levels: Sequence[floa
 
 
 def _one_panel(
-    chart: Chart, lines: Sequence[Line], metric: str, levels: Sequence[float], unit: str
+    chart: Chart, lines: Sequence[MeanCurve], metric: str, levels: Sequence[float], unit: str
 ) -> Axes:
     axes = chart.body.add_subplot()
     named: list[tuple[float, Artist, str]] = []
@@ -166,10 +166,10 @@ def _one_panel(
 
 
 def _panels(
-    lines: Sequence[Line], title: str, caption: str, metric: str, levels: Sequence[float]
+    lines: Sequence[MeanCurve], title: str, caption: str, metric: str, levels: Sequence[float]
 ) -> Chart:
     """Draw a panel per family over all other curves in grey, the reference in every panel."""
-    families: dict[str, list[Line]] = {}
+    families: dict[str, list[MeanCurve]] = {}
     for line in lines:
         families.setdefault(family(line.label), []).append(line)
     rows = -(-len(families) // COLUMNS)
@@ -204,12 +204,12 @@ def _panels(
         axes.tick_params(labelsize=7)
         format_axis(axes, metric)
         axes.set_title(wrapped(name, 26), loc="left", fontsize=9.0, fontweight="bold", pad=3)
-        place: dict[str, Any] = {"loc": "best"}
+        corner: dict[str, Any] = {"loc": "best"}
         if long:
-            place = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.16), "borderaxespad": 0.0}
+            corner = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.16), "borderaxespad": 0.0}
         legend = axes.legend(
             handles, [wrapped(line.label, 36) for line in shown], fontsize=6.5, handlelength=2.0,
-            borderpad=0.1, labelspacing=0.3, **place,
+            borderpad=0.1, labelspacing=0.3, **corner,
         )  # fmt: skip
         chart.tag_legend(legend, [line.label for line in shown])
     _limit(grid.flat[0], lines)
@@ -223,7 +223,7 @@ def _panels(
     return chart
 
 
-def _joined(lines: Sequence[Line]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _joined(lines: Sequence[MeanCurve]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Join curves into one with gaps."""
     gap = np.array([np.nan])
     x = [part for line in lines for part in (line.x, gap)]
@@ -234,7 +234,7 @@ def _joined(lines: Sequence[Line]) -> tuple[NDArray[np.float64], NDArray[np.floa
 def _draw_line(
     chart: Chart,
     axes: Axes,
-    line: Line,
+    line: MeanCurve,
     position: int,
     metric: str,
     unit: str,
@@ -252,7 +252,7 @@ def _draw_line(
     )
     spreads: Sequence[float | None] = [None] * len(line.x)
     if line.spread is not None:
-        low, high, _ = band_around(line.mean, line.spread, possible(metric))
+        low, high, _ = band_around(line.mean, line.spread, metric)
         band = axes.fill_between(
             line.x, low, high, color=style["color"], alpha=0.14, linewidth=0.0, zorder=2.0
         )
@@ -281,7 +281,7 @@ def _draw_levels(axes: Axes, levels: Sequence[float]) -> None:
         axes.axhline(level, color=QUIET_INK, linestyle=DOTTED, linewidth=1.2, zorder=1.5)
 
 
-def _limit(axes: Axes, lines: Sequence[Line]) -> None:
+def _limit(axes: Axes, lines: Sequence[MeanCurve]) -> None:
     """Start at zero and end with the longest curve, or before its next evaluation."""
     x = max((line.x for line in lines if len(line.x)), key=lambda x: float(x[-1]), default=[0.0])
     last = float(x[-1])
@@ -293,13 +293,13 @@ def _limit(axes: Axes, lines: Sequence[Line]) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=_STEPS))
 
 
-def _caption(lines: Sequence[Line], metric: str) -> str:
+def _caption(lines: Sequence[MeanCurve], metric: str) -> str:
     """Say over how many runs the curves are averaged, where they end, and whether they are thin."""
     counts = sorted({line.averaged for line in lines})
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     words = f"Mean of {number} runs; the band is one standard deviation either way"
     cut = any(
-        line.spread is not None and band_around(line.mean, line.spread, possible(metric)).cut
+        line.spread is not None and band_around(line.mean, line.spread, metric).cut
         for line in lines
     )
     words += ", cut to possible values." if cut else "."

@@ -72,7 +72,7 @@ def _heat_maps(grid: Mapping[str, Any], names: Sequence[str]) -> Chart:
     ):
         drawn = _draw_cells(axes, one, grid, low, high)
         if entry["best"] is not None:
-            row, column = one.place(entry["best"]["options"])
+            row, column = one.position(entry["best"]["options"])
             frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, clip_on=False, zorder=5)
             frame.set(edgecolor=COLOURS[1], linewidth=2.2)
             axes.add_patch(frame)

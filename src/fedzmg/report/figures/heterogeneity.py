@@ -224,9 +224,9 @@ def _mark_paper(axes: Axes, paper: Mapping[str, Any]) -> None:
     )  # fmt: skip
     start, end = axes.get_xlim()
     for rank, (x, y, name) in enumerate(known):
-        place = (x - start) / (end - start)
+        share = (x - start) / (end - start)
         # The leftmost goes to the left if there is room, so that neighbours do not collide.
-        left = place > (0.25 if rank == 0 else 0.8)
+        left = share > (0.25 if rank == 0 else 0.8)
         axes.annotate(
             name, (x, y), xytext=(-6 if left else 6, 3), textcoords="offset points",
             ha="right" if left else "left", fontsize=7, color=_PAPER_COLOUR, zorder=5,

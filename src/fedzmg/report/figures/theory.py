@@ -30,6 +30,8 @@ class Stroke(NamedTuple):
     dash: Any = "solid"
     width: float = 1.6
     marker: str = ""
+    label: str = ""
+    """Label in the legend, if it is not the name of the series."""
 
 
 class Plot(NamedTuple):
@@ -58,7 +60,7 @@ CHARTS: dict[str, Plot] = {
         "Variance that projection removes", "share of the noise along 1 (intensity noise)",
         "share removed",
         {
-            "rho + (1 - rho)/d": Stroke(BLACK, DASHES[1], 1.2),
+            "rho + (1 - rho)/d": Stroke(BLACK, DASHES[1], 1.2, "", "\u03c1 + (1 \u2212 \u03c1)/d"),
             "measured": Stroke(BLUE, "none", marker="o"),
         },
         log_x=False, log_y=False, percent=True, from_zero=True,
@@ -66,33 +68,36 @@ CHARTS: dict[str, Plot] = {
     "T5": Plot(
         "Convergence when the condition on the start holds", _STEPS, "E |w \u2212 w*|²",
         {
-            "FedZMG": Stroke(BLUE),
-            "FedAvg": Stroke(RED),
-            "FedZMG, exact": Stroke(BLUE, "none", marker="o"),
-            "FedAvg, exact": Stroke(RED, "none", marker="s"),
+            "FedZMG": Stroke(BLUE, label="FedZMG, measured"),
+            "FedAvg": Stroke(RED, label="FedAvg, measured"),
+            "FedZMG, exact": Stroke(BLUE, "none", marker="o", label="FedZMG, exact expectation"),
+            "FedAvg, exact": Stroke(RED, "none", marker="s", label="FedAvg, exact expectation"),
         },
         slope=-1.0,
     ),
     "T6": Plot(
         "Where FedZMG goes from another start", _STEPS, "expected squared distance",
         {
-            "FedZMG to w*": Stroke(SKY, width=3.0),
-            "predicted |w_c - w*|^2": Stroke(BLACK, DASHES[1], 1.1),
-            "FedAvg to w*": Stroke(RED, DASHES[2]),
-            "FedZMG to w_c": Stroke(BLUE),
+            "FedZMG to w*": Stroke(SKY, width=3.0, label="FedZMG to the optimum"),
+            "predicted |w_c - w*|^2": Stroke(BLACK, DASHES[1], 1.1, label="predicted distance"),
+            "FedAvg to w*": Stroke(RED, DASHES[2], label="FedAvg to the optimum"),
+            "FedZMG to w_c": Stroke(BLUE, label="FedZMG to the optimum on its hyperplane"),
         },
     ),
     "T7": Plot(
         "Weight decay wears the sum away", _STEPS, "1'w",
-        {"1'w_t": Stroke(SKY, width=3.0), "product": Stroke(BLACK, DASHES[1], 1.1)}, log_y=False,
-        from_zero=True,
+        {
+            "1'w_t": Stroke(SKY, width=3.0, label="measured"),
+            "product": Stroke(BLACK, DASHES[1], 1.1, "", "1'w at first \u00d7 Π (1 \u2212 λ n)"),
+        },
+        log_y=False, from_zero=True,
     ),
     "T9": Plot(
         "Logistic regression from w = 0", _STEPS, "loss above",
         {
-            "FedZMG to F*": Stroke(SKY, width=3.0),
-            "FedAvg to F*": Stroke(RED, DASHES[2]),
-            "FedZMG to F(w_c)": Stroke(BLUE),
+            "FedZMG to F*": Stroke(SKY, width=3.0, label="FedZMG above F*"),
+            "FedAvg to F*": Stroke(RED, DASHES[2], label="FedAvg above F*"),
+            "FedZMG to F(w_c)": Stroke(BLUE, label="FedZMG above F(w_c)"),
         },
     ),
     "T10": Plot(
@@ -101,8 +106,8 @@ CHARTS: dict[str, Plot] = {
             "FedAvg's bound": Stroke(RED, DASHES[1]),
             "FedZMG's bound": Stroke(BLUE, DOTTED, 2.6),
             "bound on the hyperplane": Stroke(GREEN, DASHES[2], 1.2),
-            "FedAvg": Stroke(RED),
-            "FedZMG": Stroke(BLUE, DASHES[1]),
+            "FedAvg": Stroke(RED, label="FedAvg, measured"),
+            "FedZMG": Stroke(BLUE, DASHES[1], label="FedZMG, measured"),
         },
         gap=("FedZMG's bound", "FedZMG"),
     ),
@@ -119,11 +124,13 @@ CHARTS: dict[str, Plot] = {
     ),
     "E6": Plot(
         "Weight decay forgets the start", _STEPS, "|1'w|",
-        {"sum +12": Stroke(BLUE), "sum -24": Stroke(RED, DASHES[1])}, slope=-1.0,
+        {"sum +12": Stroke(BLUE, label="start with sum +12"),
+         "sum -24": Stroke(RED, DASHES[1], label="start with sum \u221224")}, slope=-1.0,
     ),
     "E7": Plot(
         "A network: what vanishes and what stays", "steps", "norm",
-        {"|grad F|": Stroke(RED), "|Phi grad F|": Stroke(BLUE)}, log_x=False,
+        {"|grad F|": Stroke(RED, label="gradient"),
+         "|Phi grad F|": Stroke(BLUE, label="projected gradient")}, log_x=False,
     ),
 }  # fmt: skip
 
@@ -147,27 +154,6 @@ LEADS = {
 }
 """Captions by figure."""
 
-_WORDS = {
-    "rho + (1 - rho)/d": "\u03c1 + (1 \u2212 \u03c1)/d",
-    "FedZMG, exact": "FedZMG, exact expectation",
-    "FedAvg, exact": "FedAvg, exact expectation",
-    "FedZMG to w_c": "FedZMG to the optimum on its hyperplane",
-    "FedZMG to w*": "FedZMG to the optimum",
-    "FedAvg to w*": "FedAvg to the optimum",
-    "predicted |w_c - w*|^2": "predicted distance of the two optima",
-    "FedZMG to F*": "FedZMG above F*",
-    "FedAvg to F*": "FedAvg above F*",
-    "FedZMG to F(w_c)": "FedZMG above F(w_c)",
-    "1'w_t": "measured",
-    "product": "1'w at the start \u00d7 Π (1 \u2212 λ n)",
-    "sum +12": "start with sum +12",
-    "sum -24": "start with sum \u221224",
-    "|grad F|": "gradient",
-    "|Phi grad F|": "projected gradient",
-    "FedAvg": "FedAvg, measured",
-    "FedZMG": "FedZMG, measured",
-}
-
 
 def theory(finding: Mapping[str, Any]) -> dict[str, Chart]:
     """Draw the figures of a finding, by the names of their files; none for one without curves."""
@@ -189,10 +175,10 @@ def _lines(plot: Plot, series: Series, caption: str) -> Chart:
         if name in series:
             (line,) = axes.plot(
                 *series[name], color=stroke.colour, linestyle=stroke.dash, linewidth=stroke.width,
-                marker=stroke.marker, markersize=5.0, label=_WORDS.get(name, name),
+                marker=stroke.marker, markersize=5.0, label=stroke.label or name,
                 markerfacecolor=PAPER if stroke.marker and plot.log_y else stroke.colour,
             )  # fmt: skip
-            figure.tag(line, _WORDS.get(name, name))
+            figure.tag(line, stroke.label or name)
     if plot.log_x:
         use_log_scale(axes, "x")
     else:
@@ -268,24 +254,32 @@ def _ratio(series: Series, caption: str) -> Chart:
     return figure
 
 
+def _bars(figure: Chart, groups: Sequence[str], rows: Mapping[str, Sequence[float]]) -> Axes:
+    """Draw groups of bars with their values above them; ``rows`` has a value per group."""
+    axes = figure.body.add_subplot()
+    axes.grid(axis="y")
+    width = 0.8 / len(rows)
+    for i, ((label, values), colour) in enumerate(
+        zip(rows.items(), (RED, BLUE, GREEN), strict=False)
+    ):
+        centres = [x + width * (i - (len(rows) - 1) / 2) for x in range(len(groups))]
+        axes.bar(centres, values, 0.9 * width, color=colour, label=label)
+        for x, value in zip(centres, values, strict=True):
+            text = f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
+            axes.annotate(text, (x, value), (0, 3), ha="center", textcoords="offset points",
+                          fontsize=8.0)  # fmt: skip
+    axes.set_xticks(range(len(groups)), groups)
+    return axes
+
+
 @styled
 def _drift_bars(series: Series, caption: str) -> Chart:
     """Draw the spread of the clients' models, without and with projection."""
     figure = Chart("Spread of the clients' models after one round", caption, (7.0, 3.4))
-    axes = figure.body.add_subplot()
-    axes.grid()
-    for x, (_, values) in enumerate(series.values()):
-        for shift, value, colour, label in zip(
-            (-0.19, 0.19), values, (RED, BLUE), ("FedAvg", "FedZMG"), strict=True
-        ):
-            axes.bar(x + shift, value, 0.34, color=colour,
-                     label=label if x == 0 else None)  # fmt: skip
-            axes.annotate(f"{value:.3g}", (x + shift, value), (0, 3), ha="center",
-                          textcoords="offset points", fontsize=8.5)  # fmt: skip
-    axes.set_xticks(range(len(series)), list(series))
-    axes.grid(visible=False, axis="x")
+    pairs = zip(*(values for _, values in series.values()), strict=True)
+    axes = _bars(figure, list(series), dict(zip(("FedAvg", "FedZMG"), pairs, strict=True)))
     axes.set_ylabel("spread")
-    _legend(figure, 2)
+    _legend(figure)
     return figure
 
 
@@ -293,26 +287,14 @@ def _drift_bars(series: Series, caption: str) -> Chart:
 def _term_bars(series: Series, caption: str) -> Chart:
     """Draw the three terms of the constant on a logarithmic axis."""
     rows = {
-        "FedAvg": ("terms of FedAvg's C", RED),
-        "FedZMG": ("terms of C", BLUE),
-        "FedZMG, constants of the hyperplane": ("terms of C on the hyperplane", GREEN),
+        "FedAvg": series["terms of FedAvg's C"][1],
+        "FedZMG": series["terms of C"][1],
+        "FedZMG, constants of the hyperplane": series["terms of C on the hyperplane"][1],
     }
-    terms = ("6 L Γ", "8 (E \u2212 1)² G²", "noise")
     figure = Chart("The terms of the theorem's constant C", caption, (7.0, 3.6))
-    axes = figure.body.add_subplot()
-    axes.grid()
-    for i, (label, (key, colour)) in enumerate(rows.items()):
-        centres = [x + 0.27 * (i - 1) for x in range(len(terms))]
-        values = series[key][1]
-        axes.bar(centres, values, 0.25, color=colour, label=label)
-        for x, value in zip(centres, values, strict=True):
-            text = f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
-            axes.annotate(text, (x, value), (0, 3), ha="center",
-                          textcoords="offset points", fontsize=8.0)  # fmt: skip
+    axes = _bars(figure, ("6 L Γ", "8 (E \u2212 1)² G²", "noise"), rows)
     use_log_scale(axes, "y")
-    axes.set_ylim(bottom=0.1, top=4.0 * max(max(series[key][1]) for key, _ in rows.values()))
-    axes.set_xticks(range(len(terms)), terms)
-    axes.grid(visible=False, axis="x")
+    axes.set_ylim(bottom=0.1, top=4.0 * max(map(max, rows.values())))
     axes.set_ylabel("value")
     _legend(figure, 3)
     return figure

@@ -63,7 +63,7 @@ def _facts(extra: Extra) -> str:
     data = extra.content
     half = _HALVES.get(str(data["selection"]), data["selection"])
     facts = [
-        extra.place,
+        extra.shown,
         f"score: mean {data['metric']} of the last {data['last']} of {data['rounds']} rounds "
         f"({count_text(len(data['seeds']), 'seed')})",
         f"chosen on {half}, {data['examples']:,} examples",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jinja2
 
@@ -94,7 +93,7 @@ def _without_runs(material: Material) -> list[str]:
 
 def _title(material: Material) -> str:
     searched = [extra.content for extra in material.grids]
-    subjects = [study.name for study in material.studies] or [_subject(one) for one in searched]
+    subjects = [study.name for study in material.studies] or [name_of(one) for one in searched]
     if len(set(subjects)) == 1:
         return f"Federated learning on {subjects[0]}"
     tasks = [study.task for study in material.studies] or [
@@ -105,8 +104,3 @@ def _title(material: Material) -> str:
         return "How much clients differ: " + ", ".join(described)
     shown = [paper.shown(task) for task in dict.fromkeys(tasks) if task] or list(material.names)
     return "Federated learning on " + ", ".join(shown[:3]) + (" and more" if shown[3:] else "")
-
-
-def _subject(grid: Mapping[str, Any]) -> str:
-    task, label = paper.shown(str(grid.get("task", ""))), grid.get("label")
-    return f"{task}, {label}" if label else task

@@ -15,7 +15,7 @@ from fedzmg.report.tables.costs import circumstances
 from fedzmg.report.tables.table import Cell, Table
 from fedzmg.results.formatting import NONE
 from fedzmg.results.grouping import Study
-from fedzmg.results.reading import Material, Plan
+from fedzmg.results.reading import Material, PlanFile
 from fedzmg.results.runs import Run
 from fedzmg.storage.formats import read_json, read_toml
 from fedzmg.tasks import TASKS
@@ -62,12 +62,12 @@ def _commands(material: Material) -> Iterator[Commands]:
     words = [" ".join(one) if isinstance(one, list) else str(one) for one in recorded]
     # Files by the user's own paths, so that the lines work where the report was asked for.
     everything = [
-        _line(plan.kind, plan.path, *_rates(plan), "--out", f"reproduced/{plan.place}")
+        _line(plan.kind, plan.path, *_rates(plan), "--out", f"reproduced/{plan.shown}")
         for plan in material.plans
         if not _is_own(_planned(plan).get("task"))
     ]
     each = [
-        _line("run", f"{run.path}/spec.toml", "--out", f"reproduced/{run.place}") for run in runs
+        _line("run", f"{run.path}/spec.toml", "--out", f"reproduced/{run.shown}") for run in runs
     ]
     for title, lines in (
         ("Commands as recorded", tuple(dict.fromkeys(words))),
@@ -79,7 +79,7 @@ def _commands(material: Material) -> Iterator[Commands]:
             yield Commands(title, lines)
 
 
-def _of_grid(plan: Plan) -> Iterator[str]:
+def _of_grid(plan: PlanFile) -> Iterator[str]:
     """Return the commands that made a grid, as recorded by its algorithms."""
     if plan.kind != "grid" or _is_own(_planned(plan).get("task")):
         return
@@ -95,7 +95,7 @@ def _is_own(task: str | None) -> bool:
     return task is not None and task not in TASKS
 
 
-def _rates(plan: Plan) -> tuple[str, ...]:
+def _rates(plan: PlanFile) -> tuple[str, ...]:
     """Point a kept study to the grid that was kept beside it, if the original is gone.
 
     ::
@@ -116,7 +116,7 @@ def _rates(plan: Plan) -> tuple[str, ...]:
     return "--set", f"rates={beside.as_posix()}"
 
 
-def _planned(plan: Plan) -> dict[str, Any]:
+def _planned(plan: PlanFile) -> dict[str, Any]:
     """Read a plan; a damaged one counts as empty because its results are there."""
     try:
         return read_toml(Path(plan.path))
@@ -131,7 +131,7 @@ def _line(*words: str) -> str:
 def _directories(study: Study) -> Table:
     rows = [
         [
-            Cell(run.place),
+            Cell(run.shown),
             Cell(_state(run)),
             Cell(str(run.manifest.get("engine", NONE))),
             Cell(f"{run.log.seconds:,.1f}", run.log.seconds),

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fedzmg.report.figures.style import Chart
 from fedzmg.report.html.blocks import Section, TableBlock, Text, arranged, picture
 from fedzmg.report.html.page import fill
-from fedzmg.report.tables.table import Cell, Table
-from fedzmg.report.tables.theory import Finding, number, tolerance
+from fedzmg.report.tables.theory import Finding, finding_table, overview
 from fedzmg.version import __version__
 
 _INTRODUCTION = (
@@ -25,17 +24,12 @@ def page(findings: Sequence[Finding], charts: Mapping[str, Sequence[Chart]]) -> 
         findings: results of all checks.
         charts: figures by check.
     """
-    rows = [
-        [Cell(str(one["id"])), Cell(str(one["title"]), None, "words"), Cell(str(one["verdict"]))]
-        for one in findings
-    ]
-    overview = Table("verdicts", "Verdicts", ("check", "subject", "verdict"), rows, "", [], 3)
     return fill(
         title="The theory of FedZMG, checked",
         kicker="fedzmg theory",
         summaries=[_INTRODUCTION],
         sections=[
-            Section("verdicts", "Verdicts", "", (TableBlock(overview),)),
+            Section("verdicts", "Verdicts", "", (TableBlock(overview(findings), "Verdicts"),)),
             *_sections(findings, charts),
         ],
         footer=f"Made by fedzmg {__version__}: fedzmg theory --html FILE",
@@ -47,18 +41,7 @@ def _sections(
 ) -> Iterator[Section]:
     for finding in findings:
         key, verdict = str(finding["id"]), str(finding["verdict"])
-        rows = [
-            [
-                Cell(line["what"] + (" (claim)" if line["stated"] else "")),
-                Cell(number(line["predicted"]), line["predicted"]),
-                Cell(number(line["measured"]), line["measured"]),
-                Cell(tolerance(line)),
-                Cell("yes" if line["agrees"] else "no", None, "" if line["agrees"] else "fails"),
-            ]
-            for line in finding["lines"]
-        ]
-        heads = ("quantity", "predicted", "measured", "tolerance", "agrees")
-        table = Table(key, f"Numbers of {key}", heads, rows, "", [])
+        table = finding_table(finding)._replace(title=f"Numbers of {key}")
         own = charts.get(key, ())
         yield Section(
             key,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fedzmg.report.tables.scores import round_cell
 from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
 from fedzmg.results import paper
-from fedzmg.results.averaging import arrival, late_means
+from fedzmg.results.averaging import arrivals, late_means
 from fedzmg.results.formatting import goal_text, signed_text, value_text
 from fedzmg.results.grouping import Study
 from fedzmg.results.study_result import AlgorithmResult, StudyResult
@@ -18,13 +18,13 @@ _HEADS = ("measure", "algorithm", "here", "paper", "difference")
 _Row = tuple[str, str, Cell, Cell, Cell]
 
 
-def beside_paper(outcome: StudyResult) -> Table | None:
+def beside_paper(result: StudyResult) -> Table | None:
     """Make a row per printed number; None if the paper has none for this task."""
-    study = outcome.study
+    study = result.study
     twin = paper.COUNTERPARTS.get(study.task)
     if twin is None or study.metric != _ACCURACY:
         return None
-    shown = [score for score in outcome.scores if score.label in twin.dataset.lines]
+    shown = [score for score in result.scores if score.label in twin.dataset.lines]
     if not shown:
         return None
     lines = [*_speeds(study, shown, twin.dataset), *_levels(study, shown, twin.dataset)]
@@ -52,7 +52,7 @@ def _speeds(study: Study, shown: list[AlgorithmResult], dataset: paper.Dataset) 
     for level, name in zip(paper.THRESHOLDS, ("to_low", "to_high"), strict=True):
         measure = f"index at {goal_text(level, _ACCURACY)}"
         for score in shown:
-            reached = arrival(study, study.members[score.label], level)
+            reached = arrivals(study, study.members[score.label], level).averaged
             index = None if reached is None else reached - 1
             printed: int = getattr(dataset.lines[score.label], name)
             gap = None if index is None else index - printed

@@ -10,7 +10,7 @@ from fedzmg.evaluation import OverClients, share_short_of
 from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
 from fedzmg.results.formatting import goal_text, spread_text
 from fedzmg.results.grouping import Study
-from fedzmg.results.over_clients import seen
+from fedzmg.results.over_clients import evaluated_clients
 from fedzmg.results.study_result import StudyResult
 from fedzmg.storage.client_metrics import ClientTable
 
@@ -24,10 +24,10 @@ _HEADS = {
 _SHORT = "share_short_of_threshold"
 
 
-def clients(outcome: StudyResult) -> Table | None:
+def clients(result: StudyResult) -> Table | None:
     """Make the table of the metric over clients; None if no run evaluated them one by one."""
-    study = outcome.study
-    found = {label: seen(runs) for label, runs in study.members.items()}
+    study = result.study
+    found = {label: evaluated_clients(runs) for label, runs in study.members.items()}
     if not any(found.values()):
         return None
     heads = dict(_HEADS)

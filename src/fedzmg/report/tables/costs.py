@@ -22,7 +22,7 @@ _FACT_NAMES = {
 }
 
 
-def traffic(outcome: StudyResult) -> Table:
+def traffic(result: StudyResult) -> Table:
     """Make the table of bytes and seconds of one run."""
     heads = (
         "algorithm", "arrays down", "arrays up", "up, packed", "scalars", "kept per client",
@@ -30,7 +30,7 @@ def traffic(outcome: StudyResult) -> Table:
     )  # fmt: skip
     rows = []
     records: list[Record] = []
-    for score in outcome.scores:
+    for score in result.scores:
         moved = score.traffic
         sizes = {
             "down": moved["bytes_down"],
@@ -47,13 +47,13 @@ def traffic(outcome: StudyResult) -> Table:
         "Mean over runs, all rounds and clients; packed: if whole numbers used no more bits than "
         "they need; seconds: training time of a run's share of its pack."
     )
-    title = f"Traffic of one run on {outcome.study.name}"
+    title = f"Traffic of one run on {result.study.name}"
     return Table("traffic", title, heads, rows, caption, records)
 
 
-def settings(outcome: StudyResult) -> Table:
+def settings(result: StudyResult) -> Table:
     """Make the table of the hyper-parameters that were used."""
-    used = {label: runs[0].variant for label, runs in outcome.study.members.items()}
+    used = {label: runs[0].variant for label, runs in result.study.members.items()}
     keys = sorted({key for options in used.values() for key in options}, key=_order)
     rates = [key for key in keys if key in _RATES]
     others = [key for key in keys if key not in _RATES]
@@ -68,7 +68,7 @@ def settings(outcome: StudyResult) -> Table:
     ]
     caption = "Every default is written out; what is not named is off."
     heads = ("algorithm", *rates, "others")
-    title = f"Hyper-parameters used on {outcome.study.name}"
+    title = f"Hyper-parameters used on {result.study.name}"
     return Table("settings", title, heads, rows, caption, records)
 
 

@@ -13,16 +13,16 @@ _HEADS = (
 )  # fmt: skip
 
 
-def paired_tests(outcome: StudyResult) -> Table | None:
+def paired_tests(result: StudyResult) -> Table | None:
     """Make the table of all tests of a study; None if there are none."""
-    study, tests = outcome.study, outcome.tests
+    study, tests = result.study, result.tests
     if not tests:
         return None
     rows = [_row(one, study.metric) for one in tests]
     records = [_record(one) for one in tests]
     title = f"Paired tests on {study.name}"
     return Table(
-        "tests", title, _HEADS, rows, _caption(outcome), records, advice=_advice(outcome)
+        "tests", title, _HEADS, rows, _caption(result), records, advice=_advice(result)
     )  # fmt: skip
 
 
@@ -42,32 +42,32 @@ def _row(one: FamilyTest, metric: str) -> list[Cell]:
     ]
 
 
-def _caption(outcome: StudyResult) -> str:
-    diverged = sum(score.diverged for score in outcome.scores)
+def _caption(result: StudyResult) -> str:
+    diverged = sum(score.diverged for score in result.scores)
     lost = f"; {count_text(diverged, 'diverged run')} left out" if diverged else ""
     return (
-        f"Differences of the final {outcome.study.metric}, paired by seed; p: two-sided paired "
-        f"t-test; Holm: corrected for the {count_text(len(outcome.tests), 'test')} of this table, "
+        f"Differences of the final {result.study.metric}, paired by seed; p: two-sided paired "
+        f"t-test; Holm: corrected for the {count_text(len(result.tests), 'test')} of this table, "
         f"bold where it is at most {LEVEL:g}; sign flip: exact, without assuming a normal "
         "distribution; d_z: mean difference over its standard deviation; seeds needed: to find an "
         f"effect of this size with a chance of 80 % at the level {LEVEL:g}{lost}."
     )
 
 
-def _advice(outcome: StudyResult) -> str:
+def _advice(result: StudyResult) -> str:
     words = [
         "How to read it: a difference is trustworthy when its interval leaves out zero and its "
         f"Holm p is at most {LEVEL:g}; where more seeds are needed than there are, a missing "
         "difference proves nothing.",
     ]
     # The most seeds give the lowest floor.
-    seeds = max(one.test.n for one in outcome.tests)
-    floor = min(one.smallest_sign_flip for one in outcome.tests)
+    seeds = max(one.test.n for one in result.tests)
+    floor = min(one.smallest_sign_flip for one in result.tests)
     if floor > 0.001:
         text = f"With {seeds} seeds the sign-flip p cannot fall below 2/{2**seeds} = {floor:.3g}"
         never = f", so that alone it can never be significant at {LEVEL:g}" * (floor > LEVEL)
         words.append(f"{text}{never}.")
-    if any(one.sign_flip is None for one in outcome.tests):
+    if any(one.sign_flip is None for one in result.tests):
         words.append(f"{NONE} under sign flip: too many seeds to try every pattern of signs.")
     return " ".join(words)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
-from fedzmg.results.averaging import arrival, late_means
+from fedzmg.results.averaging import arrivals, late_means, mean_and_sd
 from fedzmg.results.formatting import (
     MIB,
     NONE,
@@ -22,20 +21,20 @@ from fedzmg.results.study_result import AlgorithmResult, StudyResult
 _RULE_NAMES = {"rolling_min": "all above", "stays_above": "stays above"}
 
 
-def scores(outcome: StudyResult) -> Table:
+def scores(result: StudyResult) -> Table:
     """Make the table of final value, speed, late stage and cost of every algorithm."""
-    study = outcome.study
+    study = result.study
     metric, threshold = study.metric, study.threshold
-    has_late = any(score.late is not None for score in outcome.scores)
-    has_failures = any(s.diverged or s.unfinished or s.dropped for s in outcome.scores)
+    has_late = any(score.late is not None for score in result.scores)
+    has_failures = any(s.diverged or s.unfinished or s.dropped for s in result.scores)
     heads = ["algorithm", f"final {metric}"]
     if threshold is not None:
         heads += [f"rounds to {goal_text(threshold, metric)}", *_RULE_NAMES.values(), "each run"]
     heads += ["late stage"] * has_late + ["MiB per run", f"{metric} per MiB"]
     heads += ["diverged", "dropped", "unfinished"] * has_failures
-    best = outcome.ranked[0] if outcome.ranked else None
+    best = result.ranked[0] if result.ranked else None
     rows = []
-    for score in outcome.scores:
+    for score in result.scores:
         row = [Cell(score.label), _final(score, metric, best=score is best)]
         if threshold is not None:
             running = score.unfinished > 0
@@ -53,14 +52,14 @@ def scores(outcome: StudyResult) -> Table:
         f"Scores on {study.name}",
         tuple(heads),
         rows,
-        _caption(outcome, has_late),
-        [_record(score) for score in outcome.scores],
+        _caption(result, has_late),
+        [_record(score) for score in result.scores],
     )
 
 
-def thresholds(outcome: StudyResult) -> Table | None:
+def thresholds(result: StudyResult) -> Table | None:
     """Make the table of arrivals and late stages by threshold; None for fewer than two."""
-    study = outcome.study
+    study = result.study
     if len(study.thresholds) < 2:
         return None
     rows = []
@@ -68,7 +67,7 @@ def thresholds(outcome: StudyResult) -> Table | None:
     for level in study.thresholds:
         late, _ = late_means(study, level)
         for label, runs in study.members.items():
-            found = {rule: arrival(study, runs, level, rule) for rule in RULES}
+            found = {rule: arrivals(study, runs, level, rule).averaged for rule in RULES}
             running = any(not run.complete for run in runs)
             mean = late.get(label)
             rows.append(
@@ -89,13 +88,13 @@ def thresholds(outcome: StudyResult) -> Table | None:
     return Table("thresholds", title, heads, rows, caption, records, 2)
 
 
-def finals(outcome: StudyResult) -> Table:
+def finals(result: StudyResult) -> Table:
     """Make the table of the final value of every seed."""
-    study = outcome.study
-    seeds = sorted({seed for score in outcome.scores for seed in score.finals})
+    study = result.study
+    seeds = sorted({seed for score in result.scores for seed in score.finals})
     rows = []
     records: list[Record] = []
-    for score in outcome.scores:
+    for score in result.scores:
         values = [score.finals.get(seed) for seed in seeds]
         lost = {run.seed for run in study.members[score.label] if run.diverged is not None}
         rows.append(
@@ -136,10 +135,8 @@ def _each_run(score: AlgorithmResult) -> Cell:
     arrived = [one for one in score.arrivals_each if one is not None]
     if not arrived:
         return round_cell(None, running=score.unfinished > 0)
-    mean = statistics.fmean(arrived)
-    text = f"{mean:,.0f}"
-    if len(arrived) > 1:
-        text += f" ± {statistics.stdev(arrived):,.0f}"
+    mean, sd = mean_and_sd(arrived)
+    text = f"{mean:,.0f}" + ("" if sd is None else f" ± {sd:,.0f}")
     if len(arrived) < len(score.arrivals_each):
         text += f" ({len(arrived)} of {len(score.arrivals_each)})"
     return Cell(text, mean)
@@ -151,8 +148,8 @@ def _per_mib(value: float | None, metric: str) -> str:
     return f"{digits_text(100 * value)} %" if is_share(metric) else digits_text(value)
 
 
-def _caption(outcome: StudyResult, has_late: bool) -> str:
-    study = outcome.study
+def _caption(result: StudyResult, has_late: bool) -> str:
+    study = result.study
     parts = ["Final: mean over the last tenth of the rounds, ± standard deviation over seeds"]
     if study.threshold is not None:
         parts.append(

@@ -14,11 +14,15 @@ _HEADS = ("predicted", "measured", "tolerance", "agrees")
 
 def finding_table(finding: Finding) -> Table:
     """Make a row per line of one check."""
-    rows = [
-        [Cell(line["what"] + " [claim]" * line["stated"]), *map(Cell, _numbers(line))]
-        for line in finding["lines"]
-    ]
-    return Table(finding["id"], "", ("what", *_HEADS), rows)
+    rows = []
+    for line in finding["lines"]:
+        predicted, measured, room, agrees = _numbers(line)
+        rows.append([
+            Cell(line["what"] + " (claim)" * line["stated"]), Cell(predicted, line["predicted"]),
+            Cell(measured, line["measured"]), Cell(room),
+            Cell(agrees, None, "" if line["agrees"] else "fails"),
+        ])  # fmt: skip
+    return Table(finding["id"], "", ("quantity", *_HEADS), rows)
 
 
 def overview(findings: Sequence[Finding]) -> Table:

@@ -36,9 +36,9 @@ def _differences(found: Difference, asked: Collection[str]) -> Iterator[Table | 
     if "scores" in asked and found.scores:
         yield _scores(found)
     if "runs" in asked:
-        for place, names in ((found.left, found.only_left), (found.right, found.only_right)):
+        for path, names in ((found.left, found.only_left), (found.right, found.only_right)):
             if names:
-                yield f"only in {place}: {', '.join(names)}"
+                yield f"only in {path}: {', '.join(names)}"
     yield verdict(found, asked)
 
 
@@ -60,7 +60,7 @@ def short_names(left: str, right: str) -> tuple[str, str]:
     >>> short_names("runs/one/fedzmg/seed-0", "runs/two/fedzmg/seed-0")
     ('one/.../seed-0', 'two/.../seed-0')
     """
-    ends = [Path(os.path.abspath(place)).parts for place in (left, right)]
+    ends = [Path(os.path.abspath(path)).parts for path in (left, right)]
     depth = 1
     while ends[0] != ends[1] and ends[0][-depth:] == ends[1][-depth:]:
         depth += 1

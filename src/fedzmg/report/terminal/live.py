@@ -23,7 +23,7 @@ MOST_LINES = 8
 BEST_SHOWN = 3
 
 
-class Seen(NamedTuple):
+class TrialState(NamedTuple):
     """State of one trial of a pack."""
 
     name: str
@@ -40,7 +40,7 @@ class Seen(NamedTuple):
     diverged: int | None = None
     stopped: int | None = None
 
-    def after(self, record: Any, *, stopped_trials: bool, higher: bool) -> Seen:
+    def after(self, record: Any, *, stopped_trials: bool, higher: bool) -> TrialState:
         """Return the state one round later; a stopped trial keeps its state."""
         if stopped_trials and self.stopped is not None:
             return self
@@ -86,7 +86,7 @@ class Display:
         self._to_come, self._sizes = dict(packs or {}), dict(sizes or {})
         self._label, self._rounds, self._round, self._first = "", 0, 0, 0
         self._begun = self._printed = 0.0
-        self._trials: list[Seen] = []
+        self._trials: list[TrialState] = []
         self._higher = True
         self._live = Live(
             console=console, get_renderable=self._view, refresh_per_second=4, transient=True
@@ -119,7 +119,7 @@ class Display:
         simulation = report.simulation
         self._round, self._higher = report.round, simulation.task.metric.higher_is_better
         if len(self._trials) != len(report.records):
-            self._trials = [Seen(name) for name in names(simulation.trials)]
+            self._trials = [TrialState(name) for name in names(simulation.trials)]
         if report.round - self._first == 1:
             self._begun = time.monotonic()  # the first round also chooses and compiles
         self._trials = [
@@ -173,7 +173,7 @@ class Display:
             words += [f"{count} {what}"] * bool(count)
         return ", ".join(words)
 
-    def _ranked(self) -> list[Seen]:
+    def _ranked(self) -> list[TrialState]:
         sign = -1 if self._higher else 1
         shown = [seen for seen in self._trials if seen.best is not None]
         shown = [seen for seen in shown if seen.diverged is None] or shown

@@ -79,7 +79,7 @@ def to_rich(table: Table, width: int) -> Iterator[RenderableType]:
 class _Column(NamedTuple):
     """A column and its widths."""
 
-    place: int
+    position: int
     is_text: bool
     least: int
     wanted: int
@@ -124,14 +124,14 @@ def _block(table: Table, columns: Sequence[_Column], gap: int, width: int) -> Ri
     )
     widths = _widths(columns, width - gap * (len(columns) - 1))
     for column, room in zip(columns, widths, strict=True):
-        head = Text(_folded(table.heads[column.place], room))
+        head = Text(_folded(table.heads[column.position], room))
         justify = "left" if column.is_text else "right"
         out.add_column(head, justify=justify, overflow="fold", width=room, vertical="top")  # type: ignore[arg-type]
     for row in table.rows:
         cells = []
         for column, room in zip(columns, widths, strict=True):
-            cell = row[column.place]
-            indent = " " if column.place == 0 else ""
+            cell = row[column.position]
+            indent = " " if column.position == 0 else ""
             text = _folded(plain(cell.text), room, indent) if column.is_text else plain(cell.text)
             cells.append(Text(text, style=_STYLES.get(cell.kind, "")))
         out.add_row(*cells)

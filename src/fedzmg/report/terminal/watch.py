@@ -60,7 +60,7 @@ def _one_line(text: str) -> Text:
 
 def _parts(work: Work, most: int | None = None) -> Iterator[Table | str]:
     """Make the table of a piece of work, at most so many rows, and the facts below it."""
-    title = f"{work.place}: {work.kind} of {work.task}" if work.task else work.place
+    title = f"{work.directory}: {work.kind} of {work.task}" if work.task else work.directory
     each = work.kind != "grid" and len(work.trainings) <= MOST_ROWS
     groups: dict[str, list[Training]] = {}
     for one in work.trainings:
@@ -132,11 +132,11 @@ def facts(work: Work) -> list[str]:
 def line(work: Work) -> str:
     """Describe a piece of work in one line."""
     if work.kind == "starting":
-        return f"{work.place}: {'starting' if work.alive else _abandoned(work)}"
+        return f"{work.directory}: {'starting' if work.alive else _abandoned(work)}"
     current = [one for one in work.trainings if one.state == "running"] or work.trainings
     best = work.best
     parts = [
-        f"{work.place}: {states(work.trainings)}",
+        f"{work.directory}: {states(work.trainings)}",
         f"round {_rounds(current)} of {current[0].rounds}",
     ]
     if best is not None:
