@@ -16,7 +16,6 @@ import pytest
 from torch import nn
 from typer.testing import CliRunner
 
-import fedzmg
 from fedzmg import InputError, Task, Trial, compare, simulate, tune
 from fedzmg.cli import app
 from fedzmg.experiment.progress import Silent
@@ -80,14 +79,15 @@ def test_what_is_printed_names_best_points_and_borders() -> None:
     found = tune(task(), ["fedavg"], {"client.lr": [1e-6, 1e-5]}, engine="sequential")
     best = found.settings["fedavg"]["client.lr"]
     assert repr(found) == f"<Tuned on 'pets': fedavg client.lr {best:.4g}>"
-    title, _, heads, row, _, what, border = str(found).splitlines()
-    assert title == "pets, 1 seed, 4 rounds"
-    assert heads.split() == ["algorithm", "best", "point", "accuracy", "points"]
+    lines = str(found).splitlines()
     score = found.data["algorithms"]["fedavg"]["best"]["score"]
-    assert row.split() == ["fedavg", "client.lr", f"{best:.4g}", f"{score:.4f}", "2"]
-    assert what == "accuracy: mean after the last 4 rounds, on 30 tuning examples"
-    assert [border] == found.warnings
-    assert border.startswith(f"the best point of fedavg lies on the border (client.lr = {best:.4g}")
+    assert lines[3].split() == ["fedavg", "client.lr", f"{best:.4g}", f"{score:.4f}", "2"]
+    assert lines[-1:] == found.warnings
+    assert f"client.lr = {best:.4g}" in lines[-1]
+    lost = tune(task(), "fedavg", {"client.lr": [1e38]}, engine="sequential")
+    assert "every point of fedavg diverged" in str(lost)
+    with pytest.raises(InputError, match="every point of fedavg diverged"):
+        _ = lost.settings
 
 
 def test_test_set_chooses_only_if_that_is_said() -> None:
@@ -97,13 +97,6 @@ def test_test_set_chooses_only_if_that_is_said() -> None:
     found = tune(alone, "fedavg", {"client.lr": [0.1]}, selection="test", engine="sequential")
     assert "on 30 test examples" in str(found)
     assert found.warnings[-1].startswith("chosen by the test set")
-
-
-def test_nothing_is_best_where_all_diverged() -> None:
-    found = tune(task(), "fedavg", {"client.lr": [1e38]}, engine="sequential")
-    assert "every point of fedavg diverged" in str(found)
-    with pytest.raises(InputError, match="every point of fedavg diverged: search smaller rates"):
-        _ = found.settings
 
 
 class Press(Silent):
@@ -163,11 +156,3 @@ def test_default_rates_on_a_task_of_ones_own_are_told(capsys: pytest.CaptureFixt
     compare("digits", ["fedzmg"], **given)
     compare(replace(task(), options={"fedavg": {"client.lr": 0.1}}), ["fedavg"], **given)
     assert capsys.readouterr().err == ""
-
-
-def test_presets_are_tuned_by_name() -> None:
-    found = fedzmg.tune(
-        "digits", "fedavg", {"client.lr": [0.01, 0.1]}, rounds=1, engine="sequential",
-        preset={"partition_seed": 3},
-    )  # fmt: skip
-    assert found.data["preset"]["partition_seed"] == 3

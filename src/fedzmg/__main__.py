@@ -1,7 +1,7 @@
-"""Where the command line starts, by ``fedzmg`` or ``python -m fedzmg``.
+"""Start of the command line, by ``fedzmg`` or ``python -m fedzmg``.
 
-Nothing is imported before the ``try``: what the commands need takes seconds to load, and Ctrl-C
-may come at any time.
+Nothing is imported before the ``try``: libraries take seconds to load, and Ctrl-C may come at any
+time.
 """
 
 import os
