@@ -21,7 +21,7 @@ from fedzmg.engine.choose import can_compile
 from fedzmg.errors import InputError
 from fedzmg.experiment import manifest, rules_hash
 from fedzmg.experiment.grids.grid import choosing
-from fedzmg.experiment.grids.trials import built, evaluated, packs, trials_of
+from fedzmg.experiment.grids.search import built, evaluated, packs, trials_of
 from fedzmg.experiment.plan_directory import read_rows
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.files import refuse_own_task

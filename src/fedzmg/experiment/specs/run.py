@@ -123,10 +123,6 @@ class RunSpec(Strict):
         }
         return ResolvedRun(self.model_copy(update=changes), Trial(algorithm, self.seed))
 
-    def resolved(self, task: Task) -> RunSpec:
-        """Write every default out."""
-        return self.resolve(task).spec
-
 
 class ResolvedRun(NamedTuple):
     """A run with every default written out, and its trial."""

@@ -24,7 +24,7 @@ from fedzmg.experiment.early_stopping import Verdict, newly_diverged
 from fedzmg.experiment.grids.score import chosen_options
 from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
 from fedzmg.experiment.progress import Progress, Silent
-from fedzmg.experiment.rules_hash import PlannedRun, say_changed_runs
+from fedzmg.experiment.rules_hash import say_changed_runs
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.strict import Value
@@ -91,7 +91,7 @@ def run_study(
             whole = kept if part and kept is not None else spec
             stack.enter_context(claimed(out, whole, "study.toml", progress.say, grow=grow))
             planned = [
-                PlannedRun(spec.shown(name), run, directory(name, run))
+                (spec.shown(name), run, directory(name, run))
                 for name, each in runs.items()
                 for run in each
             ]
