@@ -1,4 +1,4 @@
-"""What a script can get wrong in ``simulate`` and ``compare``: one line that names the remedy."""
+"""``simulate`` and ``compare`` in scripts: results, and one line for every mistake."""
 
 from __future__ import annotations
 
@@ -41,60 +41,48 @@ def refused(function: Any, *args: Any, **kwargs: Any) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("trials", "message"),
-    [
-        (["fedzmg"], "trials: 'fedzmg' is not a Trial; expected Trial.of('fedzmg')"),
-        ("fedzmg", "trials: 'fedzmg' is not a Trial; expected Trial.of('fedzmg')"),
-        (MINE, "trials: the algorithm 'mine' is not a Trial; expected Trial(algorithm, seed=0)"),
-        ([Trial(MINE), MINE], "trials: the algorithm 'mine' is not a Trial"),
-        (None, "trials: None is not a Trial; expected such as Trial.of('fedzmg')"),
-        ([Trial], "trials: the class Trial is not a Trial"),
-        ([], "no trial to simulate: give at least one"),
-    ],
-)
-def test_what_is_no_trial_is_named(trials: Any, message: str) -> None:
-    assert refused(simulate, task(), trials).startswith(message)
-
-
-def test_what_is_no_task_is_named() -> None:
-    assert refused(simulate, "digits", Trial(MINE)) == (
-        "task = 'digits': expected a Task, tasks.get('digits')"
-    )
-    assert refused(simulate, Task, Trial(MINE)).startswith("task = the class Task: expected a Task")
-    assert refused(simulate, task().model.module, Trial(MINE)).startswith("task = a Linear:")
-    assert refused(fedzmg.tasks.get, 3) == "unknown task '3' ('fedzmg list' shows all)"
-    assert refused(fedzmg.algorithms.get, ["x"]).startswith("unknown algorithm \"['x']\"")
-    assert refused(compare, None) == "task: expected a Task or a name, not NoneType"
-    assert refused(compare, nn.Linear(2, 2)) == "task: expected a Task or a name, not Linear"
-
-
-@pytest.mark.parametrize("algorithms", [MINE, ["fedzmg", MINE]])
-def test_compare_says_what_to_do_with_an_algorithm_of_ones_own(algorithms: Any) -> None:
-    said = refused(compare, task(), algorithms)
-    assert "compare takes names, not the algorithm 'mine'" in said
-    assert "simulate(task, [Trial(algorithm, seed)])" in said
-    assert "StudyResult.from_histories" in said
+COMPARE = {"algorithms": ["fedavg"]}
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("call", "message"),
     [
-        ({"algorithms": [SGD()]}, "algorithms: expected names, not SGD"),
-        ({"algorithms": ["fedavg", "fedavgg"]}, "unknown algorithm 'fedavgg': did you mean"),
-        ({"seeds": 2.0}, "seeds = 2.0: give their number, 3, or a list of them, [0, 1, 2]"),
-        ({"seeds": "3"}, "seeds = '3': give their number"),
-        ({"seeds": ["a"]}, "seeds = ['a']: give their number"),
-        ({"seeds": 0}, "seeds = 0: give at least one, each once"),
-        ({"settings": {"fedavg": 0.1}}, "settings of fedavg: 0.1; expected options by key"),
-        ({"settings": {"fedavg": {1: 0.1}}}, "settings of fedavg: {1: 0.1}; expected"),
-        ({"settings": ["fedavg"]}, "settings = ['fedavg']: expected {'fedavg': {'client.lr': "),
-        ({"out": 3}, "out = 3: expected the path of a directory"),
+        (lambda: simulate(task(), ["fedzmg"]), "'fedzmg'.*Trial.of"),
+        (lambda: simulate(task(), MINE), r"'mine'.*Trial\(algorithm, seed=0\)"),
+        (lambda: simulate(task(), [Trial(MINE), MINE]), "'mine'"),
+        (lambda: simulate(task(), None), "None"),
+        (lambda: simulate(task(), [Trial]), "class Trial"),
+        (lambda: simulate(task(), []), "at least one"),
+        (lambda: simulate("digits", Trial(MINE)), r"tasks.get\('digits'\)"),
+        (lambda: simulate(Task, Trial(MINE)), "class Task"),
+        (lambda: simulate(task().model.module, Trial(MINE)), "a Linear"),
+        (lambda: fedzmg.tasks.get(3), "'3'"),
+        (lambda: fedzmg.algorithms.get(["x"]), "unknown algorithm"),
+        (lambda: Trial.of("fedzmg", lr=0.1), "'lr'.*'client_lr' or 'server_lr'"),
+        (lambda: Trial.of("fedzmg", client_momentun=0.9), "'client_momentum'"),
+        (lambda: Trial.of("fedzmg", client_lr=-1.0), "client_lr: lr = -1.0"),
+        (lambda: compare(None), "NoneType"),
+        (lambda: compare(nn.Linear(2, 2)), "Linear"),
+        (lambda: compare(task(), MINE), "'mine'.*simulate.*StudyResult.from_histories"),
+        (lambda: compare(task(), ["fedzmg", MINE]), "'mine'"),
+        (lambda: compare(task(), [SGD()]), "SGD"),
+        (lambda: compare(task(), ["fedavg", "fedavgg"]), "'fedavgg'.*did you mean"),
+        (lambda: compare(task(), **COMPARE, seeds=2.0), "seeds = 2.0"),
+        (lambda: compare(task(), **COMPARE, seeds="3"), "seeds = '3'"),
+        (lambda: compare(task(), **COMPARE, seeds=["a"]), r"seeds = \['a'\]"),
+        (lambda: compare(task(), **COMPARE, seeds=0), "seeds = 0"),
+        (lambda: compare(task(), **COMPARE, settings={"fedavg": 0.1}), "settings of fedavg: 0.1"),
+        (lambda: compare(task(), **COMPARE, settings={"fedavg": {1: 0.1}}), "{1: 0.1}"),
+        (lambda: compare(task(), **COMPARE, settings=["fedavg"]), r"settings = \['fedavg'\]"),
+        (lambda: compare(task(), **COMPARE, settings={"fedavg": {"lr": 1}}), "'lr'.*'client.lr'"),
+        (lambda: compare(task(), **COMPARE, out=3), "out = 3"),
+        (lambda: compare(task(), **COMPARE, progress="bar"), "progress = 'bar'"),
     ],
 )
-def test_arguments_of_compare_are_checked(given: dict[str, Any], message: str) -> None:
-    given = {"algorithms": ["fedavg"], **given}
-    assert refused(compare, task(), **given).startswith(message)
+def test_wrong_arguments_are_one_line_with_the_value(call: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
 
 
 def test_names_and_seeds_may_come_in_any_sequence() -> None:
@@ -169,19 +157,11 @@ def test_what_is_printed_is_short_and_readable(tmp_path: Path) -> None:
         f"<StudyResult on 'custom', 2 paired seeds, 2 rounds: fedzmg {finals[0]:.4g}, "
         f"fedavg {finals[1]:.4g}>"
     )
-    title, _, heads, *rows = str(result).splitlines()
-    assert title == "custom, 2 paired seeds, 2 rounds"
-    assert heads.split() == ["algorithm", "final", "accuracy", "sd", "to", "0.9", "diff.", "p"]
+    _, _, _, *rows = str(result).splitlines()
     assert rows[0].split()[:2] == ["fedzmg", f"{finals[0]:.4f}"]
     assert rows[1].split()[:2] == ["fedavg", f"{finals[1]:.4f}"]
-    assert "paired t-test of fedzmg minus this one" in rows[-1]
-    one = compare(task(), ["fedavg"], seeds=1, engine="sequential")
-    assert str(one).splitlines()[2].split() == ["algorithm", "final", "accuracy", "to", "0.9"]
-    [history] = one.histories["fedavg"]
-    assert repr(history) == (
-        "<History of fedavg on 'custom', seed 0: 2 of 2 rounds, accuracy "
-        f"{history.metrics[-1]:.4g} at the end>"
-    )
+    history = result.histories["fedavg"][0]
+    assert f"{history.metrics[-1]:.4g}" in repr(history)
 
 
 def test_comparison_is_kept_as_a_study(tmp_path: Path) -> None:
@@ -221,35 +201,6 @@ def test_progress_is_shown_if_asked_for(capfd: pytest.CaptureFixture[str]) -> No
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith("fedavg: round 2 of 2, best accuracy")
-    said = refused(compare, task(), ["fedavg"], progress="bar")
-    assert said == "progress = 'bar': expected True or False"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lr": 0.1}, "'lr': did you mean 'client_lr' or 'server_lr'? ('fedzmg list fedzmg' sh"),
-        ({"client_momentun": 0.9}, "'client_momentun': did you mean 'client_momentum'?"),
-        ({"learning_rate": 0.1}, "'learning_rate'"),
-    ],
-)
-def test_unknown_keywords_of_a_trial_are_told_by_ones_that_work(
-    options: dict[str, Any], message: str
-) -> None:
-    assert refused(Trial.of, "fedzmg", **options).startswith(f"unknown option of fedzmg {message}")
-
-
-def test_wrong_values_of_a_trial_are_told_by_their_keywords() -> None:
-    assert refused(Trial.of, "fedzmg", client_lr=-1.0).startswith("fedzmg, client_lr: lr = -1.0:")
-    client = Trial.of("fedzmg", client_clip_norm=2.0, weights="uniform").algorithm
-    assert client.options()["client.clip_norm"] == 2.0
-    assert client.weights == "uniform"
-
-
-def test_wrong_setting_names_those_that_exist() -> None:
-    said = refused(compare, task(), ["fedavg"], settings={"fedavg": {"lr": 0.1}})
-    assert said.startswith("unknown key 'lr': did you mean 'client.lr' or 'server.lr'?")
-    assert CliRunner().invoke(app, ["list", "fedavg"]).exit_code == 0
 
 
 def test_what_a_program_trained_is_verified_by_it(tmp_path: Path) -> None:

@@ -55,25 +55,19 @@ __all__ = [
     "verify",
 ]
 
-_HOMES = {
-    "ACCURACY": "evaluation",
-    "Algorithm": "contract",
-    "ClientRule": "contract",
-    "History": "simulation",
-    "InputError": "errors",
-    "Metric": "evaluation",
-    "Protocol": "tasks.task",
-    "ServerRule": "contract",
-    "StudyResult": "results.study_result",
-    "Task": "tasks.task",
-    "Tree": "tree",
-    "Trial": "simulation",
-    "Tuned": "experiment.grids.tuned",
-    "compare": "api",
-    "simulate": "simulation",
-    "tune": "api",
-    "verify": "experiment.verify",
+_NAMES = {
+    "api": ("compare", "tune"),
+    "contract": ("Algorithm", "ClientRule", "ServerRule"),
+    "errors": ("InputError",),
+    "evaluation": ("ACCURACY", "Metric"),
+    "experiment.grids.tuned": ("Tuned",),
+    "experiment.verify": ("verify",),
+    "results.study_result": ("StudyResult",),
+    "simulation": ("History", "Trial", "simulate"),
+    "tasks.task": ("Protocol", "Task"),
+    "tree": ("Tree",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> "Any":

@@ -26,7 +26,7 @@ QUICK = ["--rounds", "3", "--engine", "vectorized", "--set", "protocol.epochs=1"
 
 
 class Done(NamedTuple):
-    """What a command left behind."""
+    """Result of a command."""
 
     returncode: int
     stdout: str

@@ -1,4 +1,4 @@
-"""What every command's ``--help`` says, as it is printed."""
+"""The printed help of every command."""
 
 from __future__ import annotations
 

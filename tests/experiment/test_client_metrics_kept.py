@@ -1,4 +1,4 @@
-"""What is kept of single clients: whole or not at all, the same bits after any interruption."""
+"""Stored metrics of single clients: complete or absent, the same bits after any interruption."""
 
 from __future__ import annotations
 
@@ -55,13 +55,10 @@ def whole() -> list[History]:
     return run_pack(task(), specs())
 
 
-def test_looks_after_the_first_every_so_many_and_the_last_round(whole: list[History]) -> None:
-    assert [found.round for found in whole[0].clients] == [1, 3, 5, 6]
-    assert [found.round for found in run_pack(task(), specs(0))[0].clients] == [6]
-
-
-def test_how_often_does_not_move_a_bit(whole: list[History]) -> None:
+def test_interval_of_evaluations_does_not_change_a_bit(whole: list[History]) -> None:
     [seldom, _] = run_pack(task(), specs(0))
+    assert [found.round for found in whole[0].clients] == [1, 3, 5, 6]
+    assert [found.round for found in seldom.clients] == [6]
     assert same_runs([seldom], whole[:1])
     assert same(seldom.clients, whole[0].clients[-1:])
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import Press, Stop, toy
+from toys import Stop, toy
 
 from fedzmg import Task
 from fedzmg.engine.choose import EngineChoice, EnginePlanner
-from fedzmg.errors import InputError, Interrupted
+from fedzmg.errors import InputError
 from fedzmg.experiment.control import TimeLimitReached
 from fedzmg.experiment.grids import search
 from fedzmg.experiment.grids.grid import choosing, run_grid
@@ -27,8 +27,6 @@ from fedzmg.experiment.plan_directory import read_rows
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.verify import verify
 from fedzmg.simulation import Trial, simulate
-from fedzmg.storage.formats import append_log
-from fedzmg.storage.lock import hold
 
 AXES = {"client.lr": [0.03, 0.3], "server.lr": [0.5, 1.0]}
 
@@ -42,7 +40,7 @@ def spec(*names: str, **changes: Any) -> GridSpec:
 
 
 def lines(place: Path) -> dict[tuple[int, int], dict[str, Any]]:
-    """What counts of a log, but for the time that rounds took."""
+    """Lines of a log without times."""
     kept = read_rows(place / "metrics.jsonl")
     return {k: {n: v for n, v in row.items() if n != "seconds"} for k, row in kept.items()}
 
@@ -156,15 +154,6 @@ def test_axes_in_another_order_are_another_grid(tmp_path: Path) -> None:
         run_grid(spec(algorithms=own[1]), tmp_path / "own", task=toy())
 
 
-def test_ctrl_c_in_the_last_round_of_an_algorithm_begins_no_other(tmp_path: Path) -> None:
-    plan, pressed = spec("fedavg", "fedadam"), Press(4)
-    with pytest.raises(Interrupted):
-        run_grid(plan, tmp_path / "pressed", task=toy(), progress=pressed)
-    assert pressed.begun == ["fedavg"]
-    whole = run_grid(plan, tmp_path / "whole", task=toy())
-    assert run_grid(plan, tmp_path / "pressed", task=toy()) == whole
-
-
 @pytest.mark.parametrize("damage", ["hash", "header", "log"])
 def test_damaged_checkpoint_is_said_and_results_stay_right(tmp_path: Path, damage: str) -> None:
     plan = spec(rounds=5, last=3)
@@ -185,19 +174,6 @@ def test_damaged_checkpoint_is_said_and_results_stay_right(tmp_path: Path, damag
     assert "starts again from round 1" in progress.said
 
 
-def test_line_cut_off_by_a_crash_is_superseded(tmp_path: Path) -> None:
-    log = tmp_path / "metrics.jsonl"
-    append_log(log, [{"trial": 0, "round": 1, "metric": 0.1}])
-    with log.open("ab") as file:
-        file.write(b'{"trial": 0, "rou')
-    assert read_rows(log).keys() == {(0, 1)}
-    append_log(log, [{"trial": 0, "round": 1, "metric": math.inf}])
-    assert read_rows(log)[0, 1]["metric"] == math.inf
-    log.write_bytes(b'{"round": 1}\n' + log.read_bytes())
-    with pytest.raises(InputError, match=r"metrics\.jsonl, line 1"):
-        read_rows(log)
-
-
 def test_diverged_points_score_zero_and_never_win(tmp_path: Path) -> None:
     axes = {"client.lr": [0.1, 1e25], "server.lr": [1.0]}
     data = run_grid(spec(axes=axes), tmp_path, task=toy())
@@ -208,15 +184,6 @@ def test_diverged_points_score_zero_and_never_win(tmp_path: Path) -> None:
     nothing = run_grid(spec(axes={"client.lr": [1e24, 1e25]}), tmp_path / "all", task=toy())
     assert nothing["algorithms"]["fedavg"]["best"] is None
     assert warnings(nothing) == ["every point of fedavg diverged; search smaller learning rates"]
-
-
-def test_border_and_neighbours_are_told(tmp_path: Path) -> None:
-    data = run_grid(spec(axes={"client.lr": [1e-9, 0.2]}), tmp_path, task=toy(rounds=9))
-    best = data["algorithms"]["fedavg"]["best"]
-    assert best["border"]
-    assert best["border_axes"] == ["client.lr"]
-    assert len(best["neighbours"]) == 1
-    assert "on the border (client.lr = " in warnings(data)[0]
 
 
 def test_points_are_also_scored_as_the_paper_chooses(tmp_path: Path) -> None:
@@ -314,12 +281,6 @@ def test_full_disk_is_one_line_and_the_grid_goes_on(
             run_grid(spec(), tmp_path / "g", task=toy())
     whole = run_grid(spec(), tmp_path / "whole", task=toy())
     assert run_grid(spec(), tmp_path / "g", task=toy()) == whole
-
-
-def test_two_processes_do_not_tread_on_each_other(tmp_path: Path) -> None:
-    with hold([tmp_path], print), pytest.raises(InputError, match="is in use by process"):
-        run_grid(spec(), tmp_path, task=toy())
-    assert list(tmp_path.iterdir()) == []
 
 
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=3)

@@ -107,7 +107,14 @@ def test_nothing_trains_on_in_a_copy(runs: Path, tmp_path: Path) -> None:
         run_study(STUDY, copy / "study", task=toy(rounds=3))
     with pytest.raises(InputError, match="grid belongs to a kept copy"):
         run_grid(GRID, copy / "grid", task=toy(rounds=3))
+    run = copy / "study" / "fedzmg" / "seed-3"
+    with pytest.raises(InputError, match=r"to the kept copy .*; export from the original"):
+        export_model(run)
     assert sorted(copy.rglob("*")) == before
+    log = run / "metrics.jsonl.gz"
+    log.write_bytes(log.read_bytes()[:-12])
+    with pytest.raises(InputError, match=r"metrics\.jsonl\.gz cannot be read"):
+        RunDirectory(run).records()
 
 
 def test_bad_places_are_refused_in_one_line(runs: Path, tmp_path: Path) -> None:
@@ -127,18 +134,3 @@ def test_bad_places_are_refused_in_one_line(runs: Path, tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
     assert json.loads((runs / "study" / "study.json").read_text())
     assert (tmp_path / "else" / "mine.txt").read_text() == "mine"
-
-
-def test_a_model_is_exported_from_the_original(runs: Path, tmp_path: Path) -> None:
-    copy = keep(runs / "study", tmp_path / "kept").path
-    with pytest.raises(InputError, match=r"to the kept copy .*; export from the original"):
-        export_model(copy / "fedzmg" / "seed-3")
-    assert export_model(runs / "study" / "fedzmg" / "seed-3").is_file()
-
-
-def test_a_damaged_copy_is_named(runs: Path, tmp_path: Path) -> None:
-    copy = keep(runs / "study", tmp_path / "kept").path
-    log = copy / "fedzmg" / "seed-3" / "metrics.jsonl.gz"
-    log.write_bytes(log.read_bytes()[:-12])
-    with pytest.raises(InputError, match=r"metrics\.jsonl\.gz cannot be read"):
-        RunDirectory(log.parent).records()

@@ -208,17 +208,6 @@ def test_what_is_taken_up_again_is_said_in_a_line_and_not_trained_anew(
 
 
 @pytest.mark.parametrize("kind", ["study", "grid"])
-def test_what_was_interrupted_goes_on(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(MemoryError):
-        train(kind, tmp_path, Told(after=2))
-    rewrite(tmp_path.rglob("manifest.json"), rules_sha256="0" * 64)
-    train(kind, tmp_path, told := Told())
-    assert len(told.lines) == 1
-    assert "its rules have changed" in told.lines[0]
-    assert told.rounds > 0
-
-
-@pytest.mark.parametrize("kind", ["study", "grid"])
 def test_a_manifest_names_the_rules_of_every_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -247,20 +236,6 @@ def test_a_manifest_names_the_rules_of_every_round(
     train(kind, untold, Told())
     keys = {one.key for one in compare_directories(untold, tmp_path / "r").changes}
     assert {"rules_sha256", "rules_changes"} <= keys
-
-
-def test_rounds_that_are_trained_again_forget_earlier_rules(tmp_path: Path) -> None:
-    with pytest.raises(MemoryError):
-        train("study", tmp_path, Told(after=2))  # before the first checkpoint
-    begun = list(tmp_path.rglob("manifest.json"))
-    rewrite(begun, rules_sha256="0" * 64)
-    train("study", tmp_path, Told())
-    for path in begun:
-        facts = json.loads(path.read_text())
-        assert facts["rules_sha256"] == rules_sha256(algorithms.get("fedavg"))
-        assert "rules_changes" not in facts
-    train("study", tmp_path, told := Told())
-    assert told.lines == []
 
 
 def test_rules_that_change_there_and_back_are_all_named() -> None:

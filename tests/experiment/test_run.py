@@ -336,38 +336,6 @@ def test_export_is_a_state_dict_of_the_trained_model(tmp_path: Path) -> None:
         export_model(tmp_path / "new")
 
 
-def test_compare_pairs_seeds_and_tests_against_the_first(tmp_path: Path) -> None:
-    result = compare(task(), ["fedavg", "fedzmg"], seeds=[3, 5], out=tmp_path, engine="vectorized")
-    rows = result.scores
-    assert [r.algorithm for r in rows] == ["fedavg", "fedzmg"]
-    assert rows[0].test is None
-    assert rows[1].test is not None
-    first, second = (list(row.finals.values()) for row in rows)
-    difference = np.mean(first) - np.mean(second)
-    assert rows[1].test.mean_difference == pytest.approx(difference, abs=1e-12)
-    model = 5 * 4 + 4 + 4 * 3 + 3
-    traffic = rows[0].traffic
-    assert traffic["bytes_down"] == traffic["bytes_up"] == 6 * 3 * 4 * model
-    assert (tmp_path / "fedzmg" / "seed-5" / "spec.toml").exists()
-    # Same seed, same cohort: both algorithms saw the same clients and examples.
-    for a, b in zip(result.histories["fedavg"], result.histories["fedzmg"], strict=True):
-        assert [r.steps for r in a.records] == [r.steps for r in b.records]
-
-
-def test_diverging_run_does_not_stop_the_others() -> None:
-    result = compare(
-        task(), ["fedavg", "fedzmg"], seeds=2, engine="vectorized",
-        settings={"fedavg": {"client.lr": 1e30}},
-    )  # fmt: skip
-    bad, good = result.scores
-    assert (bad.diverged, bad.mean) == (2, None)
-    assert bad.dropped > 0
-    assert (good.diverged, good.dropped) == (0, 0)
-    assert good.mean is not None
-    assert good.mean > 0.2
-    assert result.as_dict()["curves"]["fedavg"]["runs"][0][-1] is None
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -32,14 +32,14 @@ def test_toml_round_trip(tmp_path_factory: pytest.TempPathFactory, table: dict) 
 
 
 def test_resolved_writes_every_default_out_and_is_stable() -> None:
-    spec = RunSpec(task="digits", algorithm="fedzmg", client={"lr": 0.5}).resolved(DIGITS)
+    spec = RunSpec(task="digits", algorithm="fedzmg", client={"lr": 0.5}).resolve(DIGITS).spec
     words = {"form": "heavy_ball", "decay_scope": "all", "project": "all"}
     words |= {"embedding_axis": "vocab", "biases": "free"}
     assert spec.client == {"lr": 0.5, "momentum": 0.9, "decay": 5e-4, **words}
     assert spec.server.keys() == {"lr"}
     assert spec.weights == "examples"
     assert spec.protocol["cohort"] == DIGITS.protocol.cohort
-    assert spec.resolved(DIGITS) == spec
+    assert spec.resolve(DIGITS).spec == spec
     resolved, trial = spec.resolve(DIGITS)
     assert resolved.resolve(DIGITS) == (spec, trial) == (resolved, trial)
     assert trial.algorithm == spec.build_algorithm(DIGITS)
@@ -50,13 +50,13 @@ def test_preset_fields_are_written_out_and_read_back(tmp_path: Path) -> None:
     built = replace(DIGITS, name="cifar100", preset={"centring": "image", "partition_seed": 0})
     spec = RunSpec(task="cifar100").with_settings({"preset.centring": "image"})
     assert spec.preset == {"centring": "image"}
-    resolved = spec.resolved(built)
+    resolved = spec.resolve(built).spec
     assert resolved.preset == {"centring": "image", "partition_seed": 0}
     path = tmp_path / "spec.toml"
     path.write_text(resolved.to_toml(), encoding="utf-8")
     assert '[preset]\ncentring = "image"\npartition_seed = 0\n' in path.read_text()
     assert RunSpec.read(path) == resolved
-    assert "[preset]" not in RunSpec(task="digits").resolved(DIGITS).to_toml()
+    assert "[preset]" not in RunSpec(task="digits").resolve(DIGITS).spec.to_toml()
 
 
 def test_preset_fields_reach_the_task() -> None:
@@ -66,13 +66,13 @@ def test_preset_fields_reach_the_task() -> None:
 
 
 def test_options_do_not_follow_to_another_algorithm() -> None:
-    spec = RunSpec(task="digits", algorithm="fedadam", seed=3).resolved(DIGITS)
+    spec = RunSpec(task="digits", algorithm="fedadam", seed=3).resolve(DIGITS).spec
     other, left_out = spec.for_algorithm("fedavg")
     assert (other.client, other.server, other.weights) == ({}, {}, None)
     assert (other.algorithm, other.seed, other.protocol) == ("fedavg", 3, spec.protocol)
     assert {"client.lr", "server.lr", "server.beta2", "weights"} <= set(left_out)
-    plain = RunSpec(task="digits", algorithm="fedavg", seed=3).resolved(DIGITS)
-    assert other.resolved(DIGITS) == plain
+    plain = RunSpec(task="digits", algorithm="fedavg", seed=3).resolve(DIGITS).spec
+    assert other.resolve(DIGITS).spec == plain
     assert spec.for_algorithm("fedadam") == (spec, [])
     with pytest.raises(InputError, match="unknown algorithm 'fedavgg': did you mean 'fedavg'"):
         spec.for_algorithm("fedavgg")
@@ -94,11 +94,11 @@ def test_resolved_file_builds_the_equal_algorithm(
 ) -> None:
     """Wrappers that were added by key are there again when a run directory is read."""
     spec = RunSpec(task="digits", algorithm=name).with_settings(settings)
-    resolved = spec.resolved(DIGITS)
+    resolved = spec.resolve(DIGITS).spec
     path = tmp_path / "spec.toml"
     path.write_text(resolved.to_toml(), encoding="utf-8")
     back = RunSpec.read(path)
-    assert back == resolved == back.resolved(DIGITS)
+    assert back == resolved == back.resolve(DIGITS).spec
     assert back.build_algorithm(DIGITS) == spec.build_algorithm(DIGITS)
     assert back.build_algorithm(DIGITS) != RunSpec(task="digits", algorithm=name).build_algorithm(
         DIGITS

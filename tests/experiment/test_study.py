@@ -331,21 +331,6 @@ def test_where_bits_are_promised_a_pack_without_checkpoints_starts_again_as_a_wh
         assert len(log.splitlines()) == 2 * 3
 
 
-def test_variants_of_one_algorithm_stand_side_by_side(tmp_path: Path) -> None:
-    plan = spec(
-        algorithms={
-            "with": {"algorithm": "fedzmg", "label": "projected"},
-            "without": {"algorithm": "fedzmg", "client": {"project": "none"}},
-        },
-        tests="pairs",
-    )
-    data = scored(plan, tmp_path)
-    assert list(data["algorithms"]) == ["projected", "without"]
-    assert data["algorithms"]["without"]["options"]["client.project"] == "none"
-    assert data["algorithms"]["projected"]["options"]["client.project"] == "all"
-    assert (tmp_path / "without" / "seed-3" / "spec.toml").exists()
-
-
 def test_algorithms_that_differ_in_numbers_train_in_one_pack(tmp_path: Path) -> None:
     variants = {
         "plain": {"algorithm": "fedzmg", "client": {"momentum": 0.0}},

@@ -164,7 +164,7 @@ MEMBERS = ["no-momentum/seed-3", "no-momentum/seed-5", "heavy/seed-3", "heavy/se
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many runs each simulation trained."""
+    """Sizes of the packs that simulations trained."""
     sizes: list[int] = []
     real = training.Simulation
 

@@ -10,11 +10,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from fedzmg.cli import data, experiments, inspection, training
-from fedzmg.cli.bench import bench
-from fedzmg.cli.diagnose import diagnose
+from fedzmg.cli import data, experiments, inspection, measuring, training
 from fedzmg.cli.output import INTERRUPTED
-from fedzmg.cli.theory import theory
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.results.formatting import plain
 from fedzmg.version import __version__
@@ -70,9 +67,9 @@ app.command()(inspection.diff)
 app.command()(inspection.verify)
 app.command()(inspection.keep)
 app.command()(inspection.export)
-app.command()(diagnose)
-app.command()(theory)
-app.command()(bench)
+app.command()(measuring.diagnose)
+app.command()(measuring.theory)
+app.command()(measuring.bench)
 app.add_typer(data.app, name="data")
 
 

@@ -91,7 +91,7 @@ def run(
     """Train one algorithm on one task, or the run of a spec file."""
     from fedzmg import trackers
     from fedzmg.api import tuning_notes
-    from fedzmg.experiment.rules_hash import PlannedRun, say_changed_runs
+    from fedzmg.experiment.rules_hash import say_changed_runs
     from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.specs import files as spec_files
     from fedzmg.experiment.specs.run import RunSpec, parse_setting
@@ -123,8 +123,8 @@ def run(
     output.say(*chosen.notes, *notes)
     work = output.Work(chosen, directory, makers, as_json)
     with work.shown() as progress:
-        planned = PlannedRun(spec.algorithm, resolved, directory)
-        say_changed_runs(chosen, [planned], directory, progress.say)
+        planned = [(spec.algorithm, resolved, directory)]
+        say_changed_runs(chosen, planned, directory, progress.say)
         [history] = run_pack(chosen, [resolved], [directory], progress=progress)
     last = history.records[-1]
     summary = {

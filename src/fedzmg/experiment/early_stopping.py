@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from fedzmg.errors import InputError
 from fedzmg.evaluation import worst
-from fedzmg.experiment.control import Budget
 from fedzmg.simulation import RoundReport
 from fedzmg.storage.formats import RESTORE, read_json, write_json
 
@@ -67,15 +66,6 @@ class Verdict(NamedTuple):
 
 Ask: TypeAlias = Callable[[RoundReport], Verdict]
 """Stopping rule, called after every round."""
-
-
-def asking(budget: Budget, *, diverged: bool = False) -> Ask:
-    """Return the stopping rule of a study: the time limit and, if asked, diverged runs."""
-
-    def ask(report: RoundReport) -> Verdict:
-        return Verdict(budget.spent, newly_diverged(report) if diverged else {})
-
-    return ask
 
 
 def newly_diverged(report: RoundReport) -> dict[int, Stopped]:

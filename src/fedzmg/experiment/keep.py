@@ -94,10 +94,9 @@ def _worth_keeping(source: Path) -> Iterator[Path]:
 
 
 def _files(source: Path) -> Iterator[Path]:
-    for folder, folders, names in os.walk(source):
-        if Path(folder) == source and _REPORT in folders:
-            folders.remove(_REPORT)
-        yield from (Path(folder) / name for name in names)
+    for path in source.rglob("*"):
+        if path.is_file() and path.relative_to(source).parts[0] != _REPORT:
+            yield path
 
 
 def _copy(path: Path, to: Path) -> int:

@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from fedzmg.contract import Algorithm, chain
 from fedzmg.experiment.run_directory import RunDirectory
@@ -31,13 +31,8 @@ CHANGES = "rules_changes"
 _LIBRARY = "fedzmg.algorithms"
 
 
-class PlannedRun(NamedTuple):
-    """A run and its directory."""
-
-    name: str
-    """Displayed name of its algorithm."""
-    spec: RunSpec | ResolvedRun
-    path: Path
+PlannedRun: TypeAlias = tuple[str, RunSpec | ResolvedRun, Path]
+"""Displayed name of an algorithm, its run and the run's directory."""
 
 
 def rules_sha256(algorithm: Algorithm) -> str | None:

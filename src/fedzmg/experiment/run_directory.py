@@ -161,9 +161,7 @@ class RunDirectory:
     ) -> Position | None:
         """Read the newest usable checkpoint; None before the first one.
 
-        Args:
-            logged: rounds of the log; a checkpoint of rounds that it lacks is not used.
-            until: reject checkpoints of later rounds, even if none is left.
+        Checkpoints of rounds that are not ``logged``, or after round ``until``, are rejected.
         """
         reasons = []
         for path in (self.path / NEWEST, self.path / PREVIOUS):

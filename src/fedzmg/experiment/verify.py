@@ -21,7 +21,7 @@ from fedzmg.engine.choose import can_compile
 from fedzmg.errors import InputError
 from fedzmg.experiment import manifest, rules_hash
 from fedzmg.experiment.grids.grid import choosing
-from fedzmg.experiment.grids.trials import built, evaluated, packs, trials_of
+from fedzmg.experiment.grids.search import built, evaluated, packs, trials_of
 from fedzmg.experiment.plan_directory import read_rows
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.files import refuse_own_task
@@ -126,7 +126,14 @@ def verify(
     root, say = Path(place), say or (lambda _: None)
     if (root / "grid.toml").is_file():
         return _verify_grid(root, rounds, runs, task, say)
-    asked = [_read(directory, root) for directory in _find(root)[:runs]]
+    if not root.is_dir():
+        raise InputError(f"{root} is not a directory; pass a run directory or one that holds some")
+    asked = [_read(path.parent, root) for path in sorted(root.rglob("spec.toml"))[:runs]]
+    if not asked:
+        raise InputError(
+            f"{root} holds no run directory (spec.toml): pass a directory that 'fedzmg run', "
+            "'compare' or 'study' wrote"
+        )
     names = [run.name for run in asked]
     found: list[Verdict] = []
     tasks: dict[str, Task] = {}
@@ -142,18 +149,6 @@ def verify(
         say(f"{pack[0].name}{others}: first rounds")
         found += _verify_pack(task or tasks[known], pack, rounds)
     return sorted((v for v in found if v.name in names), key=lambda v: names.index(v.name))
-
-
-def _find(root: Path) -> list[Path]:
-    if not root.is_dir():
-        raise InputError(f"{root} is not a directory; pass a run directory or one that holds some")
-    found = sorted(path.parent for path in root.rglob("spec.toml"))
-    if not found:
-        raise InputError(
-            f"{root} holds no run directory (spec.toml): pass a directory that 'fedzmg run', "
-            "'compare' or 'study' wrote"
-        )
-    return found
 
 
 def _read(directory: Path, root: Path) -> _Kept:

@@ -61,9 +61,7 @@ def write_atomic(path: Path, content: bytes) -> None:
 def replacing(path: Path, keep: Path | None = None) -> Iterator[Path]:
     """Yield a temporary file that replaces ``path`` when the block ends without an error.
 
-    Args:
-        path: the file to replace.
-        keep: new name for the old file. A crash between the two renames leaves only this one.
+    The old file is renamed to ``keep``. A crash between the two renames leaves only this one.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

@@ -59,14 +59,8 @@ def append_log(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> list[T]:
     """Read the lines of a log in the order of writing; skip a line that a crash cut off.
 
-    Args:
-        path: the log, which may be compressed; a missing log has no lines.
-        parse: converts a line's values. It raises ``ValueError``, ``TypeError``, ``KeyError`` or
-            ``AttributeError`` for wrong values.
-        remedy: tells the user how to repair a damaged log.
-
-    Raises:
-        InputError: for a damaged line.
+    The log may be compressed; a missing log has no lines. ``parse`` converts a line's values and
+    raises an error such as ``ValueError`` or ``KeyError`` for wrong ones.
     """
     lines = log_bytes(path).splitlines()
     wrong = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
@@ -89,11 +83,8 @@ def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> l
 class Tail:
     """Lines of a growing ``metrics.jsonl`` by key; of lines with the same key the last counts.
 
-    An incomplete last line is read once it is complete; a broken one is skipped.
-
-    Args:
-        path: the file; it need not exist yet.
-        keys: fields that identify a line: the round, and in a grid the trial before it.
+    An incomplete last line is read once it is complete; a broken one is skipped. ``keys`` are the
+    fields that identify a line: the round, and in a grid the trial before it.
     """
 
     def __init__(self, path: Path, *keys: str) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -81,9 +82,10 @@ class Owner:
         return other is not None and replace(other, heartbeat=self.heartbeat) == self
 
     def __str__(self) -> str:
-        age, silence = (_duration(time.time() - t) for t in (self.started, self.heartbeat))
-        quiet = time.time() - self.heartbeat > 2 * HEARTBEAT_SECONDS
-        known = f" (last heartbeat {silence} ago)" if quiet else ""
+        now = time.time()
+        age, silence = (timedelta(seconds=round(now - t)) for t in (self.started, self.heartbeat))
+        is_quiet = silence.total_seconds() > 2 * HEARTBEAT_SECONDS
+        known = f" (last heartbeat {silence} ago)" if is_quiet else ""
         return f"process {self.pid} of {self.user} on {self.host} for {age}{known}"
 
 
@@ -137,14 +139,15 @@ class Hold:
                 os.unlink(path / GUARD)
             guard.release()
 
-    def beat(self) -> None:
-        """Refresh the heartbeat of every directory that is still ours."""
-        self.owner = replace(self.owner, heartbeat=time.time())
-        for path in self.paths:
-            if self.owner.is_same(read_owner(path)):
+    def keep_beating(self, ended: threading.Event) -> None:
+        """Refresh the heartbeat of every directory that is still ours, until the end."""
+        while not ended.wait(HEARTBEAT_SECONDS):
+            self.owner = replace(self.owner, heartbeat=time.time())
+            for path in self.paths:
                 # On a full disk the lock merely looks older than it is.
                 with contextlib.suppress(OSError):
-                    self._write(path)
+                    if self.owner.is_same(read_owner(path)):
+                        self._write(path)
 
     def release(self) -> None:
         """Unlock everything and remove directories that stayed empty."""
@@ -171,24 +174,14 @@ class Hold:
 
 @contextlib.contextmanager
 def hold(paths: Sequence[Path], say: Callable[[str], None]) -> Iterator[Hold]:
-    """Hold directories until the block ends.
+    """Hold directories until the block ends; missing ones are created.
 
-    Args:
-        paths: run directories or the directory of a study; created if they are missing.
-        say: reports a directory that is taken over from a process that is gone.
-
-    Raises:
-        InputError: if a living process holds one of them, one belongs to a kept copy, or one
-            cannot be written.
+    ``say`` reports a directory that is taken over from a process that is gone. A directory of a
+    living process, of a kept copy, or one that cannot be written is refused.
     """
     held = Hold(Owner.of_this_process())
     ended = threading.Event()
-
-    def keep_beating() -> None:
-        while not ended.wait(HEARTBEAT_SECONDS):
-            held.beat()
-
-    heart = threading.Thread(target=keep_beating, name="lock", daemon=True)
+    heart = threading.Thread(target=held.keep_beating, args=(ended,), name="lock", daemon=True)
     try:
         for path in paths:
             if kept_copy(path) is not None:
@@ -240,14 +233,3 @@ def _machine() -> str:
     with contextlib.suppress(OSError):  # containers may share a host name
         namespace = os.readlink("/proc/self/ns/pid")
     return f"{psutil.boot_time():.0f} {namespace}"
-
-
-def _duration(seconds: float) -> str:
-    """Format seconds.
-
-    >>> _duration(42), _duration(600), _duration(7300)
-    ('42 s', '10 min', '2.0 h')
-    """
-    if seconds < 120:
-        return f"{max(seconds, 0):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -23,8 +23,7 @@ import torch
 from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
 from fedzmg.experiment.control import Budget, checkpoint_interval
-from fedzmg.experiment.grids.search import Search, known_facts
-from fedzmg.experiment.grids.trials import built, trials_of
+from fedzmg.experiment.grids.search import Search, built, known_facts, trials_of
 from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import have_changed, say_changed

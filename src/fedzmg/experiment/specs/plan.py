@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 import pydantic
 
 from fedzmg import algorithms, tasks
-from fedzmg.algorithms.options import configure, known_options
+from fedzmg.algorithms.options import known_options
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.specs.run import RunSpec, known_task_keys
@@ -25,7 +25,6 @@ from fedzmg.simulation import Device, EngineName
 from fedzmg.storage.files import folder_name
 from fedzmg.storage.formats import flat
 from fedzmg.tasks.task import Task
-from fedzmg.tasks.tuned import tuned
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:+-]*")
 
@@ -159,12 +158,13 @@ class Plan(Strict):
         for name in self.algorithms:
             if not _NAME.fullmatch(name):
                 raise InputError(f"algorithms: {name!r} is not a directory name: use letters")
-        for folder, n in Counter(map(self.folder, self.algorithms)).items():
+        for key, problem in (
+            (self.folder, "would share the directory {!r}: rename one"),
+            (self.shown, "are called {!r}: change a label"),
+        ):
+            [(found, n)] = Counter(map(key, self.algorithms)).most_common(1)
             if n > 1:
-                raise InputError(f"algorithms: two of them would share the directory {folder!r}")
-        for label, n in Counter(map(self.shown, self.algorithms)).items():
-            if n > 1:
-                raise InputError(f"algorithms: two of them are called {label!r}: change a label")
+                raise InputError(f"algorithms: two of them {problem.format(found)}")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise InputError(f"seeds = {self.seeds!r}: give at least one, each once")
         for name in ("rounds", "eval_every"):
@@ -261,6 +261,7 @@ class Plan(Strict):
         return RunSpec.parse(
             {
                 **{key: getattr(self, key) for key in shared},
+                "client_metrics_every": getattr(self, "client_metrics_every", 0),
                 "algorithm": self.base(name),
                 "seed": seed,
                 "weights": self.algorithms[name].weights,
@@ -279,11 +280,7 @@ class Plan(Strict):
         self, name: str, options: Mapping[str, Any], task: Task | None = None
     ) -> Algorithm:
         """Build an algorithm with the task's recommended options, then these."""
-        known = tuned(self.task) if task is None else task.options
-        given = {**known.get(self.base(name), {}), **options}
-        if self.algorithms[name].weights is not None:
-            given["weights"] = self.algorithms[name].weights
-        return configure(algorithms.get(self.base(name)), given)
+        return self.run_spec(name, 0, options).build_algorithm(task)
 
     def build_task(self) -> Task:
         """Build the preset with the plan's changes."""

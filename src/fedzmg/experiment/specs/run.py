@@ -94,11 +94,7 @@ class RunSpec(Strict):
         return tasks.get(self.task, self.preset)
 
     def build_algorithm(self, task: Task | None = None) -> Algorithm:
-        """Build the algorithm with the task's recommended hyper-parameters, then the user's own.
-
-        Args:
-            task: the task that was built; by default, recommendations for its name.
-        """
+        """Build the algorithm with the task's recommended hyper-parameters, then the user's."""
         known = tuned(self.task) if task is None else task.options
         options: dict[str, Any] = dict(known.get(self.algorithm, {}))
         options |= {f"client.{k}": v for k, v in self.client.items()}
@@ -126,10 +122,6 @@ class RunSpec(Strict):
             "protocol": dict(vars(self.build_protocol(task))),
         }
         return ResolvedRun(self.model_copy(update=changes), Trial(algorithm, self.seed))
-
-    def resolved(self, task: Task) -> RunSpec:
-        """Write every default out."""
-        return self.resolve(task).spec
 
 
 class ResolvedRun(NamedTuple):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import pydantic
@@ -12,8 +11,6 @@ import pydantic
 from fedzmg import tasks
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.plan import GridStop, Plan, StudyStop
-from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.specs.strict import Value
 from fedzmg.tasks.task import Task
 from fedzmg.tasks.tuned import tuned
 
@@ -70,12 +67,6 @@ class StudySpec(Plan):
         if any(variant.axes is not None for variant in self.algorithms.values()):
             raise InputError("axes belong to a grid: a study has none")
         return self
-
-    def run_spec(
-        self, name: str, seed: int, options: Mapping[str, Value], **protocol: Value
-    ) -> RunSpec:
-        found = super().run_spec(name, seed, options, **protocol)
-        return found.model_copy(update={"client_metrics_every": self.client_metrics_every})
 
     def extends(self, kept: Plan) -> bool:
         """Return True if this study only adds algorithms or seeds to another one."""

@@ -19,17 +19,17 @@ from pathlib import Path
 from fedzmg import tasks
 from fedzmg.errors import InputError
 from fedzmg.experiment.control import Budget
-from fedzmg.experiment.early_stopping import asking
+from fedzmg.experiment.early_stopping import Verdict, newly_diverged
 from fedzmg.experiment.grids.score import chosen_options
 from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
 from fedzmg.experiment.progress import Progress, Silent
-from fedzmg.experiment.rules_hash import PlannedRun, say_changed_runs
+from fedzmg.experiment.rules_hash import say_changed_runs
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.strict import Value
 from fedzmg.experiment.specs.study import NO_GRID, StudySpec
 from fedzmg.results.study_result import StudyResult
-from fedzmg.simulation import History, packs
+from fedzmg.simulation import History, RoundReport, packs
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
@@ -71,13 +71,15 @@ def run_study(
     task, runs = _planned(spec, task or spec.build_task())
     # Every mistake is found before the first round is trained.
     together = _packs(spec, task, runs)
-    stop = asking(budget, diverged=spec.stop.diverged)
     plan = spec.model_dump(exclude_none=True)
     histories: dict[str, list[History]] = {}
     kept = None
     if grow and out is not None and (out / "study.toml").is_file():
         kept = StudySpec.read(out / "study.toml")
     part = kept is not None and kept != spec and kept.extends(spec)
+
+    def stop(report: RoundReport) -> Verdict:
+        return Verdict(budget.spent, newly_diverged(report) if spec.stop.diverged else {})
 
     def directory(name: str, run: RunSpec) -> Path:
         assert out is not None
@@ -88,7 +90,7 @@ def run_study(
             whole = kept if part and kept is not None else spec
             stack.enter_context(claimed(out, whole, "study.toml", progress.say, grow=grow))
             planned = [
-                PlannedRun(spec.shown(name), run, directory(name, run))
+                (spec.shown(name), run, directory(name, run))
                 for name, each in runs.items()
                 for run in each
             ]
