@@ -8,9 +8,11 @@ weights are one column. ``dense_layer`` is a linear layer with bias and half the
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -38,6 +40,19 @@ class Quadratic(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         curvature, centre = rows.chunk(2, dim=1)
         return 0.5 * (curvature * (self.weight - centre) ** 2).sum(1)
+
+
+class Net(nn.Module):
+    """Layers, parameters or constants by name, and a function of them and the inputs."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Any], **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.run = run
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
 
 
 def outputs_themselves(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -93,6 +108,23 @@ def dense_task() -> fedzmg.Task:
         epochs=DENSE["local_full_batch_steps"],
         rounds=2,
     )
+
+
+def random_task(
+    module: nn.Module,
+    sizes: Sequence[int],
+    *,
+    inputs: int,
+    classes: int,
+    seed: int = 0,
+    shift: float = 0.0,
+    **settings: Any,
+) -> fedzmg.Task:
+    """Make a task of normal inputs and random labels for clients of some sizes."""
+    rng = np.random.default_rng(seed)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    x, y = rng.normal(size=(len(owner), inputs)) + shift, rng.integers(0, classes, len(owner))
+    return fedzmg.Task.from_arrays(module, x, y, owner, test=(x, y), **settings)
 
 
 def models(

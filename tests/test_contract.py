@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import pickle
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -16,14 +15,12 @@ from hypothesis import given as hypotheses
 from hypothesis import strategies as st
 
 from fedzmg import algorithms
-from fedzmg.algorithms import SGD, Adam, Average, ReddiAdam, ZeroMean
+from fedzmg.algorithms import SGD, Adam, ReddiAdam, ZeroMean
 from fedzmg.contract import (
-    Algorithm,
     ClientContext,
     ClientRule,
     Number,
     ParamInfo,
-    ServerRule,
     bind,
     inner_rules,
     number,
@@ -82,9 +79,8 @@ CLOSED, OPEN = ">= 0 and <= 1", "> 0 and < 1"
     ],
 )
 def test_values_out_of_range_are_rejected(field: str, value: Any, limits: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=rf"^{field} = {re.escape(repr(value))}: .*{limits}$"):
         Boxed(**{field: value})
-    assert str(caught.value) == f"{field} = {value!r}: expected a finite number {limits}".strip()
 
 
 @pytest.mark.parametrize(
@@ -105,16 +101,6 @@ def test_numbers_of_other_kinds_become_plain_ones(number: Any) -> None:
     assert type(rate) in (int, float)
     with pytest.raises(InputError, match=r"^lr = .*-.*: expected a finite number > 0$"):
         SGD(lr=-number)
-
-
-def test_tensors_are_not_checked() -> None:
-    """Inside an engine a number is a tensor, possibly one of many mapped over trials."""
-    assert isinstance(Boxed(rate=torch.tensor(9.0)).rate, torch.Tensor)
-
-
-def test_rules_are_immutable() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        SGD().lr = 1.0  # type: ignore[misc]
 
 
 # Numbers, binding, structure.
@@ -143,21 +129,11 @@ def test_binding_its_own_numbers_changes_nothing(
     assert numbers(bound) == found
     params = Tree({"w": torch.tensor([1.0, -2.0], dtype=torch.float64)})
     context = make_context(params)
-    for rules in ((rule, bound),):
-        results = []
-        for one in rules:
-            state = one.inner.begin(context, ())
-            w, state = one.step(context, params, state, params)
-            w, state = one.step(context, w, state, w)
-            results.append(w["w"])
-        torch.testing.assert_close(*results, rtol=0, atol=1e-12)
-
-
-def test_binding_reaches_the_right_rule() -> None:
-    rule = Wrapper(Wrapper(SGD(lr=0.1), scale=2), scale=3)
-    bound = bind(rule, {"inner.scale": torch.tensor(20.0), "inner.inner.lr": torch.tensor(0.5)})
-    assert numbers(bound) == {"scale": 3.0, "inner.scale": 20.0, "inner.inner.lr": 0.5}
-    assert numbers(rule) == {"scale": 3.0, "inner.scale": 2.0, "inner.inner.lr": pytest.approx(0.1)}
+    results = []
+    for one in (rule, bound):
+        w, state = one.step(context, params, one.inner.begin(context, ()), params)
+        results.append(one.step(context, w, state, w)[0]["w"])
+    torch.testing.assert_close(*results, rtol=0, atol=1e-12)
 
 
 def test_structure_forgets_numbers_and_nothing_else() -> None:
@@ -171,17 +147,6 @@ def test_structure_forgets_numbers_and_nothing_else() -> None:
     assert structure(Boxed(label="x")) != structure(Boxed(label="y"))
     assert structure(Adam()) != structure(ReddiAdam())
     assert structure(ReddiAdam(v0=0.1)) != structure(ReddiAdam())
-
-
-def test_structure_and_numbers_give_the_rule_back() -> None:
-    """Packing relies on this: a rule is its structure and its numbers."""
-    rule = Wrapper(ZeroMean(SGD(0.25, 0.5, 0.125), {"w": (1,)}), scale=3)
-    shape = structure(rule)
-    assert set(numbers(shape)) == set(numbers(rule))
-    back = bind(shape, {path: torch.tensor(v) for path, v in numbers(rule).items()})
-    assert numbers(back) == numbers(rule)
-    assert back.inner.axes == {"w": (1,)}
-    assert numbers(rule)["scale"] == 3.0  # the original is as it was
 
 
 # Options of an algorithm.
@@ -209,24 +174,7 @@ def test_options_round_trip(name: str) -> None:
     assert algorithm.with_options({}) == algorithm
 
 
-def test_with_options_changes_only_what_is_named() -> None:
-    before = algorithms.get("fedzmg-adam")
-    after = before.with_options({"client.lr": 0.5, "server.beta1": 0.0, "weights": "uniform"})
-    changed = {k: v for k, v in after.options().items() if before.options()[k] != v}
-    assert changed == {"client.lr": 0.5, "server.beta1": 0.0, "weights": "uniform"}
-    assert before.options()["client.lr"] == 0.1
-    assert after.name == before.name
-
-
-def test_an_option_of_a_wrapped_rule_is_named_as_the_wrappers_own() -> None:
-    algorithm = Algorithm("deep", Wrapper(ZeroMean(SGD())), Average())
-    plain = algorithms.get("fedzmg").options()
-    assert set(algorithm.options()) == {*plain, "client.scale"}
-    changed = algorithm.with_options({"client.lr": 0.7, "client.scale": 5})
-    assert numbers(changed.client) == {"scale": 5.0, "inner.inner.lr": 0.7}
-
-
-def test_what_a_layout_adds_is_no_option() -> None:
+def test_axes_of_a_layout_are_not_options() -> None:
     layout = {"w": ParamInfo("kernel", (1,))}
     algorithm = algorithms.get("fedzmg").for_layout(layout)
     assert "client.axes" not in algorithm.options()
@@ -251,47 +199,6 @@ def test_wrong_options_are_rejected(options: dict[str, Any], named: str) -> None
         algorithms.get("fedavg").with_options(options)
 
 
-def test_unknown_algorithm_is_refused() -> None:
+def test_unknown_algorithm_is_rejected() -> None:
     with pytest.raises(InputError, match=r"^unknown algorithm 'fedzgm': did you mean 'fedzmg'\?"):
         algorithms.get("fedzgm")
-
-
-# Layout, pickling, defaults of the hooks.
-
-
-def test_for_layout_reaches_both_rules_and_what_they_wrap() -> None:
-    layout = {"w": ParamInfo("kernel", (1,)), "b": ParamInfo("bias", ())}
-    fitted = Algorithm("a", ZeroMean(ZeroMean(SGD())), Average()).for_layout(layout)
-    assert fitted.client.axes == fitted.client.inner.axes == {"w": (1,), "b": ()}  # type: ignore[attr-defined]
-    assert fitted.server == Average()
-
-
-def test_messages_can_be_pickled() -> None:
-    params = Tree({"w": torch.ones(2)})
-    context = make_context(params)
-    back = pickle.loads(pickle.dumps(context))
-    assert type(back) is ClientContext
-    assert back.params["w"].tolist() == [1.0, 1.0]
-
-
-def test_a_client_rule_needs_only_a_step() -> None:
-    rule = Boxed()
-    params, local = Tree({"w": torch.tensor([3.0])}), Tree({"w": torch.tensor([1.0])})
-    context = make_context(params, memory="memory")
-    assert rule.full_pass == "never"
-    assert rule.uses_epoch_end is False
-    assert rule.init_memory(params) == ()
-    assert rule.begin(context, ()) == ()
-    assert rule.end_epoch("scratch", torch.tensor(1.0)) == ("scratch", True)
-    assert rule.for_layout({}) is rule
-    upload, memory = rule.finish(context, local, (), torch.tensor(1))
-    assert upload.delta["w"].tolist() == [2.0]  # global minus local
-    assert upload.average == upload.total == ()
-    assert memory == "memory"
-
-
-def test_rules_without_their_equation_cannot_be_made() -> None:
-    with pytest.raises(TypeError, match="abstract"):
-        ClientRule()  # type: ignore[abstract]
-    with pytest.raises(TypeError, match="abstract"):
-        ServerRule()  # type: ignore[abstract]

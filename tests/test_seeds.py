@@ -104,36 +104,6 @@ def test_numbers_and_their_spellings_are_different_places() -> None:
     assert len({*keys, key(0, "init", 11), key(0, "init", 1, 1)}) == 6
 
 
-def test_streams_are_uniform_and_unrelated() -> None:
-    draws = np.array([stream(seed, "order", 1).random(200) for seed in range(50)])
-    assert abs(draws.mean() - 0.5) < 5 / np.sqrt(12 * draws.size)
-    assert abs(draws.var() - 1 / 12) < 0.004
-    counts, _ = np.histogram(draws, bins=20, range=(0, 1))
-    expected = draws.size / 20
-    assert ((counts - expected) ** 2 / expected).sum() < 50  # chi-square, 19 degrees of freedom
-    correlations = np.corrcoef(draws)[np.triu_indices(50, 1)]
-    assert abs(correlations).max() < 5.5 / np.sqrt(200)
-
-
-def test_torch_streams_are_uniform_and_unrelated() -> None:
-    draws = torch.stack(
-        [torch.rand(200, generator=torch_stream(0, "init", f"layer{i}")) for i in range(50)]
-    )
-    assert abs(float(draws.mean()) - 0.5) < 5 / np.sqrt(12 * draws.numel())
-    above = torch.corrcoef(draws)[tuple(torch.triu_indices(50, 50, 1))]
-    assert float(above.abs().max()) < 5.5 / np.sqrt(200)
-
-
-def test_key_bits_are_balanced() -> None:
-    keys = np.array(
-        [key(0, "cohort", r) for r in range(4000)] + step_keys(0, "dropout", steps=4000).tolist()
-    )
-    for half in (keys[:4000], keys[4000:]):
-        bits = (half[:, None] >> np.arange(63)) & 1
-        assert abs(bits.mean(0) - 0.5).max() < 5.5 / (2 * np.sqrt(4000))
-        assert len(set(half.tolist())) == 4000
-
-
 def test_global_generators_are_neither_read_nor_written() -> None:
     def state() -> tuple[object, ...]:
         return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002

@@ -80,64 +80,28 @@ def test_operations_are_element_wise(a: list[float], b: list[float], c: float) -
     assert values(left * c)["x"] == values(c * left)["x"] == [p * c for p in a]
 
 
-def test_division_power_root_sign() -> None:
-    four = Tree({"x": torch.tensor([4.0, 9.0])})
-    assert values(four / 2) == {"x": [2.0, 4.5]}
-    assert values(four / Tree({"x": torch.tensor([2.0, 3.0])})) == {"x": [2.0, 3.0]}
-    assert values(four**2) == {"x": [16.0, 81.0]}
-    assert values(four**0.5) == values(four.sqrt()) == {"x": [2.0, 3.0]}
-    assert values(-four) == {"x": [-4.0, -9.0]}
-    assert values(Tree({"x": torch.tensor([-3.0, 0.0, 2.0])}).sign()) == {"x": [-1.0, 0.0, 1.0]}
+OPERATIONS = [operator.add, operator.sub, operator.mul, operator.truediv]
 
 
-@pytest.mark.parametrize(
-    ("op", "tensor_first", "tree_first"),
-    [
-        (operator.add, [5.0, 6.0], [5.0, 6.0]),
-        (operator.sub, [3.0, 2.0], [-3.0, -2.0]),
-        (operator.mul, [4.0, 8.0], [4.0, 8.0]),
-        (operator.truediv, [4.0, 2.0], [0.25, 0.5]),
-    ],
-    ids=["add", "sub", "mul", "div"],
-)
-def test_a_scalar_tensor_works_on_either_side(
-    op: Callable[[Any, Any], Any], tensor_first: list[float], tree_first: list[float]
-) -> None:
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_a_scalar_tensor_works_on_either_side(op: Callable[[Any, Any], Any]) -> None:
     w, four = Tree({"x": torch.tensor([1.0, 2.0])}), torch.tensor(4.0)
-    assert values(op(four, w)) == {"x": tensor_first}
-    assert values(op(w, four)) == {"x": tree_first}
-    mapped = torch.vmap(lambda s, t: op(s, t))(four.repeat(3), stack([w, w, w]))
-    assert values(mapped) == {"x": [tensor_first] * 3}
-    mapped = torch.vmap(lambda s, t: op(t, s))(four.repeat(3), stack([w, w, w]))
-    assert values(mapped) == {"x": [tree_first] * 3}
-
-
-def test_a_learning_rate_can_be_differentiated_through() -> None:
-    rate = torch.tensor(0.5, requires_grad=True)
-    w = Tree({"x": torch.tensor([1.0, 2.0])})
-    (w - rate * w)["x"].sum().backward()
-    assert rate.grad is not None
-    assert rate.grad.item() == -3.0
-
-
-def test_other_functions_do_not_take_trees() -> None:
-    with pytest.raises(TypeError):
-        torch.add(torch.tensor(1.0), Tree({"x": torch.ones(1)}), alpha=2)
-    with pytest.raises(TypeError):
-        torch.relu(Tree({"x": torch.ones(1)}))
+    for function in (op, lambda s, t: op(t, s)):
+        expected = function(four, w["x"]).tolist()
+        assert values(function(four, w)) == {"x": expected}
+        mapped = torch.vmap(function)(four.repeat(3), stack([w, w, w]))
+        assert values(mapped) == {"x": [expected] * 3}
 
 
 # Names.
 
 
-@pytest.mark.parametrize("op", [operator.add, operator.sub, operator.mul, operator.truediv])
+@pytest.mark.parametrize("op", OPERATIONS)
 def test_other_names_are_an_error(op: Callable[[Any, Any], Any]) -> None:
     left = Tree({"a": torch.ones(1), "b": torch.ones(1)})
-    for right in (Tree({"a": torch.ones(1)}), Tree({"a": torch.ones(1), "c": torch.ones(1)})):
-        with pytest.raises(ValueError, match="trees have different names: "):
-            op(left, right)
-    with pytest.raises(ValueError, match=r"^trees have different names: b, c$"):
-        op(left, Tree({"a": torch.ones(1), "c": torch.ones(1)}))
+    for names, different in (("a", "b"), ("ac", "b, c")):
+        with pytest.raises(ValueError, match=f": {different}$"):
+            op(left, Tree({name: torch.ones(1) for name in names}))
 
 
 def test_names_are_matched_not_zipped() -> None:
@@ -145,23 +109,6 @@ def test_names_are_matched_not_zipped() -> None:
     right = Tree({"b": torch.tensor(20.0), "a": torch.tensor(10.0)})
     assert values(left + right) == {"a": 11.0, "b": 22.0}
     assert list(left + right) == ["a", "b"]
-
-
-def test_it_is_a_mapping_that_cannot_be_changed() -> None:
-    source = {"a": torch.ones(2), "b": torch.zeros(1)}
-    w = Tree(source)
-    source["c"] = torch.ones(1)
-    assert list(w) == list(w.keys()) == ["a", "b"]
-    assert len(w) == 2
-    assert "a" in w
-    assert "c" not in w
-    assert repr(w) == "Tree(a: (2,), b: (1,))"
-    with pytest.raises(TypeError):
-        w["a"] = torch.zeros(2)  # type: ignore[index]
-    with pytest.raises(AttributeError):
-        w.more = 1  # type: ignore[attr-defined]
-    with pytest.raises(KeyError):
-        w["c"]
 
 
 @pytest.mark.parametrize("through", [copy.deepcopy, lambda w: pickle.loads(pickle.dumps(w))])
@@ -172,17 +119,6 @@ def test_copies(through: Callable[[Tree], Tree]) -> None:
     assert values(other) == values(w)
     other["a"].zero_()
     assert values(w)["a"] == [1.0, 2.0]
-
-
-def test_zeros_keep_shape_and_precision() -> None:
-    w = Tree(
-        {"a": torch.ones(2, 3, dtype=torch.float64), "b": torch.ones((), dtype=torch.bfloat16)}
-    )
-    zero = w.zeros()
-    assert {n: (t.shape, t.dtype) for n, t in zero.items()} == {
-        n: (t.shape, t.dtype) for n, t in w.items()
-    }
-    assert not any(bool(t.any()) for t in zero.values())
 
 
 # Nested values.
@@ -211,11 +147,6 @@ def test_tree_map_keeps_the_structure() -> None:
     assert added[2][0].tolist() == [10.0]
 
 
-def test_leaves_in_a_fixed_order() -> None:
-    assert [leaf.tolist() for leaf in leaves(nested())] == [[1.0, 2.0], 3, 4.0, [5.0]]
-    assert leaves(()) == []
-
-
 def test_stack_and_row_undo_each_other() -> None:
     many = stack([nested(), tree_map(lambda t: t + 1, nested()), nested()])
     assert many[0].first["a"].shape == (3, 2)
@@ -228,8 +159,6 @@ def test_stack_and_row_undo_each_other() -> None:
 def test_named_leaves_and_refill_undo_each_other() -> None:
     value = nested()
     named = named_leaves(value)
-    assert len(named) == 4
-    assert any("'a'" in path for path in named)
     blank = tree_map(torch.zeros_like, value)
     filled = refill(blank, named)
     assert type(filled[0]) is Pair
@@ -249,13 +178,6 @@ def test_paths_of_a_checkpoint_are_frozen() -> None:
     ]
 
 
-def test_names_that_look_alike_keep_apart() -> None:
-    value = (Tree({"a.b": torch.tensor(1.0)}), Tree({"a": torch.tensor(2.0)}))
-    named = named_leaves(value)
-    assert len(named) == 2
-    assert [leaf.item() for leaf in leaves(refill(value, named))] == [1.0, 2.0]
-
-
 def test_flat_rows_hold_every_number_of_a_row() -> None:
     many = stack([nested(), tree_map(lambda t: t * 10, nested())])
     flat, how = flatten_rows(many)
@@ -266,12 +188,6 @@ def test_flat_rows_hold_every_number_of_a_row() -> None:
     assert sums[0].second.tolist() == [44.0]
     assert sums[1] == ()
     assert sums[2][0].tolist() == [[55.0]]
-
-
-def test_flat_rows_of_nothing() -> None:
-    flat, how = flatten_rows(((), ()), like=torch.ones(3))
-    assert flat.shape == (3, 0)
-    assert unflatten_rows(flat, how) == ((), ())
 
 
 def test_num_bytes() -> None:

@@ -6,6 +6,8 @@ and where they are known the ``local_iterates`` of every client.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +16,21 @@ from torch import Tensor, nn
 
 import fedzmg
 from fedzmg import algorithms
-from fedzmg.contract import Algorithm, Cohort, ServerRule, bind, numbers
+from fedzmg.contract import (
+    Algorithm,
+    ClientContext,
+    Cohort,
+    FullPass,
+    ServerRule,
+    Upload,
+    bind,
+    numbers,
+)
+from fedzmg.data.plan import ClientBatch
 from fedzmg.models import CharGRU
-from fedzmg.tree import Tree
-from golden_problems import TOLERANCE, make_context, models, quadratic_task
+from fedzmg.simulation import RoundPlanner, Simulation
+from fedzmg.tree import Tree, tree_map
+from golden_problems import Net, make_context, quadratic_task
 
 ENGINES = ["sequential", "vectorized"]
 DTYPES = [torch.float64, torch.float32]
@@ -67,59 +80,154 @@ def drive(
 
 
 class Trace(NamedTuple):
-    """Golden rounds of an algorithm on a problem."""
+    """Golden rounds of an algorithm on a quadratic problem."""
 
     problem: dict[str, Any]
     algorithm: Algorithm
     rounds: list[dict[str, Any]]
 
-
-def check_models(trace: Trace, engine: str, dtype: torch.dtype) -> None:
-    """The global model after every round of a whole federation, and its sum where it is stored."""
-    problem, algorithm, rounds = trace
-    found = models(quadratic_task(problem), algorithm, engine=engine, dtype=dtype)
-    assert len(found) == len(rounds) == 2
-    for model, expected in zip(found, rounds, strict=True):
-        assert model["weight"].dtype == dtype
-        close(model["weight"], expected["w"], TOLERANCE[dtype])
-        if "sum_w" in expected:
-            close(model["weight"].sum(), expected["sum_w"], TOLERANCE[dtype])
+    @property
+    def steps(self) -> int:
+        """Local epochs of one full batch; FedAdap may stop earlier."""
+        return 6 if self.algorithm.name == "fedadap" else int(self.problem["local_steps"])
 
 
-def check_local_iterates(trace: Trace) -> None:
-    """Every local step of every client, and what a client without a memory sends in the end."""
-    problem, algorithm, rounds = trace
-    rule = algorithm.for_layout(quadratic_task(problem).model.layout).client
-    start = problem["w0"]
-    for expected in rounds:
-        sent = Tree({"weight": torch.tensor([start], dtype=torch.float64)})
-        for client, iterates in expected["local_iterates"].items():
-            curvature = torch.tensor([problem["H"][client]], dtype=torch.float64)
-            centre = torch.tensor([problem["c"][client]], dtype=torch.float64)
-            context = make_context(sent, examples=problem["n"][client])
-            params, scratch = sent, rule.begin(context, ())
-            for iterate in iterates:
-                grad = Tree({"weight": curvature * (params["weight"] - centre)})
-                params, scratch = rule.step(context, params, scratch, grad)
-                close(params["weight"], [iterate])
-            upload, memory = rule.finish(context, params, scratch, torch.tensor(len(iterates)))
-            # The library's delta is global minus local.
-            moved = [before - after for before, after in zip(start, iterates[-1], strict=True)]
-            close(upload.delta["weight"], [moved])
-            assert memory == ()
-        start = expected["w"]
+def simulation(
+    task: fedzmg.Task,
+    algorithm: Algorithm,
+    *,
+    engine: Any = "sequential",
+    dtype: torch.dtype = torch.float64,
+    participants: list[list[str]] | None = None,
+    cohort: int | None = None,
+) -> Simulation:
+    """Build a simulation; ``participants`` names the clients of each round."""
+    protocol = replace(task.protocol, cohort=cohort or task.protocol.cohort, eval_every=1000)
+    task = replace(task, protocol=protocol)
+
+    class Chosen(RoundPlanner):
+        def batches(self, round_: int) -> list[ClientBatch]:
+            batches = super().batches(round_)
+            if participants is None:
+                return batches
+            return [b for b in batches if "AB"[b.client] in participants[round_ - 1]]
+
+    return Simulation(
+        task,
+        [fedzmg.Trial(algorithm)],
+        rounds=1000,
+        device=torch.device("cpu"),
+        dtype=dtype,
+        engine=engine,
+        planner=Chosen(task, [0]),
+    )
+
+
+class ClientRound(NamedTuple):
+    """One client's round, driven by hand."""
+
+    iterates: list[Tree]
+    scratches: list[Any]
+    losses: list[Tensor]
+    upload: Upload
+    memory: Any
+
+
+def train_by_hand(rule: Any, trace: Trace, client: str, context: ClientContext) -> ClientRound:
+    """Take full-batch steps, each of them an epoch."""
+    curvature, centre = (
+        torch.tensor([trace.problem[key][client]], dtype=torch.float64) for key in "Hc"
+    )
+
+    def loss(params: Tree) -> Tensor:
+        return 0.5 * (curvature * (params["weight"] - centre) ** 2).sum()
+
+    def slope(params: Tree) -> Tree:
+        return Tree({"weight": curvature * (params["weight"] - centre)})
+
+    start = FullPass(loss(context.params), slope(context.params))
+    params, scratch = (
+        context.params,
+        rule.begin(context, start if rule.full_pass != "never" else ()),
+    )
+    iterates, scratches, losses = [], [scratch], []
+    for _ in range(trace.steps):
+        params, scratch = rule.step(context, params, scratch, slope(params))
+        scratch, go_on = rule.end_epoch(scratch, loss(params))
+        iterates.append(params)
+        losses.append(loss(params))
+        scratches.append(scratch)
+        if not go_on:
+            break
+    upload, memory = rule.finish(context, params, scratch, torch.tensor(len(iterates)))
+    return ClientRound(iterates, scratches, losses, upload, memory)
+
+
+class FederationRound(NamedTuple):
+    """A round of all clients and the server, driven by hand."""
+
+    sent: Tree
+    state_before: Any
+    clients: dict[str, ClientRound]
+    cohort: Cohort
+    params: Tree
+    state: Any
+    memories: dict[str, Any]
+
+
+def play_by_hand(trace: Trace) -> Iterator[FederationRound]:
+    """Drive the rules of a trace without an engine."""
+    counts = trace.problem["n"]
+    algorithm = trace.algorithm.for_layout(quadratic_task(trace.problem).model.layout)
+    rule, server = algorithm.client, algorithm.server
+    params = Tree({"weight": torch.tensor([trace.problem["w0"]], dtype=torch.float64)})
+    state, memories = server.init(params), {c: rule.init_memory(params) for c in counts}
+    for expected in trace.rounds:
+        stamp, done = torch.tensor(expected["round"]), {}
+        for client in expected.get("participants", counts):
+            context = make_context(
+                params, memory=memories[client], shared=server.share(state), examples=counts[client]
+            )
+            done[client] = train_by_hand(rule, trace, client, context._replace(round=stamp))
+            memories[client] = done[client].memory
+        weights = [counts[c] if algorithm.weights == "examples" else 1 for c in done]
+
+        def mean(*parts: Tensor, weights: list[int] = weights) -> Any:
+            return sum(w / sum(weights) * part for w, part in zip(weights, parts, strict=True))
+
+        delta, average = tree_map(
+            mean, *[(one.upload.delta, one.upload.average) for one in done.values()]
+        )
+        total = tree_map(lambda *parts: sum(parts), *[one.upload.total for one in done.values()])
+        cohort = Cohort(
+            delta, average, total, torch.tensor(len(done)), torch.tensor(len(counts)), stamp
+        )
+        sent, before = params, state
+        params, state = server.update(params, state, cohort)
+        yield FederationRound(sent, before, done, cohort, params, state, dict(memories))
 
 
 COUNTS = [9, 4, 6]
 """Examples of the three clients of the small federations."""
 
 
-def image_task(module: nn.Module, **more: Any) -> fedzmg.Task:
+def mixed() -> nn.Module:
+    """Two convolutions, normalisation and two dense layers on 6x6 images."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        return m.out(torch.tanh(m.hidden(m.up(m.norm(m.conv(x))).flatten(1))))
+
+    first = {"conv": nn.Conv2d(1, 3, 3, stride=2), "norm": nn.GroupNorm(1, 3)}
+    last = {"hidden": nn.Linear(18, 5), "out": nn.Linear(5, 3)}
+    return Net(run, **first, up=nn.ConvTranspose2d(3, 2, 2), **last)
+
+
+def image_task(**more: Any) -> fedzmg.Task:
     """Images of 6x6 pixels in three classes."""
     generator = torch.Generator().manual_seed(11)
     x = torch.rand(sum(COUNTS), 1, 6, 6, generator=generator)
     y = torch.randint(0, 3, (sum(COUNTS),), generator=generator)
-    return _small_task(module, x, y, **more)
+    return _small_task(mixed(), x, y, **more)
 
 
 def text_task() -> fedzmg.Task:
@@ -127,6 +235,9 @@ def text_task() -> fedzmg.Task:
     generator = torch.Generator().manual_seed(12)
     tokens = torch.randint(0, 7, (sum(COUNTS), 6), generator=generator)
     return _small_task(CharGRU(7, 3, 4), tokens[:, :-1], tokens[:, 1:])
+
+
+TASKS = {"images": image_task, "text": text_task}
 
 
 def _small_task(module: nn.Module, x: Tensor, y: Tensor, **more: Any) -> fedzmg.Task:

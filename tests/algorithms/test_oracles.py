@@ -137,73 +137,47 @@ def train_by_hand(federation: Federation, settings: Settings) -> list[dict[str, 
     return found
 
 
+PLAIN = Settings(lr=0.15, momentum=0.0, decay=0.0, seed=5)
+PAPER = Settings(lr=0.15, seed=5)
+CASES = {
+    "fedavg": (PLAIN._replace(centred=False), "mlp"),
+    "fedavg, momentum and decay": (PAPER._replace(centred=False), "cnn"),
+    "fedzmg, server learning rate": (PLAIN._replace(server_lr=0.5), "cnn"),
+    "fedzmg": (PAPER, "mlp"),
+    "fedzmg, convolutions": (PAPER, "cnn"),
+    "batches across epochs": (Settings(seed=2, batching=Batching(4, 3, True, True)), "mlp"),
+    "clients drawn twice": (
+        Settings(seed=2, cohort=8, replacement=True, batching=Batching(4, 3, True, False)),
+        "mlp",
+    ),
+    "clients without a batch, equal weights": (
+        Settings(
+            seed=2, cohort=8, replacement=True, uniform=True, batching=Batching(4, 3, False, False)
+        ),
+        "mlp",
+    ),
+}
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize(
-    ("name", "momentum", "decay", "server_lr"),
-    [
-        ("fedavg", None, None, 1.0),
-        ("fedavg", 0.9, 5e-3, 1.0),
-        ("fedzmg", None, None, 0.5),
-        ("fedzmg", 0.9, 5e-3, 1.0),
-    ],
-)
-def test_training_equals_a_mutable_loop(
-    name: str,
-    momentum: float | None,
-    decay: float | None,
-    server_lr: float,
-    network: str,
-    engine: str,
-) -> None:
-    federation = Federation(network)
-    algorithm = algorithms.get(name).with_options(
+@pytest.mark.parametrize("case", CASES)
+def test_training_equals_a_mutable_loop(case: str, engine: str) -> None:
+    settings, network = CASES[case]
+    federation, batching = Federation(network), settings.batching
+    algorithm = algorithms.get("fedzmg" if settings.centred else "fedavg").with_options(
         {
-            "client.lr": 0.15,
-            "client.momentum": momentum,
-            "client.decay": decay,
-            "server.lr": server_lr,
+            "client.lr": settings.lr,
+            "client.momentum": settings.momentum or None,
+            "client.decay": settings.decay or None,
+            "server.lr": settings.server_lr,
+            "weights": "uniform" if settings.uniform else "examples",
         }
     )
-    task = federation.task(cohort=4, batch_size=3, epochs=2)
-    found = models(task, algorithm, engine=engine, rounds=ROUNDS, seed=5)
-    zero_mean = name == "fedzmg"
-    settings = Settings(0.15, momentum or 0.0, decay or 0.0, zero_mean, server_lr, seed=5)
-    expected = train_by_hand(federation, settings)
-    for left, right in zip(found, expected, strict=True):
+    batches = vars(batching) | {"batch_size": batching.size}
+    del batches["size"]
+    task = federation.task(cohort=settings.cohort, replacement=settings.replacement, **batches)
+    found = models(task, algorithm, engine=engine, rounds=ROUNDS, seed=settings.seed)
+    for left, right in zip(found, train_by_hand(federation, settings), strict=True):
         assert set(left) == set(right)
-        for parameter in right:
-            torch.testing.assert_close(left[parameter], right[parameter], rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize(
-    ("straddle", "keep_partial", "replacement", "weights"),
-    [
-        (True, True, False, "examples"),
-        (True, False, True, "examples"),
-        (False, False, True, "uniform"),
-    ],
-)
-def test_protocols_equal_a_mutable_loop(
-    straddle: bool, keep_partial: bool, replacement: bool, weights: str, engine: str
-) -> None:
-    """Batches across epochs, dropped rests, clients drawn twice, clients without a batch."""
-    federation = Federation("mlp")
-    algorithm = algorithms.get("fedzmg").with_options({"client.lr": 0.1, "weights": weights})
-    protocol = {"straddle": straddle, "keep_partial": keep_partial, "replacement": replacement}
-    cohort = 8 if replacement else 4
-    task = federation.task(cohort=cohort, batch_size=4, epochs=3, **protocol)
-    found = models(task, algorithm, engine=engine, rounds=ROUNDS, seed=2)
-    settings = Settings(
-        decay=5e-4,
-        uniform=weights == "uniform",
-        seed=2,
-        cohort=cohort,
-        replacement=replacement,
-        batching=Batching(4, 3, straddle, keep_partial),
-    )
-    expected = train_by_hand(federation, settings)
-    for left, right in zip(found, expected, strict=True):
         for parameter in right:
             torch.testing.assert_close(left[parameter], right[parameter], rtol=0, atol=1e-9)

@@ -1,26 +1,13 @@
-"""Adaptive and projecting servers, Gradient Centralization: oracles and degenerate cases."""
+"""Client momentum, projections of clients and servers, Gradient Centralization."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
-import known_answers
 import pytest
 import torch
-from hypothesis import given as hypotheses
-from hypothesis import settings
-from hypothesis import strategies as st
-from known_answers import (
-    DTYPES,
-    ENGINES,
-    close,
-    cohort,
-    drive,
-    named,
-    text_task,
-)
+from known_answers import DTYPES, ENGINES, TASKS, close, cohort, image_task, named, text_task
 from torch import Tensor, nn
 
 import fedzmg
@@ -34,9 +21,6 @@ from fedzmg.algorithms import (
     CoupledDecay,
     Momentum,
     Projected,
-    ReddiAdagrad,
-    ReddiAdam,
-    ReddiYogi,
     Yogi,
     ZeroMean,
 )
@@ -44,129 +28,7 @@ from fedzmg.contract import bind, numbers
 from fedzmg.errors import InputError
 from fedzmg.models.initial import initial_params
 from fedzmg.tree import Tree
-from golden_problems import (
-    dense_task,
-    make_context,
-    models,
-)
-
-# Servers by hand.
-
-
-update = st.lists(
-    st.floats(-4, 4).map(lambda v: 0.0 if abs(v) < 1e-6 else v), min_size=3, max_size=3
-)
-updates = st.lists(update, min_size=1, max_size=5)
-
-
-def plain_adadb(start: list[float], deltas: list[list[float]], rule: AdaDB) -> list[list[float]]:
-    """AdaDB one coordinate at a time, in plain floats."""
-    lr, b1, b2, gamma, floor = (float(v) for v in numbers(rule).values())
-    w, m, v = list(start), [0.0] * len(start), [0.0] * len(start)
-    found = []
-    for t, delta in enumerate(deltas, 1):
-        for i, g in enumerate(delta):
-            m[i] = b1 * m[i] + (1 - b1) * g
-            v[i] = b2 * v[i] + (1 - b2) * g * g
-        a = lr
-        if rule.correction == "double":
-            a *= math.sqrt(1 - b2**t) / (1 - b1**t)
-        largest = max(abs(x) for x in m)
-        for i, first in enumerate(m):
-            if largest == 0:
-                continue
-            root = math.sqrt(v[i] / (1 - b2**t))
-            width = abs(first) / (gamma * (t if rule.bound == "inverse_round" else 1) * largest)
-            rate = min(max(a / root if root else math.inf, floor), floor + width)
-            w[i] -= rate * first / (1 - b1**t)
-        found.append(list(w))
-    return found
-
-
-@hypotheses(
-    updates,
-    st.floats(1e-3, 2),
-    st.floats(1e-2, 10),
-    st.floats(0, 1),
-    st.sampled_from(["constant", "inverse_round"]),
-    st.sampled_from(["double", "single"]),
-    st.booleans(),
-)
-@settings(max_examples=60)
-def test_adadb_against_plain_floats(
-    deltas: list[list[float]],
-    lr: float,
-    gamma: float,
-    floor: float,
-    bound: Any,
-    correction: Any,
-    as_tensors: bool,
-) -> None:
-    rule = AdaDB(lr, 0.9, 0.999, gamma, floor, bound, correction)
-    start = [1.0, -2.0, 0.25]
-    found = drive(rule, start, deltas, bound=as_tensors)
-    for left, right in zip(found, plain_adadb(start, deltas, rule), strict=True):
-        assert left == pytest.approx(right, rel=1e-9, abs=1e-9)
-
-
-@pytest.mark.parametrize("bound", ["constant", "inverse_round"])
-@pytest.mark.parametrize("correction", ["double", "single"])
-def test_adadb_leaves_a_tensor_without_updates_alone(bound: Any, correction: Any) -> None:
-    """Whatever another tensor of the model does, and with the bound of that one tensor."""
-    rule = AdaDB(bound=bound, correction=correction, gamma=4.0, floor=0.05)
-    params = Tree({"still": torch.ones(2, 3), "moving": torch.ones(2)})
-    alone = drive(rule, [1.0, 1.0], [[0.5, -0.1]] * 2, dtype=torch.float32)
-    state = rule.init(params)
-    for round_ in range(2):
-        delta = Tree({"still": torch.zeros(2, 3), "moving": torch.tensor([0.5, -0.1])})
-        context = cohort(delta, round_ + 1)
-        params, state = rule.update(params, state, context)
-        assert torch.equal(params["still"], torch.ones(2, 3))
-        assert params["moving"].tolist() == alone[round_]
-
-
-def test_server_momentum_against_torch() -> None:
-    """The accumulating form is that of ``torch.optim.SGD``."""
-    deltas = [[0.5, -2.0], [0.25, 1.0], [-1.0, 0.0]]
-    weight = nn.Parameter(torch.tensor([1.0, -1.0], dtype=torch.float64))
-    optimizer = torch.optim.SGD([weight], lr=0.3, momentum=0.9)
-    for delta, found in zip(deltas, drive(Momentum(0.3, 0.9), [1.0, -1.0], deltas), strict=True):
-        weight.grad = torch.tensor(delta, dtype=torch.float64)
-        optimizer.step()
-        assert found == pytest.approx(weight.tolist(), abs=1e-12)
-
-
-SIGN_STEPS = {
-    "adam": Adam(lr=0.5, beta1=0.0, beta2=0.0, eps=0.0),
-    "adam-reddi": ReddiAdam(lr=0.5, beta1=0.0, beta2=0.0, tau=0.0),
-    "adam-reddi-v0": ReddiAdam(lr=0.5, beta1=0.0, beta2=0.0, tau=0.0, v0=0.0),
-    "yogi": Yogi(lr=0.5, beta1=0.0, beta2=0.0, eps=0.0, v0=0.0),
-    "yogi-reddi": ReddiYogi(lr=0.5, beta1=0.0, beta2=0.0, tau=0.0),
-    "adagrad": Adagrad(lr=0.5, eps=0.0, v0=0.0),
-    "adagrad-reddi": ReddiAdagrad(lr=0.5, tau=0.0),
-    "adagrad-reddi-moment": ReddiAdagrad(lr=0.5, beta1=0.0, tau=0.0),
-    "adam-flower": Adam(lr=0.5, beta1=0.0, beta2=0.0, eps=0.0, exponent="next_step"),
-}
-
-
-@pytest.mark.parametrize("bound", [False, True])
-@pytest.mark.parametrize("name", SIGN_STEPS)
-def test_no_memory_and_nothing_added_is_a_sign_step(name: str, bound: bool) -> None:
-    """In the first round; a coordinate that never moved stays put and is no NaN."""
-    deltas = [[3.0, -0.001, 0.0], [0.0, 0.0, 0.0]]
-    found = drive(SIGN_STEPS[name], [0.0, 1.0, 4.0], deltas, bound=bound)
-    assert found[0] == pytest.approx([-0.5, 1.5, 4.0], abs=1e-12)
-    assert found[1] == pytest.approx([-0.5, 1.5, 4.0], abs=1e-12)
-
-
-def test_yogi_moves_its_second_moment_by_a_bounded_amount() -> None:
-    """Up and down by ``(1 - beta2) g^2``; not at all where it equals ``g^2``."""
-    rule = Yogi(beta2=0.75, v0=4.0)
-    params = Tree({"w": torch.zeros(3, dtype=torch.float64)})
-    delta = torch.tensor([2.0, 4.0, 1.0], dtype=torch.float64)
-    _, state = rule.update(params, rule.init(params), cohort(delta, 1))
-    assert state.second["w"].tolist() == [4.0, 8.0, 3.75]
-
+from golden_problems import dense_task, make_context, models
 
 # Clients: forms of momentum, decay, what is projected.
 
@@ -187,29 +49,6 @@ def test_forms_of_momentum_against_torch(nesterov: bool, l2: float | None) -> No
         optimizer.step()
         params, scratch = rule.step(make_context(params), params, scratch, grad)
         assert params["w"].tolist() == pytest.approx(weight.tolist(), abs=1e-12)
-
-
-class Mixed(nn.Module):
-    """Two convolutions, normalisation and two dense layers on 6x6 images."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 3, 3, stride=2)
-        self.norm = nn.GroupNorm(1, 3)
-        self.up = nn.ConvTranspose2d(3, 2, 2)
-        self.hidden = nn.Linear(18, 5)
-        self.out = nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = self.up(self.norm(self.conv(x))).flatten(1)
-        return self.out(torch.tanh(self.hidden(inner)))
-
-
-def image_task(**more: Any) -> fedzmg.Task:
-    return known_answers.image_task(Mixed(), **more)
-
-
-TASKS = {"images": image_task, "text": text_task}
 
 
 def same(one: list[Tree], two: list[Tree]) -> bool:
@@ -267,7 +106,7 @@ TEXT_WEIGHTS = {
         ("text", "none", list(TEXT_WEIGHTS)),
     ],
 )
-def test_what_is_projected(kind: str, project: Any, left_out: list[str]) -> None:
+def test_projected_parameters(kind: str, project: Any, left_out: list[str]) -> None:
     layout = TASKS[kind]().model.layout
     rule = ZeroMean(SGD(), project=project).for_layout(layout)
     assert rule.axes is not None
@@ -289,28 +128,6 @@ def test_a_layer_of_two_kernels_is_one_layer() -> None:
     }
     last = ZeroMean(SGD(), project="all_but_last", biases="centred").for_layout(layout).axes
     assert last == dict.fromkeys(layout, ())
-
-
-def test_embeddings_can_be_centred_per_token() -> None:
-    layout = text_task().model.layout
-    rule = ZeroMean(SGD(), embedding_axis="dim").for_layout(layout)
-    assert rule.axes is not None
-    assert {n: a for n, a in rule.axes.items() if a} == TEXT_WEIGHTS | {"embedding.weight": (1,)}
-    grad = Tree({n: torch.rand(p.shape) for n, p in text_task().model.params().items()})
-    after = rule.centred(grad)["embedding.weight"]
-    torch.testing.assert_close(after.sum(1), torch.zeros(7), rtol=0, atol=1e-6)
-    assert float(after.sum(0).abs().max()) > 1e-2
-
-
-def test_biases_can_be_centred() -> None:
-    task = image_task(axes={"norm.weight": ()})
-    rule = ZeroMean(SGD(), biases="centred").for_layout(task.model.layout)
-    grad = Tree({n: torch.rand(p.shape) for n, p in task.model.params().items()})
-    after = rule.centred(grad)
-    for name in ("conv.bias", "norm.bias", "hidden.bias", "out.bias"):
-        expected = grad[name] - grad[name].mean()
-        torch.testing.assert_close(after[name], expected, rtol=0, atol=1e-6)
-    assert torch.equal(after["norm.weight"], grad["norm.weight"]), "the user said: no axes"
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -373,21 +190,6 @@ def test_named_alternatives_map_and_compile(options: dict[str, Any]) -> None:
     values = {n: torch.tensor(v, dtype=torch.float64) for n, v in numbers(rule).items()}
     compiled = torch.compile(step, fullgraph=True, backend="eager")
     assert apart([compiled(values, params)], [step(values, params)]) < 1e-12
-
-
-@pytest.mark.parametrize("name", ["fedadadb", "fedadadb:original", "fedzmg-yogi:projected"])
-def test_servers_compile(name: str) -> None:
-    task = image_task()
-    params = task.model.params().map(lambda leaf: leaf.double())
-    rule = algorithms.get(name).for_layout(task.model.layout).server
-    state = rule.init(params)
-
-    def update(delta: Tree) -> Tree:
-        context = cohort(delta, 1)
-        return rule.update(params, state, context)[0]
-
-    compiled = torch.compile(update, fullgraph=True, backend="eager")
-    assert apart([compiled(params.map(torch.cos))], [update(params.map(torch.cos))]) < 1e-12
 
 
 # Projected servers.

@@ -1,61 +1,33 @@
 """Algorithms whose optimiser lives on both sides: MFL, FedGBO, FedLion, FedCAda, FedAdap.
 
-Three kinds of answers: stored traces, loops in plain Python that share nothing with the library,
-and algorithms that these turn into when a hyper-parameter is at the end of its range.
+The answers are loops in plain Python that share nothing with the library, and algorithms that these
+turn into when a hyper-parameter is at the end of its range.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
-from known_answers import DTYPES, ENGINES, close, made
+from known_answers import DTYPES, ENGINES, close, made, simulation
 from torch import Tensor, nn
 
 import fedzmg
 from fedzmg import algorithms
 from fedzmg.algorithms import ZeroMean
 from fedzmg.algorithms.fedgbo import FedGBOServer, FrozenSteps
-from fedzmg.contract import Algorithm, ClientContext, Cohort, FullPass, Upload
-from fedzmg.simulation import Record, RoundReport
-from fedzmg.tree import Tree, row, tree_map
-from golden_problems import P2, TOLERANCE, make_context, quadratic_task
+from fedzmg.contract import Algorithm
+from fedzmg.simulation import Record
+from fedzmg.tree import Tree, row
+from golden_problems import P2, quadratic_task, random_task
 
-STORED: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "golden" / "shared_optimizers.json").read_text()
-)
 CLIENTS = list(P2["n"])
 P2_TASK = quadratic_task(P2)
-
-
-MOMENTS = {"client_lr": 0.1, "client_beta1": 0.9, "client_beta2": 0.99, "client_eps": 1e-8}
-GOLDEN: dict[str, Algorithm] = {
-    "mfl_heavy_ball": made("mfl", client_lr=0.1, client_momentum=0.5),
-    "mfl_ema": made("mfl:averaging", client_lr=0.1, client_momentum=0.5),
-    "fedgbo_sgdm": made("fedgbo", client_lr=0.1, server_beta1=0.9),
-    "fedgbo_adam": made(
-        "fedgbo:adam", client_lr=0.1, server_beta1=0.9, server_beta2=0.99, server_eps=1e-3
-    ),
-    "fedlion": made("fedlion", client_lr=0.01, client_beta1=0.9, client_beta2=0.99),
-    "fedcada_no_adjust": made("fedcada:none", **MOMENTS),
-    "fedcada_inverse_round": made("fedcada", **MOMENTS),
-    "fedadap_inferred": made(
-        "fedadap",
-        client_lr=0.7,
-        client_factor=0.5,
-        client_patience=3.0,
-        client_min_delta=1e-3,
-    ),
-}
-STEPS = {name: 6 if name == "fedadap_inferred" else 2 for name in GOLDEN}
 
 
 class After(NamedTuple):
@@ -74,21 +46,11 @@ def rounds(
     dtype: torch.dtype = torch.float64,
     count: int = 2,
 ) -> list[After]:
-    kept: list[After] = []
-
-    def keep(report: RoundReport) -> None:
-        snapshot = row(report.simulation.snapshot, 0)
-        kept.append(After(snapshot.params, snapshot.state, report.records[0]))
-
-    fedzmg.simulate(
-        task,
-        [fedzmg.Trial(algorithm)],
-        rounds=count,
-        engine=engine,
-        device="cpu",
-        dtype=dtype,
-        observer=keep,
-    )
+    sim, kept = simulation(task, algorithm, engine=engine, dtype=dtype), []
+    for _ in range(count):
+        [record] = sim.run_round().records
+        snapshot = row(sim.snapshot, 0)
+        kept.append(After(snapshot.params, snapshot.state, record))
     return kept
 
 
@@ -100,107 +62,6 @@ def statistics(name: str, state: Any) -> dict[str, Tensor]:
         named = {"m": state.first, "v": state.second}
         return {key: tree["weight"] for key, tree in named.items() if tree != ()}
     return {}
-
-
-def test_every_stored_trace_is_used() -> None:
-    assert set(STORED) == set(GOLDEN)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", GOLDEN)
-def test_model_and_server_state_after_every_round(
-    name: str, engine: str, dtype: torch.dtype
-) -> None:
-    task = quadratic_task(P2, epochs=STEPS[name])
-    found = rounds(task, GOLDEN[name], engine=engine, dtype=dtype)
-    for after, expected in zip(found, STORED[name]["rounds"], strict=True):
-        close(after.params["weight"], expected["w"], TOLERANCE[dtype])
-        held = statistics(name, after.state)
-        assert set(held) == {"momentum", "m", "v"} & set(expected)
-        for key, value in held.items():
-            # Undoing a step divides rounding errors by lr (1 - beta1).
-            close(value, expected[key], 1e-9 if dtype == torch.float64 else 1e-4)
-        if "clients" in expected:
-            run = sum(client["epochs_run"] for client in expected["clients"].values())
-            assert after.record.steps == run
-
-
-class Trained(NamedTuple):
-    """One client's round, driven by hand."""
-
-    iterates: list[Tree]
-    scratches: list[Any]
-    losses: list[Tensor]
-    upload: Upload
-
-
-def trained(rule: Any, client: str, context: ClientContext, steps: int) -> Trained:
-    """Full-batch steps, each of them an epoch."""
-    curvature, centre = (torch.tensor([P2[key][client]], dtype=torch.float64) for key in ("H", "c"))
-
-    def loss(params: Tree) -> Tensor:
-        return 0.5 * (curvature * (params["weight"] - centre) ** 2).sum()
-
-    full_pass = FullPass(loss(context.params), ()) if rule.full_pass == "epochs" else ()
-    params, scratch = context.params, rule.begin(context, full_pass)
-    iterates, scratches, losses = [], [scratch], []
-    for _ in range(steps):
-        grad = Tree({"weight": curvature * (params["weight"] - centre)})
-        params, scratch = rule.step(context, params, scratch, grad)
-        iterates.append(params)
-        losses.append(loss(params))
-        scratch, go_on = rule.end_epoch(scratch, losses[-1])
-        scratches.append(scratch)
-        if not go_on:
-            break
-    upload, _ = rule.finish(context, params, scratch, torch.tensor(len(iterates)))
-    return Trained(iterates, scratches, losses, upload)
-
-
-@pytest.mark.parametrize("name", GOLDEN)
-def test_every_client_by_hand(name: str) -> None:
-    """Local iterates, ticks, losses and rates where they are stored; then the server alone."""
-    algorithm = GOLDEN[name]
-    params = Tree({"weight": torch.tensor([P2["w0"]], dtype=torch.float64)})
-    state = algorithm.server.init(params)
-    shares = P2["p_weighted"] if algorithm.weights == "examples" else {"A": 0.5, "B": 0.5}
-    for expected in STORED[name]["rounds"]:
-        uploads = []
-        for client in CLIENTS:
-            context = make_context(params, shared=algorithm.server.share(state))
-            context = context._replace(round=torch.tensor(expected["round"]))
-            seen = trained(algorithm.client, client, context, STEPS[name])
-            uploads.append(seen.upload)
-            wanted = expected.get("local_iterates", {}).get(client, [])
-            for got, iterate in zip(seen.iterates, wanted, strict=bool(wanted)):
-                close(got["weight"], iterate)
-            if "integer_update" in expected:
-                assert seen.upload.delta["weight"].tolist() == [expected["integer_update"][client]]
-                # The ticks and the rate say where the client is.
-                away = seen.upload.average[1] * seen.upload.delta["weight"]
-                torch.testing.assert_close(params["weight"] - away, seen.iterates[-1]["weight"])
-            if "clients" in expected:
-                facts = expected["clients"][client]
-                assert len(seen.losses) == facts["epochs_run"]
-                close(torch.stack(seen.losses), facts["losses"])
-                close(torch.stack([s.lr for s in seen.scratches[:-1]]), facts["lr_used"])
-                close(seen.iterates[-1]["weight"], facts["w"])
-        merged: Upload = tree_map(
-            lambda *parts: sum(shares[c] * part for c, part in zip(CLIENTS, parts, strict=True)),
-            *uploads,
-        )
-        two = torch.tensor(2)
-        cohort = Cohort(*merged, two, two, torch.tensor(expected["round"]))
-        if "recovered_mean_gradient" in expected:
-            assert isinstance(algorithm.server, FedGBOServer)
-            mean_step = cohort.delta / cohort.average
-            grad = algorithm.server.share(state).gradient(mean_step)
-            close(grad["weight"], expected["recovered_mean_gradient"])
-        params, state = algorithm.server.update(params, state, cohort)
-        close(params["weight"], expected["w"])
-        for key, value in statistics(name, state).items():
-            close(value, expected[key])
 
 
 # Plain Python, unequal numbers of steps.
@@ -415,12 +276,9 @@ def test_fedadap_stops_and_saves_epochs(patience: int, engine: str) -> None:
 
 
 def ragged_task(**protocol: Any) -> fedzmg.Task:
-    rng = np.random.default_rng(3)
-    owner = np.repeat(np.arange(5), [5, 12, 8, 3, 1])
-    x, y = rng.normal(size=(len(owner), 3)), rng.integers(0, 2, len(owner))
     settings = {"batch_size": 4, "epochs": 3, "cohort": 3, "rounds": 3, **protocol}
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.2), nn.Linear(4, 2))
-    return fedzmg.Task.from_arrays(network, x, y, owner, test=(x, y), **settings)
+    return random_task(network, [5, 12, 8, 3, 1], inputs=3, classes=2, seed=3, **settings)
 
 
 STILL = {"client_factor": 1.0, "client_patience": 1e9}

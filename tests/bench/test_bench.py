@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
-import subprocess
-import sys
 from datetime import UTC, datetime
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from typer.testing import CliRunner
 
 from fedzmg import InputError, Task, algorithms
-from fedzmg.bench.machine import Machine, host_peak_mib, reset_host_peak, step_cost
+from fedzmg.bench.machine import Machine, step_cost
 from fedzmg.bench.measure import measure_all, time_rounds
 from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.cli import app
+from golden_problems import random_task
 
 CPU = torch.device("cpu")
 
 
 def dense(inputs: int, outputs: int, batch: int, sizes: tuple[int, ...] = (8, 8, 8)) -> Task:
-    rng = np.random.default_rng(0)
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    x, y = rng.normal(size=(len(owner), inputs)), rng.integers(0, outputs, len(owner))
-    return Task.from_arrays(
-        nn.Linear(inputs, outputs), x, y, owner, test=(x, y), cohort=2, batch_size=batch
-    )
+    net = nn.Linear(inputs, outputs)
+    return random_task(net, sizes, inputs=inputs, classes=outputs, cohort=2, batch_size=batch)
 
 
 def test_bytes_grow_with_the_state_of_a_rule() -> None:
@@ -86,7 +79,7 @@ def test_padding_of_ragged_clients_is_counted() -> None:
         ((["mlp"], ["auto"], ["float32"], ["x"]), "trials = 'x'"),
     ],
 )
-def test_bad_input_is_refused_before_anything_runs(
+def test_bad_input_is_rejected_before_anything_runs(
     arguments: tuple[list[str], ...], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
@@ -110,25 +103,3 @@ def test_command_prints_a_table_and_keeps_json(tmp_path: object) -> None:
     assert made["commit"] is None or re.fullmatch(r"[0-9a-f]{40}", made["commit"])
     assert made["dirty"] in (None, True, False)
     assert datetime.fromisoformat(made["date"]) <= datetime.now(UTC)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak cannot be reset elsewhere")
-def test_a_peak_is_that_of_the_process_and_can_be_reset() -> None:
-    ballast = bytearray(b"x" * (200 * 2**20))
-    assert host_peak_mib() > 200
-    # A small child of this large process, without torch.
-    program = "\n".join(
-        [
-            "import contextlib, platform, resource",
-            "from pathlib import Path",
-            "_STATUS = Path('/proc/self/status')",
-            inspect.getsource(host_peak_mib),
-            "print(host_peak_mib())",
-        ]
-    )
-    child = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert 1 < float(child.stdout) < 100
-    high = host_peak_mib()
-    del ballast
-    reset_host_peak()
-    assert host_peak_mib() < high - 150

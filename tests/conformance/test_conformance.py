@@ -1,4 +1,4 @@
-"""Properties of every algorithm in the table; a new row is covered without a new test."""
+"""Properties of every algorithm in the table, and of some with wrappers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,33 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedzmg import Task, Trial, simulate
-from fedzmg.algorithms import ALGORITHMS
+from fedzmg.algorithms import ALGORITHMS, AlgorithmInfo
+from fedzmg.algorithms.options import configure
 from fedzmg.contract import ClientContext, Cohort, FullPass, Upload, bind, numbers, structure
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch
 from fedzmg.simulation import EnginePlanner, RoundPlanner, Simulation
 from fedzmg.tree import Tree, leaves, num_bytes, tree_map
+from golden_problems import Net, random_task
 
-NAMES = list(ALGORITHMS)
+
+def wrapped(name: str, options: dict[str, Any]) -> AlgorithmInfo:
+    info = ALGORITHMS[name]
+    return replace(info, algorithm=configure(info.algorithm, options))
+
+
+CLIPPED = {"client.clip_norm": 0.3, "client.clip_value": 0.1}
+COSINE = {"client.schedule": "cosine", "client.horizon": 6}
+DECAYED = {"server.decay": 0.05, "server.schedule": "exponential", "server.gamma": 0.7}
+ENTRIES = {
+    **ALGORITHMS,
+    "wrapped clients": wrapped("fedzmg-adam", CLIPPED | COSINE),
+    "wrapped server": wrapped("fedavg", DECAYED),
+}
+NAMES = list(ENTRIES)
 CPU = torch.device("cpu")
 PACK = 2
 """Trials that train side by side."""
@@ -29,32 +45,25 @@ SIZES = [3, 9, 1, 14, 6, 11, 2]
 """Client 2 has one example, which is no full batch and no partial one that is kept below."""
 
 
-class Net(nn.Module):
+def network() -> nn.Module:
     """A convolution, dropout and a dense layer: kernels of two ranks, biases, randomness."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(1, 3, 3, padding=1)
-        self.drop = nn.Dropout(0.3)
-        self.dense = nn.Linear(3 * 6, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.dense(self.drop(torch.relu(self.conv(x[:, None])).flatten(1)))
-        return out
+    return Net(
+        lambda m, x: m.dense(m.drop(torch.relu(m.conv(x[:, None])).flatten(1))),
+        conv=nn.Conv1d(1, 3, 3, padding=1),
+        drop=nn.Dropout(0.3),
+        dense=nn.Linear(3 * 6, 4),
+    )
 
 
 @cache
 def task(**protocol: object) -> Task:
-    rng = np.random.default_rng(5)
-    owner = np.repeat(np.arange(len(SIZES)), SIZES)
-    x, y = rng.normal(size=(len(owner), 6)) + 0.5, rng.integers(0, 4, len(owner))
     settings = {"batch_size": 4, "epochs": 2, "cohort": 4, "rounds": 3, **protocol}
-    return Task.from_arrays(Net(), x, y, owner, test=(x, y), **settings)  # type: ignore[arg-type]
+    return random_task(network(), SIZES, inputs=6, classes=4, seed=5, shift=0.5, **settings)
 
 
 def trials(name: str, count: int = PACK) -> list[Trial]:
     """Different seeds and learning rates, so that a pack mixes both."""
-    base = ALGORITHMS[name].algorithm
+    base = ENTRIES[name].algorithm
     rates = [{"client.lr": 0.02 * (1 + i), "server.lr": 0.5 / (1 + i)} for i in range(count)]
     # A server that averages and no more has no rate.
     has = [{key: rate for key, rate in r.items() if key in base.options()} for r in rates]
@@ -219,7 +228,7 @@ def test_cohort_that_loses_every_upload_leaves_everything_untouched(name: str) -
 
 def parts(name: str) -> tuple[object, object, ClientContext, Tree]:
     """Rules bound to tensors, what a client is given, and a gradient."""
-    algorithm = ALGORITHMS[name].algorithm.for_layout(task().model.layout)
+    algorithm = ENTRIES[name].algorithm.for_layout(task().model.layout)
     params = task().model.params().map(lambda leaf: leaf.double())
     grad = params.map(lambda leaf: torch.full_like(leaf, 0.1) + leaf.sin())
 
@@ -278,7 +287,7 @@ def form(value: object) -> list[tuple[torch.Size, torch.dtype]]:
     return [(leaf.shape, leaf.dtype) for leaf in leaves(value)]
 
 
-FIRST_WITH_ITS_STEP = {type(ALGORITHMS[name].algorithm.client): name for name in reversed(NAMES)}
+FIRST_WITH_ITS_STEP = {type(ENTRIES[name].algorithm.client): name for name in reversed(NAMES)}
 """One algorithm per client rule: a step is traced from the client's rule alone."""
 
 
@@ -302,27 +311,23 @@ def test_step_traces_as_one_graph(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_pickles(name: str) -> None:
-    algorithm = ALGORITHMS[name].algorithm.for_layout(task().model.layout)
+    algorithm = ENTRIES[name].algorithm.for_layout(task().model.layout)
     assert pickle.loads(pickle.dumps(algorithm)) == algorithm
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_message_sizes_equal_the_declared_ones(name: str) -> None:
-    entry = ALGORITHMS[name]
+def test_messages_and_kept_state_have_the_declared_sizes(name: str) -> None:
+    entry, cohort = ENTRIES[name], task().protocol.cohort
     model = num_bytes(task().model.params())
     record = single_precision(name, "sequential")[0].records[0]
-    assert record.bytes_down == entry.down * model * task().protocol.cohort
-    assert record.bytes_up == entry.up * model * task().protocol.cohort
+    assert record.bytes_down == entry.down * model * cohort
+    assert record.bytes_up == entry.up * model * cohort
 
-
-@pytest.mark.parametrize("name", NAMES)
-def test_kept_state_is_the_declared_one(name: str) -> None:
-    entry = ALGORITHMS[name]
     sim = simulation(name)
-    model = sum(leaf[0].numel() for leaf in leaves(sim.snapshot.params))
+    weights = sum(leaf[0].numel() for leaf in leaves(sim.snapshot.params))
 
     def size(state: object) -> float:
-        return sum(leaf[0].numel() for leaf in leaves(state) if leaf.ndim > 1) / model
+        return sum(leaf[0].numel() for leaf in leaves(state) if leaf.ndim > 1) / weights
 
     assert size(sim.snapshot.state) == entry.server_keeps
     assert size(sim.memory.fresh) == entry.client_keeps

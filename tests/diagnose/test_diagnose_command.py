@@ -1,16 +1,24 @@
-"""``fedzmg diagnose`` as a user runs it."""
+"""``fedzmg diagnose`` as a user runs it, and its table and figure."""
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-import safetensors.torch
+from rich.cells import cell_len
+from rich.console import Console
+from torch import nn
 from typer.testing import CliRunner
 
 from fedzmg.cli import app
+from fedzmg.diagnose import diagnose
 from fedzmg.errors import InputError
+from fedzmg.report.terminal import views
+from fedzmg.tasks import Task
 
 runner = CliRunner()
 
@@ -99,29 +107,44 @@ def test_mistakes_are_one_line(
 
 
 @pytest.mark.usefixtures("_undrawn")
-def test_the_order_of_a_file_does_not_decide_which_layer_is_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = tmp_path / "run"
-    arguments = ["run", "digits", "--rounds", "1", "--engine", "vectorized", "--out", str(place)]
-    runner.invoke(app, [*arguments, "--set", "protocol.cohort=1"], catch_exceptions=False)
-    load = safetensors.torch.load
-    for end in (1, -1):  # a safetensors file has no order of its own
-        monkeypatch.setattr(
-            "safetensors.torch.load", lambda file, end=end: dict(list(load(file).items())[::end])
-        )
-        run(
-            str(place), "--clients", "2", "--examples", "4", "--drifting", "0",
-            "--out", str(tmp_path / "out"),
-        )  # fmt: skip
-        layers = data_of(tmp_path / "out")["points"][0]["layers"]  # type: ignore[index]
-        assert [layer["name"] for layer in layers] == [f"{n}.weight" for n in (1, 3, 6, 8)]
-
-
-@pytest.mark.usefixtures("_undrawn")
 def test_presets_can_be_changed(tmp_path: Path) -> None:
     out = tmp_path / "made"
     run("quadratic", "--set", "preset.start=zero_sum", "--drifting", "0", "--out", str(out))
     moved = data_of(out)["points"][0]["whole"]["forbidden"]  # type: ignore[index]
     run("quadratic", "--drifting", "0", "--out", str(out))
     assert data_of(out)["points"][0]["whole"]["forbidden"] > 2 * moved  # type: ignore[index]
+
+
+LONG = "encoder_of_the_first_branch_of_the_network"
+
+
+@pytest.fixture(scope="module")
+def data() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(160, 6)).astype("float32") + 1, rng.integers(0, 3, 160)
+    model = nn.Sequential()
+    model.add_module(LONG, nn.Linear(6, 5))
+    model.add_module("[bold]", nn.Linear(5, 3))  # not markup
+    task = Task.from_arrays(model, x, y, np.arange(160) % 16, test=(x, y), cohort=4)
+    return diagnose(task, along=8, every=1, device="cpu").as_dict()
+
+
+def shown(data: dict[str, Any], width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(views.diagnosis(data, width))
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_nothing_is_cut_at_any_width(data: dict[str, Any], width: int) -> None:
+    text = shown(data, width)
+    lines = text.splitlines()
+    assert max(map(cell_len, lines)) <= width
+    assert "…" not in text
+    table = views._layers(data)
+    assert all(any(c.text in line for line in lines) for row in table.rows for c in row[1:])
+    names = "".join(line.split("  ")[0].strip() for line in lines)
+    assert f"{LONG}.weight" in names
+    assert "[bold].weight" in names
+    rounds = [word for line in lines if line.startswith("layer") for word in line.split()]
+    assert [word for word in rounds if word.isdigit()] == [str(n) for n in range(9)]

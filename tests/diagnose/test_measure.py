@@ -113,45 +113,6 @@ def test_identity_bounds_and_invariances(seed: int, clients: int, mean: float, b
             assert astuple(other.diversity) == pytest.approx(astuple(one.diversity), rel=1e-9)
 
 
-def test_parts_add_up() -> None:
-    gradients, weights = random_gradients(3, 6), np.arange(1.0, 7.0)
-    parts = [
-        (tree({name: leaf[a:b] for name, leaf in gradients.items()}), weights[a:b])
-        for a, b in ((0, 1), (1, 4), (4, 6))
-    ]
-    apart, together = measure(parts, LAYOUT), of(gradients, weights)
-    assert astuple(apart.whole.distance) == pytest.approx(
-        astuple(together.whole.distance), rel=1e-12
-    )
-    assert apart.whole.lost == pytest.approx(together.whole.lost, rel=1e-12)
-    assert apart.whole.identity_error == pytest.approx(together.whole.identity_error, abs=1e-14)
-
-
-def test_extremes() -> None:
-    gradients = random_gradients(4, 3)
-    gradients["0.weight"] = projected(gradients["0.weight"])
-    gradients["1.weight"] = np.broadcast_to(
-        gradients["1.weight"].mean(-1, keepdims=True), gradients["1.weight"].shape
-    )
-    first, second = of(gradients, np.ones(3)).layers
-    assert first.share.high == pytest.approx(0, abs=1e-30)
-    assert first.distance.kept == pytest.approx(1)
-    assert second.share.low == pytest.approx(1)
-    assert second.forbidden == second.lost == pytest.approx(1)  # it has no bias
-    assert second.distance.after == pytest.approx(0, abs=1e-12)
-
-
-def test_equal_and_orthogonal_clients() -> None:
-    same = {name: np.repeat(leaf[:1], 4, 0) for name, leaf in random_gradients(5, 1).items()}
-    found = of(same, np.ones(4)).whole
-    assert found.diversity.before == pytest.approx(1)
-    assert astuple(found.distance) == pytest.approx((0, 0), abs=1e-12)
-    apart = {name: np.zeros((4, *p.shape)) for name, p in NET.named_parameters()}
-    for i in range(4):
-        apart["0.weight"][i, i, 0] = 1.0
-    assert of(apart, np.ones(4)).whole.diversity.before == pytest.approx(4)
-
-
 def test_undefined_numbers_are_none_and_never_nan() -> None:
     nothing = {name: np.zeros((1, *p.shape)) for name, p in NET.named_parameters()}
     whole = of(nothing, np.ones(1)).whole

@@ -3,40 +3,46 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedzmg import InputError, Task, Trial, simulate
 from fedzmg.bench.workloads import WORKLOADS
+<<<<<<< HEAD
 from fedzmg.engine import choose, cuda_graph
 from fedzmg.engine.choose import EnginePlanner, Planned, Probe, can_compile, even_chunk
 from fedzmg.engine.local import Chunk, Engine, Program
+=======
+from fedzmg.engine import choose
+from fedzmg.engine.choose import EnginePlanner, Probe, can_compile
+from fedzmg.engine.compiling import compile_apart
+from fedzmg.engine.round import Chunk, Engine, Program
+>>>>>>> hS
 from fedzmg.engine.sequential import Sequential
-from fedzmg.engine.vectorized import Vectorized
 from fedzmg.models.initial import initial_params
-from fedzmg.models.kernels import MappedLayers, onednn
+from fedzmg.models.kernels import MappedLayers, convolution, onednn
+from fedzmg.models.kernels.determinism import same_bits
 from fedzmg.simulation import Simulation, rounds
 from fedzmg.tree import Tree
+from golden_problems import Net, random_task
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 COMPILER_WARNS = pytest.mark.filterwarnings("ignore")
 """The compiler's own warnings change with every version of torch."""
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+SIZES = [5, 12, 8, 3]
 
 
 def task(dropout: float = 0.0) -> Task:
-    rng = np.random.default_rng(0)
-    owner = np.repeat(np.arange(4), [5, 12, 8, 3])
-    x, y = rng.normal(size=(len(owner), 6)), rng.integers(0, 3, len(owner))
     net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(dropout), nn.Linear(5, 3))
-    return Task.from_arrays(net, x, y, owner, test=(x, y), cohort=4, batch_size=4, epochs=2)
+    return random_task(net, SIZES, inputs=6, classes=3, cohort=4, batch_size=4, epochs=2)
 
 
 def simulation(
@@ -69,38 +75,6 @@ def test_compiled_equals_eager_with_dropout() -> None:
         assert_equal(a.params, b.params, atol=1e-5)
 
 
-def test_auto_measures_and_gives_its_reason() -> None:
-    choice = simulation("auto").choice
-    assert choice.path in ("sequential", "vectorized")
-    assert "ms for 2 steps" in choice.reason
-
-
-def test_auto_is_timed_on_one_trial_whatever_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    widths: list[int] = []
-
-    def fake(engine: object, probe: Probe) -> float:
-        widths.append(len(probe.batches))
-        return 1.0
-
-    monkeypatch.setattr(choose, "_pass_seconds", fake)
-    simulation("auto", trials=5)
-    assert set(widths) == {4}
-
-
-def test_auto_compiles_only_when_the_rounds_left_repay_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake(engine: object, probe: Probe) -> float:
-        return 0.01 if isinstance(engine, Vectorized) else 0.02
-
-    monkeypatch.setattr(choose, "_pass_seconds", fake)
-    for rounds_, compiler, path in (
-        (50, True, "vectorized"),
-        (100_000, True, "compiled"),
-        (100_000, False, "vectorized"),
-    ):
-        monkeypatch.setattr(choose, "can_compile", lambda device, found=compiler: found)
-        assert simulation("auto", rounds=rounds_).choice.path == path
-
-
 @pytest.mark.parametrize(
     ("faster", "expected"), [(1.2, ("vectorized", True)), (1.3, ("sequential", False))]
 )
@@ -123,41 +97,6 @@ def test_auto_leaves_the_default_path_for_one_that_is_clearly_faster(
     monkeypatch.setattr(choose, "_pass_seconds", fake)
     choice = simulation("auto").choice
     assert (choice.path, choice.onednn) == expected
-
-
-def test_on_a_gpu_the_planned_work_decides_whether_compiling_pays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(choose, "_seconds", lambda *args: 7e-3)
-    monkeypatch.setattr(choose, "can_compile", lambda device: True)
-    built = simulation("vectorized")
-    program, probe = replace(built.program, device=GPU), built.probe()
-    assert probe.steps == 6
-    # 3.5 ms a step, 6 steps: 21 ms a round alone, half of that for every other trial of a pack.
-    # Several trainings share what is compiled.
-    for planned, compiled in (
-        (Planned(2300), False),
-        (Planned(2400), True),
-        (Planned(470, trials=9), False),
-        (Planned(480, trials=9), True),
-        (Planned(47, trials=9, trainings=10), False),
-        (Planned(48, trials=9, trainings=10), True),
-    ):
-        path = choose.choose_on_gpu(program, probe, planned).path
-        assert path == ("compiled_cuda_graph" if compiled else "cuda_graph"), planned
-
-
-@pytest.mark.parametrize("engine", ["compiled", "compiled_cuda_graph"])
-def test_a_compiled_step_on_a_gpu_is_always_a_cuda_graph(engine: Any) -> None:
-    built = simulation("vectorized")
-    planner = EnginePlanner(engine, chunk=4)
-    program = replace(built.program, device=GPU)
-    planner.plan(program, built.probe, trials=1, rounds_left=1)
-    assert planner.choice.path == "compiled_cuda_graph"
-    engine = planner.build(program)
-    assert isinstance(engine, Vectorized)
-    assert engine.compiled
-    assert engine.cuda_graph
 
 
 @pytest.mark.parametrize("device", [CPU, GPU], ids=str)
@@ -192,31 +131,13 @@ def test_a_probe_that_runs_out_of_memory_is_repeated_in_halves(
             EnginePlanner().plan(program, built.probe, trials=1, rounds_left=1)
 
 
-def test_unknown_engine_and_device_are_refused() -> None:
+def test_unknown_engine_and_device_are_rejected() -> None:
     with pytest.raises(InputError, match=r"'vectorised'.*'vectorized'"):
         simulation("vectorised")
     with pytest.raises(InputError, match="'gpu'"):
         simulate(task(), [Trial.of("fedavg")], device="gpu")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="'cuda'"):
         simulate(task(), [Trial.of("fedavg")], device="cuda")
-
-
-def test_compiled_widths_are_few_and_wide_enough() -> None:
-    engine = Vectorized(simulation("vectorized").program, compiled=True)
-    for total in (2, 3, 10, 37, 810):
-        widths = [engine._width(alive, total) for alive in range(1, total + 1)]
-        assert len(set(widths)) <= 4
-        assert all(max(2, alive) <= w <= max(total, 2) for alive, w in enumerate(widths, 1))
-
-
-def test_mapped_layers_are_the_same_layers() -> None:
-    x, w, b = (torch.randn(*shape, dtype=torch.float64) for shape in ((4, 6), (3, 6), (3,)))
-    linear = nn.functional.linear
-    expected = linear(x, w, b), linear(x, w), linear(x[None], w, b)
-    with MappedLayers():
-        found = linear(x, w, bias=b), linear(x, w), linear(x[None], w, b)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("options", [
@@ -235,68 +156,6 @@ def test_mapped_convolutions_are_the_same_convolutions(options: dict[str, Any]) 
                 found = nn.functional.conv2d(x, w, bias, **options)
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     assert torch.backends.mkldnn.enabled == before
-
-
-def test_chunks_are_even_and_few() -> None:
-    cases = {(100, None): None, (100, 100): None, (100, 99): 50, (810, 400): 270, (7, 3): 3}
-    assert {case: even_chunk(*case) for case in cases} == cases
-
-
-def buffer_widths(built: Simulation) -> list[int]:
-    assert isinstance(built.engine, Vectorized)
-    assert built.engine.graphs is not None
-    return built.engine.graphs.widths
-
-
-def test_buffers_are_used_again_until_they_are_twice_too_wide() -> None:
-    packed, alone = simulation("cuda_graph", trials=5, rounds=9), simulation("cuda_graph", rounds=9)
-    for active, widths in ((5, [20]), (4, [20]), (3, [20]), (2, [10, 20]), (1, [5, 10, 20])):
-        packed.stop(range(active, 5))
-        packed.run_round()
-        alone.run_round()
-        assert buffer_widths(packed) == widths
-        assert_equal(alone.snapshot.params.map(lambda leaf: leaf[0]),
-                     packed.snapshot.params.map(lambda leaf: leaf[0]))  # fmt: skip
-
-
-@pytest.mark.parametrize(("chunk", "widths"), [(8, [4, 8]), (7, [7])])
-def test_the_last_chunk_of_a_round_takes_the_buffers_of_the_others(
-    chunk: int, widths: list[int]
-) -> None:
-    """20 clients: 8, 8 and 4, which are not more than half; or 7, 7 and 6."""
-    whole = simulation("cuda_graph", trials=5)
-    cut = simulation(EnginePlanner("cuda_graph", chunk=chunk), trials=5)
-    for _ in range(2):
-        whole.run_round()
-        cut.run_round()
-    assert buffer_widths(cut) == widths
-    assert_equal(whole.snapshot.params, cut.snapshot.params)
-    assert cut.padding() >= whole.padding()
-
-
-def test_algorithms_share_what_is_compiled_for_their_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[str] = []
-
-    def note(function: Callable[..., object], backend: str = "") -> Callable[..., object]:
-        compiled.append(function.__name__)
-        return function
-
-    monkeypatch.setattr(cuda_graph, "compile_apart", note)
-    cuda_graph._compiled_loss.cache_clear()
-    shared = task()
-
-    def train(problem: Task, name: str) -> int:
-        before = compiled.count("losses")
-        simulation("compiled_cuda_graph", rounds=1, problem=problem, name=name).run_round()
-        return compiled.count("losses") - before
-
-    assert train(shared, "fedzmg") > 0
-    assert train(shared, "fedavg") == 0
-    assert compiled.count("advance") == 2 * compiled.count("losses")
-    # Other shapes are other code: the compiler allows few to a function.
-    small = replace(shared, protocol=shared.protocol.with_options({"batch_size": 2}))
-    assert train(small, "fedzmg") > 0
-    cuda_graph._compiled_loss.cache_clear()
 
 
 class Tight(EnginePlanner):
@@ -355,24 +214,16 @@ def test_models_that_do_not_fit_together_are_evaluated_in_parts(
     assert asked[6:] == [2, 2, 1]
 
 
-class Deciding(nn.Module):
-    """Network that decides by a hidden value, which cannot be mapped over clients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.first(x)
-        # Always the same way: a decision that changes with the batch would be refused before.
-        return self.second(hidden if bool(hidden.sum() > -1e9) else hidden.relu())
-
-
 def undecided() -> Task:
-    plain, owner = task(), np.repeat(np.arange(4), [5, 12, 8, 3])
-    return Task.from_arrays(
-        Deciding(), *plain.train.examples, owner, test=tuple(plain.test), cohort=4, batch_size=4
-    )
+    """Make a task whose model decides by a hidden value, which cannot be mapped over clients."""
+
+    def run(m: Any, x: torch.Tensor) -> torch.Tensor:
+        hidden = m.first(x)
+        # Always the same way: a decision that changes with the batch would be rejected before.
+        return m.second(hidden if bool(hidden.sum() > -1e9) else hidden.relu())
+
+    net = Net(run, first=nn.Linear(6, 5), second=nn.Linear(5, 3))
+    return random_task(net, SIZES, inputs=6, classes=3, cohort=4, batch_size=4)
 
 
 def test_a_model_that_does_not_map_is_trained_by_the_loop() -> None:
@@ -384,9 +235,7 @@ def test_a_model_that_does_not_map_is_trained_by_the_loop() -> None:
     assert len(looped.run_round().records) == 2
 
 
-@COMPILER_WARNS
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("engine", ["sequential", "vectorized", "cuda_graph", "compiled"])
 @pytest.mark.parametrize("name", ["fedzmg", "fedadam"])
 def test_gpu_agrees_with_cpu(engine: str, name: str) -> None:
@@ -404,9 +253,7 @@ def small_workload(name: str) -> Task:
     return replace(built, protocol=replace(built.protocol, epochs=1, cohort=4))
 
 
-@COMPILER_WARNS
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 @pytest.mark.parametrize("engine", ["cuda_graph", "compiled_cuda_graph"])
 @pytest.mark.parametrize("name", ["cifar100", "shakespeare"])
@@ -430,9 +277,7 @@ def test_a_round_of_the_papers_models_on_a_gpu(name: str, engine: str, precision
     assert difference < {"float32": 5e-3, "tf32": 8e-2, "bf16": 2e-1}[precision]
 
 
-@COMPILER_WARNS
 @pytest.mark.gpu
-@needs_gpu
 def test_packed_equals_alone_on_a_gpu() -> None:
     few = small_workload("cifar100")
     trials = [Trial.of("fedzmg", seed, client_lr=0.01) for seed in range(3)]
@@ -442,12 +287,49 @@ def test_packed_equals_alone_on_a_gpu() -> None:
         assert_equal(alone.params, together.params, atol=1e-4)
 
 
-@COMPILER_WARNS
 @pytest.mark.gpu
-@needs_gpu
 def test_auto_on_a_gpu_replays_graphs_and_falls_back_to_the_loop() -> None:
     built = simulation("auto", rounds=2, device=GPU)
     assert (built.choice.path, built.chunk) == ("cuda_graph", None)
     looped = simulation("auto", rounds=1, problem=undecided(), device=GPU)
     assert looped.choice.path == "sequential"
     assert "cannot be mapped" in looped.choice.reason
+
+
+def double(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+@pytest.fixture
+def tags(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    seen: list[str] = []
+
+    def watched(graph: Any, inputs: Any) -> Any:
+        seen.append(torch.compiler.config.cache_key_tag)
+        return graph.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", watched)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside torch
+def test_compiled_code_is_kept_under_all_that_it_depends_on(
+    tags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled() -> None:
+        assert torch.equal(compile_apart(double)(torch.ones(3)), 2 * torch.ones(3))
+
+    compiled()
+    compiled()
+    monkeypatch.setattr(convolution, "_chosen", {("some shape",): True})
+    compiled()
+    monkeypatch.setattr(convolution, "_chosen", {("some shape",): False})
+    compiled()
+    with same_bits(True):
+        compiled()
+    with torch.compiler.config.patch(cache_key_tag="the user's"):
+        compiled()
+    assert tags[0] == tags[1]
+    assert len(set(tags)) == 5
+    assert tags[-1].startswith("the user's fedzmg ")
+    assert torch.compiler.config.cache_key_tag == ""

@@ -1,11 +1,10 @@
-"""The parts of the contract that the built-in algorithms leave unused: memory, looks, epochs."""
+"""Parts of the contract that few built-in algorithms use: memory, full passes, ends of epochs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,16 +22,14 @@ from fedzmg.contract import (
     number,
 )
 from fedzmg.simulation import Simulation
+from golden_problems import random_task
 
 SIZES = [5, 12, 8, 3]
 
 
 def task(**protocol: Any) -> Task:
-    rng = np.random.default_rng(0)
-    owner = np.repeat(np.arange(4), SIZES)
-    x, y = rng.normal(size=(len(owner), 3)), rng.integers(0, 2, len(owner))
     settings = {"batch_size": 4, "epochs": 3, "cohort": 2, "rounds": 6, **protocol}
-    return Task.from_arrays(nn.Linear(3, 2), x, y, owner, test=(x, y), **settings)
+    return random_task(nn.Linear(3, 2), SIZES, inputs=3, classes=2, **settings)
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class Remembering(ClientRule):
 
 
 @dataclass(frozen=True)
-class Looking(ClientRule):
+class FullGradient(ClientRule):
     """One full-gradient step from the full_pass, and nothing else."""
 
     lr: Number = number(0.1, above=0, doc="learning rate")
@@ -78,43 +75,6 @@ class Looking(ClientRule):
         return context.params - self.lr * scratch, scratch
 
 
-@dataclass(frozen=True)
-class Stopping(ClientRule):
-    """Stops after ``epochs`` epochs; remembers the loss it was shown last."""
-
-    epochs: Number = number(1.0, low=0, doc="epochs to train")
-    sees: FullPassTiming = "epochs"
-
-    @property
-    def full_pass(self) -> FullPassTiming:
-        return self.sees
-
-    @property
-    def uses_epoch_end(self) -> bool:
-        return True
-
-    def init_memory(self, params: Tree) -> State:
-        return next(iter(params.values())).new_zeros(2)
-
-    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        assert isinstance(full_pass, FullPass) == (self.sees == "epochs")
-        return context.memory * 0
-
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
-        return params - 0.1 * grad, scratch
-
-    def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
-        after = torch.stack([scratch[0] + 1, loss])
-        return after, after[0] < self.epochs
-
-    def finish(
-        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
-    ) -> tuple[Upload, State]:
-        return Upload(context.params - params), scratch
-
-
 def run(rule: ClientRule, engine: str, problem: Task | None = None) -> tuple[Simulation, list[Any]]:
     sim = Simulation(
         problem or task(),
@@ -130,41 +90,6 @@ def run(rule: ClientRule, engine: str, problem: Task | None = None) -> tuple[Sim
 def seen(sim: Simulation) -> dict[tuple[int, int], Any]:
     """Every memory, by trial and client."""
     return {(t, c): m for t in range(len(sim.trials)) for c, m in sim.memory.of_trial(t).items()}
-
-
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_memory_counts_the_rounds_each_client_took_part_in(engine: str) -> None:
-    sim, _ = run(Remembering(), engine)
-    taken = np.zeros((2, 4))
-    for round_ in range(1, 7):
-        for batch in sim.planner.batches(round_):
-            taken[batch.trial, batch.client] += 1
-    for (trial, client), (_, rounds) in seen(sim).items():
-        assert float(rounds) == taken[trial, client]
-    assert len(seen(sim)) == (taken > 0).sum()
-
-
-def test_memory_loop_equals_map() -> None:
-    a, _ = run(Remembering(), "sequential")
-    b, _ = run(Remembering(), "vectorized")
-    for name, leaf in a.snapshot.params.items():
-        torch.testing.assert_close(leaf, b.snapshot.params[name], rtol=0, atol=1e-9)
-
-
-def test_memory_survives_a_resume() -> None:
-    whole, _ = run(Remembering(), "vectorized")
-    trials = whole.trials
-    options: dict[str, Any] = {
-        "rounds": 6, "device": torch.device("cpu"), "dtype": torch.float64, "engine": "vectorized"
-    }  # fmt: skip
-    first = Simulation(task(), trials, **options)
-    for _ in range(3):
-        first.run_round()
-    second = Simulation(task(), trials, restored=[first.checkpoint(i) for i in range(2)], **options)
-    for _ in range(3):
-        second.run_round()
-    for name, leaf in whole.snapshot.params.items():
-        assert torch.equal(leaf, second.snapshot.params[name])
 
 
 def test_memory_of_a_dropped_upload_is_not_written() -> None:
@@ -190,9 +115,9 @@ def test_client_drawn_twice_uploads_twice_from_the_same_memory() -> None:
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_a_look_is_the_full_gradient(engine: str) -> None:
+def test_a_full_pass_gives_the_full_gradient(engine: str) -> None:
     problem = task(cohort=4)
-    sim, _ = run(Looking(lr=0.3), engine, problem)
+    sim, _ = run(FullGradient(lr=0.3), engine, problem)
     again = Simulation(
         problem,
         sim.trials,
@@ -216,25 +141,7 @@ def test_a_look_is_the_full_gradient(engine: str) -> None:
         torch.testing.assert_close(again.snapshot.params[name][0], value, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize(
-    ("epochs", "steps"), [(1, [2, 3, 2, 1]), (2, [4, 6, 4, 2]), (9, [6, 9, 6, 3])]
-)
-def test_a_rule_can_stop_after_an_epoch(engine: str, epochs: int, steps: list[int]) -> None:
-    _, records = run(Stopping(epochs=float(epochs)), engine, task(cohort=4))
-    assert records[0][0].steps == sum(steps)
-
-
-@pytest.mark.parametrize("sees", ["epochs", "never"])
-def test_epoch_losses_agree_between_engines(sees: FullPassTiming) -> None:
-    loop, _ = run(Stopping(2.0, sees), "sequential")
-    mapped, _ = run(Stopping(2.0, sees), "vectorized")
-    assert seen(loop).keys() == seen(mapped).keys()
-    for owner, state in seen(loop).items():
-        torch.testing.assert_close(state, seen(mapped)[owner], rtol=0, atol=1e-9)
-
-
-def test_mixed_structures_are_refused() -> None:
+def test_mixed_structures_are_rejected() -> None:
     pair = [Trial.of("fedavg"), Trial.of("fedzmg")]
     with pytest.raises(ValueError, match="fedavg and fedzmg differ in more than numbers"):
         simulate(task(), pair)

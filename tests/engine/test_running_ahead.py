@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,18 +9,15 @@ from torch import nn
 from fedzmg import Task, Trial
 from fedzmg.simulation import Checkpoint, Record, Simulation
 from fedzmg.simulation.records import Reading
+from golden_problems import random_task
 
 CPU = torch.device("cpu")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def task() -> Task:
-    rng = np.random.default_rng(0)
-    owner = np.repeat(np.arange(4), [5, 12, 8, 3])
-    x, y = rng.normal(size=(len(owner), 6)), rng.integers(0, 3, len(owner))
     net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-    return Task.from_arrays(
-        net, x, y, owner, test=(x, y), cohort=3, batch_size=4, epochs=2, eval_every=2
+    return random_task(
+        net, [5, 12, 8, 3], inputs=6, classes=3, cohort=3, batch_size=4, epochs=2, eval_every=2
     )
 
 
@@ -78,15 +74,11 @@ def test_a_checkpoint_does_not_know_of_the_round_ahead() -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
-@pytest.mark.filterwarnings("ignore")
-def test_what_clients_remember_is_never_read_ahead() -> None:
+def test_client_memory_is_never_read_ahead() -> None:
     assert not build(torch.device("cuda"), name="scaffold").runs_ahead
 
 
 @pytest.mark.gpu
-@on_gpu
-@pytest.mark.filterwarnings("ignore")
 def test_a_round_is_launched_without_waiting_for_the_gpu() -> None:
     simulation = build(torch.device("cuda"))
     assert simulation.runs_ahead
@@ -101,7 +93,6 @@ def test_a_round_is_launched_without_waiting_for_the_gpu() -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
 def test_reading_does_not_wait_for_what_came_after() -> None:
     table = torch.arange(6.0, device="cuda").reshape(2, 3)
     reading = Reading(table)
@@ -114,10 +105,8 @@ def test_reading_does_not_wait_for_what_came_after() -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("engine", ["cuda_graph", "compiled"])
-def test_a_deterministic_pack_goes_on_with_the_same_bits(engine: str) -> None:
+def test_a_deterministic_pack_resumes_with_the_same_bits(engine: str) -> None:
     gpu = torch.device("cuda")
     whole = finish(build(gpu, engine=engine, deterministic=True))
     first = build(gpu, engine=engine, deterministic=True)

@@ -79,10 +79,7 @@ def dense_problem() -> Problem:
     def loss(w: Weights) -> Any:
         return keras.cross_entropy(keras.dense(x, w["dense.kernel"], w["dense.bias"]), y)
 
-    place = {
-        "weight": ("dense.kernel", "dense.kernel"),
-        "bias": ("dense.bias", "bias"),
-    }
+    place = {"weight": ("dense.kernel", "dense.kernel"), "bias": ("dense.bias", "bias")}
     return Problem(weights, loss, nn.Linear(4, 3), torch.from_numpy(x), torch.from_numpy(y), place)
 
 
@@ -192,14 +189,6 @@ def test_gradients_are_transposes(name: str) -> None:
     assert all(float(leaf.abs().max()) > 1e-4 for leaf in expected.values())
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_projections_are_transposes(name: str) -> None:
-    problem = PROBLEMS[name]
-    slopes = keras.gradient(problem.loss, problem.weights)
-    found = client_rule(problem).centred(problem.to_torch(slopes))
-    assert_same(found, problem.to_torch(keras.zero_mean(slopes)))
-
-
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_fedzmg_steps_are_transposes(name: str, steps: int) -> None:
@@ -208,46 +197,3 @@ def test_fedzmg_steps_are_transposes(name: str, steps: int) -> None:
         problem.loss, problem.weights, lr=LR, momentum=MOMENTUM, decay=DECAY, steps=steps
     )
     assert_same(torch_steps(problem, steps), problem.to_torch(expected))
-
-
-def test_gate_biases_are_not_projected() -> None:
-    """Keras's GRU bias has two rows; averaged over them, two of the gates would never learn."""
-    problem = PROBLEMS["text"]
-    slope = keras.gradient(problem.loss, problem.weights)["gru.bias"]
-    units = slope.shape[1] // 3
-    np.testing.assert_allclose(slope[0, : 2 * units], slope[1, : 2 * units], rtol=0, atol=1e-15)
-    by_rank = slope - slope.mean(0)
-    assert np.abs(by_rank[:, : 2 * units]).max() < 1e-15
-    before, after = problem.to_torch(problem.weights), torch_steps(problem, 1)
-    for row, name in enumerate(("gru.bias_ih_l0", "gru.bias_hh_l0")):
-        assert client_rule(problem).axes[name] == ()  # type: ignore[index]
-        expected = before[name] * (1 - DECAY * LR) - LR * torch.from_numpy(gates(slope[row]))
-        torch.testing.assert_close(after[name], expected, rtol=0, atol=1e-10)
-        assert float((after[name] - before[name]).abs().min()) > 1e-6
-
-
-def test_embeddings_are_centred_over_the_vocabulary() -> None:
-    """A token that no example holds moves, too: by minus the mean of all tokens' gradients."""
-    problem = PROBLEMS["text"]
-    slope = keras.gradient(problem.loss, problem.weights)["embedding.embeddings"]
-    unseen = [3, 4, 6]
-    assert np.abs(slope[unseen]).max() == 0
-    before, after = problem.to_torch(problem.weights), torch_steps(problem, 1)
-    moved = after["embedding.weight"] - before["embedding.weight"] * (1 - DECAY * LR)
-    expected = LR * torch.from_numpy(slope.sum(0) / 7)
-    for token in unseen:
-        torch.testing.assert_close(moved[token], expected, rtol=0, atol=1e-10)
-    assert float(expected.abs().min()) > 1e-4
-    assert float(moved.sum(0).abs().max()) < 1e-12
-
-
-def test_the_oracle_knows_keras_by_hand() -> None:
-    """A GRU of one unit over one step from rest, with its three gates told apart."""
-    kernel, bias = np.array([[1.0, 2.0, 3.0]]), np.array([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]])
-    [[[state]]] = keras.gru(np.array([[[0.5]]]), kernel, np.zeros((1, 3)), bias)
-    update, reset = 1 / (1 + np.exp(-1.0)), 1 / (1 + np.exp(-1.7))
-    assert state == pytest.approx((1 - update) * np.tanh(1.8 + reset * 0.6), abs=1e-15)
-    corner = keras.conv2d_same(np.ones((1, 3, 3, 1)), np.ones((3, 3, 1, 1)), np.zeros(1))
-    assert corner[0, :, :, 0].tolist() == [[4, 6, 4], [6, 9, 6], [4, 6, 4]]
-    slope = keras.gradient(lambda w: (w["a"] ** 3).sum(), {"a": np.array([1.0, -2.0])})
-    np.testing.assert_allclose(slope["a"], [3.0, 12.0], rtol=1e-15)

@@ -127,7 +127,7 @@ def test_a_layer_of_ones_own_keeps_its_forward_pass() -> None:
     assert type(module[0]) is Doubled
 
 
-def test_bags_without_rows_are_refused() -> None:
+def test_bags_without_rows_are_rejected() -> None:
     module = nn.EmbeddingBag(7, 3)
     swap_layers(module)
     with pytest.raises(InputError, match=r"ids of shape \(6,\): give one row of ids per example"):

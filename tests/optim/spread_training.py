@@ -1,6 +1,6 @@
 """Two processes train one model, spread in several ways; prints the differences from one process.
 
-Run by ``test_distributed.py`` with torch's launcher; talks over the loopback only.
+Run by ``test_torch_features.py`` with torch's launcher; talks over the loopback only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Any torch optimizer, its final step centred."""
+"""Gradients centred in place, and any torch optimizer with its final step centred."""
 
 from __future__ import annotations
 
@@ -8,13 +8,54 @@ from typing import Any
 
 import pytest
 import torch
+from fedzmg.optim.projection import centre_
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from fedzmg.algorithms.projection import zero_mean
 from fedzmg.errors import InputError
 from fedzmg.models import CharGRU, layout_of
-from fedzmg.optim import Centred
+from fedzmg.optim import Centred, zero_mean_
+from golden_problems import GOLDEN
+
+TENSORS = GOLDEN["algorithms"]["projection_tensors"]
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_golden_tensors(name: str) -> None:
+    entry: dict[str, Any] = TENSORS[name]
+    grad = torch.tensor(entry["grad"], dtype=torch.float64).reshape(entry["shape"])
+    axes = tuple(entry["axes"]) if "axes" in entry else (entry["axis"],)
+    centre_([(grad, axes)])
+    expected = torch.tensor(entry["projected"], dtype=torch.float64).reshape(entry["shape"])
+    torch.testing.assert_close(grad, expected, rtol=0, atol=1e-12)
+
+
+def test_a_model_is_centred_as_the_engines_do_it() -> None:
+    torch.manual_seed(0)
+    model = CharGRU(9, 5, 6).double()
+    model(torch.randint(0, 9, (2, 4))).square().sum().backward()
+    before = {n: p.grad.clone() for n, p in model.named_parameters()}
+    zero_mean_(model)
+    for name, info in layout_of(model).items():
+        grad: Tensor = model.get_parameter(name).grad
+        torch.testing.assert_close(grad, zero_mean(before[name], info.input_axes))
+    centred = {n: p.grad.clone() for n, p in model.named_parameters()}
+    zero_mean_(model)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, centred[name], rtol=0, atol=1e-14)
+
+
+def test_parameters_without_gradient_and_sparse_ones() -> None:
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Embedding(3, 2, sparse=True)])
+    zero_mean_(model)
+    model[1](torch.tensor([0])).sum().backward()
+    with pytest.raises(InputError, match="sparse=False"):
+        zero_mean_(model)
+    before = model[1].weight.grad.to_dense()
+    zero_mean_(model, {"1.weight": ()})
+    assert torch.equal(model[1].weight.grad.to_dense(), before)
+
 
 OPTIMIZERS: dict[str, Any] = {
     "adam": lambda p: torch.optim.Adam(p, 0.05),
@@ -115,20 +156,7 @@ def test_copies_closures_cycles_and_more_groups() -> None:
     assert len(centred.optimizer.param_groups) == 2
 
 
-def test_a_scaler_skips_infinite_steps() -> None:
-    model = model_of(torch.float32)
-    centred = Centred(torch.optim.Adam(model.parameters(), 0.1), model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    before = [p.detach().clone() for p in model.parameters()]
-    backward(model, 0)
-    next(model.parameters()).grad[0, 0] = torch.inf
-    scaler.scale(torch.ones(()))
-    scaler.step(centred)
-    for p, old in zip(model.parameters(), before, strict=True):
-        assert torch.equal(p, old)
-
-
-def test_what_it_wraps_must_be_an_optimizer_of_the_model() -> None:
+def test_only_optimizers_of_the_model_are_wrapped() -> None:
     with pytest.raises(InputError, match=r"expected a torch\.optim\.Optimizer"):
         Centred(nn.Linear(2, 2))  # type: ignore[arg-type]
     stranger = torch.optim.Adam(nn.Linear(2, 2).parameters())
@@ -143,22 +171,3 @@ def test_axes_by_name() -> None:
     assert Centred(inner, axes={"weight": (0,)}).param_groups[0]["input_axes"] == [(0,)]
     with pytest.raises(InputError, match="did you mean 'weight'"):
         Centred(torch.optim.Adam(layer.named_parameters(), 0.1), axes={"wieght": (0,)})
-
-
-def test_frozen_layers_are_left_alone_until_they_train() -> None:
-    model = model_of()
-    model.requires_grad_(False)
-    last = list(model.children())[-1].requires_grad_(True)
-    centred = Centred(torch.optim.AdamW(model.parameters(), 0.05, weight_decay=0.1), model)
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    backward(model, 0)
-    centred.step()
-    moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
-    assert moved == {n for n, p in model.named_parameters() if p.requires_grad}
-    assert last.weight.requires_grad
-    model.requires_grad_(True)
-    backward(model, 1)
-    centred.step()
-    for n, p, i in projected(model):
-        torch.testing.assert_close(p.detach().sum(i.input_axes), before[n].sum(i.input_axes))
-        assert not torch.equal(p, before[n])

@@ -27,7 +27,6 @@ from fedzmg.optim import ZeroMeanSGD, fused
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton (Linux) for its interpreter"
 )
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 COMPILER_WARNS = pytest.mark.filterwarnings("ignore")
 """Internal warnings of Triton's compiler change with every version."""
 
@@ -110,135 +109,12 @@ def test_entries_share_a_mean_exactly_if_their_outputs_agree(data: st.DataObject
     assert form.inputs == np.prod([shape[a] for a in axes])
 
 
-@pytest.mark.parametrize(
-    ("length", "aligned", "width"),
-    [
-        (3, True, 16), (25, False, 64), (65, True, fused.LONG), (72, True, 256),
-        (72, False, fused.LONG), (288, True, 256), (296, True, 512), (1152, True, 1024),
-        (3136, True, 4096), (4608, True, 4096), (4616, True, fused.LONG),
-        (70_000, True, fused.FLAT),
-    ],
-)  # fmt: skip
-def test_which_rows_are_held_on_chip(length: int, aligned: bool, width: int) -> None:
-    form = fused.form_of(torch.empty(2, length), (1,), aligned=aligned)
-    assert form is not None
-    assert form.shape == width
-    assert form.needs_sums == (width == fused.FLAT)
-
-
-@pytest.mark.parametrize(
-    ("shape", "axes", "expected"),
-    [
-        ((66, 256), (0,), fused.COLUMNS),
-        ((1024, 8), (0,), fused.COLUMNS),
-        ((1025, 8), (0,), fused.FLAT),
-        ((4, 5, 6), (0, 1), fused.COLUMNS),
-        ((4, 5, 6), (1,), fused.FLAT),
-        ((66, 1), (0,), fused.LONG),
-    ],
-)
-def test_which_columns_the_kernel_sums(
-    shape: tuple[int, ...], axes: tuple[int, ...], expected: int
-) -> None:
-    form = fused.form_of(torch.empty(shape), axes)
-    assert form is not None
-    assert form.shape == expected
-    # Sums over processes are given to the kernel, which has a part of them only.
-    given = fused.form_of(torch.empty(shape), axes, sums_given=True)
-    assert given is not None
-    assert given.needs_sums
-
-
-def test_fused_on_another_device_is_refused() -> None:
+def test_fused_on_another_device_is_rejected() -> None:
     param = nn.Parameter(torch.ones(2, 2, device="meta"))
     param.grad = torch.ones(2, 2, device="meta")
     optimizer = ZeroMeanSGD([{"params": [param], "input_axes": (1,)}], 0.1, fused=True)
     with pytest.raises(InputError, match="no kernel for meta"):
         optimizer.step()
-
-
-class Compiler:
-    """In place of Triton's: remembers what was launched through it, and what past it."""
-
-    def __init__(self) -> None:
-        self.compiled: list[tuple[Any, ...]] = []
-        self.again: list[tuple[Any, ...]] = []
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def launch(*arguments: Any, **options: Any) -> Compiler:
-            self.compiled.append(arguments)
-            return self
-
-        def launch_again(*arguments: Any) -> None:
-            self.again.append(arguments)
-
-        return launch if len(grid) == 1 else launch_again
-
-
-@needs_triton
-def test_a_compiled_kernel_is_launched_again_only_where_it_fits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from fedzmg.optim import triton_step
-
-    compiler = Compiler()
-    monkeypatch.setattr(fused, "interpreted", lambda: True)
-    monkeypatch.setattr(triton_step, "step", compiler)
-    param = nn.Parameter(torch.ones(4, 3))
-    param.grad = torch.ones(4, 3)
-    optimizer = ZeroMeanSGD([{"params": [param], "input_axes": (1,)}], 0.1)
-    group = optimizer.param_groups[0]
-
-    def launched() -> tuple[int, int]:
-        before = len(compiler.compiled), len(compiler.again)
-        optimizer.step()
-        return len(compiler.compiled) - before[0], len(compiler.again) - before[1]
-
-    assert launched() == (1, 0)
-    group["lr"] = 0.2
-    assert launched() == (0, 1)
-    first, again = compiler.compiled[0], compiler.again[0]
-    assert len(first) == len(again)
-    assert first[:3] == again[:3]  # the very tables
-    assert (first[3], again[3]) == (0.1, 0.2)
-    moved = torch.ones(4, 3)
-    param.grad = moved  # beside the one before
-    assert launched() == (0, 1)
-    assert compiler.again[-1][2].tolist() == [moved.data_ptr()]
-    group["nesterov"] = True
-    assert launched() == (1, 0)
-    assert launched() == (0, 1)
-    group["lr"] = torch.tensor(0.1)  # of a type and alignment that a later one may not have
-    assert launched() == (1, 0)
-    assert launched() == (1, 0)
-    group["lr"] = 0.1
-    optimizer.found_inf = torch.tensor(0.0)  # type: ignore[attr-defined]
-    assert launched() == (1, 0)
-    del optimizer.found_inf  # type: ignore[attr-defined]
-    assert launched() == (0, 1)
-    param.data = torch.ones(4, 3)
-    assert launched() == (1, 0)
-    kinds = {tuple(map(type, arguments[3:7])) for arguments in compiler.compiled}
-    assert kinds == {(float, float, float, float)}  # whole numbers would be of another type
-
-
-@needs_triton
-def test_sums_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = []
-    monkeypatch.setattr(fused, "interpreted", lambda: True)
-    monkeypatch.setattr(fused, "_launch", lambda plan, table, *_: tables.append((plan, table)))
-    param = nn.Parameter(torch.ones(3, 4, 5, dtype=torch.bfloat16))
-    param.grad = torch.ones(3, 4, 5, dtype=torch.bfloat16)
-    optimizer = ZeroMeanSGD([{"params": [param], "input_axes": (1,)}], 0.1)
-    for factor in (1, 2):
-        param.grad.fill_(factor)
-        optimizer.step()
-        (plan, table), (sums,) = tables[-1], tables[-1][0].sums.values()
-        assert table.tolist() == [param.grad.data_ptr()]
-        assert plan.tables["tensors"][0, 2] == sums.data_ptr()
-        assert torch.equal(sums, torch.full((3, 1, 5), 4.0 * factor))
-    assert tables[0][0] is tables[1][0]
-    assert tables[0][1] is tables[1][1]
 
 
 @needs_triton
@@ -286,21 +162,6 @@ def test_the_kernel_compiles_for_a_gpu_that_is_not_here(
     assert "ld.global.v4" in compiled.asm["ptx"]  # aligned rows are read 16 bytes at a time
 
 
-def test_an_optimizer_that_has_launched_is_copied_and_pickled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fused, "possible", lambda *_: True)
-    monkeypatch.setattr(fused, "_launch", lambda *_: None)
-    param = nn.Parameter(torch.ones(4, 3))
-    param.grad = torch.ones(4, 3)
-    optimizer = ZeroMeanSGD([{"params": [param], "input_axes": (1,)}], 0.1)
-    optimizer.step()
-    assert optimizer._launchers
-    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        assert not hasattr(other, "_launchers")
-        other.step()
-
-
 # --- on a GPU -------------------------------------------------------------------------------
 
 
@@ -316,9 +177,7 @@ def trained(make: Any, steps: int = 3, **options: Any) -> list[Tensor]:
     return [p.detach().cpu() for p in model.parameters()]
 
 
-@COMPILER_WARNS
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize("make", [emnist_cnn, shakespeare_gru])
 @pytest.mark.parametrize(
     "options",
@@ -339,9 +198,7 @@ def test_kernel_and_lists_agree_with_single_tensors(make: Any, options: dict[str
             torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
 
-@COMPILER_WARNS
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize("way", [{"fused": True}, {"foreach": True}])
 def test_options_change_between_launches_of_a_compiled_kernel(way: dict[str, Any]) -> None:
     changes: list[dict[str, Any]] = [
@@ -365,9 +222,7 @@ def test_options_change_between_launches_of_a_compiled_kernel(way: dict[str, Any
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
-@COMPILER_WARNS
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize("way", [{"fused": True}, {"foreach": True}, {"foreach": False}])
 def test_a_recorded_graph_repeats_the_step(way: dict[str, Any]) -> None:
     results = []
@@ -404,9 +259,7 @@ def test_a_recorded_graph_repeats_the_step(way: dict[str, Any]) -> None:
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-@COMPILER_WARNS
 @pytest.mark.gpu
-@on_gpu
 def test_a_scaler_hands_its_factor_to_the_kernel() -> None:
     torch.manual_seed(0)
     model = emnist_cnn().cuda()
@@ -423,3 +276,18 @@ def test_a_scaler_hands_its_factor_to_the_kernel() -> None:
     scaler.scale(model(x).square().mean()).backward()
     scaler.step(optimizer)
     assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_an_optimizer_that_has_launched_is_copied_and_pickled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fused, "possible", lambda *_: True)
+    monkeypatch.setattr(fused, "_launch", lambda *_: None)
+    param = nn.Parameter(torch.ones(4, 3))
+    param.grad = torch.ones(4, 3)
+    optimizer = ZeroMeanSGD([{"params": [param], "input_axes": (1,)}], 0.1)
+    optimizer.step()
+    assert optimizer._launchers
+    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert not hasattr(other, "_launchers")
+        other.step()

@@ -40,73 +40,55 @@ def test_without_jax_it_imports_and_says_what_to_install(monkeypatch: pytest.Mon
         adapter.zero_mean()
 
 
+STACK = {f"a/{name}/kernel": (5, 6, 6) for name in ("query", "key", "out")}
+SQUARE = {f"a/{name}/kernel": (6, 6, 6) for name in ("query", "key", "out")}
+
+
 @pytest.mark.parametrize(
-    ("name", "shape", "axes"),
+    ("shapes", "axes"),
     [
-        ("Dense_0/kernel", (3, 4), (0,)),
-        ("kernel", (3, 4), (0,)),
-        ("stem/kernel", (3, 4), (0,)),
-        ("block/conv_init/kernel", (3, 3, 2, 4), (0, 1, 2)),
-        ("Conv_1/kernel", (3, 2, 4), (0, 1)),
-        ("conv1/kernel", (3, 2, 4), (0, 1)),
-        ("ConvTranspose_0/kernel", (3, 3, 2, 4), (0, 1, 2)),
-        ("conv2_d_transpose_1/w", (3, 3, 4, 2), (0, 1, 3)),
-        ("linear/w", (3, 4), (0,)),
-        ("ScanBlock_0/Dense_0/bias", (2, 3), ()),
+        ({"Dense_0/kernel": (3, 4)}, (0,)),
+        ({"kernel": (3, 4)}, (0,)),
+        ({"block/conv_init/kernel": (3, 3, 2, 4)}, (0, 1, 2)),
+        ({"Conv_1/kernel": (3, 2, 4)}, (0, 1)),
+        ({"conv1/kernel": (3, 2, 4)}, (0, 1)),
+        ({"ConvTranspose_0/kernel": (3, 3, 2, 4)}, (0, 1, 2)),
+        ({"conv2_d_transpose_1/w": (3, 3, 4, 2)}, (0, 1, 3)),
+        ({"linear/w": (3, 4)}, (0,)),
+        ({"ScanBlock_0/Dense_0/bias": (2, 3)}, ()),
         # Unknown: a general layer, a stack of layers, something with an order of its own.
-        ("proj/kernel", (5, 4, 3), None),
-        ("kernel", (5, 4, 3), None),
-        ("proj/kernel", (5, 6, 4, 3), None),
-        ("Dense_0/kernel", (2, 5, 3), None),
-        ("ScanBlock_0/Conv_0/kernel", (2, 3, 5, 4), None),
-        ("VmapConv_0/kernel", (2, 3, 5, 4), None),
-        ("__layer_stack_no_per_layer/block/conv1_d/w", (2, 3, 5, 4), None),
-        ("linear/w", (2, 3, 4), None),
-        ("Embed_0/embedding", (2, 9, 4), None),
-        ("ConvLocal_0/kernel", (7, 6, 4), None),
-        ("Einsum_0/kernel", (3, 4), None),
-        ("query/kernel", (5, 4, 3), None),
+        ({"proj/kernel": (5, 4, 3)}, None),
+        ({"kernel": (5, 4, 3)}, None),
+        ({"Dense_0/kernel": (2, 5, 3)}, None),
+        ({"ScanBlock_0/Conv_0/kernel": (2, 3, 5, 4)}, None),
+        ({"VmapConv_0/kernel": (2, 3, 5, 4)}, None),
+        ({"__layer_stack_no_per_layer/block/conv1_d/w": (2, 3, 5, 4)}, None),
+        ({"linear/w": (2, 3, 4)}, None),
+        ({"Embed_0/embedding": (2, 9, 4)}, None),
+        ({"ConvLocal_0/kernel": (7, 6, 4)}, None),
+        ({"Einsum_0/kernel": (3, 4)}, None),
+        ({"query/kernel": (5, 4, 3)}, None),
+        # A bias shows which axes are outputs.
+        ({"layers_0/kernel": (3, 3, 2, 4), "layers_0/bias": (4,)}, (0, 1, 2)),
+        ({"conv/kernel": (5, 6, 4), "conv/bias": (4,)}, (0, 1)),
+        ({"layers_0/kernel": (5, 4, 3), "layers_0/bias": (4, 3)}, None),
+        ({"conv/kernel": (3, 3, 4, 2), "conv/bias": (4,)}, None),
+        ({"conv/kernel": (2, 3, 5, 4), "conv/bias": (2, 4)}, None),
+        # Attention is known by the shapes of its kernels, unlike stacks of matrices.
+        ({"a/query/kernel": (6, 2, 3), "a/out/kernel": (2, 3, 6)}, (0,)),
+        ({"a/out/kernel": (2, 3, 6), "a/query/kernel": (6, 2, 3)}, (0, 1)),
+        (STACK, None),
+        (SQUARE | {"a/out/bias": (6, 6)}, None),
     ],
-)
-def test_names_tell_or_are_refused(name: str, shape: Any, axes: Any) -> None:
+)  # fmt: skip
+def test_axes_follow_from_names_and_shapes_or_are_asked_for(shapes: Any, axes: Any) -> None:
+    """The first parameter's axes; the others are its neighbours."""
+    name = next(iter(shapes))
     if axes is not None:
-        assert adapter._by_name(name, {name: shape}) == axes
+        assert adapter._by_name(name, shapes) == axes
         return
-    with pytest.raises(InputError, match=r"does not tell which are inputs: name them with axes="):
-        adapter._by_name(name, {name: shape})
-
-
-@pytest.mark.parametrize(
-    ("kernel", "bias", "axes"),
-    [
-        ((3, 3, 2, 4), (4,), (0, 1, 2)),  # a convolution in a Sequential
-        ((5, 6, 4), (4,), (0, 1)),  # two axes of features to one
-        ((5, 4, 3), (4, 3), None),  # one to two, or a stack of layers?
-        ((4, 4, 4), (4, 4), None),
-        ((3, 3, 4, 2), (4,), None),  # a transposed kernel
-        ((2, 3, 5, 4), (2, 4), None),  # a stack of convolutions
-    ],
-)
-def test_a_bias_tells_which_axes_are_outputs(kernel: Any, bias: Any, axes: Any) -> None:
-    for layer in ("layers_0", "conv"):
-        name, shapes = f"{layer}/kernel", {f"{layer}/kernel": kernel, f"{layer}/bias": bias}
-        if axes is not None:
-            assert adapter._by_name(name, shapes) == axes
-        else:
-            with pytest.raises(InputError, match="does not tell"):
-                adapter._by_name(name, shapes)
-
-
-@pytest.mark.parametrize("biased", [None, (6, 6)])
-def test_attention_is_told_from_stacks_of_matrices_by_its_shapes(biased: Any) -> None:
-    heads = {"a/query/kernel": (6, 2, 3), "a/key/kernel": (6, 2, 3), "a/out/kernel": (2, 3, 6)}
-    assert [adapter._by_name(n, heads) for n in heads] == [(0,), (0,), (0, 1)]
-    stack = {"a/query/kernel": (5, 6, 6), "a/key/kernel": (5, 6, 6), "a/out/kernel": (5, 6, 6)}
-    square = {f"a/{name}/kernel": (6, 6, 6) for name in ("query", "key", "out")}
-    stack = stack if biased is None else {**square, "a/out/bias": biased}
-    for name in square:
-        with pytest.raises(InputError, match="does not tell"):
-            adapter._by_name(name, stack)
+    with pytest.raises(InputError, match=rf"'{name}' .*axes="):
+        adapter._by_name(name, shapes)
 
 
 def projected(grads: Any, axes: Any = None) -> Any:
@@ -274,7 +256,7 @@ def test_half_precision_masks_and_empty_arrays() -> None:
 
 @pytest.mark.slow
 @needs_jax
-def test_what_cannot_be_told_is_refused_before_training() -> None:
+def test_unknown_axes_are_rejected_before_training() -> None:
     grads = {"DenseGeneral_0": {"kernel": np.ones((2, 3, 4))}, "mine": {"matrix": np.ones((2, 3))}}
     with pytest.raises(InputError, match=r"'DenseGeneral_0/kernel' has 3 axes.*name them"):
         zero_mean().init(grads)
@@ -291,60 +273,3 @@ def test_what_cannot_be_told_is_refused_before_training() -> None:
         zero_mean({**given, "mine/matrix": (2,)}).init(grads)
     with pytest.raises(InputError, match="named twice"):
         zero_mean({**given, "mine/matrix": (1, -1)}).init(grads)
-
-
-@pytest.mark.slow
-@needs_jax
-def test_layers_of_flax_whose_names_do_not_tell() -> None:
-    linen, jax = needs("flax.linen"), needs("jax")
-    key, x = jax.random.key(0), np.ones((2, 5), np.float32)
-
-    class Named(linen.Module):
-        @linen.compact
-        def __call__(self, x: Any) -> Any:
-            return linen.DenseGeneral((4, 3), name="proj")(x)
-
-    class Layer(linen.Module):
-        @linen.compact
-        def __call__(self, x: Any, _: Any) -> Any:
-            return linen.Dense(5)(x), None
-
-    class Stack(linen.Module):
-        @linen.compact
-        def __call__(self, x: Any) -> Any:
-            rest = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, "length": 3}
-            return linen.scan(Layer, **rest)()(x, None)[0]
-
-    for model in (Named(), Stack(), linen.DenseGeneral((4, 3))):
-        params = model.init(key, x)
-        with pytest.raises(InputError, match=r"kernel' has 3 axes.*name them"):
-            zero_mean().init(params)
-    nnx = needs("flax.nnx")
-    general = nnx.LinearGeneral((5,), (4, 3), rngs=nnx.Rngs(0))
-    with pytest.raises(InputError, match="'kernel' has 3 axes"):
-        zero_mean().init(nnx.state(general, nnx.Param))
-
-
-@pytest.mark.slow
-@needs_jax
-def test_axes_may_name_parameters_of_another_part() -> None:
-    jnp, optax = needs("jax.numpy"), needs("optax")
-    grads = {"a": {"mine": jnp.ones((2, 2))}, "b": {"mine": jnp.ones((2, 2))}}
-    axes = {"a/mine": (np.int64(0),), "b/mine": (0,)}
-    both = optax.multi_transform(
-        {"centred": zero_mean(axes), "plain": optax.identity()}, {"a": "centred", "b": "plain"}
-    )
-    after = both.update(grads, both.init(grads))[0]
-    assert not after["a"]["mine"].any()
-    assert after["b"]["mine"].all()
-    one = optax.masked(zero_mean(axes), {"a": {"mine": True}, "b": {"mine": False}})
-    assert not one.update(grads, one.init(grads))[0]["a"]["mine"].any()
-    wrong = optax.masked(zero_mean({**axes, "c/mine": ()}), {"a": True, "b": False})
-    with pytest.raises(InputError, match="unknown parameter in axes 'c/mine'"):
-        wrong.init(grads)
-
-
-@pytest.mark.slow
-@needs_jax
-def test_numbers_of_python_are_left_alone() -> None:
-    assert projected({"scale": 2.0, "w": np.ones((2, 2))})["scale"] == 2.0

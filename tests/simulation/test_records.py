@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedzmg import Task, Trial, simulate
+from fedzmg import Trial, simulate
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.local import Chunk, Outcome
 from fedzmg.simulation.records import (
@@ -22,6 +20,7 @@ from fedzmg.simulation.records import (
     message_size,
 )
 from fedzmg.tree import Tree
+from golden_problems import random_task
 
 
 def test_arrays_scalars_and_whole_numbers_are_counted_apart() -> None:
@@ -47,12 +46,10 @@ def test_integers_are_as_wide_as_they_must_be(steps: int, width: int) -> None:
 
 
 def test_records_add_up_and_skip_clients_that_sent_nothing() -> None:
-    rng = np.random.default_rng(0)
-    owner = np.repeat(np.arange(4), [4, 4, 4, 1])
-    x, y = rng.normal(size=(13, 3)), rng.integers(0, 2, 13)
-    task = Task.from_arrays(
-        nn.Linear(3, 2), x, y, owner, test=(x, y), cohort=4, batch_size=4, keep_partial=False
-    )
+    task = random_task(
+        nn.Linear(3, 2), [4, 4, 4, 1], inputs=3, classes=2, cohort=4, batch_size=4,
+        keep_partial=False,
+    )  # fmt: skip
     [history] = simulate(task, [Trial.of("fedavg")], rounds=3, engine="vectorized")
     model = 4 * (3 * 2 + 2)
     for i, record in enumerate(history.records, 1):
@@ -63,14 +60,6 @@ def test_records_add_up_and_skip_clients_that_sent_nothing() -> None:
         assert record.bytes_kept == 0
         assert record.total_bytes_down == i * 4 * model
         assert record.total_bytes_up == i * 3 * (model + 8)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "expected"),
-    [(1_690_046, 6_760_184), (2_214_532, 8_858_128), (4_022_850, 16_091_400)],
-)
-def test_sizes_of_the_papers_models(parameters: int, expected: int) -> None:
-    assert message_size(Tree({"w": torch.zeros(1, parameters)}), 0).arrays == expected
 
 
 def batch(trial: int) -> ClientBatch:
@@ -105,17 +94,3 @@ def test_quantiles_of_losses_are_numpys_whatever_the_chunks(data: st.DataObject)
         # Six digits are recorded.
         expected = pytest.approx(np.quantile(kept, QUANTILES), rel=1e-5) if kept else None
         assert loss_quantiles(row) == expected
-
-
-def test_infinite_losses_stay_in_order() -> None:
-    row = loss_quantiles([1.0, math.inf, 2.0, math.inf])
-    assert row is not None
-    assert row[0] == 1.0
-    assert row[3:] == (math.inf, math.inf)
-
-
-def test_a_trial_without_clients_has_no_losses() -> None:
-    found = ClientLosses([batch(0), batch(2), batch(0), batch(2)], trials=3)
-    found.add(chunk([1, 0, 3, 2], [2.0, 1.0, 4.0, 3.0]), torch.tensor([True] * 4))
-    rows = [loss_quantiles(row) for row in found.table().tolist()]
-    assert [row and row[::4] for row in rows] == [(1.0, 3.0), None, (2.0, 4.0)]

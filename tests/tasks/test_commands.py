@@ -31,11 +31,6 @@ def say(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def shown(*arguments: str) -> str:
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments, catch_exceptions=False)
-    return done.stdout
-
-
 def test_run_records_every_field_of_the_preset(here: Path) -> None:
     plain = say("run", "chars74k", *NARROW, *QUICK)
     centred = say("run", "chars74k", *NARROW, *QUICK, "--set", "preset.centring=image")
@@ -90,39 +85,11 @@ def test_compare_in_python(here: Path) -> None:
         fedzmg.compare(built, "fedavg", settings={"fedavg": {"preset": {}}}, **options)
 
 
-def test_counts_that_differ_are_said_before_a_run(here: Path) -> None:
+def test_counts_that_differ_are_noted_before_a_run(here: Path) -> None:
     done = CliRunner().invoke(
         app, ["run", "chars74k", *NARROW, *QUICK, "--seed", "5"], catch_exceptions=False
     )
     assert "12 clients instead of 55" in done.stderr
-
-
-def test_list_marks_tasks_without_data(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert all(entry["missing"] == "" for entry in say("list", "--json")["tasks"].values())
-    monkeypatch.setenv("FEDZMG_DATA", str(tmp_path / "nothing"))
-    entries = say("list", "--json")["tasks"]
-    assert entries["emnist10-head62"]["missing"] == "fedzmg data get emnist10"
-    assert entries["digits"] == {
-        "summary": entries["digits"]["summary"],
-        "data": None,
-        "missing": "",
-    }
-    assert "fedzmg data import chars74k FILE..." in shown("list")
-
-
-def test_card_of_a_task(here: Path) -> None:
-    text = shown("list", "cifar100")
-    for part in ("2,214,532 parameters", "cifar100 (here)", "rounds 1000", "preset.augment",
-                 "none, flip, shift or flip-shift", "25 steps a client"):  # fmt: skip
-        assert part in text
-    data = say("list", "shakespeare", "--json")
-    fields = {field["key"]: field for field in data["fields"]}
-    assert fields["preset.oov"]["range"] == "last or author"
-    assert fields["preset.length"]["default"] == 100
-    assert (data["clients"], data["model"]["parameters"]) == (715, 4_022_850)
-    assert "ships with fedzmg" in shown("list", "digits")
 
 
 def test_costs_of_a_card_need_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

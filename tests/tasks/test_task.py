@@ -22,6 +22,11 @@ from fedzmg.evaluation import accuracy
 from fedzmg.models.objective import cross_entropy, masked_cross_entropy
 from fedzmg.tasks.paper import masked_accuracy
 from fedzmg.tasks.task import as_stored
+<<<<<<< HEAD
+=======
+from fedzmg.tasks.text import masked_accuracy
+from golden_problems import Net
+>>>>>>> hS
 
 RNG = np.random.default_rng(0)
 X, Y, WHO = RNG.normal(size=(30, 4)), RNG.integers(0, 3, 30), np.arange(30) % 5
@@ -37,32 +42,12 @@ def make(**changes: Any) -> Task:
     )
 
 
-def normalised() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+def network(run: Any) -> nn.Module:
+    return Net(run, layer=nn.Linear(4, 3))
 
 
-class TwoOutputs(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(4, 3)
-
-    def forward(self, input: Tensor) -> Any:
-        return super().forward(input), input
-
-
-class Unfinished(TwoOutputs):
-    def forward(self, input: Tensor) -> Any:
-        raise NotImplementedError
-
-
-class WithBuffer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-        self.register_buffer("mean", torch.zeros(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x)
-        return out
+def unfinished(model: nn.Module, x: Tensor) -> Tensor:
+    raise NotImplementedError
 
 
 @pytest.mark.parametrize(
@@ -73,7 +58,6 @@ class WithBuffer(nn.Module):
         ({"client_names": [0, 1, 2, 3, 4, "x"]}, "client 'x'"),
         ({"client_names": [0, 1]}, "names must list every client id"),
         ({"y": Y + 1}, r"label 3 but the model has 3 outputs \(labels 0 to 2\)"),
-        ({"y": Y - 1}, "label -1"),
         ({"y": Y.astype(float)}, "class labels must be whole numbers"),
         ({"test": (X, Y + 5)}, "test data holds the label"),
         ({"x": X[:, :3]}, r"the model cannot read training data of shape \(3,\)"),
@@ -85,11 +69,10 @@ class WithBuffer(nn.Module):
         ({"batch_size": 2.5}, "batch_size = 2.5"),
         ({"epoch": 3}, "'epoch': did you mean 'epochs'"),
         ({"threshold": float("nan")}, "threshold = nan"),
-        ({"model": normalised()}, "'1' is a BatchNorm1d.*nn.GroupNorm"),
-        ({"model": WithBuffer()}, "has the buffer 'mean'"),
-        ({"model": nn.Sequential(nn.Flatten())}, "has no trainable parameter"),
-        ({"model": nn.Sequential(nn.LSTM(4, 3))}, "is a fused LSTM"),
-        ({"model": nn.Sequential(nn.Embedding(9, 3, padding_idx=0))}, "padding_idx or max_norm"),
+        (
+            {"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))},
+            "'1' is a BatchNorm1d.*nn.GroupNorm",
+        ),
         ({"y": Y[:, None]}, r"labels of shape \(30, 1\) for outputs of shape"),
         (
             {"loss": nn.functional.cross_entropy},
@@ -101,14 +84,13 @@ class WithBuffer(nn.Module):
         ({"axes": ["weight"]}, r"axes = \['weight'\]: expected axes by name"),
         ({"test": None}, r"^test is None: .*test=\(x, y\)$"),
         ({"test": X}, "^test is a ndarray"),
-        ({"test": (X, Y, WHO)}, "^test has 3 parts"),
         ({"tune": X}, "^tune is a ndarray: .*tune=.x, y.$"),
         ({"tune": (X[:, :3], Y)}, r"^the model cannot read tuning data of shape \(3,\)"),
         ({"tune": (X, Y + 3)}, "^tuning data .* label 5 .* 3 outputs"),
         ({"model": nn.Linear}, r"class Linear: .*Linear\(...\)$"),
         ({"model": torch.relu}, "builtin_function_or_method: .*nn.Module"),
-        ({"model": TwoOutputs()}, "gives a tuple for training data"),
-        ({"model": Unfinished()}, "training .*: NotImplementedError$"),
+        ({"model": network(lambda m, x: (m.layer(x), x))}, "gives a tuple for training data"),
+        ({"model": network(unfinished)}, "training .*: NotImplementedError$"),
         ({"metric": accuracy}, r"metric = accuracy: .*Metric\('accuracy', accuracy\)$"),
         ({"metric": "accuracy"}, r"metric = 'accuracy': .*Metric\(NAME, FUNCTION\)$"),
         ({"loss": nn.CrossEntropyLoss}, r"loss = CrossEntropyLoss: .*Loss\(...\)$"),
@@ -125,7 +107,7 @@ class WithBuffer(nn.Module):
         ({"axes": {"weight": (2,)}}, "axes from 0 to 1"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused_in_one_line(
+def test_parts_that_do_not_fit_are_rejected_in_one_line(
     changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message) as caught:
@@ -139,7 +121,7 @@ def test_a_metric_needs_a_name_and_a_function(name: Any, function: Any) -> None:
         Metric(name, function)
 
 
-def test_a_metric_to_maximise_that_is_negative_is_refused() -> None:
+def test_a_metric_to_maximise_that_is_negative_is_rejected() -> None:
     """A run that diverged counts as 0, and would be the best of all."""
 
     def likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -148,8 +130,7 @@ def test_a_metric_to_maximise_that_is_negative_is_refused() -> None:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return -likelihood(outputs, targets)
 
-    message = r"^metric 'likelihood' is -\d.*must not be negative.*say higher_is_better=False$"
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=r"'likelihood' is -\d.*higher_is_better=False"):
         simulate(make(metric=Metric("likelihood", likelihood)), Trial.of("fedavg"), rounds=1)
     # The way out that it names: a run that diverged is then the worst.
     turned = make(metric=Metric("loss", loss, higher_is_better=False))
@@ -179,14 +160,14 @@ def test_a_task_is_the_same_in_every_process() -> None:
     assert "at 0x" in repr(made[0].prepare)
     code = "\n".join(
         [
-            "import functools, sys; sys.path.insert(0, sys.argv[1])",
+            "import functools, sys; sys.path[:0] = sys.argv[1:]",
             "from test_task import make, scaled",
             "print(make(prepare=functools.partial(scaled, by=1.0)).fingerprint())",
         ]
     )
-    place = str(Path(__file__).parent)
+    paths = map(str, Path(__file__).parents[:2])
     there = subprocess.run(
-        [sys.executable, "-c", code, place], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True
     )
     assert there.stdout.strip() == made[0].fingerprint() != made[1].fingerprint()
 
@@ -234,6 +215,38 @@ def test_test_rows_of_training_clients_are_their_own() -> None:
     assert made.test_owners is None
 
 
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ("visits.csv", columns(), "training data is a str"),
+        (columns(), (X, Y), "test data is a tuple"),
+        (columns(), None, "test data is a NoneType"),
+        (columns(None), columns(), "training data .*clients"),
+        (arrays.from_arrays(X, None, WHO), columns(), "no column 'y'"),
+        (arrays.from_arrays(["to be"] * 30, Y, WHO), columns(), "no column 'x' .*text, y"),
+        (columns(classes=("a", "b", "c")), columns(classes=("b", "c")), "classes b, c, .* a, b, c"),
+        (columns(classes=("a", "b", "c")), columns(), "classes none"),
+    ],
+)
+def test_columns_that_do_not_fit_are_rejected_in_one_line(
+    train: Any, test: Any, message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        Task.from_columns(nn.Linear(4, 3), train, test=test, cohort=2)
+    assert "\n" not in str(caught.value)
+
+
+def test_labels_of_padded_targets_are_checked() -> None:
+    model = nn.Embedding(3, 3)
+    tokens, targets = np.zeros((6, 4), np.int64), np.full((6, 4), -1)
+    targets[:, 0] = 2
+    parts = {"model": model, "x": tokens, "clients": np.arange(6) % 2, "loss": masked_cross_entropy}
+    parts |= {"metric": Metric("accuracy", masked_accuracy)}
+    make(**parts, y=targets, test=(tokens, targets))
+    with pytest.raises(InputError, match="label 3 but the model has 3 outputs"):
+        make(**parts, y=targets + (targets == 2), test=(tokens, targets))
+
+
 def test_bytes_of_columns_become_fractions() -> None:
     pixels = RNG.integers(0, 256, (6, 2, 2), dtype=np.uint8)
     images = arrays.from_arrays(pixels, np.arange(6) % 3, np.arange(6) % 2)
@@ -250,54 +263,6 @@ def test_bytes_of_columns_become_fractions() -> None:
                        pixel.float())  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("train", "test", "message"),
-    [
-        ("visits.csv", columns(), "training data is a str"),
-        (columns(), (X, Y), "test data is a tuple"),
-        (columns(), None, "test data is a NoneType"),
-        (columns(None), columns(), "training data .*clients"),
-        (arrays.from_arrays(X, None, WHO), columns(), "no column 'y'"),
-        (
-            arrays.from_arrays(["to be"] * 30, Y, WHO),
-            columns(),
-            "no column 'x' .*text, y",
-        ),
-        (
-            columns(classes=("a", "b", "c")),
-            columns(classes=("b", "c")),
-            "classes b, c, .* a, b, c",
-        ),
-        (columns(classes=("a", "b", "c")), columns(), "classes none"),
-    ],
-)
-def test_columns_that_do_not_fit_are_refused_in_one_line(
-    train: Any, test: Any, message: str
-) -> None:
-    with pytest.raises(InputError, match=message) as caught:
-        Task.from_columns(nn.Linear(4, 3), train, test=test, cohort=2)
-    assert "\n" not in str(caught.value)
-
-
-def test_what_is_printed_of_a_task_is_one_line() -> None:
-    assert repr(make(name="pets", rounds=7)) == (
-        "<Task 'pets': 5 clients, 30 training and 30 test examples of x 4 float64, y int64; "
-        "Linear with 15 trainable weights; 7 rounds, cohort 2; accuracy>"
-    )
-
-
-def test_cross_entropy_equals_torch() -> None:
-    logits = torch.randn(5, 7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    targets = torch.arange(35).reshape(5, 7) % 4
-    expected = nn.functional.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), reduction="none"
-    )
-    torch.testing.assert_close(cross_entropy(logits, targets), expected.view(5, 7).mean(1))
-    torch.testing.assert_close(
-        cross_entropy(logits[:, 0], targets[:, 0]), expected.view(5, 7)[:, 0].contiguous()
-    )
-
-
 def test_masked_loss_and_accuracy_see_only_real_positions() -> None:
     logits = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     targets = torch.arange(24).reshape(4, 6) % 5
@@ -311,21 +276,3 @@ def test_masked_loss_and_accuracy_see_only_real_positions() -> None:
         assert score[i] == (own.argmax(-1) == wanted).double().mean()
     full = targets.clamp(min=0)
     torch.testing.assert_close(masked_cross_entropy(logits, full), cross_entropy(logits, full))
-
-
-def test_padding_has_no_gradient() -> None:
-    logits = torch.randn(2, 3, 4, requires_grad=True)
-    masked_cross_entropy(logits, torch.tensor([[1, 2, -1], [0, -1, -1]])).sum().backward()
-    assert logits.grad is not None
-    assert (logits.grad.abs().sum(-1) > 0).tolist() == [[True, True, False], [True, False, False]]
-
-
-def test_labels_of_padded_targets_are_checked() -> None:
-    model = nn.Embedding(3, 3)
-    tokens, targets = np.zeros((6, 4), np.int64), np.full((6, 4), -1)
-    targets[:, 0] = 2
-    parts = {"model": model, "x": tokens, "clients": np.arange(6) % 2, "loss": masked_cross_entropy}
-    parts |= {"metric": Metric("accuracy", masked_accuracy)}
-    make(**parts, y=targets, test=(tokens, targets))
-    with pytest.raises(InputError, match="label 3 but the model has 3 outputs"):
-        make(**parts, y=targets + (targets == 2), test=(tokens, targets))

@@ -62,17 +62,6 @@ def test_clients_without_examples_contribute_nothing(
     assert {True, False} == set(moved)
 
 
-def test_engines_agree_where_some_clients_have_nothing() -> None:
-    task = sparse([0, 9, 0, 5, 1, 0], cohort=4, epochs=3, keep_partial=False)
-    loop, mapped = (
-        simulate(task, [Trial.of("fedzmg")], rounds=4, engine=engine, device="cpu")[0]  # type: ignore[arg-type]
-        for engine in ("sequential", "vectorized")
-    )
-    for key, leaf in loop.params.items():
-        torch.testing.assert_close(leaf, mapped.params[key], rtol=0, atol=1e-6)
-    assert [r.clients for r in loop.records] == [r.clients for r in mapped.records]
-
-
 def test_frozen_parameters_stay_and_do_not_travel() -> None:
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     net[0].requires_grad_(False)
@@ -83,17 +72,6 @@ def test_frozen_parameters_stay_and_do_not_travel() -> None:
     trained = history.model()
     assert torch.equal(trained[0].weight, net[0].weight)  # type: ignore[index]
     assert not torch.equal(trained[2].weight, net[2].weight)  # type: ignore[index]
-
-
-def test_pretrained_start_is_where_every_seed_begins() -> None:
-    net = nn.Linear(4, 3)
-    histories = simulate(
-        make(model=net, init="given"),
-        [Trial.of("fedavg", s, client_lr=1e-12) for s in (0, 1)],
-        rounds=1,
-    )
-    for history in histories:
-        torch.testing.assert_close(history.params["weight"], net.weight.detach())
 
 
 @pytest.mark.parametrize(("name", "rounds", "level"), [("digits", 8, 0.2), ("plays", 2, 0.13)])
@@ -123,16 +101,3 @@ def test_presets_learn_something_and_engines_agree(name: str, rounds: int, level
     assert history.metrics[-1] > level
     for key, leaf in ends[0].items():
         torch.testing.assert_close(leaf, ends[1][key], rtol=0, atol=1e-5)
-
-
-def test_digits_are_as_heterogeneous_as_they_say() -> None:
-    task = tasks.get("digits")
-    assert set(task.train.counts.tolist()) == {50}
-    labels = [
-        len(np.unique(task.train.examples.y[a:b]))
-        for a, b in zip(task.train.offsets[:-1], task.train.offsets[1:], strict=True)
-    ]
-    # A client drawn at random from all digits would know ten of them nearly always.
-    assert np.mean(labels) < 5
-    assert task.tune is not None
-    assert task.tune.size == task.test.size == 1000

@@ -1,16 +1,23 @@
-"""Checks: verdicts, known numbers, and a wrong implementation that makes each of them fail."""
+"""The paper's claims: verdicts, known numbers, wrong implementations, and the command."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import Tensor
+from typer.testing import CliRunner
 
-from fedzmg import InputError
-from fedzmg.theory import CHECKS, FULL, Finding, Size, Value, convergence, descent, resolve
+from fedzmg.cli import app
+from fedzmg.errors import InputError
+from fedzmg.report.figures.theory import CHARTS, theory
+from fedzmg.report.tables.theory import markdown
+from fedzmg.theory import CHECKS, FULL, QUICK, Finding, Size, Value, convergence, descent
 
 TINY = Size(repetitions=20, steps=400, problems=10, samples=10_000, rounds=1)
 
@@ -136,30 +143,9 @@ def test_every_check_can_fail(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not verdict_is_right(CHECKS[name](TINY))
 
 
-def test_verdict_follows_from_the_lines() -> None:
-    def verdict(claimed: bool, derived: bool, remedy: str = "") -> str:
-        lines = (
-            Value("a", 1.0, 1.0 if claimed else 2.0, 0.1, stated=True),
-            Value("b", 1.0, 1.0 if derived else 2.0, 0.1),
-        )
-        return Finding("X", "", "", "", lines, remedy).verdict
-
-    assert verdict(True, True) == "holds"
-    assert verdict(False, True) == "fails as stated"
-    assert verdict(False, True, "under x") == "fails as stated; holds under x"
-    assert verdict(True, False) == verdict(False, False, "under x") == "not reproduced"
-
-
 @pytest.mark.parametrize("rule", ["near", "relative", "at most", "at least"])
 def test_nan_never_agrees(rule: Any) -> None:
     assert not Value("a", 1.0, math.nan, 1e9, rule).agrees
-
-
-def test_names_in_any_case_and_unknown_ones() -> None:
-    assert resolve([]) == list(CHECKS)
-    assert resolve(["t6", "T6", "e1"]) == ["T6", "E1"]
-    with pytest.raises(InputError, match="'T13': did you mean 'T"):
-        resolve(["T1", "T13"])
 
 
 @pytest.mark.slow
@@ -173,3 +159,108 @@ def test_full_size_gives_the_same_verdicts() -> None:
     assert last.measured == pytest.approx(8.0e-6, rel=0.5)
     assert line(found["T6"], "log-log slope").measured == pytest.approx(-1.04, abs=0.1)
     assert line(found["T4"], "violations").measured > 200
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def call(*words: str) -> Any:
+    return CliRunner().invoke(app, ["theory", *words])
+
+
+def test_the_end_lists_all_checks_and_names_those_that_fail() -> None:
+    done = call("T1", "T2", "E8", "--quick")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"3 checks in \d+ s: 1 hold, 2 fail as stated \(T2, E8\)\n$", done.output)
+    table = done.output[done.output.rindex("about") :]
+    assert re.search(r"^T1 +holds +Geometry of the projection *$", table, re.MULTILINE)
+    assert re.search(
+        r"^T2 +fails as stated +Descent inequality; holds with 3/", table, re.MULTILINE
+    )
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_json_holds_everything() -> None:
+    done = call("t1", "T2", "--json")
+    data = json.loads(done.stdout)
+    assert [finding["id"] for finding in data["findings"]] == ["T1", "T2"]
+    [first, *_] = data["findings"][1]["lines"]
+    assert (first["measured"], first["predicted"], first["agrees"]) == (2.25, 0.0, False)
+
+
+def test_markdown_is_a_table() -> None:
+    done = call("T2", "--markdown")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("| check | what | predicted")
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 7 for line in lines)
+
+
+def test_figures_and_page_are_written(tmp_path: Path) -> None:
+    words = ("T3", "--quick", "--plot", "--out", str(tmp_path / "f"))
+    assert call(*words).exit_code == 0
+    done = call(*words, "--html", str(tmp_path / "page.html"))
+    assert done.exit_code == 0, done.output
+    files = {path.name for path in (tmp_path / "f").iterdir()}
+    assert files == {"T3.png", "T3.svg", "written.json"}
+    assert str(tmp_path / "f" / "T3.png") in done.output.replace("\n", "")
+    page = (tmp_path / "page.html").read_text()
+    assert 'id="T3"' in page
+    assert page.count('<svg class="chart"') == 1
+    # Self-contained: nothing is fetched.
+    assert not re.search(r'(src|href)="(https?:)?//', page)
+
+
+def test_a_figure_of_another_program_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "T3.svg").write_text("mine")
+    done = call("T3", "--quick", "--plot", "--json", "--out", str(tmp_path))
+    assert isinstance(done.exception, InputError)
+    assert str(tmp_path / "T3.svg") in str(done.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["T3.svg"]
+    assert (tmp_path / "T3.svg").read_text() == "mine"
+    assert json.loads(done.stdout)["findings"]
+
+
+def test_unknown_check_is_rejected_before_work() -> None:
+    done = call("T1", "T66")
+    assert isinstance(done.exception, InputError)
+    assert "'T66': did you mean 'T6'" in str(done.exception)
+    assert not done.stdout
+
+
+def test_exit_code_of_a_check_that_is_not_reproduced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(size: Size) -> Finding:
+        return Finding("T1", "t", "c", "s", (Value("x", 1.0, 2.0, 0.1),))
+
+    monkeypatch.setitem(CHECKS, "T1", broken)
+    done = call("T1")
+    assert done.exit_code == 1
+    assert "not reproduced" in done.output
+
+
+def test_every_chart_draws_what_its_check_measures() -> None:
+    """A renamed series would silently vanish from its figure."""
+    for name in ("T3", "T7"):
+        data = CHECKS[name](QUICK._replace(steps=200, samples=1000)).as_dict()
+        assert set(CHARTS[name].strokes) <= set(data["series"]), name
+        assert name in theory(data)
+
+
+def test_documentation_names_every_check() -> None:
+    text = (ROOT / "docs" / "theory.md").read_text()
+    for name in CHECKS:
+        assert re.search(rf"^\| \*\*{name}\*\* \|", text, re.MULTILINE), f"{name}: no table row"
+        prose = text.split("## Every number")[0]
+        assert f"[{name}](#" in prose, f"{name}: no claim links to it"
+
+
+@pytest.mark.slow
+def test_documentation_shows_what_the_command_prints() -> None:
+    """Verdicts and labels are equal; last digits differ between machines."""
+    text = (ROOT / "docs" / "theory.md").read_text()
+    findings = [check(FULL).as_dict() for check in CHECKS.values()]
+    printed = markdown(findings).splitlines()
+    shown = [line for line in text.splitlines() if line in printed or line.startswith("| ")]
+    heads = [line for line in printed if line.startswith("| **")]
+    assert [line for line in shown if line.startswith("| **")] == heads
+    whats = [line.split(" | ")[1] for line in printed if line.startswith("|  |")]
+    assert [line.split(" | ")[1] for line in shown if line.startswith("|  |")] == whats

@@ -1,8 +1,9 @@
-"""Problems and descent against the golden numbers and independent ways to the same answer."""
+"""Convex problems, tasks and descent against golden numbers and independent answers."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedzmg import Trial, simulate, tasks
+from fedzmg.tasks.convex import Convex, Problem
 from fedzmg.theory import descent
 from fedzmg.theory.logistic import regressions
-from fedzmg.theory.problems import REAL, Quadratics, hyperplane_basis, normal, quadratics, seeded
+from fedzmg.theory.problems import REAL, Quadratics, normal, quadratics, seeded
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "golden.json").read_text())["p3"]
 
@@ -84,19 +87,6 @@ def test_constrained_optimum_solves_the_kkt_system(seed: int, rows: int, dims: i
     )
 
 
-def test_extreme_eigenvalues_are_those_asked_for() -> None:
-    problem = quadratics(seeded(0), problems=(5,))
-    torch.testing.assert_close(problem.smoothness, torch.full((5,), 4.0, dtype=REAL))
-    torch.testing.assert_close(problem.convexity, torch.ones(5, dtype=REAL))
-    torch.testing.assert_close(problem.share.sum(-1), torch.ones(5, dtype=REAL))
-
-
-def test_basis_spans_the_zero_sum_vectors() -> None:
-    basis = hyperplane_basis(7)
-    torch.testing.assert_close(basis.mT @ basis, torch.eye(6, dtype=REAL))
-    assert float(basis.sum(0).abs().max()) < 1e-14
-
-
 def test_expected_distances_without_noise_are_those_of_the_run() -> None:
     generator = seeded(3)
     problem = quadratics(generator, clients=3, dims=4)
@@ -111,33 +101,6 @@ def test_expected_distances_without_noise_are_those_of_the_run() -> None:
             assert exact[state.step] == pytest.approx(off)
 
 
-def test_expected_distances_of_one_noisy_step_by_hand() -> None:
-    """From the optimum of equal clients, one step of size n adds n^2 sigma^2 d sum p^2."""
-    eye = torch.eye(3, dtype=REAL)
-    share = torch.tensor([0.25, 0.75], dtype=REAL)
-    problem = Quadratics(eye.expand(2, 3, 3), torch.zeros(2, 3, dtype=REAL), share)
-    exact = descent.expected_distances(
-        problem, problem.optimum, problem.optimum, lambda _: 0.1, steps=1, local_steps=1,
-        projections=(descent.zero_mean, descent.identity), deviation=0.5,
-    )  # fmt: skip
-    power = 0.01 * 0.25 * (0.25**2 + 0.75**2)
-    assert exact[1] == pytest.approx([2 * power, 3 * power])
-
-
-def test_asymptotic_constant_is_where_the_exact_expectation_goes() -> None:
-    """One client and one dimension: t E w_t^2 -> beta^2 s^2 / (2 beta a - 1)."""
-    one = torch.ones(1, 1, 1, dtype=REAL)
-    problem = Quadratics(2.0 * one, torch.zeros(1, 1, dtype=REAL), torch.ones(1, dtype=REAL))
-    rate = descent.Schedule(1.0, 16.0)
-    constant = descent.asymptotic_constant(problem, rate, torch.ones(1, 1, dtype=REAL))
-    assert constant == pytest.approx(0.25 / 3)
-    exact = descent.expected_distances(
-        problem, problem.optimum, problem.optimum, rate, steps=2000,
-        projections=(descent.identity,),
-    )  # fmt: skip
-    assert exact[2000][0] * 2000 == pytest.approx(constant, rel=0.02)
-
-
 def test_logistic_gradients_and_hessians_are_derivatives_of_the_loss() -> None:
     problem = regressions(seeded(4), clients=3, examples=10)
     point = normal(seeded(5), problem.dims).requires_grad_()
@@ -146,3 +109,76 @@ def test_logistic_gradients_and_hessians_are_derivatives_of_the_loss() -> None:
     torch.testing.assert_close(problem.gradients(everywhere).mean((0, 1)), gradient)
     curvature = torch.autograd.functional.hessian(problem.value, point.detach())
     torch.testing.assert_close(problem.hessian(point.detach()), curvature)
+
+
+NAMES = ("quadratic", "logistic")
+
+
+def preset(name: str) -> Convex:
+    found = tasks.info(name).preset
+    assert isinstance(found, Convex)
+    return found
+
+
+def gradient(name: str, problem: Problem, weights: np.ndarray) -> np.ndarray:
+    task = tasks.get(name)
+    model = torch.tensor(weights[None], requires_grad=True)
+    column = task.model.to(torch.device("cpu"), torch.float64)
+    outputs = column.evaluate(
+        column.params().map(lambda _: model), torch.tensor(problem.x, dtype=torch.float64)
+    )
+    loss = task.loss(outputs, torch.tensor(problem.y, dtype=torch.float64)).mean()
+    [found] = torch.autograd.grad(loss, [model])
+    return found[0].numpy()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_optima_are_stationary(name: str) -> None:
+    problem = preset(name).problem()
+    assert np.abs(gradient(name, problem, problem.optimum)).max() < 1e-10
+    inside = gradient(name, problem, problem.constrained)
+    # On the hyperplane the gradient is normal to it: all entries are equal, and not zero.
+    assert np.ptp(inside) < 1e-10
+    assert np.abs(inside).max() > 1e-3
+    assert problem.constrained.sum() == pytest.approx(problem.start.sum())
+    assert (problem.start - problem.optimum).sum() == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_start_that_meets_the_condition_has_one_optimum(name: str) -> None:
+    problem = preset(name).with_options({"start": "zero_sum"}).problem()
+    np.testing.assert_allclose(problem.constrained, problem.optimum, atol=1e-9)
+
+
+def test_quadratic_has_known_curvature() -> None:
+    problem = preset("quadratic").problem()
+    for client in range(8):
+        x = problem.x[problem.owners == client]
+        values = np.linalg.eigvalsh(x.T @ x / len(x))
+        assert values[[0, -1]] == pytest.approx([1.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "distance", "lr"),
+    [
+        ("quadratic", "optimum", 0.3),
+        ("quadratic", "constrained", 0.3),
+        ("logistic", "optimum", 2.0),
+    ],
+)
+def test_projected_clients_go_to_the_constrained_optimum(
+    name: str, distance: str, lr: float
+) -> None:
+    """One full-batch step a round has no drift: the limit is exact."""
+    task, rounds = tasks.get(name, {"distance": distance}), 80 if name == "logistic" else 40
+    protocol = replace(task.protocol, batch_size=60, epochs=1, eval_every=rounds - 1)
+    trial = Trial.of("fedzmg", client_lr=lr, client_momentum=0.0, client_decay=0.0)
+    [history] = simulate(
+        replace(task, protocol=protocol), [trial], rounds=rounds, device="cpu",
+        dtype=torch.float64, engine="vectorized",
+    )  # fmt: skip
+    problem = preset(name).problem()
+    weights = history.params["weight"][0].numpy()
+    assert ((weights - problem.constrained) ** 2).sum() < 1e-6
+    target = problem.optimum if distance == "optimum" else problem.constrained
+    assert history.metrics[-1] == pytest.approx(((weights - target) ** 2).sum(), abs=1e-9)

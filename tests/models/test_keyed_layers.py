@@ -1,8 +1,9 @@
-"""Masks by address: the right rate, no pattern, and the same however a client is trained."""
+"""Dropout and augmentation by address: fair chances, and the same however a client is trained."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedzmg.models import FunctionalModel
+from fedzmg.errors import InputError
+from fedzmg.models import FunctionalModel, RandomFlip, RandomShift
 from fedzmg.models.kernels.draws import BLOCK, RANGE, draws, hash32, random_bits
-from fedzmg.models.keyed import KeyedDropout
+from fedzmg.models.keyed import KeyedDropout, KeyedLayer
 from fedzmg.seeds import step_keys
+from golden_problems import Net
 
 KEYS = [int(k) for k in step_keys(0, "dropout", 1, 2, 0, steps=40)]
 
@@ -34,13 +37,6 @@ def layer_with(key: int, p: float = 0.5, layer: int = 0) -> KeyedDropout:
     return module
 
 
-@pytest.mark.parametrize("p", [0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99])
-def test_keep_rate(p: float) -> None:
-    kept = torch.stack([mask(key, (50, 100), p=p) for key in KEYS])
-    sigma = math.sqrt(p * (1 - p) / kept.numel())
-    assert abs(float(kept.double().mean()) - (1 - p)) < 5 * sigma
-
-
 def test_keep_rate_of_every_element_and_every_row() -> None:
     keys = torch.from_numpy(step_keys(3, "dropout", 0, steps=4000))
     bits = torch.vmap(lambda key: random_bits(key, 0, torch.Size((4, 8)), key.device))(keys)
@@ -52,31 +48,6 @@ def test_keep_rate_of_every_element_and_every_row() -> None:
     assert float(counts.var()) == pytest.approx(32 * 0.21, rel=0.12)
 
 
-def test_no_dependence_between_neighbours() -> None:
-    kept = torch.stack([mask(key, (40, 64)) for key in KEYS])
-    limit = 5 / math.sqrt(kept.numel() / 2)
-    for shift in (1, 2, 3, 4, 8, 16, 32):
-        assert abs(correlation(kept[:, :, shift:], kept[:, :, :-shift])) < limit
-        assert abs(correlation(kept[:, shift:], kept[:, :-shift])) < limit
-
-
-def test_no_dependence_between_steps() -> None:
-    kept = torch.stack([mask(key, (40, 64)) for key in KEYS])
-    limit = 5 / math.sqrt(kept[0].numel())
-    for i in range(1, len(KEYS)):
-        assert abs(correlation(kept[0], kept[i])) < limit
-        assert abs(correlation(kept[i - 1], kept[i])) < limit
-
-
-@pytest.mark.parametrize("key", [*KEYS[:4], 0, 1, 2**62])
-def test_no_dependence_between_layers(key: int) -> None:
-    kept = [mask(key, (100, 64), layer=layer) for layer in range(6)]
-    limit = 5 / math.sqrt(kept[0].numel())
-    for i in range(6):
-        for j in range(i):
-            assert abs(correlation(kept[i], kept[j])) < limit
-
-
 @given(st.integers(0, 2**63 - 1), st.integers(0, 62))
 @settings(max_examples=60)
 def test_every_bit_of_a_key_counts(key: int, bit: int) -> None:
@@ -86,32 +57,10 @@ def test_every_bit_of_a_key_counts(key: int, bit: int) -> None:
     assert abs(agree - 0.5) < 6 / (2 * math.sqrt(2048))
 
 
-@given(
-    st.integers(0, 2**63 - 1),
-    st.integers(1, 6),
-    st.integers(0, 5),
-    st.integers(1, 9),
-    st.integers(0, 3),
-)
-@settings(max_examples=60)
-def test_padding_a_batch_does_not_move_masks(
-    key: int, rows: int, more: int, width: int, layer: int
-) -> None:
-    short = mask(key, (rows, width, 2), layer=layer)
-    assert torch.equal(mask(key, (rows + more, width, 2), layer=layer)[:rows], short)
-
-
 def test_a_layer_called_twice_in_one_pass_draws_twice() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(1, 1)
-            self.drop = nn.Dropout(0.5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.stack([self.drop(x), self.drop(x), self.drop(x)], 1)
-
-    model = FunctionalModel(Twice())
+    layers = {"layer": nn.Linear(1, 1), "drop": nn.Dropout(0.5)}
+    net = Net(lambda m, x: torch.stack([m.drop(x), m.drop(x), m.drop(x)], 1), **layers)
+    model = FunctionalModel(net)
     x = torch.ones(100, 64)
     for key in KEYS[:3]:
         kept = model.train(model.params(), x, torch.tensor(key)) != 0
@@ -119,18 +68,6 @@ def test_a_layer_called_twice_in_one_pass_draws_twice() -> None:
         assert torch.equal(kept[:, 0], mask(key, (100, 64)))
         for i, j in ((0, 1), (0, 2), (1, 2)):
             assert abs(correlation(kept[:, i], kept[:, j])) < 5 / math.sqrt(x.numel())
-
-
-def test_same_under_vmap_as_alone() -> None:
-    x = torch.ones(len(KEYS), 6, 10)
-    model = FunctionalModel(nn.Sequential(nn.Linear(10, 10, bias=False), nn.Dropout(0.4)))
-    params = model.params()
-    keys = torch.tensor(KEYS)
-    mapped = torch.vmap(model.train, in_dims=(None, 0, 0))(params, x, keys)
-    for i, key in enumerate(keys):
-        alone = model.train(params, x[i], key)
-        assert torch.equal(mapped[i] == 0, alone == 0)
-        torch.testing.assert_close(mapped[i], alone)
 
 
 def test_same_in_every_precision() -> None:
@@ -158,25 +95,10 @@ def test_gradient_flows_through_kept_elements_only() -> None:
     assert torch.equal(x.grad, torch.where(out != 0, 2.0, 0.0))
 
 
-def test_infinite_inputs_are_dropped_clean() -> None:
-    """A dropped element is zero whatever it held; infinity times zero would be NaN."""
-    out = layer_with(KEYS[3])(torch.full((8, 8), math.inf))
-    assert set(out.unique().tolist()) == {0.0, math.inf}
-
-
-def test_evaluation_is_the_identity() -> None:
-    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(layer_with(KEYS[0]).eval()(x), x)
-
-
 def test_extremes() -> None:
     x = torch.ones(20, 20)
     assert torch.equal(layer_with(KEYS[0], p=0.0)(x), x)
     assert torch.equal(layer_with(KEYS[0], p=1.0)(x), torch.zeros(20, 20))
-
-
-def test_key_is_no_part_of_a_saved_model() -> None:
-    assert dict(KeyedDropout(0.5, 0).state_dict()) == {}
 
 
 def test_hash_is_one_to_one_and_mixes() -> None:
@@ -233,10 +155,120 @@ def test_operator_is_fit_for_the_compiler() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("below", [None, 0, RANGE // 4, RANGE // 2, RANGE - 1])
-def test_draws_on_a_gpu_are_those_of_a_processor(below: int | None) -> None:
+def test_draws_on_a_gpu_equal_those_on_a_cpu(below: int | None) -> None:
     keys = torch.tensor([*KEYS, -1, -(2**63), 2**63 - 1])
     for layer, call, places in ((0, 0, 70_000), (5, 2, 33)):
         here = torch.vmap(lambda key: draws(key, layer, call, places, below))  # noqa: B023
         assert torch.equal(here(keys), here(keys.cuda()).cpu())
+
+
+STEP_KEYS = torch.from_numpy(step_keys(0, "dropout", 5, steps=50))
+
+
+def images(n: int, *shape: int) -> Tensor:
+    return torch.arange(1, n * math.prod(shape) + 1, dtype=torch.float32).view(n, *shape)
+
+
+def apply(layer: KeyedLayer, x: Tensor, key: Tensor = STEP_KEYS[0]) -> Tensor:
+    layer.key, layer.calls = key, 0
+    return layer(x)  # type: ignore[no-any-return]
+
+
+def shifted(image: Tensor, down: int, across: int, *, edge: bool) -> Tensor:
+    """Images (..., height, width) moved alike, pixel by pixel."""
+    high, wide = image.shape[-2:]
+    out = torch.zeros_like(image)
+    for i in range(high):
+        for j in range(wide):
+            a, b = i + down, j + across
+            if edge:
+                a, b = min(max(a, 0), high - 1), min(max(b, 0), wide - 1)
+            if 0 <= a < high and 0 <= b < wide:
+                out[..., i, j] = image[..., a, b]
+    return out
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (3, 4, 5), (2, 3, 4, 5)])
+def test_flip_mirrors_or_leaves(shape: tuple[int, ...]) -> None:
+    x = images(64, *shape)
+    out = apply(RandomFlip(), x)
+    mirrored = (out == x.flip(-1)).flatten(1).all(1)
+    assert torch.equal(mirrored, ~(out == x).flatten(1).all(1))
+    assert 10 < int(mirrored.sum()) < 54
+
+
+@pytest.mark.parametrize("edge", [False, True])
+@pytest.mark.parametrize("shape", [(4, 5), (2, 5, 4)])
+def test_shift_moves_every_image_by_whole_pixels(shape: tuple[int, ...], edge: bool) -> None:
+    x = images(40, *shape)
+    out = apply(RandomShift(2, edge=edge), x)
+    moves = [(down, across) for down in range(-2, 3) for across in range(-2, 3)]
+    same = torch.stack([(shifted(x, *move, edge=edge) == out).flatten(1).all(1) for move in moves])
+    assert same.sum(0).tolist() == [1] * 40
+    assert int(same.any(1).sum()) > 12
+
+
+def test_every_move_is_as_likely() -> None:
+    centre = torch.zeros(500, 7, 7)
+    centre[:, 3, 3] = 1
+    total = torch.stack([apply(RandomShift(3), centre, key).sum(0) for key in STEP_KEYS]).sum(0)
+    expected = 500 * len(STEP_KEYS) / 49
+    assert float(total.sum()) == 500 * len(STEP_KEYS)
+    chi2 = float(((total - expected) ** 2 / expected).sum())
+    assert 20 < chi2 < 95  # 48 degrees of freedom: one in 20,000 lies outside
+
+
+LAYERS = [
+    RandomFlip, lambda: RandomShift(2), lambda: RandomShift(1, edge=True),
+    lambda: KeyedDropout(0.4, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", LAYERS)
+def test_evaluation_is_the_identity(make: Any) -> None:
+    x = images(5, 3, 4)
+    assert torch.equal(apply(make().eval(), x), x)
+    assert torch.equal(apply(RandomShift(0), x), x)
+
+
+@pytest.mark.parametrize("make", LAYERS)
+def test_a_key_fixes_everything_and_every_key_differs(make: Any) -> None:
+    x = images(30, 3, 4)
+    assert torch.equal(apply(make(), x), apply(make(), x))
+    assert not torch.equal(apply(make(), x), apply(make(), x, STEP_KEYS[1]))
+    layer, other = make(), make().numbered(1)
+    assert not torch.equal(apply(layer, x), apply(other, x))
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 5), st.integers(0, 4), st.integers(0, 3))
+@settings(max_examples=40)
+def test_padding_a_batch_moves_nothing(key: int, rows: int, more: int, which: int) -> None:
+    layer, x = LAYERS[which](), images(rows + more, 2, 3, 4)
+    alone = apply(layer, x[:rows], torch.tensor(key))
+    assert torch.equal(apply(layer, x, torch.tensor(key))[:rows], alone)
+
+
+def test_mapped_as_alone() -> None:
+    model = FunctionalModel(
+        nn.Sequential(RandomShift(2), RandomFlip(), nn.Flatten(), nn.Linear(12, 4), nn.Dropout(0.4))
+    )
+    x = images(7 * 5, 3, 4).view(7, 5, 3, 4) / 100
+    mapped = torch.vmap(model.train, in_dims=(None, 0, 0))(model.params(), x, STEP_KEYS[:7])
+    for i in range(7):
+        torch.testing.assert_close(mapped[i], model.train(model.params(), x[i], STEP_KEYS[i]))
+        assert not torch.allclose(mapped[i], model.evaluate(model.params(), x[i]))
+
+
+def test_dropout_is_numbered_as_ever_without_augmentation() -> None:
+    """Numbers enter the masks: another number would change results that are already kept."""
+    block = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1))
+    model = FunctionalModel(nn.Sequential(block, nn.Dropout(0.2), nn.Sequential(nn.Dropout(0.3))))
+    found = {m.p: m.layer for m in model.module.modules() if isinstance(m, KeyedDropout)}
+    assert found == {0.2: 0, 0.1: 1, 0.3: 2}
+
+
+@pytest.mark.parametrize("pixels", [-1, 1.5, True, "2"])
+def test_impossible_moves_are_rejected(pixels: Any) -> None:
+    with pytest.raises(InputError, match=f"pixels = {pixels!r}"):
+        RandomShift(pixels)

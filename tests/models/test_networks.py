@@ -1,0 +1,301 @@
+"""The library's networks: sizes, initial weights, oracles, and equal training by both engines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from federations import assert_engines_agree, federation, ids, normal
+from torch import Tensor, nn
+
+from fedzmg import Task, Trial, models
+from fedzmg.engine.choose import can_compile
+from fedzmg.errors import InputError
+from fedzmg.models import (
+    GRU,
+    CharGRU,
+    CharTransformer,
+    FunctionalModel,
+    RandomFlip,
+    RandomShift,
+    cifar100_cnn,
+    digits_cnn,
+    emnist_cnn,
+    layout_of,
+    logistic_regression,
+    mlp,
+    resnet18_gn,
+    shakespeare_gru,
+)
+from fedzmg.models.initial import initial_params
+from fedzmg.models.keyed import KeyedDropout
+from fedzmg.models.transformer import _Attention
+from fedzmg.simulation import Simulation
+from fedzmg.tree import Tree
+
+
+def shapes_only(make: object, *args: int) -> nn.Module:
+    with torch.device("meta"):
+        return make(*args)  # type: ignore[operator,no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("module", "parts"),
+    [
+        (shapes_only(emnist_cnn), [832, 51_264, 1_606_144, 31_806]),
+        (shapes_only(emnist_cnn, 10), [832, 51_264, 1_606_144, 5_130]),
+        (shapes_only(cifar100_cnn), [896, 9_248, 18_496, 36_928, 2_097_664, 51_300]),
+        (shapes_only(shakespeare_gru), [16_896, 3_938_304, 67_650]),
+    ],
+    ids=["emnist62", "emnist10", "cifar100", "shakespeare"],
+)
+def test_parameters_are_those_of_the_paper(module: nn.Module, parts: list[int]) -> None:
+    found = [sum(p.numel() for p in layer.parameters(recurse=False)) for layer in module.modules()]
+    assert [count for count in found if count] == parts
+    totals = {4: (1_690_046, 1_663_370), 6: (2_214_532,), 3: (4_022_850,)}
+    assert sum(parts) in totals[len(parts)]
+    assert not list(module.buffers())
+    layout_of(module)
+
+
+def test_dropout_is_keyed_with_the_papers_rates() -> None:
+    model = FunctionalModel(shapes_only(cifar100_cnn))
+    layers = [layer for layer in model.module if isinstance(layer, KeyedDropout)]  # type: ignore[union-attr]
+    assert [(layer.p, layer.layer) for layer in layers] == [(0.25, 0), (0.25, 1), (0.5, 2)]
+
+
+def test_the_recurrent_kernel_is_orthogonal_as_one_matrix() -> None:
+    """Keras draws its (units, 3 units) kernel at once: rows are orthonormal, no gate's are."""
+    units = 64
+    model = FunctionalModel(CharGRU(5, 2, units))
+    kernels = [
+        initial_params(model, "keras", seed)["gru.weight_hh_l0"].double().T for seed in range(6)
+    ]
+    one = torch.eye(units, dtype=torch.float64)
+    for kernel in kernels:
+        torch.testing.assert_close(kernel @ kernel.T, one, rtol=0, atol=1e-5)
+        for gate in kernel.chunk(3, 1):
+            # A third of the columns: each gate holds about a third of every row's length.
+            shares = gate.square().sum(1)
+            assert float(shares.mean()) == pytest.approx(1 / 3, abs=0.05)
+            assert float((gate @ gate.T - one).abs().max()) > 0.3
+    # Uniform over such matrices: mean 0, variance 1 / (3 units), and signs without preference,
+    # which a bare QR decomposition does not give.
+    entries = torch.stack(kernels)
+    assert float(entries.mean()) == pytest.approx(0, abs=5 / math.sqrt(3 * units * entries.numel()))
+    assert float(entries.var()) == pytest.approx(1 / (3 * units), rel=1e-2)
+    positive = entries.diagonal(dim1=1, dim2=2) > 0
+    assert float(positive.double().mean()) == pytest.approx(0.5, abs=2.5 / math.sqrt(6 * units))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "channels", "count"),
+    # Published for the CIFAR form of ResNet-18; group norm has as many parameters as batch norm.
+    [(10, 3, 11_173_962), (100, 3, 11_220_132), (10, 1, 11_172_810)],
+)
+def test_parameters(outputs: int, channels: int, count: int) -> None:
+    with torch.device("meta"):
+        module = resnet18_gn(outputs, channels)
+    assert sum(p.numel() for p in module.parameters()) == count
+    assert not list(module.buffers())
+    assert sum(isinstance(m, nn.Conv2d) for m in module.modules()) == 17 + 3
+    layout = layout_of(module)
+    assert [info.layer for info in layout.values()][-1] == "Linear"
+
+
+@pytest.mark.parametrize("groups", [0, 3])
+def test_groups_that_do_not_divide_are_rejected(groups: int) -> None:
+    with pytest.raises(InputError, match=rf"groups = {groups}: expected a divisor of width = 4"):
+        resnet18_gn(10, width=4, groups=groups)
+
+
+LIMIT = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+
+def pair(inputs: int, units: int, dtype: torch.dtype) -> tuple[GRU, nn.GRU]:
+    """Both layers with the same weights, by name."""
+    theirs = nn.GRU(inputs, units, batch_first=True).to(dtype)
+    ours = GRU(inputs, units).to(dtype)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def sequences(batch: int, time: int, inputs: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(batch * 100 + time)
+    return torch.randn(batch, time, inputs, generator=generator, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+@pytest.mark.parametrize(
+    ("batch", "time", "inputs", "units"), [(1, 1, 1, 1), (3, 7, 4, 5), (2, 40, 3, 8)]
+)
+def test_forward_and_backward(
+    batch: int, time: int, inputs: int, units: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    ours, theirs = pair(inputs, units, dtype)
+    x = sequences(batch, time, inputs, dtype)
+    mine, yours = x.clone().requires_grad_(), x.clone().requires_grad_()
+    got, (expected, last) = ours(mine), theirs(yours)
+    assert got.shape == (batch, time, units)
+    torch.testing.assert_close(got, expected, rtol=0, atol=LIMIT[dtype])
+    torch.testing.assert_close(got[:, -1], last[0], rtol=0, atol=LIMIT[dtype])
+    signal = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    signal /= signal.norm()
+    got.backward(signal)
+    expected.backward(signal)
+    torch.testing.assert_close(mine.grad, yours.grad, rtol=0, atol=LIMIT[dtype])
+    for name, parameter in theirs.named_parameters():
+        torch.testing.assert_close(
+            ours.get_parameter(name).grad, parameter.grad, rtol=0, atol=LIMIT[dtype]
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("batch", "time", "units"), [(8, 20, 64), (3, 100, 256)])
+def test_character_model_on_a_gpu_equals_the_fused_layer(batch: int, time: int, units: int) -> None:
+    """Forward and backward against cuDNN's GRU, both in full float32."""
+    torch.manual_seed(0)
+    ours = CharGRU(66, 32, units).cuda()
+    fused = nn.GRU(32, units, batch_first=True).cuda()
+    fused.load_state_dict(ours.gru.state_dict())
+    tokens = torch.randint(0, 66, (batch, time + 1)).cuda()
+
+    def loss(logits: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        got = ours(tokens[:, :-1])
+        mine = torch.autograd.grad(loss(got), list(ours.parameters()))
+        expected = ours.dense(fused(ours.embedding(tokens[:, :-1]))[0])
+        weights = [ours.embedding.weight, *fused.parameters(), *ours.dense.parameters()]
+        yours = torch.autograd.grad(loss(expected), weights)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+    for left, right in zip(mine, yours, strict=True):
+        torch.testing.assert_close(left, right, rtol=0, atol=1e-5)
+
+
+def tokens(batch: int, time: int) -> torch.Tensor:
+    return torch.randint(0, 9, (batch, time), generator=torch.Generator().manual_seed(time))
+
+
+def test_attention_is_torchs() -> None:
+    layer = _Attention(12, 3).double()
+    x = torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    query, key, value = (
+        part(x).view(2, 7, 3, 4).permute(0, 2, 1, 3)
+        for part in (layer.query, layer.key, layer.value)
+    )
+    mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    expected = layer.out(mixed.permute(0, 2, 1, 3).reshape(2, 7, 12))
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
+
+
+def test_a_position_depends_on_the_past_and_on_its_place() -> None:
+    module = CharTransformer(9, 8, 2, 2, length=6)
+    x = tokens(3, 6)
+    changed = x.clone()
+    changed[:, 4:] = (x[:, 4:] + 1) % 9
+    before, after = module(x), module(changed)
+    assert before.shape == (3, 6, 9)
+    torch.testing.assert_close(before[:, :4], after[:, :4])
+    assert not torch.allclose(before[:, 4], after[:, 4])
+    torch.testing.assert_close(module(x[:, :3]), before[:, :3])
+    same = module(torch.zeros(1, 2, dtype=torch.int64))
+    assert not torch.allclose(same[0, 0], same[0, 1])
+
+
+def test_nothing_but_parameters() -> None:
+    module = CharTransformer(9, 8, 2, 3, length=6)
+    assert not list(module.buffers())
+    dense = 4 * (8 * 8 + 8) + (8 * 32 + 32) + (32 * 8 + 8) + 4 * 8
+    assert sum(p.numel() for p in module.parameters()) == 9 * 8 + 6 * 8 + 3 * dense + 16 + 9 * 8 + 9
+    layout = layout_of(module)
+    assert [n for n, info in layout.items() if info.role == "embedding"] == [
+        "tokens.weight",
+        "places.weight",
+    ]
+
+
+def test_impossible_transformers_are_rejected() -> None:
+    with pytest.raises(InputError, match="heads = 3: expected a divisor of dim = 8"):
+        CharTransformer(9, 8, 3, 1, 6)
+    model = FunctionalModel(CharTransformer(9, 8, 2, 1, 6))
+    with pytest.raises(InputError, match=r"7 characters .* length 6"):
+        model.evaluate(model.params(), tokens(2, 7))
+
+
+def test_a_model_prints_what_its_results_depend_on() -> None:
+    """Runs are told apart by what a model prints."""
+    prints = {
+        repr(module)
+        for module in (
+            CharTransformer(9, 8, 2, 1, 6),
+            CharTransformer(9, 8, 4, 1, 6),
+            CharTransformer(9, 8, 2, 1, 7),
+            CharTransformer(9, 8, 2, 1, 6, dropout=0.1),
+            models.RandomShift(2),
+            models.RandomShift(3),
+            models.RandomShift(2, edge=True),
+        )
+    }
+    assert len(prints) == 7
+
+
+TEXT = ids(7, 5)
+NEXT = np.roll(TEXT, -1, 1)
+
+NETWORKS: dict[str, Callable[[], Task]] = {
+    "logistic-regression": lambda: federation(logistic_regression(12, 3), normal(3, 4)),
+    "mlp": lambda: federation(mlp(12, 6, 5, outputs=3), normal(3, 4)),
+    "digits-cnn": lambda: federation(digits_cnn(3), normal(28, 28)),
+    "gru": lambda: federation(CharGRU(7, 3, 4), TEXT, NEXT, init="keras"),
+    "transformer": lambda: federation(CharTransformer(7, 8, 2, 2, 5), TEXT, NEXT),
+    "transformer-dropout": lambda: federation(CharTransformer(7, 4, 1, 1, 6, 0.3), TEXT, NEXT),
+    "resnet": lambda: federation(resnet18_gn(3, width=4), normal(3, 8, 8)),
+    "resnet-keras": lambda: federation(
+        resnet18_gn(3, channels=1, width=2, groups=1), normal(1, 8, 8), init="keras"
+    ),
+    "augmented": lambda: federation(
+        nn.Sequential(
+            RandomShift(2), RandomFlip(), mlp(48, 5, outputs=3), nn.Dropout(0.2), nn.Linear(3, 3)
+        ),
+        normal(3, 4, 4),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_engines_agree(name: str, dtype: torch.dtype) -> None:
+    assert_engines_agree(NETWORKS[name](), dtype)
+
+
+def one_round(task: Task, *, compiled: bool) -> Tree:
+    # One step per client, so that there is one width to compile.
+    task = replace(task, protocol=replace(task.protocol, batch_size=5))
+    simulation = Simulation(
+        task,
+        [Trial.of("fedzmg")],
+        rounds=1,
+        device=torch.device("cpu"),
+        dtype=torch.float64,
+        engine="compiled" if compiled else "vectorized",
+    )
+    simulation.run_round()
+    return simulation.snapshot.params
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_compile(torch.device("cpu")), reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["augmented", "transformer-dropout"])
+def test_compiled_agrees(name: str) -> None:
+    eager, compiled = (one_round(NETWORKS[name](), compiled=flag) for flag in (False, True))
+    for key, leaf in eager.items():
+        torch.testing.assert_close(leaf, compiled[key], rtol=0, atol=1e-9)
