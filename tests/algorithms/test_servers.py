@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from fedzmg.algorithms.decay import ServerDecay
 from hypothesis import given as hypotheses
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -27,6 +26,7 @@ from fedzmg.algorithms import (
     Yogi,
 )
 from fedzmg.algorithms.options import configure
+from fedzmg.algorithms.wrapper import ServerDecay
 from fedzmg.contract import numbers
 from fedzmg.errors import InputError
 from fedzmg.tree import Tree

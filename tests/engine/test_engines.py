@@ -10,24 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from fedzmg.models.kernels.determinism import same_bits
 from torch import Tensor, nn
 
 from fedzmg import InputError, Task, Trial, simulate
 from fedzmg.bench.workloads import WORKLOADS
-<<<<<<< HEAD
-from fedzmg.engine import choose, cuda_graph
-from fedzmg.engine.choose import EnginePlanner, Planned, Probe, can_compile, even_chunk
-from fedzmg.engine.local import Chunk, Engine, Program
-=======
 from fedzmg.engine import choose
 from fedzmg.engine.choose import EnginePlanner, Probe, can_compile
-from fedzmg.engine.compiling import compile_apart
-from fedzmg.engine.round import Chunk, Engine, Program
->>>>>>> hS
+from fedzmg.engine.cuda_graph import compile_apart
+from fedzmg.engine.local import Chunk, Engine, Program
 from fedzmg.engine.sequential import Sequential
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import MappedLayers, convolution, onednn
-from fedzmg.models.kernels.determinism import same_bits
 from fedzmg.simulation import Simulation, rounds
 from fedzmg.tree import Tree
 from golden_problems import Net, random_task

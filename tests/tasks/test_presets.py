@@ -22,15 +22,8 @@ from fedzmg.data import catalog
 from fedzmg.data.plan import local_stream
 from fedzmg.data.text import CHARACTERS
 from fedzmg.experiment.specs.run import RunSpec
-<<<<<<< HEAD
-from fedzmg.models.functional import FunctionalModel
-from fedzmg.models.initial import initial_params
-from fedzmg.tasks.paper import Cifar100, Pixels
+from fedzmg.tasks.paper import Pixels
 from fedzmg.tasks.tuned import tunings
-=======
-from fedzmg.tasks.images import Pixels
-from fedzmg.tasks.tuned import tuning_notes, tunings
->>>>>>> hS
 
 IMAGES = ("emnist62", "emnist10", "emnist10-head62", "mnist-by-writer", "chars74k")
 TEXTS = ("shakespeare", "shakespeare-by-role")
@@ -152,27 +145,6 @@ def test_cifar_as_in_tffs_files(cache: Path) -> None:
     assert (task.tune.size, task.test.size) == (6, 6)  # type: ignore[union-attr]
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("augment", ["none", "flip", "shift", "flip-shift"])
-def test_augmentation_leaves_weights_and_evaluation_alone(augment: str) -> None:
-    plain, changed = (
-        FunctionalModel(Cifar100("cifar100", 500).with_options({"augment": choice}).network())
-        for choice in ("none", augment)
-    )
-    params = initial_params(plain, "keras", 3)
-    again = initial_params(changed, "keras", 3)
-    assert all(torch.equal(params[name], again[name]) for name in params)
-    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(plain.evaluate(params, x), changed.evaluate(params, x))
-    names = [type(layer).__name__ for layer in changed.module.children()]
-    assert ("RandomFlip" in names, "RandomShift" in names) == (
-        "flip" in augment,
-        "shift" in augment,
-    )
-
-
-=======
->>>>>>> hS
 @pytest.mark.parametrize(
     ("name", "oov"), [("shakespeare", "last"), ("shakespeare-by-role", "author")]
 )

@@ -22,11 +22,7 @@ from fedzmg.evaluation import accuracy
 from fedzmg.models.objective import cross_entropy, masked_cross_entropy
 from fedzmg.tasks.paper import masked_accuracy
 from fedzmg.tasks.task import as_stored
-<<<<<<< HEAD
-=======
-from fedzmg.tasks.text import masked_accuracy
 from golden_problems import Net
->>>>>>> hS
 
 RNG = np.random.default_rng(0)
 X, Y, WHO = RNG.normal(size=(30, 4)), RNG.integers(0, 3, 30), np.arange(30) % 5
