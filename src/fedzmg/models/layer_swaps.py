@@ -23,7 +23,6 @@ class Bilinear(nn.Bilinear):
     """``nn.Bilinear`` as one sum of products."""
 
     def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
-        """One bilinear form per output."""
         out = torch.einsum("...i,oij,...j->...o", input1, self.weight, input2)
         return out if self.bias is None else out + self.bias
 
@@ -44,7 +43,6 @@ class Linear(nn.Linear):
     """``nn.Linear`` whose compiled gradient, for clients on a GPU, is laid out like its weights."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Inputs times weights."""
         if torch.compiler.is_compiling() and input.is_cuda:
             return layers.linear(input, self.weight, self.bias)
         return super().forward(input)
@@ -56,7 +54,6 @@ class EmbeddingBag(nn.EmbeddingBag):
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
-        """One vector per row of ``input``."""
         if input.ndim != 2 or offsets is not None:
             raise InputError(
                 f"an EmbeddingBag was given ids of shape {tuple(input.shape)}: give one row of "
@@ -83,7 +80,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         *rest: Any,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute outputs, and the attention weights where they are wanted."""
         out, weights = super().forward(query, key, value, key_padding_mask, True, *rest, **options)
         return out, weights if need_weights else None
 

@@ -38,11 +38,9 @@ class GRU(nn.Module):
             setattr(self, name, nn.Parameter(torch.empty(shape).uniform_(-bound, bound)))
 
     def extra_repr(self) -> str:
-        """Sizes, as printed inside a model."""
         return f"{self.input_size}, {self.hidden_size}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """All hidden states of a sequence."""
         from_input = F.linear(x, self.weight_ih_l0, self.bias_ih_l0)
         if recurrence.available(from_input, self.weight_hh_l0):
             return recurrence.states(from_input, self.weight_hh_l0, self.bias_hh_l0)
@@ -55,7 +53,7 @@ class GRU(nn.Module):
 
 
 def _gru(from_input: Tensor, from_hidden: Tensor, hidden: Tensor) -> Tensor:
-    """The next state; both products hold the gates reset, update, new."""
+    """Compute the next state; both products hold the gates reset, update, new."""
     reset_in, update_in, new_in = from_input.chunk(3, -1)
     reset_h, update_h, new_h = from_hidden.chunk(3, -1)
     reset = torch.sigmoid(reset_in + reset_h)
@@ -68,7 +66,6 @@ class GRUCell(nn.GRUCell):
     """``nn.GRUCell`` of matrix products."""
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """The next state."""
         hidden = _zeros(self, input) if hx is None else hx
         return _gru(
             F.linear(input, self.weight_ih, self.bias_ih),
@@ -83,7 +80,6 @@ class LSTMCell(nn.LSTMCell):
     def forward(
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The next output and the next state."""
         hidden, cell = (_zeros(self, input), _zeros(self, input)) if hx is None else hx
         gates = F.linear(input, self.weight_ih, self.bias_ih) + F.linear(
             hidden, self.weight_hh, self.bias_hh
@@ -97,7 +93,6 @@ class RNNCell(nn.RNNCell):
     """``nn.RNNCell`` of matrix products."""
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """The next state."""
         hidden = _zeros(self, input) if hx is None else hx
         total = F.linear(input, self.weight_ih, self.bias_ih) + F.linear(
             hidden, self.weight_hh, self.bias_hh

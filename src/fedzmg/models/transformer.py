@@ -26,7 +26,6 @@ class _Attention(nn.Module):
         self.out = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Weighted means of values ``(batch, time, dim)``."""
         query, key, value = (
             layer(x).unflatten(-1, (self.heads, -1)).transpose(-2, -3)
             for layer in (self.query, self.key, self.value)
@@ -39,7 +38,6 @@ class _Attention(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        """Heads, as printed inside a model."""
         return f"heads={self.heads}"
 
 
@@ -93,7 +91,6 @@ class CharTransformer(nn.Module):
         self.dense = nn.Linear(dim, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the character after each position."""
         time, longest = tokens.shape[-1], self.places.num_embeddings
         if time > longest:
             raise InputError(
