@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedzmg.models import GRU
-from fedzmg.models.kernels import MappedLayers, convolution, measurements, rounding
-from fedzmg.models.kernels.measurements import cached_answer, milliseconds
+from fedzmg.models.kernels import MappedLayers, convolution, precision, rounding
+from fedzmg.models.kernels.precision import cached_answer, milliseconds
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 COMPILER_WARNS = pytest.mark.filterwarnings("ignore")
@@ -61,7 +61,7 @@ def test_a_measurement_is_made_once_per_machine(
     for file in tmp_path.rglob("*.json"):
         file.write_text("{")
     assert not answer("is it faster?", False)
-    monkeypatch.setattr(measurements, "code_hash", lambda: "other code")
+    monkeypatch.setattr(precision, "code_hash", lambda: "other code")
     assert answer("is that one?", True)
 
 
@@ -75,8 +75,8 @@ def test_a_call_is_timed_from_a_graph() -> None:
         count.add_(1)
 
     assert milliseconds(call) > 0
-    assert len(calls) == 1 + measurements.TIMES  # once as it is, then into the graph
-    assert int(count) == 1 + 2 * measurements.TIMES  # which ran twice
+    assert len(calls) == 1 + precision.TIMES  # once as it is, then into the graph
+    assert int(count) == 1 + 2 * precision.TIMES  # which ran twice
 
 
 def clients(*shape: int) -> Tensor:

@@ -25,8 +25,7 @@ from fedzmg.data.plan import Padded
 from fedzmg.engine import local
 from fedzmg.engine.local import Program, Work
 from fedzmg.models.kernels import MappedLayers, convolution
-from fedzmg.models.kernels.measurements import code_hash, timer
-from fedzmg.models.kernels.precision import bits_are_kept, precision
+from fedzmg.models.kernels.precision import bits_are_kept, code_hash, precision, timer
 from fedzmg.models.objective import Batch, LossFunction, Objective, PrepareFunction
 from fedzmg.tree import Tree, leaves, row, tree_map
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedzmg.contract import Layout, ParamInfo
 from fedzmg.errors import InputError
-from fedzmg.models.recurrent import GRU
+from fedzmg.models.layer_swaps import GRU
 
 AxisRule: TypeAlias = Callable[[nn.Module, str, int], ParamInfo | None]
 """(module, its parameter's own name, rank) -> role and input axes; None if they are unknown."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
-from fedzmg.models.recurrent import GRU
+from fedzmg.models.layer_swaps import GRU
 
 
 def logistic_regression(inputs: int, outputs: int) -> nn.Sequential:
@@ -75,7 +75,7 @@ def emnist_cnn(outputs: int = 62) -> nn.Sequential:
 
 
 def cifar100_cnn(outputs: int = 100) -> nn.Sequential:
-    """Build the paper's CNN for CIFAR-100 ``(n, 3, 32, 32)``, with dropout: 2,214,532 parameters."""
+    """Build the paper's CNN for CIFAR-100 ``(n, 3, 32, 32)``: 2,214,532 parameters."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1),
         nn.ReLU(),

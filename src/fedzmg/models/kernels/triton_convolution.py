@@ -18,8 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from fedzmg.models.kernels.measurements import milliseconds
-from fedzmg.models.kernels.precision import bits_are_kept
+from fedzmg.models.kernels.precision import bits_are_kept, milliseconds
 
 
 @triton.jit
