@@ -14,13 +14,7 @@ from typing import Self, final, get_args
 
 from torch import Tensor
 
-from fedzmg.algorithms.projection import (
-    Axes,
-    Biases,
-    EmbeddingAxis,
-    projected_axes,
-    zero_mean,
-)
+from fedzmg.algorithms.projection import Axes, Biases, EmbeddingAxis, projected_axes, zero_mean
 from fedzmg.contract import (
     ClientContext,
     ClientRule,

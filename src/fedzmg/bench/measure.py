@@ -13,14 +13,7 @@ from typing import Any, get_args
 
 import torch
 
-from fedzmg.bench.machine import (
-    Machine,
-    host_peak_mib,
-    measure,
-    reset_host_peak,
-    step_cost,
-    wait,
-)
+from fedzmg.bench.machine import Machine, host_peak_mib, measure, reset_host_peak, step_cost, wait
 from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels import PRECISIONS

@@ -48,10 +48,7 @@ def compile_apart(function: Callable[P, T], backend: str = "inductor") -> Callab
         function.__closure__,
     )
     compiled: Callable[P, T] = torch.compile(
-        twin,
-        fullgraph=True,
-        dynamic=False,
-        backend=_inductor if backend == "inductor" else backend,
+        twin, fullgraph=True, dynamic=False, backend=_inductor if backend == "inductor" else backend
     )
     return compiled
 

@@ -73,13 +73,7 @@ class CharTransformer(nn.Module):
     """
 
     def __init__(
-        self,
-        vocabulary: int,
-        dim: int,
-        heads: int,
-        layers: int,
-        length: int,
-        dropout: float = 0.0,
+        self, vocabulary: int, dim: int, heads: int, layers: int, length: int, dropout: float = 0.0
     ) -> None:
         super().__init__()
         if heads < 1 or dim % heads:

@@ -148,10 +148,7 @@ class Simulation:
     @contextlib.contextmanager
     def _rounding(self) -> Iterator[None]:
         """Fix the rounding of kernels, and their choice if bits must be the same."""
-        with (
-            rounding(self.precision),
-            same_bits(self.deterministic and self.device.type == "cuda"),
-        ):
+        with rounding(self.precision), same_bits(self.deterministic and self.device.type == "cuda"):
             yield
 
     @contextlib.contextmanager
