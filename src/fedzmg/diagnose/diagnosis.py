@@ -218,14 +218,10 @@ def spread_of(parts: Iterable[Part], layout: Layout) -> dict[str, float]:
 
 
 def _check(**given: int | None) -> None:
-    least = {"clients": 1, "examples": 1, "drifting": 0, "along": 0, "every": 1}
     for name, value in given.items():
-        if value is None and name == "every":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least[name]:
-            raise InputError(
-                f"{name} = {value!r}: expected a whole number of at least {least[name]}"
-            )
+        least = 0 if name in ("drifting", "along") else 1
+        if value is not None and (not isinstance(value, int) or value < least):
+            raise InputError(f"{name} = {value!r}: expected a whole number of at least {least}")
 
 
 def _matched(params: Mapping[str, Tensor], start: Tree, task: Task) -> Tree:
