@@ -16,8 +16,14 @@ from torch import nn
 from typer.testing import CliRunner
 
 from fedzmg import InputError, Task, algorithms
-from fedzmg.bench.machine import Machine, host_peak_mib, reset_host_peak, step_cost
-from fedzmg.bench.measure import measure_all, time_rounds
+from fedzmg.bench.measure import (
+    Machine,
+    host_peak_mib,
+    measure_all,
+    reset_host_peak,
+    step_cost,
+    time_rounds,
+)
 from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.cli import app
 
