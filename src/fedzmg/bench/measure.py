@@ -172,10 +172,10 @@ class Timing:
     """Operations per round."""
     bytes: float
     matmul_share: float
-    """Share of the machine's rate of matrix products."""
+    """Share of the machine's peak speed of matrix products."""
     bandwidth_share: float
     floor_ms: float
-    """Lower bound: the longer of all operations and all bytes at the machine's rates."""
+    """Lower bound: the longer of all operations and all bytes at the machine's peak speed."""
     over_floor: float
     peak_mib: float
     """Peak GPU memory; without a GPU, peak memory of the process."""

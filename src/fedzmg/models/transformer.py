@@ -12,7 +12,7 @@ from fedzmg.errors import InputError
 
 
 class _Attention(nn.Module):
-    """Every position reads itself and what came before it.
+    """Causal attention: every position reads itself and those before it.
 
     Written as matrix products and a softmax: torch's fused attention does not map over clients.
     """
