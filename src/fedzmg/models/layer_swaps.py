@@ -132,7 +132,7 @@ class Conv2d(nn.Conv2d):
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` whose compiled gradient, for clients on a GPU, has the memory layout of its weights."""
+    """``nn.Linear`` whose compiled gradient on a GPU has the memory layout of its weights."""
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.compiler.is_compiling() and input.is_cuda:
