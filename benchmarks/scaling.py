@@ -22,8 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from fedzmg.bench.machine import Machine, host_peak_mib, measure, reset_host_peak
-from fedzmg.bench.measure import environment, time_rounds
+from fedzmg.bench.measure import (
+    Machine,
+    environment,
+    host_peak_mib,
+    measure,
+    reset_host_peak,
+    time_rounds,
+)
 from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.models.networks import mlp
 from fedzmg.simulation import resolve_device

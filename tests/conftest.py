@@ -29,4 +29,4 @@ def pytest_runtest_setup() -> None:
 def _without_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bits are promised on CPUs; only tests marked ``gpu`` see a GPU."""
     if request.node.get_closest_marker("gpu") is None:
-        monkeypatch.setattr("fedzmg.simulation.devices.has_gpu", lambda: False)
+        monkeypatch.setattr("fedzmg.simulation.training.has_gpu", lambda: False)

@@ -127,7 +127,6 @@ class Rule:
     """Name shared by client and server rules that work only with each other."""
 
     def __post_init__(self) -> None:
-        """Reject a number outside its range and an unknown word."""
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             limits, words = field.metadata.get("number"), field.metadata.get("words")
             value = getattr(self, field.name)
@@ -222,7 +221,6 @@ class Algorithm:
     weights: Weights = "examples"
 
     def __post_init__(self) -> None:
-        """Reject an unknown weighting and rules that cannot be combined."""
         if self.weights not in ("examples", "uniform"):
             raise unknown("weights", str(self.weights), ["examples", "uniform"])
         try:

@@ -34,7 +34,6 @@ class Metric:
     higher_is_better: bool = True
 
     def __post_init__(self) -> None:
-        """Reject a name that is not text and a function that cannot be called."""
         if not isinstance(self.name, str) or not self.name:
             raise InputError(f"metric name = {self.name!r}: expected text; Metric(NAME, FUNCTION)")
         if not callable(self.function):

@@ -12,12 +12,13 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, ItemsView, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+T = TypeVar("T")
 Scalar: TypeAlias = float | Tensor
 """A Python number or a 0-d tensor."""
 
@@ -171,9 +172,10 @@ pytree.register_pytree_node(
 )
 
 
-def tree_map(function: Callable[..., Any], value: Any, *others: Any) -> Any:
+def tree_map(function: Callable[..., Any], value: T, *others: Any) -> T:
     """Apply ``function`` to every tensor of nested trees, tuples and named tuples."""
-    return pytree.tree_map(function, value, *others)
+    mapped: T = pytree.tree_map(function, value, *others)
+    return mapped
 
 
 def leaves(value: Any) -> list[Tensor]:
@@ -181,12 +183,12 @@ def leaves(value: Any) -> list[Tensor]:
     return pytree.tree_leaves(value)
 
 
-def stack(values: list[Any]) -> Any:
+def stack(values: list[T]) -> T:
     """Stack equal structures along a new first axis."""
     return tree_map(lambda *rows: torch.stack(rows), values[0], *values[1:])
 
 
-def row(value: Any, index: Any) -> Any:
+def row(value: T, index: Any) -> T:
     """Take ``index`` along the first axis of every tensor."""
     return tree_map(lambda leaf: leaf[index], value)
 

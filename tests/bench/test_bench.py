@@ -12,8 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from fedzmg import InputError, Task, algorithms
-from fedzmg.bench.machine import Machine, step_cost
-from fedzmg.bench.measure import measure_all, time_rounds
+from fedzmg.bench.measure import Machine, measure_all, step_cost, time_rounds
 from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.cli import app
 from golden_problems import random_task

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedzmg.diagnose.order import DECLARED, in_order_of_use
 from torch import Tensor, nn
 
 from fedzmg import tasks
 from fedzmg.diagnose import ClientSpread, Layer, Measurement, diagnose, judge
+from fedzmg.diagnose.clients import DECLARED, in_order_of_use
 from fedzmg.diagnose.measure import WHOLE, Pair
 from fedzmg.models.initial import initial_params
 from fedzmg.tasks import Task

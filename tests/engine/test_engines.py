@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from fedzmg.models.kernels.determinism import same_bits
 from torch import Tensor, nn
 
 from fedzmg import InputError, Task, Trial, simulate
@@ -22,6 +21,7 @@ from fedzmg.engine.local import Chunk, Engine, Program
 from fedzmg.engine.sequential import Sequential
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import MappedLayers, convolution, onednn
+from fedzmg.models.kernels.precision import same_bits
 from fedzmg.simulation import Simulation, rounds
 from fedzmg.tree import Tree
 from golden_problems import Net, random_task

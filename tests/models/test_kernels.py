@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedzmg.models import GRU
-from fedzmg.models.kernels import MappedLayers, convolution, measurements, rounding
-from fedzmg.models.kernels.measurements import milliseconds
+from fedzmg.models.kernels import MappedLayers, convolution, precision, rounding
+from fedzmg.models.kernels.precision import milliseconds
 
 
 @pytest.mark.skipif(
@@ -45,8 +45,8 @@ def test_a_call_is_timed_from_a_graph() -> None:
         count.add_(1)
 
     assert milliseconds(call) > 0
-    assert len(calls) == 1 + measurements.TIMES  # once as it is, then into the graph
-    assert int(count) == 1 + 2 * measurements.TIMES  # which ran twice
+    assert len(calls) == 1 + precision.TIMES  # once as it is, then into the graph
+    assert int(count) == 1 + 2 * precision.TIMES  # which ran twice
 
 
 def clients(*shape: int) -> Tensor:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from fedzmg.optim.projection import centre_
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
@@ -16,6 +15,7 @@ from fedzmg.algorithms.projection import zero_mean
 from fedzmg.errors import InputError
 from fedzmg.models import CharGRU, layout_of
 from fedzmg.optim import Centred, zero_mean_
+from fedzmg.optim.tensors import centre_
 from golden_problems import GOLDEN
 
 TENSORS = GOLDEN["algorithms"]["projection_tensors"]

@@ -41,7 +41,7 @@ from fedzmg.tree import Tree
 @final
 @dataclass(frozen=True)
 class AdaDB(ServerRule):
-    """Adam with rates between ``floor`` and ``floor + r``."""
+    """Adam with learning rates between ``floor`` and ``floor + r``."""
 
     lr: Number = number(0.1, above=0, doc="server learning rate")
     beta1: Number = number(0.9, low=0, below=1, doc="decay of the first moment")

@@ -28,7 +28,7 @@ from fedzmg.tree import Tree
 
 
 def yogi_moments(moments: Moments, grad: Tree, beta1: Number, beta2: Number) -> Moments:
-    """First moment as Adam's; the second moves towards ``g^2`` by ``(1 - beta2) g^2``."""
+    """Update the first moment like Adam; the second moves to ``g^2`` by ``(1 - beta2) g^2``."""
     square = grad * grad
     return Moments(
         averaged(moments.first, grad, beta1),

@@ -67,7 +67,6 @@ class Schedule(Rule):
     floor: Number | None = number(None, low=0, high=1, doc="least factor of lr; absent: none")
 
     def __post_init__(self) -> None:
-        """Reject an unknown shape, missing or unused numbers, and a rule without ``lr``."""
         super().__post_init__()
         if self.schedule not in get_args(Shape):
             raise unknown("schedule", str(self.schedule), get_args(Shape))

@@ -14,13 +14,7 @@ from typing import Self, final, get_args
 
 from torch import Tensor
 
-from fedzmg.algorithms.projection import (
-    Axes,
-    Biases,
-    EmbeddingAxis,
-    projected_axes,
-    zero_mean,
-)
+from fedzmg.algorithms.projection import Axes, Biases, EmbeddingAxis, projected_axes, zero_mean
 from fedzmg.contract import (
     ClientContext,
     ClientRule,
@@ -145,7 +139,6 @@ class ServerDecay(ServerWrapper):
     decay: Number = number(5e-4, low=0, doc="decoupled weight decay, times lr per round")
 
     def __post_init__(self) -> None:
-        """Reject a rule without a learning rate."""
         super().__post_init__()
         if rate_of(self.inner) is None:
             name = type(chain(self.inner)[-1]).__name__

@@ -1,1 +1,1 @@
-"""Benchmarks: training speed on this machine compared with its peak rates."""
+"""Benchmarks: training speed on this machine compared with its peak speed."""

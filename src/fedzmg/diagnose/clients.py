@@ -192,7 +192,6 @@ class Centred:
     """Number of trailing axes of one example."""
 
     def __call__(self, x: Tensor, dtype: torch.dtype, /) -> Tensor:
-        """Convert a batch of stored inputs."""
         made = self.prepare(x, dtype)
         return made - made.mean(tuple(range(-self.axes, 0)), keepdim=True)
 

@@ -147,7 +147,7 @@ def diagnose(
     given = start if params is None else _matched(params, start, task)
     layout, notes = in_order_of_use(task, start)
 
-    def look(model: Tree, at: int) -> Point:
+    def point_of(model: Tree, at: int) -> Point:
         found = measure(gradients(part, model, weights, where), layout)
         drifts = [
             spread_of(
@@ -161,7 +161,7 @@ def diagnose(
         return Point(at, found, {name: Pair(plain[name], projected[name]) for name in plain})
 
     say("measuring gradients" + (" and drift" if drifting else ""))
-    points = [look(given, round)]
+    points = [point_of(given, round)]
     then = None
     if params is None and (other := centred(part)) is not None:
         say("measuring with centred inputs")
@@ -173,7 +173,7 @@ def diagnose(
         def observe(report: RoundReport) -> None:
             if report.round % step == 0 or report.round == along:
                 say(f"round {report.round} of {along}")
-                points.append(look(row(report.simulation.snapshot.params, 0), report.round))
+                points.append(point_of(row(report.simulation.snapshot.params, 0), report.round))
 
         # Evaluations are not used: one suffices.
         quiet = replace(task, protocol=replace(task.protocol, eval_every=along))
@@ -218,14 +218,10 @@ def spread_of(parts: Iterable[Part], layout: Layout) -> dict[str, float]:
 
 
 def _check(**given: int | None) -> None:
-    least = {"clients": 1, "examples": 1, "drifting": 0, "along": 0, "every": 1}
     for name, value in given.items():
-        if value is None and name == "every":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least[name]:
-            raise InputError(
-                f"{name} = {value!r}: expected a whole number of at least {least[name]}"
-            )
+        least = 0 if name in ("drifting", "along") else 1
+        if value is not None and (not isinstance(value, int) or value < least):
+            raise InputError(f"{name} = {value!r}: expected a whole number of at least {least}")
 
 
 def _matched(params: Mapping[str, Tensor], start: Tree, task: Task) -> Tree:

@@ -1,1 +1,1 @@
-"""HOW one round of local training runs: in a loop, or mapped over clients and trials."""
+"""Engines, which run local training in a loop, or mapped over clients and trials."""

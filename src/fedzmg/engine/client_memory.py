@@ -74,7 +74,6 @@ class FileRows:
         return np.frombuffer(data, dtype=self._dtype).copy()
 
     def write(self, index: int, values: npt.NDArray[Any]) -> None:
-        """Replace a row, or as many as there are values for."""
         data = np.ascontiguousarray(values, dtype=self._dtype).tobytes()
         if os.pwrite(self._file, data, index * self._bytes) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))

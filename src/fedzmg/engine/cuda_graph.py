@@ -25,8 +25,7 @@ from fedzmg.data.plan import Padded
 from fedzmg.engine import local
 from fedzmg.engine.local import Program, Work
 from fedzmg.models.kernels import MappedLayers, convolution
-from fedzmg.models.kernels.measurements import code_hash, timer
-from fedzmg.models.kernels.precision import bits_are_kept, precision
+from fedzmg.models.kernels.precision import bits_are_kept, code_hash, precision, timer
 from fedzmg.models.objective import Batch, LossFunction, Objective, PrepareFunction
 from fedzmg.tree import Tree, leaves, row, tree_map
 
@@ -49,10 +48,7 @@ def compile_apart(function: Callable[P, T], backend: str = "inductor") -> Callab
         function.__closure__,
     )
     compiled: Callable[P, T] = torch.compile(
-        twin,
-        fullgraph=True,
-        dynamic=False,
-        backend=_inductor if backend == "inductor" else backend,
+        twin, fullgraph=True, dynamic=False, backend=_inductor if backend == "inductor" else backend
     )
     return compiled
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from fedzmg.data.plan import ClientBatch
 from fedzmg.models.objective import Objective, PrepareFunction
 from fedzmg.tree import Tree, tree_map
 
+T = TypeVar("T")
 BatchT = TypeVar("BatchT")
 
 
@@ -62,7 +63,7 @@ def start(rule: ClientRule, context: ClientContext, full_pass: FullPass | tuple[
     return Work(context.params, scratch, zero, no_loss, zero, no_loss, zero == 0)
 
 
-def keep(active: Tensor, new: Any, old: Any) -> Any:
+def keep(active: Tensor, new: T, old: T) -> T:
     """Take ``new`` for active clients and ``old`` for the others, without a branch."""
     return tree_map(lambda n, o: torch.where(active, n, o), new, old)
 
@@ -108,8 +109,7 @@ def close_epoch(rule: ClientRule, work: Work, closes: Tensor, full_loss: Tensor 
         epoch_steps=torch.zeros_like(work.epoch_steps),
         active=work.active & continues,
     )
-    kept: Work = keep(closes & work.active, closed, work)
-    return kept
+    return keep(closes & work.active, closed, work)
 
 
 class Outcome(NamedTuple):

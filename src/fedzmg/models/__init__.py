@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.keyed import RandomFlip, RandomShift
+from fedzmg.models.layer_swaps import GRU
 from fedzmg.models.layout import layout_of
 from fedzmg.models.networks import (
     CharGRU,
@@ -15,7 +16,6 @@ from fedzmg.models.networks import (
     resnet18_gn,
     shakespeare_gru,
 )
-from fedzmg.models.recurrent import GRU
 from fedzmg.models.transformer import CharTransformer
 
 __all__ = [

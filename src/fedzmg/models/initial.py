@@ -12,7 +12,7 @@ from torch import nn
 
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.functional import FunctionalModel
-from fedzmg.models.recurrent import GRU
+from fedzmg.models.layer_swaps import GRU
 from fedzmg.seeds import torch_stream
 from fedzmg.tree import Tree
 

@@ -61,7 +61,6 @@ class KeyedDropout(KeyedLayer):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Zero each element with probability ``p`` and rescale the rest; identity in eval mode."""
         if not self.training or self.p == 0:
             return x
         if self.p == 1:
@@ -70,7 +69,6 @@ class KeyedDropout(KeyedLayer):
         return torch.where(zeroed, torch.zeros_like(x), x / (1 - self.p))
 
     def extra_repr(self) -> str:
-        """Probability and layer, as printed inside a model."""
         return f"p={self.p}, layer={self.layer}"
 
 
@@ -78,14 +76,12 @@ class RandomFlip(KeyedLayer):
     """Mirrors left and right with probability one half; input ``(n, ..., height, width)``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Flip some of the images; identity in eval mode."""
         if not self.training:
             return x
         flipped = self.draw(x.shape[:1], x.device) >= RANGE // 2
         return torch.where(_per_example(flipped, x), x.flip(-1), x)
 
     def extra_repr(self) -> str:
-        """Layer, as printed inside a model."""
         return f"layer={self.layer}"
 
 
@@ -106,7 +102,6 @@ class RandomShift(KeyedLayer):
         self.pixels, self.edge = pixels, edge
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shift every image by a distance of its own; identity in eval mode."""
         if not self.training or self.pixels == 0:
             return x
         bits = self.draw(torch.Size((len(x), 2)), x.device)
@@ -125,10 +120,9 @@ class RandomShift(KeyedLayer):
         return torch.where((source >= 0) & (source < size), moved, torch.zeros_like(x))
 
     def extra_repr(self) -> str:
-        """Settings and layer, as printed inside a model."""
         return f"pixels={self.pixels}, edge={self.edge}, layer={self.layer}"
 
 
 def _per_example(values: Tensor, x: Tensor) -> Tensor:
-    """One value per example, shaped to go with the batch."""
+    """Shape one value per example to go with the batch."""
     return values.reshape(-1, *[1] * (x.ndim - 1))

@@ -1,4 +1,6 @@
-"""Replacements of torch's layers in a functional model's private copy of a module.
+"""Layers that map over clients, and their swap for torch's in a private copy of a module.
+
+:class:`GRU` is for models to use. In a functional model's copy of a module:
 
 * Dropout becomes keyed dropout, and every keyed layer is numbered.
 * Layers that torch cannot map over clients, or maps by a slow loop, change their class for one
@@ -14,16 +16,105 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
-from fedzmg.models.kernels import layers
+from fedzmg.models.kernels import layers, recurrence
 from fedzmg.models.keyed import KeyedDropout, KeyedLayer
-from fedzmg.models.recurrent import GRUCell, LSTMCell, RNNCell
+
+
+class GRU(nn.Module):
+    """A gated recurrent layer of matrix products, with ``nn.GRU``'s parameter names and results.
+
+    cuDNN's fused GRU cannot be mapped over clients; this one can. Input ``(batch, time, inputs)``,
+    output ``(batch, time, units)``; the first hidden state is zero.
+    """
+
+    weight_ih_l0: Tensor
+    weight_hh_l0: Tensor
+    bias_ih_l0: Tensor
+    bias_hh_l0: Tensor
+
+    def __init__(self, inputs: int, units: int) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size = inputs, units
+        for name, shape in {
+            "weight_ih_l0": (3 * units, inputs),
+            "weight_hh_l0": (3 * units, units),
+            "bias_ih_l0": (3 * units,),
+            "bias_hh_l0": (3 * units,),
+        }.items():
+            bound = units**-0.5
+            setattr(self, name, nn.Parameter(torch.empty(shape).uniform_(-bound, bound)))
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        from_input = F.linear(x, self.weight_ih_l0, self.bias_ih_l0)
+        if recurrence.available(from_input, self.weight_hh_l0):
+            return recurrence.states(from_input, self.weight_hh_l0, self.bias_hh_l0)
+        hidden = x.new_zeros(x.shape[0], self.hidden_size)
+        states = []
+        for now in from_input.unbind(1):
+            hidden = _gru(now, F.linear(hidden, self.weight_hh_l0, self.bias_hh_l0), hidden)
+            states.append(hidden)
+        return torch.stack(states, 1)
+
+
+def _gru(from_input: Tensor, from_hidden: Tensor, hidden: Tensor) -> Tensor:
+    """Compute the next state; both products hold the gates reset, update, new."""
+    reset_in, update_in, new_in = from_input.chunk(3, -1)
+    reset_h, update_h, new_h = from_hidden.chunk(3, -1)
+    reset = torch.sigmoid(reset_in + reset_h)
+    update = torch.sigmoid(update_in + update_h)
+    new = torch.tanh(new_in + reset * new_h)
+    return new + update * (hidden - new)
+
+
+class GRUCell(nn.GRUCell):
+    """``nn.GRUCell`` of matrix products."""
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        hidden = _zeros(self, input) if hx is None else hx
+        return _gru(
+            F.linear(input, self.weight_ih, self.bias_ih),
+            F.linear(hidden, self.weight_hh, self.bias_hh),
+            hidden,
+        )
+
+
+class LSTMCell(nn.LSTMCell):
+    """``nn.LSTMCell`` of matrix products."""
+
+    def forward(
+        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        hidden, cell = (_zeros(self, input), _zeros(self, input)) if hx is None else hx
+        gates = F.linear(input, self.weight_ih, self.bias_ih) + F.linear(
+            hidden, self.weight_hh, self.bias_hh
+        )
+        write, keep, new, show = gates.chunk(4, -1)
+        cell = torch.sigmoid(keep) * cell + torch.sigmoid(write) * torch.tanh(new)
+        return torch.sigmoid(show) * torch.tanh(cell), cell
+
+
+class RNNCell(nn.RNNCell):
+    """``nn.RNNCell`` of matrix products."""
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        hidden = _zeros(self, input) if hx is None else hx
+        total = F.linear(input, self.weight_ih, self.bias_ih) + F.linear(
+            hidden, self.weight_hh, self.bias_hh
+        )
+        return torch.relu(total) if self.nonlinearity == "relu" else torch.tanh(total)
+
+
+def _zeros(cell: nn.RNNCellBase, input: Tensor) -> Tensor:
+    return input.new_zeros(*input.shape[:-1], cell.hidden_size)
 
 
 class Bilinear(nn.Bilinear):
     """``nn.Bilinear`` as one sum of products."""
 
     def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
-        """One bilinear form per output."""
         out = torch.einsum("...i,oij,...j->...o", input1, self.weight, input2)
         return out if self.bias is None else out + self.bias
 
@@ -41,10 +132,9 @@ class Conv2d(nn.Conv2d):
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` whose compiled gradient, for clients on a GPU, is laid out like its weights."""
+    """``nn.Linear`` whose compiled gradient on a GPU has the memory layout of its weights."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Inputs times weights."""
         if torch.compiler.is_compiling() and input.is_cuda:
             return layers.linear(input, self.weight, self.bias)
         return super().forward(input)
@@ -56,7 +146,6 @@ class EmbeddingBag(nn.EmbeddingBag):
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
-        """One vector per row of ``input``."""
         if input.ndim != 2 or offsets is not None:
             raise InputError(
                 f"an EmbeddingBag was given ids of shape {tuple(input.shape)}: give one row of "
@@ -83,7 +172,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         *rest: Any,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute outputs, and the attention weights where they are wanted."""
         out, weights = super().forward(query, key, value, key_padding_mask, True, *rest, **options)
         return out, weights if need_weights else None
 

@@ -11,16 +11,24 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from torch import nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedzmg.contract import Layout, ParamInfo
 from fedzmg.errors import InputError
-from fedzmg.models.recurrent import GRU
+from fedzmg.models.layer_swaps import GRU
 
 AxisRule: TypeAlias = Callable[[nn.Module, str, int], ParamInfo | None]
 """(module, its parameter's own name, rank) -> role and input axes; None if they are unknown."""
 
 _BIAS = ParamInfo("bias", ())
-_NORM = ParamInfo("norm", ())
+
+
+def _norm(*_: object) -> ParamInfo:
+    return ParamInfo("norm", ())
+
+
+def _embedding(*_: object) -> ParamInfo:
+    return ParamInfo("embedding", (0,))
 
 
 def _all_but_first(_module: nn.Module, name: str, rank: int) -> ParamInfo | None:
@@ -45,10 +53,6 @@ def _recurrent(_module: nn.Module, name: str, _rank: int) -> ParamInfo | None:
     return ParamInfo("recurrent_kernel" if name.startswith("weight_hh") else "kernel", (1,))
 
 
-def _embedding(*_: object) -> ParamInfo:
-    return ParamInfo("embedding", (0,))
-
-
 def _attention(_module: nn.Module, name: str, _rank: int) -> ParamInfo | None:
     if name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
         return ParamInfo("kernel", (1,))
@@ -56,31 +60,15 @@ def _attention(_module: nn.Module, name: str, _rank: int) -> ParamInfo | None:
     return _BIAS if name in ("in_proj_bias", "bias_k", "bias_v") else None
 
 
-def _norm(*_: object) -> ParamInfo:
-    return _NORM
-
-
-INPUT_AXES: dict[type[nn.Module], AxisRule] = {
-    nn.Linear: _all_but_first,
-    nn.Bilinear: _all_but_first,
-    nn.Conv1d: _all_but_first,
-    nn.Conv2d: _all_but_first,
-    nn.Conv3d: _all_but_first,
-    nn.ConvTranspose1d: _transposed,
-    nn.ConvTranspose2d: _transposed,
-    nn.ConvTranspose3d: _transposed,
-    nn.RNNBase: _recurrent,
-    nn.RNNCellBase: _recurrent,
-    GRU: _recurrent,
-    nn.Embedding: _embedding,
-    nn.EmbeddingBag: _embedding,
-    nn.MultiheadAttention: _attention,
-    nn.LayerNorm: _norm,
-    nn.RMSNorm: _norm,
-    nn.GroupNorm: _norm,
-    nn.modules.instancenorm._InstanceNorm: _norm,
-    nn.PReLU: _norm,
+_KINDS: dict[AxisRule, tuple[type[nn.Module], ...]] = {
+    _all_but_first: (nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    _transposed: (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    _recurrent: (nn.RNNBase, nn.RNNCellBase, GRU),
+    _attention: (nn.MultiheadAttention,),
+    _embedding: (nn.Embedding, nn.EmbeddingBag),
+    _norm: (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _InstanceNorm, nn.PReLU),
 }
+INPUT_AXES = {kind: rule for rule, kinds in _KINDS.items() for kind in kinds}
 """Module type (subclasses included) to the rule for its own parameters."""
 
 
@@ -127,9 +115,8 @@ def _given(named: dict[str, tuple[int, ...]], name: str, rank: int) -> ParamInfo
         return None
     given = named.pop(name)
     axes = tuple(given) if isinstance(given, tuple | list) else (given,)
-    if any(not isinstance(a, int) or not 0 <= a < rank for a in axes) or len(set(axes)) != len(
-        axes
-    ):
+    wrong = [a for a in axes if not isinstance(a, int) or not 0 <= a < rank]
+    if wrong or len(set(axes)) != len(axes):
         raise InputError(f"axes[{name!r}] = {axes}: expected different axes from 0 to {rank - 1}")
     return ParamInfo("kernel" if axes else "bias", axes)
 

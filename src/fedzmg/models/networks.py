@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
-from fedzmg.models.recurrent import GRU
+from fedzmg.models.layer_swaps import GRU
 
 
 def logistic_regression(inputs: int, outputs: int) -> nn.Sequential:
-    """One dense layer on flattened inputs."""
+    """Build one dense layer on flattened inputs."""
     return mlp(inputs, outputs=outputs)
 
 
 def mlp(inputs: int, *hidden: int, outputs: int) -> nn.Sequential:
-    """Fully connected ReLU network on flattened inputs."""
+    """Build a fully connected ReLU network on flattened inputs."""
     layers: list[nn.Module] = [nn.Flatten()]
     for width_in, width_out in zip((inputs, *hidden), hidden, strict=False):
         layers += [nn.Linear(width_in, width_out), nn.ReLU()]
@@ -29,7 +29,7 @@ def mlp(inputs: int, *hidden: int, outputs: int) -> nn.Sequential:
 
 
 def digits_cnn(outputs: int = 10) -> nn.Sequential:
-    """Two strided convolutions and two dense layers for 28x28 images, 52,266 parameters."""
+    """Build two strided convolutions and two dense layers for 28x28 images, 52,266 parameters."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 28)),
         nn.Conv2d(1, 8, 5, stride=2, padding=2),
@@ -53,16 +53,12 @@ class CharGRU(nn.Module):
         self.dense = nn.Linear(units, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the character after each position."""
         out: Tensor = self.dense(self.gru(self.embedding(tokens)))
         return out
 
 
 def emnist_cnn(outputs: int = 62) -> nn.Sequential:
-    """Two 5x5 convolutions and two dense layers; input ``(n, 28, 28)``.
-
-    1,690,046 parameters; 1,663,370 with ten outputs.
-    """
+    """Build the paper's CNN for EMNIST ``(n, 28, 28)``: 1,690,046 parameters with 62 outputs."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 28)),
         nn.Conv2d(1, 32, 5, padding=2),
@@ -79,10 +75,7 @@ def emnist_cnn(outputs: int = 62) -> nn.Sequential:
 
 
 def cifar100_cnn(outputs: int = 100) -> nn.Sequential:
-    """Four 3x3 convolutions, two dense layers and dropout; input ``(n, 3, 32, 32)``.
-
-    2,214,532 parameters.
-    """
+    """Build the paper's CNN for CIFAR-100 ``(n, 3, 32, 32)``: 2,214,532 parameters."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1),
         nn.ReLU(),
@@ -105,7 +98,7 @@ def cifar100_cnn(outputs: int = 100) -> nn.Sequential:
 
 
 def shakespeare_gru() -> CharGRU:
-    """Embedding of 256, GRU of 1024 units, 66 outputs per position; input ``(n, time)`` ids.
+    """Build the paper's GRU for text: embedding of 256, 1024 units, 66 outputs per position.
 
     4,022,850 parameters: the GRU has two bias vectors, as Keras's with ``reset_after=True``.
     """
@@ -128,7 +121,6 @@ class _Block(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rectified sum of the convolved and the passing input."""
         inner = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
         return torch.relu(inner + self.shortcut(x))
 
@@ -141,7 +133,7 @@ class _Mean(nn.Module):
 
 
 def resnet18_gn(outputs: int, channels: int = 3, width: int = 64, groups: int = 2) -> nn.Sequential:
-    """ResNet-18 for images ``(n, channels, height, width)``, without batch statistics.
+    """Build a ResNet-18 for images ``(n, channels, height, width)``, without batch statistics.
 
     The first convolution is 3x3 without stride or pooling, as is usual for 32x32 images. Two
     groups are usual in federated learning. 11,173,962 parameters with ten outputs.

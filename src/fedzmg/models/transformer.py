@@ -12,7 +12,7 @@ from fedzmg.errors import InputError
 
 
 class _Attention(nn.Module):
-    """Every position reads itself and what came before it.
+    """Causal attention: every position reads itself and those before it.
 
     Written as matrix products and a softmax: torch's fused attention does not map over clients.
     """
@@ -26,7 +26,6 @@ class _Attention(nn.Module):
         self.out = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Weighted means of values ``(batch, time, dim)``."""
         query, key, value = (
             layer(x).unflatten(-1, (self.heads, -1)).transpose(-2, -3)
             for layer in (self.query, self.key, self.value)
@@ -39,7 +38,6 @@ class _Attention(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        """Heads, as printed inside a model."""
         return f"heads={self.heads}"
 
 
@@ -75,13 +73,7 @@ class CharTransformer(nn.Module):
     """
 
     def __init__(
-        self,
-        vocabulary: int,
-        dim: int,
-        heads: int,
-        layers: int,
-        length: int,
-        dropout: float = 0.0,
+        self, vocabulary: int, dim: int, heads: int, layers: int, length: int, dropout: float = 0.0
     ) -> None:
         super().__init__()
         if heads < 1 or dim % heads:
@@ -93,7 +85,6 @@ class CharTransformer(nn.Module):
         self.dense = nn.Linear(dim, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the character after each position."""
         time, longest = tokens.shape[-1], self.places.num_embeddings
         if time > longest:
             raise InputError(

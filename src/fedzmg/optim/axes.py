@@ -51,7 +51,10 @@ def model_layout(
                 given_axes[name] = checked(given_axes[name], parameter.ndim, name)
             elif parameter.ndim < 2:
                 given_axes[name] = ()
-            elif _is_spectral(module):
+            # Spectral norm stores the layer's weight up to a factor.
+            elif isinstance(module, ParametrizationList) and all(
+                isinstance(each, _SpectralNorm) for each in module
+            ):
                 *layer, _, behind = prefix.split(".")
                 found = _by_type(model.get_submodule(".".join(layer)), behind, parameter.ndim)
                 if found is not None:
@@ -76,13 +79,6 @@ def _by_type(module: nn.Module, own_name: str, rank: int) -> Axes | None:
     rules = (INPUT_AXES[kind] for kind in type(module).__mro__ if kind in INPUT_AXES)
     infos = (rule(module, own_name, rank) for rule in rules)
     return next((info.input_axes for info in infos if info is not None), None)
-
-
-def _is_spectral(module: nn.Module) -> bool:
-    """Check for spectral norm, which stores the layer's weight up to a factor."""
-    return isinstance(module, ParametrizationList) and all(
-        isinstance(each, _SpectralNorm) for each in module
-    )
 
 
 def _reject_lazy(parameter: Any, name: str) -> None:
@@ -128,7 +124,13 @@ def group_axes(group: Mapping[str, Any], given: GivenAxes) -> list[Axes]:
 
 def _chosen(given: Any, params: list[Tensor], names: list[str]) -> list[Any]:
     if isinstance(given, Mapping):
-        return _by_name(given, params, names)
+        for name, parameter in zip(names, params, strict=True):
+            if name not in given and parameter.ndim > 1:
+                raise InputError(
+                    f"axes does not name parameter {name!r} of shape {tuple(parameter.shape)}: "
+                    "add its input axes, or () to leave it uncentred"
+                )
+        return [given.get(name, ()) for name in names]
     if given is None:
         if any(p.ndim > 1 for p in params):
             _warn_once(
@@ -149,16 +151,6 @@ def _chosen(given: Any, params: list[Tensor], names: list[str]) -> list[Any]:
             "give one tuple for each, or a single tuple for all"
         )
     return list(given)
-
-
-def _by_name(given: Mapping[str, Axes], params: list[Tensor], names: list[str]) -> list[Axes]:
-    for name, parameter in zip(names, params, strict=True):
-        if name not in given and parameter.ndim > 1:
-            raise InputError(
-                f"axes does not name parameter {name!r} of shape {tuple(parameter.shape)}: "
-                "add its input axes, or () to leave it uncentred"
-            )
-    return [given.get(name, ()) for name in names]
 
 
 def check_names(axes: Mapping[str, Axes], groups: Iterable[Mapping[str, Any]]) -> None:

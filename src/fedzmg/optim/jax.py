@@ -69,20 +69,12 @@ def _flax_kernel(layer: list[str], own: str, shapes: Mapping[str, Shape]) -> Axe
 
 
 INPUT_AXES: dict[str, AxisRule] = {
-    # Flax, both of its interfaces
     "kernel": _flax_kernel,
-    "embedding": _vocabulary,
-    "bias": _none,
-    "scale": _none,
-    # Haiku
-    "w": _inputs_first,
-    "w_i": _inputs_first,
-    "w_h": _inputs_first,
-    "embeddings": _vocabulary,
-    "b": _none,
-    "offset": _none,
+    **dict.fromkeys(("w", "w_i", "w_h"), _inputs_first),
+    **dict.fromkeys(("embedding", "embeddings"), _vocabulary),
+    **dict.fromkeys(("bias", "scale", "b", "offset"), _none),
 }
-"""Rule for each name of a parameter."""
+"""Rule for each name of a parameter, in both interfaces of Flax and in Haiku."""
 
 
 def input_axes(params: Any, axes: Mapping[str, Axes] | None = None) -> dict[str, Axes]:

@@ -173,9 +173,9 @@ class ZeroMeanSGD(Optimizer):
         Input axes belong to the model: a state with other axes is rejected.
         """
         entries = {key for each in state_dict["state"].values() for key in each}
-        strange = sorted(entries - {"momentum_buffer"})
-        if strange or any("momentum" not in saved for saved in state_dict["param_groups"]):
-            kind = f"has {', '.join(strange)}" if strange else "has no momentum"
+        foreign = sorted(entries - {"momentum_buffer"})
+        if foreign or any("momentum" not in saved for saved in state_dict["param_groups"]):
+            kind = f"has {', '.join(foreign)}" if foreign else "has no momentum"
             raise InputError(f"the state {kind}: it belongs to another optimizer than SGD")
         for saved, own in zip(state_dict["param_groups"], self.param_groups, strict=False):
             _check({**own, **saved})

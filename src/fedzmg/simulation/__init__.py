@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from fedzmg.engine.choose import EngineName, EnginePlanner
 from fedzmg.simulation.clients import ClientMetrics
-from fedzmg.simulation.devices import Device, resolve_device
 from fedzmg.simulation.history import History, Record
 from fedzmg.simulation.planning import RoundPlanner
 from fedzmg.simulation.rounds import RoundReport, Simulation
 from fedzmg.simulation.server import Checkpoint, Snapshot
-from fedzmg.simulation.training import Observer, simulate
+from fedzmg.simulation.training import Device, Observer, resolve_device, simulate
 from fedzmg.simulation.trial import Trial, packs
 
 __all__ = [

@@ -97,12 +97,7 @@ def _sample(
 
 
 def measure(
-    task: Task,
-    watched: Watched,
-    params: Tree,
-    data: Examples,
-    objective: Objective,
-    round_: int,
+    task: Task, watched: Watched, params: Tree, data: Examples, objective: Objective, round_: int
 ) -> list[ClientMetrics]:
     """Evaluate stacked models on chosen clients, without an effect on the training."""
     device = next(iter(params.values())).device

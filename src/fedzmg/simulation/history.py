@@ -60,7 +60,6 @@ class History:
     """Metrics on single clients, in the order of rounds; the last is of the final model."""
 
     def __repr__(self) -> str:
-        """Summarise, without the rounds and the model."""
         name, metrics = self.trial.name or self.trial.algorithm.name, self.metrics
         parts = [f"{len(self.records)} of {self.task.protocol.rounds} rounds"]
         if metrics:

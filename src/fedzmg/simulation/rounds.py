@@ -6,24 +6,24 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedzmg.contract import State
+from fedzmg.contract import ClientRule, State
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.choose import EngineChoice, EngineName, EnginePlanner, Probe
 from fedzmg.engine.client_memory import MemoryStore
-from fedzmg.engine.local import Broadcast
+from fedzmg.engine.local import Broadcast, Program
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.models.kernels import onednn, rounding
 from fedzmg.models.kernels.precision import Precision, same_bits
 from fedzmg.simulation.clients import ClientMetrics, Watched, measure
-from fedzmg.simulation.devices import place
 from fedzmg.simulation.dry_run import dry_run
 from fedzmg.simulation.history import History, Record
 from fedzmg.simulation.planning import RoundPlanner
@@ -148,10 +148,7 @@ class Simulation:
     @contextlib.contextmanager
     def _rounding(self) -> Iterator[None]:
         """Fix the rounding of kernels, and their choice if bits must be the same."""
-        with (
-            rounding(self.precision),
-            same_bits(self.deterministic and self.device.type == "cuda"),
-        ):
+        with rounding(self.precision), same_bits(self.deterministic and self.device.type == "cuda"):
             yield
 
     @contextlib.contextmanager
@@ -344,3 +341,20 @@ class Simulation:
             return measure(
                 self.task, watched, self.snapshot.params, data, self.program.objective, self.round
             )
+
+
+def place(
+    task: Task, rule: ClientRule, device: torch.device, dtype: torch.dtype, precision: Precision
+) -> tuple[Program, Examples]:
+    """Copy a task to a device, in the precision of the training; return also its test examples."""
+    half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
+    program = Program(
+        rule=rule,
+        objective=replace(task.objective, model=task.model.to(device, dtype), layers_in=half),
+        data=task.train.to(device, dtype),
+        prepare=task.prepare,
+        dtype=dtype,
+        device=device,
+        longest=task.protocol.batching.steps(int(task.train.counts.max())),
+    )
+    return program, task.test.to(device, dtype)

@@ -37,12 +37,8 @@ def first_models(
     task: Task, seeds: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Tree:
     """Make the initial weights of every trial, one row each."""
-    starts = [
-        initial_params(task.model, task.init, seed).map(lambda leaf: leaf.to(device, dtype))
-        for seed in seeds
-    ]
-    found: Tree = stack(starts)
-    return found
+    starts = [initial_params(task.model, task.init, seed) for seed in seeds]
+    return stack([start.map(lambda leaf: leaf.to(device, dtype)) for start in starts])
 
 
 def first_snapshot(server: PackedRule, params: Tree, trials: int, device: torch.device) -> Snapshot:
@@ -110,7 +106,7 @@ def restored_snapshot(
     """Restore a snapshot, on the host, and the clients' memories."""
     if len({c.round for c in checkpoints}) != 1:
         raise InputError("packed trials can only be resumed from the same round")
-    rows = []
+    rows: list[Snapshot] = []
     for i, (round_, tensors) in enumerate(checkpoints):
         rows.append(_filled(row(fresh, i), tensors, "model"))
         blank = row(memory.fresh, i)
@@ -118,8 +114,7 @@ def restored_snapshot(
         memories = {c: _filled(blank, tensors, f"memory|{c}|") for c in sorted(clients)}
         memory.rewind(i, round_)
         memory.put(i, round_, memories)
-    found: Snapshot = stack(rows)
-    return found
+    return stack(rows)
 
 
 def _filled(template: Any, tensors: Mapping[str, Tensor], prefix: str) -> Any:

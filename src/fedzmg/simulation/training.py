@@ -1,24 +1,40 @@
-"""Train trials from the first round to the last."""
+"""Train trials from the first round to the last, on a chosen device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
 from fedzmg.contract import Algorithm
 from fedzmg.engine.choose import EngineName, EnginePlanner
-from fedzmg.errors import InputError
+from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels.precision import Precision
-from fedzmg.simulation.devices import Device, resolve_device
 from fedzmg.simulation.history import History, Record
 from fedzmg.simulation.rounds import RoundReport, Simulation
 from fedzmg.simulation.trial import Trial
 from fedzmg.tasks.task import Task
 
 Observer = Callable[[RoundReport], None]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+def has_gpu() -> bool:
+    """Tell whether this machine has a CUDA device."""
+    return torch.cuda.is_available()
+
+
+def resolve_device(device: str) -> torch.device:
+    """Return the named device; ``auto`` is a GPU if there is one."""
+    if device not in get_args(Device):
+        raise unknown("device", device, get_args(Device))
+    if device == "cuda" and not has_gpu():
+        raise InputError("device 'cuda': no CUDA device is available here; use --device cpu")
+    if device == "auto":
+        device = "cuda" if has_gpu() else "cpu"
+    return torch.device(device)
 
 
 def simulate(

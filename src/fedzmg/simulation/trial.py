@@ -31,7 +31,6 @@ class Trial:
     """Name of a variant of the algorithm."""
 
     def __post_init__(self) -> None:
-        """Reject a name instead of an algorithm, and a seed that is not a whole number."""
         if not isinstance(self.algorithm, Algorithm):
             name = self.algorithm
             remedy = f"Trial.of({name!r})" if isinstance(name, str) else "an Algorithm"

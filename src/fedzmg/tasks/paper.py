@@ -47,7 +47,6 @@ class Pixels:
     axes: int = 2
 
     def __call__(self, x: Tensor, dtype: torch.dtype, /) -> Tensor:
-        """Convert a batch of stored images."""
         # Pixels that are not multiples of 1/255 are stored as floating-point fractions.
         pixels = x.to(dtype) if x.is_floating_point() else x.to(dtype) / 255
         if self.polarity == "ink-one":
@@ -144,7 +143,6 @@ class Cifar100(Preset):
     )
 
     def __post_init__(self) -> None:
-        """Take the data set that the split needs."""
         super().__post_init__()
         name = "cifar100" if self.split == "pachinko" else "cifar100-tff"
         object.__setattr__(self, "data", name)

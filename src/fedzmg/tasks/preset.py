@@ -78,7 +78,6 @@ class Preset(ABC):
     """Name of the data set in the catalog; empty if it ships with the package."""
 
     def __post_init__(self) -> None:
-        """Reject values outside the options' ranges."""
         for option in self.decisions():
             if not option.accepts(option.value):
                 raise InputError(

@@ -53,7 +53,6 @@ class Protocol:
     threshold: float = 0.9
 
     def __post_init__(self) -> None:
-        """Reject impossible values."""
         for name in ("rounds", "cohort", "batch_size", "epochs", "eval_every"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -109,11 +108,9 @@ class Task:
     """Notes on the data, such as counts that differ from the official."""
 
     def __post_init__(self) -> None:
-        """Run the model once, to find parts that do not fit before the first round."""
         check(self)
 
     def __repr__(self) -> str:
-        """Describe the task in one line, without data."""
         model, protocol = self.model, self.protocol
         weights = sum(leaf.numel() for leaf in model.params().values())
         return (

@@ -14,15 +14,7 @@ from threading import Lock
 import torch
 
 from fedzmg.errors import unknown
-from fedzmg.theory import (
-    bound,
-    convergence,
-    extensions,
-    geometry,
-    logistic,
-    networks,
-    nonconvex,
-)
+from fedzmg.theory import bound, convergence, extensions, geometry, logistic, networks, nonconvex
 from fedzmg.theory.finding import FULL, QUICK, Finding, Size, Value
 
 __all__ = ["CHECKS", "FULL", "QUICK", "Finding", "Size", "Value", "resolve", "run"]

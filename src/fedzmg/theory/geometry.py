@@ -120,10 +120,7 @@ def variance(size: Size) -> Finding:
         "E |Phi noise|^2 = tr Sigma - 1' Sigma 1 / d, so the gain is the share of intensity noise",
         f"d = {DIMS}, three covariances of trace {trace:.3g}, {size.samples:,} samples",
         tuple(lines),
-        series={
-            "measured": (shares, measured),
-            "rho + (1 - rho)/d": (shares, closed),
-        },
+        series={"measured": (shares, measured), "rho + (1 - rho)/d": (shares, closed)},
     )
 
 

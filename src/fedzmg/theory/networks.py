@@ -79,13 +79,13 @@ def _start(task: Task) -> Tree:
 
 
 def _train(
-    task: Task, rounds: int, look: Callable[[Tree], None] | None = None, **options: Any
+    task: Task, rounds: int, receive: Callable[[Tree], None] | None = None, **options: Any
 ) -> Tree:
-    """Train FedZMG in double precision; ``look`` receives the model after every round."""
+    """Train FedZMG in double precision; ``receive`` gets the model after every round."""
 
     def observe(report: RoundReport) -> None:
-        if look is not None:
-            look(report.simulation.checkpoint(0).params())
+        if receive is not None:
+            receive(report.simulation.checkpoint(0).params())
 
     # Evaluations are not used: one suffices.
     quiet = replace(task, protocol=replace(task.protocol, eval_every=rounds))
@@ -181,7 +181,7 @@ def _along_training(size: Size) -> Series:
     ]
     found: dict[str, list[float]] = {name: [] for name, over in axes.items() if over}
 
-    def look(params: Tree) -> None:
+    def measure(params: Tree) -> None:
         total = dict.fromkeys(found, 0.0)
         for own in watched:
             weights = {k: v.to(REAL).detach().requires_grad_() for k, v in params.items()}
@@ -194,8 +194,8 @@ def _along_training(size: Size) -> Series:
         for name in found:
             found[name].append(total[name] / len(watched))
 
-    look(_start(task))
-    _train(task, size.rounds, look, client_lr=0.03)
+    measure(_start(task))
+    _train(task, size.rounds, measure, client_lr=0.03)
     x = [float(r) for r in range(size.rounds + 1)]
     kinds = {"Conv2d": "convolution", "Linear": "dense"}
     return {

@@ -206,12 +206,12 @@ def adaptive_server(size: Size) -> Finding:
     for name in ("fedzmg", "fedzmg-adam", "fedzmg-adam:projected"):
         sums: list[float] = []
 
-        def look(report: RoundReport, into: list[float] = sums) -> None:
+        def observe(report: RoundReport, into: list[float] = sums) -> None:
             into.append(float(report.simulation.checkpoint(0).params()["weight"].sum()))
 
         algorithm = configure(algorithms.get(name), {"client.lr": 0.02, "client.decay": 0.0})
         simulate(quiet, [Trial(algorithm, 0)], rounds=rounds, device="cpu", dtype=REAL,
-                 engine="vectorized", observer=look)  # fmt: skip
+                 engine="vectorized", observer=observe)  # fmt: skip
         drifts[name] = max(abs(total - start) for total in sums)
     return Finding(
         "E9",

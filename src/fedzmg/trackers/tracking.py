@@ -87,14 +87,12 @@ class Tracking:
         self._close("stopped")
 
     def begin(self, label: str, rounds: int, done: int) -> None:
-        """Start a pack; its trackers start after its first round."""
         self._close("stopped")
         self._label, self._rounds, self._done = label, rounds, done
         self._stopped = frozenset()
         self._inner.begin(label, rounds, done)
 
     def advance(self, report: RoundReport) -> None:
-        """Log a finished round."""
         runs: list[TrackedRun] = []
         for name in list(self._makers):
             if name not in self._open:
@@ -115,7 +113,6 @@ class Tracking:
         self._inner.advance(report)
 
     def say(self, text: str) -> None:
-        """Show a message."""
         self._inner.say(text)
 
     def _runs(self, simulation: Simulation) -> list[TrackedRun]:
@@ -213,7 +210,6 @@ class TensorBoard:
     _writer: Any
 
     def start(self, run: TrackedRun) -> None:
-        """Open the event file and write the settings."""
         from torch.utils.tensorboard import SummaryWriter
 
         # Hides later rounds of older files.
@@ -222,14 +218,12 @@ class TensorBoard:
         self._writer.add_text("settings", "\n".join(["| key | value |", "|---|---|", *rows]), 0)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write a round's numbers."""
         for key, value in values.items():
             self._writer.add_scalar(key, value, step)
         # A killed process must not lose finished rounds.
         self._writer.flush()
 
     def finish(self, _ending: Ending) -> None:
-        """Close the file."""
         self._writer.close()
 
 
@@ -241,7 +235,6 @@ class MLflow:
     _logged: dict[tuple[str, int], str]
 
     def start(self, run: TrackedRun) -> None:
-        """Create or reopen the run."""
         # MLflow reads this when it is imported.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow.tracking import MlflowClient
@@ -274,7 +267,6 @@ class MLflow:
         return str(made)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log a round's numbers, unless a resumed run repeats them."""
         from mlflow.entities import Metric
 
         # MLflow keeps every value of a step. Text compares NaN as equal.
@@ -286,7 +278,6 @@ class MLflow:
         self._client.log_batch(self._id, metrics=metrics)
 
     def finish(self, ending: Ending) -> None:
-        """Set the run's final status."""
         status = {"finished": "FINISHED", "stopped": "KILLED"}[ending]
         self._client.set_terminated(self._id, status=status)
 
@@ -297,7 +288,6 @@ class WeightsAndBiases:
     _run: Any
 
     def start(self, run: TrackedRun) -> None:
-        """Create or resume the run."""
         # wandb reads this when it is imported.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
@@ -324,11 +314,9 @@ class WeightsAndBiases:
         )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log a round's numbers."""
         self._run.log(dict(values), step=step)
 
     def finish(self, ending: Ending) -> None:
-        """Close the run."""
         self._run.finish(exit_code={"finished": 0, "stopped": 1}[ending])
 
 

@@ -14,8 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
-from fedzmg.models.kernels.measurements import cached_answer, milliseconds
-from fedzmg.models.kernels.precision import HAS_TRITON, bits_are_kept, clients_first
+from fedzmg.models.kernels.precision import (
+    HAS_TRITON,
+    bits_are_kept,
+    cached_answer,
+    clients_first,
+    milliseconds,
+)
 
 MAX_CHANNELS = 128
 """More channels than this do not fit in the tiles of our kernels."""

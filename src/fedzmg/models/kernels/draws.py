@@ -116,7 +116,7 @@ def _on_cpu(
 
 
 def _scramble(bits: Words, spare: Words) -> None:
-    """:func:`hash32` in place."""
+    """Apply :func:`hash32` in place."""
     for multiplier in MULTIPLIERS:
         np.right_shift(bits, 16, out=spare)
         np.bitwise_xor(bits, spare, out=bits)

@@ -18,8 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from fedzmg.models.kernels.measurements import milliseconds
-from fedzmg.models.kernels.precision import bits_are_kept
+from fedzmg.models.kernels.precision import bits_are_kept, milliseconds
 
 
 @triton.jit
@@ -32,7 +31,7 @@ def _pixels_kernel(
     OUTPUTS: tl.constexpr, PRECISION: tl.constexpr,
     PIXELS: tl.constexpr, DEPTH: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
-    """A tile of output pixels of one client: sum over taps of shifted inputs times weights."""
+    """Compute a tile of output pixels of one client: shifted inputs times weights, over taps."""
     RUN: tl.constexpr = BYTES * 8 // x.dtype.element_ty.primitive_bitwidth
     client = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
@@ -86,7 +85,7 @@ def _weights_kernel(
     BLOCKS: tl.constexpr, GROUPS: tl.constexpr, OUTPUTS: tl.constexpr, PRECISION: tl.constexpr,
     PIXELS: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a block of weights, over one share of the pixels of one client.
+    """Compute the gradient of a block of weights, over one share of the pixels of one client.
 
     ``SHIFTED``: of a tap's shift, the column moves the inputs and the row moves the gradient of the
     outputs, the other way. So a tile per column of taps and a tile per row of taps are read, each

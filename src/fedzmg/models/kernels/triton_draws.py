@@ -15,7 +15,7 @@ BLOCK = 1024
 
 @triton.jit
 def _hash(bits):
-    """``hash32`` on 32-bit words, whose products lose what is above by themselves."""
+    """Apply ``hash32`` to 32-bit words, whose products overflow as wanted."""
     bits = (bits ^ (bits >> 16)) * FIRST
     bits = (bits ^ (bits >> 16)) * SECOND
     bits = (bits ^ (bits >> 16)) * THIRD
@@ -43,7 +43,7 @@ def _draws_kernel(
 
 
 def draws(keys: Tensor, layer: int, call: int, places: int, below: int | None) -> Tensor:
-    """Random bits ``[clients, places]``, or whether they are under a number."""
+    """Draw random bits ``[clients, places]``, or compare them with a number."""
     compare = below is not None
     kind = torch.bool if compare else torch.int64
     out = torch.empty((len(keys), places), dtype=kind, device=keys.device)

@@ -40,7 +40,7 @@ def _step_kernel(
     U: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Hidden state of some units after one time step, and the gates that the way back needs."""
+    """Compute some units after one time step, and the gates that the backward pass needs."""
     client = tl.program_id(1).to(tl.int64)
     unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     rows = tl.arange(0, ROWS)
@@ -90,7 +90,7 @@ def _gates_back_kernel(
     signal, carried, states, gates, to_input, to_hidden, time, steps, batch, count,
     U: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the gates at one time; ``carried`` becomes its part that skips the weights."""
+    """Compute the gates' gradients at one time; ``carried`` keeps what skips the weights."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = place < count
     unit = place % U
@@ -158,7 +158,7 @@ def _hidden_back_kernel(
 def forward(
     from_input: Tensor, weights: Tensor, bias: Tensor, precision: str
 ) -> tuple[Tensor, Tensor]:
-    """States ``[clients, steps + 1, batch, U]`` (the first zero) and gates for the way back."""
+    """Compute states ``[clients, steps + 1, batch, U]`` (the first zero) and gates."""
     clients, batch, steps, width = from_input.shape
     units = width // 3
     states = from_input.new_zeros(clients, steps + 1, batch, units)
@@ -176,7 +176,7 @@ def forward(
 def backward(
     signal: Tensor, states: Tensor, gates: Tensor, weights: Tensor, precision: str
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of ``from_input`` and of the products ``[clients, steps, batch, 3 U]``."""
+    """Compute gradients of ``from_input`` and of the products ``[clients, steps, batch, 3 U]``."""
     clients, batch, steps, units = signal.shape
     to_input = signal.new_empty(clients, batch, steps, 3 * units)
     to_hidden = signal.new_empty(clients, steps, batch, 3 * units)
