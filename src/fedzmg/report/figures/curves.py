@@ -26,13 +26,7 @@ from fedzmg.report.figures.style import (
     wrapped,
 )
 from fedzmg.results.averaging import band_around
-from fedzmg.results.formatting import (
-    MIB,
-    count_text,
-    goal_text,
-    spread_text,
-    value_text,
-)
+from fedzmg.results.formatting import MIB, count_text, goal_text, spread_text, value_text
 from fedzmg.results.grouping import family
 from fedzmg.results.study_result import StudyResult
 
@@ -288,7 +282,7 @@ def _limit(axes: Axes, lines: Sequence[MeanCurve]) -> None:
 
 
 def _caption(lines: Sequence[MeanCurve], metric: str) -> str:
-    """Say over how many runs the curves are averaged, where they end, and whether they are thin."""
+    """Describe the number of averaged runs, the thinning and the last values."""
     counts = sorted({line.averaged for line in lines})
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     words = f"Mean of {number} runs; the band is one standard deviation either way"
