@@ -78,7 +78,7 @@ def test_missing_and_diverged_runs_are_counted(known: Path, log_line: Line) -> N
     (known / "fedavg" / "seed-1" / "metrics.jsonl").write_text(
         "".join(json.dumps(one) + "\n" for one in lines)
     )
-    text = render(read([known]))
+    text = render(read([known]), drawn={})
     assert "Clients: 1 of 6 runs have no metric by client" in text
     assert "Clients: 1 of 6 runs diverged" in text
     sheet = sheet_of(study_result(read([known]).studies[0]))
@@ -88,7 +88,7 @@ def test_missing_and_diverged_runs_are_counted(known: Path, log_line: Line) -> N
     ]  # fmt: skip
     for path in known.glob(f"*/*/{CLIENTS}"):
         path.unlink()
-    without = render(read([known]))
+    without = render(read([known]), drawn={})
     assert "Clients: all runs have no metric by client" in without
     assert "<h3>Clients</h3>" not in without
 

@@ -27,8 +27,8 @@ def test_rates_on_the_border_of_the_grid_are_said_first(
     (tmp_path / "g" / "grid.json").write_text(json.dumps(grid))
     material = read([tmp_path / "s", tmp_path / "g"])
     words = (
-        "The rates of fedzmg (client.lr) lie on the border of the grid that chose them: a wider "
-        "grid may do better."
+        "The learning rates of fedzmg (client.lr) lie on the border of the grid that chose them: "
+        "a wider grid may do better."
     )
     found = summary(study_result(material.studies[0]), [extra.content for extra in material.grids])
     assert (words in found) == said

@@ -22,13 +22,13 @@ def pets(write_run: Any) -> Path:
 
 
 def test_only_the_page_itself_can_be_made_again_by_a_command(pets: Path, write_run: Any) -> None:
-    page = render(read([pets]))
+    page = render(read([pets]), drawn={})
     assert re.findall(r"<code>(.*?)</code>", page) == [
         f"fedzmg report {pets.as_posix()} --out reproduced/report"
     ]
     assert "The task pets was made in Python" in page
     digits = write_run("all/digits", "fedavg", 0, [0.1, 0.2])
-    both = render(read([pets.parent]))
+    both = render(read([pets.parent]), drawn={})
     assert f"fedzmg run {digits.as_posix()}/spec.toml" in both
     assert f"{pets.as_posix()}/spec.toml" not in both
 

@@ -84,7 +84,7 @@ def test_commands_work_where_the_report_was_asked_for(
     (tmp_path / "my results" / "s" / "study.toml").write_text("")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / stand)
-    page = html.unescape(render(read([Path(given)])))
+    page = html.unescape(render(read([Path(given)]), drawn={}))
     lines = [shlex.split(line) for line in re.findall(r"(?:<code>|\n)(fedzmg [^<\n]+)", page)]
     assert [words[1] for words in lines] == ["study", "run", "report"]
     assert all(Path(words[2]).exists() for words in lines)
@@ -128,7 +128,7 @@ def test_a_study_finds_the_grid_that_was_kept_with_it(
     monkeypatch.chdir(tmp_path / stand)
 
     def command() -> list[str]:
-        page = html.unescape(render(read([Path(given)])))
+        page = html.unescape(render(read([Path(given)]), drawn={}))
         return shlex.split(re.findall(r"(?:<code>|\n)(fedzmg study [^<\n]+)", page)[0])
 
     def grid(place: Path, task: str) -> None:
@@ -194,7 +194,7 @@ def test_paper_stands_beside_its_own_task(write_run: Any, tmp_path: Path) -> Non
             write_run(
                 f"all/{name}/{seed}", name, seed, [0.1, *([top] * 9)], every=5, task="cifar100"
             )
-    text = Outline(render(read([tmp_path / "all"]))).text
+    text = Outline(render(read([tmp_path / "all"]), drawn={})).text
     assert "cifar100 beside the paper's CIFAR-100" in text
     # The windows that end after rounds 16 and 21 have means of 32.5 and 40 %.
     for line in (

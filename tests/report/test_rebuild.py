@@ -27,32 +27,30 @@ def hashes(place: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("with_grid", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("files", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_another_process_place_and_day_give_the_same_bytes(
-    write_run: Any, grid: dict[str, Any], tmp_path: Path, with_grid: bool
+    write_run: Any, grid: dict[str, Any], tmp_path: Path, files: bool
 ) -> None:
     for name in ("fedzmg", "fedavg"):
         for seed in range(2):
             tops = [0.1 * seed, 0.5, 0.5, 0.5, 0.6]
             write_run(f"study/{name}/seed-{seed}", name, seed, tops, task="mnist-by-writer")
-    here, places = tmp_path / "here", [str(tmp_path / "study")]
-    stems = ["curves", "differences", "traffic", "seeds"]
-    if with_grid:
+    here, arguments = tmp_path / "here", ["report", str(tmp_path / "study")]
+    if files:
         (tmp_path / "grid").mkdir()
         (tmp_path / "grid" / "grid.json").write_text(json.dumps(grid))
-        places.append(str(tmp_path / "grid"))
-        stems += ["grid-fedzmg", "grid-heat-maps"]
-    done = CliRunner().invoke(app, ["report", *places, "--out", str(here)])
+        arguments.append(str(tmp_path / "grid"))
+    else:
+        arguments.append("--page-only")
+    done = CliRunner().invoke(app, [*arguments, "--out", str(here)])
     assert done.exit_code == 0, done.output
     found = hashes(here)
+    stems = ("curves", "differences", "traffic", "seeds", "grid-fedzmg", "grid-heat-maps")
     assert {name for name in found if name.startswith("figures/")} == {
-        f"figures/{stem}.{suffix}" for stem in stems for suffix in STARTS
+        f"figures/{stem}.{suffix}" for stem in stems for suffix in STARTS if files
     }
-    for suffix, start in STARTS.items():
+    for suffix, start in STARTS.items() if files else ():
         assert (here / "figures" / f"seeds.{suffix}").read_bytes().startswith(start)
-    assert {Path(name).suffix for name in found} == {
-        ".html", ".png", ".svg", ".pdf", ".md", ".tex", ".csv", ".json",
-    }  # fmt: skip
 
     # Other hashes of strings, another day, another cache of fonts, and somebody's own taste.
     settings = tmp_path / "settings"
@@ -74,7 +72,7 @@ def test_another_process_place_and_day_give_the_same_bytes(
         "finally:\n    assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run(
-        [sys.executable, "-c", program, "report", *places, "--out", "there"],
+        [sys.executable, "-c", program, *arguments, "--out", "there"],
         cwd=away, env=environment, check=True, capture_output=True,
     )  # fmt: skip
     assert hashes(away / "there") == found

@@ -116,8 +116,8 @@ def _border(result: StudyResult, grids: Sequence[Mapping[str, Any]]) -> list[str
         return []
     named = _listed([f"{label} ({', '.join(axes)})" for label, axes in found.items()])
     return [
-        f"The rates of {named} lie on the border of the grid that chose them: a wider grid may do "
-        "better."
+        f"The learning rates of {named} lie on the border of the grid that chose them: a wider "
+        "grid may do better."
     ]
 
 

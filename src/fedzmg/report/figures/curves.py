@@ -26,13 +26,7 @@ from fedzmg.report.figures.style import (
     wrapped,
 )
 from fedzmg.results.averaging import band_around
-from fedzmg.results.formatting import (
-    MIB,
-    count_text,
-    goal_text,
-    spread_text,
-    value_text,
-)
+from fedzmg.results.formatting import MIB, count_text, goal_text, spread_text, value_text
 from fedzmg.results.grouping import family
 from fedzmg.results.study_result import StudyResult
 
@@ -147,17 +141,15 @@ def _one_panel(
     named: list[tuple[float, Artist, str]] = []
     for i, line in enumerate(lines):
         artist = _draw_line(chart, axes, line, i, metric, unit, zorder=3.0 - 0.5 * i / len(lines))
-        end = float(line.mean[-1]) if len(line.mean) else -math.inf
-        named.append((end, artist, line.label))
+        named.append((float(line.mean[-1]), artist, line.label))
     _draw_levels(axes, levels)
     axes.grid()
     axes.set_ylabel(f"test {metric}")
     _limit(axes, lines)
     format_axis(axes, metric)
-    # Names stand in the order in which the curves end.
+    # Names are in the order in which the curves end.
     named.sort(key=lambda one: -one[0])
-    handles = [artist for _, artist, _ in named]
-    labels = [label for _, _, label in named]
+    _, handles, labels = (list(column) for column in zip(*named, strict=True))
     for level in levels:
         handles.append(Line2D([], [], color=QUIET_INK, linestyle=DOTTED, linewidth=1.2))
         labels.append(f"threshold {goal_text(level, metric)}")
@@ -263,7 +255,7 @@ def _draw_line(
         for x, mean, spread in zip(line.x.tolist(), line.mean.tolist(), spreads, strict=True)
     ]
     chart.tag(artist, line.label, texts)
-    if line.broke_off and len(line.x):
+    if line.broke_off:
         (cross,) = axes.plot(
             line.x[-1:], line.mean[-1:], color=style["color"], marker="x", markersize=6.0,
             markeredgewidth=1.7, linestyle="none", clip_on=False, zorder=4.5,
@@ -282,19 +274,15 @@ def _draw_levels(axes: Axes, levels: Sequence[float]) -> None:
 
 
 def _limit(axes: Axes, lines: Sequence[MeanCurve]) -> None:
-    """Start at zero and end with the longest curve, or before its next evaluation."""
-    x = max((line.x for line in lines if len(line.x)), key=lambda x: float(x[-1]), default=[0.0])
-    last = float(x[-1])
-    spacing = last - float(x[-2]) if len(x) > 1 else 1.0
-    end = last + spacing - 1.0 if spacing <= 0.02 * last else last
-    axes.set_xlim(0.0, end or 1.0)
+    """Start at zero and end with the longest curve."""
+    axes.set_xlim(0.0, max(float(line.x[-1]) for line in lines) or 1.0)
     axes.margins(y=0.04)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=_STEPS, min_n_ticks=1))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=_STEPS))
 
 
 def _caption(lines: Sequence[MeanCurve], metric: str) -> str:
-    """Say over how many runs the curves are averaged, where they end, and whether they are thin."""
+    """Describe the number of averaged runs, the thinning and the last values."""
     counts = sorted({line.averaged for line in lines})
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     words = f"Mean of {number} runs; the band is one standard deviation either way"
@@ -309,11 +297,7 @@ def _caption(lines: Sequence[MeanCurve], metric: str) -> str:
     if longest > MOST_POINTS:
         step = -(-longest // MOST_POINTS)
         words += f" Drawn with one of {step} evaluations; tables and files have all of them."
-    ends = [
-        f"{line.label} {value_text(float(line.mean[-1]), metric)}"
-        for line in lines
-        if len(line.mean)
-    ]
+    ends = [f"{line.label} {value_text(float(line.mean[-1]), metric)}" for line in lines]
     if len(ends) <= MOST_IN_ONE_PANEL:
         words += f" Last values: {', '.join(ends)}."
     return words

@@ -17,13 +17,8 @@ from fedzmg.report.html.blocks import (
     picture,
 )
 from fedzmg.report.tables.grids import best_points
-from fedzmg.report.tables.heterogeneity import (
-    client_by_client,
-    side_by_side,
-)
-from fedzmg.report.tables.heterogeneity import (
-    heterogeneity as measures_of,
-)
+from fedzmg.report.tables.heterogeneity import client_by_client, side_by_side
+from fedzmg.report.tables.heterogeneity import heterogeneity as measures_of
 from fedzmg.results import paper
 from fedzmg.results.formatting import count_text, setting_text, slug, value_text
 from fedzmg.results.grids import field, name_of

@@ -10,16 +10,7 @@ import re
 
 from markupsafe import Markup, escape
 
-from fedzmg.report.figures.style import (
-    COLOURS,
-    GHOST,
-    GRID,
-    INK,
-    PAPER,
-    QUIET_INK,
-    Chart,
-    rendered,
-)
+from fedzmg.report.figures.style import COLOURS, GHOST, GRID, INK, PAPER, QUIET_INK, Chart, rendered
 
 _PROPERTIES = {
     INK: "var(--ink)",

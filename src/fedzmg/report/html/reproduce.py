@@ -28,7 +28,7 @@ _OWN = (
 
 
 def section(material: Material) -> Section:
-    """Say what was left out, how to repeat the rest, and in which environment it was made."""
+    """Make the section of left-out runs, commands and environment."""
     blocks: list[Block] = [Notes("Left out:", material.notes)] if material.notes else []
     blocks += _commands(material)
     trained: list[str | None] = [study.task for study in material.studies]
@@ -60,7 +60,7 @@ def _commands(material: Material) -> Iterator[Commands]:
         if extra.content.get("made", {}).get("command")
     ]
     words = [" ".join(one) if isinstance(one, list) else str(one) for one in recorded]
-    # Files by the user's own paths, so that the lines work where the report was asked for.
+    # Paths as the user gave them: the commands work in the same directory.
     everything = [
         _line(plan.kind, plan.path, *_rates(plan), "--out", f"reproduced/{plan.shown}")
         for plan in material.plans
@@ -91,7 +91,7 @@ def _of_grid(plan: PlanFile) -> Iterator[str]:
 
 
 def _is_own(task: str | None) -> bool:
-    """Tell whether a task was made in Python, so that no command can train on it."""
+    """Return True for a task that was made in Python: no command can train on it."""
     return task is not None and task not in TASKS
 
 

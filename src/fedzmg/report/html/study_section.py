@@ -119,7 +119,7 @@ def _first(result: StudyResult, threshold: float) -> Tile:
 
 
 def _missing(result: StudyResult) -> Iterator[str]:
-    """Say which runs have no data about single clients."""
+    """Count the runs without data about single clients."""
     runs = result.study.runs
     for missing, words in (
         (

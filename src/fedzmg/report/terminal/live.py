@@ -226,7 +226,7 @@ class Display:
 
 
 def names(trials: Any) -> list[str]:
-    """Name the trials of a pack by seed and by whatever name or option differs."""
+    """Name the trials of a pack by seed and by the names or options that differ."""
     if len({trial.name for trial in trials}) > 1:
         return [f"{trial.name}, seed {trial.seed}" for trial in trials]
     options = [trial.algorithm.options() for trial in trials]
