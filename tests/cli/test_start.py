@@ -122,15 +122,6 @@ def test_help_needs_no_torch(tmp_path: Path) -> None:
     assert start(tmp_path, "list").stderr == "torch is loaded\n"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")
-def test_ctrl_c_while_torch_loads_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
-    done = start(tmp_path, "list")
-    assert done.returncode == 130
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert done.stderr.strip().startswith("fedzmg: interrupted before anything was done")
-
-
 def test_a_place_is_one_line_with_every_character(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,15 +207,6 @@ def test_points_are_also_scored_as_the_paper_chooses(tmp_path: Path) -> None:
     assert all(one.reproduced for one in verify(tmp_path / "both", rounds=4, task=task))
 
 
-def test_a_reader_is_told_if_the_papers_way_would_choose_another_point() -> None:
-    best = {"options": {"client.lr": 0.1}, "border": False}
-    other = {"options": {"client.lr": 0.3}, "border": False}
-    for chosen, expected in ((best, []), (other, [
-        "for a the whole test set, by which the paper chooses, would choose client.lr = 0.3"
-    ])):  # fmt: skip
-        assert warnings({"algorithms": {"a": {"best": best, "best_by_test": chosen}}}) == expected
-
-
 def test_the_manifest_says_how_long_all_pieces_took(tmp_path: Path) -> None:
     def seconds() -> float:
         return float(json.loads((tmp_path / "fedavg" / "manifest.json").read_text())["seconds"])

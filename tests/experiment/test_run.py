@@ -95,19 +95,6 @@ def test_ctrl_c_waits_for_the_round_and_keeps_it(tmp_path: Path) -> None:
     assert same(whole, run_pack(task(), specs("scaffold"), places(tmp_path)))
 
 
-def test_full_disk_is_one_line_and_the_run_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: RunDirectory, checkpoint: object, before: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "save", full)
-        with pytest.raises(InputError, match="No space left on device"):
-            run_pack(task(), specs(), places(tmp_path), checkpoint_seconds=0)
-    assert same(run_pack(task(), specs()), run_pack(task(), specs(), places(tmp_path)))
-
-
 def test_directory_of_another_training_is_refused(tmp_path: Path) -> None:
     run_pack(task(), specs(), places(tmp_path))
     net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
@@ -339,10 +326,8 @@ def test_export_is_a_state_dict_of_the_trained_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithms": ["fedagv"]}, "'fedagv'.*'fedavg'"),
         ({"algorithms": []}, "at least one"),
         ({"algorithms": ["fedavg", "fedavg"]}, "each once"),
-        ({"seeds": 0}, "seeds = 0"),
         ({"rounds": 0}, "rounds = 0"),
         ({"settings": {"fedzmg": {"client.lr": "fast"}}}, "lr = 'fast'"),
         ({"settings": {"fedzmg": {"client.lr": float("nan")}}}, "lr = nan"),

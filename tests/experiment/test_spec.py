@@ -59,12 +59,6 @@ def test_preset_fields_are_written_out_and_read_back(tmp_path: Path) -> None:
     assert "[preset]" not in RunSpec(task="digits").resolve(DIGITS).spec.to_toml()
 
 
-def test_preset_fields_reach_the_task() -> None:
-    with pytest.raises(InputError, match=r"preset\.centring = 'imag': expected none or image"):
-        RunSpec(task="cifar100", preset={"centring": "imag"}).build_task()
-    assert RunSpec(task="digits").build_task().fingerprint() == DIGITS.fingerprint()
-
-
 def test_options_do_not_follow_to_another_algorithm() -> None:
     spec = RunSpec(task="digits", algorithm="fedadam", seed=3).resolve(DIGITS).spec
     other, left_out = spec.for_algorithm("fedavg")
@@ -132,6 +126,7 @@ def test_wrong_wrappers_are_refused_in_one_line(client: dict[str, Value], messag
         ("seed = 1", "task is missing.*'fedzmg schema run'"),
         ("task = 'digits'\nseed = 'one'", r"seed = 'one': expected a whole number"),
         ("task = 'digits'\nengine = 'fast'", r"engine = 'fast': expected 'auto', 'sequential'"),
+        ("task = 'digits'\nclient_metrics_every = -1", "every = -1: expected at least 0"),
         ("task = [", r"is not valid TOML"),
         ("task = 'digits'\nclient = 3", r"client = 3: expected a table, \[client\]"),
     ],

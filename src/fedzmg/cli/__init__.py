@@ -103,8 +103,8 @@ def main() -> None:
     except OSError as error:
         if error.errno not in REFUSED:
             raise
-        place = "the output" if error.filename is None else error.filename
-        _fail(f"{place}: {error.strerror}; see that it may be read and written, and has room")
+        path = "the output" if error.filename is None else error.filename
+        _fail(f"{path}: {error.strerror}; see that it may be read and written, and has room")
     except Exception as error:
         # Usage errors, of click or of the copy that newer versions of typer carry along.
         if not hasattr(error, "format_message"):

@@ -49,27 +49,27 @@ def grid(
     from fedzmg.report.terminal import views
 
     spec, work = _prepare("grid", file, set_, out, track, as_json=as_json)
-    place, console = work.directory, work.console
+    directory, console = work.directory, work.console
     with work.shown(spec.packs(), naming=trackers.by_point(spec)) as progress:
-        data = run_grid(spec, place, task=work.task, progress=progress, max_minutes=max_minutes)
-    written = figures.save(figures.heat_maps(data), place / "heat-maps")[0]
+        data = run_grid(spec, directory, task=work.task, progress=progress, max_minutes=max_minutes)
+    written = figures.save(figures.heat_maps(data), directory / "heat-maps")[0]
     for name in data["algorithms"]:
-        figures.save(figures.heat_map(data, name), place / spec.folder(name) / "heat-map")
+        figures.save(figures.heat_map(data, name), directory / spec.folder(name) / "heat-map")
     if as_json:
-        typer.echo(json.dumps({**data, "directory": str(place)}))
+        typer.echo(json.dumps({**data, "directory": str(directory)}))
         return
     console.print(views.grid(data, console.width))
     output.say(*warnings(data))
-    output.place("time", _spent(spec, place))
+    output.place("time", _spent(spec, directory))
     output.place("figure", written)
-    output.place("grid", place)
+    output.place("grid", directory)
 
 
-def _spent(spec: Any, place: Path) -> str:
+def _spent(spec: Any, directory: Path) -> str:
     """Return the training time of a grid, earlier calls included."""
     from fedzmg.storage.formats import read_json
 
-    manifests = [place / spec.folder(name) / "manifest.json" for name in spec.algorithms]
+    manifests = [directory / spec.folder(name) / "manifest.json" for name in spec.algorithms]
     return f"{sum(read_json(path).get('seconds', 0.0) for path in manifests):,.0f} s"
 
 
@@ -152,5 +152,5 @@ def _prepare(
         spec.check(task)
     remarks = spec.remarks() if kind == "study" else []
     output.say(*task.notes, *(f"{file}: {remark}" for remark in remarks))
-    place = out or Path("runs") / file.stem
-    return spec, output.Work(task, place, makers, as_json)
+    directory = out or Path("runs") / file.stem
+    return spec, output.Work(task, directory, makers, as_json)

@@ -216,12 +216,12 @@ def report(
 
     material = reading.read(directories)
     outcomes = [study_result(study) for study in material.studies]
-    place = out or directories[0] / "report"
-    written = publish(material, outcomes, place, page_only=page_only)
+    folder = out or directories[0] / "report"
+    written = publish(material, outcomes, folder, page_only=page_only)
     output.place("page", written.page)
     for what, paths in (("tables", written.tables), ("figures", written.figures)):
         if paths:
-            output.place(what, f"{place / what} ({len(paths)} files)")
+            output.place(what, f"{folder / what} ({len(paths)} files)")
     output.say(*material.notes)
     if written.cleared.removed:
         output.say(f"{len(written.cleared.removed)} files of an earlier report there are removed")

@@ -44,7 +44,7 @@ class DeferredInterrupt:
     """Defers Ctrl-C to the end of a round; a second Ctrl-C stops at once."""
 
     def __init__(self, progress: Progress) -> None:
-        self.asked = False
+        self.requested = False
         self._progress = progress
         self._before: Any = None
 
@@ -55,9 +55,9 @@ class DeferredInterrupt:
         return self
 
     def _ask(self, *_: object) -> None:
-        if self.asked:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
         self._progress.say("stopping after this round; press Ctrl-C again to stop at once")
 
     def __exit__(self, *error: object) -> None:

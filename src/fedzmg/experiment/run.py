@@ -33,7 +33,7 @@ from fedzmg.tree import Tree
 def run_pack(
     task: Task,
     specs: Sequence[RunSpec | ResolvedRun],
-    places: Sequence[Path] | None = None,
+    paths: Sequence[Path] | None = None,
     *,
     progress: Progress | None = None,
     checkpoint_seconds: float | None = None,
@@ -47,7 +47,7 @@ def run_pack(
     Args:
         task: the task that all specifications name.
         specs: the runs.
-        places: a run directory each; an existing one is continued or, if complete, read.
+        paths: a run directory each; an existing one is continued or, if complete, read.
         progress: receives progress updates.
         checkpoint_seconds: seconds between checkpoints; else ``$FEDZMG_CHECKPOINT_SECONDS``, else
             10.
@@ -72,7 +72,7 @@ def run_pack(
     task = replace(task, protocol=first.build_protocol(task))
     rounds = task.protocol.rounds
     seconds = checkpoint_interval() if checkpoint_seconds is None else checkpoint_seconds
-    directories = [RunDirectory(path) for path in places] if places else [None] * len(runs)
+    directories = [RunDirectory(path) for path in paths] if paths else [None] * len(runs)
     # Complete runs are only read: they need no lock and may be read-only.
     jobs = [_open_job(task, *pair, models=models) for pair in zip(runs, directories, strict=True)]
     together = _must_stay_together(first) and not all(job.complete(rounds) for job in jobs)

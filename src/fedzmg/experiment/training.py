@@ -87,7 +87,7 @@ def training_loop(
                     active = len(simulation.trials) - len(simulation.stopped_trials)
                     finished = simulation.round == rounds or len(stopping) == active
                     ends = storage.keeps_models and (finished or bool(stopping))
-                    leaves = (interrupt.asked or verdict.end) and not finished
+                    leaves = (interrupt.requested or verdict.end) and not finished
                     late = time.monotonic() - saved_at > interval and not finished
                     is_due = ends or leaves or late or storage.is_large(simulation)
                     if is_due:
@@ -100,7 +100,7 @@ def training_loop(
                         simulation.stop(stopping)
                         storage.note_pack(simulation)
                 progress.advance(report)
-                if interrupt.asked:
+                if interrupt.requested:
                     # Also after the last round: other packs may follow, which must not begin.
                     if not is_due and not finished:
                         with named_write_errors(storage.path):

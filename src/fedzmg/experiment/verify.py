@@ -97,7 +97,7 @@ class _Kept(NamedTuple):
 
 
 def verify(
-    place: Path | str,
+    path: Path | str,
     *,
     rounds: int = ROUNDS,
     runs: int | None = None,
@@ -107,7 +107,7 @@ def verify(
     """Train the first rounds of runs again and compare every number with the log.
 
     Args:
-        place: a run directory, a directory that holds some, or a grid.
+        path: a run directory, a directory that holds some, or a grid.
         rounds: number of rounds of each run.
         runs: maximum number of runs, by name; for a grid, of algorithms.
         task: a user's own task; by default the preset that the runs name.
@@ -123,7 +123,7 @@ def verify(
     for option, value in (("rounds", rounds), ("runs", runs)):
         if value is not None and value < 1:
             raise InputError(f"{option} = {value}: expected at least 1")
-    root, say = Path(place), say or (lambda _: None)
+    root, say = Path(path), say or (lambda _: None)
     if (root / "grid.toml").is_file():
         return _verify_grid(root, rounds, runs, task, say)
     if not root.is_dir():
@@ -236,8 +236,8 @@ def _verify_pack(task: Task, pack: Sequence[_Kept], wanted: int) -> list[Verdict
     found = []
     for i, run in enumerate(pack):
         then = {r.round: json_words(r._asdict()) for r in run.records}
-        again = {each[i].round: json_words(each[i]._asdict()) for each in rounds}
-        found.append(_judge(run.name, then, again, run.facts, now, notes))
+        repeated = {each[i].round: json_words(each[i]._asdict()) for each in rounds}
+        found.append(_judge(run.name, then, repeated, run.facts, now, notes))
     return found
 
 
@@ -273,7 +273,7 @@ def _verify_search(spec: GridSpec, name: str, task: Task, directory: Path, wante
     if moved is not None:
         return moved
     trials, now = trials_of(spec, name), dict[str, Any]()
-    again: dict[tuple[int, int], Mapping[str, Any]] = {}
+    repeated: dict[tuple[int, int], Mapping[str, Any]] = {}
     end, notes = logged[-1], _remarks(facts)
     if len(logged) < wanted:
         notes.append(f"a grid logs only some rounds, here {', '.join(map(str, logged))}")
@@ -289,13 +289,13 @@ def _verify_search(spec: GridSpec, name: str, task: Task, directory: Path, wante
             now = now or manifest.describe(training)
             for _ in range(last):
                 records = evaluated(spec, training, training.run_round().records)
-                again |= {
+                repeated |= {
                     (trial, record.round): json_words(trials[trial].line(trial, record))
                     for trial, record in zip(pack, records, strict=True)
                     if record.metric is not None
                 }
     then = {key: json_words(line) for key, line in rows.items()}
-    return _judge(name, then, again, facts, now, list(dict.fromkeys(notes)))
+    return _judge(name, then, repeated, facts, now, list(dict.fromkeys(notes)))
 
 
 @contextlib.contextmanager
@@ -321,14 +321,14 @@ def _simulation(
 def _judge(
     name: str,
     logged: Rows,
-    again: Rows,
+    repeated: Rows,
     then: Mapping[str, Any],
     now: Mapping[str, Any],
     notes: Sequence[str],
 ) -> Verdict:
     """Compare logs, and the manifest with the present one."""
-    curves = compare_logs(name, logged, again)
-    shared = {key[-1] if isinstance(key, tuple) else key for key in logged.keys() & again.keys()}
+    curves = compare_logs(name, logged, repeated)
+    shared = {key[-1] if isinstance(key, tuple) else key for key in logged.keys() & repeated.keys()}
     ignored = [*IGNORED, *(["pack"] if then.get("device") == now.get("device") == "cpu" else [])]
     ignored += ["chunk"] if then.get("chunk") is None else []  # all clients at once, as now
     facts = tuple(

@@ -141,9 +141,9 @@ def _packs(
     # For deterministic bits, the pack of a run must not depend on the rest of the study.
     size = 1 if spec.deterministic else max(1, MOST_RUNS // len(spec.seeds))
     found = [
-        [names[i] for i in places[first : first + size]]
-        for places in packs(task, firsts)
-        for first in range(0, len(places), size)
+        [names[i] for i in members[first : first + size]]
+        for members in packs(task, firsts)
+        for first in range(0, len(members), size)
     ]
     return {_label(each): each for each in found}
 
@@ -193,19 +193,19 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
     """
     if spec.rates in NO_GRID:
         return {}
-    place = Path(spec.rates)
-    if not (place / "grid.json").is_file():
+    grid = Path(spec.rates)
+    if not (grid / "grid.json").is_file():
         raise InputError(
             f"rates = {spec.rates!r}: expected tuned, given or the directory of a finished grid, "
-            f"and {place / 'grid.json'} is not there"
+            f"and {grid / 'grid.json'} is not there"
         )
-    data = read_json(place / "grid.json", REMAKE, FORMAT)
+    data = read_json(grid / "grid.json", REMAKE, FORMAT)
     if data["task"] != spec.task:
-        raise InputError(f"{place} chose rates for {data['task']!r}, not for {spec.task!r}")
+        raise InputError(f"{grid} chose rates for {data['task']!r}, not for {spec.task!r}")
     halves = spec.task in tasks.TASKS and "selection" in tasks.info(spec.task).preset.options()
     if data["selection"] == "test" and halves and spec.preset.get("selection") != "test":
         raise InputError(
-            f"the whole test set chose the rates of {place}, so half of it cannot report as if it "
+            f"the whole test set chose the rates of {grid}, so half of it cannot report as if it "
             'had not: say preset.selection = "test", or let the half choose'
         )
     found: dict[str, dict[str, Value]] = {}
@@ -216,22 +216,22 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
             continue
         if entry is None:
             if not data["complete"]:
-                raise InputError(f"the grid {place} is not finished: run it first")
+                raise InputError(f"the grid {grid} is not finished: run it first")
             raise InputError(
-                f"{name} is not in the grid {place}: add it there and run the grid again, or give "
+                f"{name} is not in the grid {grid}: add it there and run the grid again, or give "
                 f"its {' and '.join(RATES)} here"
             )
         if entry["algorithm"] != spec.base(name):
             raise InputError(
-                f"{name!r} is {entry['algorithm']} in the grid {place} and {spec.base(name)} here"
+                f"{name!r} is {entry['algorithm']} in the grid {grid} and {spec.base(name)} here"
             )
         best = entry["best"]
         if spec.rates_by == "test" and data["selection"] != "test":
             if not data.get("also_by_test"):
                 raise InputError(
-                    f'rates_by = "test": the grid {place} was not scored by it; run it with '
+                    f'rates_by = "test": the grid {grid} was not scored by it; run it with '
                     "also_by_test = true"
                 )
             best = entry["best_by_test"]
-        found[name] = chosen_options(f"{name} in {place}", entry, best)
+        found[name] = chosen_options(f"{name} in {grid}", entry, best)
     return found
