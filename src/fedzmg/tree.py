@@ -86,11 +86,7 @@ class Tree(Mapping[str, Tensor]):
     def __pow__(self, exponent: float) -> Tree:
         return self._combine(exponent, operator.pow)
 
-    def __radd__(self, other: Scalar) -> Tree:
-        return self._combine(other, operator.add)
-
-    def __rmul__(self, other: Scalar) -> Tree:
-        return self._combine(other, operator.mul)
+    __radd__, __rmul__ = __add__, __mul__
 
     def __rsub__(self, other: Scalar) -> Tree:
         return self._combine(other, lambda leaf, scalar: scalar - leaf)
