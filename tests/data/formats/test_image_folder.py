@@ -205,24 +205,24 @@ IMAGES = st.one_of(*(damaged(packed(picture(0, "RGB"), form)) for form in FORMS)
 TABLES = damaged(b"file,label\ni.png,dog\n", b'file,label\n"i.png","a ""b"""\n')
 
 
-def read_image(paths: list[Path], allocate: Any) -> Any:
+def read_image(paths: list[Path], _: Any) -> Any:
     """Read a damaged file as an image."""
     root = paths[0].with_name("images")
     put(root / "a/0/i.png", paths[0].read_bytes())
-    return named_after(paths[0], root, allocate)
+    return named_after(paths[0], root)
 
 
-def read_labels(paths: list[Path], allocate: Any) -> Any:
+def read_labels(paths: list[Path], _: Any) -> Any:
     """Read a damaged file as a table of labels."""
     root = paths[0].with_name("tables")
     put(root / "a/i.png", picture())
     put(root / "a/labels.csv", paths[0].read_bytes())
-    return named_after(paths[0], root, allocate)
+    return named_after(paths[0], root)
 
 
-def named_after(path: Path, root: Path, allocate: Any) -> Any:
+def named_after(path: Path, root: Path) -> Any:
     try:
-        return image_folder.read_image_folder([root], allocate)
+        return image_folder.read_image_folder([root])
     except InputError as error:
         raise InputError(str(error).replace(str(root), str(path))) from None
 
