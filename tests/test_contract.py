@@ -44,9 +44,7 @@ class Boxed(ClientRule):
     extra: Number | None = number(None, low=2, doc="absent by default")
     label: str = "x"
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: Any, grad: Tree
-    ) -> tuple[Tree, Any]:
+    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
         return params - self.rate * grad, scratch
 
 
@@ -57,9 +55,7 @@ class Wrapper(ClientRule):
     inner: ClientRule
     scale: Number = number(2.0, above=0, doc="factor of every gradient")
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: Any, grad: Tree
-    ) -> tuple[Tree, Any]:
+    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
         return self.inner.step(context, params, scratch, self.scale * grad)
 
 

@@ -16,73 +16,53 @@ from fedzmg.algorithms.schedule import ClientSchedule, ServerSchedule
 from fedzmg.algorithms.wrapper import Wrapper
 from fedzmg.contract import (
     Algorithm,
-    ClientContext,
     ClientRule,
-    Cohort,
-    Number,
     ServerRule,
     WrapperKind,
     chain,
     inner_rules,
-    number,
 )
 from fedzmg.errors import InputError
-from fedzmg.tree import Tree
 
 NAMES = sorted(algorithms.ALGORITHMS)
 
 
 @dataclass(frozen=True)
-class Paired(ClientRule):
-    """Sends what only its own server understands."""
-
-    lr: Number = number(0.1, above=0, doc="client learning rate")
+class Paired(SGD):
+    """A client rule that only its own server understands."""
 
     pairing = "pair"
 
-    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
-        return params - self.lr * grad, scratch
-
 
 @dataclass(frozen=True)
-class Reads(ServerRule):
-    """Understands it."""
-
-    lr: Number = number(1.0, above=0, doc="server learning rate")
+class Reads(Average):
+    """The server rule of ``Paired`` clients."""
 
     pairing = "pair"
 
-    def update(self, params: Tree, state: Any, cohort: Cohort) -> Any:
-        return params - self.lr * cohort.delta, state
-
 
 @dataclass(frozen=True)
-class Signs(ClientRule):
-    """Takes the sign of its gradient, and wants it as it is."""
-
-    lr: Number = number(0.1, above=0, doc="client learning rate")
+class Signs(SGD):
+    """A client rule that rejects clipping."""
 
     incompatible: ClassVar[Mapping[WrapperKind, str]] = {"clip": "clipping never changes a sign"}
-
-    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
-        return params - self.lr * grad.sign(), scratch
 
 
 @dataclass(frozen=True)
 class Pulls(Wrapper):
-    """Pulls the model somewhere."""
+    """A wrapper that pulls the model."""
 
     wrapper_kind = "pull"
 
 
 @dataclass(frozen=True)
 class Changes(Wrapper):
-    """Says nothing about what it does."""
+    """A wrapper of unknown kind."""
 
 
 @dataclass(frozen=True)
 class Projects(Wrapper):
-    """Says that it projects."""
+    """A wrapper that projects."""
 
     wrapper_kind = "project"
 

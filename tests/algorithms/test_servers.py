@@ -188,15 +188,6 @@ def test_no_memory_and_nothing_added_is_a_sign_step(name: str, bound: bool) -> N
     assert found[1] == pytest.approx([-0.5, 1.5, 4.0], abs=1e-12)
 
 
-def test_yogi_moves_its_second_moment_by_a_bounded_amount() -> None:
-    """Up and down by ``(1 - beta2) g^2``; not at all where it equals ``g^2``."""
-    rule = Yogi(beta2=0.75, v0=4.0)
-    params = Tree({"w": torch.zeros(3, dtype=torch.float64)})
-    delta = torch.tensor([2.0, 4.0, 1.0], dtype=torch.float64)
-    _, state = rule.update(params, rule.init(params), cohort(delta, 1))
-    assert state.second["w"].tolist() == [4.0, 8.0, 3.75]
-
-
 @pytest.mark.parametrize("name", ["fedadadb", "fedadadb:original", "fedzmg-yogi:projected"])
 def test_servers_compile(name: str) -> None:
     task = image_task()

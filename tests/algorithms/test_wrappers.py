@@ -360,12 +360,10 @@ def test_wrong_keys_are_rejected_in_one_line(options: dict[str, Any], named: str
 
 
 @dataclass(frozen=True)
-class Geared(ClientRule):
-    lr: Number = number(0.1, above=0, doc="client learning rate")
-    gamma: Number = number(0.5, low=0, below=1, doc="a number that a schedule has, too")
+class Geared(SGD):
+    """A rule with a number that a schedule has, too."""
 
-    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
-        return params - self.lr * self.gamma * grad, scratch
+    gamma: Number = number(0.5, low=0, below=1, doc="gear")
 
 
 def test_a_key_never_means_two_things() -> None:

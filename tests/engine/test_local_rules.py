@@ -41,15 +41,11 @@ class Remembering(ClientRule):
     def init_memory(self, params: Tree) -> State:
         return params.zeros(), next(iter(params.values())).new_zeros(())
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Any:
         past, _ = context.memory
         return params - self.lr * (grad + 0.1 * past), scratch
 
-    def finish(
-        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
-    ) -> tuple[Upload, State]:
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Any:
         past, rounds = context.memory
         delta = context.params - params
         return Upload(delta), (past + delta, rounds + 1)
@@ -69,9 +65,7 @@ class FullGradient(ClientRule):
         assert isinstance(full_pass, FullPass)
         return full_pass.grad
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Any:
         return context.params - self.lr * scratch, scratch
 
 

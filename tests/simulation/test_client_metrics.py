@@ -210,15 +210,6 @@ def test_records_tell_the_losses_of_the_cohort() -> None:
     assert record.client_loss == tuple(float(f"{v:.6g}") for v in record.client_loss or ())
 
 
-def test_a_cohort_of_which_every_upload_is_rejected_has_no_losses() -> None:
-    protocol = regression().protocol.with_options({"epochs": 8})
-    task = dataclasses.replace(regression(), protocol=protocol)
-    wild = Trial.of("fedavg", client_lr=1e30)
-    [lost] = simulate(task, [wild], engine="vectorized", device="cpu")
-    assert lost.records[0].dropped == 3
-    assert lost.records[0].client_loss is None
-
-
 def test_spread_over_twenty_clients_by_hand() -> None:
     found = OverClients.of(np.arange(20) / 20)
     assert found.worst_tenth == pytest.approx(0.025)
