@@ -295,3 +295,35 @@ def test_compiled_code_is_kept_under_all_that_it_depends_on(
     assert len(set(tags)) == 5
     assert tags[-1].startswith("the user's fedzmg ")
     assert torch.compiler.config.cache_key_tag == ""
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=str)
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_probe_that_runs_out_of_memory_is_repeated_in_halves(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, graph: bool
+) -> None:
+    """A full device says nothing about the model, which can be mapped."""
+
+    def full(engine: Any, probe: Probe) -> float:
+        if (engine.cuda_graph or not graph) and (engine.chunk or len(probe.batches)) > 2:
+            raise torch.OutOfMemoryError("no room")
+        return 1e-3
+
+    monkeypatch.setattr(choose, "_seconds", full)
+    monkeypatch.setattr(
+        choose,
+        "_pass_seconds",
+        lambda engine, probe: 1.0 if isinstance(engine, Sequential) else full(engine, probe),
+    )
+    built = simulation("vectorized")
+    planner = EnginePlanner()
+    program = replace(built.program, device=device)
+    planner.plan(program, built.probe, trials=1, rounds_left=1)
+    assert planner.choice.path == ("cuda_graph" if device == GPU else "vectorized")
+    assert planner.chunk == (2 if device == GPU or not graph else None)
+    monkeypatch.setattr(choose, "_seconds", lambda *_: (_ for _ in ()).throw(
+        torch.OutOfMemoryError("no room")
+    ))  # fmt: skip
+    if device == GPU:
+        with pytest.raises(InputError, match="2 clients"):
+            EnginePlanner().plan(program, built.probe, trials=1, rounds_left=1)
