@@ -306,7 +306,7 @@ def _shown(progress: Any, task: Task, packs: Mapping[str, int]) -> Iterator[Prog
     if progress is True:
         from rich.console import Console
 
-        from fedzmg.report.terminal.live import Display
+        from fedzmg.terminal.live import Display
 
         with Display(Console(stderr=True), task.metric.name, packs) as display:
             yield display

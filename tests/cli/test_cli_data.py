@@ -24,9 +24,9 @@ from fedzmg.data import catalog
 from fedzmg.data.fetch import file_hash
 from fedzmg.data.sources import SOURCES, Remote
 from fedzmg.report.html.page import render
-from fedzmg.report.terminal import downloads
-from fedzmg.report.terminal.downloads import Downloads
 from fedzmg.results.reading import read
+from fedzmg.terminal import downloads
+from fedzmg.terminal.downloads import Downloads
 
 ALONE = f"""
 import sys, types
@@ -190,7 +190,7 @@ def test_help_shows_the_verbs(fedzmg) -> None:
 def test_help_imports_no_reader_and_no_catalog() -> None:
     script = ALONE + (
         "from fedzmg import cli\n"
-        "heavy = {'torch', 'h5py', 'numpy', 'fedzmg.data.catalog', 'fedzmg.report.terminal'}\n"
+        "heavy = {'torch', 'h5py', 'numpy', 'fedzmg.data.catalog', 'fedzmg.terminal'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run(

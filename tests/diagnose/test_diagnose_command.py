@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from fedzmg.cli import app
 from fedzmg.diagnose import diagnose
 from fedzmg.errors import InputError
-from fedzmg.report.terminal import views
 from fedzmg.tasks import Task
+from fedzmg.terminal import views
 
 runner = CliRunner()
 

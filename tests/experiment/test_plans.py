@@ -20,7 +20,7 @@ from fedzmg.experiment.specs.plan import PAPER_RATES
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.strict import parse_settings
 from fedzmg.experiment.specs.study import StudySpec
-from fedzmg.report.terminal import views
+from fedzmg.terminal import views
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").glob("*.toml"))

@@ -11,8 +11,8 @@ from matplotlib.patches import Rectangle
 from rich.console import Console
 
 from fedzmg.report.figures import heat_map, heat_maps
-from fedzmg.report.terminal import views
 from fedzmg.results.grids import field as laid_out
+from fedzmg.terminal import views
 
 WIDE = 140
 

@@ -21,9 +21,9 @@ from fedzmg.report.exports.heterogeneity import FILES, write_description
 from fedzmg.report.figures.heterogeneity import MOST_ROWS
 from fedzmg.report.figures.heterogeneity import heterogeneity as figure
 from fedzmg.report.tables.heterogeneity import client_by_client, side_by_side
-from fedzmg.report.terminal.views import description
 from fedzmg.results.formatting import NONE
 from fedzmg.results.reading import read
+from fedzmg.terminal.views import description
 
 
 def made_up(clients: int, classes: int, volume: int = 100, **options: Any) -> dict[str, Any]:

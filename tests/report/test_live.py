@@ -13,8 +13,8 @@ from rich.console import Console
 
 from fedzmg import Trial
 from fedzmg.evaluation import ACCURACY
-from fedzmg.report.terminal import live
-from fedzmg.report.terminal.live import Display, TrialState, names
+from fedzmg.terminal import live
+from fedzmg.terminal.live import Display, TrialState, names
 
 
 def report(

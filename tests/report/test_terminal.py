@@ -20,15 +20,15 @@ from fedzmg.algorithms import ALGORITHMS
 from fedzmg.cli import app
 from fedzmg.data.sources import SOURCES
 from fedzmg.report.tables.table import Cell, Table, to_csv, to_json, to_latex, to_markdown
-from fedzmg.report.terminal import inspection, views, watch
-from fedzmg.report.terminal.cards import prose
-from fedzmg.report.terminal.render import render, say
 from fedzmg.results.diff import ASPECTS, Change, Curves, Difference, Scores
 from fedzmg.results.reading import read
 from fedzmg.results.significance import PairedTest
 from fedzmg.results.study_result import study_result
 from fedzmg.results.watch import State, Training, Work
 from fedzmg.tasks import TASKS
+from fedzmg.terminal import inspection, views, watch
+from fedzmg.terminal.cards import prose
+from fedzmg.terminal.render import render, say
 
 RESULTS = Path(__file__).parents[2] / "results"
 FACTORS = [

@@ -20,12 +20,12 @@ import fedzmg
 from fedzmg.cli import app
 from fedzmg.errors import InputError
 from fedzmg.experiment.progress import Silent
-from fedzmg.report.terminal import watch as watch_view
 from fedzmg.results.watch import Watch, Work
 from fedzmg.simulation import RoundReport
 from fedzmg.storage.formats import Tail
 from fedzmg.storage.lock import NAME as LOCK
 from fedzmg.storage.lock import Owner
+from fedzmg.terminal import watch as watch_view
 
 Write = Callable[..., Path]
 

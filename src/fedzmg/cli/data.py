@@ -18,7 +18,7 @@ from fedzmg.errors import InputError
 
 if TYPE_CHECKING:
     from fedzmg.data.catalog import Dataset
-    from fedzmg.report.terminal.downloads import Downloads
+    from fedzmg.terminal.downloads import Downloads
 
 app = typer.Typer(help="Show, get and import data sets.", no_args_is_help=True)
 
@@ -29,7 +29,7 @@ Name = Annotated[str, typer.Argument(help="A data set of 'fedzmg data list'.")]
 def list_(cache: Cache = None, as_json: Json = False) -> None:
     """List all data sets and which of them are stored here."""
     from fedzmg.data.sources import SOURCES
-    from fedzmg.report.terminal import cards
+    from fedzmg.terminal import cards
 
     found = {name: _summary(name, cache) for name in SOURCES}
     if as_json:
@@ -149,7 +149,7 @@ def _summary(name: str, cache: Path | None) -> dict[str, Any]:
 @contextlib.contextmanager
 def _progress() -> Iterator[Downloads]:
     """Show progress; after Ctrl-C, explain how to continue."""
-    from fedzmg.report.terminal.downloads import Downloads
+    from fedzmg.terminal.downloads import Downloads
 
     try:
         with Downloads(Console(stderr=True)) as progress:

@@ -77,9 +77,9 @@ def describe(
     from fedzmg.data import heterogeneity
     from fedzmg.provenance import provenance
     from fedzmg.report.exports.heterogeneity import FILES, write_description
-    from fedzmg.report.terminal import views
     from fedzmg.report.writing import check_place, refuse_foreign, staged
     from fedzmg.results import paper
+    from fedzmg.terminal import views
 
     directory = out or Path("runs") / f"data-{_title(name)}"
     check_place(directory)

@@ -46,7 +46,7 @@ def grid(
     from fedzmg.experiment.grids.grid import run_grid
     from fedzmg.experiment.grids.score import warnings
     from fedzmg.report import figures
-    from fedzmg.report.terminal import views
+    from fedzmg.terminal import views
 
     spec, work = _prepare("grid", file, set_, out, track, as_json=as_json)
     directory, console = work.directory, work.console
@@ -95,7 +95,7 @@ def validate(
     from fedzmg.experiment.estimate import estimate
     from fedzmg.experiment.specs.study import StudySpec
     from fedzmg.experiment.studies.study import find_rates, missing_grid
-    from fedzmg.report.terminal import views
+    from fedzmg.terminal import views
 
     spec = _read(file, None, set_)
     to_do: list[str] = []

@@ -38,8 +38,8 @@ def watch(
 
     It ends when all is trained, or when no process works on it any more.
     """
-    from fedzmg.report.terminal import watch as watch_view
     from fedzmg.results.watch import Watch
+    from fedzmg.terminal import watch as watch_view
 
     found, console = Watch(directory), Console()
     works = found.look()
@@ -70,8 +70,8 @@ def _json_lines(found: Watch, works: list[Work], every: float, *, once: bool, wa
 
 
 def _follow(found: Watch, works: list[Work], every: float, console: Console, *, wait: bool) -> None:
-    from fedzmg.report.terminal import watch as watch_view
-    from fedzmg.report.terminal.render import say
+    from fedzmg.terminal import watch as watch_view
+    from fedzmg.terminal.render import say
 
     if console.is_terminal:
         first = watch_view.fitted(works, console)
@@ -111,8 +111,8 @@ def diff(
 
     Exit code 0 without a difference, 1 with one, 2 for an error.
     """
-    from fedzmg.report.terminal import inspection as views
     from fedzmg.results.diff import aspects, compare
+    from fedzmg.terminal import inspection as views
 
     asked = aspects(only)
     found = compare(left, right)
@@ -137,7 +137,7 @@ def verify(
 ) -> None:
     """Train the first rounds again: same bits here? Exit code 0 if so, 1 if not."""
     from fedzmg.experiment.verify import verify as verify_runs
-    from fedzmg.report.terminal import inspection as views
+    from fedzmg.terminal import inspection as views
 
     found = verify_runs(
         directory, rounds=rounds, runs=runs, say=lambda text: typer.echo(text, err=True)
@@ -161,7 +161,7 @@ def list_(
     """List algorithms and tasks, or describe one of them."""
     from fedzmg import algorithms, tasks
     from fedzmg.algorithms.options import card
-    from fedzmg.report.terminal import cards
+    from fedzmg.terminal import cards
 
     size = None if task is None else tasks.info(task).describe()["model"]["bytes"]
     console = Console()

@@ -59,9 +59,9 @@ def bench(
     from fedzmg import algorithms
     from fedzmg.bench.measure import Timing, environment, measure_all
     from fedzmg.experiment.control import named_write_errors
-    from fedzmg.report.terminal import views
     from fedzmg.simulation import resolve_device
     from fedzmg.storage.formats import write_json
+    from fedzmg.terminal import views
 
     if out is not None:
         output.check_file(out, "--out")
@@ -116,9 +116,9 @@ def theory(
     """
     from fedzmg.report.exports import theory as files
     from fedzmg.report.tables.theory import markdown, overview
-    from fedzmg.report.terminal import views
-    from fedzmg.report.terminal.render import render
     from fedzmg.report.writing import staged
+    from fedzmg.terminal import views
+    from fedzmg.terminal.render import render
     from fedzmg.theory import FULL, QUICK, run
 
     files.check_places(out if plot else None, html)
@@ -196,9 +196,9 @@ def diagnose(
     """Measure whether the projection will help: table by layer, figure and a verdict."""
     from fedzmg.diagnose import diagnose as measure
     from fedzmg.report import figures
-    from fedzmg.report.terminal import views
     from fedzmg.report.writing import check_place, refuse_foreign, staged
     from fedzmg.storage.formats import write_json
+    from fedzmg.terminal import views
 
     task, params, round_, own_seed = _subject(what, set_ or [])
     directory = out or Path("runs") / f"diagnose-{task.name}{f'-round-{round_}' if round_ else ''}"

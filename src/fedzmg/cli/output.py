@@ -49,7 +49,7 @@ class Work(NamedTuple):
         """Show rounds on the terminal and to trackers; report the time limit."""
         from fedzmg import trackers
         from fedzmg.experiment.control import TimeLimitReached
-        from fedzmg.report.terminal.live import Display
+        from fedzmg.terminal.live import Display
 
         try:
             with (
@@ -67,7 +67,7 @@ class Work(NamedTuple):
         """Train a study and show its scores and curves."""
         from fedzmg.experiment.studies.study import run_study, study_packs
         from fedzmg.report import figures
-        from fedzmg.report.terminal import views
+        from fedzmg.terminal import views
 
         directory = self.directory
         sizes = {label: len(names) for label, names in study_packs(spec, self.task).items()}
@@ -113,7 +113,7 @@ def place(what: str, path: Path | str, *, err: bool = False) -> None:
 
 def plain(console: Console, text: str) -> None:
     """Print a line as it is, without markup, line breaks and control characters."""
-    from fedzmg.report.terminal import render
+    from fedzmg.terminal import render
 
     render.say(console, text)
 

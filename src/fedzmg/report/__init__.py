@@ -1,8 +1,8 @@
-"""Pages, tables, figures and terminal views of results; nothing is trained here.
+"""Pages, tables and figures of results; nothing is trained here.
 
 Imports point downwards::
 
     exports                 files of commands
-    html   terminal         the page, and tables in the terminal
+    html                    the page
     figures   tables        every figure and table, made once
 """

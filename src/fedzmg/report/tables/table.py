@@ -1,6 +1,6 @@
 """Tables as data, and the files they become: CSV, JSON, Markdown and LaTeX.
 
-The page's templates and :mod:`fedzmg.report.terminal.render` read the same :class:`Table`.
+The page's templates and :mod:`fedzmg.terminal.render` read the same :class:`Table`.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from fedzmg.report.tables.paired_tests import paired_tests
 from fedzmg.report.tables.scores import scores, thresholds
 from fedzmg.report.tables.table import Table
 from fedzmg.report.tables.theory import Finding, finding_table
-from fedzmg.report.terminal.render import bold, render
 from fedzmg.results.diagnosis import by_name, ratio, rows, when
 from fedzmg.results.formatting import NONE, bytes_text, count_text, duration
 from fedzmg.results.study_result import StudyResult
+from fedzmg.terminal.render import bold, render
 
 _VERDICTS = {
     "holds": "green", "fails": "yellow", "not": "bold red",

@@ -11,8 +11,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from fedzmg.report.tables.table import Table
-from fedzmg.report.terminal.render import bold, render
 from fedzmg.results.formatting import bytes_text
+from fedzmg.terminal.render import bold, render
 
 
 def tables(data: Mapping[str, Any], width: int) -> RenderableType:

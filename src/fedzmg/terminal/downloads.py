@@ -8,8 +8,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedzmg.report.terminal.render import say
 from fedzmg.results.formatting import bytes_text, plain
+from fedzmg.terminal.render import say
 
 LINE_SECONDS = 5.0
 

@@ -14,8 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedzmg.report.terminal.render import bold, say
 from fedzmg.results.formatting import duration, plain, value_text
+from fedzmg.terminal.render import bold, say
 
 LINE_SECONDS = 5.0
 MOST_LINES = 8

@@ -14,9 +14,9 @@ from typing import Any
 from rich.console import RenderableType
 
 from fedzmg.report.tables.table import Cell, Table
-from fedzmg.report.terminal.render import render
 from fedzmg.results.diff import ASPECTS, Change, Difference
 from fedzmg.results.formatting import NONE, signed_text, value_text
+from fedzmg.terminal.render import render
 
 MOST_ROWS = 40
 _HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")

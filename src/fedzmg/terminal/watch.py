@@ -14,9 +14,9 @@ from rich.text import Text
 
 from fedzmg.provenance import PYTHON
 from fedzmg.report.tables.table import Cell, Table
-from fedzmg.report.terminal.render import render
 from fedzmg.results.formatting import duration, plain, value_text
 from fedzmg.results.watch import State, Training, Work
+from fedzmg.terminal.render import render
 
 MOST_ROWS = 30
 """Runs that are shown one by one; more of them are grouped by algorithm."""

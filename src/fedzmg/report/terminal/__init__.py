@@ -1,1 +1,0 @@
-"""For a terminal: tables, cards, live displays."""

@@ -1,0 +1,1 @@
+"""Tables, cards and live displays of the terminal, rendered by rich."""
