@@ -16,7 +16,7 @@ from torch import nn
 from fedzmg import Task, Trial, simulate
 from fedzmg.algorithms import ALGORITHMS, AlgorithmInfo
 from fedzmg.algorithms.options import configure
-from fedzmg.contract import ClientContext, Cohort, FullPass, Upload, bind, numbers, structure
+from fedzmg.contract import ClientContext, Cohort, FullPass, Upload, bind, chain, numbers, structure
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch
 from fedzmg.simulation import EnginePlanner, RoundPlanner, Simulation
@@ -38,6 +38,20 @@ ENTRIES = {
     "wrapped server": wrapped("fedavg", DECAYED),
 }
 NAMES = list(ENTRIES)
+
+
+def rule_types(name: str) -> tuple[Any, ...]:
+    algorithm = ENTRIES[name].algorithm
+    return tuple(
+        type(rule) for side in (algorithm.client, algorithm.server) for rule in chain(side)
+    )
+
+
+FIRST = {rule_types(name): name for name in reversed(NAMES)}
+ROWS = [
+    pytest.param(name, marks=() if name in FIRST.values() else pytest.mark.slow) for name in NAMES
+]
+"""All algorithms; variants that differ in options alone run with ``-m slow``."""
 CPU = torch.device("cpu")
 PACK = 2
 """Trials that train side by side."""
@@ -131,7 +145,7 @@ def run(name: str, engine: str) -> Run:
     return run_of(simulation(name, engine))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_loop_equals_map_equals_chunks(name: str) -> None:
     first, _, reference = (snapshot.params for snapshot in run(name, "sequential").snapshots)
     chunked = run_of(simulation(name, EnginePlanner("vectorized", chunk=3)))
@@ -145,7 +159,7 @@ def single_precision(name: str, engine: str) -> list[Any]:
     return simulate(task(), trials(name), rounds=1, engine=engine)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_float32_agrees_after_one_round(name: str) -> None:
     one, other = (
         [h.params for h in single_precision(name, e)] for e in ("sequential", "vectorized")
@@ -153,7 +167,7 @@ def test_float32_agrees_after_one_round(name: str) -> None:
     assert distance(one, other) < 1e-5
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_alone_equals_packed_bit_for_bit(name: str, engine: str) -> None:
     packed = run(name, engine)
@@ -164,7 +178,7 @@ def test_alone_equals_packed_bit_for_bit(name: str, engine: str) -> None:
             assert torch.equal(a[0], b[i])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_resume_equals_no_interruption_bit_for_bit(name: str, engine: str) -> None:
     whole = run(name, engine)
@@ -175,14 +189,14 @@ def test_resume_equals_no_interruption_bit_for_bit(name: str, engine: str) -> No
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_client_order_does_not_matter(name: str) -> None:
     turned = simulation(name, planner=Changed(task(), lambda batches: batches[::-1]))
     expected = run(name, "vectorized").snapshots[-1].params
     assert distance(expected, run_of(turned).snapshots[-1].params) < 1e-9
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_client_without_a_batch_changes_nothing(name: str, engine: str) -> None:
     problem = replace(task(), protocol=replace(task().protocol, keep_partial=False, cohort=7))
@@ -202,7 +216,7 @@ def poisoned(client: int) -> Task:
     return replace(base, train=replace(base.train, examples=Examples(x, base.train.examples.y)))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_upload_that_is_not_finite_is_dropped_and_counted(name: str, engine: str) -> None:
     sim, clean = simulation(name, engine, poisoned(3)), task(cohort=7)
@@ -212,7 +226,7 @@ def test_upload_that_is_not_finite_is_dropped_and_counted(name: str, engine: str
     assert distance(here.snapshots[-1].params, there.snapshots[-1].params) < 1e-9
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_cohort_that_loses_every_upload_leaves_everything_untouched(name: str) -> None:
     base = task()
     nan = Examples(base.train.examples.x * float("nan"), base.train.examples.y)
@@ -244,7 +258,7 @@ def parts(name: str) -> tuple[object, object, ClientContext, Tree]:
     return client, server, context, grad
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_rules_do_not_mutate_and_state_keeps_its_form(name: str) -> None:
     client, server, context, grad = parts(name)
     kept = tree_map(torch.clone, (context, grad))
@@ -309,13 +323,13 @@ def test_step_traces_as_one_graph(name: str) -> None:
     assert distance(sim.snapshot.params, other.snapshot.params) < 1e-9
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_pickles(name: str) -> None:
     algorithm = ENTRIES[name].algorithm.for_layout(task().model.layout)
     assert pickle.loads(pickle.dumps(algorithm)) == algorithm
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_messages_and_kept_state_have_the_declared_sizes(name: str) -> None:
     entry, cohort = ENTRIES[name], task().protocol.cohort
     model = num_bytes(task().model.params())

@@ -74,7 +74,13 @@ def test_frozen_parameters_stay_and_do_not_travel() -> None:
     assert not torch.equal(trained[2].weight, net[2].weight)  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("name", "rounds", "level"), [("digits", 8, 0.2), ("plays", 2, 0.13)])
+@pytest.mark.parametrize(
+    ("name", "rounds", "level"),
+    [
+        ("digits", 8, 0.2),
+        pytest.param("plays", 2, 0.13, marks=pytest.mark.slow),
+    ],
+)
 def test_presets_learn_something_and_engines_agree(name: str, rounds: int, level: float) -> None:
     task = tasks.get(name)
     small = task.protocol.with_options({"cohort": 5, "eval_every": rounds})
