@@ -301,16 +301,13 @@ def form(value: object) -> list[tuple[torch.Size, torch.dtype]]:
     return [(leaf.shape, leaf.dtype) for leaf in leaves(value)]
 
 
-FIRST_WITH_ITS_STEP = {type(ENTRIES[name].algorithm.client): name for name in reversed(NAMES)}
-"""One algorithm per client rule: a step is traced from the client's rule alone."""
+TRACED = ("fedzmg", "scaffold", "fedadap", "wrapped clients")
+"""Algorithms traced in every run: projection, memory, epochs, wrappers; the rest with ``-m slow``."""
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in FIRST_WITH_ITS_STEP.values() else pytest.mark.slow)
-        for name in NAMES
-    ],
+    [pytest.param(name, marks=() if name in TRACED else pytest.mark.slow) for name in NAMES],
 )
 def test_step_traces_as_one_graph(name: str) -> None:
     # Equal clients: every width would be traced anew, and one of them shows that it can be.
