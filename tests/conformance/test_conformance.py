@@ -302,7 +302,7 @@ def form(value: object) -> list[tuple[torch.Size, torch.dtype]]:
 
 
 TRACED = ("fedzmg", "scaffold", "fedadap", "wrapped clients")
-"""Algorithms traced in every run: projection, memory, epochs, wrappers; the rest with ``-m slow``."""
+"""Traced in every run: projection, memory, epochs, wrappers; the rest with ``-m slow``."""
 
 
 @pytest.mark.parametrize(
