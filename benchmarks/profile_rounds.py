@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from fedzmg.bench.measure import NEVER, environment, wait
@@ -42,7 +41,10 @@ def profile_workload(
     task = WORKLOADS[name].build()
     task = replace(task, protocol=replace(task.protocol, eval_every=NEVER))
     packed = [Trial.of(algorithm, seed=0, client_lr=0.01 * (1 + i / 1000)) for i in range(trials)]
-    simulation = Simulation(task, packed, rounds=NEVER, device=device, precision=precision)
+    simulation = Simulation(
+        task, packed, rounds=NEVER, device=device, dtype=torch.float32, engine="auto",
+        precision=precision,
+    )  # fmt: skip
     for _ in range(3):
         simulation.run_round()
     wait(device)
@@ -57,7 +59,7 @@ def profile_workload(
         wait(device)
     spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for event in profiler.key_averages():
-        if event.device_type == DeviceType.CUDA:
+        if event.device_type == torch.autograd.DeviceType.CUDA:
             spent[short(event.key)][0] += event.self_device_time_total / 1e3 / rounds
             spent[short(event.key)][1] += event.count / rounds
     total = sum(ms for ms, _ in spent.values())
