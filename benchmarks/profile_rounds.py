@@ -105,7 +105,7 @@ def main() -> None:
             print(f"{row['ms']:9.3f} {row['share']:6.1%} {row['launches']:9.1f}  {row['name']}")
     if arguments.out:
         command = shlex.join(["python", *sys.argv])
-        facts = {"command": command, **environment(torch.device("cuda")), "profiles": profiles}
+        facts = {**environment(torch.device("cuda")), "command": command, "profiles": profiles}
         arguments.out.write_text(json.dumps(facts, indent=1) + "\n")
 
 
