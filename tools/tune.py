@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import torch
 
 from fedzmg import algorithms, tasks
-from fedzmg.simulation import Device, Trial, simulate
+from fedzmg.bench.measure import machine
+from fedzmg.simulation import Device, Trial, resolve_device, simulate
 
 ROOT = Path(__file__).parents[1]
 ADOPTED = ROOT / "src/fedzmg/tasks/tuned.json"
@@ -80,6 +82,7 @@ def search(name: str, tuning: tasks.Task, rounds: int | None, last: int, device:
         "score": round(scores[best], 4),
         "seeds": list(SEEDS),
         "rounds": rounds or tuning.protocol.rounds,
+        "machine": f"{machine(resolve_device(device))}, torch {torch.__version__.split('+')[0]}",
         "grid": [[*p.values(), round(s, 4)] for p, s in zip(pairs, scores, strict=True)],
     }
 

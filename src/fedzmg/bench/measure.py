@@ -299,15 +299,17 @@ def measure_all(
                 )  # fmt: skip
 
 
+def machine(device: torch.device) -> str:
+    """Name the GPU, or the kind of CPU and the number of threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()}, {torch.get_num_threads()} threads"
+
+
 def environment(device: torch.device) -> dict[str, Any]:
     """Describe machine, versions, commit and date."""
-    machine = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{platform.machine()}, {torch.get_num_threads()} threads"
-    )
     return {
-        "machine": machine,
+        "machine": machine(device),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
