@@ -67,7 +67,7 @@ class Columns:
 
     def __post_init__(self) -> None:
         """Refuse columns of different length and owners that do not match."""
-        lengths = {name: _rows(column) for name, column in self.columns.items()}
+        lengths = {name: rows_of(column) for name, column in self.columns.items()}
         if len(set(lengths.values())) != 1:
             raise InputError(f"columns differ in length: {lengths}")
         if self.owners is not None:
@@ -83,7 +83,7 @@ class Columns:
     @property
     def rows(self) -> int:
         """Number of examples."""
-        return _rows(next(iter(self.columns.values())))
+        return rows_of(next(iter(self.columns.values())))
 
     @property
     def clients(self) -> int | None:
@@ -109,7 +109,8 @@ class Columns:
         return f"<Columns: {self.rows:,} rows{whose}; {kinds}{classes}>"
 
 
-def _rows(column: Column) -> int:
+def rows_of(column: Column) -> int:
+    """Count the rows of a column."""
     return column.rows if isinstance(column, Strings) else len(column)
 
 
