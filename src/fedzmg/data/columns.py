@@ -8,7 +8,7 @@ stored), ``y`` (labels, int64), ``coarse`` (coarse labels), ``text`` (strings).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -101,6 +101,19 @@ class Columns:
         column = self.columns[name]
         assert isinstance(column, Strings)
         return column
+
+    def take(self, rows: npt.NDArray[np.int64], owners: Owners | None) -> Columns:
+        """Copy some rows, in the order given."""
+        columns: dict[str, Column] = {}
+        for name, column in self.columns.items():
+            if not isinstance(column, Strings):
+                columns[name] = column[rows]
+                continue
+            lengths = np.diff(column.offsets)[rows]
+            offsets = np.cumsum([0, *lengths], dtype=np.int64)
+            starts = np.repeat(column.offsets[rows] - offsets[:-1], lengths)
+            columns[name] = Strings(column.text[starts + np.arange(offsets[-1])], offsets)
+        return replace(self, columns=columns, owners=owners)
 
     def __repr__(self) -> str:
         whose = "" if self.owners is None else f" of {len(self.owners.names):,} clients"
