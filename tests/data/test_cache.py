@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -67,7 +66,7 @@ def test_a_lock_that_cannot_be_made_is_one_line(
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(InputError, match=r"cannot write .*set FEDZMG_DATA"),
-        cache.lock(tmp_path / "file" / "a.lock"),
+        cache.lock(tmp_path / "file" / "a.lock", print),
     ):
         pass
 
@@ -76,29 +75,19 @@ def test_a_lock_that_cannot_be_made_is_one_line(
 
     monkeypatch.setattr(filelock.FileLock, "acquire", unsupported)
     with (
-        pytest.raises(InputError, match="cannot hold locks: set FEDZMG_DATA"),
-        cache.lock(tmp_path / "a.lock"),
+        pytest.raises(InputError, match=r"flock; .*set FEDZMG_DATA"),
+        cache.lock(tmp_path / "a.lock", print),
     ):
         pass
 
 
 @pytest.mark.parametrize(
-    ("code", "free", "message"),
-    [
-        (errno.ENOSPC, 3 * 2**20, "disk is full while writing {}: free 7 MiB or set FEDZMG_DATA"),
-        (errno.EDQUOT, 2**40, "disk is full while writing {}: free 10 MiB or set FEDZMG_DATA"),
-        (errno.EACCES, 0, "cannot write {}: no; set FEDZMG_DATA"),
-    ],
+    ("code", "reason"),
+    [(errno.ENOSPC, "disk is full"), (errno.EDQUOT, "disk is full"), (errno.EACCES, "no")],
 )
-def test_what_the_system_says_becomes_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, free: int, message: str
-) -> None:
-    monkeypatch.setattr(
-        shutil,
-        "disk_usage",
-        lambda _: shutil._ntuple_diskusage(free, 0, free),  # type: ignore[attr-defined]
-    )
-    path = tmp_path / "new" / "x.npy"
-    with pytest.raises(InputError) as caught, cache.writing(path, 10 * 2**20):
+def test_system_errors_become_one_line(tmp_path: Path, code: int, reason: str) -> None:
+    with (
+        pytest.raises(InputError, match=rf"x.npy: {reason}; .*FEDZMG_DATA"),
+        cache.writing(tmp_path / "new" / "x.npy"),
+    ):
         raise OSError(code, "no")
-    assert str(caught.value).startswith(message.format(path))

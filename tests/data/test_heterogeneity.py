@@ -185,7 +185,7 @@ def test_counts_add_up(pairs: list[tuple[int, int]]) -> None:
 @pytest.mark.parametrize(
     ("labels", "owners", "match"),
     [
-        ([0, 1], [0], r"\(2,\) and owners \(1,\)"),
+        ([0, 1], [0], r"\(2,\).*\(1,\)"),
         ([0, 3], [0, 0], "label 3 of example 1"),
         ([0, 1], [0, 7], "client 7"),
         ([0.0, 1.0], [0, 0], "float64"),
@@ -249,10 +249,10 @@ def test_a_report_survives_json_and_lists_rows_for_csv() -> None:
     [
         ([1, 2], {}, r"shape \(2,\)"),
         ([[0.5, 1.0], [1.0, 1.0]], {}, "whole numbers"),
-        ([[1, 1]], {}, "2 names for 1 clients"),
+        ([[1, 1]], {}, "2 names of clients"),
         ([[1, 1], [0, 0]], {}, "client 'b'"),
         ([[1, 1], [1, 0]], {"sample": 3}, "sample = 3"),
-        ([[1, 1], [1, 0]], {"labels": ["x"]}, "1 class names for 2 classes"),
+        ([[1, 1], [1, 0]], {"labels": ["x"]}, "1 of classes"),
         ([[1, 1], [1, 0]], {"entropy": "presents"}, "'presents': did you mean 'present'"),
     ],
 )

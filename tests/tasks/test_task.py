@@ -51,7 +51,7 @@ def unfinished(model: nn.Module, x: Tensor) -> Tensor:
     [
         ({"y": Y[:-1]}, r"\(30, 4\).*\(29,\)"),
         ({"clients": WHO[:-1]}, r"\(29,\) for 30 examples"),
-        ({"client_names": [0, 1, 2, 3, 4, "x"]}, "client 'x'"),
+        ({"client_names": [0, 1, 2, 3, 4, "x"]}, "'x'"),
         ({"client_names": [0, 1]}, "names must list every client id"),
         ({"y": Y + 1}, r"label 3 but the model has 3 outputs \(labels 0 to 2\)"),
         ({"y": Y.astype(float)}, "class labels must be whole numbers"),
@@ -98,7 +98,7 @@ def unfinished(model: nn.Module, x: Tensor) -> Tensor:
         ({"name": None}, "^name = None"),
         ({"client_names": 5}, "^client_names = 5"),
         ({"clients": np.where(WHO == 4, np.nan, WHO)}, "^example 4 .*nan"),
-        ({"x": np.array(["a"] * 30)}, "training data inputs .*<U1"),
+        ({"x": np.array(["a"] * 30)}, "training data inputs"),
         ({"threshold": 90}, "^threshold = 90: .*0.90"),
         ({"axes": {"weight": (2,)}}, "axes from 0 to 1"),
     ],

@@ -10,9 +10,7 @@ import bz2
 import fnmatch
 import gzip
 import lzma
-import shutil
 import tarfile
-import uuid
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
@@ -22,6 +20,7 @@ from fedzmg.data.cache import SILENT, Progress, writing
 from fedzmg.errors import InputError
 
 MOST_MEMBERS = 100_000
+MOST_BYTES = 2**33
 
 _OPENERS: dict[bytes, Callable[[IO[bytes]], Any]] = {
     b"\x1f\x8b": gzip.open,
@@ -32,46 +31,61 @@ _OPENERS: dict[bytes, Callable[[IO[bytes]], Any]] = {
 
 
 def extract(
-    archive: Path,
-    into: Path,
-    *,
-    wanted: Sequence[str] | None = None,
-    max_bytes: int,
-    progress: Progress = SILENT,
+    archive: Path, into: Path, wanted: Sequence[str], progress: Progress = SILENT
 ) -> list[Path]:
-    """Unpack an archive, or a single compressed file, into a new folder.
+    """Unpack an archive, or a single compressed file, into a folder; return the files, sorted.
 
     Args:
         archive: zip, tar (also compressed), or one file as gz, bz2, xz or lzma.
-        into: a folder that does not exist yet; it appears when all is unpacked.
-        wanted: patterns for the names of members without folders; None for all.
-        max_bytes: bound on the unpacked size of all members.
+        into: a folder to make; after an error it may hold some of the files.
+        wanted: patterns for the names of members without folders.
         progress: receives progress updates.
-
-    Returns:
-        The files, sorted.
     """
-    if not archive.is_file():
-        raise InputError(f"{archive}: there is no such file")
-    if into.exists():
-        raise InputError(f"{into} exists: unpack into a new folder")
-    temporary = into.parent / f".{into.name}.{uuid.uuid4().hex[:8]}"
+    count = total = 0
+
+    def fits(size: int, name: str) -> bool:
+        """Count a member; return whether it is wanted."""
+        nonlocal count, total
+        count, total = count + 1, total + size
+        if count > MOST_MEMBERS or total > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES} bytes or {MOST_MEMBERS} members")
+        progress.advance(file.tell())
+        base = PurePosixPath(name).name.lower()
+        # Some systems leave files behind whose names begin with a dot.
+        return base[:1] != "." and any(fnmatch.fnmatchcase(base, p.lower()) for p in wanted)
+
     try:
-        with writing(into):
-            temporary.mkdir(parents=True)
-            with archive.open("rb") as file:
-                progress.begin(f"unpacking {archive.name}", archive.stat().st_size)
-                _unpack(archive, file, temporary, wanted, max_bytes, progress)
-            temporary.rename(into)
+        with archive.open("rb") as file, writing(into):
+            into.mkdir(parents=True)
+            progress.begin(f"unpacking {archive.name}", archive.stat().st_size)
+            if zipfile.is_zipfile(archive):
+                with zipfile.ZipFile(file) as packed:
+                    for info in packed.infolist():
+                        if fits(info.file_size, info.filename) and not info.is_dir():
+                            packed.extract(info, into)
+            elif tarfile.is_tarfile(archive):
+                with tarfile.open(fileobj=file) as bundle:
+                    for member in bundle:
+                        if fits(member.size, member.name) and member.isreg():
+                            bundle.extract(member, into, filter="data")
+                    # The checksum of a compressed file is at its end.
+                    while bundle.fileobj is not None and bundle.fileobj.read(2**18):
+                        pass
+            else:
+                head = file.read(8)
+                file.seek(0)
+                [opener] = [opener for magic, opener in _OPENERS.items() if head.startswith(magic)]
+                with opener(file) as stream, (into / archive.stem).open("xb") as target:
+                    while chunk := stream.read(2**18):
+                        fits(len(chunk), archive.stem)
+                        target.write(chunk)
     except InputError:
         raise
     except Exception as error:  # the libraries raise anything on damaged files
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
-            f"{archive} is cut off, damaged or unsafe ({reason}): get it again or give another file"
+            f"{archive} is damaged, unsafe or no archive ({reason}): get it again"
         ) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return sorted(path for path in into.rglob("*") if path.is_file())
 
 
@@ -81,60 +95,3 @@ def is_archive(path: Path) -> bool:
         return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
     except Exception:
         return False
-
-
-def _unpack(
-    archive: Path,
-    file: IO[bytes],
-    folder: Path,
-    wanted: Sequence[str] | None,
-    max_bytes: int,
-    progress: Progress,
-) -> None:
-    count = total = 0
-
-    def add(size: int, members: int = 1) -> None:
-        nonlocal count, total
-        count, total = count + members, total + size
-        if count > MOST_MEMBERS or total > max_bytes:
-            raise InputError(
-                f"{archive} unpacks to more than {max_bytes} bytes or {MOST_MEMBERS} members"
-            )
-
-    head = file.read(8)
-    file.seek(0)
-    if head.startswith(b"PK"):
-        with zipfile.ZipFile(file) as packed:
-            for info in packed.infolist():
-                add(info.file_size)
-                if not info.is_dir() and _is_wanted(info.filename, wanted):
-                    packed.extract(info, folder)
-                    progress.advance(file.tell())
-    elif is_archive(archive):
-        with tarfile.open(fileobj=file) as bundle:
-            for member in bundle:
-                add(member.size)
-                if member.isreg() and _is_wanted(member.name, wanted):
-                    bundle.extract(member, folder, filter="data")
-                    progress.advance(file.tell())
-            # The checksum of a compressed file is at its end.
-            while bundle.fileobj is not None and bundle.fileobj.read(2**18):
-                pass
-    else:
-        opener = next((o for magic, o in _OPENERS.items() if head.startswith(magic)), None)
-        if opener is None:
-            raise InputError(f"{archive} is not a zip, tar, gz, bz2, xz or lzma file")
-        name = archive.stem if archive.suffix else f"{archive.name}.unpacked"
-        with opener(file) as stream, (folder / name).open("xb") as target:
-            while chunk := stream.read(2**18):
-                add(len(chunk), 0)
-                target.write(chunk)
-                progress.advance(file.tell())
-
-
-def _is_wanted(name: str, wanted: Sequence[str] | None) -> bool:
-    base = PurePosixPath(name).name.lower()
-    # Some systems leave files behind whose names begin with a dot.
-    return wanted is None or (
-        base[:1] != "." and any(fnmatch.fnmatchcase(base, pattern.lower()) for pattern in wanted)
-    )

@@ -6,10 +6,9 @@ import contextlib
 import errno
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import platformdirs
 from filelock import FileLock, Timeout
@@ -36,14 +35,11 @@ class Progress(Protocol):
 class Silent:
     """Progress that prints nothing."""
 
-    def begin(self, what: str, total: int | None) -> None:
+    @staticmethod
+    def begin(*_: Any, **__: Any) -> None:
         """Do nothing."""
 
-    def advance(self, done: int) -> None:
-        """Do nothing."""
-
-    def say(self, text: str) -> None:
-        """Do nothing."""
+    advance = say = begin
 
 
 SILENT = Silent()
@@ -58,12 +54,10 @@ def root(given: Path | None = None) -> Path:
 
 
 @contextlib.contextmanager
-def lock(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+def lock(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
     """Hold a lock that only one process can have; it is freed when its process ends.
 
-    Args:
-        path: the lock file.
-        waiting: called once if another process holds it.
+    ``waiting`` is called once if another process holds it.
     """
     guard = FileLock(path)
     with writing(path):
@@ -71,13 +65,10 @@ def lock(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None
         try:
             guard.acquire(timeout=0)
         except Timeout:
-            if waiting is not None:
-                waiting()
+            waiting()
             guard.acquire()
-        except NotImplementedError:
-            raise InputError(
-                f"{path.parent} cannot hold locks: set {ENVIRONMENT} to a folder on a local disk"
-            ) from None
+        except NotImplementedError as error:  # a file system without locks
+            raise OSError(errno.ENOLCK, str(error)) from None
     try:
         yield
     finally:
@@ -85,30 +76,21 @@ def lock(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None
 
 
 @contextlib.contextmanager
-def writing(path: Path, size: int = 0) -> Iterator[None]:
-    """Turn a system error while writing ``size`` bytes to ``path`` into one clear line."""
+def writing(path: Path) -> Iterator[None]:
+    """Turn a system error while writing ``path`` into one clear line."""
     try:
         yield
     except OSError as error:
         if error.errno is None:  # raised by a parser, not by the system
             raise
-        if error.errno in _NO_ROOM:
-            there = next((parent for parent in path.parents if parent.exists()), None)
-            free = shutil.disk_usage(there).free if there else 0
-            # With free space on the disk, a quota was hit.
-            lacking = max(1, -(-(size - free if size > free else size) // 2**20))
-            raise InputError(
-                f"disk is full while writing {path}: free {lacking} MiB or set {ENVIRONMENT}"
-            ) from None
+        reason = "disk is full" if error.errno in _NO_ROOM else error.strerror
         raise InputError(
-            f"cannot write {path}: {error.strerror or error}; set {ENVIRONMENT} to another folder"
+            f"cannot write {path}: {reason}; free space or set {ENVIRONMENT} to another folder"
         ) from None
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file or of all files below a folder; 0 if there is none."""
-    if path.is_file():
-        return path.stat().st_size
+    """Return the bytes of all files below a folder; 0 if there is none."""
     return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
 
 

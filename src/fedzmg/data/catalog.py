@@ -20,17 +20,16 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from fedzmg.data import column_store, file_matching, formats
 from fedzmg.data.cache import SILENT, Progress, file_hash, lock, root, size_of, writing
 from fedzmg.data.columns import Allocate, Columns
 from fedzmg.data.fetch import download
-from fedzmg.data.file_matching import Choice
-from fedzmg.data.sources import SOURCES, source
+from fedzmg.data.formats.common import reading, refuse_row
+from fedzmg.data.sources import SOURCES, Form, source
 from fedzmg.errors import InputError
 from fedzmg.storage.files import sync_directory, write_atomic
 
@@ -169,16 +168,14 @@ def remove(name: str, cache: Path | None = None) -> int:
     source(name)
     base = root(cache)
     folders = [base / "sets" / name, base / "downloads" / name]
-    if not any(folder.exists() for folder in folders):
+    size = sum(size_of(folder) for folder in folders)
+    if size == 0:
         raise InputError(f"data set {name!r} is not here: nothing to remove")
-    with _locked(name, base, SILENT):
-        size = sum(size_of(folder) for folder in folders)
-        with writing(folders[0]):
-            # The record goes first, to never show half a set.
-            (folders[0] / "set.json").unlink(missing_ok=True)
-            for folder in folders:
-                if folder.exists():
-                    shutil.rmtree(folder)
+    with _locked(name, base, SILENT), writing(folders[0]):
+        # The record goes first, to never show half a set.
+        (folders[0] / "set.json").unlink(missing_ok=True)
+        for folder in filter(Path.exists, folders):
+            shutil.rmtree(folder)
     return size
 
 
@@ -201,13 +198,12 @@ def _locked(name: str, base: Path, progress: Progress) -> Iterator[Path]:
 def _convert(
     name: str, files: Sequence[Path], base: Path, workspace: Path, progress: Progress
 ) -> Dataset:
-    loose, packed = file_matching.expand(name, files)
-    chosen = None if packed else file_matching.choose(name, loose)
-    origins = [(path, None) for path in (*packed, *(file.path for file in loose))]
-    given = [
-        {"name": path.name, "split": split, "sha256": file_hash(path), "bytes": path.stat().st_size}
-        for path, split in (chosen.files if chosen else origins)
-    ]
+    loose, packed = file_matching.find(name, files)
+    given = []
+    for path in (*packed, *loose):
+        with reading(str(path)):
+            size = path.stat().st_size
+            given.append({"name": path.name, "sha256": file_hash(path), "bytes": size})
     with contextlib.suppress(InputError):  # damaged: convert again
         here = stored(name, base)
         if here is not None and _keys(here.sources) == _keys(given):
@@ -215,10 +211,9 @@ def _convert(
             progress.say(f"{name}: these files are imported already")
             return opened
     try:
-        if chosen is None:
-            unpacked = file_matching.unpack(name, packed, workspace, progress)
-            chosen = file_matching.choose(name, [*loose, *unpacked])
-        return _store(name, chosen, given, base, progress)
+        unpacked = file_matching.unpack(name, packed, workspace, progress)
+        form, splits = file_matching.choose(name, [*loose, *unpacked])
+        return _store(name, form, splits, given, base, progress)
     except InputError as error:
         # Name the user's archive instead of the temporary folder.
         message = str(error)
@@ -228,11 +223,16 @@ def _convert(
 
 
 def _keys(files: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    return sorted((str(file.get("split")), str(file.get("sha256"))) for file in files)
+    return sorted((str(file.get("name")), str(file.get("sha256"))) for file in files)
 
 
 def _store(
-    name: str, chosen: Choice, given: Sequence[Mapping[str, Any]], base: Path, progress: Progress
+    name: str,
+    form: Form,
+    splits: Mapping[str, Sequence[Path]],
+    given: Sequence[Mapping[str, Any]],
+    base: Path,
+    progress: Progress,
 ) -> Dataset:
     """Convert the files of a set and replace its record."""
     home = base / "sets" / name
@@ -244,20 +244,20 @@ def _store(
         if official.get(file["name"], file["sha256"]) != file["sha256"]
     ]
     counts: dict[str, tuple[int | None, int]] = {}
-    fingerprints: dict[str, str] = {}
+    fingerprints: list[str] = []
     try:
-        for split in source(name).splits:
+        for split, paths in splits.items():
             progress.begin(f"reading {split}", None)
-            columns, fingerprint = _store_split(name, split, chosen, target / split)
-            fingerprints[split] = fingerprint
+            fill = partial(_read, name, split, form, paths)
+            fingerprints.append(f"{split} {column_store.save(target / split, fill)}\n")
+            columns = column_store.load(target / split)
             counts[split] = columns.clients, columns.rows
             notes += [f"{split}: {note}" for note in columns.notes]
-        lines = [f"{split} {fingerprint}\n" for split, fingerprint in sorted(fingerprints.items())]
         record = {
             "format": FORMAT,
             "name": name,
             "directory": target.name,
-            "fingerprint": hashlib.sha256("".join(lines).encode()).hexdigest(),
+            "fingerprint": hashlib.sha256("".join(sorted(fingerprints)).encode()).hexdigest(),
             "counts": counts,
             "notes": notes,
             "sources": list(given),
@@ -276,36 +276,23 @@ def _store(
     return load(name, base)
 
 
-def _store_split(name: str, split: str, chosen: Choice, directory: Path) -> tuple[Columns, str]:
-    paths, form = chosen.splits[split], chosen.form
+def _read(name: str, split: str, form: Form, paths: Sequence[Path], allocate: Allocate) -> Columns:
+    """Read a split, refuse that of another set, and note counts other than the official ones."""
     options = {**form.options, "split": split} if form.whole else form.options
-
-    def fill(allocate: Allocate) -> Columns:
-        columns = formats.reader(form.format)(paths, allocate, **options)
-        return _checked(name, split, ", ".join(map(str, paths)), columns)
-
-    fingerprint = column_store.save(directory, fill)
-    return column_store.load(directory), fingerprint
-
-
-def _checked(name: str, split: str, where: str, columns: Columns) -> Columns:
-    """Refuse columns of another set, and note counts that differ from the official ones."""
-    what = source(name)
-    lacking = [column for column in what.columns if column not in columns.columns]
+    columns = formats.reader(form.format)(paths, allocate, **options)
+    what, where = source(name), ", ".join(map(str, paths))
+    lacking = set(what.columns) - set(columns.columns)
     if lacking:
         raise InputError(
-            f"{where}: holds {', '.join(columns.columns)}, but {name!r} needs {lacking[0]}: give "
+            f"{where}: holds {', '.join(columns.columns)}, but {name!r} needs {min(lacking)}: give "
             f"{file_matching.expected(what)}"
         )
     if what.classes is not None:
-        labels = columns.array("y")
-        for row in np.flatnonzero((labels < 0) | (labels >= what.classes)):
-            found = f"{where}: example {row} has label {labels[row]}"
-            raise InputError(f"{found}, but {name!r} has labels 0 to {what.classes - 1}")
-    clients, rows = what.counts[split]
+        y, most = columns.array("y"), what.classes - 1
+        refuse_row(y > most, f"{where}: label", y, f"{name!r} has labels 0 to {most}")
     notes = list(columns.notes)
-    if clients is not None and columns.clients != clients:
-        notes.append(f"{columns.clients or 0:,} clients instead of {clients:,}")
-    if columns.rows != rows:
-        notes.append(f"{columns.rows:,} examples instead of {rows:,}")
+    found = {"clients": columns.clients or 0, "examples": columns.rows}
+    for (kind, number), wanted in zip(found.items(), what.counts[split], strict=True):
+        if wanted is not None and number != wanted:
+            notes.append(f"{number:,} {kind} instead of {wanted:,}")
     return replace(columns, notes=tuple(notes))

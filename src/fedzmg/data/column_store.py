@@ -41,16 +41,10 @@ def save(directory: Path, fill: Callable[[Allocate], Columns]) -> str:
         fill: makes the columns. Arrays that it allocates are mapped to files; others are copied.
     """
     temporary = directory.parent / f".{directory.name}.{uuid.uuid4().hex[:8]}"
-    with writing(directory):
-        temporary.mkdir(parents=True)
     try:
-        content, files = _fill(temporary, directory, fill)
-        # Nothing is mapped any more: some systems do not rename a mapped file.
         with writing(directory):
-            for name, part in files.items():
-                (temporary / part).rename(temporary / f"{name}.npy")
-            for unused in temporary.glob("part.*"):
-                unused.unlink()
+            temporary.mkdir(parents=True)
+            content = _fill(temporary, fill)
             (temporary / "meta.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
             for path in temporary.iterdir():
                 with path.open("rb+") as file:
@@ -63,27 +57,34 @@ def save(directory: Path, fill: Callable[[Allocate], Columns]) -> str:
     return str(content["fingerprint"])
 
 
-def _fill(
-    folder: Path, directory: Path, fill: Callable[[Allocate], Columns]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Write the arrays; return the content of ``meta.json`` and the file of each array."""
-    made: list[Array] = []
+def _fill(folder: Path, fill: Callable[[Allocate], Columns]) -> dict[str, Any]:
+    """Write the arrays and return the content of ``meta.json``."""
+    made: dict[str, Array] = {}
 
-    def allocate(name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:  # noqa: ARG001
-        # Numbered, since a reader may allocate a column twice.
-        made.append(_reserve(folder / f"part.{len(made)}", directory, shape, np.dtype(dtype)))
-        return made[-1]
+    def allocate(name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """Map a new file, with its disk space reserved."""
+        if np.dtype(dtype).hasobject:
+            raise InputError(f"column {name!r} cannot be stored: it holds Python objects")
+        path = folder / f"{name}.npy"
+        path.unlink(missing_ok=True)  # a reader may allocate a column twice
+        array = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
+        if array.size and hasattr(os, "posix_fallocate"):
+            # A mapped file that finds the disk full later kills the process.
+            with path.open("rb+") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        made[name] = array
+        return array
 
-    columns = fill(allocate)
+    columns = fill(lambda name, shape, dtype: allocate(f"column.{name}", shape, dtype))
     arrays = _arrays(columns)
-    files: dict[str, str] = {}
     for name, array in arrays.items():
-        number = next((i for i, part in enumerate(made) if part is array), None)
-        if number is None or f"part.{number}" in files.values():
-            number = len(made)
+        if made.get(name) is not array:
             allocate(name, array.shape, array.dtype)[...] = array
-        files[name] = f"part.{number}"
-    content = {
+    for name, array in made.items():
+        array.flush()  # type: ignore[attr-defined]
+        if name not in arrays:
+            (folder / f"{name}.npy").unlink()
+    return {
         "format": FORMAT,
         "rows": columns.rows,
         "columns": {
@@ -96,10 +97,6 @@ def _fill(
         "notes": list(columns.notes),
         "fingerprint": fingerprint(columns),
     }
-    with writing(directory):
-        for part in made:
-            part.flush()  # type: ignore[attr-defined]
-    return content, files
 
 
 def _arrays(columns: Columns) -> dict[str, Array]:
@@ -118,25 +115,30 @@ def _arrays(columns: Columns) -> dict[str, Array]:
     return arrays
 
 
-def _reserve(path: Path, directory: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Map a new file, with its disk space reserved."""
-    if dtype.hasobject:
-        raise InputError(f"column of type {dtype} cannot be stored: it holds Python objects")
-    shape = tuple(int(n) for n in shape)
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    with writing(directory, size):
-        array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-        if size and hasattr(os, "posix_fallocate"):
-            # A mapped file that finds the disk full later kills the process.
-            with path.open("rb+") as file:
-                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        return array
-
-
 def load(directory: Path) -> Columns:
     """Map stored columns into memory; changing them does not change the files."""
     try:
-        return _load(directory)
+        content = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']!r}, this version reads {FORMAT}")
+        arrays = {}
+        for name, shape in content["shapes"].items():
+            mapped = np.load(directory / f"{name}.npy", mmap_mode="c", allow_pickle=False)
+            if (list(mapped.shape), mapped.dtype.str) != (shape, content["types"][name]):
+                raise ValueError(f"{name}.npy holds {mapped.dtype} of shape {mapped.shape}")
+            arrays[name] = np.asarray(mapped)
+        columns: dict[str, Column] = {}
+        for name, kind in content["columns"].items():
+            if kind == "strings":
+                text, offsets = arrays[f"column.{name}.bytes"], arrays[f"column.{name}.offsets"]
+                columns[name] = Strings(text, _in_order(offsets, len(text)))
+            else:
+                columns[name] = arrays[f"column.{name}"]
+        owners = None
+        if content["clients"] is not None:
+            offsets = _in_order(arrays["clients"], content["rows"])
+            owners = Owners(tuple(content["clients"]), offsets)
+        return Columns(columns, owners, tuple(content["notes"]))
     except Exception as error:  # NumPy raises anything on damaged files
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
@@ -145,35 +147,10 @@ def load(directory: Path) -> Columns:
         ) from None
 
 
-def _load(directory: Path) -> Columns:
-    content = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
-    if content["format"] != FORMAT:
-        raise ValueError(f"format {content['format']!r}, this version reads {FORMAT}")
-    arrays = {}
-    for name, shape in content["shapes"].items():
-        mapped = np.load(directory / f"{name}.npy", mmap_mode="c", allow_pickle=False)
-        found = (list(mapped.shape), mapped.dtype.str)
-        if found != (shape, content["types"][name]):
-            raise ValueError(f"{name}.npy holds {found}")
-        arrays[name] = np.asarray(mapped)
-    columns: dict[str, Column] = {}
-    for name, kind in content["columns"].items():
-        if kind == "strings":
-            text, offsets = arrays[f"column.{name}.bytes"], arrays[f"column.{name}.offsets"]
-            _check_offsets(offsets, len(text))
-            columns[name] = Strings(text, offsets)
-        else:
-            columns[name] = arrays[f"column.{name}"]
-    owners = None
-    if content["clients"] is not None:
-        _check_offsets(arrays["clients"], content["rows"])
-        owners = Owners(tuple(content["clients"]), arrays["clients"])
-    return Columns(columns, owners, tuple(content["notes"]))
-
-
-def _check_offsets(offsets: Array, end: int) -> None:
+def _in_order(offsets: Array, end: int) -> Array:
     if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
         raise ValueError("offsets are out of order")
+    return offsets
 
 
 def fingerprint(columns: Columns) -> str:

@@ -8,7 +8,7 @@ stored), ``y`` (labels, int64), ``coarse`` (coarse labels), ``text`` (strings).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -67,7 +67,7 @@ class Columns:
 
     def __post_init__(self) -> None:
         """Refuse columns of different length and owners that do not match."""
-        lengths = {name: _rows(column) for name, column in self.columns.items()}
+        lengths = {name: rows_of(column) for name, column in self.columns.items()}
         if len(set(lengths.values())) != 1:
             raise InputError(f"columns differ in length: {lengths}")
         if self.owners is not None:
@@ -83,7 +83,7 @@ class Columns:
     @property
     def rows(self) -> int:
         """Number of examples."""
-        return _rows(next(iter(self.columns.values())))
+        return rows_of(next(iter(self.columns.values())))
 
     @property
     def clients(self) -> int | None:
@@ -102,6 +102,19 @@ class Columns:
         assert isinstance(column, Strings)
         return column
 
+    def take(self, rows: npt.NDArray[np.int64], owners: Owners | None) -> Columns:
+        """Copy some rows, in the order given."""
+        columns: dict[str, Column] = {}
+        for name, column in self.columns.items():
+            if not isinstance(column, Strings):
+                columns[name] = column[rows]
+                continue
+            lengths = np.diff(column.offsets)[rows]
+            offsets = np.cumsum([0, *lengths], dtype=np.int64)
+            starts = np.repeat(column.offsets[rows] - offsets[:-1], lengths)
+            columns[name] = Strings(column.text[starts + np.arange(offsets[-1])], offsets)
+        return replace(self, columns=columns, owners=owners)
+
     def __repr__(self) -> str:
         whose = "" if self.owners is None else f" of {len(self.owners.names):,} clients"
         kinds = ", ".join(f"{name} {_kind(column)}" for name, column in self.columns.items())
@@ -109,7 +122,8 @@ class Columns:
         return f"<Columns: {self.rows:,} rows{whose}; {kinds}{classes}>"
 
 
-def _rows(column: Column) -> int:
+def rows_of(column: Column) -> int:
+    """Count the rows of a column."""
     return column.rows if isinstance(column, Strings) else len(column)
 
 

@@ -62,18 +62,14 @@ def examples(x: Any, y: Any, *, what: str = "data") -> Examples:
 
 
 def _tensor(values: Any, what: str) -> Tensor:
-    if isinstance(values, np.ndarray) and not values.flags.writeable:
-        values = values.copy()  # torch refuses to share memory that it may not write
-    if isinstance(values, np.ndarray) and values.dtype.kind not in "biufc":
-        raise InputError(
-            f"{what} cannot be read as an array: turn values of type {values.dtype} into numbers"
-        )
     try:
-        tensor = torch.as_tensor(
-            np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values
-        )
+        if isinstance(values, np.ndarray):
+            # Torch refuses to share memory that it may not write.
+            values = np.require(values, requirements=["C", "W"])
+        tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{what} cannot be read as an array: {error}") from None
+        reason = " ".join(str(error).split())
+        raise InputError(f"{what} cannot be read as an array of numbers: {reason}") from None
     if tensor.ndim == 0:
         raise InputError(f"{what} are a single number: give one entry per example")
     if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -112,30 +108,24 @@ class FederatedData:
             raise InputError(
                 f"client ids have shape {ids.shape} for {data.size} examples: give one per example"
             )
-        if ids.dtype.kind == "f" and not np.isfinite(ids).all():
-            first = int(np.flatnonzero(~np.isfinite(ids))[0])
-            raise InputError(f"example {first} has the client id {ids[first]}: say whose it is")
+        for row in np.flatnonzero(ids != ids):
+            raise InputError(f"example {row} has the client id nan: give it a number or a string")
+        labels = [str(name) for name in present]
         if names is not None:
-            if isinstance(names, str) or not isinstance(names, Iterable):
-                raise InputError(f"client_names = {names!r}: expected a list of all client ids")
-            wanted = [str(name) for name in names]
-            known = {str(name) for name in present}
-            missing = [name for name in wanted if name not in known]
-            if missing:
-                raise InputError(f"client {missing[0]!r} has no example: leave it out of names")
-            if len(set(wanted)) != len(wanted) or len(wanted) != len(present):
-                raise InputError("names must list every client id of the data exactly once")
+            wanted = [str(name) for name in names] if isinstance(names, Iterable) else []
+            if sorted(wanted) != sorted(labels):
+                raise InputError(
+                    f"client_names = {names!r:.80}: names must list every client id exactly once"
+                )
             position = {name: i for i, name in enumerate(wanted)}
-            owner = np.array([position[str(name)] for name in present])[owner]
-            labels = tuple(wanted)
-        else:
-            labels = tuple(str(name) for name in present)
+            owner = np.array([position[name] for name in labels])[owner]
+            labels = wanted
         order = torch.from_numpy(np.argsort(owner, kind="stable"))
         counts = np.bincount(owner, minlength=len(labels))
         return cls(
             Examples(data.x[order], data.y[order]),
             np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            labels,
+            tuple(labels),
         )
 
     def __len__(self) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from fedzmg.data.columns import Array, Column, Columns, Owners, Strings
+from fedzmg.data.columns import Columns, Owners
 from fedzmg.errors import InputError
 from fedzmg.seeds import stream
 
@@ -34,26 +33,13 @@ def hold_out(columns: Columns, share: float, *, seed: int = 0) -> tuple[Columns,
     owner = np.repeat(np.arange(len(sizes)), sizes)
     shuffled = np.lexsort((stream(seed, "partition", "hold out").random(columns.rows), owner))
     first = np.arange(columns.rows) - ends[owner] < held[owner]
-    test = np.zeros(columns.rows, dtype=bool)
-    test[shuffled[first]] = True
-    return _selected(columns, ~test), _selected(columns, test)
-
-
-def _selected(columns: Columns, kept: npt.NDArray[np.bool_]) -> Columns:
-    """Select rows, keeping their order."""
-    owners = columns.owners
-    if owners is not None:
-        before = np.concatenate([[0], np.cumsum(kept)])
-        owners = Owners(owners.names, before[owners.offsets].astype(np.int64))
-    parts = {name: _some(column, kept) for name, column in columns.columns.items()}
-    return Columns(parts, owners, columns.notes, columns.classes)
-
-
-def _some(column: Column, kept: npt.NDArray[np.bool_]) -> Column:
-    if not isinstance(column, Strings):
-        chosen: Array = column[kept]
-        return chosen
-    lengths = np.diff(column.offsets)
-    offsets = np.concatenate([[0], np.cumsum(lengths[kept])]).astype(np.int64)
-    start, end = column.offsets[0], column.offsets[-1]
-    return Strings(column.text[start:end][np.repeat(kept, lengths)], offsets)
+    test = np.sort(shuffled[first])
+    train = np.sort(shuffled[~first])
+    if columns.owners is None:
+        return columns.take(train, None), columns.take(test, None)
+    names = columns.owners.names
+    borders = np.concatenate([[0], np.cumsum(held)])
+    return (
+        columns.take(train, Owners(names, ends - borders)),
+        columns.take(test, Owners(names, borders)),
+    )

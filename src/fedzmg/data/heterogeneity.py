@@ -36,22 +36,20 @@ def label_counts(
         clients: number of clients, if the last ones may own nothing.
     """
     label, owner = np.asarray(labels), np.asarray(owners)
-    if label.ndim != 1 or label.shape != owner.shape:
+    whole = all(array.dtype.kind in "iu" for array in (label, owner)) or label.size == 0
+    if label.ndim != 1 or label.shape != owner.shape or not whole:
         raise InputError(
-            f"labels have shape {label.shape} and owners {owner.shape}: make them equal"
+            f"labels are {label.dtype} of shape {label.shape}, owners {owner.dtype} of shape "
+            f"{owner.shape}: give a whole number each for every example"
         )
-    for what, array in (("labels", label), ("owners", owner)):
-        if array.size and array.dtype.kind not in "iu":
-            raise InputError(f"{what} have type {array.dtype}: give whole numbers")
     owned = owner >= 0
-    outside = np.flatnonzero(owned & ((label < 0) | (label >= classes)))
-    if len(outside):
-        row = int(outside[0])
+    outside = owned & ((label < 0) | (label >= classes))
+    if outside.any():
+        row = int(np.argmax(outside))
         raise InputError(f"label {label[row]} of example {row}: expected 0 to {classes - 1}")
-    found = int(owner.max(initial=-1)) + 1
-    total = found if clients is None else clients
-    if found > total:
-        raise InputError(f"client {found - 1} owns examples, but clients = {total}")
+    total = int(owner.max(initial=-1)) + 1 if clients is None else clients
+    if (owner >= total).any():
+        raise InputError(f"client {owner.max()} owns examples, but clients = {total}")
     cells = owner[owned].astype(np.int64) * classes + label[owned].astype(np.int64)
     return np.bincount(cells, minlength=total * classes).reshape(total, classes).astype(np.int64)
 
@@ -206,24 +204,37 @@ def describe(
         labels: name of every class; their numbers if not given.
         name: the dataset, for titles.
     """
-    table = _checked(counts, names)
+    table = np.asarray(counts)
     given = {"unit": (unit, Unit), "entropy": (entropy, EntropyBase)}
     for what, (value, known) in {**given, "reference": (reference, Reference)}.items():
         if value not in get_args(known):
             raise unknown(what, str(value), get_args(known))
+    if table.ndim != 2 or 0 in table.shape or table.dtype.kind not in "iu" or table.min() < 0:
+        raise InputError(
+            f"counts are {table.dtype} of shape {table.shape}: expected whole numbers from 0, "
+            "clients by classes"
+        )
     classes = tuple(map(str, range(table.shape[1]))) if labels is None else tuple(labels)
-    if len(classes) != table.shape[1]:
-        raise InputError(f"{len(classes)} class names for {table.shape[1]} classes: give one each")
+    if (len(names), len(classes)) != table.shape:
+        raise InputError(
+            f"{len(names)} names of clients and {len(classes)} of classes for counts of shape "
+            f"{table.shape}: give one for each"
+        )
+    for client in np.flatnonzero(table.sum(axis=1) == 0).tolist():
+        raise InputError(f"client {names[client]!r} holds no data: leave it out")
     chosen = np.arange(len(table))
     if sample is not None:
         if not 1 <= sample <= len(table):
-            raise InputError(
-                f"sample = {sample}: expected 1 to {len(table)}, the number of clients"
-            )
+            raise InputError(f"sample = {sample}: expected 1 to the {len(table)} clients")
         draw = stream(seed, "probe", "heterogeneity").choice(len(table), sample, replace=False)
         chosen = np.sort(draw)
     part = table[chosen]
     largest, share = dominant(part)
+
+    def spread(values: npt.NDArray[Any]) -> Spread:
+        sd = float(values.std(ddof=1)) if len(values) > 1 else None
+        return Spread(float(values.mean()), sd)
+
     measured: dict[str, npt.NDArray[Any]] = {
         "volume": part.sum(axis=1),
         "distinct": distinct(part),
@@ -245,55 +256,35 @@ def describe(
         labels=classes,
         counts=part,
         clients=tuple(map(Row, [names[int(i)] for i in chosen], *columns)),
-        summary={measure: _mean_and_sd(measured[measure]) for measure in MEASURES},
+        summary={measure: spread(measured[measure]) for measure in MEASURES},
     )
 
 
 _entropy = entropy  # describe() has an option of that name
 
 
-def _checked(counts: npt.ArrayLike, names: Sequence[str]) -> Counts:
-    table = np.asarray(counts)
-    if table.ndim != 2 or 0 in table.shape:
-        raise InputError(f"counts have shape {table.shape}: expected clients by classes")
-    if table.dtype.kind not in "iu" or (table < 0).any():
-        raise InputError("counts must be whole numbers >= 0: count the examples of each class")
-    if len(names) != len(table):
-        raise InputError(f"{len(names)} names for {len(table)} clients: give one each")
-    empty = np.flatnonzero(table.sum(axis=1) == 0)
-    if len(empty):
-        raise InputError(f"client {names[empty[0]]!r} holds no data: leave it out")
-    return table.astype(np.int64)
-
-
-def _mean_and_sd(values: npt.NDArray[Any]) -> Spread:
-    sd = float(values.std(ddof=1)) if len(values) > 1 else None
-    return Spread(float(values.mean()), sd)
-
-
 def _printed(
     unit: Unit,
     entropy: EntropyBase,
-    summary: dict[str, tuple[float, float]],
+    summary: tuple[tuple[float, float], ...],
     *clients: tuple[str | float | None, ...],
 ) -> dict[str, Any]:
     names = ("client", "volume", "distinct", "entropy", "kl", "dominant_share")
-    rows = [dict(zip(names, client, strict=True)) for client in clients]
-    common = {"unit": unit, "entropy": entropy, "reference": "pooled", "sample": 10}
-    return {**common, "summary": summary, "clients": rows}
+    return {
+        "unit": unit,
+        "entropy": entropy,
+        "reference": "pooled",
+        "sample": 10,
+        "summary": dict(zip(MEASURES, summary, strict=False)),
+        "clients": [dict(zip(names, client, strict=True)) for client in clients],
+    }
 
 
 PAPER: dict[str, dict[str, Any]] = {
     "emnist62": _printed(
         "examples",
         "classes",
-        {
-            "volume": (236, 92),
-            "distinct": (55, 4),
-            "entropy": (0.84, 0.03),
-            "gini": (0.58, 0.03),
-            "kl": (0.24, 0.09),
-        },
+        ((236, 92), (55, 4), (0.84, 0.03), (0.58, 0.03), (0.24, 0.09)),
         ("f0698_45", 374, 60, 0.87, 0.13, 0.102),
         ("f0952_49", 328, 58, 0.88, 0.31, 0.067),
         ("f2295_67", 131, 49, 0.82, 0.30, 0.099),
@@ -301,13 +292,7 @@ PAPER: dict[str, dict[str, Any]] = {
     "cifar100": _printed(
         "examples",
         "classes",
-        {
-            "volume": (100, 0),
-            "distinct": (21, 5),
-            "entropy": (0.56, 0.07),
-            "gini": (0.89, 0.04),
-            "kl": (1.57, 0.28),
-        },
+        ((100, 0), (21, 5), (0.56, 0.07), (0.89, 0.04), (1.57, 0.28)),
         ("54", 100, 29, 0.68, 0.98, 0.100),
         ("423", 100, 18, 0.56, 1.28, 0.150),
         ("435", 100, 18, 0.43, 1.73, 0.480),
@@ -315,7 +300,7 @@ PAPER: dict[str, dict[str, Any]] = {
     "shakespeare": _printed(
         "characters",
         "present",
-        {"volume": (3267, 4030), "distinct": (49, 12), "entropy": (0.80, 0.04)},
+        ((3267, 4030), (49, 12), (0.80, 0.04)),
         ("K_LEAR...", 11993, 63, 0.76, None, 0.178),
         ("K_HENRY...", 5965, 63, 0.76, None, 0.200),
         ("ALL_S...", 245, 38, 0.78, None, 0.322),

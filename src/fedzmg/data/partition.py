@@ -10,6 +10,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ _LEAST_LOG, _LARGEST_SHAPE = -1e300, 1e300
 
 def iid(labels: npt.NDArray[np.int64], clients: int, *, seed: int = 0) -> Owners:
     """Split at random into clients of equal size (up to one example)."""
-    _check(labels, clients)
+    labels = _check(labels, clients)
     owners = np.arange(len(labels), dtype=np.int64) % clients
     return stream(seed, "partition", "iid").permutation(owners)
 
@@ -42,8 +43,7 @@ def dirichlet(
     a time in turn, with a label from their distribution among those left. Small ``alpha`` means
     strong skew. Equal sizes keep label skew apart from quantity skew.
     """
-    labels = _one_each(labels)
-    _check(labels, clients, alpha=alpha)
+    labels = _check(labels, clients, alpha=alpha)
     rng = stream(seed, "partition", "dirichlet")
     classes = np.unique(labels)
     piles = [rng.permutation(np.flatnonzero(labels == c)).tolist() for c in classes]
@@ -70,8 +70,7 @@ def shards(
     fills whole shards. Shards differ by at most one example in size; which examples of a label
     fall into which of its shards is random, and so is who gets which shards.
     """
-    labels = _one_each(labels)
-    _check(labels, clients, ("per_client", per_client))
+    labels = _check(labels, clients, per_client=per_client)
     pieces = clients * per_client
     rng = stream(seed, "partition", "shards")
     mixed = rng.permutation(len(labels))
@@ -91,7 +90,7 @@ def quantity(
     Dirichlet(alpha) over the clients, to the nearest example. Small ``alpha`` means few large
     clients, large ``alpha`` equal sizes. Labels are given out at random.
     """
-    _check(labels, clients, ("minimum", minimum), alpha=alpha)
+    labels = _check(labels, clients, minimum=minimum, alpha=alpha)
     rest = len(labels) - clients * minimum
     rng = stream(seed, "partition", "quantity")
     borders = np.rint(rest * np.cumsum(_softmax(_log_gamma(rng, alpha, clients))))
@@ -108,15 +107,15 @@ def natural(ids: npt.ArrayLike, clients: int | None = None) -> Owners:
 
     ``clients`` is the expected number of different ids, if known.
     """
+    each = np.asarray(ids)
+    if each.ndim != 1 or len(each) == 0:
+        raise InputError(f"client ids have shape {each.shape}: give one per example")
     try:
-        each = np.asarray(ids)
         present, owners = np.unique(each, return_inverse=True)
-    except (TypeError, ValueError):
+    except TypeError:
         raise InputError("client ids cannot be sorted: give numbers or strings") from None
-    _one_each(each, "client ids")
-    if each.dtype.kind in "fc" and np.isnan(each).any():
-        row = int(np.flatnonzero(np.isnan(each))[0])
-        raise InputError(f"client id of example {row} is not a number: give every example an id")
+    if present[-1] != present[-1]:
+        raise InputError("a client id is nan: give every example a number or a string")
     if clients is not None and clients != len(present):
         raise InputError(
             f"clients = {clients}: the ids name {len(present)} clients, which cannot be chosen"
@@ -151,9 +150,14 @@ def pachinko(
         leaf: concentration over the fine labels of a coarse label.
         seed: seed of every draw.
     """
-    fine = _one_each(fine)
-    _check(fine, clients, ("per_client", per_client), root=root, leaf=leaf)
-    label, above = _tree(fine, _one_each(coarse, "coarse labels"))
+    fine = _check(fine, clients, per_client=per_client, root=root, leaf=leaf)
+    above_each = np.asarray(coarse)
+    if above_each.shape != fine.shape:
+        raise InputError(f"coarse labels have shape {above_each.shape}, labels {fine.shape}")
+    _, first, label = np.unique(fine, return_index=True, return_inverse=True)
+    for row in np.flatnonzero(above_each != above_each[first][label]):
+        raise InputError(f"label {fine[row]} in example {row} has a second coarse label: use one")
+    above = np.unique(above_each[first], return_inverse=True)[1]
     rng = stream(seed, "partition", "pachinko")
     mixed = rng.permutation(len(label))
     piles = mixed[np.argsort(label[mixed], kind="stable")]
@@ -171,25 +175,6 @@ def pachinko(
     owners = np.full(len(label), UNUSED, dtype=np.int64)
     owners[piles[top[drawn[by_label]] + rank]] = by_label // per_client
     return owners
-
-
-def _tree(
-    fine: npt.NDArray[Any], coarse: npt.NDArray[Any]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Number the labels; return fine labels of examples and coarse labels of fine labels."""
-    if len(coarse) != len(fine):
-        raise InputError(
-            f"{len(coarse)} coarse labels for {len(fine)} examples: give one per example"
-        )
-    names, first, label = np.unique(fine, return_index=True, return_inverse=True)
-    wrong = np.flatnonzero(coarse != coarse[first][label])
-    if len(wrong):
-        row = int(wrong[0])
-        raise InputError(
-            f"label {names[label[row]]} lies below coarse label {coarse[first[label[row]]]} "
-            f"and, in example {row}, below {coarse[row]}: give it one coarse label"
-        )
-    return label, np.unique(coarse[first], return_inverse=True)[1]
 
 
 def _fill(
@@ -256,42 +241,24 @@ def _softmax(
     return weights
 
 
-def _one_each(values: npt.ArrayLike, what: str = "labels") -> npt.NDArray[Any]:
-    array = np.asarray(values)
-    if array.ndim != 1:
-        raise InputError(f"{what} have shape {array.shape}: give one per example")
-    if len(array) == 0:
-        raise InputError(f"{what} are empty: there is nothing to divide")
+def _check(labels: npt.ArrayLike, clients: int, **options: float) -> npt.NDArray[Any]:
+    """Check labels, the number of clients and options; return the labels."""
+    array = np.asarray(labels)
+    if array.ndim != 1 or len(array) == 0:
+        raise InputError(f"labels have shape {array.shape}: give one per example")
+    given = {"clients": clients, **options}
+    needed = 1
+    for name, value in given.items():
+        whole = name in ("clients", "per_client", "minimum")
+        number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+        if not number or not 0 < value < np.inf:
+            kind = "whole number" if whole else "number"
+            raise InputError(f"{name} = {value!r}: expected a {kind} greater than 0")
+        needed *= int(value) if whole else 1
+    if needed > len(array):
+        named = ", ".join(f"{name} = {value}" for name, value in given.items())
+        raise InputError(f"{named}: needs {needed} examples of {len(array)}: use smaller numbers")
     return array
-
-
-def _check(
-    labels: npt.NDArray[Any], clients: int, each: tuple[str, int] | None = None, **positive: float
-) -> None:
-    """Check the number of clients, an option with the examples of each, and other options."""
-    if len(labels) == 0:
-        raise InputError("labels are empty: there is nothing to divide")
-    if not _is_whole(clients) or not 1 <= clients <= len(labels):
-        raise InputError(
-            f"clients = {clients}: expected 1 to {len(labels)}, the number of examples"
-        )
-    for name, value in positive.items():
-        number = isinstance(value, int | float | np.integer | np.floating)
-        if not number or isinstance(value, bool) or not 0 < value < np.inf:
-            raise InputError(f"{name} = {value!r}: expected a number > 0")
-    if each is None:
-        return
-    name, count = each
-    if not _is_whole(count) or count < 1:
-        raise InputError(f"{name} = {count!r}: expected a whole number >= 1")
-    if clients * count > len(labels):
-        raise InputError(
-            f"{clients} clients with {name} = {count} need {clients * count} examples: take fewer"
-        )
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 PARTITIONS: dict[str, Callable[..., Owners]] = {
@@ -302,13 +269,6 @@ PARTITIONS: dict[str, Callable[..., Owners]] = {
     "natural": natural,
     "pachinko": pachinko,
 }
-
-_MISSING = {
-    "alpha": "give alpha=0.1 for very unequal clients, 10 for nearly equal ones (--set alpha=0.1)",
-    "clients": "say how many, clients=100 (--clients 100)",
-    "coarse": "it needs data with coarse labels, such as CIFAR-100",
-}
-"""Remedy for a missing argument, in Python (and in a command)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,11 +316,9 @@ def make(
     parameters = inspect.signature(PARTITIONS[name]).parameters
     known = [key for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY and key != "seed"]
     for key in options:
-        if not known:
-            raise InputError(f"partition {name!r} has no options: leave out {key}")
         if key not in known:
             raise unknown(f"option of partition {name!r}", key, known)
-    if not _is_whole(seed):
+    if not isinstance(seed, Integral) or isinstance(seed, bool):
         raise InputError(f"seed = {seed!r}: expected a whole number")
     given = {"clients": clients, "coarse": coarse, "seed": seed, **options}
     given = {key: value for key, value in given.items() if value is not None}
@@ -368,7 +326,7 @@ def make(
     arguments = {one.name: given.get(one.name, one.default) for one in others}
     for key, value in arguments.items():
         if value is inspect.Parameter.empty:
-            raise InputError(f"partition {name!r} needs {key}: {_MISSING[key]}")
+            raise InputError(f"partition {name!r} needs {key}: add {key}=... (--clients or --set)")
     owners = PARTITIONS[name](**{data.name: np.asarray(labels)}, **arguments)
     owners.flags.writeable = False
     return Partition(name, {key: arguments[key] for key in known}, int(seed), owners)

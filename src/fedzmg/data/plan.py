@@ -82,40 +82,39 @@ def local_stream(
     """Plan the steps of one client, whose examples are ``first : first + count``."""
     address = (round_, client, occurrence)
     rng = stream(seed, "order", *address)
-    epochs = [first + rng.permutation(count) for _ in range(batching.epochs)]
+    order = first + np.stack([rng.permutation(count) for _ in range(batching.epochs)])
     if batching.straddle:
-        epochs = [np.concatenate(epochs)] if epochs else []
-    batches: list[npt.NDArray[np.int64]] = []
-    closes: list[bool] = []
-    for epoch in epochs:
-        cut = [epoch[i : i + batching.size] for i in range(0, len(epoch), batching.size)]
-        if cut and len(cut[-1]) < batching.size and not batching.keep_partial:
-            cut.pop()
-        batches += cut
-        closes += [False] * (len(cut) - 1) + [True] * bool(cut)
-    if batching.straddle and count:
-        ends = np.arange(1, batching.epochs + 1) * count - 1
-        closing = set((ends // batching.size).tolist())
-        closes = [i in closing for i in range(len(batches))]
-    counts = np.array([len(batch) for batch in batches], dtype=np.int64)
-    # Padding repeats a real example; its weight is zero, so its value never matters.
-    indices = np.full((len(batches), batching.size), first, dtype=np.int64)
-    for row, batch in zip(indices, batches, strict=True):
-        row[: len(batch)] = batch
-    keys = step_keys(seed, "dropout", *address, steps=len(batches))
-    return Stream(indices, counts, np.array(closes, dtype=np.bool_), keys)
+        indices, counts = _cut(order.reshape(1, -1), batching.size, first, batching.keep_partial)
+        ends = (np.arange(1, batching.epochs + 1) * count - 1) // batching.size
+        closes = np.isin(np.arange(len(counts)), ends)
+    else:
+        indices, counts = _cut(order, batching.size, first, batching.keep_partial)
+        per_epoch = len(counts) // batching.epochs
+        closes = np.arange(1, len(counts) + 1) % max(per_epoch, 1) == 0
+    keys = step_keys(seed, "dropout", *address, steps=len(counts))
+    return Stream(indices, counts, closes, keys)
 
 
 def full_pass(size: int, first: int, count: int) -> Stream:
     """Plan one pass over all examples of a client, in order."""
-    starts = range(0, count, size)
-    indices = np.full((len(starts), size), first, dtype=np.int64)
-    for row, start in zip(indices, starts, strict=True):
-        real = min(size, count - start)
-        row[:real] = np.arange(first + start, first + start + real)
-    counts = np.array([min(size, count - start) for start in starts], dtype=np.int64)
-    flags = np.zeros(len(counts), dtype=np.bool_)
-    return Stream(indices, counts, flags, np.zeros(len(counts), dtype=np.int64))
+    indices, counts = _cut(np.arange(first, first + count)[None], size, first)
+    none = np.zeros(len(counts), dtype=np.int64)
+    return Stream(indices, counts, none.astype(np.bool_), none)
+
+
+def _cut(
+    order: npt.NDArray[np.int64], size: int, first: int, keep_partial: bool = True
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Cut every row into batches; return their examples and the number of real ones."""
+    runs, length = order.shape
+    steps = -(-length // size) if keep_partial else length // size
+    used = min(length, steps * size)
+    # Padding repeats a real example; its weight is zero, so its value never matters.
+    indices = np.full((runs, steps * size), first, dtype=np.int64)
+    indices[:, :used] = order[:, :used]
+    counts = np.full((runs, steps), size, dtype=np.int64)
+    counts[:, -1:] -= steps * size - used
+    return indices.reshape(-1, size), counts.reshape(-1)
 
 
 class Padded(NamedTuple):

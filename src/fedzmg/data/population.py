@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedzmg.data import embedded
-from fedzmg.data.columns import Column, Columns, Owners, Strings
+from fedzmg.data.columns import Columns, Owners, Strings
 from fedzmg.data.heterogeneity import Counts, Unit, label_counts, owners_of
-from fedzmg.data.partition import Partition, make
+from fedzmg.data.partition import make
 from fedzmg.data.text import CHARACTERS, VOCABULARY, encode
 from fedzmg.errors import InputError
 
@@ -64,9 +64,9 @@ def population(
         classes: number of labels; by default the number of their names, or the largest label.
         partition: name, clients, seed and options, for files that name no clients.
     """
-    made: Partition | None = None
+    record = None
     if partition is not None:
-        columns, made = _partitioned(columns, dict(partition))
+        columns, record = _partitioned(columns, dict(partition))
     if columns.owners is None:
         raise InputError(
             "it names no clients: use --partition dirichlet --clients 100 --set alpha=0.1"
@@ -85,23 +85,20 @@ def population(
     empty = int((~held).sum())
     notes = (f"{empty} clients hold nothing and are left out",) if empty else ()
     names = tuple(name for name, some in zip(columns.owners.names, held, strict=True) if some)
-    record = None if made is None else made.as_dict()
     return Population(names, counts[held], unit, labels, columns, record, notes)
 
 
-def _partitioned(columns: Columns, options: dict[str, Any]) -> tuple[Columns, Partition]:
-    """Sort the rows of an image set by client of a partition."""
+def _partitioned(columns: Columns, options: dict[str, Any]) -> tuple[Columns, dict[str, Any]]:
+    """Sort the rows of an image set by client of a partition; return its record too."""
     if "y" not in columns.columns:
         raise InputError("text cannot be partitioned by label: its files name its clients")
     coarse = columns.array("coarse") if "coarse" in columns.columns else None
     made = make(options.pop("name"), columns.array("y"), coarse=coarse, **options)
     clients = int(made.owners.max()) + 1
     order = np.argsort(made.owners, kind="stable")
-    order = order[made.owners[order] >= 0]
     offsets = np.searchsorted(made.owners[order], np.arange(clients + 1))
-    rows: dict[str, Column] = {name: columns.array(name)[order] for name in columns.columns}
-    owners = Owners(tuple(str(i) for i in range(clients)), offsets.astype(np.int64))
-    return Columns(rows, owners, columns.notes, columns.classes), made
+    owners = Owners(tuple(map(str, range(clients))), offsets - offsets[0])
+    return columns.take(order[offsets[0] :], owners), made.as_dict()
 
 
 def _characters(columns: Columns) -> Counts:
@@ -109,5 +106,4 @@ def _characters(columns: Columns) -> Counts:
     text = columns.strings("text")
     ids, offsets = encode(text.text, text.offsets[columns.owners.offsets])
     clients = len(columns.owners.names)
-    flat = owners_of(offsets) * VOCABULARY + ids
-    return np.bincount(flat, minlength=clients * VOCABULARY).reshape(clients, VOCABULARY)
+    return label_counts(ids, owners_of(offsets), classes=VOCABULARY, clients=clients)

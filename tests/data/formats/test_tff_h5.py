@@ -149,12 +149,12 @@ REFUSED: dict[str, tuple[Clients, str]] = {
     "label too large": ({"a": digits(0, 62)}, "label 62 in row 1"),
     "shape": (
         {"a": digits(1), "b": {**digits(1), "pixels": np.ones((1, 28, 27), "f4")}},
-        r"client 'b': 'pixels' has shape \(1, 28, 27\)",
+        r"client 'b': .*'pixels' has shape \(1, 28, 27\)",
     ),
-    "type": ({"a": {**digits(1), "label": np.ones(1)}}, "'label' has type float64"),
-    "lengths": ({"a": {**digits(1), "label": np.ones(2, "i4")}}, "1 of 'pixels', 2 of 'label'"),
-    "layout": ({"a": {"voice": np.ones(1)}}, "client 'a': has voice"),
-    "nobody": ({}, "holds no client"),
+    "type": ({"a": {**digits(1), "label": np.ones(1)}}, "'label' has .*float64"),
+    "lengths": ({"a": {**digits(1), "label": np.ones(2, "i4")}}, "pixels, label differ"),
+    "layout": ({"a": {"voice": np.ones(1)}}, "client 'a': .*voice"),
+    "nobody": ({}, "no client"),
     "nothing": ({"a": digits()}, "no client has an example"),
 }
 
@@ -170,11 +170,11 @@ def test_bad_content_is_refused_by_name(tmp_path: Path, case: str) -> None:
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     first, second = (write(tmp_path / f"{i}.h5", {"a": digits(1)}) for i in range(2))
-    with pytest.raises(InputError, match=r"client 'a' occurs in .*0\.h5 and in .*1\.h5"):
+    with pytest.raises(InputError, match="client 'a' occurs twice"):
         tff_h5.read_h5([first, second])
     with h5py.File(second, "w") as file:
         file["pixels"] = np.ones(3)
-    with pytest.raises(InputError, match=r"1.h5: has no group 'examples'"):
+    with pytest.raises(InputError, match=r"1.h5: .*examples"):
         tff_h5.read_h5([second])
     for data in (b"", b"PK", first.read_bytes()[:-100]):
         second.write_bytes(data)
@@ -182,7 +182,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             tff_h5.read_h5([second])
     with h5py.File(second, "w") as file:
         file.create_dataset("examples/a/snippets", data=np.array([b"fine", b"\xff"], "S4"))
-    with pytest.raises(InputError, match="client 'a': snippet 1 is not UTF-8"):
+    with pytest.raises(InputError, match=r"client 'a': .* in row 1"):
         tff_h5.read_h5([second])
 
 

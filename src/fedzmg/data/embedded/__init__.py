@@ -51,10 +51,7 @@ class Plays(NamedTuple):
 
 def _load(name: str) -> dict[str, npt.NDArray[Any]]:
     """Read an embedded file after checking its hash."""
-    try:
-        content = _FILES.joinpath(name).read_bytes()
-    except FileNotFoundError:
-        raise ValueError(f"embedded file {name} is missing: reinstall fedzmg") from None
+    content = _FILES.joinpath(name).read_bytes()
     if hashlib.sha256(content).hexdigest() != _SHA256[name]:
         raise ValueError(f"embedded file {name} is damaged: reinstall fedzmg")
     with np.load(io.BytesIO(content), allow_pickle=False) as bundle:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedzmg.data.columns import Allocate, Array, Columns, in_memory
-from fedzmg.data.formats.common import Paths, as_paths, file_size, fill, reading, refuse_row
-from fedzmg.errors import InputError
+from fedzmg.data.formats.common import Paths, as_paths, join, reading, refuse_row
 
 # fmt: off
 FINE_TO_COARSE = (
@@ -27,7 +26,6 @@ FINE_TO_COARSE = (
 # fmt: on
 """Coarse label of each fine label."""
 
-_RECORD = 2 + 3072
 _REMEDY = "give the official file of CIFAR-100"
 _ALLOWED = {
     ("numpy.core.multiarray", "_reconstruct"),
@@ -35,14 +33,6 @@ _ALLOWED = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
 }
-
-
-class _Batch(NamedTuple):
-    """Images of one file."""
-
-    pixels: Array
-    fine: Array
-    coarse: Array
 
 
 def read_cifar_binary(paths: Paths, allocate: Allocate = in_memory) -> Columns:
@@ -58,25 +48,25 @@ def read_cifar_python(paths: Paths, allocate: Allocate = in_memory) -> Columns:
     return _read_all(paths, allocate, _unpickled)
 
 
-def _read_all(paths: Paths, allocate: Allocate, read_one: Callable[[Path], _Batch]) -> Columns:
-    batches = []
-    for path in as_paths(paths, "CIFAR-100 file"):
-        file_size(path)
+def _read_all(
+    paths: Paths, allocate: Allocate, read_one: Callable[[Path], dict[str, Array]]
+) -> Columns:
+    files = []
+    for path in as_paths(paths):
         with reading(str(path), _REMEDY):
-            batches.append(read_one(path))
-            _check(batches[-1], str(path))
-    x = np.concatenate([batch.pixels for batch in batches]).reshape(-1, 3, 32, 32)
-    y, coarse = (np.concatenate([batch[i] for batch in batches]) for i in (1, 2))
-    columns = {"x": x, "y": y, "coarse": coarse}
-    return Columns({name: fill(allocate, name, values) for name, values in columns.items()})
+            files.append(read_one(path))
+            fine, coarse = files[-1]["y"], files[-1]["coarse"]
+            refuse_row((fine < 0) | (fine > 99), f"{path}: fine label", fine, "expected 0 to 99")
+            wrong = np.array(FINE_TO_COARSE)[fine] != coarse
+            refuse_row(wrong, f"{path}: coarse label", coarse, f"not of its fine label: {_REMEDY}")
+    names = ("x", "y", "coarse")
+    return Columns({name: join(allocate, name, [file[name] for file in files]) for name in names})
 
 
-def _records(path: Path) -> _Batch:
-    size = file_size(path)
-    if size == 0 or size % _RECORD:
-        raise InputError(f"{path}: {size:,} bytes are not a multiple of {_RECORD:,}: {_REMEDY}")
-    records = np.memmap(path, np.uint8, mode="r").reshape(-1, _RECORD)
-    return _Batch(records[:, 2:], records[:, 1].astype(np.int64), records[:, 0].astype(np.int64))
+def _records(path: Path) -> dict[str, Array]:
+    records = np.memmap(path, np.uint8, mode="r").reshape(-1, 3074)
+    coarse, fine = records[:, :2].T.astype(np.int64)
+    return {"x": records[:, 2:].reshape(-1, 3, 32, 32), "y": fine, "coarse": coarse}
 
 
 class _Pickled:
@@ -90,13 +80,6 @@ class _Pickled:
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
-    def pixels(self) -> Array:
-        """Return an array of bytes [n, 3072]; anything else raises an exception."""
-        _, shape, dtype, fortran, data = self.state
-        if dtype.arguments[0] not in ("u1", b"u1") or fortran or shape[1:] != (3072,):
-            raise ValueError(f"shape {shape}")
-        return np.frombuffer(data, np.uint8).reshape(shape)
-
 
 class _Unpickler(pickle.Unpickler):
     """Unpickler for arrays, numbers, text and containers."""
@@ -107,37 +90,17 @@ class _Unpickler(pickle.Unpickler):
         return _Pickled
 
 
-def _unpickled(path: Path) -> _Batch:
+def _unpickled(path: Path) -> dict[str, Array]:
     with path.open("rb") as file:
         content = _Unpickler(file, encoding="bytes").load()
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: holds a {type(content).__name__}: {_REMEDY}")
     named = {key.decode() if isinstance(key, bytes) else key: content[key] for key in content}
-    try:
-        data = named["data"].pixels()
-    except Exception:
-        raise InputError(f"{path}: 'data' is not an array of bytes [n, 3072]: {_REMEDY}") from None
-    fine, coarse = (
-        _label_column(named.get(key), len(data), f"{path}: {key}")
-        for key in ("fine_labels", "coarse_labels")
-    )
-    return _Batch(data, fine, coarse)
-
-
-def _label_column(values: Any, rows: int, where: str) -> Array:
-    if not isinstance(values, list) or len(values) != rows or rows == 0:
-        raise InputError(f"{where}: expected a list with one label for each of {rows} images")
-    for row, value in enumerate(values):
-        if type(value) is not int or abs(value) >= 2**31:
-            raise InputError(f"{where}: image {row} has a label that is not a small number")
-    return np.array(values, np.int64)
-
-
-def _check(batch: _Batch, where: str) -> None:
-    for name, values, most in (("fine", batch.fine, 99), ("coarse", batch.coarse, 19)):
-        bad = (values < 0) | (values > most)
-        refuse_row(bad, f"{where}: {name} label", values, f"expected 0 to {most}")
-    wrong = np.array(FINE_TO_COARSE)[batch.fine] != batch.coarse
-    refuse_row(
-        wrong, f"{where}: the fine label does not belong to coarse label", batch.coarse, _REMEDY
-    )
+    _, shape, dtype, fortran, data = named["data"].state
+    if dtype.arguments[0] not in ("u1", b"u1") or fortran or shape[1:] != (3072,):
+        raise ValueError(f"'data' has shape {shape}")
+    columns = {"x": np.frombuffer(data, np.uint8).reshape(shape[0], 3, 32, 32)}
+    for column, name in {"y": "fine_labels", "coarse": "coarse_labels"}.items():
+        values = named[name]
+        if set(map(type, values)) != {int} or len(values) != len(columns["x"]):
+            raise ValueError(f"{name!r} does not hold one number for each image")
+        columns[column] = np.array(values, np.int64)
+    return columns

@@ -1,4 +1,4 @@
-"""Helpers shared by all readers: paths, errors, grouping by client, labels, strings and pixels."""
+"""Steps shared by all readers: paths, errors, clients, labels, strings, numbers and pixels."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import contextlib
 import json
 import os
 import re
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from fedzmg.data.columns import Allocate, Array, Owners, Strings
+from fedzmg.data.columns import Allocate, Array, Column, Columns, Owners, Strings, in_memory
 from fedzmg.errors import InputError, unknown
 
 _SMALL = 2**26
@@ -29,16 +28,23 @@ NOT_BYTES = "values are not multiples of 1/255: kept as float32, which needs fou
 REMEDY = "is it complete? get the file again"
 
 
-def as_paths(given: Paths, kind: str = "file") -> list[Path]:
-    """Turn one path or several into a list."""
-    several = [given] if isinstance(given, str | os.PathLike) else given
+def as_paths(given: Paths, *, folder: bool = False, single: bool = False) -> list[Path]:
+    """Turn one path or several into a list of existing files, or folders."""
     try:
-        paths = [Path(path) for path in several]
+        paths = [Path(p) for p in ([given] if isinstance(given, str | os.PathLike) else given)]
     except TypeError:
-        shown = repr(given)[:80]
-        raise InputError(f"{shown} is not a path: give a path or a list of paths") from None
-    if not paths:
-        raise InputError(f"no {kind} is given: give at least one")
+        raise InputError(f"{given!r:.80} is not a path: give a path or a list of paths") from None
+    if not paths or (single and len(paths) > 1):
+        raise InputError(
+            f"{len(paths)} paths are given: give {'one' if single else 'at least one'}"
+        )
+    kind = "folder" if folder else "regular file"
+    for path in paths:
+        with reading(str(path)):
+            if not path.exists():
+                raise InputError(f"{path}: no such {kind}: check the path")
+            if not (path.is_dir() if folder else path.is_file()):
+                raise InputError(f"{path}: is not a {kind}: check the path")
     return paths
 
 
@@ -52,21 +58,10 @@ def reading(where: str, remedy: str = "check the path, or get the file again") -
     except MemoryError:
         raise InputError(f"{where}: not enough memory to read it: split it into parts") from None
     except Exception as error:  # parsers of other packages raise anything on damaged files
-        cause = error.args[0] if isinstance(error, KeyError) and error.args else error
-        reason = " ".join(str(getattr(error, "strerror", None) or cause).split())[:200]
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
         raise InputError(
             f"{where}: cannot be read ({reason or type(error).__name__}): {remedy}"
         ) from None
-
-
-def file_size(path: Path) -> int:
-    """Return the bytes of a regular file."""
-    with reading(str(path)):
-        if not path.exists():
-            raise InputError(f"{path}: no such file: check the path")
-        if not path.is_file():
-            raise InputError(f"{path}: is not a regular file: give the path of a file")
-        return path.stat().st_size
 
 
 def refuse_bomb(where: str, size: int, stored: int) -> None:
@@ -81,32 +76,26 @@ class Grouping(NamedTuple):
     """Rows sorted by client: row ``i`` of the result is row ``order[i]`` of the file."""
 
     order: Ids
-    owners: Owners | None
-
-
-def ungrouped(rows: int) -> Grouping:
-    """Keep the order of rows without clients."""
-    return Grouping(np.arange(rows, dtype=np.int64), None)
+    owners: Owners | None = None
 
 
 def group(owner: Ids, names: Sequence[str]) -> Grouping:
     """Sort rows by client, keeping their order inside a client; ``owner`` indexes ``names``."""
-    ends = np.cumsum(np.bincount(owner, minlength=len(names)))
-    offsets = np.concatenate([[0], ends]).astype(np.int64)
+    counts = np.bincount(owner, minlength=len(names))
+    offsets = np.cumsum([0, *counts], dtype=np.int64)
     return Grouping(np.argsort(owner, kind="stable"), Owners(tuple(names), offsets))
 
 
 def by_client(clients: Any, rows: int, where: str) -> Grouping:
-    """Sort rows by client id."""
+    """Sort rows by client id; without ids they keep their order."""
+    if clients is None:
+        return Grouping(np.arange(rows))
     ids = numbers_or_strings(clients, f"{where}: client ids")
     if len(ids) != rows:
         raise InputError(f"{where}: {len(ids)} client ids for {rows} rows: give one for each row")
-    if isinstance(ids, list):
-        if "" in ids:
-            raise InputError(f"{where}: the client id in row {ids.index('')} is empty: fill it in")
-        return group(*codes(ids))
-    present, owner = np.unique(ids, return_inverse=True)
-    return group(owner.astype(np.int64), [str(name) for name in present.tolist()])
+    if isinstance(ids, list) and "" in ids:
+        raise InputError(f"{where}: the client id in row {ids.index('')} is empty: fill it in")
+    return group(*codes(ids if isinstance(ids, list) else [str(number) for number in ids.tolist()]))
 
 
 def by_writer(writers: Array) -> Grouping:
@@ -117,20 +106,20 @@ def by_writer(writers: Array) -> Grouping:
 
 
 def codes(values: Sequence[str]) -> tuple[Ids, tuple[str, ...]]:
-    """Number strings in sorted order; strings of digits sort by value.
+    """Number strings in sorted order; whole numbers sort by value.
 
     >>> codes(["10", "9", "10"])[0].tolist()
     [1, 0, 1]
     """
     different = set(values)
-    numeric = all(re.fullmatch("0|[1-9][0-9]{,17}", value) for value in different)
+    numeric = all(re.fullmatch("0|-?[1-9][0-9]{,18}", value) for value in different)
     names = tuple(sorted(different, key=int) if numeric else sorted(different))
     known = {name: i for i, name in enumerate(names)}
     return np.fromiter((known[value] for value in values), np.int64, len(values)), names
 
 
 def labels(
-    values: Any, where: str, classes: Collection[str] | None = None
+    values: Any, where: str, classes: Sequence[str] | None = None
 ) -> tuple[Ids, tuple[str, ...]]:
     """Convert labels to ids from 0; return the class names too, where there are names.
 
@@ -140,16 +129,15 @@ def labels(
         classes: the names in the order of their ids; sorted by default.
     """
     given = numbers_or_strings(values, f"{where}: labels")
-    names = None if classes is None else tuple(classes)
-    if names is not None and len(set(names)) != len(names):
+    names = tuple(classes or ())
+    if len(set(names)) != len(names):
         raise InputError(f"classes = {', '.join(names)}: name each class once")
     if not isinstance(given, list):
-        refuse_row(given < 0, f"{where}: label", given, "expected a whole number from 0")
-        if names is not None:
-            allowed = f"expected 0 to {len(names) - 1}, one for each of the classes"
-            refuse_row(given >= len(names), f"{where}: label", given, allowed)
-        return given, names or ()
-    if names is None:
+        most = len(names) - 1 if names else np.iinfo(np.int64).max
+        bad = (given < 0) | (given > most)
+        refuse_row(bad, f"{where}: label", given, f"expected a whole number from 0 to {most}")
+        return given, names
+    if not names:
         return codes(given)
     known = {name: i for i, name in enumerate(names)}
     for row, name in enumerate(given):
@@ -158,57 +146,37 @@ def labels(
     return np.array([known[name] for name in given], dtype=np.int64), names
 
 
-def classes_note(names: Sequence[str]) -> tuple[str, ...]:
-    """List the class names in the order of their ids, in one line."""
-    if not names:
-        return ()
-    plain = (n if n.isprintable() and not set(',"') & set(n) else json.dumps(n) for n in names)
-    return (f"classes: {', '.join(plain)}",)
-
-
 def numbers_or_strings(values: Any, what: str) -> Ids | list[str]:
     """Return a column of whole numbers as int64, or of strings as a list."""
     with reading(what, "give whole numbers or strings"):
         # A list of strings stays a list: an array would give each the space of the longest.
         if isinstance(values, list | tuple) and any(isinstance(v, str | bytes) for v in values):
-            return as_strings(list(values), what)
+            return as_strings(values, what)
         array = np.asarray(values)
-    if array.ndim != 1:
-        raise InputError(f"{what} have shape {array.shape}: give one for each row")
-    if array.dtype.kind in "USO":
-        entries = array.tolist()
-        if not entries or not all(isinstance(entry, int) for entry in entries):
-            return as_strings(entries, what)
-        try:
-            return np.array(entries, dtype=np.int64)
-        except OverflowError:
-            raise InputError(f"{what} hold numbers beyond 64 bits: use smaller ones") from None
-    if array.dtype.kind == "f":
-        bad = ~(np.abs(array) < 2.0**63) | (array != np.rint(array))
-        refuse_row(bad, f"{what} hold", array, "expected whole numbers or strings")
-    elif array.dtype.kind == "u":
-        bad = array > np.uint64(2**63 - 1)
-        refuse_row(bad, f"{what} hold", array, "expected at most 2**63 - 1")
-    elif array.dtype.kind not in "bi":
-        raise InputError(f"{what} have type {array.dtype}: expected whole numbers or strings")
-    return array.astype(np.int64)
+        if array.dtype.kind in "USO":
+            entries = array.tolist()
+            if not entries or any(isinstance(entry, str | bytes) for entry in entries):
+                return as_strings(entries, what)
+            array = np.array(entries)
+    if array.ndim != 1 or array.dtype.kind not in "biuf":
+        raise InputError(f"{what} are {array.dtype} of shape {array.shape}: give one for each row")
+    with np.errstate(invalid="ignore"):
+        whole = array.astype(np.int64)
+    refuse_row(whole != array, f"{what} hold", array, "expected whole numbers or strings")
+    return whole
 
 
-def as_strings(values: list[Any], what: str) -> list[str]:
-    """Decode bytes in place and check that every entry is a string of UTF-8."""
-    if None in values:
-        raise InputError(f"{what} hold nothing in row {values.index(None)}: fill it in")
+def as_strings(values: Sequence[Any], what: str) -> list[str]:
+    """Decode bytes and check that every entry is a string of UTF-8."""
+    texts = []
     for row, value in enumerate(values):
         try:
             text = value.decode() if isinstance(value, bytes) else value
-            if not isinstance(text, str):
-                kind = type(value).__name__
-                raise InputError(f"{what} hold a {kind} in row {row}: expected a string")
             text.encode()
-        except UnicodeError:
-            raise InputError(f"{what} are not UTF-8 in row {row}: correct that row") from None
-        values[row] = text
-    return values
+        except (UnicodeError, AttributeError):
+            raise InputError(f"{what}: {value!r:.40} in row {row} is not UTF-8 text") from None
+        texts.append(text)
+    return texts
 
 
 def refuse_row(bad: Array, what: str, values: Array, remedy: str) -> None:
@@ -218,6 +186,48 @@ def refuse_row(bad: Array, what: str, values: Array, remedy: str) -> None:
         raise InputError(f"{what} {values[row]} in row {row}: {remedy}")
 
 
+def assemble(
+    where: str,
+    grouping: Grouping,
+    features: Array | Sequence[Any] | Callable[[Ids], Array] | None,
+    y: Any = None,
+    *,
+    classes: Sequence[str] | None = None,
+    allocate: Allocate = in_memory,
+    notes: Sequence[str] = (),
+) -> Columns:
+    """Make sorted columns of numbers, strings or images, and of their labels.
+
+    Args:
+        where: file, for messages.
+        grouping: order of the rows.
+        features: an array, strings, or a function that decodes images in the order it is given.
+        y: labels, whole numbers or names of classes.
+        classes: names of classes in the order of their ids; sorted by default.
+        allocate: makes the columns ``x`` and ``y``.
+        notes: unexpected properties, for the user.
+    """
+    columns: dict[str, Column] = {}
+    names: tuple[str, ...] = ()
+    order = grouping.order
+    if y is not None:
+        ids, names = labels(y, where, classes)
+        if len(ids) != len(order):
+            raise InputError(f"{where}: {len(ids)} labels for {len(order)} rows: give one for each")
+    if callable(features):
+        columns["x"] = features(order)
+    elif isinstance(features, np.ndarray):
+        columns["x"] = fill(allocate, "x", features[order])
+    elif features is not None:
+        columns["text"] = pack([features[i] for i in order], where)
+    if y is not None:
+        columns["y"] = fill(allocate, "y", ids[order])
+    if names:
+        plain = (n if n.isprintable() and not set(',"') & set(n) else json.dumps(n) for n in names)
+        notes = (*notes, f"classes: {', '.join(plain)}")
+    return Columns(columns, grouping.owners, tuple(notes), names)
+
+
 def fill(allocate: Allocate, name: str, values: Array) -> Array:
     """Copy values into an allocated column, in native byte order."""
     column = allocate(name, values.shape, values.dtype.newbyteorder("="))
@@ -225,39 +235,71 @@ def fill(allocate: Allocate, name: str, values: Array) -> Array:
     return column
 
 
-def pack(values: Sequence[str], where: str) -> Strings:
+def pack(values: Sequence[Any], where: str) -> Strings:
     """Store strings end to end."""
-    encoded = []
-    for row, value in enumerate(values):
-        try:
-            encoded.append(value.encode())
-        except UnicodeError:
-            raise InputError(f"{where}: the text in row {row} is not UTF-8: correct it") from None
+    encoded = [text.encode() for text in as_strings(values, where)]
     offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     return Strings(np.frombuffer(bytearray().join(encoded), np.uint8), offsets)
 
 
-def check_numbers(values: Array, where: str) -> None:
+def join(allocate: Allocate, name: str, parts: Sequence[Column]) -> Column:
+    """Concatenate parts of a column; numbers of different types become float32."""
+    texts = [part for part in parts if isinstance(part, Strings)]
+    if texts:
+        lengths = np.concatenate([np.diff(part.offsets) for part in texts])
+        offsets = fill(allocate, f"{name}.offsets", np.cumsum([0, *lengths], dtype=np.int64))
+        return Strings(_concatenate(allocate, f"{name}.bytes", [t.text for t in texts]), offsets)
+    return _concatenate(allocate, name, [part for part in parts if not isinstance(part, Strings)])
+
+
+def _concatenate(allocate: Allocate, name: str, arrays: Sequence[Array]) -> Array:
+    types = {array.dtype for array in arrays}
+    dtype = types.pop() if len(types) == 1 else np.dtype(np.float32)
+    column = allocate(name, (sum(map(len, arrays)), *arrays[0].shape[1:]), dtype)
+    return np.concatenate(arrays, out=column, casting="unsafe")
+
+
+def owned(
+    columns: Mapping[str, Column], names: Iterable[str], sizes: Sequence[int], notes: Sequence[str]
+) -> Columns:
+    """Attach clients whose rows follow each other, with a note on those without any example."""
+    named = tuple(names)
+    empty = [name for name, size in zip(named, sizes, strict=True) if size == 0]
+    if empty:
+        notes = (f"clients without any example: {len(empty)}, the first is {empty[0]!r}", *notes)
+    offsets = np.cumsum([0, *sizes], dtype=np.int64)
+    return Columns(columns, Owners(named, offsets), tuple(notes))
+
+
+def check_numbers(values: Array, where: str, limit: str = "") -> None:
     """Refuse types other than numbers of at most eight bytes, and values that are not finite."""
-    if values.dtype.hasobject:
-        raise InputError(f"{where}: holds Python objects: save numbers, or strings with dtype=str")
     if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
         raise InputError(f"{where}: has type {values.dtype}: expected numbers of at most 64 bits")
-    _refuse_infinite(values, where, "NaN or infinity")
+    if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
+        row = int(np.argmin(finite.reshape(len(values), -1).all(axis=1)))
+        raise InputError(f"{where}: row {row} holds NaN or infinity{limit}: remove it")
 
 
 def as_float32(values: Array, where: str) -> npt.NDArray[np.float32]:
     """Convert numbers ``[n, ...]`` to float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         numbers = values.astype(np.float32)
-    _refuse_infinite(numbers, where, "NaN, infinity, or a number beyond 32 bits")
+    check_numbers(numbers, where, ", or a number beyond 32 bits")
     return numbers
 
 
-def _refuse_infinite(values: Array, where: str, kinds: str) -> None:
-    if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
-        row = int(np.argmin(finite.reshape(len(values), -1).all(axis=1)))
-        raise InputError(f"{where}: row {row} holds {kinds}: remove it or fill it in")
+def side_by_side(columns: Mapping[str, Any], where: str) -> npt.NDArray[np.float32]:
+    """Put columns of numbers, or of lists of equally many numbers, side by side."""
+    parts = []
+    for name, values in columns.items():
+        here = f"{where}: column {name!r}"
+        with reading(here, "give numbers, or lists of equally many numbers"):
+            if isinstance(values, list) and isinstance(values[0], str | bytes):
+                raise ValueError(f"it holds {values[0]!r:.40}")
+            array = np.asarray(values)
+            check_numbers(array, here)
+            parts.append(as_float32(array.reshape(len(array), -1), here))
+    return np.concatenate(parts, axis=1)
 
 
 def choose_features(
@@ -273,23 +315,10 @@ def choose_features(
         if name not in have:
             raise InputError(f"{where}: {unknown('column', str(name), have)}")
     chosen = [n for n in have if n not in special] if features is None else list(features)
-    twice = next((n for n, uses in Counter([*special, *chosen]).items() if uses > 1), None)
-    if twice is not None:
-        raise InputError(f"{where}: column {twice!r} is used twice: use it once")
-    if not chosen and features != []:
-        raise InputError(f"{where}: no column is left to learn from: name some in features")
+    used = [*special, *chosen]
+    if len(set(used)) < len(used) or (not chosen and features is None):
+        raise InputError(f"{where}: columns used are {used!r:.200}: name other features, once each")
     return chosen
-
-
-def check_fractions(pixels: Array, where: str) -> None:
-    """Refuse pixels outside 0 to 1."""
-    bad = ~((pixels >= 0) & (pixels <= 1))
-    if bad.any():
-        row = int(np.argmax(bad.reshape(len(pixels), -1).any(axis=1)))
-        value = float(pixels[row][bad[row]].flat[0])
-        raise InputError(
-            f"{where}: example {row} has a pixel of {value:g}: expected values from 0 to 1"
-        )
 
 
 def as_bytes(fractions: Array) -> npt.NDArray[np.uint8] | None:

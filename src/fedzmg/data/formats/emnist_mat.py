@@ -8,10 +8,10 @@ import numpy as np
 
 from fedzmg.data.columns import Allocate, Columns, in_memory
 from fedzmg.data.formats import common
-from fedzmg.data.formats.common import Ids, Paths
+from fedzmg.data.formats.common import Grouping, Ids, Paths
 from fedzmg.errors import InputError, unknown
 
-_REMEDY = "give one of NIST's EMNIST files"
+_REMEDY = "give one of NIST's EMNIST files, in the format of MATLAB 5 to 7.2"
 
 
 def read_mat(paths: Paths, allocate: Allocate = in_memory, *, split: str = "train") -> Columns:
@@ -24,55 +24,27 @@ def read_mat(paths: Paths, allocate: Allocate = in_memory, *, split: str = "trai
     """
     if split not in ("train", "test"):
         raise unknown("split", split, ("train", "test"))
-    files = common.as_paths(paths, "MATLAB file")
-    if len(files) != 1:
-        raise InputError(f"{len(files)} MATLAB files: give one at a time")
-    (path,) = files
-    common.file_size(path)
-    with common.reading(str(path), _REMEDY):
+    [path] = common.as_paths(paths, single=True)
+    where = f"{path}: dataset.{split}"
+    with common.reading(where, _REMEDY):
         from scipy.io import loadmat
 
-        try:
-            content = loadmat(path, variable_names=["dataset"])
-        except NotImplementedError:
-            raise InputError(
-                f"{path}: is a file of MATLAB 7.3: save it again with save(..., '-v7')"
-            ) from None
-        part = _field(_field(content, "dataset", str(path)), split, f"{path}: dataset")
-        where = f"{path}: dataset.{split}"
-        images = _field(part, "images", where)
-        if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != 784:
-            raise InputError(f"{where}.images has shape {images.shape}: expected bytes [n, 784]")
-        rows = len(images)
-        if rows == 0:
-            raise InputError(f"{where} has no images: {_REMEDY}")
-        ids = _whole(_field(part, "labels", where), rows, f"{where}.labels")
-        grouping = common.ungrouped(rows)
+        # A struct is an object array of shape [1, 1].
+        part = loadmat(path, variable_names=["dataset"])["dataset"][split].item()
+        images = part["images"].item()
+        if images.dtype != np.uint8 or images.size == 0:
+            raise ValueError(f"images are {images.dtype} of shape {images.shape}")
+        # MATLAB stores each image column by column.
+        upright = images.reshape(len(images), 28, 28).swapaxes(1, 2)
+        ids = _whole(part, "labels", len(upright), where)
+        grouping = Grouping(np.arange(len(upright)))
         if "writers" in part.dtype.names:
-            writers = _whole(_field(part, "writers", where), rows, f"{where}.writers")
-            grouping = common.by_writer(writers)
-    y = common.fill(allocate, "y", ids[grouping.order])
-    # MATLAB stores each image column by column.
-    upright = images[grouping.order].reshape(rows, 28, 28).swapaxes(1, 2)
-    x = common.fill(allocate, "x", upright)
-    return Columns({"x": x, "y": y}, grouping.owners)
+            grouping = common.by_writer(_whole(part, "writers", len(upright), where))
+    return common.assemble(where, grouping, upright, ids, allocate=allocate)
 
 
-def _field(parent: Any, name: str, where: str) -> Any:
-    names = parent if isinstance(parent, dict) else parent.dtype.names or ()
-    if name not in names:
-        raise InputError(f"{where} has no {name!r}: {_REMEDY}")
-    value = parent[name]
-    # A struct is an object array of shape [1, 1].
-    return value if isinstance(parent, dict) else value.reshape(-1)[0]
-
-
-def _whole(column: Any, rows: int, where: str) -> Ids:
-    if column.dtype.kind not in "biuf":
-        raise InputError(f"{where} has type {column.dtype}: expected numbers")
-    values = common.numbers_or_strings(column.reshape(-1), where)
-    assert not isinstance(values, list)
-    if len(values) != rows:
-        raise InputError(f"{where}: {len(values)} for {rows} images: {_REMEDY}")
-    common.refuse_row(values < 0, f"{where}:", values, "expected a number from 0")
+def _whole(part: Any, name: str, rows: int, where: str) -> Ids:
+    values = common.numbers_or_strings(part[name].item().reshape(-1), f"{where}.{name}")
+    if isinstance(values, list) or len(values) != rows or values.min() < 0:
+        raise InputError(f"{where}.{name}: expected a number from 0 for each of {rows} images")
     return values

@@ -38,77 +38,53 @@ def read_idx(
         transposed: swap rows and columns of the images; EMNIST's own files need it.
         writers: a file with the writer of each image: an idx file, or one id a line.
     """
-    files = common.as_paths(paths, "idx file")
-    found = {path: _array(path) for path in files}
-    kinds = {f"{array.dtype.str}{array.ndim}": path for path, array in found.items()}
-    if len(files) != 2 or set(kinds) != {"|u13", "|u11"}:
-        shapes = ", ".join(f"{path} has shape {a.shape} of {a.dtype}" for path, a in found.items())
-        raise InputError(f"{shapes}: give one of each, a file of images and a file of labels")
-    images, labels = found[kinds["|u13"]], found[kinds["|u11"]]
-    rows = len(images)
-    if len(labels) != rows:
-        raise InputError(
-            f"{kinds['|u11']}: {len(labels)} labels but {kinds['|u13']} holds {rows} images"
-        )
-    grouping = common.ungrouped(rows) if writers is None else _group(Path(writers), rows)
-    if transposed:
-        images = images.swapaxes(1, 2)
-    y = common.fill(allocate, "y", labels[grouping.order].astype(np.int64))
-    x = common.fill(allocate, "x", images[grouping.order])
-    return Columns({"x": x, "y": y}, grouping.owners)
+    files = common.as_paths(paths)
+    arrays = sorted((_array(path) for path in files), key=lambda array: -array.ndim)
+    where = ", ".join(map(str, files))
+    if [f"{a.dtype}{a.ndim}" for a in arrays] != ["uint83", "uint81"]:
+        shapes = ", ".join(f"{array.shape} of {array.dtype}" for array in arrays)
+        raise InputError(f"{where}: shapes {shapes}: give one file of images and one of labels")
+    images, labels = arrays
+    grouping = Grouping(np.arange(len(images)))
+    if writers is not None:
+        grouping = _group(common.as_paths(writers)[0], len(images))
+    x = images.swapaxes(1, 2) if transposed else images
+    return common.assemble(where, grouping, x, labels, allocate=allocate)
 
 
 def _open(path: Path) -> IO[bytes]:
     """Open a file and decompress it if its first bytes ask for it."""
-    common.file_size(path)
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(path, "rb")) if packed else path.open("rb")
 
 
 def _array(path: Path) -> Array:
-    stored = common.file_size(path)
     with common.reading(str(path)), _open(path) as stream:
         start = stream.read(4)
         zeros, code, rank = struct.unpack(">HBB", start.ljust(4, b"\xff"))
         if zeros != 0 or code not in _TYPES or not 1 <= rank <= 3:
-            raise InputError(
-                f"{path}: is not an idx file: it begins with {start.hex() or 'nothing'}"
-            )
+            raise InputError(f"{path}: begins with '{start.hex()}': give an idx file")
         shape = struct.unpack(f">{rank}I", stream.read(4 * rank))
         dtype = np.dtype(_TYPES[code])
         size = math.prod(shape) * dtype.itemsize
-        if size == 0:
-            raise InputError(f"{path}: has shape {shape}: it holds nothing; give another file")
-        common.refuse_bomb(str(path), size, stored)
+        common.refuse_bomb(str(path), size, path.stat().st_size)
         data = stream.read(size + 1)
-    if len(data) != size:
-        found = "more" if len(data) > size else f"only {len(data):,}"
-        raise InputError(
-            f"{path}: shape {shape} needs {size:,} bytes, but there are {found}: get it again"
-        )
+    if len(data) != size or size == 0:
+        raise InputError(f"{path}: shape {shape} does not fit its size: get the file again")
     return np.frombuffer(data, dtype).reshape(shape)
 
 
 def _group(path: Path, rows: int) -> Grouping:
     with common.reading(str(path)), _open(path) as stream:
-        binary = stream.read(2) == b"\0\0"
-    if binary:
+        start = stream.read(_LONGEST_NAME * (rows + 1))
+    if start[:2] == b"\0\0":
         writers = _array(path)
         if writers.shape != (rows,) or writers.min() < 0:
-            raise InputError(
-                f"{path}: smallest number {writers.min()}: expected one for each of {rows} images"
-            )
+            raise InputError(f"{path}: expected a number from 0 for each of {rows} images")
         return common.by_writer(writers.astype(np.int64))
-    limit = _LONGEST_NAME * (rows + 1)
-    with common.reading(str(path)), _open(path) as stream:
-        data = stream.read(limit + 1)
-    lines = [line.strip() for line in data.rstrip().split(b"\n")]
-    if len(data) > limit or len(lines) != rows:
-        raise InputError(
-            f"{path}: has {len(lines)} lines in {len(data):,} bytes: give one for each image"
-        )
-    names = common.as_strings(list(lines), f"{path}: writers")
-    if all(name.isascii() and name.isdigit() and len(name) < 19 for name in names):
+    lines = [line.strip() for line in start.rstrip().split(b"\n")]
+    names = common.as_strings(lines, f"{path}: writers")
+    if len(names) == rows and all(n.isascii() and n.isdigit() and len(n) < 19 for n in names):
         return common.by_writer(np.array(names).astype(np.int64))
     return common.by_client(names, rows, str(path))

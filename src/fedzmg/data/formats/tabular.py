@@ -8,13 +8,13 @@ from 0, without the header of a CSV file.
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedzmg.data.columns import Allocate, Array, Column, Columns, in_memory
+from fedzmg.data.columns import Allocate, Array, Columns, in_memory
 from fedzmg.data.formats import common
 from fedzmg.data.formats.common import Ids, Paths
 from fedzmg.data.formats.image_folder import ImageForm, decode_all
@@ -22,6 +22,7 @@ from fedzmg.errors import InputError
 
 _BLOCK = 2**24
 _MOST_COLUMNS = 2**16
+_STRINGS = {"string", "large_string", "string_view", "binary", "large_binary"}
 
 
 def read_table(
@@ -49,91 +50,87 @@ def read_table(
         grey: convert images to grey (True) or colour (False).
     """
     form = ImageForm(size, grey).check()
-    files = common.as_paths(paths, "Parquet or CSV file")
+    files = common.as_paths(paths)
     where = str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
-    tables = [_table(path, client, label, features) for path in files]
-    chosen = tables[0][1]
-    with common.reading(where, "make the columns of all files alike"):
+    try:
         import pyarrow as pa
-
-        parts = [part.select(tables[0][0].column_names) for part, _ in tables]
-        table = pa.concat_tables(parts, promote_options="permissive")
-    rows = table.num_rows
-    if rows == 0:
+    except ImportError:
+        raise InputError("tables need PyArrow: run pip install 'fedzmg[tables]'") from None
+    tables: list[Any] = []
+    for path in files:
+        with common.reading(str(path)):
+            table, features = _table(path, client, label, features)
+        tables.append(table.select(tables[0].column_names) if tables else table)
+    with common.reading(where, "make the columns of all files alike"):
+        table = pa.concat_tables(tables, promote_options="permissive")
+    if table.num_rows == 0:
         raise InputError(f"{where}: holds no row: give at least one")
-    grouping = common.ungrouped(rows)
-    if client is not None:
-        grouping = common.by_client(_names(table, client, where), rows, where)
-    values = _features(table, chosen, where)
-    columns: dict[str, Column] = {}
-    named: tuple[str, ...] = ()
-    if label is not None:
-        ids, named = common.labels(
-            _names(table, label, where), f"{where}: column {label!r}", classes
-        )
-        columns["y"] = common.fill(allocate, "y", ids[grouping.order])
-    if isinstance(values, np.ndarray):
-        columns["x"] = common.fill(allocate, "x", values[grouping.order])
-    elif values and isinstance(values[0], str):
-        columns["text"] = common.pack([values[i] for i in grouping.order], where)
-    elif values:
-        stored = sum(common.file_size(path) for path in files)
-        images = ((f"{where}: image in row {i}", image) for i, image in enumerate(values))
-        columns["x"] = decode_all(images, rows, grouping.order, allocate, form, stored=stored)
-    return Columns(columns, grouping.owners, common.classes_note(named), named)
+    columns = {}
+    for name in table.column_names:
+        with common.reading(f"{where}: column {name!r}", "fill it in or leave it out"):
+            columns[name] = _values(table[name])
+    chosen = {name: columns[name] for name in features or ()}
+    [first, *_] = [*chosen.values(), None]
+    inputs: Array | Sequence[Any] | Callable[[Ids], Array] | None = first
+    if isinstance(first, list) and isinstance(first[0], bytes) and len(chosen) == 1:
+        stored = sum(path.stat().st_size for path in files)
+        images = ((f"{where}: image in row {i}", image) for i, image in enumerate(first))
+
+        def inputs(order: Ids) -> Array:
+            return decode_all(images, order, allocate, form, stored=stored)
+
+    elif len(chosen) > 1 or isinstance(first, np.ndarray):
+        inputs = common.side_by_side(chosen, where)
+    grouping = common.by_client(columns.get(client), table.num_rows, where)
+    y = columns.get(label)
+    return common.assemble(where, grouping, inputs, y, classes=classes, allocate=allocate)
 
 
 def _table(
     path: Path, client: str | None, label: str | None, features: Sequence[str] | None
 ) -> tuple[Any, list[str]]:
     """Read the columns that are needed; return them with the names of the features."""
-    stored = common.file_size(path)
-    try:
-        import pyarrow as pa
-        from pyarrow import csv as arrow_csv
-        from pyarrow import parquet
-    except ImportError:
-        raise InputError("tables need PyArrow: run pip install 'fedzmg[tables]'") from None
-    where = str(path)
-    with common.reading(where), path.open("rb") as file:
+    import pyarrow as pa
+    from pyarrow import csv as arrow_csv
+    from pyarrow import parquet
+
+    with path.open("rb") as file:
         start = file.read(4)
-        if start[:2] in (b"\x1f\x8b", b"PK"):
-            raise InputError(f"{where}: is compressed: unpack it first")
-        packed = start == b"PAR1" or path.suffix.lower() in (".parquet", ".pq")
-        have = parquet.read_schema(path).names if packed else _csv_header(path)
-        _check_columns(have, where)
-        chosen = common.choose_features(have, client, label, features, where)
-        needed = [name for name in dict.fromkeys((client, label, *chosen)) if name is not None]
-        if packed:
-            return _parquet(path, needed, stored), chosen
-        table = arrow_csv.read_csv(
-            where,
-            # One thread, to name the row in a message.
-            read_options=arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK),
-            parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
-            convert_options=arrow_csv.ConvertOptions(
-                include_columns=needed,
-                # A client called 007 is not client 7.
-                column_types={} if client is None else {client: pa.string()},
-            ),
+    if start[:2] in (b"\x1f\x8b", b"PK"):
+        raise InputError(f"{path}: is compressed: unpack it first")
+    packed = start == b"PAR1" or path.suffix.lower() in (".parquet", ".pq")
+    have = parquet.read_schema(path).names if packed else _csv_header(path)
+    if len(have) > _MOST_COLUMNS or len(set(have)) < len(have) or not "".join(have).isprintable():
+        raise InputError(
+            f"{path}: {len(have)} columns: use at most {_MOST_COLUMNS}, with different names of "
+            "plain text"
         )
+    chosen = common.choose_features(have, client, label, features, str(path))
+    needed = [name for name in (client, label, *chosen) if name is not None]
+    if packed:
+        return _parquet(path, needed), chosen
+    table = arrow_csv.read_csv(
+        str(path),
+        # One thread, to name the row in a message.
+        read_options=arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK),
+        parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
+        convert_options=arrow_csv.ConvertOptions(
+            include_columns=needed,
+            # A client called 007 is not client 7.
+            column_types={} if client is None else {client: pa.string()},
+        ),
+    )
     for name in table.column_names:
         if pa.types.is_binary(table[name].type):
-            raise InputError(f"{where}: column {name!r} is not UTF-8: save the file as UTF-8")
+            raise InputError(f"{path}: column {name!r} is not UTF-8: save the file as UTF-8")
     return table, chosen
 
 
-def _parquet(path: Path, needed: list[str], stored: int) -> Any:
+def _parquet(path: Path, needed: list[str]) -> Any:
     import pyarrow as pa
     from pyarrow import parquet
 
-    def decoded(batch: Any) -> Any:
-        columns = [
-            column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-            for column in batch.columns
-        ]
-        return pa.RecordBatch.from_arrays(columns, batch.schema.names)
-
+    stored = path.stat().st_size
     with parquet.ParquetFile(path) as file:
         metadata = file.metadata
         groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
@@ -141,13 +138,15 @@ def _parquet(path: Path, needed: list[str], stored: int) -> Any:
         common.refuse_bomb(str(path), claimed, stored)
         # A long string is stored once however often it occurs: keep batches small.
         rows = max(1, min(4096, 2**26 // max(1, claimed)))
-        batches, held = [], 0
-        for batch in map(decoded, file.iter_batches(rows, columns=needed, use_threads=False)):
-            held += batch.nbytes
+        fields = [file.schema_arrow.field(name) for name in needed]
+        types = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in fields]
+        schema = pa.schema(list(zip(needed, types, strict=True)))
+        parts, held = [schema.empty_table()], 0
+        for batch in file.iter_batches(rows, columns=needed, use_threads=False):
+            parts.append(pa.Table.from_batches([batch]).select(needed).cast(schema))
+            held += parts[-1].nbytes
             common.refuse_bomb(str(path), held, stored)
-            batches.append(batch)
-        empty = file.schema_arrow.empty_table().select(needed)
-    return pa.Table.from_batches(batches) if batches else empty
+    return pa.concat_tables(parts)
 
 
 def _csv_header(path: Path) -> list[str]:
@@ -158,100 +157,28 @@ def _csv_header(path: Path) -> list[str]:
     return header
 
 
-def _check_columns(have: Sequence[str], where: str) -> None:
-    if len(have) > _MOST_COLUMNS:
-        raise InputError(f"{where}: has {len(have)} columns: use at most {_MOST_COLUMNS}")
-    odd = next((name for name in have if not name.isprintable()), None)
-    if odd is not None:
-        raise InputError(f"{where}: the column name {odd[:40]!r} is not plain text: rename it")
-    if len(set(have)) != len(have):
-        twice = next(name for i, name in enumerate(have) if name in have[:i])
-        raise InputError(f"{where}: column {twice!r} occurs twice: give each its own name")
-
-
-def _column(table: Any, name: str, where: str) -> Any:
-    """Return a column in one piece, with a value in every row."""
-    column = table[name].combine_chunks()
-    _refuse_null(column, f"{where}: column {name!r}")
-    return column
-
-
-def _refuse_null(column: Any, where: str, width: int = 1) -> None:
-    if column.null_count:
-        row = column.is_null().index(True).as_py() // width
-        raise InputError(f"{where}: row {row} has no value: fill it in or remove the row")
-
-
-def _names(table: Any, name: str, where: str) -> Ids | list[str]:
-    """Return clients or labels."""
-    column = _column(table, name, where)
-    if _is_string(column.type):
-        return list(column.to_pylist())
-    where = f"{where}: column {name!r}"
-    return common.numbers_or_strings(_numeric(column, where), f"{where}: values")
-
-
-def _is_string(kind: Any) -> bool:
-    import pyarrow as pa
-
-    types = pa.types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
-
-
-def _features(table: Any, chosen: Sequence[str], where: str) -> Array | list[Any]:
+def _values(column: Any) -> Array | list[Any]:
+    """Convert a column to numbers, [n] or [n, width], or to a list of strings or bytes."""
     import pyarrow as pa
     from pyarrow import compute
 
-    if not chosen:
-        return []
-    columns = [_column(table, name, where) for name in chosen]
-    if len(chosen) == 1:
-        column = columns[0]
-        if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
-            column = compute.struct_field(column, "bytes")
-            _refuse_null(column, f"{where}: column {chosen[0]!r} (bytes of the image)")
-        if _is_string(column.type) or pa.types.is_binary(column.type):
-            return list(column.to_pylist())
-        if pa.types.is_large_binary(column.type):
-            return list(column.to_pylist())
-    return np.concatenate(
-        [
-            _numbers(column, f"{where}: column {name!r}")
-            for name, column in zip(chosen, columns, strict=True)
-        ],
-        axis=1,
-    )
-
-
-def _numbers(column: Any, where: str) -> Array:
-    """Convert a column of numbers, or of lists of numbers, to [n, width]."""
-    from pyarrow import compute, types
-
-    rows, width, kind = len(column), 1, column.type
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        lengths = compute.list_value_length(column).to_numpy(zero_copy_only=False)
-        width = int(lengths[0])
-        if (lengths != width).any() or width == 0:
-            row = int(np.argmax(lengths != width))
-            raise InputError(
-                f"{where}: the list in row {row} has {lengths[row]} entries, the first has {width}"
-            )
+    column = column.combine_chunks()
+    rows = len(column)
+    shape: tuple[int, ...] = (rows,)
+    if pa.types.is_struct(column.type):  # an image of Hugging Face
+        column = compute.struct_field(column, "bytes")
+    if hasattr(column.type, "value_type"):
+        lengths = set(compute.list_value_length(column).to_pylist())
+        if len(lengths) > 1 or not all(lengths):
+            raise ValueError(f"its lists have lengths {list(lengths)[:8]}, expected one length")
+        shape = (rows, *lengths)
         column = compute.list_flatten(column)
-        _refuse_null(column, where, width)
-    if _is_string(column.type):
-        raise InputError(
-            f"{where}: holds text, as {column[0].as_py()[:40]!r}: choose other features"
-        )
-    return common.as_float32(_numeric(column, where).reshape(rows, width), where)
-
-
-def _numeric(column: Any, where: str) -> Array:
-    import pyarrow as pa
-
-    types, kind = pa.types, column.type
-    if types.is_decimal(kind):
+    if column.null_count:
+        row = column.is_null().index(True).as_py() * rows // len(column)
+        raise ValueError(f"row {row} has no value")
+    if str(column.type) in _STRINGS:
+        return list(column.to_pylist())
+    if pa.types.is_decimal(column.type):
         column = column.cast(pa.float64())
-    elif not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-        raise InputError(f"{where}: has type {kind}: expected numbers")
-    values: Array = column.to_numpy(zero_copy_only=False)
+    values: Array = column.to_numpy(zero_copy_only=False).reshape(shape)
     return values
