@@ -129,7 +129,7 @@ def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
     from fedzmg.experiment.specs.strict import parse_settings
 
     spec = spec_files.read(file, kind)
-    return spec.with_settings(parse_settings(settings or []))  # type: ignore[arg-type]
+    return spec.with_settings(parse_settings(settings or []))
 
 
 def _prepare(

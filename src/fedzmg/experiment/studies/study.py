@@ -155,10 +155,7 @@ def _label(names: Sequence[str]) -> str:
 def study_runs(spec: StudySpec, name: str, rates: Mapping[str, Value]) -> list[RunSpec]:
     """Return the runs of an algorithm, one per seed; its own options override the rates found."""
     options = {**rates, **spec.fixed(name)}
-    found = options.pop("weights", None)
-    weights = spec.algorithms[name].weights or found
-    runs = [spec.run_spec(name, seed, options, eval_every=spec.eval_every) for seed in spec.seeds]
-    return [run.model_copy(update={"weights": weights}) for run in runs]
+    return [spec.run_spec(name, seed, options, eval_every=spec.eval_every) for seed in spec.seeds]
 
 
 def missing_grid(spec: StudySpec) -> str:
