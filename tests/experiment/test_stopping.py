@@ -16,10 +16,10 @@ from toys import Stop, bare, toy
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Metric
 from fedzmg.experiment import early_stopping as stopping
-from fedzmg.experiment.early_stopping import Known, Rule, Stopped, Verdict, dominated, unsettled
+from fedzmg.experiment.early_stopping import Stopped, Verdict
 from fedzmg.experiment.grids.grid import run_grid
-from fedzmg.experiment.grids.score import choose_best, neighbours, warnings
-from fedzmg.experiment.grids.stops import Stops
+from fedzmg.experiment.grids.score import Known, choose_best, neighbours, warnings
+from fedzmg.experiment.grids.stops import Rule, Stops, dominated, unsettled
 from fedzmg.experiment.plan_directory import read_lines, read_rows
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory

@@ -29,6 +29,8 @@ from fedzmg.storage.lock import Hold, hold
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
 
+CHECKPOINT_SECONDS = 10.0
+
 
 def run_pack(
     task: Task,
@@ -71,7 +73,7 @@ def run_pack(
     first = runs[0].spec
     task = replace(task, protocol=first.build_protocol(task))
     rounds = task.protocol.rounds
-    seconds = checkpoint_interval() if checkpoint_seconds is None else checkpoint_seconds
+    seconds = checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds)
     directories = [RunDirectory(path) for path in paths] if paths else [None] * len(runs)
     # Complete runs are only read: they need no lock and may be read-only.
     jobs = [_open_job(task, *pair, models=models) for pair in zip(runs, directories, strict=True)]

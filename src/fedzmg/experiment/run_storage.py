@@ -141,21 +141,17 @@ class RunStorage(TrainingStorage):
             if ended or i in stopping:
                 manifest.note(self._directories[i].path, **{manifest.FINISHED: manifest.now()})
 
-    def note_chunk(self, round_: int, chunk: int | None) -> None:
+    def note_chunk(self, simulation: Simulation) -> None:
+        change = {"round": simulation.round, "chunk": simulation.chunk}
         for directory in self._directories.values():
-            changes = directory.manifest().get("chunk_changes", [])
-            change = {"round": round_, "chunk": chunk}
-            manifest.note(directory.path, chunk_changes=[*changes, change])
+            manifest.note_change(directory.path, "chunk_changes", change)
 
     def note_pack(self, simulation: Simulation) -> None:
         names = manifest.members(simulation)
         left = [i for i in range(len(self._jobs)) if i not in simulation.stopped_trials]
         change = {"round": simulation.round, "pack": [names[i] for i in left]}
-        for i in left:
-            if i in self._directories:
-                changes = self._directories[i].manifest().get("pack_changes", [])
-                before = [c for c in changes if c["round"] < simulation.round]
-                manifest.note(self._directories[i].path, pack_changes=[*before, change])
+        for i in self._directories.keys() & left:
+            manifest.note_change(self._directories[i].path, "pack_changes", change)
 
 
 def _copies(simulation: Simulation, trial: int, since: int) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ CHECKPOINT_SHARE = 0.05
 class TrainingStorage(ABC):
     """Stores the results of a training loop."""
 
-    path: Path | None
+    path: Path | None = None
     """Directory of the results; None if nothing is stored."""
     keeps_models = False
     """True if the last checkpoint of a trial is a result."""
@@ -43,7 +43,7 @@ class TrainingStorage(ABC):
         """Write a checkpoint; ``stopping`` are trials for which it is the last one."""
 
     @abstractmethod
-    def note_chunk(self, round_: int, chunk: int | None) -> None:
+    def note_chunk(self, simulation: Simulation) -> None:
         """Record that another number of clients trains at once."""
 
     @abstractmethod
@@ -123,7 +123,7 @@ def _train_round(
             f"round {report.round}: out of memory; from here on {simulation.chunk} clients train "
             "at once"
         )
-        storage.note_chunk(report.round, simulation.chunk)
+        storage.note_chunk(simulation)
     return storage.append(report)
 
 
