@@ -41,17 +41,8 @@ class Stopped(NamedTuple):
         return cls(int(line["round"]), line["why"], str(line["words"]), line.get("at_most"))
 
 
-class Verdict(NamedTuple):
-    """Decisions after a round."""
-
-    end: bool = False
-    """End the whole command: the time limit is reached."""
-    stopped: Mapping[int, Stopped] = {}
-    """Trials to stop, by their position in the simulation."""
-
-
-Ask: TypeAlias = Callable[[RoundReport], Verdict]
-"""Stopping rule, called after every round."""
+Ask: TypeAlias = Callable[[RoundReport], Mapping[int, Stopped]]
+"""Stopping rule, called after every round; trials by their position in the simulation."""
 
 
 def newly_diverged(report: RoundReport) -> dict[int, Stopped]:

@@ -19,7 +19,7 @@ import torch
 
 from fedzmg.engine.choose import can_compile
 from fedzmg.errors import InputError
-from fedzmg.experiment import manifest, rules_hash
+from fedzmg.experiment import manifest
 from fedzmg.experiment.grids.grid import choosing
 from fedzmg.experiment.grids.search import built, evaluated, packs, trials_of
 from fedzmg.experiment.plan_directory import read_rows
@@ -91,9 +91,6 @@ class _Kept(NamedTuple):
     def notes(self) -> list[str]:
         """Return reasons why bits may differ on any machine."""
         facts, notes = self.facts, []
-        if changes := facts.get(rules_hash.CHANGES):
-            first = min(change["round"] for change in changes)
-            notes.append(f"its rules changed while it trained, first in round {first}")
         threads = str(facts.get("threads"))
         if os.environ.get("OMP_NUM_THREADS", threads) != threads:
             notes.append("OMP_NUM_THREADS is set, which may override the recorded threads")

@@ -166,7 +166,7 @@ def chosen_options(
     """Return the fixed options of an entry of ``grid.json`` and those of the chosen point."""
     if best is None:
         raise InputError(f"every point of {name} diverged: search smaller learning rates")
-    weights = {} if entry["weights"] is None else {"weights": entry["weights"]}
+    weights = {"weights": entry["weights"]} if entry.get("weights") else {}
     return {**weights, **entry["fixed"], **best["options"]}
 
 

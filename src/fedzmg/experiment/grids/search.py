@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedzmg.data.federated import Examples
-from fedzmg.experiment import manifest, rules_hash
+from fedzmg.experiment import manifest
 from fedzmg.experiment.control import Budget, named_write_errors
-from fedzmg.experiment.early_stopping import Stopped, Verdict, newly_diverged
+from fedzmg.experiment.early_stopping import Stopped, newly_diverged
 from fedzmg.experiment.grids.score import counted, score
 from fedzmg.experiment.grids.stops import Stops
 from fedzmg.experiment.plan_directory import read_rows
@@ -185,8 +185,7 @@ class Search(TrainingStorage):
         rounds = counted(self._spec)
         return all((i, r) in self._rows for i, last in lasts.items() for r in rounds if r <= last)
 
-    def _decide(self, report: RoundReport) -> Verdict:
-        """Check the time limit and find trials to stop."""
+    def early_stops(self, report: RoundReport) -> Collection[int]:
         stop, stops, found = self._spec.stop, self._stops, dict[int, Stopped]()
         diverged = {self._active[i]: s for i, s in newly_diverged(report).items()}
         self._lost |= set(diverged)
@@ -200,9 +199,8 @@ class Search(TrainingStorage):
             found |= stops.worse_half(self._rows, report.round) | found
         stops.keep(found)
         # Decisions from before a crash take effect after the same round.
-        now = {i: stops.now[trial] for i, trial in enumerate(self._active) if trial in stops.now}
-        due = {i: stopped for i, stopped in now.items() if stopped.round == report.round}
-        return Verdict(self._budget.spent, due)
+        due = {trial for trial, stopped in stops.now.items() if stopped.round == report.round}
+        return [i for i, trial in enumerate(self._active) if trial in due]
 
     def _train(self, pack: list[int]) -> None:
         self._pack = pack
@@ -234,13 +232,11 @@ class Search(TrainingStorage):
                 facts = manifest.describe(simulation)
                 self.path.mkdir(parents=True, exist_ok=True)
                 write_json(self.path / "manifest.json", facts)
-            algorithm = simulation.trials[0].algorithm
-            manifest.note(self.path, **rules_hash.continued(facts, algorithm, done, pack[0]))
         began = time.monotonic()
         try:
             training_loop(
                 simulation, self, self._progress,
-                held=self._held, stop=self._decide, checkpoint_seconds=self._checkpoint_seconds,
+                held=self._held, budget=self._budget, checkpoint_seconds=self._checkpoint_seconds,
             )  # fmt: skip
         finally:
             manifest.note(self.path, seconds=facts.get("seconds", 0.0) + time.monotonic() - began)
