@@ -74,19 +74,17 @@ def test_validate_says_what_it_costs_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_validate_says_that_the_grid_has_to_come_first(tmp_path: Path) -> None:
     command = ["validate", str(FILES / "digits-study.toml"), "--set", "rates=first", *QUICK]
-    later = "and the study will need it: run the grid first, or name another with --set rates=DIR"
     place = tmp_path / "first"
-    begun = {"format": 1, "complete": False, "algorithms": {}}
-    for content, state in (
-        (None, "does not hold a grid yet"),
-        (begun, "holds a grid that is not finished yet"),
-    ):
+    begun: dict[str, Any] = {"format": 1, "complete": False, "algorithms": {}}
+    begun |= {"task": "digits", "selection": "tune"}
+    for content in (None, begun):
         if content is not None:
             place.mkdir()
             (place / "grid.json").write_text(json.dumps(content))
         done = fedzmg(*command)
         assert done.exit_code == 0, done.output
-        assert done.stderr == f"fedzmg: rates = 'first': the directory {state}, {later}\n"
+        assert done.stderr.startswith("fedzmg: rates = 'first': ")
+        assert "run the grid first" in done.stderr
         assert "trials" in done.stdout
     # What the study would refuse is refused here, too.
     other = {"format": 1, "complete": True, "algorithms": {}, "task": "plays"}

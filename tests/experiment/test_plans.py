@@ -50,18 +50,17 @@ def test_usual_study_is_the_papers() -> None:
     [
         ({"roundz": 3}, "'roundz'.*'rounds'"),
         ({"algorithms": {"fedzmg": {"cleint": {}}}}, "'algorithms.fedzmg.client'"),
-        ({"algorithms": []}, "algorithms: give at least one"),
+        ({"algorithms": []}, r"algorithms = \{\}"),
         ({"algorithms": ["fedzmg", "fedzmg"]}, "algorithms: .*each once"),
         ({"algorithms": {"../up": {}}}, r"'\.\./up'"),
         ({"algorithms": {"a:b": {}, "a-b": {}}}, "directory 'a-b'"),
         ({"algorithms": {"a": {"label": "b"}, "b": {}}}, "called 'b'"),
         ({"algorithms": {"fedzmg": 3}}, r"algorithms.fedzmg = 3: .*\[algorithms.fedzmg\]"),
-        ({"algorithms": "fedavg"}, r"'fedavg'.*\[\"fedavg\"\]"),
-        ({"algorithms": 3}, r"3 .*\[\"fedzmg\"\], or \"all\""),
+        ({"algorithms": 3}, "algorithms = 3"),
         ({"seeds": []}, r"seeds = \[\]"),
         ({"seeds": [True]}, r"seeds\[0\] = True"),
-        ({"seeds": 3}, r"seeds: 3 .*seeds = \[0, 1, 2\]$"),
-        ({"seeds": 100}, r"seeds: 100 .*seeds = \[0, 1, 2\]$"),
+        ({"seeds": 3}, r"seeds = 3: .*seeds = \[3\]$"),
+        ({"seeds": [3, 3]}, r"seeds = \[3, 3\]"),
         ({"rounds": "x"}, "rounds = 'x': expected a whole number"),
         ({"rounds": 1.5}, "rounds = 1.5: expected a whole number"),
         ({"rounds": -5}, "rounds = -5: .*at least 1"),
@@ -84,7 +83,7 @@ def test_usual_study_is_the_papers() -> None:
         ({"axes": {"client.lr": []}}, r"client.lr = \[\]"),
         ({"axes": {"client": {"lr": ["x"]}}}, r"axes.client.lr\[0\] = 'x': expected a number"),
         ({"axes": {"client": {"lr": 0.1}}}, r"axes.client.lr = \[0.1\]"),
-        ({"axes": {"client": {"lr": "papr"}}}, "client.lr = 'papr': .*\"paper\""),
+        ({"axes": {"client": {"lr": "papr"}}}, "axes.client.lr = 'papr'"),
     ],
 )
 def test_mistakes_in_a_file_are_one_line(values: dict[str, Any], message: str) -> None:
@@ -154,7 +153,7 @@ def test_stopping_is_off_unless_a_file_says_so(tmp_path: Path) -> None:
     assert "heuristic" in known["heuristic_halving"]["description"]
     with pytest.raises(InputError, match=r"did you mean 'stop\.cannot_win'"):
         plan.with_settings({"stop.cannotwin": True})
-    with pytest.raises(InputError, match="cannot_win belongs to a grid: every run of a study"):
+    with pytest.raises(InputError, match=r"unknown key 'stop\.cannot_win'"):
         StudySpec.parse({"task": "digits", "algorithms": ["mfl"], "stop": {"cannot_win": True}})
 
 

@@ -16,10 +16,10 @@ from toys import Stop, bare, toy
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Metric
 from fedzmg.experiment import early_stopping as stopping
-from fedzmg.experiment.early_stopping import Known, Rule, Stopped, Verdict, dominated, unsettled
+from fedzmg.experiment.early_stopping import Stopped
 from fedzmg.experiment.grids.grid import run_grid
-from fedzmg.experiment.grids.score import choose_best, neighbours, warnings
-from fedzmg.experiment.grids.stops import Stops
+from fedzmg.experiment.grids.score import Known, choose_best, neighbours, warnings
+from fedzmg.experiment.grids.stops import Rule, Stops, dominated, unsettled
 from fedzmg.experiment.plan_directory import read_lines, read_rows
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory
@@ -280,9 +280,9 @@ def test_run_that_goes_on_beside_one_that_stopped_does_not_notice(tmp_path: Path
     places = [tmp_path / "s" / str(s.seed) for s in specs]
     run_pack(toy(), specs, whole)
 
-    def ask(report: RoundReport) -> Verdict:
+    def ask(report: RoundReport) -> dict[int, Stopped]:
         decision = Stopped(report.round, "halving", "as an example")
-        return Verdict(stopped={1: decision} if report.round == 4 else {})
+        return {1: decision} if report.round == 4 else {}
 
     with pytest.raises(MemoryError):
         run_pack(toy(), specs, places, progress=Stop(3), stop=ask, checkpoint_seconds=1e9)

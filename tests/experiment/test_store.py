@@ -18,6 +18,8 @@ from fedzmg.simulation import Checkpoint, Record
 from fedzmg.storage.files import write_atomic
 from fedzmg.storage.formats import write_json
 
+FACTS = {"format": FORMAT, "data_sha256": "", "engine": "vectorized", "onednn": False}
+
 
 def record(round_: int, metric: float | None = 0.5, train_loss: float = 1.0) -> Record:
     return Record(
@@ -31,7 +33,7 @@ def record(round_: int, metric: float | None = 0.5, train_loss: float = 1.0) -> 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
     made = RunDirectory(tmp_path / "run")
-    made.create(RunSpec(task="digits"), {"format": FORMAT})
+    made.create(RunSpec(task="digits"), FACTS)
     return made
 
 
@@ -52,7 +54,7 @@ def position(directory: RunDirectory) -> Position:
 
 def test_round_trip(directory: RunDirectory) -> None:
     assert directory.spec() == RunSpec(task="digits")
-    assert directory.manifest() == {"format": FORMAT}
+    assert directory.manifest() == FACTS
     assert directory.checkpoint() is None
     for i in (1, 2, 3):
         directory.append(record(i))
@@ -128,7 +130,7 @@ def test_checkpoint_belongs_to_its_specification_and_seed(directory: RunDirector
     content = saved(directory, 2).read_bytes()
     for i, changes in enumerate(({"seed": 1}, {"client": {"lr": 0.5}})):
         other = RunDirectory(directory.path.with_name(f"other-{i}"))
-        other.create(RunSpec(task="digits", **changes), {"format": FORMAT})
+        other.create(RunSpec(task="digits", **changes), FACTS)
         (other.path / "checkpoint.safetensors").write_bytes(content)
         with pytest.raises(InputError, match="another training"):
             other.position()

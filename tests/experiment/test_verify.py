@@ -188,20 +188,10 @@ def test_variants_are_packed_again_as_they_were(
         shutil.copytree(varied, tmp_path / name)
     assert all(v.reproduced for v in verify(tmp_path, rounds=1, task=toy()))
     assert together == [4, 4, 4]
-    # Where one is missing, the others are looked at alone.
+    # On a CPU, a missing one does not affect the others.
     shutil.rmtree(tmp_path / "one" / "heavy" / "seed-5")
     assert all(v.reproduced for v in verify(tmp_path / "one", rounds=1, task=toy()))
-    assert together == [4, 4, 4, 1, 1, 1]
-
-
-def test_names_of_older_versions_tell_no_variants_apart(
-    varied: Path, tmp_path: Path, together: list[int]
-) -> None:
-    place = shutil.copytree(varied, tmp_path / "study")
-    for name in MEMBERS:
-        edit(place / name / "manifest.json", pack=["fedzmg/seed-3", "fedzmg/seed-5"] * 2)
-    assert all(v.reproduced for v in verify(place, rounds=1, task=toy()))
-    assert together == [1, 1, 1, 1]
+    assert together == [4, 4, 4, 3]
 
 
 def test_neighbours_on_a_gpu_are_found_among_all_variants(
@@ -222,7 +212,7 @@ def test_neighbours_on_a_gpu_are_found_among_all_variants(
     assert "pack" not in [fact.name for fact in verdict.facts], "the same ones, in their order"
 
 
-def test_settings_that_no_longer_fit_their_pack_are_looked_at_alone(
+def test_settings_that_no_longer_fit_their_pack_are_verified_alone(
     varied: Path, tmp_path: Path, together: list[int]
 ) -> None:
     place = shutil.copytree(varied, tmp_path / "study")
@@ -232,16 +222,17 @@ def test_settings_that_no_longer_fit_their_pack_are_looked_at_alone(
     assert spec.read_text() != text
     found = {v.name: v.reproduced for v in verify(place, rounds=2, task=toy())}
     assert found == {name: name != "heavy/seed-5" for name in MEMBERS}
-    assert together == [1, 1, 1, 1]
+    assert together == [3, 1]
 
 
 @pytest.mark.parametrize(
     ("changes", "rounds"),
     [
-        # Round 4 itself trained in another width, and round 2 still beside the others.
+        # Round 4 itself trained in another width.
         ({"chunk_changes": [{"round": 4, "chunk": 2}]}, 3),
-        ({"pack_changes": [{"round": 2, "pack": ["fedzmg/seed-0"]}]}, 2),
-        # One in the first round came before anything was kept.
+        # On a CPU the last bits do not depend on the others.
+        ({"pack_changes": [{"round": 2, "pack": ["fedzmg/seed-0"]}]}, 5),
+        # A change in the first round came before anything was stored.
         ({"chunk_changes": [{"round": 1, "chunk": 2}]}, 5),
     ],
 )
@@ -255,7 +246,7 @@ def test_rounds_after_a_change_of_shape_are_left_out(
     assert (f"only up to round {rounds}" in found[0].note) == (rounds < 5)
 
 
-def test_other_data_is_said_and_nothing_trained(runs: Path) -> None:
+def test_other_data_is_reported_and_nothing_trained(runs: Path) -> None:
     other = replace(toy(seed=1), name="toy")
     for verdict in verify(runs, task=other):
         assert (verdict.reproduced, verdict.rounds) == (False, 0)
@@ -346,7 +337,7 @@ def test_difference_in_a_grid_is_found_in_its_round(tmp_path: Path) -> None:
     assert "other data" in other.note
 
 
-def test_grid_that_has_not_begun_is_said(tmp_path: Path) -> None:
+def test_grid_that_has_not_begun_is_refused(tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text(grid("fedavg").to_toml())
     with pytest.raises(InputError, match="no finished round yet"):
         verify(tmp_path, task=toy())

@@ -24,7 +24,7 @@ def toy(seed: int = 0, **protocol: Any) -> Task:
     made = Task.from_arrays(
         nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), x, y, owner,
         test=(x[1::2], y[1::2]), name="toy",
-        **{"cohort": 3, "batch_size": 4, "epochs": 2, **protocol},
+        **{"cohort": 3, "batch_size": 5, "epochs": 1, **protocol},
     )  # fmt: skip
     return replace(made, tune=examples(x[0::2], y[0::2]))
 

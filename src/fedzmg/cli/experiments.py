@@ -94,16 +94,17 @@ def validate(
     """Check a run, grid or study file and estimate its cost; nothing is written."""
     from fedzmg.experiment.estimate import estimate
     from fedzmg.experiment.specs.study import StudySpec
-    from fedzmg.experiment.studies.study import find_rates, missing_grid
+    from fedzmg.experiment.studies.study import MissingGrid, find_rates
     from fedzmg.terminal import views
 
     spec = _read(file, None, set_)
     to_do: list[str] = []
     with output.mistakes_in(file, set_):
         if isinstance(spec, StudySpec):
-            to_do = [found for found in (missing_grid(spec),) if found]
-            if not to_do:
+            try:
                 find_rates(spec)  # raises for a grid that does not fit
+            except MissingGrid as error:
+                to_do = [str(error)]
             to_do += [f"{file}: {remark}" for remark in spec.remarks()]
         found = estimate(spec).as_dict()
     output.say(*to_do)
@@ -129,7 +130,7 @@ def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
     from fedzmg.experiment.specs.strict import parse_settings
 
     spec = spec_files.read(file, kind)
-    return spec.with_settings(parse_settings(settings or []))  # type: ignore[arg-type]
+    return spec.with_settings(parse_settings(settings or []))
 
 
 def _prepare(

@@ -14,9 +14,6 @@ from typing import Any, Self
 from fedzmg.errors import InputError
 from fedzmg.experiment.progress import Progress
 
-CHECKPOINT_SECONDS = 10.0
-ENVIRONMENT = "FEDZMG_CHECKPOINT_SECONDS"
-
 
 class TimeLimitReached(Exception):
     """The time limit is reached; everything finished so far was kept."""
@@ -79,12 +76,14 @@ def named_write_errors(path: Path | None) -> Iterator[None]:
         ) from None
 
 
-def checkpoint_interval(default: float = CHECKPOINT_SECONDS) -> float:
-    """Return the seconds between checkpoints, which the environment can set."""
-    text = os.environ.get(ENVIRONMENT)
-    if not text:
-        return default
+def checkpoint_interval(default: float, given: float | None = None) -> float:
+    """Return the seconds between checkpoints: those given, the environment's or the default."""
+    text = os.environ.get("FEDZMG_CHECKPOINT_SECONDS")
+    if given is not None or not text:
+        return default if given is None else given
     with contextlib.suppress(ValueError):
         if (seconds := float(text)) >= 0:
             return seconds
-    raise InputError(f"{ENVIRONMENT} = {text!r}: expected a number of seconds, at least 0")
+    raise InputError(
+        f"FEDZMG_CHECKPOINT_SECONDS = {text!r}: expected a number of seconds, at least 0"
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from fedzmg.experiment.specs.run import DTYPES, RunSpec
 from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.simulation import Simulation, Trial, resolve_device
-from fedzmg.tasks.task import Protocol, Task
+from fedzmg.tasks.task import Task
 from fedzmg.tree import num_bytes
 
 LINE_BYTES = {"run": 480, "grid": 260}
@@ -75,17 +75,6 @@ class Estimate:
         return asdict(self)
 
 
-class _Work(NamedTuple):
-    """Trainings that a specification asks for."""
-
-    kind: str
-    names: list[tuple[str, int]]
-    """Algorithm and number of its trials."""
-    first: Trial
-    protocol: Protocol
-    evaluations: int
-
-
 def estimate(spec: RunSpec | GridSpec | StudySpec, *, timed: bool = True) -> Estimate:
     """Check a specification and count its costs; nothing is written.
 
@@ -97,104 +86,91 @@ def estimate(spec: RunSpec | GridSpec | StudySpec, *, timed: bool = True) -> Est
     preset = entry.preset.with_options(spec.preset)
     missing = replace(entry, preset=preset).missing
     task = None if missing else spec.build_task()
-    work = _work(spec, preset.protocol, task)
+    first, counts = _trials(spec, task)
+    top = {key: getattr(spec, key) for key in ("rounds", "eval_every") if hasattr(spec, key)}
+    protocol = preset.protocol.with_options({**spec.protocol, **top})
+    cohort, rounds = protocol.cohort, protocol.rounds
+    # A run is evaluated after rounds 1, 1 + N, ... and the last.
+    evaluations = len({*range(0, rounds, protocol.eval_every), rounds - 1})
+    is_grid = isinstance(spec, GridSpec)
+    if isinstance(spec, GridSpec):
+        evaluations = spec.last + (spec.last < rounds)
     model = num_bytes(FunctionalModel(preset.network()).params())
-    cohort, rounds = work.protocol.cohort, work.protocol.rounds
     down = up = during = after = 0.0
-    for name, trials in work.names:
+    for name, trials in counts:
         row = algorithms.ALGORITHMS[name]
         moved = model * cohort * rounds * trials
         down, up = down + row.down * moved, up + row.up * moved
         # Two slots for every client that is ever sampled.
         memory = 2 * row.client_keeps * model * min(preset.clients, cohort * rounds)
         state = (1 + row.server_keeps) * model
-        if work.kind == "grid":
+        if is_grid:
             # One algorithm at a time, and a new checkpoint beside the old one.
             during = max(during, trials * (2 * state + memory))
-            after += trials * work.evaluations * LINE_BYTES["grid"]
+            after += trials * evaluations * LINE_BYTES["grid"]
         else:
             kept = trials * (CHECKPOINTS * state + memory + rounds * LINE_BYTES["run"])
             during, after = during + kept, after + kept
     found = Estimate(
-        kind=work.kind,
+        kind=getattr(spec, "kind", "run"),
         task=spec.task,
-        algorithms=len(work.names),
-        trials=sum(trials for _, trials in work.names),
+        algorithms=len(counts),
+        trials=sum(trials for _, trials in counts),
         rounds=rounds,
-        evaluations=work.evaluations,
+        evaluations=evaluations,
         bytes_down=round(down),
         bytes_up=round(up),
-        disk_bytes=round(during + (after if work.kind == "grid" else 0)),
+        disk_bytes=round(during + (after if is_grid else 0)),
         disk_bytes_after=round(after),
         missing=missing,
     )
     if task is None:
         return found
-    per_client = [work.protocol.batching.steps(int(n)) for n in task.train.counts]
+    per_client = [protocol.batching.steps(int(n)) for n in task.train.counts]
     steps = found.trials * rounds * cohort * sum(per_client) / len(per_client)
     found = replace(found, steps=round(steps))
     if not timed:
         return found
-    return _timed(found, work, choosing(task, spec) if isinstance(spec, GridSpec) else task, spec)
+    task = choosing(task, spec) if isinstance(spec, GridSpec) else task
+    return _timed(found, replace(task, protocol=protocol), spec, [first] * counts[0][1])
 
 
-def _work(spec: RunSpec | GridSpec | StudySpec, protocol: Protocol, task: Task | None) -> _Work:
+def _trials(
+    spec: RunSpec | GridSpec | StudySpec, task: Task | None
+) -> tuple[Trial, list[tuple[str, int]]]:
+    """Return a trial of the first algorithm, and every algorithm with its number of trials."""
     if isinstance(spec, RunSpec):
-        protocol = protocol.with_options(spec.protocol)
-        trial = Trial(spec.build_algorithm(task), spec.seed)
-        evaluations = _evaluations(protocol.rounds, protocol.eval_every)
-        return _Work("run", [(spec.algorithm, 1)], trial, protocol, evaluations)
+        return Trial(spec.build_algorithm(task), spec.seed), [(spec.algorithm, 1)]
     spec.check(task)
-    names = list(spec.algorithms)
-    options: dict[str, Any] = dict(spec.fixed(names[0]))
-    if isinstance(spec, GridSpec):
-        protocol = protocol.with_options({**spec.protocol, "rounds": spec.rounds})
-        points = [spec.points(name) for name in names]
-        options |= points[0][len(points[0]) // 2]
-        counts = [len(each) * len(spec.seeds) for each in points]
-        evaluations = spec.last + (spec.last < spec.rounds)
-    else:
-        given = {**spec.protocol, "rounds": spec.rounds, "eval_every": spec.eval_every}
-        protocol = protocol.with_options(given)
-        counts = [len(spec.seeds)] * len(names)
-        evaluations = _evaluations(spec.rounds, spec.eval_every)
-    first = Trial(spec.configured(names[0], options, task), spec.seeds[0])
-    bases = [spec.base(name) for name in names]
-    return _Work(spec.kind, list(zip(bases, counts, strict=True)), first, protocol, evaluations)
-
-
-def _evaluations(rounds: int, every: int) -> int:
-    """Count the evaluations of a run: after rounds 1, 1 + N, ... and the last.
-
-    >>> [_evaluations(rounds, 5) for rounds in (1, 2, 6, 7)]
-    [1, 2, 2, 3]
-    """
-    return len({*range(0, rounds, every), rounds - 1})
+    points: dict[str, list[dict[str, float]]] = {
+        name: spec.points(name) if isinstance(spec, GridSpec) else [{}] for name in spec.algorithms
+    }
+    name, own = next(iter(points.items()))
+    algorithm = spec.configured(name, {**spec.fixed(name), **own[len(own) // 2]}, task)
+    counts = [(spec.base(name), len(each) * len(spec.seeds)) for name, each in points.items()]
+    return Trial(algorithm, spec.seeds[0]), counts
 
 
 def _timed(
-    found: Estimate, work: _Work, task: Task, spec: RunSpec | GridSpec | StudySpec
+    found: Estimate, task: Task, spec: RunSpec | GridSpec | StudySpec, trials: list[Trial]
 ) -> Estimate:
     """Add the time, from measured training and evaluation."""
-    batch = min(work.protocol.batch_size, int(task.train.counts.max()))
-    together, few = 1, batch
-    step, simulation = _time_steps(task, work, spec, clients=1, steps=1)
-    extrapolated = ROUNDS * STEPS * work.protocol.cohort * step > SECONDS
-    probe = f"one step of one client on {batch} examples"
+    cohort, few = task.protocol.cohort, min(task.protocol.batch_size, int(task.train.counts.max()))
+    probe = f"one step of one client on {few} examples"
+    step, simulation = _time_steps(task, spec, trials[:1], clients=1, steps=1)
+    extrapolated = ROUNDS * STEPS * cohort * step > SECONDS
     if not extrapolated:
         few = TEST_EXAMPLES
-        if simulation.device.type == "cuda":
-            together = min(TRIALS, work.names[0][1])
-        clients = work.protocol.cohort
-        step, simulation = _time_steps(task, work, spec, clients, STEPS, together)
-        probe = f"{STEPS} steps of {simulation.task.protocol.cohort * together} clients"
+        trials = trials[: TRIALS if simulation.device.type == "cuda" else 1]
+        step, simulation = _time_steps(task, spec, trials, cohort, STEPS)
+        probe = f"{STEPS} steps of {simulation.task.protocol.cohort * len(trials)} clients"
     device = simulation.device
     began = time.perf_counter()
     test = Examples(*(column[:few] for column in task.test)).to(device, simulation.dtype)
     objective = replace(task.objective, model=task.model.to(device, simulation.dtype))
     evaluate(simulation.snapshot.params, test, objective, task.metric, task.prepare)
     _wait(device)
-    example = (time.perf_counter() - began) / together / test.size
+    example = (time.perf_counter() - began) / len(simulation.trials) / test.size
     seconds = (found.steps or 0) * step
     seconds += found.trials * found.evaluations * task.test.size * example
     return replace(
@@ -205,19 +181,18 @@ def _timed(
 
 def _time_steps(
     task: Task,
-    work: _Work,
     spec: RunSpec | GridSpec | StudySpec,
+    trials: list[Trial],
     clients: int,
     steps: int,
-    trials: int = 1,
 ) -> tuple[float, Simulation]:
     """Train a few rounds; return the seconds of one client's step, and the simulation."""
     device, engine = resolve_device(spec.device), spec.engine
     if engine == "auto" and device.type == "cpu":
         engine = "vectorized"  # choosing takes longer than the whole measurement
     simulation = Simulation(
-        _shortened(task, work.protocol, clients, steps),
-        [work.first] * trials,
+        _shortened(task, clients, steps),
+        trials,
         # Too few to compile anything, and one more than are run, because the last one evaluates.
         rounds=ROUNDS + 1,
         device=device,
@@ -237,20 +212,18 @@ def _time_steps(
     return best, simulation
 
 
-def _shortened(task: Task, protocol: Protocol, clients: int, steps: int) -> Task:
+def _shortened(task: Task, clients: int, steps: int) -> Task:
     """Return the task with a few clients, each of which has a few steps."""
-    counts, most = task.train.counts, steps * protocol.batch_size
+    data, protocol = task.train, task.protocol
     # Clients with the most examples: those with few may have no step at all.
-    chosen = np.sort(np.argsort(-counts, kind="stable")[:clients])
-    lengths = np.minimum(counts[chosen], most)
-    rows = np.concatenate(
-        [task.train.offsets[c] + np.arange(n) for c, n in zip(chosen, lengths, strict=True)]
-    )
-    picked = torch.from_numpy(rows)
+    chosen = np.sort(np.argsort(-data.counts, kind="stable")[:clients])
+    lengths = np.minimum(data.counts[chosen], steps * protocol.batch_size)
+    rows = [data.offsets[c] + np.arange(n) for c, n in zip(chosen, lengths, strict=True)]
+    picked = torch.from_numpy(np.concatenate(rows))
     short = FederatedData(
-        Examples(*(column[picked] for column in task.train.examples)),
+        Examples(*(column[picked] for column in data.examples)),
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        tuple(task.train.names[c] for c in chosen),
+        tuple(data.names[c] for c in chosen),
     )
     quick = replace(protocol, cohort=len(chosen), epochs=1, eval_every=ROUNDS + 1)
     few = Examples(*(column[:2] for column in task.test))

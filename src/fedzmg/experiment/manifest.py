@@ -82,6 +82,20 @@ def note(directory: Path, **facts: Any) -> None:
         write_json(path, after)
 
 
+def note_change(directory: Path, name: str, change: Mapping[str, Any]) -> None:
+    """Record a change of the pack; it replaces those of the same and later rounds.
+
+    In a grid, packs train one after another and have the number of their first trial.
+    """
+    kept = [
+        one
+        for one in read_json(directory / "manifest.json").get(name, [])
+        if one["round"] < change["round"]
+        or (isinstance(one.get("pack"), int) and one["pack"] != change["pack"])
+    ]
+    note(directory, **{name: [*kept, change]})
+
+
 def chunk(facts: Mapping[str, Any], task: Task, trials: int) -> int | None:
     """Return the number of clients that trained at once; None if it does not affect results.
 

@@ -12,25 +12,16 @@ class Progress(Protocol):
 
     def begin(self, label: str, rounds: int, done: int) -> None:
         """Start a pack, or continue it after ``done`` rounds."""
-        ...
+        return
 
     def advance(self, report: RoundReport) -> None:
         """Receive a finished round."""
-        ...
+        return
 
     def say(self, text: str) -> None:
         """Show a message to the user."""
-        ...
+        return
 
 
-class Silent:
+class Silent(Progress):
     """Shows nothing."""
-
-    def begin(self, label: str, rounds: int, done: int) -> None:
-        """Ignore the start."""
-
-    def advance(self, report: RoundReport) -> None:
-        """Ignore the round."""
-
-    def say(self, text: str) -> None:
-        """Ignore the message."""

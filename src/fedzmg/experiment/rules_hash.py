@@ -13,10 +13,10 @@ import hashlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 from fedzmg.contract import Algorithm, chain
 from fedzmg.experiment.run_directory import RunDirectory
@@ -25,14 +25,8 @@ from fedzmg.storage.formats import read_json
 from fedzmg.tasks.task import Task
 
 FACT = "rules_sha256"
-"""Manifest key of the hash of the rules that trained round 1."""
-CHANGES = "rules_changes"
-"""Manifest key of later hashes, each with the first round that it trained."""
+"""Manifest key of the hash; older manifests lack it."""
 _LIBRARY = "fedzmg.algorithms"
-
-
-PlannedRun: TypeAlias = tuple[str, RunSpec | ResolvedRun, Path]
-"""Displayed name of an algorithm, its run and the run's directory."""
 
 
 def rules_sha256(algorithm: Algorithm) -> str | None:
@@ -42,60 +36,31 @@ def rules_sha256(algorithm: Algorithm) -> str | None:
 
 
 def have_changed(algorithm: Algorithm, directory: Path) -> bool:
-    """Return whether a directory was trained by other rules than an algorithm has now.
-
-    Manifests of older versions have no hash and count as unchanged.
-    """
+    """Return whether a directory was trained by other rules than an algorithm has now."""
     path, now = directory / "manifest.json", rules_sha256(algorithm)
-    facts = read_json(path) if path.is_file() else {}
-    then = {facts.get(FACT), *(change[FACT] for change in facts.get(CHANGES, []))} - {None}
-    return now is not None and bool(then - {now})
-
-
-def continued(
-    facts: Mapping[str, Any], algorithm: Algorithm, done: int, pack: int | None = None
-) -> dict[str, Any]:
-    """Return the facts about rules, with the round from which changed rules train.
-
-    Changes after round ``done`` are dropped, because these rounds are repeated. ``pack`` is the
-    first trial of a pack in a grid, whose packs train one after another.
-    """
-    first, now = facts.get(FACT), rules_sha256(algorithm)
-    if first is None or now is None:
-        return {}
-    if done == 0 and pack is None:
-        first = now
-    changes = facts.get(CHANGES) or []
-    kept = [c for c in changes if c.get("pack") != pack or c["round"] <= done]
-    own = [c[FACT] for c in kept if c.get("pack") == pack]
-    if (own or [first])[-1] != now:
-        which = {} if pack is None else {"pack": pack}
-        kept.append({**which, "round": done + 1, FACT: now})
-    return {FACT: first, CHANGES: kept or None}
+    then = read_json(path).get(FACT) if path.is_file() else None
+    return None not in (then, now) and then != now
 
 
 def say_changed(names: Iterable[str], out: Path, say: Callable[[str], None]) -> None:
     """Report algorithms whose rules have changed in one line, if there are any."""
-    found = list(dict.fromkeys(names))
-    if found:
-        whose = "its" if len(found) == 1 else "their"
-        say(
-            f"{', '.join(found)}: {whose} rules have changed since {out} was trained; choose "
-            "another --out to train again"
-        )
+    if found := ", ".join(dict.fromkeys(names)):
+        say(f"{found}: rules have changed since {out} was trained; choose another --out")
 
 
 def say_changed_runs(
-    task: Task, runs: Iterable[PlannedRun], out: Path, say: Callable[[str], None]
+    task: Task,
+    runs: Iterable[tuple[str, RunSpec | ResolvedRun, Path]],
+    out: Path,
+    say: Callable[[str], None],
 ) -> None:
-    """Report existing runs whose rules have changed.
+    """Report existing runs, by displayed name, whose rules have changed.
 
     A directory of another run is not reported; it will be refused.
     """
     changed = []
     for name, run, path in runs:
-        directory = RunDirectory(path)
-        if directory.exists:
+        if (directory := RunDirectory(path)).exists:
             spec, trial = run.resolve(task)
             if have_changed(trial.algorithm, path) and directory.spec() == spec:
                 changed.append(name)
@@ -141,22 +106,17 @@ def _used(tree: ast.AST, module: ModuleType) -> list[tuple[str, Any]]:
     home = module.__name__.rpartition(".")[0] or module.__name__
     found: dict[str, Any] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in vars(module):
-            name, value = node.id, vars(module)[node.id]
+        name, value = "", None
+        if isinstance(node, ast.Name):
+            name, value = node.id, vars(module).get(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             name, owner = f"{node.value.id}.{node.attr}", vars(module).get(node.value.id)
-            if not isinstance(owner, ModuleType) or not _is_in(owner.__name__, home):
-                continue
-            value = getattr(owner, node.attr, None)
-        else:
-            continue
-        if isinstance(value, int | float | str):
+            if isinstance(owner, ModuleType) and _is_in(owner.__name__, home):
+                value = getattr(owner, node.attr, None)
+        value = inspect.unwrap(value) if callable(value) else value
+        written = inspect.isfunction(value) or inspect.isclass(value)
+        if isinstance(value, int | float | str) or (written and _is_in(value.__module__, home)):
             found[name] = value
-        elif callable(value):
-            value = inspect.unwrap(value)
-            written = inspect.isfunction(value) or inspect.isclass(value)
-            if written and _is_in(value.__module__, home):
-                found[name] = value
     return sorted(found.items(), key=lambda pair: pair[0])
 
 

@@ -3,31 +3,76 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from torch import Tensor
+
+from fedzmg.data.plan import sample_cohort
 from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError
 from fedzmg.experiment import early_stopping, manifest
-from fedzmg.experiment.control import checkpoint_interval, named_write_errors
-from fedzmg.experiment.early_stopping import Ask, Verdict
+from fedzmg.experiment.control import Budget, checkpoint_interval, named_write_errors
+from fedzmg.experiment.early_stopping import Ask, Stopped
 from fedzmg.experiment.plan_directory import ANOTHER, first_difference
 from fedzmg.experiment.progress import Progress, Silent
-from fedzmg.experiment.run_directory import RunDirectory
-from fedzmg.experiment.run_storage import Job, RunStorage, restore_memory, without_copies
+from fedzmg.experiment.rules_hash import FACT
+from fedzmg.experiment.run_directory import Position, RunDirectory
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
 from fedzmg.experiment.training import (
+    TrainingStorage,
     build_simulation,
     recorded_chunk,
     recorded_engine,
     training_loop,
 )
-from fedzmg.simulation import History, resolve_device
+from fedzmg.simulation import (
+    ClientMetrics,
+    History,
+    Record,
+    RoundReport,
+    Simulation,
+    resolve_device,
+)
 from fedzmg.storage.formats import flat
 from fedzmg.storage.lock import Hold, hold
 from fedzmg.tasks.task import Task
-from fedzmg.tree import Tree
+from fedzmg.tree import Tree, named_leaves, refill, row
+
+CHECKPOINT_SECONDS = 10.0
+COPIED_BYTES = 256 << 20
+"""Size of copied client memory at which a checkpoint is due."""
+COPIED = "memory|"
+
+
+class Job(NamedTuple):
+    """A run and the state of its directory."""
+
+    run: ResolvedRun
+    directory: RunDirectory | None = None
+    facts: Mapping[str, Any] | None = None
+    """Manifest of a run that has begun."""
+    position: Position | None = None
+    done: int = 0
+    """Rounds that need not be repeated."""
+    complete: bool = False
+    """True if nothing is left to train."""
+    records: Sequence[Record] = ()
+    clients: tuple[ClientMetrics, ...] = ()
+    stopped: Stopped | None = None
+    """The decision to stop it early, if there is one."""
+
+    @property
+    def before(self) -> int:
+        """Round of the previous checkpoint."""
+        return 0 if self.position is None else self.position.before
+
+    @property
+    def engine(self) -> EngineChoice | None:
+        """The recorded execution path."""
+        return None if self.facts is None else recorded_engine(self.facts)
 
 
 def run_pack(
@@ -38,8 +83,8 @@ def run_pack(
     progress: Progress | None = None,
     checkpoint_seconds: float | None = None,
     stop: Ask | None = None,
+    budget: Budget | None = None,
     label: str | None = None,
-    names: Sequence[str] | None = None,
     models: bool = True,
 ) -> list[History]:
     """Train runs that differ only in numbers and seeds; return one history each.
@@ -51,50 +96,52 @@ def run_pack(
         progress: receives progress updates.
         checkpoint_seconds: seconds between checkpoints; else ``$FEDZMG_CHECKPOINT_SECONDS``, else
             10.
-        stop: called after every round; ends training or stops single runs. A stopped run has fewer
-            records than rounds and a ``stopped.json``; it is not continued.
+        stop: called after every round; stops single runs. A stopped run has fewer records than
+            rounds and a ``stopped.json``; it is not continued.
+        budget: the time limit.
         label: name of the pack; by default the algorithm's name.
-        names: names of the runs, if they are of several algorithms.
         models: whether histories need their models. If not, a finished run is complete even if its
             checkpoints were removed.
 
     Raises:
         InputError: for a directory that holds another run, that another process uses, or that
             cannot be written.
-        TimeLimitReached: if ``stop`` says so, with everything finished stored.
+        TimeLimitReached: after the time limit, with everything finished stored.
         Interrupted: on Ctrl-C, likewise.
     """
     progress = progress or Silent()
     runs = [spec.resolve(task) for spec in specs]
-    if names is not None:
-        runs = [run.named(name) for run, name in zip(runs, names, strict=True)]
     first = runs[0].spec
+    label = label or first.algorithm
     task = replace(task, protocol=first.build_protocol(task))
-    rounds = task.protocol.rounds
-    seconds = checkpoint_interval() if checkpoint_seconds is None else checkpoint_seconds
+    rounds, seconds = (
+        task.protocol.rounds,
+        checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds),
+    )
     directories = [RunDirectory(path) for path in paths] if paths else [None] * len(runs)
     # Complete runs are only read: they need no lock and may be read-only.
     jobs = [_open_job(task, *pair, models=models) for pair in zip(runs, directories, strict=True)]
-    together = _must_stay_together(first) and not all(job.complete(rounds) for job in jobs)
-    to_hold = [
-        directory
-        for job, directory in zip(jobs, directories, strict=True)
-        if directory and (together or not job.complete(rounds))
-    ]
-    with hold([d.path for d in to_hold], progress.say) as held:
-        for i, directory in enumerate(directories):
-            if directory in to_hold:
-                jobs[i] = _take_job(task, runs[i], directory, progress, models=models)
+    together = _must_stay_together(first) and not all(job.complete for job in jobs)
+    to_hold = {
+        i: job.directory
+        for i, job in enumerate(jobs)
+        if job.directory is not None and (together or not job.complete)
+    }
+    with hold([directory.path for directory in to_hold.values()], progress.say) as held:
+        for i, directory in to_hold.items():
+            jobs[i] = _open_job(task, runs[i], directory, progress, models=models)
         if together:
-            least = _common_round(jobs, rounds)
-            for i, directory in enumerate(directories):
-                if directory is not None and jobs[i].done > least:
+            least = min(job.done for job in jobs if not job.complete)
+            if any(job.position is None and job.done > least for job in jobs):
+                least = 0  # a run without a checkpoint can only start again
+            for i, directory in to_hold.items():
+                if jobs[i].done > least:
                     progress.say(f"{directory.path}: back to round {least}, where its pack is")
-                    jobs[i] = _take_job(task, runs[i], directory, progress, until=least)
-        histories: list[History | None] = [None] * len(jobs)
+                    jobs[i] = _open_job(task, runs[i], directory, progress, until=least)
+        histories: dict[int, History] = {}
         groups: dict[tuple[int, int, EngineChoice | None], list[int]] = defaultdict(list)
         for i, job in enumerate(jobs):
-            if job.complete(rounds):
+            if job.complete:
                 params = Tree({}) if job.position is None else job.position.checkpoint.params()
                 records = tuple(job.records)
                 histories[i] = History(task, job.run.trial, records, params, job.clients)
@@ -102,81 +149,62 @@ def run_pack(
                 # A crash between two checkpoints leaves runs at different rounds. Packing does not
                 # change a bit, so they continue in separate packs.
                 groups[job.done, job.before, job.engine].append(i)
-        label = label or first.algorithm
         if not groups:
             progress.begin(label, rounds, rounds)
         for (done, _, _), members in groups.items():
             progress.begin(label, rounds, done)
             pack = [jobs[i] for i in members]
-            found = _train(task, pack, progress, held, stop or (lambda _: Verdict()), seconds)
-            for i, history in zip(members, found, strict=True):
-                histories[i] = history
-    return [h for h in histories if h is not None]
+            ask, limit = stop or (lambda _: {}), budget or Budget()
+            found = _train(task, pack, progress, held, ask, limit, seconds)
+            histories |= zip(members, found, strict=True)
+    return [histories[i] for i in range(len(jobs))]
 
 
 def _open_job(
     task: Task,
     run: ResolvedRun,
     directory: RunDirectory | None,
+    progress: Progress | None = None,
     until: int | None = None,
     *,
     models: bool = True,
 ) -> Job:
-    """Read a run directory and check that it holds this run; reject later checkpoints."""
-    if directory is None or not directory.exists:
-        return Job(run, directory)
-    there = directory.spec()
-    if there != run.spec:
-        difference = first_difference(flat(there.model_dump()), flat(run.spec.model_dump()))
-        raise InputError(f"{directory.path} holds another run ({difference}): {ANOTHER}")
-    facts = directory.manifest()
-    for name in ("data_sha256", "engine", "onednn"):
-        if name not in facts:
-            raise InputError(
-                f"{directory.path}/manifest.json lacks {name!r}: another version made it; {ANOTHER}"
+    """Read a run directory and check that it holds this run; reject later checkpoints.
+
+    With ``progress``, this process holds the directory and repairs it after a crash.
+    """
+    job = Job(run, directory)
+    if directory is None:
+        return job
+    if directory.exists:
+        there = directory.spec()
+        if there != run.spec:
+            difference = first_difference(flat(there.model_dump()), flat(run.spec.model_dump()))
+            raise InputError(f"{directory.path} holds another run ({difference}): {ANOTHER}")
+        facts = directory.manifest()
+        manifest.refuse_other_task(directory.path, facts, task)
+        records = {record.round: record for record in directory.records()}
+        position = directory.position(logged=records, until=until)
+        stopped = early_stopping.read(directory.path)
+        last = task.protocol.rounds if stopped is None else stopped.round
+        done = 0 if position is None else position.checkpoint.round
+        logged = manifest.FINISHED in facts and records.keys() >= set(range(1, last + 1))
+        if position is None and logged and not models:
+            done = last
+        job = Job(
+            run, directory, facts, position, done,
+            complete=done >= last,
+            records=[records[round_] for round_ in range(1, done + 1)],
+            clients=directory.clients(until=done),
+            stopped=stopped,
+        )  # fmt: skip
+    if progress is not None:
+        if until is None and job.position is not None and job.position.rejected:
+            progress.say(
+                f"{job.position.rejected}: the previous checkpoint is used, from round {job.done}"
             )
-    manifest.refuse_other_task(directory.path, facts, task)
-    records = {record.round: record for record in directory.records()}
-    position = directory.position(logged=records, until=until)
-    stopped = early_stopping.read(directory.path)
-    last = task.protocol.rounds if stopped is None else stopped.round
-    only_log = (
-        not models
-        and position is None
-        and manifest.FINISHED in facts
-        and all(round_ in records for round_ in range(1, last + 1))
-    )
-    done = last if only_log else 0 if position is None else position.checkpoint.round
-    return Job(
-        run,
-        directory,
-        existed=True,
-        position=position,
-        records=[records[round_] for round_ in range(1, done + 1)],
-        engine=recorded_engine(facts),
-        clients=directory.clients(until=done),
-        stopped=stopped,
-        only_log=only_log,
-    )
-
-
-def _take_job(
-    task: Task,
-    run: ResolvedRun,
-    directory: RunDirectory,
-    progress: Progress,
-    until: int | None = None,
-    *,
-    models: bool = True,
-) -> Job:
-    """Open a directory that this process holds, and repair it after a crash."""
-    job = _open_job(task, run, directory, until, models=models)
-    if until is None and job.position is not None and job.position.rejected:
-        progress.say(
-            f"{job.position.rejected}: the previous checkpoint is used, from round {job.done}"
-        )
-    with named_write_errors(directory.path):
-        directory.repair(job.position)
+        with named_write_errors(directory.path):
+            directory.repair(job.position)
     return job
 
 
@@ -185,40 +213,168 @@ def _must_stay_together(spec: RunSpec) -> bool:
     return spec.deterministic and resolve_device(spec.device).type == "cuda"
 
 
-def _common_round(jobs: Sequence[Job], rounds: int) -> int:
-    """Return the round from which all runs of a pack can continue together."""
-    least = min(job.done for job in jobs if not job.complete(rounds))
-    # A run without a checkpoint can only start again.
-    return 0 if any(job.only_log and job.done > least for job in jobs) else least
-
-
 def _train(
     task: Task,
     jobs: Sequence[Job],
     progress: Progress,
     held: Hold,
     stop: Ask,
+    budget: Budget,
     checkpoint_seconds: float,
 ) -> list[History]:
     """Train runs that are at the same round to their end."""
-    directory = jobs[0].directory
-    with named_write_errors(None if directory is None else directory.path):
-        chunk = None
-        if directory is not None and jobs[0].existed:
-            chunk = recorded_chunk(directory.manifest(), task, len(jobs))
+    first = jobs[0]
+    restored = []
+    for job in jobs:
+        if job.position is not None:
+            tensors = job.position.checkpoint.tensors
+            own = {name: t for name, t in tensors.items() if not name.startswith(COPIED)}
+            restored.append(job.position.checkpoint._replace(tensors=own))
+    with named_write_errors(None if first.directory is None else first.directory.path):
         simulation = build_simulation(
             task,
             [job.run.trial for job in jobs],
-            jobs[0].run.spec,
+            first.run.spec,
             [job.directory.path for job in jobs if job.directory is not None],
-            recorded=jobs[0].engine,
-            chunk=chunk,
-            restored=[without_copies(job.position) for job in jobs if job.position is not None],
+            recorded=first.engine,
+            chunk=recorded_chunk(first.facts, task, len(jobs)) if first.facts else None,
+            restored=restored,
         )
-        restore_memory(jobs, simulation)
-    storage = RunStorage(jobs, simulation, progress)
+        _restore_memory(jobs, simulation)
+    storage = RunStorage(jobs, simulation, progress, stop)
     training_loop(
-        simulation, storage, progress, held=held, stop=stop, checkpoint_seconds=checkpoint_seconds
-    )
+        simulation, storage, progress,
+        held=held, budget=budget, checkpoint_seconds=checkpoint_seconds,
+    )  # fmt: skip
     histories = simulation.histories(storage.records)
     return [replace(h, clients=tuple(c)) for h, c in zip(histories, storage.clients, strict=True)]
+
+
+class RunStorage(TrainingStorage):
+    """Run directories of a pack; nothing is stored without them."""
+
+    keeps_models = True
+
+    def __init__(
+        self, jobs: Sequence[Job], simulation: Simulation, progress: Progress, stop: Ask
+    ) -> None:
+        self._jobs, self._saved_round, self._stop = list(jobs), simulation.round, stop
+        self._directories = {i: j.directory for i, j in enumerate(jobs) if j.directory is not None}
+        self.path = self._directories[0].path if self._directories else None
+        self.records = [list(job.records) for job in jobs]
+        self.clients = [list(job.clients) for job in jobs]
+        now = manifest.describe(simulation)
+        for i, directory in self._directories.items():
+            facts = jobs[i].facts
+            if facts is None:
+                directory.create(jobs[i].run.spec, now)
+                continue
+            for name in ("torch", "device", "threads", "platform"):
+                if facts.get(name) != now[name]:
+                    progress.say(
+                        f"{directory.path} began with {name} {facts.get(name)} and continues with "
+                        f"{now[name]}: the last bits may differ from an uninterrupted run"
+                    )
+            changes = {manifest.FINISHED: None}
+            if simulation.round == 0:
+                changes[FACT] = now[FACT]
+            manifest.note(directory.path, **changes)
+
+    def append(self, report: RoundReport) -> RoundReport:
+        simulation = report.simulation
+        active = [i for i in range(len(self._jobs)) if i not in simulation.stopped_trials]
+        for i in active:
+            self.records[i].append(report.records[i])
+            if i in self._directories:
+                self._directories[i].append(report.records[i])
+        every = self._jobs[0].run.spec.client_metrics_every
+        is_due = every > 0 and (simulation.round - 1) % every == 0
+        if is_due or simulation.round == simulation.rounds:
+            found = simulation.evaluate_clients()
+            for i in active:
+                self.clients[i].append(found[i])
+        return report
+
+    def early_stops(self, report: RoundReport) -> Collection[int]:
+        # Decisions are written before the checkpoint of this round: after a crash in between, the
+        # round is repeated and the decision stays. An earlier one takes effect at its own round.
+        known = {i: job.stopped for i, job in enumerate(self._jobs) if job.stopped is not None}
+        new = {i: decision for i, decision in self._stop(report).items() if i not in known}
+        for i in self._directories.keys() & new:
+            early_stopping.write(self._directories[i].path, new[i])
+        return sorted({*new, *(i for i, one in known.items() if one.round == report.round)})
+
+    def is_large(self, simulation: Simulation) -> bool:
+        visits = (simulation.round - self._saved_round) * simulation.task.protocol.cohort
+        clients = min(visits, len(simulation.task.train))
+        return clients * simulation.memory.kept_bytes > COPIED_BYTES
+
+    def save(self, simulation: Simulation, stopping: Collection[int]) -> None:
+        before, ended = self._saved_round, simulation.round == simulation.rounds
+        active = [i for i in self._directories if i not in simulation.stopped_trials]
+        simulation.memory.flush()
+        for i in active:
+            directory, checkpoint = self._directories[i], simulation.checkpoint(i)
+            # Evaluations of clients come first, so that a checkpoint never lacks them.
+            if self.clients[i] and self.clients[i][-1].round > before:
+                directory.save_clients(self.clients[i])
+            tensors = checkpoint.tensors | _copies(simulation, i, before)
+            directory.save(checkpoint._replace(tensors=tensors), before)
+        # Only now may memory that the checkpoint before the last needs be overwritten. The last
+        # one has copies of what it needs.
+        simulation.memory.commit(before)
+        self._saved_round = simulation.round
+        for i in active:
+            # The log alone does not tell: its last line precedes the last checkpoint.
+            if ended or i in stopping:
+                manifest.note(self._directories[i].path, **{manifest.FINISHED: manifest.now()})
+
+    def note_chunk(self, simulation: Simulation) -> None:
+        change = {"round": simulation.round, "chunk": simulation.chunk}
+        for directory in self._directories.values():
+            manifest.note_change(directory.path, "chunk_changes", change)
+
+    def note_pack(self, simulation: Simulation) -> None:
+        names = manifest.members(simulation)
+        left = [i for i in range(len(self._jobs)) if i not in simulation.stopped_trials]
+        change = {"round": simulation.round, "pack": [names[i] for i in left]}
+        for i in self._directories.keys() & left:
+            manifest.note_change(self._directories[i].path, "pack_changes", change)
+
+
+def _copies(simulation: Simulation, trial: int, since: int) -> dict[str, Tensor]:
+    """Copy the memory of clients that trained since the last checkpoint.
+
+    Every client has two slots on disk and there are three values: of the previous checkpoint, of
+    the newest one and of the current round. The slots hold the first and the last; the newest
+    checkpoint holds its own. After the last round nothing is overwritten any more.
+    """
+    if simulation.memory.is_empty or simulation.round == simulation.rounds:
+        return {}
+    protocol, seed = simulation.task.protocol, simulation.trials[trial].seed
+    size, replacement = len(simulation.task.train), protocol.replacement
+    clients: set[int] = set()
+    for round_ in range(since + 1, simulation.round + 1):
+        cohort = sample_cohort(seed, round_, size, protocol.cohort, replacement=replacement)
+        clients.update(cohort.tolist())
+    return {
+        f"{COPIED}{client}|{path}": tensor[0]
+        for client in sorted(clients)
+        for path, tensor in named_leaves(simulation.memory.read([(trial, client)])).items()
+    }
+
+
+def _restore_memory(jobs: Sequence[Job], simulation: Simulation) -> None:
+    """Restore the client memory that checkpoints hold; keep what the previous ones need."""
+    simulation.memory.commit(jobs[0].before)
+    for i, job in enumerate(jobs):
+        if job.position is None or simulation.memory.is_empty:
+            continue
+        copies: dict[int, dict[str, Tensor]] = defaultdict(dict)
+        for name, tensor in job.position.checkpoint.tensors.items():
+            if name.startswith(COPIED):
+                client, _, path = name.removeprefix(COPIED).partition("|")
+                copies[int(client)][path] = tensor
+        blank = row(simulation.memory.fresh, i)
+        memories = {client: refill(blank, named) for client, named in copies.items()}
+        simulation.memory.put(i, simulation.round, memories)

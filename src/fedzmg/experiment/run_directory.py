@@ -109,7 +109,11 @@ class RunDirectory:
             raise InputError(
                 f"{path} is missing: restore it, or choose another directory with --out"
             )
-        return read_json(path, wanted=FORMAT)
+        facts = read_json(path, wanted=FORMAT)
+        for name in ("data_sha256", "engine", "onednn"):
+            if name not in facts:
+                raise InputError(f"{path} lacks {name!r}: use the version that wrote it")
+        return facts
 
     def append(self, record: Record) -> None:
         """Append a round to the log."""

@@ -13,8 +13,12 @@ import torch
 from fedzmg.engine.choose import EngineChoice, EnginePlanner
 from fedzmg.errors import Interrupted
 from fedzmg.experiment import manifest
-from fedzmg.experiment.control import DeferredInterrupt, TimeLimitReached, named_write_errors
-from fedzmg.experiment.early_stopping import Ask, Stopped
+from fedzmg.experiment.control import (
+    Budget,
+    DeferredInterrupt,
+    TimeLimitReached,
+    named_write_errors,
+)
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.plan import Plan
 from fedzmg.experiment.specs.run import DTYPES, RunSpec
@@ -29,7 +33,7 @@ CHECKPOINT_SHARE = 0.05
 class TrainingStorage(ABC):
     """Stores the results of a training loop."""
 
-    path: Path | None
+    path: Path | None = None
     """Directory of the results; None if nothing is stored."""
     keeps_models = False
     """True if the last checkpoint of a trial is a result."""
@@ -43,16 +47,16 @@ class TrainingStorage(ABC):
         """Write a checkpoint; ``stopping`` are trials for which it is the last one."""
 
     @abstractmethod
-    def note_chunk(self, round_: int, chunk: int | None) -> None:
+    def note_chunk(self, simulation: Simulation) -> None:
         """Record that another number of clients trains at once."""
 
     @abstractmethod
     def note_pack(self, simulation: Simulation) -> None:
         """Record the trials that still train after others stopped."""
 
-    def early_stops(self, _: RoundReport, stopped: Mapping[int, Stopped]) -> Collection[int]:
-        """Record new decisions; return the trials that stop after this round."""
-        return stopped
+    @abstractmethod
+    def early_stops(self, report: RoundReport) -> Collection[int]:
+        """Decide and record early stops; return the trials that stop after this round."""
 
     def is_large(self, _: Simulation) -> bool:
         """Return whether a checkpoint has grown so large that it is due."""
@@ -65,15 +69,15 @@ def training_loop(
     progress: Progress,
     *,
     held: Hold,
-    stop: Ask,
+    budget: Budget,
     checkpoint_seconds: float,
 ) -> None:
     """Train the remaining rounds of a simulation and store every one.
 
-    The locks ``held`` are checked before every write. ``stop`` is called after every round: it ends
-    the loop with ``TimeLimitReached`` or stops single trials. Ctrl-C raises ``Interrupted``. Both
-    leave everything finished stored. There are ``checkpoint_seconds`` between checkpoints, more if
-    they take long to write; 0 writes one after every round.
+    The locks ``held`` are checked before every write. A spent ``budget`` raises
+    ``TimeLimitReached``, Ctrl-C raises ``Interrupted``; everything finished is stored then. There
+    are ``checkpoint_seconds`` between checkpoints, more if they take long to write; 0 writes one
+    after every round.
     """
     rounds, interval, saved_at = simulation.rounds, checkpoint_seconds, time.monotonic()
     try:
@@ -82,12 +86,11 @@ def training_loop(
             while not finished:
                 with named_write_errors(storage.path):
                     report = _train_round(simulation, storage, progress, held)
-                    verdict = stop(report)
-                    stopping = storage.early_stops(report, verdict.stopped)
+                    stopping, spent = storage.early_stops(report), budget.spent
                     active = len(simulation.trials) - len(simulation.stopped_trials)
                     finished = simulation.round == rounds or len(stopping) == active
                     ends = storage.keeps_models and (finished or bool(stopping))
-                    leaves = (interrupt.requested or verdict.end) and not finished
+                    leaves = (interrupt.requested or spent) and not finished
                     late = time.monotonic() - saved_at > interval and not finished
                     is_due = ends or leaves or late or storage.is_large(simulation)
                     if is_due:
@@ -106,7 +109,7 @@ def training_loop(
                         with named_write_errors(storage.path):
                             storage.save(simulation, ())
                     raise KeyboardInterrupt
-                if verdict.end and not finished:
+                if spent and not finished:
                     raise TimeLimitReached(simulation.round, rounds)
     except KeyboardInterrupt:
         raise Interrupted(simulation.round, rounds, kept=storage.path is not None) from None
@@ -123,7 +126,7 @@ def _train_round(
             f"round {report.round}: out of memory; from here on {simulation.chunk} clients train "
             "at once"
         )
-        storage.note_chunk(report.round, simulation.chunk)
+        storage.note_chunk(simulation)
     return storage.append(report)
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import safetensors
 import safetensors.torch
@@ -75,11 +76,10 @@ def write_checkpoint(
             safetensors.torch.save_file(tensors, temporary, metadata)
         except safetensors.SafetensorError as error:
             raise OSError(str(error)) from None
-        start = _digest_offset(temporary)
-        digest = _file_hash(temporary, start)
         with temporary.open("rb+") as file:
+            start, _, digest = _digest(file)
             file.seek(start)
-            file.write(digest.encode())
+            file.write(digest)
 
 
 def read_checkpoint(path: Path, binding: Binding) -> StoredCheckpoint:
@@ -90,22 +90,16 @@ def read_checkpoint(path: Path, binding: Binding) -> StoredCheckpoint:
         FileNotFoundError: if there is no file.
     """
     try:
-        start = _digest_offset(path)
         with path.open("rb") as file:
-            file.seek(start)
-            stored = file.read(len(_BLANK))
-        if _file_hash(path, start).encode() != stored:
+            _, stored, digest = _digest(file)
+        if stored != digest:
             raise UnusableCheckpoint("its hash is wrong")
         with safetensors.safe_open(path, framework="pt") as content:
             metadata = content.metadata()
-            found = json.loads(metadata["binding"])
             if int(metadata["format"]) != FORMAT:
                 raise UnusableCheckpoint(f"it has format {metadata['format']}, not {FORMAT}")
-            for name, theirs, ours in zip(Binding._fields, found, binding, strict=True):
-                if json.loads(json.dumps(ours)) != theirs:
-                    raise UnusableCheckpoint(
-                        f"it belongs to another training: its {name} is {theirs}, expected {ours}"
-                    )
+            if metadata["binding"] != json.dumps(binding):
+                raise UnusableCheckpoint("it belongs to another training")
             tensors: dict[int, dict[str, Tensor]] = {}
             for name in content.keys():  # noqa: SIM118
                 trial, _, own = name.partition("|")
@@ -120,23 +114,13 @@ def read_checkpoint(path: Path, binding: Binding) -> StoredCheckpoint:
         raise UnusableCheckpoint(f"its {size} bytes are not a complete checkpoint") from None
 
 
-def _digest_offset(path: Path) -> int:
-    """Locate the hash in a file's header."""
-    with path.open("rb") as file:
-        header = file.read(8)
-        size = int.from_bytes(header, "little")
-        if len(header) < 8 or size > path.stat().st_size:
-            raise ValueError("no safetensors header")
-        return 8 + file.read(size).index(_KEY) + len(_KEY)
-
-
-def _file_hash(path: Path, start: int) -> str:
-    """Hash a file with the placeholder in place of its own hash."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        digest.update(file.read(start))
-        digest.update(_BLANK.encode())
-        file.seek(start + len(_BLANK))
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+def _digest(file: BinaryIO) -> tuple[int, bytes, bytes]:
+    """Return the offset of the hash, the stored hash and that of the file with the placeholder."""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        start = content.find(_KEY) + len(_KEY)
+        end = start + len(_BLANK)
+        with memoryview(content) as view:
+            digest = hashlib.sha256(view[:start])
+            digest.update(_BLANK.encode())
+            digest.update(view[end:])
+        return start, content[start:end], digest.hexdigest().encode()

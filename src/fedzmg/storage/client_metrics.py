@@ -53,20 +53,20 @@ def read_clients(directory: Path) -> ClientTable | None:
         return None
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            facts = file.metadata()
-            found = ClientTable(
-                facts["part"],
-                int(facts["population"]),
-                file.get_tensor("client").astype(np.int64),
-                file.get_tensor("examples").astype(np.int64),
-                file.get_tensor("round").astype(np.int64),
+            facts, metric, loss = (
+                file.metadata(),
                 file.get_tensor("metric"),
                 file.get_tensor("loss"),
             )
+            clients, examples, rounds = (
+                file.get_tensor(name).astype(np.int64) for name in ("client", "examples", "round")
+            )
+        facts = facts["part"], int(facts["population"])
+        found = ClientTable(*facts, clients, examples, rounds, metric, loss)
         shape = len(found.rounds), len(found.clients)
         same = len(found.examples) == len(found.clients)
-        if not same or not found.metric.size or {found.metric.shape, found.loss.shape} != {shape}:
-            raise ValueError(f"a table of shape {found.metric.shape}")
+        if not same or not metric.size or {metric.shape, loss.shape} != {shape}:
+            raise ValueError(f"a table of shape {metric.shape}")
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise InputError(f"{path} cannot be read ({error}): {RESTORE}") from None
     return found

@@ -111,33 +111,39 @@ class Hold:
     def take(self, path: Path, say: Callable[[str], None]) -> None:
         """Lock one more directory and create it if it is missing."""
         path = path.absolute()
-        guard = FileLock(path / GUARD)
         try:
-            self._make(path)
-            guard.acquire(timeout=GUARD_SECONDS)
+            for parent in reversed([p for p in (path, *path.parents) if not p.exists()]):
+                # A directory that another process makes meanwhile is not ours to remove.
+                with contextlib.suppress(FileExistsError):
+                    parent.mkdir()
+                    self._made.append(parent)
+            with FileLock(path / GUARD, timeout=GUARD_SECONDS):
+                try:
+                    self._take_over(path, say)
+                finally:
+                    # Removed while it is held: a waiting process notices and creates a new one.
+                    with contextlib.suppress(OSError):
+                        os.unlink(path / GUARD)
         except Timeout:
             raise InputError(f"another process is locking {path} right now: try again") from None
         except (OSError, NotImplementedError) as error:
-            raise _unwritable(path, error) from None
-        try:
-            remove_leftovers(path / NAME)
-            other = read_owner(path)
-            if other is not None and not other.is_gone:
-                raise InputError(
-                    f"{path} is in use by {other}: wait for it, stop it or choose another "
-                    f"directory with --out; if it is certainly gone, remove {NAME} there"
-                )
-            if other is not None:
-                say(f"{path} was left locked by {other}, which is gone: taken over")
-            self.paths.append(path)
-            self._write(path)
-        except OSError as error:
-            raise _unwritable(path, error) from None
-        finally:
-            with contextlib.suppress(OSError):
-                # Removed while it is held: a waiting process notices and creates a new one.
-                os.unlink(path / GUARD)
-            guard.release()
+            raise InputError(
+                f"cannot write the run directory {path}: {getattr(error, 'strerror', error)}; "
+                "choose another directory with --out"
+            ) from None
+
+    def _take_over(self, path: Path, say: Callable[[str], None]) -> None:
+        remove_leftovers(path / NAME)
+        other = read_owner(path)
+        if other is not None and not other.is_gone:
+            raise InputError(
+                f"{path} is in use by {other}: wait for it, stop it or choose another "
+                f"directory with --out; if it is certainly gone, remove {NAME} there"
+            )
+        if other is not None:
+            say(f"{path} was left locked by {other}, which is gone: taken over")
+        self.paths.append(path)
+        self._write(path)
 
     def keep_beating(self, ended: threading.Event) -> None:
         """Refresh the heartbeat of every directory that is still ours, until the end."""
@@ -145,28 +151,19 @@ class Hold:
             self.owner = replace(self.owner, heartbeat=time.time())
             for path in self.paths:
                 # On a full disk the lock merely looks older than it is.
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, InputError):
                     if self.owner.is_same(read_owner(path)):
                         self._write(path)
 
     def release(self) -> None:
         """Unlock everything and remove directories that stayed empty."""
         for path in self.paths:
-            if self.owner.is_same(read_owner(path)):
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, InputError):
+                if self.owner.is_same(read_owner(path)):
                     os.unlink(path / NAME)
         for path in reversed(self._made):
             with contextlib.suppress(OSError):
                 path.rmdir()
-
-    def _make(self, path: Path) -> None:
-        missing = [p for p in (path, *path.parents) if not p.exists()]
-        for parent in reversed(missing):
-            # A directory that another process makes meanwhile is not ours to remove.
-            with contextlib.suppress(FileExistsError):
-                parent.mkdir()
-                self._made.append(parent)
-        path.mkdir(exist_ok=True)
 
     def _write(self, path: Path) -> None:
         write_atomic(path / NAME, json.dumps(asdict(self.owner), indent=1).encode())
@@ -207,25 +204,15 @@ def kept_copy(path: Path) -> Path | None:
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Read the owner of a directory; a lock that cannot be read is as old as its file."""
+    """Read the owner of a directory; None if it is not locked."""
     try:
         return Owner(**json.loads((path / NAME).read_bytes()))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError):
-        pass
-    try:
-        written = (path / NAME).stat().st_mtime
-    except OSError:
-        return None
-    return Owner("unknown", "an unknown machine", 0, "", "", written, written)
-
-
-def _unwritable(path: Path, error: Exception) -> InputError:
-    reason = getattr(error, "strerror", None) or error
-    return InputError(
-        f"cannot write the run directory {path}: {reason}; choose another directory with --out"
-    )
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(
+            f"{path / NAME} cannot be read ({error}): remove it if no process uses the directory"
+        ) from None
 
 
 def _machine() -> str:

@@ -64,21 +64,23 @@ def run_grid(
         Interrupted: on Ctrl-C, likewise.
     """
     progress, budget = progress or Silent(), Budget(max_minutes)
-    seconds = checkpoint_seconds
-    if seconds is None:
-        seconds = checkpoint_interval(CHECKPOINT_SECONDS)
+    seconds = checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds)
     spec.check(task)
     whole = task or spec.build_task()
     task = choosing(whole, spec)
     reporting = whole.test if spec.also_by_test else None
+    folders = {name: out / spec.folder(name) for name in spec.algorithms}
     with claimed(out, spec, "grid.toml", progress.say) as held:
         found: dict[str, Any] = {}
+        changed = []
         # Finished algorithms are only read, but they must be of the same data.
-        for name in spec.algorithms:
-            known_facts(out / spec.folder(name), task)
-        say_changed(_changed(spec, task, out), out, progress.say)
-        for name in spec.algorithms:
-            inner = out / spec.folder(name)
+        for name, inner in folders.items():
+            known_facts(inner, task)
+            [trial] = built(spec, name, task, trials_of(spec, name)[:1])
+            if have_changed(trial.algorithm, inner):
+                changed.append(spec.shown(name))
+        say_changed(changed, out, progress.say)
+        for name, inner in folders.items():
             if not (inner / "scores.json").is_file():
                 Search(spec, name, task, inner, progress, budget, seconds, held, reporting).run()
             else:
@@ -86,16 +88,6 @@ def run_grid(
             found[name] = read_json(inner / "scores.json", REMAKE, FORMAT)
             write_json(out / "grid.json", _summary(spec, task, found))
     return read_json(out / "grid.json", REMAKE, FORMAT)
-
-
-def _changed(spec: GridSpec, task: Task, out: Path) -> list[str]:
-    """Return algorithms whose rules have changed since they were trained."""
-    firsts = {name: built(spec, name, task, trials_of(spec, name)[:1]) for name in spec.algorithms}
-    return [
-        spec.shown(name)
-        for name, [trial] in firsts.items()
-        if have_changed(trial.algorithm, out / spec.folder(name))
-    ]
 
 
 def choosing(task: Task, spec: GridSpec) -> Task:

@@ -6,13 +6,22 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.early_stopping import Known, Stopped
+from fedzmg.experiment.early_stopping import Stopped
 from fedzmg.experiment.plan_directory import FORMAT, Rows
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.tasks.task import Task
+
+
+class Known(NamedTuple):
+    """Evaluations of one trial so far."""
+
+    values: list[float]
+    """Evaluations that count."""
+    lost: bool = False
+    """True if the trial has diverged."""
 
 
 def counted(spec: GridSpec) -> range:
@@ -30,16 +39,15 @@ def known(
 ) -> Known:
     """Return a trial's logged evaluations, up to a round."""
     end = spec.rounds if until is None else until
-    if stopped is not None:
-        end = min(end, stopped.round)
-        if stopped.why == "diverged" and stopped.round <= end:
-            return Known([], lost=True)
+    if stopped is not None and stopped.why == "diverged" and stopped.round <= end:
+        return Known([], lost=True)
+    end = end if stopped is None else min(end, stopped.round)
     found = [rows[trial, r] for r in counted(spec) if r <= end and (trial, r) in rows]
     return Known([row[field] for row in found], any(row["diverged"] for row in found))
 
 
 def score(
-    spec: GridSpec, name: str, task: Task, rows: Rows, stops: Mapping[int, Stopped] | None = None
+    spec: GridSpec, name: str, task: Task, rows: Rows, stops: Mapping[int, Stopped]
 ) -> dict[str, Any]:
     """Return the scores of an algorithm's grid, ready for JSON.
 
@@ -51,27 +59,42 @@ def score(
         stops: trials that were stopped early. A point that diverged has the worst score, other
             stopped points have none.
     """
-    stops = stops or {}
     axes, points, seeds = spec.axes_of(name), spec.points(name), len(spec.seeds)
-    higher, worst = task.metric.higher_is_better, task.metric.worst
-    listed: list[dict[str, Any]] = []
-    for i, options in enumerate(points):
-        trials = range(i * seeds, (i + 1) * seeds)
-        runs, diverged = _runs(spec, trials, rows, stops, worst)
-        point: dict[str, Any] = {
-            "options": options, "score": _mean(runs), "runs": runs, "diverged": diverged,
-        }  # fmt: skip
-        if spec.also_by_test:
-            point["test_score"] = _mean(_runs(spec, trials, rows, stops, worst, "test_metric")[0])
-        if any(t in stops for t in trials):
-            point["stopped"] = [stops[t].line() if t in stops else None for t in trials]
-        listed.append(point)
+    shape, metric = [len(values) for values in axes.values()], task.metric
+
+    def scored(trials: Iterable[int], field: str) -> tuple[float | None, list[float | None], int]:
+        """Return a point's score, None if unknown, that of every seed, and how many diverged."""
+        each = [known(spec, t, rows, stops.get(t), field=field) for t in trials]
+        runs = [
+            metric.worst if lost else statistics.fmean(values) if len(values) == spec.last else None
+            for values, lost in each
+        ]
+        whole = [run for run in runs if run is not None]
+        mean = statistics.fmean(whole) if len(whole) == len(runs) else None
+        return mean, runs, sum(lost for _, lost in each)
 
     def best(field: str) -> dict[str, Any] | None:
         values, lost = [p[field] for p in listed], [p["diverged"] for p in listed]
-        chosen = choose_best([len(v) for v in axes.values()], values, lost, higher=higher)
-        return None if chosen is None else _described(axes, points, values, chosen)
+        chosen = choose_best(shape, values, lost, higher=metric.higher_is_better)
+        if chosen is None:
+            return None
+        options = points[chosen]
+        edges = [k for k, v in axes.items() if len(v) > 1 and options[k] in (v[0], v[-1])]
+        around = [{"options": points[n], "score": values[n]} for n in neighbours(shape, chosen)]
+        return {
+            "options": options, "score": values[chosen], "neighbours": around,
+            "border": bool(edges), "border_axes": edges,
+        }  # fmt: skip
 
+    listed: list[dict[str, Any]] = []
+    for i, options in enumerate(points):
+        trials = range(i * seeds, (i + 1) * seeds)
+        mean, runs, diverged = scored(trials, "metric")
+        listed.append({"options": options, "score": mean, "runs": runs, "diverged": diverged})
+        if spec.also_by_test:
+            listed[-1]["test_score"] = scored(trials, "test_metric")[0]
+        if any(t in stops for t in trials):
+            listed[-1]["stopped"] = [stops[t].line() if t in stops else None for t in trials]
     found = {
         "format": FORMAT,
         "algorithm": spec.base(name),
@@ -86,36 +109,12 @@ def score(
         found["best_by_test"] = best("test_score")
     if spec.stops:
         asked = spec.rounds * len(points) * seeds
-        reasons: dict[str, int] = Counter(stop.why for stop in stops.values())
         found["stopped"] = {
-            **reasons,
+            **dict(Counter[str](stop.why for stop in stops.values())),
             "rounds": asked - sum(spec.rounds - stop.round for stop in stops.values()),
             "rounds_asked": asked,
         }
     return found
-
-
-def _runs(
-    spec: GridSpec,
-    trials: Iterable[int],
-    rows: Rows,
-    stops: Mapping[int, Stopped],
-    worst: float,
-    field: str = "metric",
-) -> tuple[list[float | None], int]:
-    """Return a point's score under every seed, None if unknown, and how many diverged."""
-    each = [known(spec, t, rows, stops.get(t), field=field) for t in trials]
-    runs = [
-        worst if lost else statistics.fmean(values) if len(values) == spec.last else None
-        for values, lost in each
-    ]
-    return runs, sum(lost for _, lost in each)
-
-
-def _mean(runs: Sequence[float | None]) -> float | None:
-    """Return the mean over seeds; None if one of them has no score."""
-    scores = [run for run in runs if run is not None]
-    return statistics.fmean(scores) if len(scores) == len(runs) else None
 
 
 def choose_best(
@@ -161,44 +160,13 @@ def neighbours(shape: Sequence[int], point: int) -> list[int]:
     return found
 
 
-def _described(
-    axes: Mapping[str, Sequence[float]],
-    points: Sequence[Mapping[str, float]],
-    scores: Sequence[float | None],
-    best: int,
-) -> dict[str, Any]:
-    edges = [
-        key
-        for key, values in axes.items()
-        if len(values) > 1 and points[best][key] in (values[0], values[-1])
-    ]
-    around = neighbours([len(v) for v in axes.values()], best)
-    return {
-        "options": points[best],
-        "score": scores[best],
-        "neighbours": [{"options": points[n], "score": scores[n]} for n in around],
-        "border": bool(edges),
-        "border_axes": edges,
-    }
-
-
 def chosen_options(
     name: str, entry: Mapping[str, Any], best: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the options that a search gives an algorithm: the fixed ones and the best point.
-
-    Args:
-        name: the algorithm, for the message.
-        entry: its entry in ``grid.json``.
-        best: the chosen point.
-
-    Raises:
-        InputError: if no point was chosen.
-    """
+    """Return the fixed options of an entry of ``grid.json`` and those of the chosen point."""
     if best is None:
         raise InputError(f"every point of {name} diverged: search smaller learning rates")
-    # Older grids lack the weights.
-    weights = {} if entry.get("weights") is None else {"weights": entry["weights"]}
+    weights = {"weights": entry["weights"]} if entry.get("weights") else {}
     return {**weights, **entry["fixed"], **best["options"]}
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedzmg.data.federated import Examples
-from fedzmg.experiment import manifest, rules_hash
+from fedzmg.experiment import manifest
 from fedzmg.experiment.control import Budget, named_write_errors
-from fedzmg.experiment.early_stopping import Stopped, Verdict, newly_diverged
+from fedzmg.experiment.early_stopping import Stopped, newly_diverged
 from fedzmg.experiment.grids.score import counted, score
 from fedzmg.experiment.grids.stops import Stops
 from fedzmg.experiment.plan_directory import read_rows
@@ -88,8 +88,8 @@ def by_test(
     """
     if simulation.round not in counted(spec):
         return {}
-    worst = simulation.task.metric.worst
-    sizes, found = (simulation.task.test.size, reporting.size), dict[int, float]()
+    worst, sizes = simulation.task.metric.worst, (simulation.task.test.size, reporting.size)
+    found: dict[int, float] = {}
     for i, other in enumerate(simulation.evaluate(reporting)):
         metric = records[i].metric
         if metric is not None and i not in simulation.stopped_trials:
@@ -106,22 +106,26 @@ def evaluated(spec: GridSpec, simulation: Simulation, records: list[Record]) -> 
     active = [i for i in range(len(records)) if i not in simulation.stopped_trials]
     if not due or records[active[0]].metric is not None:
         return records
-    worst = simulation.task.metric.worst
     found, scores = list(records), simulation.evaluate()
     for i in active:
         loss, metric = scores[i]
         lost = records[i].diverged or not math.isfinite(loss)
         found[i] = records[i]._replace(
             loss=loss,
-            metric=worst if lost else metric,
+            metric=simulation.task.metric.worst if lost else metric,
             # An infinite loss in between is not final: it may become finite again.
             diverged=lost if counts else records[i].diverged,
         )
     return found
 
 
-class Search:
-    """Trains and scores the points of one algorithm under all seeds."""
+class Search(TrainingStorage):
+    """Trains and scores the points of one algorithm under all seeds.
+
+    All packs share a log. The pack that trains has one checkpoint for all of its trials.
+    """
+
+    path: Path
 
     def __init__(
         self,
@@ -135,200 +139,172 @@ class Search:
         held: Hold,
         reporting: Examples | None = None,
     ) -> None:
-        self.spec, self.name, self.task, self.directory = spec, name, task, directory
-        self.progress, self.budget, self.held = progress, budget, held
-        self.checkpoint_seconds = checkpoint_seconds
-        self.reporting = reporting
-        """Examples that report, if points are scored on them too."""
-        self.log = directory / "metrics.jsonl"
-        self.rows = read_rows(self.log)
-        self.stops = Stops(spec, name, task.metric, directory / "stopped.jsonl")
-        self.trials = trials_of(spec, name)
-        self.lost: set[int] = set()
+        self._spec, self._name, self._task, self.path = spec, name, task, directory
+        self._progress, self._budget, self._held = progress, budget, held
+        self._checkpoint_seconds, self._reporting = checkpoint_seconds, reporting
+        self._rows = read_rows(directory / "metrics.jsonl")
+        self._stops = Stops(spec, name, task.metric, directory / "stopped.jsonl")
+        self._trials = trials_of(spec, name)
+        self._lost: set[int] = set()
         """Trials that this process saw diverge."""
+        self._pack: list[int] = []
+        self._active: list[int] = []
+        """Numbers of the simulation's trials."""
+        self._checkpoint = directory / "checkpoint.safetensors"
 
     def run(self) -> None:
         """Train pack after pack, then score."""
-        for pack in packs(self.spec, range(len(self.trials))):
+        for pack in packs(self._spec, range(len(self._trials))):
             # A stopped trial whose decision was revoked trains below.
-            if not all(i in self.stops.revoked or self.is_logged([i]) for i in pack):
+            if not all(i in self._stops.revoked or self._is_logged([i]) for i in pack):
                 self._train(pack)
         while True:
-            if self.spec.stop.cannot_win:
-                with named_write_errors(self.directory):
-                    self.stops.revoke(self.stops.unsettled(self.rows))
-            left = [i for i in sorted(self.stops.revoked) if not self.is_logged([i])]
+            if self._spec.stop.cannot_win:
+                with named_write_errors(self.path):
+                    self._stops.revoke(self._stops.unsettled(self._rows))
+            left = [i for i in sorted(self._stops.revoked) if not self._is_logged([i])]
             if not left:
                 break
-            self.progress.say(
-                f"{self.name}: {len(left)} stopped trials might win after all: they are trained "
+            self._progress.say(
+                f"{self._name}: {len(left)} stopped trials might win after all: they are trained "
                 "to the end"
             )
-            for pack in packs(self.spec, left):
+            for pack in packs(self._spec, left):
                 self._train(pack)
-        with named_write_errors(self.directory):
-            scores = score(self.spec, self.name, self.task, self.rows, self.stops.now)
-            write_json(self.directory / "scores.json", scores)
+        with named_write_errors(self.path):
+            scores = score(self._spec, self._name, self._task, self._rows, self._stops.now)
+            write_json(self.path / "scores.json", scores)
             # Only now: a scored grid never trains again.
-            shutil.rmtree(self.directory / "memory", ignore_errors=True)
+            shutil.rmtree(self.path / "memory", ignore_errors=True)
 
-    def is_logged(self, members: Iterable[int], until: int | None = None) -> bool:
+    def _is_logged(self, members: Iterable[int], until: int | None = None) -> bool:
         """Return whether the log has all rounds that count, up to round ``until``."""
-        end = self.spec.rounds if until is None else until
-        for i in members:
-            stop = self.stops.now.get(i)
-            last = end if stop is None else min(end, stop.round)
-            if any((i, r) not in self.rows for r in counted(self.spec) if r <= last):
-                return False
-        return True
+        end = self._spec.rounds if until is None else until
+        stops = self._stops.now
+        lasts = {i: min(end, stops[i].round) if i in stops else end for i in members}
+        rounds = counted(self._spec)
+        return all((i, r) in self._rows for i, last in lasts.items() for r in rounds if r <= last)
 
-    def decide(self, pack: list[int], active: list[int], report: RoundReport) -> Verdict:
-        """Check the time limit and find trials to stop."""
-        stop, found = self.spec.stop, dict[int, Stopped]()
-        diverged = {active[i]: s for i, s in newly_diverged(report).items()}
-        self.lost |= set(diverged)
+    def early_stops(self, report: RoundReport) -> Collection[int]:
+        stop, stops, found = self._spec.stop, self._stops, dict[int, Stopped]()
+        diverged = {self._active[i]: s for i, s in newly_diverged(report).items()}
+        self._lost |= set(diverged)
         # Stopping after the last round saves nothing.
-        fresh = report.round < self.spec.rounds and not self.stops.revoked.intersection(pack)
+        fresh = report.round < self._spec.rounds and not stops.revoked.intersection(self._pack)
         if stop.diverged:
             found |= diverged
         if stop.cannot_win and fresh:
-            found |= self.stops.dominated(self.rows, pack, report.round, self.lost) | found
+            found |= stops.dominated(self._rows, self._pack, report.round, self._lost) | found
         if report.round in stop.heuristic_halving and fresh:
-            found |= self.stops.worse_half(self.rows, report.round) | found
-        self.stops.keep(found, [{"seed": t.seed, **t.options} for t in self.trials])
+            found |= stops.worse_half(self._rows, report.round) | found
+        stops.keep(found)
         # Decisions from before a crash take effect after the same round.
-        now = self.stops.now
-        due = {i: now[t] for i, t in enumerate(active) if t in now and now[t].round == report.round}
-        return Verdict(self.budget.spent, due)
+        due = {trial for trial, stopped in stops.now.items() if stopped.round == report.round}
+        return [i for i, trial in enumerate(self._active) if trial in due]
 
     def _train(self, pack: list[int]) -> None:
-        with named_write_errors(self.directory):
-            storage = _PackStorage(self, pack)
-            kept = storage.load()
-            done, stops = 0 if kept is None else kept.round, self.stops.now
-            active = [i for i in pack if i not in stops or stops[i].round > done]
+        self._pack = pack
+        memory = {i: self.path / "memory" / f"trial-{i}" for i in pack}
+        with named_write_errors(self.path):
+            kept = self._load()
+            done = 0 if kept is None else kept.round
+            self._active = self._left(done)
             if kept is None:
                 # No checkpoint needs the client memory, which a crash may have left incomplete.
-                for i in pack:
-                    shutil.rmtree(self._memory(i), ignore_errors=True)
-            if not active:
+                for path in memory.values():
+                    shutil.rmtree(path, ignore_errors=True)
+            if not self._active:
                 return
-            storage.active = active
-            self.progress.begin(self.name, self.spec.rounds, done)
-            simulation = self._simulation(active, kept)
-            facts = read_json(self.directory / "manifest.json")
-            algorithm = simulation.trials[0].algorithm
-            changes = rules_hash.continued(facts, algorithm, done, pack[0])
-            manifest.note(self.directory, **changes)
+            self._progress.begin(self._name, self._spec.rounds, done)
+            facts = known_facts(self.path, self._task)
+            trials = [self._trials[i] for i in self._active]
+            simulation = build_simulation(
+                self._task,
+                built(self._spec, self._name, self._task, trials),
+                self._spec,
+                [memory[i] for i in self._active],
+                recorded=recorded_engine(facts) if facts else None,
+                chunk=manifest.chunk(facts, self._task, len(trials)) if facts else None,
+                trainings=sum(self._spec.packs().values()),
+                restored=kept and [Checkpoint(done, dict(kept.tensors[i])) for i in self._active],
+            )
+            if not facts:
+                facts = manifest.describe(simulation)
+                self.path.mkdir(parents=True, exist_ok=True)
+                write_json(self.path / "manifest.json", facts)
         began = time.monotonic()
         try:
             training_loop(
-                simulation, storage, self.progress,
-                held=self.held,
-                stop=lambda report: self.decide(pack, active, report),
-                checkpoint_seconds=self.checkpoint_seconds,
+                simulation, self, self._progress,
+                held=self._held, budget=self._budget, checkpoint_seconds=self._checkpoint_seconds,
             )  # fmt: skip
         finally:
-            seconds = facts.get("seconds", 0.0) + time.monotonic() - began
-            manifest.note(self.directory, seconds=seconds)
-            if simulation.round == self.spec.rounds or simulation.all_stopped:
-                storage.checkpoint.unlink(missing_ok=True)
+            manifest.note(self.path, seconds=facts.get("seconds", 0.0) + time.monotonic() - began)
+            if simulation.round == self._spec.rounds or simulation.all_stopped:
+                self._checkpoint.unlink(missing_ok=True)
 
-    def _simulation(self, active: list[int], kept: StoredCheckpoint | None) -> Simulation:
-        spec, facts = self.spec, known_facts(self.directory, self.task)
-        tensors = {} if kept is None else kept.tensors
-        simulation = build_simulation(
-            self.task,
-            built(spec, self.name, self.task, [self.trials[i] for i in active]),
-            spec,
-            [self._memory(i) for i in active],
-            recorded=recorded_engine(facts) if facts else None,
-            chunk=manifest.chunk(facts, self.task, len(active)) if facts else None,
-            trainings=sum(spec.packs().values()),
-            restored=[Checkpoint(kept.round, dict(tensors[i])) for i in active] if kept else None,
-        )
-        if not facts:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            write_json(self.directory / "manifest.json", manifest.describe(simulation))
-        return simulation
+    def _left(self, done: int) -> list[int]:
+        """Return the pack's trials that train after round ``done``."""
+        stops = self._stops.now
+        return [i for i in self._pack if i not in stops or stops[i].round > done]
 
-    def _memory(self, trial: int) -> Path:
-        return self.directory / "memory" / f"trial-{trial}"
+    @property
+    def _binding(self) -> Binding:
+        seeds = tuple(self._trials[i].seed for i in self._pack)
+        return Binding.to_file(self.path.parent / "grid.toml", seeds, tuple(self._pack))
 
-
-class _PackStorage(TrainingStorage):
-    """One pack of a grid directory: a shared log and one checkpoint for all trials."""
-
-    def __init__(self, search: Search, pack: list[int]) -> None:
-        self._search, self._pack = search, pack
-        self.path: Path | None = search.directory
-        self.active = pack
-        """Numbers of the simulation's trials."""
-        self.checkpoint = search.directory / "checkpoint.safetensors"
-        seeds = tuple(search.trials[i].seed for i in pack)
-        self._binding = Binding.to_file(search.directory.parent / "grid.toml", seeds, tuple(pack))
-
-    def load(self) -> StoredCheckpoint | None:
+    def _load(self) -> StoredCheckpoint | None:
         """Read the pack's checkpoint; report one that cannot be used."""
-        search = self._search
         try:
-            found = read_checkpoint(self.checkpoint, self._binding)
-            if not search.is_logged(self._pack, until=found.round):
+            found = read_checkpoint(self._checkpoint, self._binding)
+            if not self._is_logged(self._pack, until=found.round):
                 raise UnusableCheckpoint("metrics.jsonl lacks rounds before it")
-            stops = search.stops.now
-            wanted = {i for i in self._pack if i not in stops or stops[i].round > found.round}
-            if not wanted <= set(found.tensors):
+            if not set(found.tensors).issuperset(self._left(found.round)):
                 raise UnusableCheckpoint("it lacks trials that stopped.jsonl does not stop")
         except FileNotFoundError:
             return None
         except UnusableCheckpoint as error:
-            search.progress.say(
-                f"{self.checkpoint} cannot be used ({error}): {search.name} starts again from "
+            self._progress.say(
+                f"{self._checkpoint} cannot be used ({error}): {self._name} starts again from "
                 "round 1"
             )
             return None
         return found
 
     def append(self, report: RoundReport) -> RoundReport:
-        search, simulation = self._search, report.simulation
-        report = report._replace(records=evaluated(search.spec, simulation, report.records))
-        others: Mapping[int, float] = {}
-        if search.reporting is not None:
-            others = by_test(search.spec, simulation, report.records, search.reporting)
+        simulation, others = report.simulation, dict[int, float]()
+        report = report._replace(records=evaluated(self._spec, simulation, report.records))
+        if self._reporting is not None:
+            others = by_test(self._spec, simulation, report.records, self._reporting)
         lines = [
-            search.trials[trial].line(trial, record, others.get(i))
-            for i, (trial, record) in enumerate(zip(self.active, report.records, strict=True))
+            self._trials[trial].line(trial, record, others.get(i))
+            for i, (trial, record) in enumerate(zip(self._active, report.records, strict=True))
             if record.metric is not None
         ]
         if lines:
-            append_log(search.log, lines)
-            search.rows |= {(line["trial"], line["round"]): line for line in lines}
+            append_log(self.path / "metrics.jsonl", lines)
+            self._rows |= {(line["trial"], line["round"]): line for line in lines}
         return report
 
     def save(self, simulation: Simulation, _: Collection[int]) -> None:
         simulation.memory.flush()
         tensors = {
             trial: simulation.checkpoint(i).tensors
-            for i, trial in enumerate(self.active)
+            for i, trial in enumerate(self._active)
             if i not in simulation.stopped_trials
         }
         stored = StoredCheckpoint(simulation.round, simulation.round, tensors)
-        write_checkpoint(self.checkpoint, stored, self._binding)
+        write_checkpoint(self._checkpoint, stored, self._binding)
         simulation.memory.commit(simulation.round)
 
-    def note_chunk(self, round_: int, chunk: int | None) -> None:
-        change = {"pack": self._pack[0], "round": round_, "chunk": chunk}
-        manifest.note(self._search.directory, chunk_changes=[*self._facts("chunk_changes"), change])
+    def note_chunk(self, simulation: Simulation) -> None:
+        change = {"pack": self._pack[0], "round": simulation.round, "chunk": simulation.chunk}
+        manifest.note_change(self.path, "chunk_changes", change)
 
     def note_pack(self, simulation: Simulation) -> None:
-        left = [t for i, t in enumerate(self.active) if i not in simulation.stopped_trials]
-        changes = {(c["pack"], c["round"]): c for c in self._facts("pack_changes")}
-        key = self._pack[0], simulation.round
-        changes[key] = {"pack": key[0], "round": key[1], "trials": left}
-        manifest.note(self._search.directory, pack_changes=list(changes.values()))
-
-    def _facts(self, name: str) -> list[dict[str, Any]]:
-        return list(read_json(self._search.directory / "manifest.json").get(name, []))
+        left = [t for i, t in enumerate(self._active) if i not in simulation.stopped_trials]
+        change = {"pack": self._pack[0], "round": simulation.round, "trials": left}
+        manifest.note_change(self.path, "pack_changes", change)
 
 
 def known_facts(directory: Path, task: Task) -> dict[str, Any]:

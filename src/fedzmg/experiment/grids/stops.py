@@ -1,4 +1,8 @@
-"""Early stopping of a grid's trials, and the file that records it.
+"""Early stopping of a grid's trials: the proof that a point cannot win, and the decisions.
+
+A score is the mean over seeds of the mean of the last evaluations; a diverged seed counts as the
+worst value. The evaluations so far bound it on both sides. Sums are exact before they are rounded
+and rounding is monotonic, so the bounds hold for the very numbers that the scores will be.
 
 ``stopped.jsonl`` has a line per decision: trial, round, reason. A line with ``revoked`` takes a
 decision back when a point might win after all.
@@ -6,64 +10,139 @@ decision back when a point might win after all.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from fedzmg.errors import InputError
-from fedzmg.evaluation import Metric
-from fedzmg.experiment.early_stopping import Known, Rule, Stopped, dominated, unsettled
-from fedzmg.experiment.grids.score import known, neighbours
+from fedzmg.evaluation import Metric, worst
+from fedzmg.experiment.early_stopping import Stopped
+from fedzmg.experiment.grids.score import Known, known, neighbours
 from fedzmg.experiment.plan_directory import Rows, read_lines
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.storage.formats import append_log
+
+Merit: TypeAlias = tuple[bool, float]
+"""Sort key of points: True if no seed is lost, then the score, negated if lower is better."""
+
+
+class Rule(NamedTuple):
+    """Scoring rule of a grid."""
+
+    last: int
+    """Number of evaluations that count."""
+    best: float
+    """Best possible value of the metric."""
+    higher: bool = True
+
+    @property
+    def worst(self) -> float:
+        """Score of a diverged trial, and the lower bound of an evaluation."""
+        return worst(self.higher)
+
+    def sign(self, value: float) -> float:
+        """Convert between scores and heights."""
+        return value if self.higher else -value
+
+    def merit(self, seeds: Sequence[Known], rest: float) -> Merit:
+        """Return a point's merit if every evaluation to come were ``rest``."""
+        each = [
+            self.worst if lost else statistics.fmean([*values, *[rest] * (self.last - len(values))])
+            for values, lost in seeds
+        ]
+        return not any(s.lost for s in seeds), self.sign(statistics.fmean(each))
+
+    def broken(self, points: Iterable[Sequence[Known]]) -> bool:
+        """Return whether an evaluation is better than the best possible value."""
+        best = self.sign(self.best)
+        return any(self.sign(v) > best for seeds in points for one in seeds for v in one.values)
+
+
+def dominated(
+    rule: Rule, points: Sequence[Sequence[Known]], stopped: Collection[int]
+) -> dict[int, tuple[Merit, Merit]]:
+    """Return points that cannot win any more, with their upper bound and the bound they miss.
+
+    ``points`` has the evaluations of every point's seeds; ``stopped`` points beat no other.
+    """
+    left = {i: seeds for i, seeds in enumerate(points) if i not in stopped}
+    if not left or rule.broken(points):
+        return {}
+    bar = max(rule.merit(seeds, rule.worst) for seeds in left.values())
+    tops = {i: rule.merit(seeds, rule.best) for i, seeds in left.items()}
+    return {i: (top, bar) for i, top in tops.items() if top < bar}
+
+
+def unsettled(
+    rule: Rule,
+    points: Sequence[Sequence[Known]],
+    stopped: Collection[int],
+    others: Collection[int],
+    near: Mapping[int, Sequence[int]],
+) -> list[int]:
+    """Return ``stopped`` points, which could not win, whose score is needed after all.
+
+    ``others`` were stopped for other reasons and have no score. ``near`` has the neighbours of
+    every point; they break ties.
+    """
+    done = [i for i in range(len(points)) if i not in stopped and i not in others]
+    merits = {i: rule.merit(points[i], rule.worst) for i in done}
+    if not merits or rule.broken(points):
+        return sorted(stopped)
+    best = max(merits.values())
+    found = {i for i in stopped if rule.merit(points[i], rule.best) >= best}
+    equals = [i for i in done if merits[i] == best]
+    if len(equals) > 1:
+        found |= {n for i in equals for n in near[i] if n in stopped}
+    return sorted(found)
 
 
 class Stops:
     """Early-stopping decisions about one algorithm's trials."""
 
     def __init__(self, spec: GridSpec, name: str, metric: Metric, path: Path) -> None:
-        self._spec, self._path = spec, path
-        self._rule = Rule(spec.last, _bound(spec, metric), metric.higher_is_better)
+        self._spec, self._path, bound = spec, path, spec.stop.best_possible
+        if spec.stop.cannot_win and bound is None and metric.name != "accuracy":
+            raise InputError(
+                f"stop.cannot_win needs the best possible value of {metric.name!r}: set "
+                "stop.best_possible"
+            )
+        self._rule = Rule(spec.last, 1.0 if bound is None else bound, metric.higher_is_better)
         self._shape = [len(values) for values in spec.axes_of(name).values()]
-        self._seeds, self._points = len(spec.seeds), len(spec.points(name))
+        points, self._seeds = spec.points(name), len(spec.seeds)
+        self._facts = [{"seed": seed, **point} for point in points for seed in spec.seeds]
+        self._trials = [range(p * self._seeds, (p + 1) * self._seeds) for p in range(len(points))]
+        """Trials of every point, one per seed."""
         self.now: dict[int, Stopped] = {}
         """Valid decisions by trial."""
         self.revoked: set[int] = set()
         """Trials that were stopped and are trained to the end after all."""
-        for line in read_lines(path):
-            try:
-                self._take(line["trial"], Stopped.of(line), revoked=bool(line.get("revoked")))
-            except (KeyError, TypeError, ValueError) as error:
-                raise InputError(f"{path} is damaged ({error}): restore it") from None
+        try:
+            self._take(read_lines(path))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{path} is damaged ({error}): restore it") from None
 
-    def _take(self, trial: int, stopped: Stopped, *, revoked: bool = False) -> None:
-        if revoked:
-            self.now.pop(trial, None)
-            self.revoked.add(trial)
-        else:
-            self.now[trial] = stopped
+    def _take(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        for line in lines:
+            self.now[line["trial"]] = Stopped.of(line)
+            if line.get("revoked"):
+                del self.now[line["trial"]]
+                self.revoked.add(line["trial"])
 
-    def keep(self, found: Mapping[int, Stopped], facts: Sequence[Mapping[str, Any]]) -> None:
-        """Record new decisions; ``facts`` describes every trial."""
-        new = {trial: stopped for trial, stopped in found.items() if trial not in self.now}
-        if new:
-            lines = ({"trial": t, **facts[t], **s.line()} for t, s in new.items())
-            append_log(self._path, lines)
-        for trial, stopped in new.items():
-            self._take(trial, stopped)
+    def keep(self, found: Mapping[int, Stopped]) -> None:
+        """Record new decisions."""
+        new = [(t, stopped) for t, stopped in found.items() if t not in self.now]
+        self._write([{"trial": t, **self._facts[t], **stopped.line()} for t, stopped in new])
 
     def revoke(self, trials: Collection[int]) -> None:
         """Take decisions back; these trials start again and are not stopped any more."""
-        if trials:
-            lines = ({"trial": t, **self.now[t].line(), "revoked": True} for t in trials)
-            append_log(self._path, lines)
-        for trial in trials:
-            self._take(trial, self.now[trial], revoked=True)
+        self._write([{"trial": t, **self.now[t].line(), "revoked": True} for t in trials])
 
-    def trials_of(self, point: int) -> range:
-        """Return the trials of a point, one per seed."""
-        return range(point * self._seeds, (point + 1) * self._seeds)
+    def _write(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        if lines:
+            append_log(self._path, lines)
+            self._take(lines)
 
     def dominated(
         self, rows: Rows, members: Iterable[int], round_: int, lost: Iterable[int]
@@ -73,19 +152,18 @@ class Stops:
         The pack of ``members`` is at ``round_``; later rounds of its log are about to be repeated.
         ``lost`` trials have diverged, which the log may not show yet.
         """
-        within, gone = set(members), set(lost)
-        points = self._known(rows, dict.fromkeys(within, round_), gone)
+        within = set(members)
+        points = self._known(rows, dict.fromkeys(within, round_), set(lost))
         settled = [p for p, why in enumerate(self._reasons(round_)) if why - {"diverged"}]
         found: dict[int, Stopped] = {}
         for point, (top, bar) in dominated(self._rule, points, settled).items():
-            at_most = self._rule.sign(top.height)
+            at_most, at_least = (self._rule.sign(height) for _, height in (top, bar))
             words = f"its score is at most {at_most:.6g}, and another point has at least "
-            words += f"{self._rule.sign(bar.height):.6g}"
-            if top.whole < bar.whole:
+            words += f"{at_least:.6g}"
+            if top[0] < bar[0]:
                 words = "a seed of this point diverged, and another point lost none"
-            for trial in self.trials_of(point):
-                done = trial not in within and len(points[point][trial % self._seeds].values) > 0
-                if not done and trial not in self.now:
+            for trial, seed in zip(self._trials[point], points[point], strict=True):
+                if trial not in self.now and (trial in within or not seed.values):
                     at = round_ if trial in within else 0
                     found[trial] = Stopped(at, "cannot_win", words, at_most)
         return found
@@ -93,24 +171,21 @@ class Stops:
     def worse_half(self, rows: Rows, round_: int) -> dict[int, Stopped]:
         """Return trials of the points that a halving after this round stops: a heuristic."""
         before = {t for t, stopped in self.now.items() if stopped.round < round_}
-        alive = [p for p in range(self._points) if any(t not in before for t in self.trials_of(p))]
-
-        def height(point: int) -> float:
-            each = [
-                self._rule.worst if trial in before else rows[trial, round_]["metric"]
-                for trial in self.trials_of(point)
-            ]
-            return self._rule.sign(sum(each) / len(each))
-
-        heights = {p: height(p) for p in alive}
+        heights = {
+            point: self._rule.sign(
+                sum(self._rule.worst if t in before else rows[t, round_]["metric"] for t in trials)
+            )
+            for point, trials in enumerate(self._trials)
+            if not before.issuperset(trials)
+        }
         # The sort is stable: the first of equals continue.
-        order = sorted(alive, key=lambda p: -heights[p])
+        order = sorted(heights, key=lambda point: -heights[point])
         kept = -(-len(order) // 2)
         words = f"heuristic: not in the better half, {kept} of {len(order)} points, after round "
         return {
             trial: Stopped(round_, "halving", f"{words}{round_}")
             for point in order[kept:]
-            for trial in self.trials_of(point)
+            for trial in self._trials[point]
             if trial not in self.now
         }
 
@@ -119,11 +194,11 @@ class Stops:
         points, reasons = self._known(rows, {}, ()), self._reasons(self._spec.rounds + 1)
         stopped = [p for p, why in enumerate(reasons) if "cannot_win" in why]
         others = [p for p, why in enumerate(reasons) if "halving" in why]
-        near = {p: neighbours(self._shape, p) for p in range(self._points)}
+        near = {p: neighbours(self._shape, p) for p in range(len(points))}
         return [
             t
             for p in unsettled(self._rule, points, stopped, others, near)
-            for t in self.trials_of(p)
+            for t in self._trials[p]
             if t in self.now and self.now[t].why == "cannot_win"
         ]
 
@@ -133,27 +208,13 @@ class Stops:
         Without later decisions, rounds that are repeated after a crash are judged as before.
         """
         earlier = {t: s.why for t, s in self.now.items() if s.round < round_}
-        return [
-            {earlier[t] for t in self.trials_of(p) if t in earlier} for p in range(self._points)
-        ]
+        return [{earlier[t] for t in trials if t in earlier} for trials in self._trials]
 
     def _known(
         self, rows: Rows, until: Mapping[int, int], lost: Collection[int]
     ) -> list[list[Known]]:
-        each = [
-            known(self._spec, t, rows, self.now.get(t), until.get(t))
-            for t in range(self._points * self._seeds)
-        ]
-        each = [own._replace(lost=own.lost or t in lost) for t, own in enumerate(each)]
-        return [[each[t] for t in self.trials_of(p)] for p in range(self._points)]
+        def one(trial: int) -> Known:
+            found = known(self._spec, trial, rows, self.now.get(trial), until.get(trial))
+            return found._replace(lost=found.lost or trial in lost)
 
-
-def _bound(spec: GridSpec, metric: Metric) -> float:
-    if spec.stop.best_possible is not None:
-        return spec.stop.best_possible
-    if spec.stop.cannot_win and metric.name != "accuracy":
-        raise InputError(
-            f"stop.cannot_win needs the best possible value of {metric.name!r}: set "
-            "stop.best_possible"
-        )
-    return 1.0
+        return [[one(trial) for trial in trials] for trials in self._trials]

@@ -5,22 +5,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import pydantic
 
 from fedzmg import algorithms, tasks
 from fedzmg.algorithms.options import known_options, number_options
 from fedzmg.errors import InputError, unknown
-from fedzmg.experiment.specs.plan import (
-    PAPER_RATES,
-    Axes,
-    GridStop,
-    Plan,
-    dotted_axes,
-    sorted_axes,
-)
+from fedzmg.experiment.specs.plan import PAPER_RATES, Axes, GridStop, Plan, Seeds
 from fedzmg.tasks.task import Task
 
 
@@ -31,7 +23,7 @@ class GridSpec(Plan):
     tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "stop", "axes")
 
     kind: Literal["grid"] = "grid"
-    seeds: list[int] = [1000]
+    seeds: Seeds = [1000]
     """Seeds of the search; no reported run should use them."""
     rounds: int = pydantic.Field(default=50, ge=1)
     last: int = 10
@@ -43,21 +35,11 @@ class GridSpec(Plan):
     not change; a study can use the other one (``rates_by = "test"``)."""
     together: int = pydantic.Field(default=0, ge=0)
     """Maximum number of trials that train together; 0: all of an algorithm's."""
-    axes: Axes = pydantic.Field(default_factory=lambda: {})
+    axes: Axes = dict.fromkeys(("client.lr", "server.lr"), PAPER_RATES)
     """Values by option, such as ``client.lr``; by default the paper's learning rates of clients and
     servers. An algorithm without such an option has one axis less."""
     stop: GridStop = GridStop()
     """Early-stopping rule; off by default."""
-
-    _dotted = pydantic.field_validator("axes", mode="before")(dotted_axes)
-    _sorted = pydantic.field_validator("axes")(sorted_axes)
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _usual_axes(cls, values: Any) -> Any:
-        if isinstance(values, dict) and not values.get("axes"):
-            return {**values, "axes": {"client.lr": PAPER_RATES, "server.lr": PAPER_RATES}}
-        return values
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Self:
@@ -69,27 +51,22 @@ class GridSpec(Plan):
             raise InputError(
                 'preset.selection = "test" leaves no half to choose by: set selection = "test"'
             )
-        self._check_stop()
-        return self
-
-    def _check_stop(self) -> None:
         bound, halvings = self.stop.best_possible, self.stop.heuristic_halving
         if bound is not None and not (self.stop.cannot_win and math.isfinite(bound)):
             raise InputError(
                 f"stop.best_possible = {bound}: a finite number, for stop.cannot_win = true only"
             )
-        if not halvings:
-            return
-        if sorted(set(halvings)) != halvings or not 1 <= halvings[0] <= halvings[-1] < self.rounds:
+        if sorted(set(halvings) & set(range(1, self.rounds))) != halvings:
             raise InputError(
                 f"stop.heuristic_halving = {halvings}: expected rising rounds from 1 to "
                 f"{self.rounds - 1}"
             )
-        if self.together:
+        if halvings and self.together:
             raise InputError(
                 "stop.heuristic_halving compares all points of an algorithm after the same round: "
                 "leave out together"
             )
+        return self
 
     def orders(self) -> dict[str, list[str]]:
         # The order of axes numbers the trials.
@@ -122,20 +99,15 @@ class GridSpec(Plan):
         return tasks.get(self.task, preset)
 
     def check(self, task: Task | None = None) -> None:
-        for name, variant in self.algorithms.items():
-            self._check_axes(variant.axes or {}, [self.base(name)], f"axis of {name}")
-        self._check_axes(self.axes, [self.base(name) for name in self.algorithms], "axis")
+        own = {f"axis of {n}": (v.axes, [self.base(n)]) for n, v in self.algorithms.items()}
+        for what, (axes, names) in {**own, "axis": (self.axes, self.bases())}.items():
+            found = [algorithms.get(name) for name in names]
+            known = {key for algorithm in found for key in known_options(algorithm)}
+            numbers = {key for algorithm in found for key in number_options(algorithm)}
+            for key in axes or {}:
+                if key not in known:
+                    raise unknown(what, key, numbers, f"fedzmg list {names[0]}")
         super().check(task)
-
-    @staticmethod
-    def _check_axes(axes: Axes, names: Sequence[str], what: str) -> None:
-        """Refuse an axis that none of these algorithms has as an option."""
-        found = [algorithms.get(name) for name in names]
-        known = {key for algorithm in found for key in known_options(algorithm)}
-        numbers = {key for algorithm in found for key in number_options(algorithm)}
-        for key in axes:
-            if key not in known:
-                raise unknown(what, key, numbers, f"fedzmg list {names[0]}")
 
     def check_algorithm(self, name: str, task: Task | None) -> None:
         if not self.axes_of(name):

@@ -15,13 +15,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 import pydantic
 
 from fedzmg import algorithms, tasks
-from fedzmg.algorithms.options import known_options
 from fedzmg.contract import Algorithm
-from fedzmg.errors import InputError, unknown
-from fedzmg.experiment.specs.run import RunSpec, known_task_keys
-from fedzmg.experiment.specs.strict import Setting, Strict, Value, toml
-from fedzmg.models.kernels.precision import Precision
-from fedzmg.simulation import Device, EngineName
+from fedzmg.errors import InputError
+from fedzmg.experiment.specs.run import Experiment, RunSpec, by_side
+from fedzmg.experiment.specs.strict import Strict, Value, toml
 from fedzmg.storage.files import folder_name
 from fedzmg.storage.formats import flat
 from fedzmg.tasks.task import Task
@@ -32,29 +29,26 @@ PAPER_RATES = [10.0 ** (-3 + i / 2) for i in range(9)]
 """The paper's learning rates, for clients and servers: half decades from 1e-3 to 10."""
 
 
-Axes: TypeAlias = dict[str, list[float]]
-"""Values to try, by option; sorted once they are checked."""
-
-
-def dotted_axes(axes: Any) -> Any:
+def _dotted(axes: Any) -> Any:
     """Flatten ``{"client": {"lr": [...]}}``, as TOML reads ``client.lr = [...]``."""
     if not isinstance(axes, Mapping):
         return axes
     found = flat(axes, keep_empty=True)
-    for key, value in found.items():
-        if isinstance(value, str) and value != "paper":
-            raise InputError(f'{key} = {value!r}: expected a list of numbers, or "paper"')
-    return {key: PAPER_RATES if v == "paper" else v for key, v in found.items()}
+    return {key: PAPER_RATES if value == "paper" else value for key, value in found.items()}
 
 
-def sorted_axes(axes: Axes | None) -> Axes | None:
-    """Sort the values of axes and refuse empty, repeated or infinite ones."""
-    if axes is None:
-        return None
+def _sorted(axes: dict[str, list[float]]) -> dict[str, list[float]]:
     for key, values in axes.items():
         if not values or len(set(values)) != len(values) or not all(map(math.isfinite, values)):
             raise InputError(f"{key} = {values!r}: give at least one finite number, each once")
     return {key: sorted(values) for key, values in axes.items()}
+
+
+Axes: TypeAlias = Annotated[
+    dict[str, list[float]], pydantic.BeforeValidator(_dotted), pydantic.AfterValidator(_sorted)
+]
+"""Values to try, by option."""
+Seeds: TypeAlias = Annotated[list[int], pydantic.Field(min_length=1)]
 
 
 class StudyStop(Strict):
@@ -100,61 +94,32 @@ class Variant(Strict):
     axes: Axes | None = None
     """Replaces the grid's own axes."""
 
-    _dotted = pydantic.field_validator("axes", mode="before")(dotted_axes)
 
-    _sorted = pydantic.field_validator("axes")(sorted_axes)
-
-
-class Plan(Strict):
+class Plan(Experiment):
     """Shared parts of grids and studies."""
 
     tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "stop")
 
-    task: str
     label: str = ""
     """A remark that is shown with every result, such as "reduced protocol"."""
-    seeds: list[int]
+    seeds: Seeds
     rounds: Annotated[int, pydantic.Field(ge=1)]
-    engine: EngineName = "auto"
-    device: Device = "auto"
-    dtype: Literal["float32", "float64"] = "float32"
-    precision: Precision = "float32"
-    """Precision of layers on a GPU; weights and updates keep ``dtype``."""
-    deterministic: bool = False
-    """On a GPU: the same bits whenever the same runs are packed together, also after a resume."""
-    preset: dict[str, Value] = {}
-    """Fields of the task's preset: centring, partition_seed, ..."""
-    protocol: dict[str, Value] = {}
-    """Fields of the task's protocol: cohort, batch_size, epochs, ..."""
-    algorithms: dict[str, Variant]
+    algorithms: Annotated[dict[str, Variant], pydantic.Field(min_length=1)]
     """Names of algorithms, or tables of options by a name of your own."""
 
     @pydantic.field_validator("algorithms", mode="before")
     @classmethod
     def _as_table(cls, given: Any) -> Any:
-        if given == "all":
-            given = list(algorithms.ALGORITHMS)
-        if not isinstance(given, list | Mapping):
-            name = given if isinstance(given, str) else "fedzmg"
-            raise InputError(f'{given!r} is not a list: expected names, ["{name}"], or "all"')
-        if isinstance(given, list):
-            if not all(isinstance(name, str) for name in given) or len(set(given)) != len(given):
-                raise InputError("expected names of algorithms, each once")
-            given = {name: {} for name in given}
-        return given
-
-    @pydantic.field_validator("seeds", mode="before")
-    @classmethod
-    def _list_of_seeds(cls, given: Any) -> Any:
-        if isinstance(given, int):
-            listed = list(range(given if 1 <= given <= 5 else 3))
-            raise InputError(f"{given!r} is not a list: list the seeds, such as seeds = {listed}")
-        return given
+        if isinstance(given, str):
+            given = list(algorithms.ALGORITHMS) if given == "all" else [given]
+        if not isinstance(given, list):
+            return given
+        if not all(isinstance(name, str) for name in given) or len(set(given)) != len(given):
+            raise InputError("expected names of algorithms, each once")
+        return {name: {} for name in given}
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
-        if not self.algorithms:
-            raise InputError("algorithms: give at least one")
         for name in self.algorithms:
             if not _NAME.fullmatch(name):
                 raise InputError(f"algorithms: {name!r} is not a directory name: use letters")
@@ -165,20 +130,12 @@ class Plan(Strict):
             [(found, n)] = Counter(map(key, self.algorithms)).most_common(1)
             if n > 1:
                 raise InputError(f"algorithms: two of them {problem.format(found)}")
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise InputError(f"seeds = {self.seeds!r}: give at least one, each once")
+        if len(set(self.seeds)) != len(self.seeds):
+            raise InputError(f"seeds = {self.seeds!r}: give each once")
         for name in ("rounds", "eval_every"):
             if name in self.protocol:
                 raise InputError(f"protocol.{name}: belongs to the top of the file, without table")
         return self
-
-    @classmethod
-    def keys_of(cls, table: list[str]) -> list[str]:
-        if table[:1] == ["algorithms"] and len(table) == 2:
-            return list(Variant.model_fields)
-        if table == ["stop"]:
-            return list(cls.model_fields["stop"].annotation.model_fields)  # type: ignore[union-attr]
-        return super().keys_of(table)
 
     def to_toml(self) -> str:
         values = self.model_dump(exclude_none=True)
@@ -208,42 +165,20 @@ class Plan(Strict):
         """Return the name of an algorithm in tables and figures."""
         return self.algorithms[name].label or name
 
-    def with_settings(self, settings: Mapping[str, Setting]) -> Self:
-        """Copy with ``key=value`` settings.
+    def _targets(self, values: dict[str, Any], key: str) -> list[tuple[dict[str, Any], str]]:
+        """``fedavg.client.lr`` is for one algorithm, ``client.momentum`` for all of them."""
+        variants = values["algorithms"]
+        owner = next((name for name in variants if key.startswith(f"{name}.")), None)
+        table, _, name = key.removeprefix(f"{owner}.").partition(".")
+        if owner is not None and (not name or table not in ("client", "server", "axes")):
+            return [(variants[owner], key.removeprefix(f"{owner}."))]
+        if owner is None and (not name or table not in ("client", "server")):
+            return super()._targets(values, key)
+        owned = variants.values() if owner is None else [variants[owner]]
+        return [(variant.setdefault(table, {}), name) for variant in owned]
 
-        Keys are those of the file: ``rounds``, ``protocol.cohort``, ``axes.client.lr``;
-        ``fedavg.client.lr`` is for one algorithm, ``client.momentum`` for all of them.
-        """
-        values = self.model_dump(exclude_none=True)
-        for key, value in settings.items():
-            table, _, name = key.partition(".")
-            owner = next((n for n in self.algorithms if key.startswith(f"{n}.")), None)
-            if owner is not None:
-                variant = values["algorithms"][owner]
-                table, _, name = key.removeprefix(f"{owner}.").partition(".")
-                if table in ("client", "server", "axes") and name:
-                    variant.setdefault(table, {})[name] = value
-                else:
-                    variant[key.removeprefix(f"{owner}.")] = value
-            elif table in self.tables and name:
-                values[table][name] = value
-            elif table in ("client", "server") and name:
-                for variant in values["algorithms"].values():
-                    variant.setdefault(table, {})[name] = value
-            elif not name and table in type(self).model_fields:
-                values[table] = value
-            else:
-                known = [f"fedzmg list {self.task}"] * (self.task in tasks.TASKS)
-                commands = [self.listing, *known, "fedzmg list ALGORITHM"]
-                raise unknown("key", key, self._known_keys(), *commands)
-        return type(self).parse(values)
-
-    def _known_keys(self) -> list[str]:
-        own = [k for k in type(self).model_fields if k not in self.tables]
-        stops = [f"stop.{name}" for name in self.keys_of(["stop"])]
-        bases = [b for n in self.algorithms if (b := self.base(n)) in algorithms.ALGORITHMS]
-        options = {key for base in bases for key in known_options(algorithms.get(base))}
-        return [*own, *known_task_keys(self.task), *stops, *sorted(options)]
+    def bases(self) -> list[str]:
+        return [self.base(name) for name in self.algorithms]
 
     def base(self, name: str) -> str:
         """Return the algorithm that a table stands for."""
@@ -253,10 +188,6 @@ class Plan(Strict):
         self, name: str, seed: int, options: Mapping[str, Value], **protocol: Value
     ) -> RunSpec:
         """Return one run of an algorithm with these options."""
-        sides: dict[str, dict[str, Value]] = {"client": {}, "server": {}}
-        for key, value in options.items():
-            side, _, field = key.partition(".")
-            sides[side][field] = value
         shared = ("task", "engine", "device", "dtype", "precision", "deterministic", "preset")
         return RunSpec.parse(
             {
@@ -264,27 +195,21 @@ class Plan(Strict):
                 "client_metrics_every": getattr(self, "client_metrics_every", 0),
                 "algorithm": self.base(name),
                 "seed": seed,
-                "weights": self.algorithms[name].weights,
+                "weights": self.algorithms[name].weights or options.get("weights"),
                 "protocol": {**self.protocol, "rounds": self.rounds, **protocol},
-                **sides,
+                **by_side(options),
             }
         )
 
     def fixed(self, name: str) -> dict[str, Value]:
         """Return the options of an algorithm's table."""
-        variant = self.algorithms[name]
-        own = {f"client.{k}": v for k, v in variant.client.items()}
-        return own | {f"server.{k}": v for k, v in variant.server.items()}
+        return flat(self.algorithms[name].model_dump(include={"client", "server"}))
 
     def configured(
         self, name: str, options: Mapping[str, Any], task: Task | None = None
     ) -> Algorithm:
         """Build an algorithm with the task's recommended options, then these."""
         return self.run_spec(name, 0, options).build_algorithm(task)
-
-    def build_task(self) -> Task:
-        """Build the preset with the plan's changes."""
-        return tasks.get(self.task, self.preset)
 
     def check(self, task: Task | None = None) -> None:
         """Refuse a plan that could not run, without data; ``task`` is a user's own."""

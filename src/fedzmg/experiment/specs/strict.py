@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias, get_args
 
 import pydantic
 
@@ -15,7 +15,7 @@ from fedzmg.errors import InputError, unknown
 from fedzmg.storage.formats import read_toml
 
 Value: TypeAlias = bool | int | float | str
-Setting: TypeAlias = Value | list[bool | int | float | str]
+Setting: TypeAlias = Value | list[Value]
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -68,9 +68,13 @@ class Strict(pydantic.BaseModel):
         return InputError(f"{key} = {error.get('input')!r}: expected {expected}")
 
     @classmethod
-    def keys_of(cls, table: list[str]) -> list[str]:
+    def keys_of(cls, table: Iterable[str]) -> list[str]:
         """Return the keys of a table; ``[]`` is the file itself."""
-        return list(cls.model_fields) if not table else []
+        kind: Any = cls
+        for part in table:
+            is_model = isinstance(kind, type)
+            kind = kind.model_fields[part].annotation if is_model else get_args(kind)[1]
+        return list(kind.model_fields)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -96,6 +100,7 @@ def _expected(error: Mapping[str, Any], key: str) -> str:
         "int_type": "a whole number",
         "list_type": f"a list, such as {key} = {_literal([error['input']])}",
         "model_type": f"a table, [{key}]",
+        "too_short": "at least one",
         "string_type": f'text in quotes, such as "{error["input"]}"',
     }
     message = str(error["msg"]).removeprefix("Input should be ")
@@ -149,17 +154,16 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
     """Parse several ``key=value``; a value may be a list: ``seeds=[0,1]``."""
     found: dict[str, Setting] = {}
     for text in texts:
-        key, equals, given = text.partition("=")
-        if not equals or not key.strip():
-            raise InputError(f"--set {text!r}: expected KEY=VALUE, for example client.lr=0.03")
+        key, equals, given = (part.strip() for part in text.partition("="))
         try:
-            value = tomllib.loads(f"value = {given.strip()}")["value"]
+            value = tomllib.loads(f"value = {given}")["value"]
         except tomllib.TOMLDecodeError:
-            value = given.strip()
-        for part in value if isinstance(value, list) else [value]:
-            if not isinstance(part, bool | int | float | str):
-                raise InputError(
-                    f"--set {text!r}: expected a number, true, false, a word or a list of them"
-                )
-        found[key.strip()] = value
+            value = given
+        parts = value if isinstance(value, list) else [value]
+        if not (key and equals and all(isinstance(p, bool | int | float | str) for p in parts)):
+            raise InputError(
+                f"--set {text!r}: expected KEY=VALUE, such as client.lr=0.03; a value is a number, "
+                "true, false, a word or a list of them"
+            )
+        found[key] = value
     return found

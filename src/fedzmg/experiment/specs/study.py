@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import pydantic
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
-from fedzmg.experiment.specs.plan import GridStop, Plan, StudyStop
+from fedzmg.experiment.specs.plan import Plan, Seeds, StudyStop
 from fedzmg.tasks.task import Task
 from fedzmg.tasks.tuned import tuned
 
@@ -24,7 +24,7 @@ class StudySpec(Plan):
     listing: ClassVar[str] = "fedzmg schema study"
 
     kind: Literal["study"] = "study"
-    seeds: list[int] = [0, 1, 2, 3, 4]
+    seeds: Seeds = [0, 1, 2, 3, 4]
     rounds: int = pydantic.Field(default=1000, ge=1)
     eval_every: int = pydantic.Field(default=5, ge=1)
     client_metrics_every: int = pydantic.Field(default=0, ge=0)
@@ -45,15 +45,6 @@ class StudySpec(Plan):
     """The family of tests: the first algorithm against every other, or every pair."""
     stop: StudyStop = StudyStop()
     """Early-stopping rule; off by default."""
-
-    @pydantic.field_validator("stop", mode="before")
-    @classmethod
-    def _all_runs_count(cls, given: Any) -> Any:
-        wrong = [k for k in GridStop.model_fields if k in given] if isinstance(given, dict) else []
-        for key in wrong:
-            if key not in StudyStop.model_fields:
-                raise InputError(f"{key} belongs to a grid: every run of a study counts")
-        return given
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Self:
@@ -82,11 +73,20 @@ class StudySpec(Plan):
         return {"order of algorithms": list(self.algorithms)}
 
     def check(self, task: Task | None = None) -> None:
-        if self.rates_by == "test":
-            self._check_reporting(task)
-        if task is not None:
+        if task is None:
+            can_report_all = "selection" in tasks.info(self.task).preset.options()
+            all_report = can_report_all and self.preset.get("selection") == "test"
+        else:
+            can_report_all = "selection" in task.preset
+            all_report = task.tune is None or task.tune.x is task.test.x
             for level in self.thresholds:
                 task.metric.check_level("thresholds", level)
+        if self.rates_by == "test" and not all_report:
+            remedy = 'say preset.selection = "test" as well' if can_report_all else "leave it out"
+            raise InputError(
+                f'rates_by = "test": {self.task} would report on some of the examples that chose '
+                f"its rates, as if they had not: {remedy}"
+            )
         super().check(task)
 
     def remarks(self) -> list[str]:
@@ -97,21 +97,6 @@ class StudySpec(Plan):
             f"eval_every = {self.eval_every} is more than rounds = {self.rounds}: only the first "
             "and the last round are evaluated; choose a smaller eval_every for curves"
         ]
-
-    def _check_reporting(self, task: Task | None) -> None:
-        """Refuse to report on examples that chose the learning rates as if they had not."""
-        if task is None:
-            can_report_all = "selection" in tasks.info(self.task).preset.options()
-            all_report = can_report_all and self.preset.get("selection") == "test"
-        else:
-            can_report_all = "selection" in task.preset
-            all_report = task.tune is None or task.tune.x is task.test.x
-        if not all_report:
-            remedy = 'say preset.selection = "test" as well' if can_report_all else "leave it out"
-            raise InputError(
-                f'rates_by = "test": {self.task} would report on some of the examples that chose '
-                f"its rates, as if they had not: {remedy}"
-            )
 
     def check_algorithm(self, name: str, task: Task | None) -> None:
         super().check_algorithm(name, task)

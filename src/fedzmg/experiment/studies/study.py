@@ -19,7 +19,7 @@ from pathlib import Path
 from fedzmg import tasks
 from fedzmg.errors import InputError
 from fedzmg.experiment.control import Budget
-from fedzmg.experiment.early_stopping import Verdict, newly_diverged
+from fedzmg.experiment.early_stopping import newly_diverged
 from fedzmg.experiment.grids.score import chosen_options
 from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
 from fedzmg.experiment.progress import Progress, Silent
@@ -29,7 +29,7 @@ from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.strict import Value
 from fedzmg.experiment.specs.study import NO_GRID, StudySpec
 from fedzmg.results.study_result import StudyResult
-from fedzmg.simulation import History, RoundReport, packs
+from fedzmg.simulation import History, packs
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
@@ -78,9 +78,6 @@ def run_study(
         kept = StudySpec.read(out / "study.toml")
     part = kept is not None and kept != spec and kept.extends(spec)
 
-    def stop(report: RoundReport) -> Verdict:
-        return Verdict(budget.spent, newly_diverged(report) if spec.stop.diverged else {})
-
     def directory(name: str, run: RunSpec) -> Path:
         assert out is not None
         return out / spec.folder(name) / f"seed-{run.seed}"
@@ -100,12 +97,12 @@ def run_study(
             found = iter(
                 run_pack(
                     task,
-                    [run for _, run in each],
+                    [run.resolve(task).named(name) for name, run in each],
                     None if out is None else [directory(name, run) for name, run in each],
                     progress=progress,
-                    stop=stop,
+                    stop=newly_diverged if spec.stop.diverged else None,
+                    budget=budget,
                     label=label,
-                    names=[name for name, _ in each],
                     models=models,
                 )
             )
@@ -145,44 +142,20 @@ def _packs(
         for members in packs(task, firsts)
         for first in range(0, len(members), size)
     ]
-    return {_label(each): each for each in found}
-
-
-def _label(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
+    return {
+        ", ".join(each) if len(each) <= 3 else f"{each[0]} and {len(each) - 1} more": each
+        for each in found
+    }
 
 
 def study_runs(spec: StudySpec, name: str, rates: Mapping[str, Value]) -> list[RunSpec]:
     """Return the runs of an algorithm, one per seed; its own options override the rates found."""
     options = {**rates, **spec.fixed(name)}
-    found = options.pop("weights", None)
-    weights = spec.algorithms[name].weights or found
-    runs = [spec.run_spec(name, seed, options, eval_every=spec.eval_every) for seed in spec.seeds]
-    return [run.model_copy(update={"weights": weights}) for run in runs]
+    return [spec.run_spec(name, seed, options, eval_every=spec.eval_every) for seed in spec.seeds]
 
 
-def missing_grid(spec: StudySpec) -> str:
-    """Say what a study needs before it can find its learning rates; empty if nothing."""
-    if spec.rates in NO_GRID:
-        return ""
-    file, state = Path(spec.rates) / "grid.json", "does not hold a grid yet"
-    if file.is_file():
-        data = read_json(file, REMAKE, FORMAT)
-        known = data["algorithms"]
-        if data["complete"] or all(
-            n in known or spec.base(n) in known or _has_rates(spec, n) for n in spec.algorithms
-        ):
-            return ""
-        state = "holds a grid that is not finished yet"
-    return (
-        f"rates = {spec.rates!r}: the directory {state}, and the study will need it: run the grid "
-        "first, or name another with --set rates=DIR"
-    )
-
-
-def _has_rates(spec: StudySpec, name: str) -> bool:
-    """Return True if an algorithm of a study needs no grid."""
-    return spec.fixed(name).keys() >= set(RATES)
+class MissingGrid(InputError):
+    """The grid that a study takes its learning rates from is missing or unfinished."""
 
 
 def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
@@ -190,14 +163,19 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
 
     They include the options that the grid held fixed. An algorithm that is not in the grid may
     bring learning rates of its own.
+
+    Raises:
+        MissingGrid: if the grid has to be run first.
+        InputError: if the grid does not fit.
     """
     if spec.rates in NO_GRID:
         return {}
     grid = Path(spec.rates)
+    first = "run the grid first, or name another with --set rates=DIR"
     if not (grid / "grid.json").is_file():
-        raise InputError(
-            f"rates = {spec.rates!r}: expected tuned, given or the directory of a finished grid, "
-            f"and {grid / 'grid.json'} is not there"
+        raise MissingGrid(
+            f"rates = {spec.rates!r}: expected tuned, known, given or the directory of a finished "
+            f"grid, and it holds no grid.json: {first}"
         )
     data = read_json(grid / "grid.json", REMAKE, FORMAT)
     if data["task"] != spec.task:
@@ -208,15 +186,21 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
             f"the whole test set chose the rates of {grid}, so half of it cannot report as if it "
             'had not: say preset.selection = "test", or let the half choose'
         )
+    by_test = spec.rates_by == "test" and data["selection"] != "test"
+    if by_test and not data.get("also_by_test"):
+        raise InputError(
+            f'rates_by = "test": the grid {grid} was not scored by it; run it with '
+            "also_by_test = true"
+        )
     found: dict[str, dict[str, Value]] = {}
     for name in spec.algorithms:
         # By the study's own name for it, else by the algorithm's name.
         entry = data["algorithms"].get(name) or data["algorithms"].get(spec.base(name))
-        if entry is None and _has_rates(spec, name):
-            continue
         if entry is None:
+            if spec.fixed(name).keys() >= set(RATES):
+                continue
             if not data["complete"]:
-                raise InputError(f"the grid {grid} is not finished: run it first")
+                raise MissingGrid(f"rates = {spec.rates!r}: the grid is not finished: {first}")
             raise InputError(
                 f"{name} is not in the grid {grid}: add it there and run the grid again, or give "
                 f"its {' and '.join(RATES)} here"
@@ -225,13 +209,6 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
             raise InputError(
                 f"{name!r} is {entry['algorithm']} in the grid {grid} and {spec.base(name)} here"
             )
-        best = entry["best"]
-        if spec.rates_by == "test" and data["selection"] != "test":
-            if not data.get("also_by_test"):
-                raise InputError(
-                    f'rates_by = "test": the grid {grid} was not scored by it; run it with '
-                    "also_by_test = true"
-                )
-            best = entry["best_by_test"]
+        best = entry["best_by_test" if by_test else "best"]
         found[name] = chosen_options(f"{name} in {grid}", entry, best)
     return found
