@@ -14,7 +14,7 @@ import safetensors.numpy
 from fedzmg.errors import InputError
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.report.html.page import render
-from fedzmg.report.tables.clients import clients as sheet_of
+from fedzmg.report.tables.study import clients as sheet_of
 from fedzmg.results.over_clients import loss_bands, metric_bands, sorted_curves
 from fedzmg.results.reading import read
 from fedzmg.results.study_result import study_result
@@ -64,7 +64,11 @@ def test_table_by_hand(known: Path) -> None:
         "fedzmg", "56.00 ± 1.00 %", "28.72 ± 0.00 %", "56.00 ± 1.00 %", "11.00 ± 1.00 %",
         "101.00 ± 1.00 %", "40.0 ± 0.0 %",
     ]  # fmt: skip
-    assert [cell.text for cell in theirs][4:] == ["6.00 ± 1.00 %", "96.00 ± 1.00 %", "50.0 ± 0.0 %"]
+    assert [cell.text for cell in theirs][4:] == [
+        "6.00 ± 1.00 %",
+        "96.00 ± 1.00 %",
+        "50.0 ± 0.0 %",
+    ]
     assert [cell.kind for cell in ours] == ["", "best", "", "best", "best", "best", "best"]
     assert "all 10 clients that have any" in sheet.caption
     assert "own training examples" in sheet.caption

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from fedzmg.data.heterogeneity import PAPER, describe
 from fedzmg.report import figures
-from fedzmg.report.exports.heterogeneity import FILES, write_description
+from fedzmg.report.exports import DESCRIPTION, write_description
 from fedzmg.report.figures.heterogeneity import MOST_ROWS
 from fedzmg.report.figures.heterogeneity import heterogeneity as figure
 from fedzmg.report.tables.heterogeneity import client_by_client, side_by_side
@@ -197,7 +197,7 @@ def test_csv_and_json_hold_everything(tmp_path: Path) -> None:
     assert [float(row["kl"]) for row in rows] == [row["kl"] for row in data["clients"]]
     assert json.loads((tmp_path / "new" / "heterogeneity.json").read_text()) == data
     written = [path.name for path in tmp_path.rglob("*") if path.is_file()]
-    assert sorted(written) == sorted(FILES)
+    assert sorted(written) == sorted(DESCRIPTION)
 
 
 def test_tables_put_every_data_set_and_client_beside_the_papers() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from fedzmg.report.tables.paired_tests import paired_tests
+from fedzmg.report.tables.study import paired_tests
 from fedzmg.results.reading import read
 from fedzmg.results.study_result import StudyResult, study_result
 

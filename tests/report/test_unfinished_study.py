@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fedzmg.cli import app
 from fedzmg.report.html.page import render
-from fedzmg.report.tables.scores import scores
+from fedzmg.report.tables.study import scores
 from fedzmg.results.reading import read
 from fedzmg.results.study_result import study_result
 from fedzmg.results.summary import summary

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedzmg.report.exports.report import tables
+from fedzmg.report.exports import tables
 from fedzmg.results.diff import compare
 from fedzmg.results.reading import read
 from fedzmg.results.study_result import study_result

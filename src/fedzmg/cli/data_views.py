@@ -76,14 +76,14 @@ def describe(
     """Measure client heterogeneity: table, figure, CSV and JSON, beside the paper's table."""
     from fedzmg.data import heterogeneity
     from fedzmg.provenance import provenance
-    from fedzmg.report.exports.heterogeneity import FILES, write_description
+    from fedzmg.report.exports import DESCRIPTION, write_description
     from fedzmg.report.writing import check_place, refuse_foreign, staged
     from fedzmg.results import paper
     from fedzmg.terminal import views
 
     directory = out or Path("runs") / f"data-{_title(name)}"
     check_place(directory)
-    refuse_foreign(directory, FILES, "data describe")
+    refuse_foreign(directory, DESCRIPTION, "data describe")
     columns = (client_column, label_column)
     shown = _population(name, split, partition, clients, seed, set_, cache, columns)
     twin = paper.twin(name)

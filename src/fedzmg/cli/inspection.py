@@ -210,7 +210,7 @@ def report(
 
     Nothing is trained. Overview figures of the directories are redrawn, bit for bit.
     """
-    from fedzmg.report.exports.report import publish
+    from fedzmg.report.exports import publish
     from fedzmg.results import reading
     from fedzmg.results.study_result import study_result
 

@@ -114,14 +114,17 @@ def theory(
 
     Exit code 1 if a derived value is not reproduced.
     """
-    from fedzmg.report.exports import theory as files
+    from fedzmg.report.exports import write_theory_figures, write_theory_page
     from fedzmg.report.tables.theory import markdown, overview
-    from fedzmg.report.writing import staged
+    from fedzmg.report.writing import check_place, staged
     from fedzmg.terminal import views
     from fedzmg.terminal.render import render
     from fedzmg.theory import FULL, QUICK, run
 
-    files.check_places(out if plot else None, html)
+    if plot:
+        check_place(out)
+    if html is not None:
+        output.check_file(html, "file")
     quiet = as_json or as_markdown
     console = Console(stderr=quiet)
     findings, begun = [], time.perf_counter()
@@ -139,11 +142,11 @@ def theory(
     elif as_markdown:
         typer.echo(markdown(findings), nl=False)
     if html is not None:
-        files.write_page(findings, html)
+        write_theory_page(findings, html)
         output.place("page", html, err=quiet)
     if plot:
         with staged(out, "theory") as folder:
-            drawn = files.write_figures(findings, folder)
+            drawn = write_theory_figures(findings, folder)
         for path in drawn:
             output.place("figure", out / path.name, err=quiet)
     if len(findings) > 1 and not quiet:

@@ -34,13 +34,10 @@ class Cleared(NamedTuple):
 
 def check_place(directory: Path, remedy: str = ELSEWHERE) -> None:
     """Raise InputError if a directory, which need not exist yet, cannot be written."""
-    try:
+    with _writing(directory, remedy):
         whole = directory.absolute()
         existing = next(path for path in (whole, *whole.parents) if path.exists())
-        with tempfile.TemporaryFile(dir=existing):
-            pass
-    except OSError as error:
-        raise _unwritable(directory, error, remedy) from None
+        tempfile.TemporaryFile(dir=existing).close()
 
 
 def write(path: Path, content: bytes, remedy: str = ELSEWHERE) -> None:
@@ -49,21 +46,18 @@ def write(path: Path, content: bytes, remedy: str = ELSEWHERE) -> None:
     Raises:
         InputError: if it cannot be written.
     """
-    try:
+    with _writing(path, remedy):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, content)
-    except OSError as error:
-        raise _unwritable(path, error, remedy) from None
 
 
 def refuse_foreign(out: Path, names: Iterable[str], writer: str = REPORT) -> None:
     """Raise InputError if a file in ``out`` exists that the command ``writer`` did not write."""
-    own = _lists(out, writer).get(writer, {})
+    own = _lists(out, writer)[writer]
     # A link counts as a file, even a broken one.
     foreign = [name for name in names if name not in own and os.path.lexists(out / name)]
     if foreign:
-        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-        raise _foreign(f"{out / foreign[0]}{more}", writer)
+        raise _foreign(out / foreign[0], writer)
 
 
 @contextlib.contextmanager
@@ -91,11 +85,11 @@ def replace_files(out: Path, files: Mapping[str, bytes]) -> Cleared:
         InputError: if a file cannot be written, or exists and no report wrote it; then nothing is
             changed.
     """
-    before, now = _lists(out, REPORT).get(REPORT, {}), _hashes(files)
+    before = _lists(out, REPORT)[REPORT]
     _write_all(out, files, REPORT)
-    stale = [name for name in before if name not in now]
+    stale = [name for name in before if name not in files]
     removed = [name for name in stale if _remove(out, name, before[name])]
-    _write_list(out, now, REPORT)
+    _write_list(out, _hashes(files), REPORT)
     kept = [name for name in stale if name not in removed and (out / name).exists()]
     return Cleared(tuple(removed), tuple(kept))
 
@@ -104,7 +98,7 @@ def _write_all(out: Path, files: Mapping[str, bytes], writer: str) -> None:
     refuse_foreign(out, files, writer)
     # The list comes first: an interrupted command must leave it for the next one.
     if files:
-        _write_list(out, {**_lists(out, writer).get(writer, {}), **_hashes(files)}, writer)
+        _write_list(out, {**_lists(out, writer)[writer], **_hashes(files)}, writer)
     for name, content in files.items():
         write(out / name, content)
 
@@ -112,12 +106,13 @@ def _write_all(out: Path, files: Mapping[str, bytes], writer: str) -> None:
 def _lists(out: Path, writer: str) -> dict[str, dict[str, str]]:
     """Read the hashes of listed files by the command that wrote them."""
     if not os.path.lexists(out / LIST):
-        return {}
+        return {writer: {}}
     try:
         found = json.loads((out / LIST).read_text(encoding="utf-8"))
-        return {key: {str(n): str(h) for n, h in own.items()} for key, own in found.items()}
+        lists = {key: {str(n): str(h) for n, h in own.items()} for key, own in found.items()}
     except (OSError, ValueError, AttributeError):
-        raise _foreign(str(out / LIST), writer) from None
+        raise _foreign(out / LIST, writer) from None
+    return {writer: {}, **lists}
 
 
 def _write_list(out: Path, files: Mapping[str, str], writer: str) -> None:
@@ -128,36 +123,36 @@ def _write_list(out: Path, files: Mapping[str, str], writer: str) -> None:
 def _remove(out: Path, name: str, digest: str) -> bool:
     """Remove a file that is unchanged and inside ``out``, and folders that this leaves empty."""
     own = out.resolve()
-    path = (own / name).resolve()
-    # Links and ".." in a list lead to files of others.
-    if not path.is_relative_to(own) or path != own / name:
-        return False
+    path = own / name
     try:
-        if _hash(path.read_bytes()) != digest:
+        # Links and ".." in a list lead to files of others.
+        inside = path.resolve() == path and path.is_relative_to(own)
+        if not inside or _hashes({name: path.read_bytes()})[name] != digest:
             return False
         path.unlink()
     except OSError:
         return False
-    for folder in path.relative_to(own).parents[:-1]:
-        with contextlib.suppress(OSError):  # it is not empty
+    with contextlib.suppress(OSError):  # it is not empty
+        for folder in path.relative_to(own).parents[:-1]:
             (own / folder).rmdir()
     return True
 
 
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
 def _hashes(files: Mapping[str, bytes]) -> dict[str, str]:
-    return {name: _hash(content) for name, content in files.items()}
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
-def _foreign(path: str, writer: str) -> InputError:
+def _foreign(path: Path, writer: str) -> InputError:
     who = "report" if writer == REPORT else f"'fedzmg {writer}'"
     return InputError(
         f"no {who} wrote {path}, and one would replace it: move it away, or {ELSEWHERE}"
     )
 
 
-def _unwritable(path: Path, error: OSError, remedy: str) -> InputError:
-    return InputError(f"cannot write {path}: {error.strerror or error}; {remedy}")
+@contextlib.contextmanager
+def _writing(path: Path, remedy: str) -> Iterator[None]:
+    """Turn errors of the operating system into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}; {remedy}") from None

@@ -9,11 +9,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from fedzmg.algorithms import ALGORITHMS
-from fedzmg.report import measures
 from fedzmg.report.tables.grids import best_points
-from fedzmg.report.tables.heterogeneity import SHOWN_CLIENTS, client_by_client, heterogeneity
-from fedzmg.report.tables.paired_tests import paired_tests
-from fedzmg.report.tables.scores import scores, thresholds
+from fedzmg.report.tables.heterogeneity import SHOWN_CLIENTS, client_by_client, heterogeneity, who
+from fedzmg.report.tables.study import paired_tests, scores, thresholds
 from fedzmg.report.tables.table import Table
 from fedzmg.report.tables.theory import Finding, finding_table
 from fedzmg.results.diagnosis import by_name, ratio, rows, when
@@ -69,7 +67,7 @@ def description(
     total = len(report["clients"])
     if total > SHOWN_CLIENTS:
         clients = clients._replace(title=f"{clients.title}, first {SHOWN_CLIENTS} of {total:,}")
-    return render([bold(f"{named['name']}: {measures.who(report)}\n"), table, clients], width)
+    return render([bold(f"{named['name']}: {who(report)}\n"), table, clients], width)
 
 
 def estimate(data: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -13,8 +13,8 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
-from fedzmg.report import measures
 from fedzmg.report.figures.style import COLOURS, PAPER, QUIET_INK, Chart, styled, use_log_scale
+from fedzmg.report.tables.heterogeneity import divisor, origin, spread_text, visible, who
 
 MOST_ROWS = 500
 """Rows of the heat map; more clients are averaged in groups of neighbours."""
@@ -42,7 +42,7 @@ def heterogeneity(report: Mapping[str, Any], paper: Mapping[str, Any] | None = N
         paper: the paper's numbers, marked beside the clients.
     """
     title = f"Heterogeneity of {report['name']}" if report["name"] else "Heterogeneity"
-    chart = Chart(f"{title}: {measures.who(report)}", size=(10.5, 5.6))
+    chart = Chart(f"{title}: {who(report)}", size=(10.5, 5.6))
     grid = chart.body.add_gridspec(2, 2, width_ratios=(1.75, 1.0))
     _draw_classes(chart, chart.body.add_subplot(grid[:, 0]), report)
     _draw_volume(chart.body.add_subplot(grid[0, 1]), report)
@@ -116,7 +116,7 @@ def _draw_classes(chart: Chart, axes: Axes, report: Mapping[str, Any]) -> None:
         bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
     bar.ax.tick_params(labelsize=7, length=2)
     bar.outline.set_visible(False)
-    _name_classes(axes, [measures.visible(label) for label in report["labels"]])
+    _name_classes(axes, [visible(label) for label in report["labels"]])
     if len(order) <= _NAMED_ROWS:
         names = [_short(report["clients"][i]["client"]) for i in order]
         axes.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=7)
@@ -160,7 +160,7 @@ def _draw_volume(axes: Axes, report: Mapping[str, Any]) -> None:
         note = f"every client holds {low:,.0f}"
     else:
         summary = report["summary"].get("volume")
-        note = f"mean ± sd: {measures.spread('volume', summary)}" if summary else ""
+        note = f"mean ± sd: {spread_text('volume', summary)}" if summary else ""
         if high >= _WIDE_RANGE * low:
             bins = np.geomspace(low, high * 1.0001, wanted + 1)
             use_log_scale(axes, "x")
@@ -184,8 +184,8 @@ def _draw_distance(axes: Axes, report: Mapping[str, Any], paper: Mapping[str, An
         entropy, kl, s=7 if many else 18, color=COLOURS[0], alpha=0.35 if many else 0.7,
         linewidths=0, label="client", zorder=2, rasterized=len(entropy) > 1000,
     )  # fmt: skip
-    axes.set_xlabel(f"entropy / {measures.divisor(report)}")
-    axes.set_ylabel(f"KL from {measures.origin(report)} (nats)")
+    axes.set_xlabel(f"entropy / {divisor(report)}")
+    axes.set_ylabel(f"KL from {origin(report)} (nats)")
     note = ""
     if paper is not None:
         _mark_paper(axes, paper)

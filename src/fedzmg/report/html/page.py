@@ -1,4 +1,4 @@
-"""One self-contained page with the words, tables and figures of result directories.
+"""One self-contained page with the words, tables and figures of results.
 
 It needs no network, no other file and no script; the same directories give the same bytes.
 """
@@ -12,8 +12,9 @@ import jinja2
 
 from fedzmg.report import figures
 from fedzmg.report.figures import Chart
-from fedzmg.report.html import data_sections, reproduce, study_section
-from fedzmg.report.html.blocks import Section
+from fedzmg.report.html import reproduce, sections
+from fedzmg.report.html.blocks import Block, Section, picture, pictures_block, table_block
+from fedzmg.report.tables.theory import Finding, finding_table, overview
 from fedzmg.results import paper
 from fedzmg.results.formatting import count_text
 from fedzmg.results.grids import axes_of, name_of
@@ -22,13 +23,19 @@ from fedzmg.results.study_result import StudyResult, study_result
 from fedzmg.results.summary import summary
 from fedzmg.version import __version__
 
+_THEORY = (
+    "Every check computes the prediction of a claim and measures it. Lines marked as claim decide "
+    "whether it holds as printed. All other lines are derived in docs/theory.md; one that "
+    "disagreed would void the verdict."
+)
+
 
 def render(
     material: Material,
     results: Sequence[StudyResult] | None = None,
     drawn: Mapping[str, Chart] | None = None,
 ) -> str:
-    """Make the page.
+    """Make the page of a report.
 
     Args:
         material: directories read back.
@@ -38,26 +45,42 @@ def render(
     results = [study_result(study) for study in material.studies] if results is None else results
     drawn = figures.draw(material, results) if drawn is None else drawn
     searched = [extra.content for extra in material.grids]
-    sections = [
-        *study_section.sections(results, drawn),
-        *data_sections.grids(material, drawn),
-        *data_sections.heterogeneity(material, drawn),
-        reproduce.section(material),
-    ]
     summaries = [" ".join(summary(result, searched)) for result in results]
-    return fill(
-        title=_title(material),
-        kicker=f"fedzmg report \u00b7 {', '.join(material.names)}",
-        summaries=summaries or _without_runs(material),
-        sections=sections,
-        footer=f"Made by fedzmg {__version__} from the files of the runs alone.",
+    return _fill(
+        _title(material),
+        f"fedzmg report \u00b7 {', '.join(material.names)}",
+        summaries or _without_runs(material),
+        [
+            *sections.of_studies(results, drawn),
+            *sections.of_grids(material, drawn),
+            *sections.of_heterogeneity(material, drawn),
+            reproduce.section(material),
+        ],
+        f"Made by fedzmg {__version__} from the files of the runs alone.",
     )
 
 
-def fill(
-    *, title: str, kicker: str, summaries: Sequence[str], sections: Sequence[Section], footer: str
+def theory_page(findings: Sequence[Finding]) -> str:
+    """Make the page of the checks of the theory."""
+    found = [Section("verdicts", "Verdicts", "", [table_block(overview(findings), "Verdicts")])]
+    for finding in findings:
+        key, verdict = str(finding["id"]), str(finding["verdict"])
+        charts = figures.theory(finding).values()
+        blocks = [
+            Block("text", str(finding["claim"])),
+            Block("text", verdict, style=f"verdict {verdict.split()[0]}"),
+            table_block(finding_table(finding), f"Numbers of {key}"),
+            pictures_block(picture(one, f"{key}-{i}") for i, one in enumerate(charts)),
+        ]
+        title = f"{key} \u00b7 {finding['title']}"
+        found.append(Section(key, title, str(finding["setting"]), blocks))
+    footer = f"Made by fedzmg {__version__}: fedzmg theory --html FILE"
+    return _fill("The theory of FedZMG, checked", "fedzmg theory", [_THEORY], found, footer)
+
+
+def _fill(
+    title: str, kicker: str, summaries: Sequence[str], sections: Sequence[Section], footer: str
 ) -> str:
-    """Fill the template of a page."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedzmg.report.html", "templates"),
         autoescape=True,
@@ -67,7 +90,6 @@ def fill(
     )
     # A percent sign stays on the line of its number.
     environment.filters["unbroken"] = lambda text: str(text).replace(" %", "\u00a0%")
-    environment.filters["kind"] = lambda block: type(block).__name__.lower()
     text = environment.get_template("page.html.jinja").render(
         title=title, kicker=kicker, summaries=summaries, sections=sections, footer=footer,
         version=__version__,
@@ -92,15 +114,13 @@ def _without_runs(material: Material) -> list[str]:
 
 
 def _title(material: Material) -> str:
-    searched = [extra.content for extra in material.grids]
-    subjects = [study.name for study in material.studies] or [name_of(one) for one in searched]
-    if len(set(subjects)) == 1:
-        return f"Federated learning on {subjects[0]}"
-    tasks = [study.task for study in material.studies] or [
-        str(one.get("task") or "") for one in searched
-    ]
-    if not tasks and material.heterogeneity:
+    grids = [extra.content for extra in material.grids]
+    subjects = [study.name for study in material.studies] or [name_of(one) for one in grids]
+    if len(set(subjects)) > 1:
+        tasks = [study.task for study in material.studies] or [str(one["task"]) for one in grids]
+        subjects = [paper.shown(task) for task in dict.fromkeys(tasks)]
+    if not subjects and material.heterogeneity:
         described = [str(extra.content["name"]) for extra in material.heterogeneity]
         return "How much clients differ: " + ", ".join(described)
-    shown = [paper.shown(task) for task in dict.fromkeys(tasks) if task] or list(material.names)
+    shown = list(dict.fromkeys(subjects)) or list(material.names)
     return "Federated learning on " + ", ".join(shown[:3]) + (" and more" if shown[3:] else "")

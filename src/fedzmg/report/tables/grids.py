@@ -5,60 +5,84 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
+from fedzmg.report.tables.table import Cell, Column, Table
 from fedzmg.results.formatting import count_text, value_text
 from fedzmg.results.grids import axes_of, name_of
 
 _REASONS = {"cannot_win": "cannot win", "halving": "halving (heuristic)"}
+Entry = Mapping[str, Any]
 
 
 def best_points(data: Mapping[str, Any]) -> Table:
     """Make a row per algorithm of a ``grid.json``."""
-    entries, stopping = list(data["algorithms"].values()), "stop" in data
-    remarks = [_remark(entry["best"]) for entry in entries]
-    heads = (
-        "algorithm", "best point", "score", "neighbours", "diverged",
-        *["stopped"] * stopping, *["remark"] * any(remarks),
-    )  # fmt: skip
-    rows = []
-    for entry, remark in zip(entries, remarks, strict=True):
-        diverged = _diverged(entry)
-        row = [Cell(str(entry["label"])), *_best(entry["best"], str(data["metric"]))]
-        row.append(Cell(f"{diverged} of {len(entry['points'])}", diverged))
-        row += [Cell(stopped_text(entry["stopped"]), None, "words")] if stopping else []
-        row += [Cell(remark, None, "words")] if any(remarks) else []
-        rows.append(row)
-    axes = axes_of(data)
-    records = [_record(entry, axes) for entry in entries]
+    metric, entries = str(data["metric"]), list(data["algorithms"].values())
+    stopping, best = "stop" in data, [entry["best"] for entry in entries]
+    remarked = any(one is None or one["border"] for one in best)
+
+    def point(entry: Entry) -> Cell:
+        options = {} if entry["best"] is None else entry["best"]["options"]
+        text = ", ".join(f"{key} {value:.4g}" for key, value in options.items())
+        return Cell(text or "none", None, "words")
+
+    def remark(entry: Entry) -> Cell:
+        border = entry["best"] is not None and entry["best"]["border"]
+        text = "all diverged" if entry["best"] is None else "on the border" * border
+        return Cell(text, None, "words")
+
+    def diverged(entry: Entry) -> int:
+        return sum(bool(point["diverged"]) for point in entry["points"])
+
+    def of_best(key: str, entry: Entry) -> Any:
+        return None if entry["best"] is None else entry["best"][key]
+
+    def option(best: str, axis: str) -> Column:
+        key = axis if best == "best" else f"{axis}_by_test"
+        return Column("", key, lambda e: ((e.get(best) or {}).get("options") or {}).get(axis))
+
+    columns = [
+        Column("algorithm", "algorithm", lambda e: str(e["label"])),
+        Column("best point", "", point),
+        *(option("best", axis) for axis in axes_of(data)),
+        Column("score", "score", lambda e: of_best("score", e), lambda v: value_text(v, metric)),
+        Column("neighbours", "", lambda e: neighbours_text(e["best"], metric)),
+        Column("", "neighbours_low", lambda e: min(neighbours(e["best"]), default=None)),
+        Column("", "neighbours_high", lambda e: max(neighbours(e["best"]), default=None)),
+        Column("", "border", lambda e: e["best"] and " ".join(e["best"]["border_axes"])),
+        Column("", "points", lambda e: len(e["points"])),
+        Column("diverged", "", lambda e: Cell(f"{diverged(e)} of {len(e['points'])}", diverged(e))),
+        Column("", "diverged", diverged),
+        Column("", "score_by_test", lambda e: (e.get("best_by_test") or {}).get("score")),
+        *(option("best_by_test", axis) for axis in axes_of(data)),
+        Column("stopped" * stopping, "", lambda e: Cell(stopped_text(e["stopped"]), None, "words")),
+        Column("remark" * remarked, "", remark),
+    ]
+    half = "the tuning half" if data["selection"] == "tune" else "the whole test set"
+    caption = (
+        f"Score: {metric} on {half} ({count_text(data['examples'], 'example')}), mean of the last "
+        f"{data['last']} of {data['rounds']} rounds over {count_text(len(data['seeds']), 'seed')}; "
+        "neighbours: one step away; diverged points count 0"
+    )
+    caption += "; stopped: trained no further, see stopped.jsonl" * stopping
+    pairs = [(e["best"], e.get("best_by_test")) for e in entries]
+    if all(a is not None and b is not None and a["options"] == b["options"] for a, b in pairs):
+        caption += "; the whole test set chooses the same"
     title = f"Best points of the grid on {name_of(data)}"
-    return Table("grid", title, heads, rows, _caption(data), records)
+    return Table.build("grid", title, columns, entries, f"{caption}.")
 
 
-def _best(best: Mapping[str, Any] | None, metric: str) -> list[Cell]:
-    """Show point, score and neighbours."""
-    if best is None:
-        return [Cell("none", None, "words"), NOTHING, NOTHING]
-    point = ", ".join(f"{key} {value:.4g}" for key, value in best["options"].items())
-    cells = [Cell(point, None, "words"), Cell(value_text(best["score"], metric), best["score"])]
-    around = _neighbours(best)
+def neighbours(best: Mapping[str, Any] | None) -> list[float]:
+    """Return the scores one step away from the best point."""
+    around = () if best is None else best["neighbours"]
+    return [one["score"] for one in around if one["score"] is not None]
+
+
+def neighbours_text(best: Mapping[str, Any] | None, metric: str) -> str | None:
+    """Format the range of those scores; None if there are none."""
+    around = neighbours(best)
     if not around:
-        return [*cells, NOTHING]
+        return None
     low, high = value_text(min(around), metric), value_text(max(around), metric)
-    return [*cells, Cell(f"{low.removesuffix(' %')} to {high}")]
-
-
-def _neighbours(best: Mapping[str, Any]) -> list[float]:
-    return [one["score"] for one in best["neighbours"] if one["score"] is not None]
-
-
-def _diverged(entry: Mapping[str, Any]) -> int:
-    return sum(bool(point["diverged"]) for point in entry["points"])
-
-
-def _remark(best: Mapping[str, Any] | None) -> str:
-    if best is None:
-        return "all diverged"
-    return "on the border" if best["border"] else ""
+    return f"{low.removesuffix(' %')} to {high}"
 
 
 def stopped_text(counts: Mapping[str, int]) -> str:
@@ -70,37 +94,3 @@ def stopped_text(counts: Mapping[str, int]) -> str:
     why = [f"{n} {_REASONS.get(k, k)}" for k, n in counts.items() if not k.startswith("rounds")]
     share = 100 * counts["rounds"] / counts["rounds_asked"]
     return f"{', '.join(why)}; {share:.0f} % of the rounds trained" if why else "-"
-
-
-def _caption(data: Mapping[str, Any]) -> str:
-    half = "the tuning half" if data["selection"] == "tune" else "the whole test set"
-    parts = [
-        f"Score: {data['metric']} on {half} ({count_text(data['examples'], 'example')}), mean of "
-        f"the last {data['last']} of {data['rounds']} rounds over "
-        f"{count_text(len(data['seeds']), 'seed')}",
-        "neighbours: one step away",
-        "diverged points count 0",
-    ]
-    if "stop" in data:
-        parts.append("stopped: trained no further, see stopped.jsonl")
-    pairs = [(e["best"], e.get("best_by_test")) for e in data["algorithms"].values()]
-    if all(a is not None and b is not None and a["options"] == b["options"] for a, b in pairs):
-        parts.append("the whole test set chooses the same")
-    return "; ".join(parts) + "."
-
-
-def _record(entry: Mapping[str, Any], axes: list[str]) -> Record:
-    best, by_test = entry["best"], entry.get("best_by_test") or {"options": {}, "score": None}
-    around = [] if best is None else _neighbours(best)
-    return {
-        "algorithm": str(entry["label"]),
-        **{axis: None if best is None else best["options"].get(axis) for axis in axes},
-        "score": None if best is None else best["score"],
-        "neighbours_low": min(around, default=None),
-        "neighbours_high": max(around, default=None),
-        "border": None if best is None else " ".join(best["border_axes"]),
-        "points": len(entry["points"]),
-        "diverged": _diverged(entry),
-        "score_by_test": by_test["score"],
-        **{f"{axis}_by_test": by_test["options"].get(axis) for axis in axes},
-    }

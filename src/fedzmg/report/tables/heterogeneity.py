@@ -1,128 +1,186 @@
-"""Tables of heterogeneity: data sets side by side, one data set, some of its clients."""
+"""Tables of heterogeneity, and the names and number formats of its measures.
+
+A report is the dictionary of a :class:`fedzmg.data.heterogeneity.Report`; the paper's numbers are
+an entry of :data:`fedzmg.data.heterogeneity.PAPER`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from fedzmg.data.heterogeneity import PAPER
-from fedzmg.report import measures
 from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
 from fedzmg.results import paper
 from fedzmg.results.formatting import MINUS
 
+Report: TypeAlias = Mapping[str, Any]
 SHOWN_CLIENTS = 10
-_OF_CLIENTS = ("volume", "distinct", "entropy", "gini", "kl", "dominant_share")
+NAMES = {
+    "volume": "volume",
+    "distinct": "distinct classes",
+    "entropy": "entropy",
+    "gini": "Gini",
+    "kl": "KL",
+    "dominant_share": "dominant share",
+}
+_VISIBLE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "": "∅"}
 
 
-def side_by_side(reports: Sequence[Mapping[str, Any]]) -> Table:
+def side_by_side(reports: Sequence[Report]) -> Table:
     """Make a row per data set, each followed by the paper's numbers where it has some."""
-    rows: list[list[Cell]] = []
+    rows = []
     records: list[Record] = []
+
+    def add(key: str, shown: str, clients: str, summary: Mapping[str, Any]) -> None:
+        texts = [spread_text(m, summary[m]) if m in summary else None for m in NAMES]
+        cells = [NOTHING if text is None else Cell(text) for text in texts]
+        rows.append([Cell(shown), Cell(clients), *cells])
+        flat = {f"{m}_{part}": own[part] for m, own in summary.items() for part in ("mean", "sd")}
+        records.append({"data": key, **flat})
+
     for report in reports:
-        name, summary = str(report["name"]), report.get("summary", {})
-        texts = {m: measures.spread(m, summary[m]) for m in measures.NAMES if m in summary}
-        rows.append(_row(paper.shown(name), _clients_of(report), texts))
-        records.append({"data": name, **_flat(summary)})
-        printed = _printed(name)
+        name, printed = str(report["name"]), _printed(report)
+        add(name, paper.shown(name), _clients_of(report), report.get("summary", {}))
         if printed is not None:
             title = f"paper: {paper.COUNTERPARTS[name].dataset.title}"
-            texts = {m: measures.printed(printed, m) for m in printed["summary"]}
-            rows.append(_row(title, str(printed["sample"]), texts))
-            pairs = {m: {"mean": v[0], "sd": v[1]} for m, v in printed["summary"].items()}
-            records.append({"data": title, **_flat(pairs)})
-    heads = ("data", "clients", *measures.NAMES.values())
+            add(title, title, str(printed["sample"]), _summary(printed))
+    heads = ("data", "clients", *NAMES.values())
     caption = "Mean ± standard deviation over clients; details below."
     title = "How much clients differ, all data sets"
     return Table("heterogeneity", title, heads, rows, caption, records)
 
 
-def heterogeneity(report: Mapping[str, Any], printed: Mapping[str, Any] | None = None) -> Table:
+def heterogeneity(report: Report, printed: Mapping[str, Any] | None = None) -> Table:
     """Make a row per measure: mean and deviation over clients, here and in the paper.
 
     Args:
-        report: dictionary of a :class:`fedzmg.data.heterogeneity.Report`.
+        report: the measures of a data set.
         printed: the paper's numbers; by default those of the data set with this name.
     """
-    name = str(report["name"])
-    printed = printed or _printed(name)
+    printed = printed or _printed(report)
     rows = []
     records: list[Record] = []
-    for measure, spread in report.get("summary", {}).items():
-        row = [Cell(measures.NAMES.get(measure, measure)), Cell(measures.spread(measure, spread))]
-        record: Record = {"measure": measure, "mean": spread["mean"], "sd": spread["sd"]}
+    for measure, found in report.get("summary", {}).items():
+        row = [Cell(NAMES.get(measure, measure)), Cell(spread_text(measure, found))]
+        record: Record = {"measure": measure, "mean": found["mean"], "sd": found["sd"]}
         if printed is not None:
-            mean, sd = printed["summary"].get(measure, (None, None))
-            gap = None if mean is None else spread["mean"] - mean
-            row.append(NOTHING if mean is None else Cell(measures.printed(printed, measure)))
-            row.append(NOTHING if gap is None else Cell(_difference(measure, gap), gap))
-            record |= {"paper_mean": mean, "paper_sd": sd, "difference": gap}
+            theirs = _summary(printed).get(measure)
+            gap = None if theirs is None else float(found["mean"] - theirs["mean"])
+            if theirs is None or gap is None:
+                row += [NOTHING, NOTHING]
+            else:
+                text = number_text(measure, gap, "+").replace("-", MINUS) if gap else "0"
+                row += [Cell(spread_text(measure, theirs)), Cell(text, gap)]
+            for part in ("mean", "sd"):
+                record[f"paper_{part}"] = None if theirs is None else theirs[part]
+            record["difference"] = gap
         rows.append(row)
         records.append(record)
     heads = ("measure", "mean ± sd", *(("paper", "difference") if printed is not None else ()))
-    title = f"How much clients of {paper.shown(name)} differ"
+    title = f"How much clients of {paper.shown(str(report['name']))} differ"
     return Table("heterogeneity", title, heads, rows, _caption(report, printed), records)
 
 
-def client_by_client(report: Mapping[str, Any], printed: Mapping[str, Any] | None = None) -> Table:
+def client_by_client(report: Report, printed: Mapping[str, Any] | None = None) -> Table:
     """Make a row for each of the first clients of a report, and for those the paper names."""
-    name, listed = str(report["name"]), report.get("clients", [])[:SHOWN_CLIENTS]
-    printed = printed or _printed(name)
-    theirs = [] if printed is None else printed["clients"]
-    rows: list[list[Cell]] = []
+    printed = printed or _printed(report)
+    listed = [("here", client) for client in report.get("clients", [])[:SHOWN_CLIENTS]]
+    listed += [("paper", client) for client in ([] if printed is None else printed["clients"])]
+    rows = []
     records: list[Record] = []
-    for source, client in [*(("here", c) for c in listed), *(("paper", c) for c in theirs)]:
-        shown = str(client["client"])
-        cells = [Cell(shown if source == "here" else f"paper: {shown}")]
-        for measure in _OF_CLIENTS:
-            value = client.get(measure)
-            text = measures.number(measure, value)
-            if measure == "dominant_share" and "dominant_class" in client:
-                text += f" ({measures.visible(str(client['dominant_class']))})"
-            cells.append(NOTHING if value is None else Cell(text, float(value)))
-        rows.append(cells)
-        values = {measure: client.get(measure) for measure in _OF_CLIENTS}
+    for source, client in listed:
+        shown, values = str(client["client"]), {measure: client.get(measure) for measure in NAMES}
+        row = [Cell(shown if source == "here" else f"paper: {shown}")]
+        for measure, value in values.items():
+            row.append(NOTHING if value is None else Cell(number_text(measure, value), value))
+        if "dominant_class" in client:
+            row[-1] = Cell(
+                f"{row[-1].text} ({visible(str(client['dominant_class']))})", row[-1].value
+            )
+        rows.append(row)
         records.append({"source": source, "client": shown, **values})
-    heads = ("client", *(measures.NAMES[measure] for measure in _OF_CLIENTS))
-    title = f"Clients of {paper.shown(name)} one by one"
-    return Table("clients-described", title, heads, rows, _caption(report, printed), records)
+    title = f"Clients of {paper.shown(str(report['name']))} one by one"
+    heads, caption = ("client", *NAMES.values()), _caption(report, printed)
+    return Table("clients-described", title, heads, rows, caption, records)
 
 
-def _row(name: str, clients: str, texts: Mapping[str, str]) -> list[Cell]:
-    cells = [Cell(texts[m]) if m in texts else NOTHING for m in measures.NAMES]
-    return [Cell(name), Cell(clients), *cells]
-
-
-def _flat(summary: Mapping[str, Mapping[str, Any]]) -> Record:
-    return {f"{m}_{part}": spread[part] for m, spread in summary.items() for part in ("mean", "sd")}
-
-
-def _difference(measure: str, gap: float) -> str:
-    return "0" if gap == 0 else measures.number(measure, float(gap), "+").replace("-", MINUS)
-
-
-def _printed(name: str) -> Mapping[str, Any] | None:
+def _printed(report: Report) -> Mapping[str, Any] | None:
     """Find the paper's numbers for a data set or for the one it stands in for."""
-    twin = paper.COUNTERPARTS.get(name)
+    twin = paper.COUNTERPARTS.get(str(report["name"]))
     return PAPER.get(twin.dataset.described) if twin is not None else None
 
 
-def _clients_of(report: Mapping[str, Any]) -> str:
+def _summary(printed: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the paper's means and deviations, with texts that have its own digits."""
+    found = {}
+    for measure, (mean, sd) in printed["summary"].items():
+        form = "," if isinstance(mean, int) else ".2f"
+        found[measure] = {"mean": mean, "sd": sd, "text": f"{mean:{form}} ± {sd:{form}}"}
+    return found
+
+
+def _clients_of(report: Report) -> str:
     return f"{len(report.get('clients', [])):,} of {report.get('total', 0):,}"
 
 
-def _caption(report: Mapping[str, Any], printed: Mapping[str, Any] | None) -> str:
+def _caption(report: Report, printed: Mapping[str, Any] | None) -> str:
     name = str(report["name"])
     caption = (
         f"{_clients_of(report)} clients; volume in {report.get('unit', 'examples')}; entropy over "
-        f"{measures.divisor(report)}; KL from {measures.origin(report)}, in nats."
+        f"{divisor(report)}; KL from {origin(report)}, in nats."
     )
-    if printed is not None:
-        caption += (
-            f" Paper: {printed['sample']} clients; volume in {printed['unit']}; its numbers fit "
-            f"entropy over {measures.divisor(printed)} and KL from {measures.origin(printed)}."
-        )
+    if printed is None:
+        return caption
+    caption += (
+        f" Paper: {printed['sample']} clients; volume in {printed['unit']}; its numbers fit "
+        f"entropy over {divisor(printed)} and KL from {origin(printed)}."
+    )
     twin = paper.COUNTERPARTS.get(name)
-    if twin is not None and printed is not None and name != twin.dataset.described:
+    if twin is not None and name != twin.dataset.described:
         caption += f" The paper's numbers are about its own {twin.dataset.title}, not about {name}."
     return caption
+
+
+def number_text(measure: str, value: float, sign: str = "") -> str:
+    """Format a value of one measure; ``sign`` is "+" for a difference."""
+    if measure == "dominant_share":
+        return f"{100 * value:{sign}.1f} %"
+    whole = measure == "distinct" and isinstance(value, int)
+    form = {"volume": ",.0f", "distinct": "" if whole else ".1f"}.get(measure, ".3f")
+    return f"{value:{sign}{form}}"
+
+
+def spread_text(measure: str, found: Mapping[str, Any]) -> str:
+    """Format mean and standard deviation over clients."""
+    if "text" in found:
+        return str(found["text"])
+    mean = number_text(measure, found["mean"])
+    if found["sd"] is None:
+        return mean
+    return f"{mean.removesuffix(' %')} ± {number_text(measure, found['sd'])}"
+
+
+def who(report: Report) -> str:
+    """Name the clients that are described."""
+    described, total = len(report["clients"]), report["total"]
+    if described == total:
+        return f"{total:,} clients" if total > 1 else "1 client"
+    return f"{described:,} of {total:,} clients (seed {report['seed']})"
+
+
+def divisor(report: Report) -> str:
+    """Name the divisor of entropies."""
+    return "ln(classes present)" if report["entropy"] == "present" else "ln(all classes)"
+
+
+def origin(report: Report) -> str:
+    """Name the distribution that clients are compared with."""
+    if report["reference"] == "global":
+        return "all clients"
+    return "the pooled sample" if report["sample"] else "the pooled clients"
+
+
+def visible(label: str) -> str:
+    """Replace invisible characters of a class name."""
+    return _VISIBLE.get(label, label if label.isprintable() else ascii(label)[1:-1])

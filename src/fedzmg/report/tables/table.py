@@ -8,14 +8,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple, Self
 
 from fedzmg.results.formatting import MINUS, NONE
 from fedzmg.storage.formats import json_nulls
 
-Value = float | int | str | bool | None
-Record = dict[str, Value]
+Record = dict[str, float | int | str | bool | None]
 
 _LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
@@ -32,14 +32,32 @@ class Cell(NamedTuple):
     kind: str = ""
     """``best``, ``yes`` (significant), ``quiet`` or ``words`` (long text)."""
 
-    @property
-    def bold(self) -> bool:
-        """True for the best value and for significant p-values."""
-        return self.kind in ("best", "yes")
-
 
 NOTHING = Cell(NONE, None, "quiet")
 """A cell without a number."""
+
+
+class Column(NamedTuple):
+    """A column of a table and of its records."""
+
+    head: str
+    """Empty for a column of the records only."""
+    key: str
+    """Name in the records; empty for a column of the table only."""
+    value: str | Callable[[Any], Any]
+    """Attribute of an item, or a function of it, which may return a finished cell."""
+    text: Callable[[Any], str] = str
+
+    def of(self, item: Any) -> Any:
+        """Return the value of an item."""
+        return (attrgetter(self.value) if isinstance(self.value, str) else self.value)(item)
+
+    def cell(self, item: Any) -> Cell:
+        """Show the value of an item."""
+        value = self.of(item)
+        if value is None or isinstance(value, Cell):
+            return value or NOTHING
+        return Cell(value) if isinstance(value, str) else Cell(self.text(value), value)
 
 
 class Table(NamedTuple):
@@ -62,12 +80,42 @@ class Table(NamedTuple):
         cls, title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1
     ) -> Self:
         """Make a table of plain texts."""
-        return cls("", title, tuple(heads), [[Cell(text) for text in row] for row in rows],
-                   words=words)  # fmt: skip
+        cells = [[Cell(text) for text in row] for row in rows]
+        return cls("", title, tuple(heads), cells, words=words)
+
+    @classmethod
+    def build(
+        cls,
+        key: str,
+        title: str,
+        columns: Iterable[Column],
+        items: Iterable[Any],
+        caption: str = "",
+        words: int = 1,
+    ) -> Self:
+        """Make a row and a record per item."""
+        columns, items = list(columns), list(items)
+        shown = [column for column in columns if column.head]
+        rows = [[column.cell(item) for column in shown] for item in items]
+        records = [{c.key: c.of(item) for c in columns if c.key} for item in items]
+        heads = tuple(column.head for column in shown)
+        return cls(key, title, heads, rows, caption, records, words)
 
     def is_text(self, column: int) -> bool:
         """Return True for a column of texts, False for one of numbers."""
         return column < self.words or any(row[column].kind == "words" for row in self.rows)
+
+    def _styled(
+        self, left: str, right: str, escape: Callable[[str], str], bold: str
+    ) -> tuple[list[str], list[list[str]]]:
+        """Return the side of every column, and escaped texts, the best of them bold."""
+        sides = [left if self.is_text(i) else right for i in range(len(self.heads))]
+        cells = [
+            [bold.format(escape(c.text)) if c.kind in ("best", "yes") else escape(c.text)
+             for c in row]
+            for row in self.rows
+        ]  # fmt: skip
+        return sides, [list(map(escape, self.heads)), *cells]
 
 
 def to_csv(table: Table) -> str:
@@ -96,12 +144,8 @@ def to_markdown(table: Table) -> str:
     |:--|--:|
     | x | 1 |
     """
-    sides = [":--" if table.is_text(i) else "--:" for i in range(len(table.heads))]
-    rows = [[f"**{c.text}**" if c.bold else c.text for c in row] for row in table.rows]
-    heads, *lines = (
-        "| " + " | ".join(text.replace("|", r"\|") for text in row) + " |"
-        for row in (table.heads, *rows)
-    )
+    sides, rows = table._styled(":--", "--:", lambda text: text.replace("|", r"\|"), "**{}**")
+    heads, *lines = (f"| {' | '.join(row)} |" for row in rows)
     lines = [f"### {table.title}", "", heads, f"|{'|'.join(sides)}|", *lines]
     for words in filter(None, (table.caption, table.advice)):
         lines += ["", words]
@@ -110,30 +154,14 @@ def to_markdown(table: Table) -> str:
 
 def to_latex(table: Table) -> str:
     """Render the cells for the package booktabs."""
-    sides = "".join("l" if table.is_text(i) else "r" for i in range(len(table.heads)))
+    sides, rows = table._styled("l", "r", tex, r"\textbf{{{}}}")
     words = " ".join(filter(None, (f"{table.title}.", table.caption, table.advice)))
-    heads, *rows = (
-        "    " + " & ".join(cells) + r" \\"
-        for cells in (
-            map(tex, table.heads),
-            *([rf"\textbf{{{tex(c.text)}}}" if c.bold else tex(c.text) for c in row]
-              for row in table.rows),
-        )
-    )  # fmt: skip
-    lines = [
-        r"% needs \usepackage{booktabs}",
-        r"\begin{table}",
-        rf"  \caption{{{tex(words)}}}",
-        rf"  \begin{{tabular}}{{{sides}}}",
-        r"    \toprule",
-        heads,
-        r"    \midrule",
-        *rows,
-        r"    \bottomrule",
-        r"  \end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
+    heads, *lines = (f"    {' & '.join(row)} \\\\" for row in rows)
+    return "\n".join([
+        r"% needs \usepackage{booktabs}", r"\begin{table}", rf"  \caption{{{tex(words)}}}",
+        rf"  \begin{{tabular}}{{{''.join(sides)}}}", r"    \toprule", heads, r"    \midrule",
+        *lines, r"    \bottomrule", r"  \end{tabular}", r"\end{table}", "",
+    ])  # fmt: skip
 
 
 def tex(text: str) -> str:

@@ -9,20 +9,20 @@ from fedzmg.report.tables.table import Cell, Table
 from fedzmg.results.formatting import MINUS
 
 Finding: TypeAlias = Mapping[str, Any]
-_HEADS = ("predicted", "measured", "tolerance", "agrees")
 
 
 def finding_table(finding: Finding) -> Table:
     """Make a row per line of one check."""
     rows = []
     for line in finding["lines"]:
-        predicted, measured, room, agrees = _numbers(line)
+        predicted, measured, room, agrees = _texts(line)
         rows.append([
             Cell(line["what"] + " (claim)" * line["stated"]), Cell(predicted, line["predicted"]),
             Cell(measured, line["measured"]), Cell(room),
             Cell(agrees, None, "" if line["agrees"] else "fails"),
         ])  # fmt: skip
-    return Table(finding["id"], "", ("quantity", *_HEADS), rows)
+    heads = ("quantity", "predicted", "measured", "tolerance", "agrees")
+    return Table(finding["id"], "", heads, rows)
 
 
 def overview(findings: Sequence[Finding]) -> Table:
@@ -50,12 +50,12 @@ def tolerance(line: Mapping[str, Any]) -> str:
     >>> tolerance({"rule": "relative", "tolerance": 0.01})
     '± 1 %'
     """
-    room = float(line["tolerance"])
-    if line["rule"] == "relative":
-        return f"± {100 * room:.2g} %" if room >= 1e-4 else f"rel. {room:.0e}".replace("-", MINUS)
-    if line["rule"] == "near":
-        return "exact" if room == 0 else f"± {room:.2g}".replace("-", MINUS)
-    return str(line["rule"])
+    room, rule = float(line["tolerance"]), str(line["rule"])
+    if rule == "relative":
+        rule = f"± {100 * room:.2g} %" if room >= 1e-4 else f"rel. {room:.0e}"
+    elif rule == "near":
+        rule = "exact" if room == 0 else f"± {room:.2g}"
+    return rule.replace("-", MINUS)
 
 
 def markdown(findings: Sequence[Finding]) -> str:
@@ -67,12 +67,12 @@ def markdown(findings: Sequence[Finding]) -> str:
         out.append(f"| **{finding['id']}** | {verdict} | | | | |")
         for line in finding["lines"]:
             what = line["what"].replace("|", "\\|") + " *(claim)*" * line["stated"]
-            *numbers, agrees = _numbers(line)
-            cells = ["", what, *numbers, agrees if agrees == "yes" else f"**{agrees}**"]
+            *numbers, agrees = _texts(line)
+            cells = ["", what, *numbers, agrees if line["agrees"] else f"**{agrees}**"]
             out.append(f"| {' | '.join(cells)} |")
     return "\n".join(out) + "\n"
 
 
-def _numbers(line: Mapping[str, Any]) -> list[str]:
+def _texts(line: Mapping[str, Any]) -> list[str]:
     agrees = "yes" if line["agrees"] else "no"
     return [number(line["predicted"]), number(line["measured"]), tolerance(line), agrees]

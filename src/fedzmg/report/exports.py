@@ -1,23 +1,23 @@
-"""Files of a report: its page, tables and figures.
+"""Files that commands write: reports, descriptions of data, and checks of the theory.
 
-Tables are written as Markdown, LaTeX, CSV and JSON (the last two with full precision), figures as
-PNG, SVG and PDF. The same results give the same bytes.
+Tables of a report are written as Markdown, LaTeX, CSV and JSON (the last two with full precision),
+figures as PNG, SVG and PDF. The same results give the same bytes.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedzmg.report.tables import costs, scores
+from fedzmg.report.tables import study
 from fedzmg.report.tables.beside_paper import beside_paper
-from fedzmg.report.tables.clients import clients
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
-from fedzmg.report.tables.paired_tests import paired_tests
 from fedzmg.report.tables.table import Table, to_csv, to_json, to_latex, to_markdown
-from fedzmg.report.writing import Cleared, check_place, refuse_foreign, replace_files
+from fedzmg.report.tables.theory import Finding
+from fedzmg.report.writing import Cleared, check_place, refuse_foreign, replace_files, write
 from fedzmg.results.reading import Material
 from fedzmg.results.study_result import StudyResult
 
@@ -25,17 +25,12 @@ if TYPE_CHECKING:
     from fedzmg.report.figures import Chart
 
 PAGE = "report.html"
-STUDY_TABLES: tuple[Callable[[StudyResult], Table | None], ...] = (
-    scores.scores,
-    paired_tests,
-    scores.thresholds,
-    beside_paper,
-    clients,
-    scores.finals,
-    costs.traffic,
-    costs.settings,
-)
-"""Tables of a study."""
+DESCRIPTION = tuple(f"heterogeneity.{suffix}" for suffix in ("json", "csv", "png", "svg"))
+"""Files of ``fedzmg data describe``."""
+_STUDY_TABLES: tuple[Callable[[StudyResult], Table | None], ...] = (
+    study.scores, study.paired_tests, study.thresholds, beside_paper, study.clients, study.finals,
+    study.traffic, study.settings,
+)  # fmt: skip
 _FORMATS: dict[str, Callable[[Table], str]] = {
     "md": to_markdown,
     "tex": to_latex,
@@ -79,16 +74,12 @@ def publish(
     pictures = {} if page_only else dict(figures(drawn, out))
     page = {PAGE: render(material, results, drawn).encode()}
     cleared = replace_files(out, {**page, **words, **pictures})
-    return Published(
-        out / PAGE,
-        tuple(out / name for name in words),
-        tuple(out / name for name in pictures),
-        cleared,
-    )
+    written, drawings = (tuple(out / name for name in names) for names in (words, pictures))
+    return Published(out / PAGE, written, drawings, cleared)
 
 
 def tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tuple[str, bytes]]:
-    """Every table in four formats: names of files, below ``tables``, and what they hold."""
+    """Yield every table in four formats: file name below ``tables``, and content."""
     for name, table in _tables(material, results):
         for suffix, make in _FORMATS.items():
             yield f"tables/{name}.{suffix}", make(table).encode()
@@ -120,10 +111,8 @@ def _tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tupl
     from fedzmg.report.figures import grid_names, numbered, study_prefixes
 
     for prefix, result in zip(study_prefixes(results), results, strict=True):
-        for make in STUDY_TABLES:
-            table = make(result)
-            if table is not None:
-                yield prefix + table.key, table
+        for table in filter(None, (make(result) for make in _STUDY_TABLES)):
+            yield prefix + table.key, table
     for name, extra in zip(grid_names(material), material.grids, strict=True):
         yield name, best_points(extra.content)
     described = [extra.content for extra in material.heterogeneity]
@@ -132,3 +121,47 @@ def _tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tupl
     for after, report in zip(numbered(described), described, strict=True):
         yield f"heterogeneity{after}", heterogeneity(report)
         yield f"heterogeneity-clients{after}", client_by_client(report)
+
+
+def write_description(
+    report: Mapping[str, Any], paper: Mapping[str, Any] | None, folder: Path
+) -> None:
+    """Write everything as JSON, a line per client as CSV, and the figure.
+
+    Args:
+        report: dictionary of a :class:`fedzmg.data.heterogeneity.Report`.
+        paper: the paper's numbers, marked beside the clients.
+        folder: their directory; it is made.
+
+    Raises:
+        InputError: if a file cannot be written.
+    """
+    from fedzmg.report import figures
+
+    by_client = Table("", "", (), [], records=report["clients"])
+    write(folder / DESCRIPTION[0], (json.dumps(report, allow_nan=False) + "\n").encode())
+    write(folder / DESCRIPTION[1], to_csv(by_client).encode())
+    figures.save(figures.heterogeneity(report, paper), folder / "heterogeneity")
+
+
+def write_theory_figures(findings: Sequence[Finding], out: Path) -> list[Path]:
+    """Write every figure of the checks as PNG and SVG and return their paths.
+
+    Raises:
+        InputError: if one cannot be written.
+    """
+    from fedzmg.report.figures import save, theory
+
+    drawn = [item for finding in findings for item in theory(finding).items()]
+    return [path for name, chart in drawn for path in save(chart, out / name)]
+
+
+def write_theory_page(findings: Sequence[Finding], path: Path) -> None:
+    """Write the page of the checks.
+
+    Raises:
+        InputError: if it cannot be written.
+    """
+    from fedzmg.report.html.page import theory_page
+
+    write(path, theory_page(findings).encode(), "choose another file")

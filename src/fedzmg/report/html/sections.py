@@ -1,0 +1,219 @@
+"""Sections of studies, grids and heterogeneity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fedzmg.report.figures import STUDY_FIGURES, Chart, grid_names, numbered, study_prefixes
+from fedzmg.report.html.blocks import (
+    Block,
+    Picture,
+    Section,
+    picture,
+    pictures_block,
+    table_block,
+)
+from fedzmg.report.tables import study as tables
+from fedzmg.report.tables.beside_paper import beside_paper
+from fedzmg.report.tables.grids import best_points, neighbours_text
+from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
+from fedzmg.results import paper
+from fedzmg.results.averaging import averaged_words
+from fedzmg.results.formatting import (
+    bytes_text,
+    count_text,
+    goal_text,
+    setting_text,
+    slug,
+    value_text,
+)
+from fedzmg.results.grids import field, name_of
+from fedzmg.results.grouping import Study
+from fedzmg.results.reading import Material
+from fedzmg.results.scores import RULES
+from fedzmg.results.study_result import StudyResult
+
+_HALVES = {"tune": "the half of the test data set aside for choosing", "test": "all test data"}
+_Tile = tuple[str, str, str]
+
+
+def of_studies(results: Sequence[StudyResult], drawn: Mapping[str, Chart]) -> Iterator[Section]:
+    """Make one section per study."""
+    for i, (prefix, result) in enumerate(zip(study_prefixes(results), results, strict=True)):
+        own = {name: drawn[prefix + name] for name in STUDY_FIGURES if prefix + name in drawn}
+        yield Section(
+            f"s{i}", result.study.name, _facts(result.study), _blocks(result, own, f"s{i}")
+        )
+
+
+def _blocks(result: StudyResult, charts: Mapping[str, Chart], key: str) -> Iterator[Block]:
+    yield Block("tiles", list(_tiles(result)))
+    pictures = {name: picture(chart, f"{key}-{name}") for name, chart in charts.items()}
+    yield pictures_block([pictures.pop("curves")] if "curves" in pictures else [])
+    for make in (tables.scores, tables.paired_tests, tables.thresholds, beside_paper):
+        table = make(result)
+        if table is not None:
+            yield table_block(table)
+    notes = list(result.notes)
+    if result.study.task not in paper.COUNTERPARTS:
+        notes.append(f"The paper has no numbers for {result.study.task}.")
+    yield Block("notes", notes)
+    of_clients = [name for name in pictures if name.startswith("client")]
+    yield pictures_block(one for name, one in pictures.items() if name not in of_clients)
+    table = tables.clients(result)
+    if table is not None:
+        yield table_block(table, "Clients")
+    yield Block("notes", list(_missing(result)))
+    yield pictures_block(pictures[name] for name in of_clients)
+    yield table_block(tables.finals(result), "Final value of every seed", folded=True)
+    yield table_block(tables.traffic(result), "Traffic of one run", folded=True)
+    spec = result.study.runs[0].spec
+    used = {**spec.get("preset", {}), **spec.get("protocol", {})}
+    pairs = [(name.replace("_", " "), setting_text(value)) for name, value in used.items()]
+    yield Block("pairs", pairs, "Settings")
+    yield table_block(tables.settings(result), "Hyper-parameters used")
+
+
+def _facts(study: Study) -> str:
+    seeds = {run.seed for run in study.runs}
+    rounds, cohort = study.protocol.get("rounds"), study.protocol.get("cohort")
+    begun, asked = len(study.members), len({*study.members, *study.awaited})
+    parts = [
+        count_text(begun, "algorithm") if begun == asked else f"{begun} of {asked} algorithms",
+        count_text(len(seeds), "paired seed" if len(study.members) > 1 else "seed"),
+    ]
+    if rounds:
+        parts.append(f"{rounds:,} rounds")
+    population = study.runs[0].manifest.get("clients")
+    if population and cohort:
+        parts.append(f"{cohort} of {population:,} clients a round")
+    return ", ".join(parts)
+
+
+def _tiles(result: StudyResult) -> Iterator[_Tile]:
+    if not result.ranked:
+        return
+    study, best = result.study, result.ranked[0]
+    spread = "" if best.sd is None else f" (± {value_text(best.sd, study.metric)})"
+    value = value_text(best.mean, study.metric)
+    yield f"Best final {study.metric}", value, best.label + spread
+    if study.threshold is not None:
+        title = f"First to hold {goal_text(study.threshold, study.metric)}"
+        means = averaged_words(study.window)
+        reached = {s.label: s.arrivals[RULES[0]] for s in result.scores if s.finals}
+        rounds = [one for one in reached.values() if one is not None]
+        if rounds:
+            who, *more = [label for label, one in reached.items() if one == min(rounds)]
+            others = f" and {len(more)} more" if more else ""
+            yield title, f"round {min(rounds):,}", f"{who}{others}, {means}"
+        else:
+            yield title, "none", means
+    if result.tests:
+        tested = [score for score in result.scores if score.test is not None]
+        won = sum(score.significant for score in tested)
+        note = f"from {study.reference}, after Holm"
+        yield "Significant differences", f"{won} of {len(tested)}", note
+    sizes = [(score.traffic["total"], score.label) for score in result.scores if score.finals]
+    (least, who), (most, _) = min(sizes), max(sizes)
+    note = "the same for all" if len(sizes) == len(result.scores) else "finished runs"
+    if not math.isclose(least, most, rel_tol=1e-3):
+        note = f"least, {who}; most {bytes_text(most)}"
+    yield "Traffic of a run", bytes_text(least), note
+
+
+def _missing(result: StudyResult) -> Iterator[str]:
+    """Count the runs without data about single clients."""
+    runs = result.study.runs
+    without = sum(run.clients is None for run in runs)
+    diverged = sum(run.clients is not None and run.diverged is not None for run in runs)
+    for count, words in (
+        (without, "have no metric by client (clients.safetensors), written when a run ends"),
+        (diverged, "diverged and are left out here"),
+    ):
+        if count:
+            number = "all" if count == len(runs) else f"{count} of {len(runs)}"
+            yield f"Clients: {number} runs {words}."
+
+
+def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section]:
+    """Make one section for all grids."""
+    if not material.grids:
+        return
+    blocks = []
+    for i, (stem, extra) in enumerate(zip(grid_names(material), material.grids, strict=True)):
+        data = extra.content
+        half = _HALVES.get(str(data["selection"]), data["selection"])
+        facts = [
+            extra.shown,
+            f"score: mean {data['metric']} of the last {data['last']} of {data['rounds']} rounds "
+            f"({count_text(len(data['seeds']), 'seed')})",
+            f"chosen on {half}, {data['examples']:,} examples",
+            *([] if data["complete"] else ["not finished yet"]),
+        ]
+        maps = [
+            _map(data, name, drawn[f"{stem}-{slug(name)}"], f"g{i}-{j}")
+            for j, name in enumerate(data["algorithms"])
+        ]
+        blocks += [
+            Block("text", " \u00b7 ".join(facts), name_of(data), "facts"),
+            pictures_block(maps),
+            table_block(best_points(data), "Best points"),
+        ]
+    if any(str(extra.content["task"]) in paper.COUNTERPARTS for extra in material.grids):
+        words = "The paper shows its grids only as heat maps and prints neither pairs nor scores."
+        blocks.append(Block("notes", [words]))
+    facts_of_all = (
+        "A stronger colour is better, on one scale for all maps of a grid. The frame marks the "
+        "chosen point; \u00d7 diverged; \u2013 stopped early."
+    )
+    yield Section("grids", "Grids", facts_of_all, blocks)
+
+
+def _map(data: Mapping[str, Any], name: str, chart: Chart, key: str) -> Picture:
+    entry, metric = data["algorithms"][name], str(data["metric"])
+    best, caption, warning = entry["best"], "Every point diverged.", ""
+    if best is not None:
+        caption = f"Best: {_options(best)}: {value_text(best['score'], metric)}."
+        around, other = neighbours_text(best, metric), entry.get("best_by_test")
+        if around:
+            caption += f" Its neighbours: {around}."
+        if other is not None:
+            same = other["options"] == best["options"]
+            chosen = "the same point" if same else _options(other)
+            score = value_text(other["score"], metric)
+            caption += f" By all test data, as in the paper: {chosen} ({score})."
+        if best["border"]:
+            edges = ", ".join(best["border_axes"])
+            warning = f"The best point is on the border of {edges}: a wider grid may do better."
+    stopped = int(field(entry, higher_is_better=data["higher_is_better"]).stopped.sum())
+    if stopped:
+        caption += f" {count_text(stopped, 'point')} stopped early."
+    title = str(entry["label"])
+    return Picture(title, caption, warning, picture(chart, key).svg, wide=False)
+
+
+def _options(best: Mapping[str, Any]) -> str:
+    texts = {
+        key: f"{value:.3g}" if isinstance(value, float) else setting_text(value)
+        for key, value in best["options"].items()
+    }
+    return ", ".join(f"{key} = {text}" for key, text in texts.items())
+
+
+def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section]:
+    """Make one section for all data sets."""
+    reports = [extra.content for extra in material.heterogeneity]
+    if not reports:
+        return
+    blocks = [table_block(side_by_side(reports))] if len(reports) > 1 else []
+    for i, (suffix, report) in enumerate(zip(numbered(reports), reports, strict=True)):
+        stems = (f"heterogeneity{suffix}", f"client-distances{suffix}")
+        charts = [drawn[stem] for stem in stems if stem in drawn]
+        blocks += [
+            table_block(heterogeneity(report), paper.shown(str(report["name"]))),
+            pictures_block(picture(chart, f"h{i}-{j}") for j, chart in enumerate(charts)),
+            *([table_block(client_by_client(report))] if report.get("clients") else []),
+        ]
+    yield Section("heterogeneity", "Heterogeneity", "", blocks)

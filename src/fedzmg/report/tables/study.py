@@ -1,0 +1,352 @@
+"""Tables of a study: scores, seeds, clients, paired tests, traffic and hyper-parameters."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+from fedzmg.evaluation import OverClients, share_short_of
+from fedzmg.report.tables.table import NOTHING, Cell, Column, Record, Table
+from fedzmg.results.averaging import arrivals, late_means, mean_and_sd
+from fedzmg.results.formatting import (
+    MIB,
+    NONE,
+    bytes_text,
+    count_text,
+    digits_text,
+    goal_text,
+    is_share,
+    p_text,
+    range_text,
+    setting_text,
+    signed_text,
+    spread_text,
+    value_text,
+)
+from fedzmg.results.over_clients import evaluated_clients
+from fedzmg.results.runs import Run
+from fedzmg.results.scores import RULES
+from fedzmg.results.study_result import LEVEL, AlgorithmResult, StudyResult
+
+_RULE_NAMES = ("all above", "stays above")
+_OVER_CLIENTS = {
+    "mean": "mean",
+    "sd": "deviation",
+    "median": "median",
+    "worst_tenth": "worst 10 %",
+    "best_tenth": "best 10 %",
+}
+_SHORT = "share_short_of_threshold"
+_RATES = ("client.lr", "server.lr")
+_FACTS = (
+    "fedzmg", "commit", "dirty", "python", "torch", "numpy", "platform", "device", "device_name",
+    "threads", "dtype", "precision", "engine", "clients", "examples", "data_sha256", "task_sha256",
+)  # fmt: skip
+_FACT_NAMES = {
+    "dirty": "uncommitted changes",
+    "data_sha256": "SHA-256 of the data",
+    "task_sha256": "SHA-256 of the task",
+}
+
+
+def scores(result: StudyResult) -> Table:
+    """Make the table of final value, speed, late stage and cost of every algorithm."""
+    study = result.study
+    metric, threshold = study.metric, study.threshold
+    has_late = any(score.late is not None for score in result.scores)
+    has_failures = any(s.diverged or s.unfinished or s.dropped for s in result.scores)
+    heads = ["", "", ""]
+    if threshold is not None:
+        heads = [f"rounds to {goal_text(threshold, metric)}", *_RULE_NAMES]
+
+    def final(score: AlgorithmResult) -> Cell | None:
+        if score.mean is None:
+            return Cell("diverged") if score.diverged else None
+        best = "best" if score is result.ranked[0] else ""
+        return Cell(spread_text(score.mean, score.sd, metric), score.mean, best)
+
+    def moved(score: AlgorithmResult) -> Cell:
+        mib = score.traffic["total"] / MIB
+        return Cell(f"{mib:,.1f}" + ("" if score.finals else " so far"), mib)
+
+    def per_mib(value: float) -> str:
+        return f"{digits_text(100 * value)} %" if is_share(metric) else digits_text(value)
+
+    columns = [
+        Column("algorithm", "algorithm", "label"),
+        Column(f"final {metric}", "", final),
+        Column("", "final_mean", "mean"),
+        Column("", "final_sd", "sd"),
+        *_reached(heads, lambda score: (score.arrivals, score.unfinished > 0)),
+        Column("each run" if threshold is not None else "", "", _each_run),
+        Column("", "rounds_each", lambda s: " ".join(str(r or "never") for r in s.arrivals_each)),
+        Column(
+            "late stage" * has_late, "late_stage_mean", "late", partial(value_text, metric=metric)
+        ),
+        Column("MiB per run", "", moved),
+        Column("", "mib_per_run", lambda score: score.traffic["total"] / MIB),
+        Column(f"{metric} per MiB", "metric_per_mib", "per_mib", per_mib),
+        *(Column(n * has_failures, n, n) for n in ("diverged", "dropped", "unfinished")),
+    ]
+    parts = ["Final: mean over the last tenth of the rounds, ± standard deviation over seeds"]
+    if threshold is not None:
+        parts.append(
+            f"rounds to a threshold: until the mean of {study.window} evaluations of the averaged "
+            "curve reaches it; all above: until each of them does; stays above: until no later "
+            "mean falls below; each run: mean ± standard deviation over runs"
+        )
+    if has_late:
+        parts.append("late stage: mean after the slowest algorithm arrived")
+    parts.append("MiB: traffic of one run, all clients, both ways")
+    title, caption = f"Scores on {study.name}", "; ".join(parts) + "."
+    return Table.build("scores", title, columns, result.scores, caption)
+
+
+def thresholds(result: StudyResult) -> Table | None:
+    """Make the table of arrivals and late stages by threshold; None for fewer than two."""
+    study = result.study
+    if len(study.thresholds) < 2:
+        return None
+    items = []
+    for level in study.thresholds:
+        late, _ = late_means(study, level)
+        for label, runs in study.members.items():
+            found = {rule: arrivals(study, runs, level, rule).averaged for rule in RULES}
+            running = any(not run.complete for run in runs)
+            items.append((level, label, found, running, late.get(label)))
+    columns = [
+        Column("threshold", "threshold", itemgetter(0), partial(goal_text, metric=study.metric)),
+        Column("algorithm", "algorithm", itemgetter(1)),
+        *_reached(["rounds", *_RULE_NAMES], itemgetter(2, 3)),
+        Column("late stage", "late_stage_mean", itemgetter(4),
+               partial(value_text, metric=study.metric)),
+    ]  # fmt: skip
+    caption = "Rules as above; late stage: mean after the slowest algorithm arrived, if all did."
+    title = f"All thresholds on {study.name}"
+    return Table.build("thresholds", title, columns, items, caption, words=2)
+
+
+def finals(result: StudyResult) -> Table:
+    """Make the table of the final value of every seed."""
+    study = result.study
+    seeds = sorted({seed for score in result.scores for seed in score.finals})
+    rows = []
+    records: list[Record] = []
+    for score in result.scores:
+        row = [Cell(score.label)]
+        lost = {run.seed for run in study.members[score.label] if run.diverged is not None}
+        for seed in seeds:
+            value = score.finals.get(seed)
+            text = "diverged" if seed in lost else value_text(value, study.metric)
+            row.append(Cell(text, None if seed in lost else value))
+            if value is not None:
+                records.append({"algorithm": score.label, "seed": seed, "final": value})
+        rows.append(row)
+    heads = ("algorithm", *(f"seed {seed}" for seed in seeds))
+    caption = "Mean over the last tenth of the rounds; diverged runs are left out."
+    title = f"Final {study.metric} of every seed on {study.name}"
+    return Table("finals", title, heads, rows, caption, records)
+
+
+def round_cell(round_: int | None, *, running: bool = False) -> Cell:
+    """Show the round of an arrival; "never" sorts after every number."""
+    if round_ is None:
+        return Cell("not yet" if running else "never", math.inf, "quiet")
+    return Cell(f"{round_:,}", round_)
+
+
+def _reached(heads: Sequence[str], of: Callable[[Any], tuple[Any, bool]]) -> Iterator[Column]:
+    """Make columns of every rule; ``of`` returns arrivals by rule, and True if runs are left."""
+
+    def cell(rule: str, item: Any) -> Cell:
+        found, running = of(item)
+        return round_cell(found[rule], running=running)
+
+    for head, rule in zip(heads, RULES, strict=True):
+        yield Column(head, "", partial(cell, rule))
+        yield Column("", f"rounds_{rule}", partial(lambda rule, item: of(item)[0][rule], rule))
+
+
+def _each_run(score: AlgorithmResult) -> Cell:
+    """Show mean and deviation over the runs that arrive."""
+    arrived = [one for one in score.arrivals_each if one is not None]
+    if not arrived:
+        return round_cell(None, running=score.unfinished > 0)
+    mean, sd = mean_and_sd(arrived)
+    text = f"{mean:,.0f}" + ("" if sd is None else f" ± {sd:,.0f}")
+    if len(arrived) < len(score.arrivals_each):
+        text += f" ({len(arrived)} of {len(score.arrivals_each)})"
+    return Cell(text, mean)
+
+
+def clients(result: StudyResult) -> Table | None:
+    """Make the table of the metric over clients; None if no run evaluated them one by one."""
+    study, higher = result.study, result.study.higher_is_better
+    found = {label: evaluated_clients(runs) for label, runs in study.members.items()}
+    heads = dict(_OVER_CLIENTS)
+    if study.threshold is not None:
+        side = "below" if higher else "above"
+        heads[_SHORT] = f"clients {side} {goal_text(study.threshold, study.metric)}"
+    records: list[dict[str, Any]] = []
+    for label, runs in found.items():
+        for seed, one in runs:
+            values = one.metric[-1]
+            spread = OverClients.of(values, higher_is_better=higher)._asdict()
+            record = {"algorithm": label, "seed": seed, "clients": float(len(values)), **spread}
+            if study.threshold is not None:
+                record[_SHORT] = share_short_of(values, study.threshold, higher_is_better=higher)
+            records.append(record)
+    if not records:
+        return None
+    rows = [[Cell(label)] for label in found]
+    for name in heads:
+        columns = [[r[name] for r in records if r["algorithm"] == own] for own in found]
+        means = [statistics.fmean(values) for values in columns if values]
+        lowest = name == _SHORT or not higher
+        best = (min if lowest else max)(means) if len(means) > 1 and name != "sd" else None
+        for row, values in zip(rows, columns, strict=True):
+            row.append(_client_cell(values, "" if name == _SHORT else study.metric, best))
+    several = max(len(each) for each in found.values()) > 1
+    one = next(runs[0][1] for runs in found.values() if runs)
+    number, total = len(one.examples), one.population
+    who = f"all {total:,} clients that have any" if number == total else (
+        f"{number:,} of {total:,} clients, drawn by chance and the same for every run"
+    )  # fmt: skip
+    caption = (
+        f"The model after the last round on each client's own {one.part} examples, {who}. Every "
+        "client counts once; deviation: standard deviation over clients; worst and best 10 %: mean "
+        f"of that tenth of the clients{'; ± standard deviation over seeds' * several}."
+    )
+    title = f"{study.metric.capitalize()} over clients on {study.name}"
+    return Table("clients", title, ("algorithm", *heads.values()), rows, caption, records)
+
+
+def _client_cell(values: list[float], metric: str, best: float | None) -> Cell:
+    if not values:
+        return NOTHING
+    mean = statistics.fmean(values)
+    sd = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
+    text = f"{100 * mean:.1f}" + ("" if sd is None else f" ± {100 * sd:.1f}") + " %"
+    return Cell(spread_text(mean, sd, metric) if metric else text, mean, "best" * (mean == best))
+
+
+def paired_tests(result: StudyResult) -> Table | None:
+    """Make the table of all tests of a study; None if there are none."""
+    study, tests = result.study, result.tests
+    if not tests:
+        return None
+    signed = partial(value_text, metric=study.metric, signed=True)
+    columns = [
+        Column("difference", "", lambda one: f"{one.first} minus {one.second}"),
+        Column("", "first", "first"),
+        Column("", "second", "second"),
+        Column("mean", "difference", "test.mean_difference", signed),
+        Column("95 % interval", "",
+               lambda one: range_text(one.test.ci_low, one.test.ci_high, study.metric)),
+        Column("", "ci_low", "test.ci_low"),
+        Column("", "ci_high", "test.ci_high"),
+        Column("t", "t", "test.t", signed_text),
+        Column("p", "p", "test.p", p_text),
+        Column("Holm p", "",
+               lambda one: Cell(p_text(one.p_holm), one.p_holm, "yes" * one.significant)),
+        Column("", "p_holm", "p_holm"),
+        Column("sign flip p", "p_sign_flip", "sign_flip", p_text),
+        Column("", "p_sign_flip_floor", "smallest_sign_flip"),
+        Column("d_z", "d_z", "test.effect_size", signed_text),
+        Column("seeds", "seeds", "test.n"),
+        Column("seeds needed", "seeds_needed", "seeds_needed", "{:,}".format),
+    ]  # fmt: skip
+    diverged = sum(score.diverged for score in result.scores)
+    lost = f"; {count_text(diverged, 'diverged run')} left out" if diverged else ""
+    caption = (
+        f"Differences of the final {study.metric}, paired by seed; p: two-sided paired t-test; "
+        f"Holm: corrected for the {count_text(len(tests), 'test')} of this table, bold where it "
+        f"is at most {LEVEL:g}; sign flip: exact, without assuming a normal distribution; d_z: "
+        "mean difference over its standard deviation; seeds needed: to find an effect of this "
+        f"size with a chance of 80 % at the level {LEVEL:g}{lost}."
+    )
+    advice = (
+        "How to read it: a difference is trustworthy when its interval leaves out zero and its "
+        f"Holm p is at most {LEVEL:g}; where more seeds are needed than there are, a missing "
+        "difference proves nothing."
+    )
+    # The most seeds give the lowest floor.
+    seeds, floor = max(one.test.n for one in tests), min(one.smallest_sign_flip for one in tests)
+    if floor > 0.001:
+        never = f", so that alone it can never be significant at {LEVEL:g}" * (floor > LEVEL)
+        advice += f" With {seeds} seeds the sign-flip p cannot fall below {floor:.3g}{never}."
+    if any(one.sign_flip is None for one in tests):
+        advice += f" {NONE} under sign flip: too many seeds to try every pattern of signs."
+    table = Table.build("tests", f"Paired tests on {study.name}", columns, tests, caption)
+    return table._replace(advice=advice)
+
+
+def traffic(result: StudyResult) -> Table:
+    """Make the table of bytes and seconds of one run."""
+
+    def size(head: str, key: str, *names: str) -> Column:
+        return Column(head, key, lambda s: sum(s.traffic[name] for name in names), bytes_text)
+
+    columns = [
+        Column("algorithm", "algorithm", "label"),
+        Column("", "seconds", "seconds"),
+        size("arrays down", "down", "bytes_down"),
+        size("arrays up", "up", "bytes_up"),
+        size("up, packed", "up_packed", "bytes_up_bound"),
+        size("scalars", "scalars", "scalar_bytes_down", "scalar_bytes_up"),
+        size("kept per client", "kept", "kept"),
+        size("total", "total", "total"),
+        Column("seconds", "", "seconds", "{:,.1f}".format),
+    ]
+    caption = (
+        "Mean over runs, all rounds and clients; packed: if whole numbers used no more bits than "
+        "they need; seconds: training time of a run's share of its pack."
+    )
+    title = f"Traffic of one run on {result.study.name}"
+    return Table.build("traffic", title, columns, result.scores, caption)
+
+
+def settings(result: StudyResult) -> Table:
+    """Make the table of the hyper-parameters that were used."""
+    used = {label: runs[0].variant for label, runs in result.study.members.items()}
+
+    def order(key: str) -> tuple[int, bool, str]:
+        table = key.partition(".")[0]
+        return {"client": 0, "server": 1}.get(table, 2), not key.endswith(".lr"), key
+
+    keys = sorted({key for options in used.values() for key in options}, key=order)
+    items = [{"algorithm": label, **dict.fromkeys(keys), **own} for label, own in used.items()]
+
+    def others(item: dict[str, Any]) -> Cell:
+        own = [key for key in keys if key not in _RATES and item[key] is not None]
+        return Cell(", ".join(f"{key} {setting_text(item[key])}" for key in own), None, "words")
+
+    columns = [
+        Column("algorithm", "algorithm", itemgetter("algorithm")),
+        *(Column(k if k in _RATES else "", k, itemgetter(k), setting_text) for k in keys),
+        Column("others", "", others),
+    ]
+    caption = "Every default is written out; what is not named is off."
+    title = f"Hyper-parameters used on {result.study.name}"
+    return Table.build("settings", title, columns, items, caption)
+
+
+def circumstances(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """List versions, machine, commit and data with all values they had."""
+    found = []
+    for fact in _FACTS:
+        values = [run.manifest[fact] for run in runs if run.manifest.get(fact) is not None]
+        if values:
+            texts = dict.fromkeys(f"{v:,}" if type(v) is int else setting_text(v) for v in values)
+            found.append((_FACT_NAMES.get(fact, fact.replace("_", " ")), ", ".join(texts)))
+    started = sorted(str(r.manifest["started"]) for r in runs if r.manifest.get("started"))
+    spent = sum(run.log.seconds for run in runs)
+    if spent:
+        found.append(("time of all rounds", f"{spent:,.0f} s"))
+    if started:
+        found.append(("started", " to ".join(dict.fromkeys((started[0], started[-1])))))
+    return found
