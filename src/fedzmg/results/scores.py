@@ -1,7 +1,8 @@
 """Scores of validation curves: rounds to a threshold and final values.
 
 A curve is a list of evaluations at strictly increasing rounds, which count from 1. A run of 1000
-rounds that is evaluated every five has evaluations after the rounds 1, 6, ..., 996.
+rounds that is evaluated every five has evaluations after the rounds 1, 6, ..., 996. Invalid
+arguments raise ValueError.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _SLACK = 8 * sys.float_info.epsilon
 def scheduled(total: int, every: int) -> range | list[int]:
     """Return the rounds whose evaluations count for scores.
 
-    Evaluations every five rounds follow the rounds 1, 6, 11, ... The evaluation after the last
-    round counts only if no other lies in the last tenth of the rounds.
+    The evaluation after the last round counts only if no other lies in the last tenth of the
+    rounds.
 
     >>> list(scheduled(11, 5)), scheduled(20, 20), scheduled(4, 5), list(scheduled(0, 5))
     ([1, 6, 11], [1, 20], [1, 4], [])
@@ -47,27 +48,11 @@ def rounds_to_threshold(
     rule: ThresholdRule = "rolling_mean",
     higher_is_better: bool = True,
 ) -> int | None:
-    """Return the round at which a curve has reached a threshold.
+    """Return the last round of the first window that reaches a threshold; None for never.
 
-    The answer is the last round in the first full window that qualifies, so with an evaluation
-    every five rounds and a window of four it is at least 16. A window that holds a
-    non-finite value never qualifies.
-
-    Args:
-        rounds: Strictly increasing rounds of the evaluations.
-        values: One value per evaluation.
-        threshold: The target. Reaching it exactly counts, up to a few units in the last place.
-        window: Number of consecutive evaluations in a window.
-        rule: ``rolling_mean`` asks the mean of the window to reach the threshold,
-            ``rolling_min`` asks every value of the window, and ``stays_above`` asks the mean of
-            this window and of all later ones.
-        higher_is_better: False for a metric that falls, such as a loss.
-
-    Returns:
-        The round, or None if the curve never reaches the threshold.
-
-    Raises:
-        ValueError: If the curve, the threshold, the window or the rule is invalid.
+    A window is a number of consecutive evaluations, all of them finite. ``rolling_mean`` asks its
+    mean to reach the threshold, ``rolling_min`` asks every value, and ``stays_above`` asks the mean
+    of this window and of all later ones. Equality counts, up to a few units in the last place.
     """
     numbers, heights = _checked_curve(rounds, values)
     if not math.isfinite(threshold):
@@ -87,9 +72,7 @@ def rounds_to_threshold(
     if rule == "stays_above":
         # A window that is still followed by one below the threshold has not settled.
         qualifies = np.logical_and.accumulate(qualifies[::-1])[::-1]
-    if not qualifies.any():
-        return None
-    return int(numbers[int(np.argmax(qualifies)) + window - 1])
+    return int(numbers[np.argmax(qualifies) + window - 1]) if qualifies.any() else None
 
 
 def final_score(
@@ -100,26 +83,12 @@ def final_score(
     total: int,
     rule: FinalRule = "full",
 ) -> float:
-    """Return the mean of the evaluations in the last rounds of a run.
+    """Return the mean of the evaluations in the ``last`` rounds of ``total``, else the latest one.
 
     For 1000 rounds with an evaluation every five, the last hundred rounds hold the twenty
-    evaluations 901, 906, ..., 996. If no evaluation falls into the last rounds, the latest one is
-    taken.
-
-    Args:
-        rounds: Strictly increasing rounds of the evaluations, none after ``total``.
-        values: One value per evaluation.
-        last: Number of last rounds. By default, and for a run that is not longer than ``last``, a
-            tenth of the run, at least one round.
-        total: Number of rounds of the run.
-        rule: ``full`` takes the rounds after ``total - last``; ``author`` leaves out the first of
-            them, which is one evaluation fewer in the example: 906, ..., 996.
-
-    Returns:
-        The mean, or nan if one of the evaluations is not finite.
-
-    Raises:
-        ValueError: If the curve, ``last``, ``total`` or the rule is invalid.
+    evaluations 901, 906, ..., 996; the rule ``author`` leaves out the first of them. By default,
+    and for a run that is not longer than ``last``, it is a tenth of the run. The mean is nan if one
+    of the evaluations is not finite.
     """
     numbers, heights = _checked_curve(rounds, values)
     _check_rule(rule, FINAL_RULES)
@@ -130,8 +99,7 @@ def final_score(
     if last is None or last >= total:
         last = max(1, total // 10)
     start = total - last + (1 if rule == "full" else 2)
-    first_counted = min(int(np.searchsorted(numbers, start)), len(heights) - 1)
-    return _mean(heights[first_counted:])
+    return _mean(heights[min(int(np.searchsorted(numbers, start)), len(heights) - 1) :])
 
 
 def fell_from(values: ArrayLike, final: float, *, window: int = 4) -> float | None:
@@ -147,13 +115,7 @@ def fell_from(values: ArrayLike, final: float, *, window: int = 4) -> float | No
 
 
 def mean_curve(runs: ArrayLike) -> NDArray[np.float64]:
-    """Return the average over runs of an array ``[runs, evaluations]``.
-
-    An evaluation at which any run is not finite is nan.
-
-    Raises:
-        ValueError: If the array is not two-dimensional or is empty.
-    """
+    """Average an array ``[runs, evaluations]`` over runs; nan where any run is not finite."""
     table = np.asarray(runs, dtype=np.float64)
     if table.ndim != 2 or table.size == 0:
         raise ValueError(f"runs must have the shape [runs, evaluations], got {table.shape}")
@@ -165,20 +127,10 @@ def late_stage_mean(
     curves: Mapping[str, ArrayLike],
     threshold_rounds: Mapping[str, int | None],
 ) -> dict[str, float] | None:
-    """Compare algorithms after all of them have reached the threshold.
+    """Return each algorithm's mean strictly after the slowest one reached the threshold.
 
-    Args:
-        rounds: Strictly increasing rounds that the curves share.
-        curves: The run-averaged curve of each algorithm.
-        threshold_rounds: The round at which each algorithm arrived, None for never.
-
-    Returns:
-        For each algorithm the mean over the evaluations strictly after the arrival of the slowest
-        one (nan if one of them is not finite). None if an algorithm never arrives, or if no
-        evaluation follows the slowest arrival.
-
-    Raises:
-        ValueError: If a curve is invalid or the names differ.
+    ``curves`` are averaged over runs. The result is None if an algorithm never reaches the
+    threshold, or if no evaluation follows.
     """
     if curves.keys() != threshold_rounds.keys():
         unmatched = sorted(curves.keys() ^ threshold_rounds.keys())
@@ -187,16 +139,15 @@ def late_stage_mean(
     known = [round_ for round_ in threshold_rounds.values() if round_ is not None]
     if not known or len(known) < len(threshold_rounds):
         return None
-    slowest = max(known)
-    if all(numbers[-1] <= slowest for numbers, _ in checked.values()):
-        return None
-    return {name: _mean(heights[numbers > slowest]) for name, (numbers, heights) in checked.items()}
+    late = {name: heights[numbers > max(known)] for name, (numbers, heights) in checked.items()}
+    return (
+        {name: _mean(own) for name, own in late.items()} if all(map(len, late.values())) else None
+    )
 
 
 def _checked_curve(
     rounds: ArrayLike, values: ArrayLike
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return a curve as arrays, or raise ValueError for an invalid one."""
     numbers, heights = np.asarray(rounds), np.asarray(values, dtype=np.float64)
     if numbers.ndim != 1 or not numbers.size or numbers.shape != heights.shape:
         raise ValueError(
@@ -216,5 +167,4 @@ def _check_rule(rule: str, allowed: tuple[str, ...]) -> None:
 
 
 def _mean(values: NDArray[np.float64]) -> float:
-    """Return the mean, or nan if a value is not finite."""
     return float(np.mean(values)) if np.isfinite(values).all() else math.nan

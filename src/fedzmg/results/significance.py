@@ -1,7 +1,7 @@
 """Tests of significance for two algorithms that ran with the same seeds.
 
 Runs are paired by seed: both algorithms saw the same split and the same initial weights, so the
-differences per seed carry the evidence.
+differences per seed carry the evidence. Invalid arguments raise ValueError.
 """
 
 from __future__ import annotations
@@ -24,18 +24,7 @@ MOST_FLIPPED_PAIRS = 20
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Result of a two-sided paired Student t-test.
-
-    Attributes:
-        n: Number of pairs.
-        mean_difference: Mean of ``a - b``.
-        sd_difference: Sample standard deviation of ``a - b``.
-        t: Test statistic with ``n - 1`` degrees of freedom.
-        p: Two-sided p-value.
-        effect_size: ``d_z``, the mean difference in units of its standard deviation.
-        ci_low: Lower end of the confidence interval of the mean difference.
-        ci_high: Upper end of the confidence interval of the mean difference.
-    """
+    """Result of a two-sided paired Student t-test of ``a - b`` with ``n`` pairs."""
 
     n: int
     mean_difference: float
@@ -43,32 +32,27 @@ class PairedTest:
     t: float
     p: float
     effect_size: float
+    """``d_z``, the mean difference in units of its standard deviation."""
     ci_low: float
+    """Lower end of the confidence interval of the mean difference."""
     ci_high: float
 
 
 @dataclass(frozen=True)
 class FamilyTest:
-    """One comparison of a family of tests.
-
-    Attributes:
-        first: Label of the algorithm whose scores are the minuend.
-        second: Label of the other algorithm.
-        test: Paired t-test of first minus second.
-        p_holm: Its p-value, adjusted over the family.
-        sign_flip: Exact p-value of the sign-flip test; None for too many pairs.
-        smallest_sign_flip: Smallest p-value that so many pairs can give.
-        seeds_needed: Seeds that find an effect of this size with power 0.8 at the level 0.05; None
-            if there is no effect.
-    """
+    """Test of the scores of ``first`` minus those of ``second``, in a family of tests."""
 
     first: str
     second: str
     test: PairedTest
     p_holm: float
+    """P-value adjusted over the family."""
     sign_flip: float | None
+    """Exact p-value of the sign-flip test; None for too many pairs."""
     smallest_sign_flip: float
+    """Smallest p-value that so many pairs can give."""
     seeds_needed: int | None
+    """Seeds that find an effect of this size with power 0.8; None if there is no effect."""
 
     @property
     def significant(self) -> bool:
@@ -83,14 +67,7 @@ def paired_t(a: ArrayLike, b: ArrayLike, *, level: float = 0.95) -> PairedTest:
     against. The result is then certain equality (t = 0, p = 1) if they are zero and certain
     difference (t = +-inf, p = 0) otherwise.
 
-    Args:
-        a: Scores of the first algorithm, one per seed.
-        b: Scores of the second algorithm with the same seeds in the same order.
-        level: Confidence level of the interval.
-
-    Raises:
-        ValueError: If there are fewer than two pairs, the lengths differ, a score is not finite,
-            or the level is not between 0 and 1.
+    Scores are paired by position; ``level`` is that of the confidence interval.
     """
     differences, rounding = _paired_differences(a, b)
     n = len(differences)
@@ -117,9 +94,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     Rejecting those at or below a level keeps the chance of any false rejection in the family at or
     below that level.
-
-    Raises:
-        ValueError: If a value is not a probability.
     """
     p = np.asarray(p_values, dtype=np.float64)
     if not np.all((p >= 0.0) & (p <= 1.0)):
@@ -134,15 +108,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def family(
     scores: Mapping[str, Mapping[int, float]], pairs: Sequence[tuple[str, str]]
 ) -> list[FamilyTest]:
-    """Test pairs of algorithms as one family, each pair over the seeds that both have.
-
-    Args:
-        scores: Scores by label and seed.
-        pairs: Labels to test against each other.
-
-    Returns:
-        A test for each pair with two shared seeds, in the given order.
-    """
+    """Test pairs of labels as one family, each over the seeds that both have, if two or more."""
     found: list[tuple[str, str, PairedTest, float | None]] = []
     for first, second in pairs:
         seeds = [seed for seed in scores[first] if seed in scores[second]]
@@ -150,20 +116,12 @@ def family(
         if len(seeds) > 1:
             flipped = sign_flip(a, b) if len(seeds) <= MOST_FLIPPED_PAIRS else None
             found.append((first, second, paired_t(a, b), flipped))
+    adjusted = holm([test.p for _, _, test, _ in found])
     return [
-        FamilyTest(
-            first=first,
-            second=second,
-            test=test,
-            p_holm=p_holm,
-            sign_flip=flipped,
-            smallest_sign_flip=2.0 / 2.0**test.n,
-            seeds_needed=seeds_needed(test.effect_size) if test.effect_size else None,
-        )
-        for (first, second, test, flipped), p_holm in zip(
-            found, holm([test.p for _, _, test, _ in found]), strict=True
-        )
-    ]
+        FamilyTest(first, second, test, p_holm, flipped, 2.0 / 2.0**test.n,
+                   seeds_needed(test.effect_size) if test.effect_size else None)
+        for (first, second, test, flipped), p_holm in zip(found, adjusted, strict=True)
+    ]  # fmt: skip
 
 
 def sign_flip(a: ArrayLike, b: ArrayLike) -> float:
@@ -171,10 +129,6 @@ def sign_flip(a: ArrayLike, b: ArrayLike) -> float:
 
     The p-value is the share of the ``2**n`` sign patterns whose absolute sum of differences reaches
     the observed one. It needs no normality and is never below ``2 / 2**n``.
-
-    Raises:
-        ValueError: If there is no pair or more than ``MOST_FLIPPED_PAIRS``, the lengths differ,
-            or a score is not finite.
     """
     differences, rounding = _paired_differences(a, b)
     n = len(differences)
@@ -191,15 +145,9 @@ def sign_flip(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def seeds_needed(effect_size: float, power: float = 0.8, level: float = LEVEL) -> int:
-    """Return how many seeds, at least 2, a two-sided paired t-test needs to find an effect.
+    """Return how many seeds, at least 2, find the effect ``d_z`` with a two-sided paired t-test.
 
-    Args:
-        effect_size: ``d_z``, the true mean difference in units of its standard deviation.
-        power: Wanted chance of a p-value at or below ``level``.
-        level: Level of significance.
-
-    Raises:
-        ValueError: If the effect is zero or nan, or a probability is not between 0 and 1.
+    ``power`` is the wanted chance of a p-value at or below ``level``.
     """
     effect = abs(effect_size)
     if not effect > 0.0:
@@ -239,6 +187,5 @@ def _paired_differences(a: ArrayLike, b: ArrayLike) -> tuple[NDArray[np.float64]
 
 
 def _check_open_unit(name: str, value: float) -> None:
-    """Raise ValueError for a value that is not strictly between 0 and 1."""
     if not 0.0 < value < 1.0:
         raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
