@@ -199,9 +199,9 @@ def test_the_parameters_of_a_module_are_a_model() -> None:
     ("change", "message"),
     [
         ({"wieght": torch.zeros(3)}, "'wieght': did you mean 'weight'"),
-        ({"bias": None}, "'bias' is missing"),
-        ({"bias": [0.0] * 3}, "'bias' is not a tensor"),
-        ({"bias": torch.zeros(4)}, r"'bias' is of shape \(4,\), expected \(3,\)"),
+        ({"bias": None}, r"'bias'\] is None"),
+        ({"bias": [0.0] * 3}, r"'bias'\] is \[0.0"),
+        ({"bias": torch.zeros(4)}, r"'bias'\] .* \(4,\): .* \(3,\)"),
     ],
 )
 def test_params_that_do_not_fit_are_named(change: dict[str, Any], message: str) -> None:

@@ -20,8 +20,8 @@ it. With too few clients or no gradient the verdict is "unclear".
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from fedzmg.diagnose.measure import Layer, Measurement
 
@@ -47,22 +47,14 @@ class Verdict:
     summary: str
     evidence: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Convert for JSON."""
-        return {**asdict(self), "evidence": list(self.evidence)}
-
 
 def judge(
-    found: Measurement,
-    *,
-    inputs: float | None = None,
-    centred: Measurement | None = None,
-    notes: Sequence[str] = (),
+    found: Measurement, *, inputs: float | None = None, centred: Measurement | None = None
 ) -> Verdict:
     """Predict the effect of the projection from a measurement, its layers in order of use.
 
     ``inputs`` is the share of the inputs' energy that is the mean of each example, ``centred`` a
-    measurement with every input centred, ``notes`` further evidence.
+    measurement with every input centred.
     """
     if not found.layers:
         return Verdict("little", "nothing is projected in this model: expect no difference", ())
@@ -70,13 +62,12 @@ def judge(
     moving = [layer for layer in found.layers if layer.inputs > 1]
     first, clients = (moving or frozen)[0], len(found.whole.shares)
     expect, summary = _expect(found, frozen, first, clients, inputs)
-    evidence = [
+    stuck = (
         f"{layer.name} has one input per unit, so its gradient is its mean: projected, it stays "
         "where it starts"
         for layer in frozen
-    ]
-    evidence += [*_evidence(found.whole, first, clients, centred), *notes]
-    return Verdict(expect, summary, tuple(evidence))
+    )
+    return Verdict(expect, summary, (*stuck, *_evidence(found.whole, first, clients, centred)))
 
 
 def _expect(
