@@ -92,11 +92,11 @@ def _table(title: str, work: Work, groups: Sequence[Sequence[Training]], each: b
             Cell(f"{_rounds(own)} / {first.rounds}"), Cell(_metric(work, best)),
             Cell(remark, None, "words"),
         ])  # fmt: skip
-    last = ("best point" if work.kind == "grid" else "best run") if not each else "why"
-    name, value = ("run", metric) if each else ("algorithm", f"best {metric}")
-    width = 5 if any(row[-1].text for row in rows) else 4
-    heads = (name, "state", "round", value, last)[:width]
-    return Table("", title, heads, [row[:width] for row in rows], words=2)
+    heads = ("run", "state", "round", metric, "why")
+    if not each:
+        point = "best point" if work.kind == "grid" else "best run"
+        heads = ("algorithm", "state", "round", f"best {metric}", point)
+    return Table("", title, heads, rows, words=2)
 
 
 def facts(work: Work) -> list[str]:
