@@ -1,7 +1,7 @@
 """Tests of significance for two algorithms that ran with the same seeds.
 
 Runs are paired by seed: both algorithms saw the same split and the same initial weights, so the
-differences per seed carry the evidence. Invalid arguments raise ValueError.
+differences per seed carry the evidence.
 """
 
 from __future__ import annotations
@@ -70,11 +70,7 @@ def paired_t(a: ArrayLike, b: ArrayLike, *, level: float = 0.95) -> PairedTest:
     Scores are paired by position; ``level`` is that of the confidence interval.
     """
     differences, rounding = _paired_differences(a, b)
-    n = len(differences)
-    if n < 2:
-        raise ValueError(f"a paired test needs at least 2 pairs, got {n}")
-    _check_open_unit("level", level)
-    mean = float(np.mean(differences))
+    n, mean = len(differences), float(np.mean(differences))
     if np.all(np.abs(differences - mean) <= rounding):
         mean = mean if abs(mean) > rounding else 0.0
         certain = math.copysign(math.inf, mean) if mean else 0.0
@@ -96,8 +92,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     below that level.
     """
     p = np.asarray(p_values, dtype=np.float64)
-    if not np.all((p >= 0.0) & (p <= 1.0)):
-        raise ValueError(f"p_values must lie between 0 and 1, got {list(p_values)}")
     order = np.argsort(p, kind="stable")
     adjusted = np.empty_like(p)
     scaled = np.minimum(1.0, p[order] * np.arange(len(p), 0, -1))
@@ -131,16 +125,13 @@ def sign_flip(a: ArrayLike, b: ArrayLike) -> float:
     the observed one. It needs no normality and is never below ``2 / 2**n``.
     """
     differences, rounding = _paired_differences(a, b)
-    n = len(differences)
-    if not 1 <= n <= MOST_FLIPPED_PAIRS:
-        raise ValueError(f"sign_flip takes 1 to {MOST_FLIPPED_PAIRS} pairs, got {n}")
     # scipy's permutation_test takes 20 s for 20 pairs, this takes 10 ms. A pattern and its mirror
     # image have the same absolute sum, so the first sign can stay fixed.
     sums = differences[:1]
     for difference in differences[1:]:
         sums = np.concatenate((sums + difference, sums - difference))
     # Patterns that tie with the observed sum count, whatever the order of summation.
-    observed = abs(float(sums[0])) - n * n * rounding
+    observed = abs(float(sums[0])) - len(differences) ** 2 * rounding
     return float(np.mean(np.abs(sums) >= observed))
 
 
@@ -149,12 +140,7 @@ def seeds_needed(effect_size: float, power: float = 0.8, level: float = LEVEL) -
 
     ``power`` is the wanted chance of a p-value at or below ``level``.
     """
-    effect = abs(effect_size)
-    if not effect > 0.0:
-        raise ValueError(f"effect_size must be a number other than 0, got {effect_size}")
-    _check_open_unit("power", power)
-    _check_open_unit("level", level)
-    enough = 2
+    effect, enough = abs(effect_size), 2
     while _power(effect, enough, level) < power:
         enough *= 2
     counts = range(max(2, enough // 2), enough + 1)
@@ -177,15 +163,5 @@ def _power(effect: float, n: int, level: float) -> float:
 def _paired_differences(a: ArrayLike, b: ArrayLike) -> tuple[NDArray[np.float64], float]:
     """Return ``a - b`` and a bound on the rounding error of a difference."""
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if len(first) != len(second):
-        raise ValueError(f"a and b must have the same length, got {len(first)} and {len(second)}")
-    scores = np.concatenate((first, second))
-    if not np.isfinite(scores).all():
-        raise ValueError(f"scores must be finite, got {scores[~np.isfinite(scores)][0]}")
-    largest = float(np.max(np.abs(scores), initial=0.0))
+    largest = float(max(np.abs(first).max(), np.abs(second).max()))
     return first - second, 4.0 * sys.float_info.epsilon * largest
-
-
-def _check_open_unit(name: str, value: float) -> None:
-    if not 0.0 < value < 1.0:
-        raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
