@@ -60,9 +60,9 @@ def test_the_tasks_it_was_tested_on_are_judged_as_they_were(name: str) -> None:
 
 
 def test_the_tasks_that_come_along_are_judged_as_they_were() -> None:
-    for name, preset in {"quadratic": {}, "logistic": {}, "quadratic, zero-sum start": {}}.items():
+    for name in ("quadratic", "logistic", "quadratic, zero-sum start"):
         task, _, zero = name.partition(", ")
-        made = tasks.get(task, {"start": "zero_sum"} if zero else preset)
+        made = tasks.get(task, {"start": "zero_sum"} if zero else {})
         verdict = diagnose(made, drifting=0, device="cpu").verdict
         assert verdict.summary == CASES[f"validation: {name}"]["verdict"]
 
@@ -79,13 +79,17 @@ def test_few_clients_never_promise_a_gain_where_all_of_them_show_a_loss(
         assert clients > 1 or verdict.expect == "unclear"
 
 
-def test_few_clients_speak_where_it_is_plain() -> None:
-    assert judge(measured(0.6, 0.5, Pair(2.0, 2.6), clients=4)).expect == "loss"
-    assert judge(measured(0.6, 0.5, Pair(2.0, 1.6), clients=4)).expect == "gain"
-    assert judge(measured(0.6, 0.5, Pair(2.0, 2.05), clients=4)).expect == "unclear"
-    assert judge(measured(0.6, 0.5, Pair(2.0, 1.95), clients=4)).expect == "unclear"
-    assert judge(measured(0.6, 0.5, Pair(2.0, 2.05), clients=6)).expect == "loss"
-    assert judge(measured(0.9, 0.1, Pair(1.0, 1.0), clients=1)).expect == "unclear"
+@pytest.mark.parametrize(
+    ("share", "lost", "after", "clients", "expect"),
+    [
+        (0.6, 0.5, 2.6, 4, "loss"), (0.6, 0.5, 1.6, 4, "gain"), (0.6, 0.5, 2.05, 4, "unclear"),
+        (0.6, 0.5, 1.95, 4, "unclear"), (0.6, 0.5, 2.05, 6, "loss"), (0.9, 0.1, 2.0, 1, "unclear"),
+    ],
+)  # fmt: skip
+def test_few_clients_speak_where_it_is_plain(
+    share: float, lost: float, after: float, clients: int, expect: str
+) -> None:
+    assert judge(measured(share, lost, Pair(2.0, after), clients=clients)).expect == expect
 
 
 # Layers with one input per unit.
