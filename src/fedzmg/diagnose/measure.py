@@ -104,14 +104,11 @@ class Measurement:
 def measure(parts: Iterable[Part], layout: Layout) -> Measurement:
     """Measure clients' gradients.
 
-    The projection forbids the mean component of the averaged gradient: the sum of a unit's weights
-    never moves. A bias can replace part of that. Moving all weights of a unit by ``c`` moves its
-    output by ``c d m(x)``, with ``m(x)`` the mean of its inputs; if ``m(x)`` is the same for all
-    examples, the bias does the same. Hence ``nu = m beta + rest`` with ``beta`` the gradient of the
-    bias and one ``m`` per layer, by least squares over units and clients; the rest is lost.
-
-    An embedding's inputs are one-hot and ``m(x)`` is constant: the layer after it can undo the
-    shift, and nothing is lost. A layer with one input per unit equals its mean: all of it is lost.
+    The projection forbids the mean component of the averaged gradient; a bias can replace part of
+    it. If the mean ``m`` of a unit's inputs is the same for all examples, a bias moves its output
+    like all of its weights together. Hence ``nu = m beta + rest`` with ``beta`` the gradient of the
+    bias and one ``m`` per layer, by least squares over units and clients; the rest is lost. The
+    layer after an embedding can undo the shift, and nothing is lost.
 
     Args:
         parts: gradients, see :data:`Part`; weights need not sum to one.

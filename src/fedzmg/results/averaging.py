@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,12 +121,12 @@ def finals(runs: Sequence[Run], rule: scores.FinalRule = "full") -> dict[int, fl
     return {seed: value for seed, value in found.items() if math.isfinite(value)}
 
 
-def scored_table(runs: Sequence[Run]) -> tuple[list[int], list[list[float | None]]]:
+def scored_table(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """Return the rounds that count, and a row of metrics per run; None where one has none."""
     curves = [run.scored for run in runs]
     due = [run.due for run in runs if run.diverged is not None]
     rounds = sorted(set().union(*curves, *due))
-    return rounds, [[curve.get(round_) for round_ in rounds] for curve in curves]
+    return {"rounds": rounds, "runs": [[own.get(r) for r in rounds] for own in curves]}
 
 
 def arrivals(

@@ -128,11 +128,7 @@ class Difference:
 
 
 def aspects(text: str | None) -> tuple[Aspect, ...]:
-    """Parse a comma-separated list of aspects; empty means all.
-
-    Raises:
-        InputError: for an unknown one.
-    """
+    """Parse a comma-separated list of aspects; empty means all."""
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in names:
         if name not in ASPECTS:
@@ -145,9 +141,6 @@ def compare(left: Path, right: Path) -> Difference:
 
     Two single runs are always compared. Runs of studies are paired by their path, the remaining
     ones by algorithm and seed.
-
-    Raises:
-        InputError: if one of them holds nothing to compare, or damaged files.
     """
     only_left, only_right = list(read(left)), list(read(right))
     pairs = _take_pairs(only_left, only_right)
@@ -190,11 +183,7 @@ def compare_logs(name: str, left: Rows, right: Rows) -> Curves:
 
 
 def read(top: Path) -> Iterator[Unit]:
-    """Read every run below a directory and every algorithm of a grid.
-
-    Raises:
-        InputError: if there is none, or one is damaged.
-    """
+    """Read every run below a directory and every algorithm of a grid."""
     if not top.is_dir():
         raise InputError(f"{top} is not a directory; give a run, a study or a grid")
     runs = sorted(path.parent for path in top.rglob("spec.toml"))

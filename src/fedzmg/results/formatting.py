@@ -160,11 +160,7 @@ def plain(text: object) -> str:
 
 
 def aligned(columns: Mapping[str, Sequence[str]], words: int = 1) -> str:
-    """Lay out a table as plain text; an empty column is left out.
-
-    Args:
-        columns: cells by head.
-        words: number of leading text columns, which are aligned left.
+    """Lay out cells by head as plain text, empty columns left out, the first ``words`` left.
 
     >>> print(aligned({"algorithm": ["fedzmg", "x"], "sd": ["", ""], "mean": ["0.5", "12"]}))
     algorithm  mean

@@ -57,11 +57,7 @@ class Material(NamedTuple):
 
 
 def read(directories: Sequence[Path]) -> Material:
-    """Read every run, grid and heterogeneity file below some directories.
-
-    Raises:
-        InputError: if a path is not a directory, holds nothing to report, or holds damaged files.
-    """
+    """Read every run, grid and heterogeneity file below some directories."""
     runs: list[Run] = []
     extras: dict[str, list[Extra]] = {name: [] for name in _REQUIRED}
     plans: dict[str, Mapping[str, Any]] = {}

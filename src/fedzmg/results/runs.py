@@ -144,11 +144,7 @@ class Run:
 
 
 def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
-    """Read a directory that holds a ``spec.toml``; None, and a note, if there is nothing to show.
-
-    Raises:
-        InputError: if a file is damaged or of another format.
-    """
+    """Read the directory of a ``spec.toml``; None, and a note, if there is nothing to show."""
     spec = read_toml(directory / "spec.toml")
     for key in ("task", "algorithm", "seed"):
         if key not in spec:
@@ -166,11 +162,7 @@ def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
 
 
 def read_log(path: Path) -> Log:
-    """Read a ``metrics.jsonl``; of lines for the same round the last counts.
-
-    Raises:
-        InputError: for a damaged line; an incomplete last line is not damage.
-    """
+    """Read a ``metrics.jsonl``; of lines for the same round the last counts."""
     by_round = dict(log_lines(path, lambda values: (int(values["round"]), values)))
     try:
         return _log([by_round[round_] for round_ in sorted(by_round)])

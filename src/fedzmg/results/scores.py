@@ -109,9 +109,7 @@ def mean_curve(runs: ArrayLike) -> NDArray[np.float64]:
 
 
 def late_stage_mean(
-    rounds: ArrayLike,
-    curves: Mapping[str, ArrayLike],
-    threshold_rounds: Mapping[str, int | None],
+    rounds: ArrayLike, curves: Mapping[str, ArrayLike], threshold_rounds: Mapping[str, int | None]
 ) -> dict[str, float] | None:
     """Return each algorithm's mean strictly after the slowest one reached the threshold.
 

@@ -139,10 +139,7 @@ class StudyResult:
     @property
     def curves(self) -> dict[str, dict[str, Any]]:
         """Rounds and metrics of all runs by label; a diverged run's metrics end in None."""
-        return {
-            label: dict(zip(("rounds", "runs"), averaging.scored_table(runs), strict=True))
-            for label, runs in self.study.members.items()
-        }
+        return {k: averaging.scored_table(runs) for k, runs in self.study.members.items()}
 
     def __repr__(self) -> str:
         """Show the algorithms and their final metrics in a line."""

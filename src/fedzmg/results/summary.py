@@ -14,12 +14,7 @@ from fedzmg.results.study_result import StudyResult
 
 
 def summary(result: StudyResult, grids: Sequence[Mapping[str, Any]] = ()) -> list[str]:
-    """Return the sentences at the head of a page.
-
-    Args:
-        result: of a study.
-        grids: contents of the ``grid.json`` files beside it.
-    """
+    """Return the sentences at the head of a page; ``grids`` are the ``grid.json`` beside it."""
     if not result.ranked:
         return [f"No run on {result.study.name} has finished without diverging."]
     sentences = [*_leader(result), *_speed(result)]

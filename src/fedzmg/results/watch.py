@@ -139,14 +139,7 @@ class Work(NamedTuple):
 
 
 class Watch:
-    """Repeated look at a directory; every look reads only new lines.
-
-    Args:
-        directory: a run, a study, a grid, or a directory that holds some of them.
-
-    Raises:
-        InputError: if there is none, now or at a later look.
-    """
+    """Repeated look at a run, a study, a grid or some of them; it reads only new lines."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

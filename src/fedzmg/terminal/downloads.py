@@ -15,11 +15,7 @@ LINE_SECONDS = 5.0
 
 
 class Downloads:
-    """Display of pieces of work that follow one another.
-
-    Args:
-        console: a terminal gets bars, anything else a plain line now and then.
-    """
+    """Bars of pieces of work in a terminal, else a plain line now and then."""
 
     def __init__(self, console: Console) -> None:
         name = TextColumn("{task.description:<24}", markup=False)

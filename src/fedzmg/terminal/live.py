@@ -65,13 +65,9 @@ class TrialState(NamedTuple):
 
 
 class Display:
-    """Display of packs of trials as they train.
+    """Live view of packs of trials in a terminal, else a plain line now and then.
 
-    Args:
-        console: a terminal gets a live view, anything else a plain line now and then.
-        metric: name of the metric.
-        packs: number of packs by algorithm, for the total time left.
-        sizes: size of a pack by algorithm, if they differ.
+    ``packs`` and ``sizes`` of packs by algorithm serve the total time left.
     """
 
     def __init__(
