@@ -96,23 +96,14 @@ def test_clients_side_by_side_or_in_parts_give_the_same(monkeypatch: pytest.Monk
     same_point(together.points[0], apart.points[0])
 
 
-def branching() -> nn.Module:
-    """A model that decides by the value of a tensor, so it cannot be mapped over clients."""
-    return Net(
-        lambda m, x: m.dense(x) if float(x.detach().sum()) < 1e9 else -m.dense(x),
-        dense=nn.Linear(6, 3),
-    )
-
-
-def straight() -> nn.Module:
-    return Net(lambda m, x: m.dense(x), dense=nn.Linear(6, 3))
-
-
 def test_a_model_that_does_not_map_is_measured_client_by_client() -> None:
-    one, two = (
-        diagnose(linear_task(model=kind()), **DOUBLE).points[0] for kind in (branching, straight)
-    )
-    same_point(one, two)
+    forwards: list[Any] = [
+        lambda m, x: m.dense(x),
+        # Decides by the value of a tensor, so it cannot be mapped over clients.
+        lambda m, x: m.dense(x) if float(x.detach().sum()) < 1e9 else -m.dense(x),
+    ]
+    models = [Net(forward, dense=nn.Linear(6, 3)) for forward in forwards]
+    same_point(*(diagnose(linear_task(model=model), **DOUBLE).points[0] for model in models))
 
 
 def test_text_has_no_inputs_to_centre() -> None:
@@ -154,9 +145,14 @@ def test_local_training_that_diverges_leaves_drift_out() -> None:
     assert diagnose(task, drifting=0, device="cpu").points[0].drift == {}
 
 
+def weights(**changes: Any) -> dict[str, Any]:
+    return {"params": {**nn.Linear(6, 3).state_dict(), **changes}}
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        ({"task": nn.Linear(6, 3)}, "is a Linear: .*Task.from_arrays"),
         ({"clients": 0}, "clients = 0"),
         ({"examples": 1.5}, "examples = 1.5"),
         ({"lr": 0.0}, "lr = 0.0"),
@@ -164,17 +160,17 @@ def test_local_training_that_diverges_leaves_drift_out() -> None:
         ({"every": 0}, "every = 0"),
         ({"every": 3}, "every = 3"),
         ({"device": "tpu"}, "tpu"),
+        ({"params": nn.Linear(6, 3)}, "params is a Linear"),
+        ({"along": 2, **weights()}, "along = 2"),
+        (weights(wieght=torch.zeros(3)), "'wieght': did you mean 'weight'"),
+        (weights(bias=None), r"'bias'\] is None"),
+        (weights(bias=[0.0] * 3), r"'bias'\] is \[0.0"),
+        (weights(bias=torch.zeros(4)), r"'bias'\] .* \(4,\): .* \(3,\)"),
     ],
 )
-def test_wrong_numbers_are_rejected(wrong: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_named(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        diagnose(linear_task(), **wrong)
-
-
-def test_a_given_model_cannot_be_followed_along_a_run() -> None:
-    params = initial_params(linear_task().model, "torch", 0)
-    with pytest.raises(InputError, match="along = 2"):
-        diagnose(linear_task(), params=params, along=2, device="cpu")
+        diagnose(**{"task": linear_task(), "device": "cpu", **wrong})
 
 
 def test_the_parameters_of_a_module_are_a_model() -> None:
@@ -193,29 +189,6 @@ def test_the_parameters_of_a_module_are_a_model() -> None:
     ]
     assert found[0] == found[1] == found[2]
     assert found[0] != diagnose(task, drifting=0, **DOUBLE).points[0]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"wieght": torch.zeros(3)}, "'wieght': did you mean 'weight'"),
-        ({"bias": None}, "'bias' is missing"),
-        ({"bias": [0.0] * 3}, "'bias' is not a tensor"),
-        ({"bias": torch.zeros(4)}, r"'bias' is of shape \(4,\), expected \(3,\)"),
-    ],
-)
-def test_params_that_do_not_fit_are_named(change: dict[str, Any], message: str) -> None:
-    given = {**nn.Linear(6, 3).state_dict(), **change}
-    with pytest.raises(InputError, match=message):
-        diagnose(linear_task(), params=given, device="cpu")
-
-
-def test_a_module_is_neither_a_task_nor_a_mapping() -> None:
-    model: Any = nn.Sequential(nn.Linear(6, 3))
-    with pytest.raises(InputError, match=r"Sequential: .*Task.from_arrays"):
-        diagnose(model)
-    with pytest.raises(InputError, match=r"params is a Sequential"):
-        diagnose(linear_task(), params=model, device="cpu")
 
 
 # Verdicts on problems whose answer is known.
@@ -252,9 +225,7 @@ def test_the_page_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.gpu
 def test_a_gpu_measures_the_same_as_a_cpu() -> None:
     task = linear_task(model=mlp(6, 4, outputs=3))
-    same_point(
-        *(diagnose(task, device=name, dtype=torch.float64).points[0] for name in ("cpu", "cuda"))  # type: ignore[arg-type]
-    )
+    same_point(*(diagnose(task, **{**DOUBLE, "device": d}).points[0] for d in ("cpu", "cuda")))
 
 
 def test_sampling_is_seeded_and_leaves_out_clients_without_examples() -> None:

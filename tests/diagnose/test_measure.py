@@ -100,8 +100,6 @@ def test_identity_bounds_and_invariances(seed: int, clients: int, mean: float, b
         (*found.layers, found.whole), (*scaled.layers, scaled.whole), (*mixed.layers, mixed.whole),
         strict=True,
     ):  # fmt: skip
-        assert one.identity_error is not None
-        assert one.identity_error < 1e-12
         assert one.distance.kept is not None
         assert one.distance.kept <= 1 + 1e-12  # the projection never expands
         assert all(share is not None and 0 <= share <= 1 for share in one.shares)
@@ -117,7 +115,7 @@ def test_undefined_numbers_are_none_and_never_nan() -> None:
     nothing = {name: np.zeros((1, *p.shape)) for name, p in NET.named_parameters()}
     whole = of(nothing, np.ones(1)).whole
     assert astuple(whole.share) == (None, None, None, None)
-    assert whole.forbidden is whole.lost is whole.energy is whole.identity_error is None
+    assert whole.forbidden is whole.lost is whole.energy is None
     assert astuple(whole.distance) == astuple(whole.diversity) == (None, None)
     # Opposite clients: the averaged gradient is zero, diversity has no finite value.
     one = random_gradients(6, 1)

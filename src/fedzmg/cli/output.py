@@ -17,8 +17,7 @@ from fedzmg.results.formatting import plain as printable
 if TYPE_CHECKING:  # a command that only prints help does without torch
     from fedzmg.experiment.specs.study import StudySpec
     from fedzmg.tasks.task import Task
-    from fedzmg.trackers import Tracking
-    from fedzmg.trackers.tracking import Make, Naming
+    from fedzmg.trackers import Make, Naming, Tracking
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from fedzmg.algorithms.fedzmg import ZeroMean
 from fedzmg.algorithms.sgd import SGD
@@ -28,7 +27,7 @@ from fedzmg.contract import (
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.data.plan import ClientBatch, Stream, local_stream
 from fedzmg.diagnose.measure import Part
-from fedzmg.engine.local import Broadcast, Chunk, Program
+from fedzmg.engine.local import Broadcast, Program
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.errors import InputError
@@ -36,7 +35,7 @@ from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, rounding
 from fedzmg.models.objective import PrepareFunction
 from fedzmg.seeds import stream
 from fedzmg.tasks.task import Task
-from fedzmg.tree import Tree, leaves, row
+from fedzmg.tree import Tree, row
 
 MEMORY = 128 * 2**20
 """Memory limit for models and gradients of clients trained side by side, in bytes."""
@@ -63,24 +62,23 @@ def excerpt(
     task: Task, clients: npt.NDArray[np.int64], most: int, seed: int
 ) -> tuple[Task, npt.NDArray[np.float64]]:
     """Restrict a task to some clients and examples; return it and the clients' full sizes."""
-    data, picked, counts = task.train, [], []
-    for client in clients.tolist():
-        first, last = (int(o) for o in data.offsets[client : client + 2])
-        rng = stream(seed, "probe", "diagnose", client)
-        own = np.sort(rng.permutation(last - first)[:most])
-        picked.append(first + own)
-        counts.append(len(own))
-    rows = torch.from_numpy(np.concatenate(picked))
-    x, y = data.examples
+    data = task.train
+    sizes = data.counts[clients]
+    drawn = [
+        stream(seed, "probe", "diagnose", client).permutation(size)[:most]
+        for client, size in zip(clients.tolist(), sizes.tolist(), strict=True)
+    ]
+    rows = [data.offsets[client] + np.sort(own) for client, own in zip(clients, drawn, strict=True)]
+    x, y = (column[torch.from_numpy(np.concatenate(rows))] for column in data.examples)
     part = FederatedData(
-        Examples(x[rows], y[rows]),
-        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        Examples(x, y),
+        np.cumsum([0, *map(len, drawn)], dtype=np.int64),
         tuple(data.names[client] for client in clients.tolist()),
     )
     # Nothing is trained on the excerpt: it may be smaller than a cohort.
     protocol = replace(task.protocol, cohort=1)
-    sizes = data.counts[clients].astype(np.float64)
-    return replace(task, train=part, protocol=protocol, test_owners=None), sizes
+    made = replace(task, train=part, protocol=protocol, test_owners=None)
+    return made, sizes.astype(np.float64)
 
 
 def gradients(
@@ -88,10 +86,8 @@ def gradients(
 ) -> Iterator[Part]:
     """Yield the gradients of every client's mean loss, without dropout, and the weights."""
     size = min(PASS_SIZE, int(task.train.counts.max()))
-    nothing = Stream(
-        np.zeros((0, size), np.int64), np.zeros(0, np.int64), np.zeros(0, np.bool_),
-        np.zeros(0, np.int64),
-    )  # fmt: skip
+    none = np.zeros(0, np.int64)
+    nothing = Stream(np.zeros((0, size), np.int64), none, np.zeros(0, np.bool_), none)
     entries = [ClientBatch(0, k, int(n), nothing) for k, n in enumerate(task.train.counts)]
     yield from _uploads(task, FullGradient(), entries, params, weights, where)
 
@@ -109,10 +105,10 @@ def updates(
     """Yield the clients' updates ``w - w_k`` after one round of local SGD."""
     data, entries = task.train, []
     for client in clients.tolist():
-        first, last = (int(o) for o in data.offsets[client : client + 2])
-        steps = local_stream(task.protocol.batching, seed, 1, client, 0, first, last - first)
+        first, size = int(data.offsets[client]), int(data.counts[client])
+        steps = local_stream(task.protocol.batching, seed, 1, client, 0, first, size)
         if len(steps):
-            entries.append(ClientBatch(0, client, last - first, steps))
+            entries.append(ClientBatch(0, client, size, steps))
     rule: ClientRule = ZeroMean(SGD(lr=lr)) if project else SGD(lr=lr)
     sizes = np.array([entry.examples for entry in entries], dtype=np.float64)
     yield from _uploads(task, rule, entries, params, sizes, where)
@@ -170,17 +166,15 @@ def _uploads(
     size = 4 * sum(leaf.numel() * leaf.element_size() for leaf in own.values())
     width = max(2, min(MOST_CLIENTS, MEMORY // size))
     for first in range(0, len(entries), width):
-        for chunk in _train(program, list(entries[first : first + width]), sent):
-            places = first + np.array(chunk.batches)
-            yield row(chunk.outcomes.upload.delta, chunk.rows), weights[places]
-
-
-def _train(program: Program, entries: list[ClientBatch], sent: Broadcast) -> list[Chunk]:
-    with onednn(ONEDNN_BY_DEFAULT), rounding("float32"):
-        try:
-            return list(Vectorized(program).train(entries, sent, ()))
-        except InputError:  # the model cannot be vectorized over clients
-            return list(Sequential(program).train(entries, sent, ()))
+        batch = list(entries[first : first + width])
+        with onednn(ONEDNN_BY_DEFAULT), rounding("float32"):
+            try:
+                chunks = list(Vectorized(program).train(batch, sent, ()))
+            except InputError:  # the model cannot be vectorized over clients
+                chunks = list(Sequential(program).train(batch, sent, ()))
+        for chunk in chunks:
+            positions = first + np.array(chunk.batches)
+            yield row(chunk.outcomes.upload.delta, chunk.rows), weights[positions]
 
 
 @dataclass(frozen=True)
@@ -199,73 +193,39 @@ class Centred:
 def centred(task: Task) -> Task | None:
     """Centre every input of a task; None for token ids."""
     made = _some_inputs(task, 2)
-    if not made.is_floating_point() or made.ndim < 2:
-        return None
-    return replace(task, prepare=Centred(task.prepare, made.ndim - 1))
+    return None if made is None else replace(task, prepare=Centred(task.prepare, made.ndim - 1))
 
 
 def input_share(task: Task, examples: int = 2048) -> float | None:
     """Compute the mean component's share of the inputs' energy; None for token ids."""
     x = _some_inputs(task, examples)
-    if not x.is_floating_point() or x.ndim < 2:
+    if x is None:
         return None
     flat = x.double().flatten(1)
     energy = float(flat.square().sum())
     return flat.shape[1] * float(flat.mean(1).square().sum()) / energy if energy > 0 else None
 
 
-def _some_inputs(task: Task, examples: int) -> Tensor:
+def _some_inputs(task: Task, examples: int) -> Tensor | None:
     x = task.train.examples.x
     every = max(1, len(x) // examples)
     dtype = next(iter(task.model.params().values())).dtype
     # A prepare function may work in place.
-    return task.prepare(x[::every][:examples].clone(), dtype)
+    made = task.prepare(x[::every][:examples].clone(), dtype)
+    return made if made.is_floating_point() and made.ndim > 1 else None
 
 
-DECLARED = (
-    "the order in which the model uses its layers is unknown: the layer declared first counts as "
-    "the first"
-)
-
-
-def in_order_of_use(task: Task, params: Tree) -> tuple[Layout, tuple[str, ...]]:
-    """Order a model's layout by use; parameters without a part in the loss come last.
-
-    Returns:
-        The layout, and notes on its order.
-    """
-    layout = task.model.layout
+def in_order_of_use(task: Task, params: Tree) -> Layout:
+    """Order a model's layout by use; parameters without a part in the loss come last."""
     own = params.map(lambda leaf: leaf.detach().clone().requires_grad_())
     dtype = next(iter(own.values())).dtype
     x, y = Examples(*(c[:1].clone() for c in task.train.examples)).to(torch.device("cpu"), dtype)
+    seen: list[str] = []
+    for name, leaf in own.items():
+        # A gradient is complete as soon as the first use of its parameter is differentiated.
+        leaf.register_hook(lambda _, name=name: seen.append(name))  # type: ignore[no-untyped-call]
     with torch.enable_grad():
-        with _Uses(own) as uses:
-            outputs = task.model.evaluate(own, task.prepare(x, dtype))
-        found = torch.autograd.grad(
-            task.loss(outputs, y).sum(), list(own.values()), allow_unused=True
-        )
-    for name, gradient in zip(own, found, strict=True):
-        # Used but not seen, as in a custom autograd function.
-        if gradient is not None and name not in uses.seen and layout[name].input_axes:
-            return layout, (DECLARED,)
-    return {name: layout[name] for name in dict.fromkeys([*uses.seen, *layout])}, ()
-
-
-class _Uses(TorchFunctionMode):
-    """Records the order in which parameters first enter operations."""
-
-    def __init__(self, params: Tree) -> None:
-        super().__init__()
-        self._names = {id(leaf): name for name, leaf in params.items()}
-        self.seen: dict[str, None] = {}
-
-    def __torch_function__(
-        self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        # Reading a weight's shape or type is not a use: the result needs no gradient.
-        if any(isinstance(one, torch.Tensor) and one.requires_grad for one in leaves(made)):
-            for one in leaves((args, kwargs or {})):
-                if (name := self._names.get(id(one))) is not None:
-                    self.seen.setdefault(name)
-        return made
+        loss = task.loss(task.model.evaluate(own, task.prepare(x, dtype)), y).sum()
+        torch.autograd.backward(loss)
+    layout = task.model.layout
+    return {name: layout[name] for name in dict.fromkeys([*reversed(seen), *layout])}

@@ -122,21 +122,17 @@ def diagnose(
     """
     if not isinstance(task, Task):
         raise InputError(
-            f"diagnose needs a task, not a {type(task).__name__}: use fedzmg.tasks.get or "
-            "fedzmg.tasks.Task.from_arrays"
+            f"task is a {type(task).__name__}: use tasks.get or tasks.Task.from_arrays"
         )
-    _check(clients=clients, examples=examples, drifting=drifting, along=along, every=every)
-    if params is not None and along:
-        raise InputError(
-            f"along = {along}: training starts at the initial model; pass no params "
-            "(a task, not a run)"
-        )
-    if every is not None and not along:
-        raise InputError(f"every = {every}: there is no training to measure; pass along too")
     tuned = task.options.get("fedavg", {}).get("client.lr", LEARNING_RATE)
     rate = float(tuned) if lr is None else lr
+    _check(clients=clients, examples=examples, drifting=drifting, along=along, every=every)
     if not (isinstance(rate, int | float) and 0 < rate < math.inf):
         raise InputError(f"lr = {lr!r}: expected a finite number > 0")
+    if params is not None and along:
+        raise InputError(f"along = {along}: training starts at the initial model; pass no params")
+    if every is not None and not along:
+        raise InputError(f"every = {every}: there is no training to measure; pass along too")
     say = progress or (lambda _: None)
     where = Where(resolve_device(device), dtype)
     drawn = sample(task, clients, seed)
@@ -145,16 +141,15 @@ def diagnose(
     followed = np.sort(shuffled[:drifting])
     start = initial_params(task.model, task.init, seed)
     given = start if params is None else _matched(params, start, task)
-    layout, notes = in_order_of_use(task, start)
+    layout = in_order_of_use(task, start)
 
     def point_of(model: Tree, at: int) -> Point:
         found = measure(gradients(part, model, weights, where), layout)
-        drifts = [
-            spread_of(
-                updates(task, model, followed, where, lr=rate, project=project, seed=seed), layout
-            )
+        trained = [
+            updates(task, model, followed, where, lr=rate, project=project, seed=seed)
             for project in ((False, True) if len(followed) > 1 else ())
         ]
+        drifts = [spread_of(parts, layout) for parts in trained]
         if not drifts or not all(math.isfinite(v) for one in drifts for v in one.values()):
             return Point(at, found, {})
         plain, projected = drifts
@@ -191,14 +186,13 @@ def diagnose(
         inputs=inputs,
         points=tuple(points),
         centred=then,
-        verdict=judge(points[0].measurement, inputs=inputs, centred=then, notes=notes),
+        verdict=judge(points[0].measurement, inputs=inputs, centred=then),
     )
 
 
 def spread_of(parts: Iterable[Part], layout: Layout) -> dict[str, float]:
     """Compute the weighted mean squared distance of clients from their mean, by parameter."""
-    total = 0.0
-    square = dict.fromkeys(layout, 0.0)
+    total, square = 0.0, dict.fromkeys(layout, 0.0)
     mean: dict[str, Any] = dict.fromkeys(layout, 0.0)
     for moves, weights in parts:
         share = torch.from_numpy(weights)
@@ -209,9 +203,7 @@ def spread_of(parts: Iterable[Part], layout: Layout) -> dict[str, float]:
             mean[name] = mean[name] + share @ flat
     if total == 0.0:
         return {}
-    found = {
-        name: square[name] / total - float((mean[name] / total).square().sum()) for name in layout
-    }
+    found = {k: square[k] / total - float((mean[k] / total).square().sum()) for k in layout}
     # Rounding can make a difference of large numbers negative; NaN stays.
     found = {name: 0.0 if value < 0.0 else value for name, value in found.items()}
     return {**found, WHOLE: sum(found.values())}
@@ -227,20 +219,16 @@ def _check(**given: int | None) -> None:
 def _matched(params: Mapping[str, Tensor], start: Tree, task: Task) -> Tree:
     """Check a user's model, and order its parameters like the task's own."""
     if not isinstance(params, Mapping):
-        raise InputError(
-            f"params is a {type(params).__name__}: pass tensors by name, such as "
-            "module.state_dict()"
-        )
+        raise InputError(f"params is a {type(params).__name__}: pass module.state_dict()")
     known = {*start, *task.model.source.state_dict()}
     for name in params:
         if name not in known:
             raise unknown("parameter in params", name, known)
     for name, leaf in start.items():
         other = params.get(name)
-        if not isinstance(other, Tensor) or other.shape != leaf.shape:
-            is_ = f"of shape {tuple(other.shape)}" if isinstance(other, Tensor) else "not a tensor"
-            raise InputError(
-                f"params do not belong to this task: {name!r} is "
-                f"{'missing' if other is None else is_}, expected {tuple(leaf.shape)}"
-            )
+        shape = tuple(other.shape) if isinstance(other, Tensor) else None
+        if shape != leaf.shape:
+            got = other if shape is None else f"a tensor of shape {shape}"
+            want = tuple(leaf.shape)
+            raise InputError(f"params[{name!r}] is {got}: expected a tensor of shape {want}")
     return Tree({name: params[name].detach() for name in start})

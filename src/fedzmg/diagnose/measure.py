@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.projection import projected_axes, zero_mean
+from fedzmg.algorithms.projection import projected_axes
 from fedzmg.contract import Layout
 from fedzmg.tree import Tree
 
@@ -89,8 +89,6 @@ class Layer:
     """Mean squared distance between the gradients of two clients."""
     diversity: Pair
     """``n sum |g_k|^2 / |sum g_k|^2``: 1 if all clients agree, n if they are orthogonal."""
-    identity_error: float | None
-    """Largest relative error of the paper's identity over pairs of neighbouring clients."""
     shares: tuple[float | None, ...]
     """Mean component's share per client."""
 
@@ -106,55 +104,41 @@ class Measurement:
 def measure(parts: Iterable[Part], layout: Layout) -> Measurement:
     """Measure clients' gradients.
 
-    The projection forbids the mean component of the averaged gradient: the sum of a unit's weights
-    never moves. A bias can replace part of that. Moving all weights of a unit by ``c`` moves its
-    output by ``c d m(x)``, with ``m(x)`` the mean of its inputs; if ``m(x)`` is the same for all
-    examples, the bias does the same. Hence ``nu = m beta + rest`` with ``beta`` the gradient of the
-    bias and one ``m`` per layer, by least squares over units and clients; the rest is lost.
-
-    An embedding's inputs are one-hot and ``m(x)`` is constant: the layer after it can undo the
-    shift, and nothing is lost. A layer with one input per unit equals its mean: all of it is lost.
+    The projection forbids the mean component of the averaged gradient; a bias can replace part of
+    it. If the mean ``m`` of a unit's inputs is the same for all examples, a bias moves its output
+    like all of its weights together. Hence ``nu = m beta + rest`` with ``beta`` the gradient of the
+    bias and one ``m`` per layer, by least squares over units and clients; the rest is lost. The
+    layer after an embedding can undo the shift, and nothing is lost.
 
     Args:
         parts: gradients, see :data:`Part`; weights need not sum to one.
         layout: roles and input axes of the parameters; layers are measured in its order.
     """
-    axes = projected_axes(layout)
-    bias_of = _bias_of(layout)
-    sums: dict[str, _Sums] = {}
+    axes, bias_of = projected_axes(layout), _bias_of(layout)
+    sums = {name: _Sums() for name in layout}
     weight = 0.0
     for gradients, weights in parts:
         share = torch.from_numpy(np.asarray(weights, dtype=np.float64))
         weight += float(share.sum())
         wide = {name: leaf.detach().to("cpu", torch.float64) for name, leaf in gradients.items()}
         for name, leaf in wide.items():
-            bias = wide[bias_of[name]] if name in bias_of else None
-            sums.setdefault(name, _Sums(axes[name])).add(leaf, share, bias)
+            sums[name].add(leaf, axes[name], share, wide.get(bias_of.get(name, "")))
     energies = {name: torch.cat(one.energy).numpy() for name, one in sums.items()}
-    every = np.sum(list(energies.values()), axis=0)
-    removed = np.zeros(len(every))
+    removed = {name: torch.cat(one.mean_energy).numpy() for name, one in sums.items()}
+    every: Floats = np.sum(list(energies.values()), axis=0)
     total = dict.fromkeys(("sum", "sum_mean", "loss", "loss_mean", "lost"), 0.0)
     layers = []
-    # Gradients may have another order, that of the file the model was read from.
-    for name, parameter in layout.items():
-        one = sums[name]
-        bias = sums[bias_of[name]].weighted / weight if name in bias_of else None
-        numbers = one.energies(weight, bias, embedding=parameter.layer == "Embedding")
+    for name, info in layout.items():
+        one, bias = sums[name], sums.get(bias_of.get(name, ""))
+        numbers = one.energies(weight, bias, embedding=info.layer == "Embedding")
         total = {key: value + numbers[key] for key, value in total.items()}
-        if one.axes:
-            mean = torch.cat(one.mean_energy).numpy()
-            removed += mean
-            layers.append(
-                _layer(name, parameter.layer, energies[name], mean, every, numbers,
-                       inputs=one.inputs, parameters=one.sum.numel(), error=one.error)
-            )  # fmt: skip
-    errors = [one.error for one in sums.values() if one.error is not None]
-    whole = _layer(
-        WHOLE, "", every, removed, every, total, inputs=0,
-        parameters=sum(one.sum.numel() for one in sums.values()),
-        error=max(errors, default=None),
-    )  # fmt: skip
-    return Measurement(tuple(layers), whole)
+        if one.inputs:
+            shape = one.inputs, one.parameters
+            own = energies[name], removed[name], every
+            layers.append(_layer((name, info.layer), shape, *own, numbers))
+    shape = 0, sum(one.parameters for one in sums.values())
+    whole: Floats = np.sum(list(removed.values()), axis=0)
+    return Measurement(tuple(layers), _layer((WHOLE, ""), shape, every, whole, every, total))
 
 
 def _bias_of(layout: Layout) -> dict[str, str]:
@@ -169,90 +153,65 @@ def _bias_of(layout: Layout) -> dict[str, str]:
 
 
 class _Sums:
-    """Sums over clients of one parameter's gradient, in double precision."""
+    """Sums over clients of one parameter's gradient and its means, in double precision."""
 
-    def __init__(self, axes: tuple[int, ...]) -> None:
-        self.axes, self.inputs = axes, 0
-        self.sum: Any = 0.0
-        self.weighted: Any = 0.0
+    def __init__(self) -> None:
+        self.inputs = self.parameters = 0
         self.energy: list[Tensor] = []
         self.mean_energy: list[Tensor] = []
-        self.error: float | None = None
-        """Largest error of the paper's identity."""
+        self.sums: list[Any] = [0.0] * 4
+        """Gradients and their means, plain and weighted."""
         self._fit = torch.zeros(2, dtype=torch.float64)
-        self._last: Tensor | None = None
 
-    def add(self, gradients: Tensor, share: Tensor, bias: Tensor | None) -> None:
+    def add(
+        self, gradients: Tensor, axes: tuple[int, ...], share: Tensor, bias: Tensor | None
+    ) -> None:
         """Add some clients, with the gradients of the layer's bias."""
-        flat = gradients.flatten(1)
-        self.sum = self.sum + gradients.sum(0)
-        self.weighted = self.weighted + (share @ flat).reshape(gradients.shape[1:])
+        flat, rank = gradients.flatten(1), gradients.ndim - 1
+        means = flat[:, :0]
+        self.parameters = flat.shape[1]
+        if axes:
+            means = gradients.mean([axis % rank + 1 for axis in axes]).flatten(1)
+            self.inputs = self.parameters // means.shape[1]
         self.energy.append(flat.square().sum(1))
-        if not self.axes:
-            return
-        self.inputs = int(np.prod([gradients.shape[1:][axis] for axis in self.axes]))
-        means = _means(gradients, self.axes)
         self.mean_energy.append(self.inputs * means.square().sum(1))
-        for one in gradients:
-            if self._last is not None:
-                self._check_identity(one, self._last)
-            self._last = one
+        new = flat.sum(0), means.sum(0), share @ flat, share @ means
+        self.sums = [old + one for old, one in zip(self.sums, new, strict=True)]
         if bias is not None and bias.flatten(1).shape == means.shape:
             beta = bias.flatten(1)
             self._fit += torch.stack([(means * beta).sum(), beta.square().sum()])
 
-    def _check_identity(self, one: Tensor, other: Tensor) -> None:
-        """Check ``|Pg_i - Pg_j|^2 = |g_i - g_j|^2 - d (nu_i - nu_j)^2`` for neighbours."""
-        axes = self.axes
-        after = (zero_mean(one, axes) - zero_mean(other, axes)).square().sum()
-        before = (one - other).square().sum()
-        gap = (one.mean(axes) - other.mean(axes)).square().sum()
-        if before > 0:
-            error = float((after - (before - self.inputs * gap)).abs() / before)
-            self.error = max(error, self.error or 0.0)
-
-    def energies(self, weight: float, bias: Tensor | None, *, embedding: bool) -> dict[str, float]:
+    def energies(self, weight: float, bias: _Sums | None, *, embedding: bool) -> dict[str, float]:
         """Compute the energies of the summed and of the averaged gradient, and of their means."""
-        loss = self.weighted / weight
+        total, total_means, loss, means = self.sums
         found = {
-            "sum": float(self.sum.square().sum()), "sum_mean": 0.0,
-            "loss": float(loss.square().sum()), "loss_mean": 0.0, "lost": 0.0,
-        }  # fmt: skip
-        if not self.axes:
-            return found
-        means = _means(loss[None], self.axes)[0]
-        found["sum_mean"] = self.inputs * float(_means(self.sum[None], self.axes).square().sum())
-        found["loss_mean"] = self.inputs * float(means.square().sum())
-        if embedding:
-            return found
-        found["lost"] = found["loss_mean"]
+            "sum": float(total.square().sum()),
+            "sum_mean": self.inputs * float(total_means.square().sum()),
+            "loss": float((loss / weight).square().sum()),
+            "loss_mean": self.inputs * float((means / weight).square().sum()),
+        }
+        lost = 0.0 if embedding else found["loss_mean"]
         if bias is not None and self._fit[1] > 0 and self.inputs > 1:
-            rest = means - self._fit[0] / self._fit[1] * bias.flatten()
+            rest = (means - self._fit[0] / self._fit[1] * bias.sums[2]) / weight
             # A bias need not be used: it cannot make things worse.
-            found["lost"] = min(found["lost"], self.inputs * float(rest.square().sum()))
-        return found
+            lost = min(lost, self.inputs * float(rest.square().sum()))
+        return {**found, "lost": lost}
 
 
 def _layer(
-    name: str,
-    kind: str,
+    names: tuple[str, str],
+    shape: tuple[int, int],
     energy: Floats,
     mean: Floats,
     every: Floats,
     numbers: Mapping[str, float],
-    *,
-    inputs: int,
-    parameters: int,
-    error: float | None,
 ) -> Layer:
     clients = len(energy)
     shares = np.divide(mean, energy, out=np.full(clients, np.nan), where=energy > 0)
     left, sum_left = _left(energy, mean), float(_left(numbers["sum"], numbers["sum_mean"]))
     return Layer(
-        name=name,
-        kind=kind,
-        inputs=inputs,
-        parameters=parameters,
+        *names,
+        *shape,
         energy=_ratio(float(energy.sum()), float(every.sum())),
         share=ClientSpread.of(shares),
         forbidden=_ratio(numbers["loss_mean"], numbers["loss"]),
@@ -262,7 +221,6 @@ def _layer(
             _ratio(clients * float(energy.sum()), numbers["sum"]),
             _ratio(clients * float(left.sum()), sum_left),
         ),
-        identity_error=error,
         shares=tuple(None if np.isnan(one) else float(one) for one in shares),
     )
 
@@ -282,9 +240,3 @@ def _left(whole: npt.ArrayLike, mean: npt.ArrayLike) -> Floats:
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole > 0.0 else None
-
-
-def _means(stacked: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Average over the inputs, one row per client."""
-    rank = stacked.ndim - 1
-    return stacked.mean([axis % rank + 1 for axis in axes]).flatten(1)

@@ -1,27 +1,17 @@
 """Turn a measurement into a verdict, by a rule that was fixed before it was tested.
 
-Reasons for the rule:
-
-1. A mean component that is signal must not be removed. In that case much of the loss gradient
-   lies along sums of weights that the projection never moves, no bias can replace it, and clients
-   agree on it: without it their first layers' gradients are more diverse. Training would end at
-   the best model with the sums of its start, not at the best model.
-2. Otherwise the mean component of the *first* layer decides. A dense layer's projected gradient is
-   that of centred inputs. Inputs that are mostly their mean make one direction much steeper than
-   all others. It bounds the learning rate, and clients disagree along it. Inner layers have a mean
-   component too (about a third after a ReLU), but layers and biases before them can shift their
-   inputs; nothing before the first layer can.
-3. Otherwise there is little to remove.
-
-One case comes first: a layer with one input per unit equals its mean, and the projection freezes
-it. With too few clients or no gradient the verdict is "unclear".
+The rule is in ``docs/diagnose.md``. A mean component that clients agree on is signal: without it
+training ends at the best model with the sums of its start, not at the best model. Otherwise the
+mean component of the first layer decides. Inputs that are mostly their mean make one direction much
+steeper than all others, which bounds the learning rate, and clients disagree along it. Inner layers
+have a mean component too, but layers and biases before them can shift their inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from fedzmg.diagnose.measure import Layer, Measurement
 
@@ -47,22 +37,14 @@ class Verdict:
     summary: str
     evidence: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Convert for JSON."""
-        return {**asdict(self), "evidence": list(self.evidence)}
-
 
 def judge(
-    found: Measurement,
-    *,
-    inputs: float | None = None,
-    centred: Measurement | None = None,
-    notes: Sequence[str] = (),
+    found: Measurement, *, inputs: float | None = None, centred: Measurement | None = None
 ) -> Verdict:
     """Predict the effect of the projection from a measurement, its layers in order of use.
 
     ``inputs`` is the share of the inputs' energy that is the mean of each example, ``centred`` a
-    measurement with every input centred, ``notes`` further evidence.
+    measurement with every input centred.
     """
     if not found.layers:
         return Verdict("little", "nothing is projected in this model: expect no difference", ())
@@ -70,13 +52,12 @@ def judge(
     moving = [layer for layer in found.layers if layer.inputs > 1]
     first, clients = (moving or frozen)[0], len(found.whole.shares)
     expect, summary = _expect(found, frozen, first, clients, inputs)
-    evidence = [
+    stuck = (
         f"{layer.name} has one input per unit, so its gradient is its mean: projected, it stays "
         "where it starts"
         for layer in frozen
-    ]
-    evidence += [*_evidence(found.whole, first, clients, centred), *notes]
-    return Verdict(expect, summary, tuple(evidence))
+    )
+    return Verdict(expect, summary, (*stuck, *_evidence(found.whole, first, clients, centred)))
 
 
 def _expect(
@@ -135,38 +116,27 @@ def _evidence(
     """Describe the measurements behind a verdict, one sentence each."""
     share, kept = whole.share, whole.distance.kept
     if share.mean is not None:
-        yield (
-            f"{_percent(share.mean)} of a client's whole gradient is mean component "
-            f"({_percent(share.low)} to {_percent(share.high)})"
-        )
+        spread = f"{_percent(share.low)} to {_percent(share.high)}"
+        yield f"{_percent(share.mean)} of a client's whole gradient is mean component ({spread})"
     if kept is not None:
-        yield (
-            f"the projection brings gradients of two clients closer by {_percent(1.0 - kept)} of "
-            "their squared distance"
-        )
-    if whole.forbidden is None or whole.lost is None:
+        closer = f"closer by {_percent(1.0 - kept)} of their squared distance"
+        yield f"the projection brings gradients of two clients {closer}"
+    if whole.forbidden is None:
         yield "the averaged gradient is zero: this is a stationary point"
     else:
-        yield (
-            f"{_percent(whole.forbidden)} of the loss gradient lies along sums that can never "
-            f"move; biases can do the same but for {_percent(whole.lost)}"
-        )
-    others = () if centred is None else centred.layers
-    then = next((layer.share.mean for layer in others if layer.name == first.name), None)
-    if then is not None and first.share.mean is not None:
-        yield (
-            f"centring every input instead leaves {_percent(then)} of the first layer's gradient "
-            f"in its mean, now {_percent(first.share.mean)}"
-        )
+        sums = f"{_percent(whole.forbidden)} of the loss gradient lies along sums that never move"
+        yield f"{sums}; biases can do the same but for {_percent(whole.lost)}"
+    shares = {layer.name: layer.share.mean for layer in centred.layers} if centred else {}
+    if shares.get(first.name) is not None:
+        left = f"leaves {_percent(shares[first.name])} of the first layer's gradient in its mean"
+        yield f"centring every input instead {left}, now {_percent(first.share.mean)}"
     kept = first.diversity.kept
     if kept is not None and clients > 1:
         meaning = "is what clients agree on" if kept > 1.0 else "is where clients differ"
         if abs(kept - 1.0) < TIE:
             meaning = "is spread over clients like the rest"
-        yield (
-            f"without its mean the first layer's gradient is {kept:.2f} times as diverse over "
-            f"clients: the mean {meaning}"
-        )
+        diverse = f"{kept:.2f} times as diverse over clients"
+        yield f"without its mean the first layer's gradient is {diverse}: the mean {meaning}"
     if clients < ENOUGH:
         yield f"a verdict on so few clients ({clients}) is uncertain: {ENOUGH} or more are better"
 

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,6 @@ class Arrival(NamedTuple):
     averaged: int | None
     """Round for the curve averaged over runs."""
     runs: list[int | None]
-    """Round for each run."""
     mean: float | None
     """Mean over the runs that reached it."""
     sd: float | None
@@ -93,19 +92,18 @@ def drawn_curve(runs: Sequence[Run]) -> Curve | None:
     """Average the finished runs that did not diverge, else the unfinished ones, else all."""
     lived = _lived(runs)
     chosen = [run for run in lived if run.complete] or lived or list(runs)
-    end = min((run.diverged for run in chosen if run.diverged is not None), default=math.inf)
-    shared, table = _table([_evaluations(run) for run in chosen])
-    kept = [i for i, round_ in enumerate(shared) if round_ < end]
-    if not kept:
+    end = min(run.diverged or math.inf for run in chosen)
+    shared, table = _table(
+        [{r: v for r, v in run.evaluations.items() if r < end} for run in chosen]
+    )
+    if not shared:
         return None
-    table = table[:, kept]
-    rounds = [shared[i] for i in kept]
-    moved = [dict(zip(_evaluations(run), run.log.moved, strict=True)) for run in chosen]
+    moved = [dict(zip(run.log.evaluated, run.log.moved, strict=True)) for run in chosen]
     return Curve(
-        rounds=np.array(rounds),
+        rounds=np.array(shared),
         mean=table.mean(axis=0),
         spread=table.std(axis=0, ddof=1) if len(table) > 1 else None,
-        mib=np.array([statistics.fmean(log[round_] for log in moved) / MIB for round_ in rounds]),
+        mib=np.array([statistics.fmean(log[round_] for log in moved) / MIB for round_ in shared]),
         averaged=len(chosen),
         broke_off=not lived,
     )
@@ -114,28 +112,21 @@ def drawn_curve(runs: Sequence[Run]) -> Curve | None:
 def finals(runs: Sequence[Run], rule: scores.FinalRule = "full") -> dict[int, float]:
     """Return the final metric of every seed that finished, did not diverge and is finite."""
     found = {}
-    for run in runs:
-        if run.complete and run.diverged is None:
-            curve = scored(run)
-            value = scores.final_score(list(curve), list(curve.values()), total=run.done, rule=rule)
-            if math.isfinite(value):
-                found[run.seed] = value
-    return found
+    for run in _lived(runs):
+        if run.complete:
+            curve = run.scored
+            found[run.seed] = scores.final_score(
+                list(curve), list(curve.values()), total=run.done, rule=rule
+            )
+    return {seed: value for seed, value in found.items() if math.isfinite(value)}
 
 
-def scored(run: Run) -> dict[int, float]:
-    """Return the evaluations that count for scores by round; they end where a run diverged."""
-    due = _due(run)
-    end = math.inf if run.diverged is None else run.diverged
-    return {r: metric for r, metric in _evaluations(run).items() if r in due and r < end}
-
-
-def scored_table(runs: Sequence[Run]) -> tuple[list[int], list[list[float | None]]]:
+def scored_table(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """Return the rounds that count, and a row of metrics per run; None where one has none."""
-    curves = [scored(run) for run in runs]
-    due = [_due(run) for run in runs if run.diverged is not None]
+    curves = [run.scored for run in runs]
+    due = [run.due for run in runs if run.diverged is not None]
     rounds = sorted(set().union(*curves, *due))
-    return rounds, [[curve.get(round_) for round_ in rounds] for curve in curves]
+    return {"rounds": rounds, "runs": [[own.get(r) for r in rounds] for own in curves]}
 
 
 def arrivals(
@@ -153,7 +144,7 @@ def arrivals(
         higher_is_better=study.higher_is_better,
     )
     settled = rule == "stays_above"
-    curves = [{} if settled and run.diverged is not None else scored(run) for run in runs]
+    curves = [{} if settled and run.diverged is not None else run.scored for run in runs]
     each = [reach(list(curve), list(curve.values())) if curve else None for curve in curves]
     lived = [curve for run, curve in zip(runs, curves, strict=True) if run.diverged is None]
     shared, table = _table(lived or curves)
@@ -178,38 +169,26 @@ def late_means(
     never = [label for label, round_ in reached.items() if round_ is None]
     if never:
         missing = ", ".join(never[:3]) + (f" and {len(never) - 3} more" if len(never) > 3 else "")
-        whether = "never holds" if len(never) == 1 else "never hold"
-        if any(not run.complete for label in never for run in study.members[label]):
-            whether = "has yet to hold" if len(never) == 1 else "have yet to hold"
-        return {}, f"No late-stage mean: {missing} {whether} the threshold."
-    tables = {
-        label: _table([scored(run) for run in _lived(runs)]) for label, runs in members.items()
-    }
+        verbs = ("never hold", "never holds")
+        if any(not run.complete for label in never for run in members[label]):
+            verbs = ("have yet to hold", "has yet to hold")
+        return {}, f"No late-stage mean: {missing} {verbs[len(never) == 1]} the threshold."
+    tables = {label: _table([run.scored for run in _lived(own)]) for label, own in members.items()}
     rounds = sorted(set.intersection(*(set(shared) for shared, _ in tables.values())))
-    if not rounds:
-        return {}, "No late-stage mean: the algorithms were evaluated after different rounds."
     curves = {
         label: scores.mean_curve(table[:, np.searchsorted(shared, rounds)])
         for label, (shared, table) in tables.items()
+        if rounds
     }
-    found = scores.late_stage_mean(rounds, curves, reached)
+    found = scores.late_stage_mean(rounds, curves, reached) if rounds else None
     if found is None:
-        return {}, "No late-stage mean: no evaluation follows the slowest arrival."
+        return {}, "No late-stage mean: no shared evaluation follows the slowest arrival."
     return {label: value for label, value in found.items() if math.isfinite(value)}, ""
-
-
-def _due(run: Run) -> range | list[int]:
-    every = int(run.spec.get("protocol", {}).get("eval_every", 1))
-    return scores.scheduled(run.asked or run.done, every)
 
 
 def _lived(runs: Sequence[Run]) -> list[Run]:
     """Return the runs that did not diverge."""
     return [run for run in runs if run.diverged is None]
-
-
-def _evaluations(run: Run) -> dict[int, float]:
-    return dict(zip(run.log.evaluated, run.log.metrics, strict=True))
 
 
 def _table(curves: Sequence[Mapping[int, float]]) -> tuple[list[int], NDArray[np.float64]]:

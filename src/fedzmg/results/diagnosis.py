@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 
-def rows(point: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield every layer of a measurement, and the whole model at the end."""
-    yield from point["layers"]
-    yield point["whole"]
+def rows(point: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return every layer of a measurement, and the whole model at the end."""
+    return [*point["layers"], point["whole"]]
 
 
 def by_name(measurement: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
     """Return the same by name; empty if nothing was measured."""
-    return {} if measurement is None else {one["name"]: one for one in rows(measurement)}
+    return {one["name"]: one for one in rows(measurement)} if measurement else {}
 
 
 def when(point: Mapping[str, Any]) -> str:
@@ -24,6 +23,6 @@ def when(point: Mapping[str, Any]) -> str:
 
 def ratio(pair: Mapping[str, Any] | None) -> float | None:
     """Return after over before; None if there was nothing before."""
-    if pair is None or pair["before"] is None or pair["after"] is None or pair["before"] <= 0.0:
+    if not pair or pair["after"] is None or not pair["before"]:
         return None
     return float(pair["after"] / pair["before"])

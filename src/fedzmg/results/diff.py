@@ -35,7 +35,8 @@ Rows = Mapping[Any, Mapping[str, Any]]
 """Lines of a log by round; in a grid, by trial and round."""
 
 
-class Change(NamedTuple):
+@dataclass(frozen=True)
+class Change:
     """A value that differs."""
 
     aspect: Aspect
@@ -46,7 +47,8 @@ class Change(NamedTuple):
     """Pairs of runs that differ in it; empty for the studies themselves."""
 
 
-class Curves(NamedTuple):
+@dataclass(frozen=True)
+class Curves:
     """Comparison of two logs, line by line."""
 
     name: str
@@ -66,7 +68,8 @@ class Curves(NamedTuple):
         return self.first is None and self.rounds[0] == self.rounds[1] == self.shared
 
 
-class Scores(NamedTuple):
+@dataclass(frozen=True)
+class Scores:
     """Final metrics of one algorithm on both sides."""
 
     name: str
@@ -110,41 +113,22 @@ class Difference:
 
     def differs(self, aspects: Iterable[str] = ASPECTS) -> bool:
         """Return True if there is a difference in one of these aspects."""
-        asked = set(aspects)
-        return (
-            any(change.aspect in asked for change in self.changes)
-            or ("curves" in asked and not all(pair.identical for pair in self.curves))
-            or ("scores" in asked and not all(pair.equal for pair in self.scores))
-            or ("runs" in asked and bool(self.only_left or self.only_right))
-        )
+        found = {change.aspect for change in self.changes}
+        found |= {"curves" for pair in self.curves if not pair.identical}
+        found |= {"scores" for pair in self.scores if not pair.equal}
+        found |= {"runs" for _ in (*self.only_left, *self.only_right)}
+        return not found.isdisjoint(aspects)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything ready for JSON; non-finite numbers become words."""
-        values: dict[str, Any] = json_words(
-            {
-                "left": self.left,
-                "right": self.right,
-                "equal": {aspect: not self.differs([aspect]) for aspect in ASPECTS},
-                "metric": self.metric,
-                "changes": [change._asdict() for change in self.changes],
-                "curves": [{**c._asdict(), "identical": c.identical} for c in self.curves],
-                "scores": [
-                    {**s._asdict(), "test": None if s.test is None else asdict(s.test)}
-                    for s in self.scores
-                ],
-                "only_left": self.only_left,
-                "only_right": self.only_right,
-            }
-        )
-        return values
+        found: dict[str, Any] = json_words(asdict(self))
+        for pair, own in zip(self.curves, found["curves"], strict=True):
+            own["identical"] = pair.identical
+        return {**found, "equal": {aspect: not self.differs([aspect]) for aspect in ASPECTS}}
 
 
 def aspects(text: str | None) -> tuple[Aspect, ...]:
-    """Parse a comma-separated list of aspects; empty means all.
-
-    Raises:
-        InputError: for an unknown one.
-    """
+    """Parse a comma-separated list of aspects; empty means all."""
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in names:
         if name not in ASPECTS:
@@ -157,11 +141,9 @@ def compare(left: Path, right: Path) -> Difference:
 
     Two single runs are always compared. Runs of studies are paired by their path, the remaining
     ones by algorithm and seed.
-
-    Raises:
-        InputError: if one of them holds nothing to compare, or damaged files.
     """
-    pairs, only_left, only_right = _paired(list(read(left)), list(read(right)))
+    only_left, only_right = list(read(left)), list(read(right))
+    pairs = _take_pairs(only_left, only_right)
     if not pairs:
         raise InputError(
             f"{left} and {right} have no run in common; give two runs, or studies that share "
@@ -182,13 +164,7 @@ def compare(left: Path, right: Path) -> Difference:
 
 
 def compare_logs(name: str, left: Rows, right: Rows) -> Curves:
-    """Compare two logs line by line.
-
-    Args:
-        name: of the run, for display.
-        left: lines by round, or by trial and round.
-        right: lines of the other log.
-    """
+    """Compare the logs of a run line by line."""
     shared = sorted(left.keys() & right.keys())
     largest: dict[str, float] = {}
     first: int | None = None
@@ -207,11 +183,7 @@ def compare_logs(name: str, left: Rows, right: Rows) -> Curves:
 
 
 def read(top: Path) -> Iterator[Unit]:
-    """Read every run below a directory and every algorithm of a grid.
-
-    Raises:
-        InputError: if there is none, or one is damaged.
-    """
+    """Read every run below a directory and every algorithm of a grid."""
     if not top.is_dir():
         raise InputError(f"{top} is not a directory; give a run, a study or a grid")
     runs = sorted(path.parent for path in top.rglob("spec.toml"))
@@ -233,46 +205,43 @@ def read(top: Path) -> Iterator[Unit]:
 
 
 def _read_run(directory: Path, name: str) -> Unit:
-    spec, manifest = read_toml(directory / "spec.toml"), _manifest(directory)
-    rows = dict(log_lines(directory / "metrics.jsonl", lambda row: (int(row["round"]), _row(row))))
-    group = name.rpartition("/")[0] or str(spec.get("algorithm", ""))
+    spec, rows = read_toml(directory / "spec.toml"), _rows(directory, "round")
     seed, protocol = int(spec.get("seed", 0)), spec.get("protocol", {})
-    finals = {}
+    total, score = max(rows, default=0), None
+    due = scheduled(total, int(protocol.get("eval_every", 1)))
+    known = {r: rows[r].get("metric") for r in due if r in rows}
+    values = {r: float(metric) for r, metric in known.items() if metric is not None}
     if any(row.get("diverged") for row in rows.values()):
-        finals[f"seed {seed}"] = math.nan
-    elif rows and max(rows) >= protocol.get("rounds", math.inf):
-        total = max(rows)
-        due = scheduled(total, int(protocol.get("eval_every", 1)))
-        known = {r: rows[r].get("metric") for r in due if r in rows}
-        values = {r: float(metric) for r, metric in known.items() if metric is not None}
-        if values:
-            finals[f"seed {seed}"] = final_score(list(values), list(values.values()), total=total)
-    return Unit(name, group, seed, flat(spec), manifest, rows, finals)
+        score = math.nan
+    elif values and total >= protocol.get("rounds", math.inf):
+        score = final_score(list(values), list(values.values()), total=total)
+    finals = {} if score is None else {f"seed {seed}": score}
+    group = name.rpartition("/")[0] or str(spec.get("algorithm", ""))
+    return Unit(name, group, seed, flat(spec), _manifest(directory), rows, finals)
 
 
 def _read_search(directory: Path, name: str) -> Unit:
-    found, manifest = read_json(directory / "scores.json"), _manifest(directory)
-    rows = dict(
-        log_lines(
-            directory / "metrics.jsonl",
-            lambda row: ((int(row["trial"]), int(row["round"])), _row(row)),
-        )
-    )
     finals = {
         ", ".join(f"{key} {value:.6g}" for key, value in point["options"].items()): float(
             math.nan if point["score"] is None else point["score"]
         )
-        for point in found.get("points", [])
+        for point in read_json(directory / "scores.json").get("points", [])
     }
-    return Unit(name, name, None, {}, manifest, rows, finals)
+    rows = _rows(directory, "trial", "round")
+    return Unit(name, name, None, {}, _manifest(directory), rows, finals)
 
 
-def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a line of a log after a check that its curves are numbers, or words for them."""
-    for name in CURVES:
-        if row.get(name) is not None:
-            float(row[name])
-    return row
+def _rows(directory: Path, *keys: str) -> dict[Any, Mapping[str, Any]]:
+    """Return the lines of a log by one key or several; curves must be numbers, or their words."""
+
+    def parse(row: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        for name in CURVES:
+            if row.get(name) is not None:
+                float(row[name])
+        key = tuple(int(row[name]) for name in keys)
+        return (key if len(keys) > 1 else key[0]), row
+
+    return dict(log_lines(directory / "metrics.jsonl", parse))
 
 
 def _manifest(directory: Path) -> dict[str, Any]:
@@ -280,26 +249,23 @@ def _manifest(directory: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _paired(
-    left: list[Unit], right: list[Unit]
-) -> tuple[list[tuple[Unit, Unit]], list[Unit], list[Unit]]:
-    """Return pairs of units, and those that only one side has."""
-    if len(left) == len(right) == 1:
-        return [(left[0], right[0])], [], []
-    pairs: list[tuple[Unit, Unit]] = []
-    keys: tuple[Callable[[Unit], Hashable], ...] = (
+def _take_pairs(left: list[Unit], right: list[Unit]) -> list[tuple[Unit, Unit]]:
+    """Remove the pairs of units from two lists, and return them."""
+    keys: list[Callable[[Unit], Hashable]] = [
         lambda unit: unit.name,
         lambda unit: (unit.spec.get("algorithm"), unit.seed),
-    )
+    ]
+    if len(left) == len(right) == 1:
+        keys = [lambda _: None]
+    pairs: list[tuple[Unit, Unit]] = []
     for key in keys:
         for unit in list(left):
             matching = [other for other in right if key(other) == key(unit)]
-            rivals = [other for other in left if key(other) == key(unit)]
-            if len(matching) == len(rivals) == 1:
+            if len(matching) == sum(key(other) == key(unit) for other in left) == 1:
                 pairs.append((unit, matching[0]))
                 left.remove(unit)
                 right.remove(matching[0])
-    return pairs, left, right
+    return pairs
 
 
 def _plan_changes(left: Path, right: Path) -> Iterator[Change]:
@@ -327,11 +293,11 @@ def _changes(pairs: Sequence[tuple[Unit, Unit]]) -> list[Change]:
             for key, x, y in _unequal(a.manifest, b.manifest)
             if key not in ignored
         ]
-        for aspect, key, x, y in listed:
-            same = json.dumps([aspect, key, x, y], sort_keys=True, default=str)
-            found.setdefault(same, (aspect, key, x, y, []))[-1].append(a.name)
+        for one in listed:
+            same = json.dumps(one, sort_keys=True, default=str)
+            found.setdefault(same, (*one, []))[-1].append(a.name)
     entries = sorted(found.values(), key=lambda entry: ASPECTS.index(entry[0]))
-    return [Change(aspect, key, x, y, tuple(runs)) for aspect, key, x, y, runs in entries]
+    return [Change(*entry[:4], tuple(entry[4])) for entry in entries]
 
 
 def _unequal(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -349,25 +315,21 @@ def _distance(a: Any, b: Any) -> float:
     >>> _distance(1.0, 0.75), _distance("nan", "nan"), _distance("inf", 1.0)
     (0.25, 0.0, inf)
     """
-    if a == b:
-        return 0.0
-    found = abs(float(a) - float(b))
+    found = 0.0 if a == b else abs(float(a) - float(b))
     return found if math.isfinite(found) else math.inf
 
 
 def _scores(pairs: Sequence[tuple[Unit, Unit]]) -> Iterator[Scores]:
-    groups: dict[str, list[tuple[Unit, Unit]]] = {}
+    groups: dict[tuple[str, str], list[tuple[Unit, Unit]]] = {}
     for pair in pairs:
-        groups.setdefault(pair[0].group, []).append(pair)
-    for group, members in groups.items():
-        other = members[0][1].group
-        name = group if group == other else f"{group}, {other}"
+        groups.setdefault((pair[0].group, pair[1].group), []).append(pair)
+    for names, members in groups.items():
         left = {k: v for a, _ in members for k, v in a.finals.items()}
         right = {k: v for _, b in members for k, v in b.finals.items()}
+        # Points of a grid are not a sample of anything.
+        seeded = members[0][0].seed is not None
+        both = [(left[k], right[k]) for k in left if k in right and seeded]
+        both = [pair for pair in both if all(map(math.isfinite, pair))]
+        test = paired_t(*zip(*both, strict=True)) if len(both) > 1 else None
         if left or right:
-            # Points of a grid are not a sample of anything.
-            seeded = members[0][0].seed is not None
-            both = [(left[k], right[k]) for k in left if k in right and seeded]
-            both = [pair for pair in both if all(map(math.isfinite, pair))]
-            test = paired_t(*zip(*both, strict=True)) if len(both) > 1 else None
-            yield Scores(name, left, right, test)
+            yield Scores(", ".join(dict.fromkeys(names)), left, right, test)

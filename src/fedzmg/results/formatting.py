@@ -21,10 +21,8 @@ def value_text(value: float | None, metric: str, *, signed: bool = False) -> str
     """
     if value is None or math.isnan(value):
         return NONE
-    if is_share(metric):
-        text = f"{100 * value:{'+' if signed else ''}.2f} %"
-    else:
-        text = f"{value:{'+' if signed else ''}.4g}"
+    sign = "+" if signed else ""
+    text = f"{100 * value:{sign}.2f} %" if is_share(metric) else f"{value:{sign}.4g}"
     return text.replace("-", MINUS)
 
 
@@ -64,9 +62,8 @@ def goal_text(threshold: float, metric: str) -> str:
 
 def points_text(difference: float, metric: str) -> str:
     """Format the size of a difference; between percentages it is in points."""
-    if is_share(metric):
-        return f"{100 * abs(difference):.2f} points"
-    return f"{abs(difference):.4g}"
+    size = abs(difference)
+    return f"{100 * size:.2f} points" if is_share(metric) else f"{size:.4g}"
 
 
 def p_text(p: float | None) -> str:
@@ -105,12 +102,9 @@ def bytes_text(count: float) -> str:
     >>> bytes_text(6760184), bytes_text(512)
     ('6.4 MiB', '512 B')
     """
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} TiB"
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = min(int(math.log2(max(count, 1))) // 10, len(units) - 1)
+    return f"{count / 1024**power:,.{power > 0:d}f} {units[power]}"
 
 
 def setting_text(value: Any) -> str:
@@ -119,10 +113,8 @@ def setting_text(value: Any) -> str:
     >>> setting_text(True), setting_text(0.1), setting_text(None)
     ('yes', '0.1', '')
     """
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "yes", False: "no"}[value]
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -150,11 +142,10 @@ def duration(seconds: float) -> str:
     >>> duration(42), duration(600), duration(10000), duration(300000)
     ('42 s', '10 min', '2.8 h', '3.5 days')
     """
-    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
-        if seconds < limit:
-            number = seconds / size
-            return f"{number:.1f} h" if unit == "h" else f"{number:.0f} {unit}"
-    return f"{seconds / 86400:.1f} days"
+    units = {120: (1, 0, "s"), 7200: (60, 0, "min"), 172800: (3600, 1, "h")}
+    limit = next((limit for limit in units if seconds < limit), None)
+    size, digits, unit = (86400, 1, "days") if limit is None else units[limit]
+    return f"{seconds / size:.{digits}f} {unit}"
 
 
 def plain(text: object) -> str:
@@ -169,11 +160,7 @@ def plain(text: object) -> str:
 
 
 def aligned(columns: Mapping[str, Sequence[str]], words: int = 1) -> str:
-    """Lay out a table as plain text; an empty column is left out.
-
-    Args:
-        columns: cells by head.
-        words: number of leading text columns, which are aligned left.
+    """Lay out cells by head as plain text, empty columns left out, the first ``words`` left.
 
     >>> print(aligned({"algorithm": ["fedzmg", "x"], "sd": ["", ""], "mean": ["0.5", "12"]}))
     algorithm  mean

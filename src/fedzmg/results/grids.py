@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,15 +14,12 @@ from fedzmg.results.grouping import Study
 
 def name_of(data: Mapping[str, Any]) -> str:
     """Return the name of a grid: its task, and its label if it has one."""
-    task = paper.shown(str(data["task"]))
-    return f"{task}, {data['label']}" if data.get("label") else task
+    return ", ".join(filter(None, [paper.shown(str(data["task"])), data.get("label")]))
 
 
 def axes_of(data: Mapping[str, Any]) -> list[str]:
     """Return the options that any algorithm of a grid is searched over, in order."""
-    return list(
-        dict.fromkeys(axis for entry in data["algorithms"].values() for axis in entry["axes"])
-    )
+    return list(dict.fromkeys(axis for one in data["algorithms"].values() for axis in one["axes"]))
 
 
 class Field(NamedTuple):
@@ -51,29 +47,28 @@ class Field(NamedTuple):
 def field(entry: Mapping[str, Any], *, higher_is_better: bool = True) -> Field:
     """Arrange the scores of an algorithm over its first two axes: server up, client across."""
     axes: Mapping[str, list[float]] = entry["axes"]
-    keys = list(axes)
-    columns = keys[0]
-    rows = keys[1] if len(keys) > 1 else ""
-    row_values = list(axes[rows]) if rows else [0.0]
-    shape = (len(row_values), len(axes[columns]))
-    worst = -math.inf if higher_is_better else math.inf
-    scores = np.full(shape, worst)
-    diverged = np.ones(shape, dtype=bool)
-    stopped = np.zeros(shape, dtype=bool)
+    columns, rows, *others = [*axes, ""] if len(axes) == 1 else axes
+    shape = len(axes.get(rows, [0.0])), len(axes[columns])
+    found = Field(
+        rows,
+        columns,
+        list(axes.get(rows, [0.0])),
+        list(axes[columns]),
+        np.full(shape, -np.inf if higher_is_better else np.inf),
+        np.ones(shape, dtype=bool),
+        others,
+        np.zeros(shape, dtype=bool),
+    )
+    better = max if higher_is_better else min
     for point in entry["points"]:
-        where = (
-            row_values.index(point["options"][rows]) if rows else 0,
-            axes[columns].index(point["options"][columns]),
-        )
-        value = point["score"]
-        if not point["diverged"]:
-            diverged[where] = False
-        stopped[where] |= value is None and "stopped" in point
-        if value is not None and (value > scores[where]) == higher_is_better:
-            scores[where] = value
-    stopped &= ~np.isfinite(scores)
-    values = row_values, list(axes[columns])
-    return Field(rows, columns, *values, scores, diverged & ~stopped, keys[2:], stopped)
+        at, score = found.position(point["options"]), point["score"]
+        found.diverged[at] &= bool(point["diverged"])
+        found.stopped[at] |= score is None and "stopped" in point
+        if score is not None:
+            found.scores[at] = better(score, found.scores[at])
+    found.stopped[np.isfinite(found.scores)] = False
+    found.diverged[found.stopped] = False
+    return found
 
 
 def limits_of(fields: Sequence[Field]) -> tuple[float, float]:

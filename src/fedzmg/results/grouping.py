@@ -39,7 +39,6 @@ class Study:
     """True if every pair is tested, False if every algorithm is tested against the reference."""
     members: Mapping[str, tuple[Run, ...]]
     """Runs by label, reference first, in order of seeds."""
-    notes: tuple[str, ...]
     awaited: Mapping[str, int] = field(default_factory=dict)
     """Number of planned runs by label of which there is nothing to show yet."""
     plan: Mapping[str, Any] = field(default_factory=dict)
@@ -122,9 +121,7 @@ def planned(run: Run, plans: Mapping[str, Mapping[str, Any]]) -> Run:
 
 
 def studies(
-    runs: Iterable[Run],
-    plans: Mapping[str, Mapping[str, Any]],
-    notes: list[str],
+    runs: Iterable[Run], plans: Mapping[str, Mapping[str, Any]], notes: list[str]
 ) -> list[Study]:
     """Group runs into studies, with plans by directory."""
     groups: dict[str, list[Run]] = {}
@@ -138,37 +135,27 @@ def studies(
 
 def group_study(runs: Sequence[Run], plan: Mapping[str, Any], notes: list[str]) -> Study:
     """Make a study of runs that share task, protocol and data; ``notes`` names dropped runs."""
-    members = _members(runs, notes)
-    order = list(directories(plan))
+    members, order = _members(runs, notes), list(directories(plan))
 
     def position(label: str) -> tuple[int, bool, str]:
         known = label if label in order else members[label][0].algorithm
         index = order.index(known) if known in order else len(order)
         return index, known != _USUAL_REFERENCE, label
 
-    facts = runs[0].manifest
+    task, facts = str(runs[0].spec["task"]), runs[0].manifest
     higher = bool(facts.get("higher_is_better", True))
-    thresholds = [float(level) for level in plan.get("thresholds") or []]
     own = runs[0].spec.get("protocol", {}).get("threshold")
-    if not thresholds and own is not None:
-        thresholds = [float(own)]
-    task = str(runs[0].spec["task"])
-    shown, remark = paper.shown(task), plan.get("label")
-    missing = {
-        label: len(plan.get("seeds", [])) - len(members.get(label, ()))
-        for label in directories(plan)
-    }
-    unnamed = "The runs do not name their metric; more is taken to be better."
+    thresholds = plan.get("thresholds") or ([] if own is None else [own])
+    missing = {label: len(plan.get("seeds", [])) - len(members.get(label, ())) for label in order}
     return Study(
-        name=f"{shown}, {remark}" if remark else shown,
+        name=", ".join(filter(None, [paper.shown(task), plan.get("label")])),
         task=task,
         metric=str(facts.get("metric", "metric")),
         higher_is_better=higher,
-        thresholds=tuple(sorted(thresholds, reverse=not higher)),
+        thresholds=tuple(sorted(map(float, thresholds), reverse=not higher)),
         window=int(plan.get("window", 4)),
         every_pair=plan.get("tests") == "pairs",
         members={label: members[label] for label in sorted(members, key=position)},
-        notes=() if "metric" in facts else (unnamed,),
         awaited={label: count for label, count in missing.items() if count > 0},
         plan=plan,
     )
@@ -180,11 +167,11 @@ def _members(runs: Sequence[Run], notes: list[str]) -> dict[str, tuple[Run, ...]
     for run in runs:
         settings = by_algorithm.setdefault(run.label or run.algorithm, {})
         seeds = settings.setdefault(json.dumps(run.variant, sort_keys=True), {})
-        if run.seed in seeds:
-            kept = seeds[run.seed].shown
-            notes.append(f"{run.shown} repeats {kept} (same settings and seed): it is left out")
-            continue
-        seeds[run.seed] = run
+        kept = seeds.setdefault(run.seed, run)
+        if kept is not run:
+            notes.append(
+                f"{run.shown} repeats {kept.shown} (same settings and seed): it is left out"
+            )
     members = {}
     for name, settings in by_algorithm.items():
         labels = _distinguished([name] * len(settings), [json.loads(text) for text in settings])

@@ -53,34 +53,31 @@ def evaluated_clients(runs: Sequence[Run]) -> list[tuple[int, ClientTable]]:
 def sorted_averages(study: Study) -> dict[str, Sorted]:
     """Return the sorted clients of every algorithm that evaluated them."""
     found = {}
-    for label, runs in study.members.items():
-        own = [one for _, one in evaluated_clients(runs)]
-        if own:
-            table = sorted_curves(own, higher_is_better=study.higher_is_better)
-            mean, band = table.mean(axis=0), None
-            if len(table) > 1:
-                band = band_around(mean, table.std(axis=0, ddof=1), study.metric)
-            found[label] = Sorted(mean, band)
+    for label, own in _tables(study).items():
+        curves = sorted_curves(own, higher_is_better=study.higher_is_better)
+        mean, band = curves.mean(axis=0), None
+        if len(curves) > 1:
+            band = band_around(mean, curves.std(axis=0, ddof=1), study.metric)
+        found[label] = Sorted(mean, band)
     return found
 
 
 def metric_spreads(study: Study) -> dict[str, Bands]:
     """Return the metric over clients by round, by label; two evaluations are needed."""
-    tables = {
-        label: [table for _, table in evaluated_clients(runs)]
-        for label, runs in study.members.items()
-    }
-    found = {label: metric_bands(own) for label, own in tables.items() if own}
+    found = {label: metric_bands(own) for label, own in _tables(study).items()}
     return {label: one for label, one in found.items() if one is not None}
 
 
 def loss_spreads(study: Study) -> dict[str, Bands]:
     """Return the training losses over clients by round, by label."""
-    found = {
-        label: loss_bands([run.log.client_loss for run in runs])
-        for label, runs in study.members.items()
-    }
+    members = study.members.items()
+    found = {label: loss_bands([run.log.client_loss for run in runs]) for label, runs in members}
     return {label: one for label, one in found.items() if one is not None}
+
+
+def _tables(study: Study) -> dict[str, list[ClientTable]]:
+    found = {label: evaluated_clients(runs) for label, runs in study.members.items()}
+    return {label: [table for _, table in own] for label, own in found.items() if own}
 
 
 def sorted_curves(runs: Sequence[ClientTable], *, higher_is_better: bool) -> NDArray[np.float64]:
@@ -91,38 +88,26 @@ def sorted_curves(runs: Sequence[ClientTable], *, higher_is_better: bool) -> NDA
 
 def metric_bands(runs: Sequence[ClientTable]) -> Bands | None:
     """Average the quantiles over clients by round; None for fewer than two evaluations."""
-    rounds = sorted(set(runs[0].rounds.tolist()).intersection(*(r.rounds.tolist() for r in runs)))
+    rounds = sorted(set.intersection(*(set(run.rounds.tolist()) for run in runs)))
     if len(rounds) < 2:
         return None
     table = [
-        np.quantile(run.metric[np.isin(run.rounds, rounds)], (0.1, 0.5, 0.9), axis=1).T
+        np.quantile(run.metric[np.isin(run.rounds, rounds)], (0.1, 0.5, 0.9), axis=1)
         for run in runs
     ]
-    low, middle, high = np.mean(table, axis=0).T
-    return Bands(np.array(rounds, dtype=float), low, middle, high)
+    return Bands(np.array(rounds, dtype=float), *np.mean(table, axis=0))
 
 
 def loss_bands(logs: Sequence[Sequence[Sequence[float] | None]]) -> Bands | None:
-    """Average the loss quantiles over runs and neighbouring rounds.
-
-    Args:
-        logs: for every run its rounds in order, each with its losses or None.
-    """
+    """Average the loss quantiles, or None, of every run's rounds over runs and nearby rounds."""
     length = max(map(len, logs))
-    table = np.full((len(logs), length, LOSS_QUANTILES), np.nan)
-    for i, log in enumerate(logs):
-        for j, losses in enumerate(log):
-            if losses is not None and len(losses) == LOSS_QUANTILES:
-                table[i, j] = losses
-    inner = table[:, :, 1:4]
-    finite = np.isfinite(inner).all(axis=2)
-    points = []
     step = -(-length // MOST_POINTS)
+    points = []
     for first in range(0, length, step):
-        part = slice(first, min(first + step, length))
-        if finite[:, part].any():
-            values = inner[:, part][finite[:, part]].mean(axis=0)
-            points.append(((first + 1 + part.stop) / 2.0, *values))
-    if not points:
-        return None
-    return Bands(*(np.array(column) for column in zip(*points, strict=True)))
+        near = [losses for log in logs for losses in log[first : first + step] if losses]
+        inner = np.array([losses[1:4] for losses in near if len(losses) == LOSS_QUANTILES])
+        inner = inner[np.isfinite(inner).all(axis=1)] if len(inner) else inner
+        if len(inner):
+            middle = (first + 1 + min(first + step, length)) / 2.0
+            points.append((middle, *inner.mean(axis=0)))
+    return Bands(*map(np.array, zip(*points, strict=True))) if points else None

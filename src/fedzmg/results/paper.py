@@ -58,63 +58,54 @@ SEEDS = 5
 PROTOCOL = {"rounds": 1000, "cohort": 10, "epochs": 4}
 """Settings of the paper that a study's protocol is compared with."""
 
-_EMNIST = Dataset(
-    "EMNIST",
-    {
-        "fedzmg": PrintedScores(15, 20, 0.9891),
-        "fedavg": PrintedScores(15, 20, 0.9843),
-        "fedadam": PrintedScores(35, 40, 0.9796),
-    },
-    {"fedadam": PrintedTest(2.043, 1.105e-1), "fedavg": PrintedTest(4.025, 1.579e-2)},
-    (0.75, 0.85),
-    "emnist62",
-)
-_CIFAR100 = Dataset(
-    "CIFAR-100",
-    {
-        "fedzmg": PrintedScores(95, 250, 0.3950),
-        "fedavg": PrintedScores(155, 805, 0.3469),
-        "fedadam": PrintedScores(135, 420, 0.3768),
-    },
-    {"fedadam": PrintedTest(7.804, 1.455e-3), "fedavg": PrintedTest(20.716, 3.208e-5)},
-    (0.20, 0.33),
-    "cifar100",
-)
-_SHAKESPEARE = Dataset(
-    "Shakespeare",
-    {
-        "fedzmg": PrintedScores(15, 15, 0.5579),
-        "fedavg": PrintedScores(15, 55, 0.5192),
-        "fedadam": PrintedScores(30, 45, 0.5662),
-    },
-    {"fedadam": PrintedTest(1.452, 2.201e-1), "fedavg": PrintedTest(3.854, 1.824e-2)},
-    (0.35, 0.45),
-    "shakespeare",
-)
-
-COUNTERPARTS = {
-    "emnist62": Counterpart(_EMNIST, False),
-    "emnist10": Counterpart(_EMNIST, False),
-    "emnist10-head62": Counterpart(_EMNIST, False),
-    "cifar100": Counterpart(_CIFAR100, False),
-    "shakespeare": Counterpart(_SHAKESPEARE, False),
-    "mnist-by-writer": Counterpart(_EMNIST, True),
-    "chars74k": Counterpart(_EMNIST, True),
-    "shakespeare-by-role": Counterpart(_SHAKESPEARE, True),
+_PRINTED = {
+    # title, text thresholds; scores of fedzmg, fedavg and fedadam; tests of fedavg and fedadam
+    "emnist62": (
+        "EMNIST", (0.75, 0.85), [(15, 20, 0.9891), (15, 20, 0.9843), (35, 40, 0.9796)],
+        [(4.025, 1.579e-2), (2.043, 1.105e-1)],
+    ),
+    "cifar100": (
+        "CIFAR-100", (0.20, 0.33), [(95, 250, 0.3950), (155, 805, 0.3469), (135, 420, 0.3768)],
+        [(20.716, 3.208e-5), (7.804, 1.455e-3)],
+    ),
+    "shakespeare": (
+        "Shakespeare", (0.35, 0.45), [(15, 15, 0.5579), (15, 55, 0.5192), (30, 45, 0.5662)],
+        [(3.854, 1.824e-2), (1.452, 2.201e-1)],
+    ),
+}  # fmt: skip
+_NAMES = (TESTED, "fedavg", "fedadam")
+_DATASETS = {
+    key: Dataset(
+        title,
+        {name: PrintedScores(*own) for name, own in zip(_NAMES, scores, strict=True)},
+        {name: PrintedTest(*own) for name, own in zip(_NAMES[1:], tests, strict=True)},
+        thresholds,
+        key,
+    )
+    for key, (title, thresholds, scores, tests) in _PRINTED.items()
 }
-_DESCRIBED = {name: one.dataset.described for name, one in COUNTERPARTS.items()}
-_DESCRIBED |= {"cifar100-tff": "cifar100", "plays": "shakespeare"}
+_TWINS = {
+    **{name: name for name in _PRINTED}, "emnist10": "emnist62", "emnist10-head62": "emnist62",
+    "mnist-by-writer": "emnist62", "chars74k": "emnist62", "shakespeare-by-role": "shakespeare",
+    "cifar100-tff": "cifar100", "plays": "shakespeare",
+}  # fmt: skip
+COUNTERPARTS = {
+    name: Counterpart(
+        _DATASETS[key], name in ("mnist-by-writer", "chars74k", "shakespeare-by-role")
+    )
+    for name, key in _TWINS.items()
+    if name not in ("cifar100-tff", "plays")
+}
 
 
 def twin(name: str) -> str | None:
     """Return the key of the paper's heterogeneity column for a data set, if there is one."""
-    return _DESCRIBED.get(name)
+    return _TWINS.get(name)
 
 
 def described(name: str) -> Mapping[str, Any] | None:
     """Return that column; None if the paper has nothing like the data set."""
-    found = twin(name)
-    return None if found is None else PAPER[found]
+    return PAPER.get(_TWINS.get(name, ""))
 
 
 def shown(task: str) -> str:
@@ -123,7 +114,5 @@ def shown(task: str) -> str:
     >>> shown("cifar100"), shown("mnist-by-writer")
     ('cifar100', 'mnist-by-writer (stand-in for EMNIST)')
     """
-    twin = COUNTERPARTS.get(task)
-    if twin is None or not twin.stands_in:
-        return task
-    return f"{task} (stand-in for {twin.dataset.title})"
+    found = COUNTERPARTS.get(task)
+    return f"{task} (stand-in for {found.dataset.title})" if found and found.stands_in else task

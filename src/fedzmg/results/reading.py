@@ -6,7 +6,7 @@ A report may cover any mixture of directories: runs, studies, grids, heterogenei
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,45 +57,42 @@ class Material(NamedTuple):
 
 
 def read(directories: Sequence[Path]) -> Material:
-    """Read every run, grid and heterogeneity file below some directories.
-
-    Args:
-        directories: run directories, or directories that hold them at any depth.
-
-    Raises:
-        InputError: if a path is not a directory, holds nothing to report, or holds damaged files.
-    """
+    """Read every run, grid and heterogeneity file below some directories."""
     runs: list[Run] = []
     extras: dict[str, list[Extra]] = {name: [] for name in _REQUIRED}
     plans: dict[str, Mapping[str, Any]] = {}
     files: list[PlanFile] = []
     notes: list[str] = []
-    for top in directories:
+    names = tuple(top.resolve().name or "root" for top in directories)
+    for top, name in zip(directories, names, strict=True):
         if not top.is_dir():
             raise InputError(f"{top} is not a directory; give one that holds runs")
-        before = len(runs) + len(notes) + sum(map(len, extras.values()))
-        for directory, shown in _walk(top):
+        any_here = False
+        for current, below, held in os.walk(top):
+            below[:] = sorted(name for name in below if not name.startswith("."))
+            directory = Path(current)
+            shown = (Path(name) / directory.relative_to(top)).as_posix()
             files += [
-                PlanFile(kind, shown, path.as_posix())
+                PlanFile(kind, shown, (directory / f"{kind}.toml").as_posix())
                 for kind in ("grid", "study")
-                if (path := directory / f"{kind}.toml").is_file()
+                if f"{kind}.toml" in held
             ]
-            if (directory / "study.toml").is_file():
+            if "study.toml" in held:
                 plans[directory.as_posix()] = read_toml(directory / "study.toml")
-            if (directory / "spec.toml").is_file():
+            if "spec.toml" in held:
                 run = read_run(directory, shown, notes)
                 runs += [] if run is None else [planned(run, plans)]
-            for name, found in extras.items():
-                if (directory / name).is_file():
-                    found.append(Extra(shown, _read_extra(directory / name)))
-        if len(runs) + len(notes) + sum(map(len, extras.values())) == before:
+            for file in _REQUIRED.keys() & set(held):
+                extras[file].append(Extra(shown, _read_extra(directory / file)))
+            any_here |= not {"spec.toml", *_REQUIRED}.isdisjoint(held)
+        if not any_here:
             raise InputError(
                 f"{top} holds no run directory (spec.toml), grid.json or heterogeneity.json; "
                 "give a directory that 'fedzmg run', 'compare', 'study', 'grid' or "
                 "'data describe' wrote"
             )
     return Material(
-        names=tuple(_name(top) for top in directories),
+        names=names,
         given=tuple(top.as_posix() for top in directories),
         studies=tuple(studies(runs, plans, notes)),
         grids=tuple(extras["grid.json"]),
@@ -111,18 +108,3 @@ def _read_extra(path: Path) -> dict[str, Any]:
         if key not in content:
             raise InputError(f"{path} lacks {key!r}: {RESTORE}")
     return content
-
-
-def _walk(top: Path) -> Iterator[tuple[Path, str]]:
-    """Yield directories at and below a path in a fixed order, each with its display name."""
-    name = _name(top)
-    for current, below, _ in os.walk(top):
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        directory = Path(current)
-        inner = directory.relative_to(top).as_posix()
-        yield directory, name if inner == "." else f"{name}/{inner}"
-
-
-def _name(top: Path) -> str:
-    """Return the name of a directory, also if it is given as ``.``."""
-    return top.resolve().name or "root"

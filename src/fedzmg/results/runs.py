@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedzmg.errors import InputError
+from fedzmg.results.scores import scheduled
 from fedzmg.storage.client_metrics import ClientTable, read_clients
 from fedzmg.storage.formats import RESTORE, flat, log_lines, read_json, read_toml
 
@@ -16,9 +17,7 @@ if TYPE_CHECKING:
     from fedzmg.simulation import History
 
 FORMAT = 1
-"""Newest format of run directories that is understood."""
-_DEFAULTS = {"precision": "float32"}
-"""Settings that older files lack."""
+"""Format of run directories."""
 _SUMMED = ("bytes_down", "bytes_up", "bytes_up_bound", "scalar_bytes_down", "scalar_bytes_up")
 
 
@@ -94,12 +93,27 @@ class Run:
         return bool(self.log.evaluated) and self.asked is not None and self.done >= self.asked
 
     @property
+    def evaluations(self) -> dict[int, float]:
+        """Metric by round."""
+        return dict(zip(self.log.evaluated, self.log.metrics, strict=True))
+
+    @property
+    def due(self) -> range | list[int]:
+        """Rounds whose evaluations count for scores."""
+        every = int(self.spec.get("protocol", {}).get("eval_every", 1))
+        return scheduled(self.asked or self.done, every)
+
+    @property
+    def scored(self) -> dict[int, float]:
+        """Evaluations that count for scores by round; they end where the run diverged."""
+        due, end = self.due, self.diverged or math.inf
+        return {r: metric for r, metric in self.evaluations.items() if r in due and r < end}
+
+    @property
     def variant(self) -> dict[str, Any]:
         """Settings that distinguish runs of one algorithm, by dotted key."""
-        settings = {**_DEFAULTS, **self.spec}
-        tables = {key: value for key, value in settings.items() if key in ("client", "server")}
-        own = {key: settings[key] for key in ("weights", "dtype", "precision") if key in settings}
-        return flat(tables) | own
+        keys = ("client", "server", "weights", "dtype", "precision")
+        return flat({key: self.spec[key] for key in keys if key in self.spec})
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -130,11 +144,7 @@ class Run:
 
 
 def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
-    """Read a directory that holds a ``spec.toml``; None, and a note, if there is nothing to show.
-
-    Raises:
-        InputError: if a file is damaged or of a newer format.
-    """
+    """Read the directory of a ``spec.toml``; None, and a note, if there is nothing to show."""
     spec = read_toml(directory / "spec.toml")
     for key in ("task", "algorithm", "seed"):
         if key not in spec:
@@ -142,12 +152,7 @@ def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
     if not (directory / "manifest.json").is_file():
         notes.append(f"{shown} has no manifest.json and is left out")
         return None
-    manifest = read_json(directory / "manifest.json")
-    if not isinstance(manifest.get("format"), int) or manifest["format"] > FORMAT:
-        raise InputError(
-            f"{directory / 'manifest.json'} has format {manifest.get('format')!r}, this version "
-            f"reads up to {FORMAT}: report with the version that wrote it"
-        )
+    manifest = read_json(directory / "manifest.json", wanted=FORMAT)
     log = read_log(directory / "metrics.jsonl")
     if not log.rounds:
         notes.append(f"{shown} has no finished round yet")
@@ -157,11 +162,7 @@ def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
 
 
 def read_log(path: Path) -> Log:
-    """Read a ``metrics.jsonl``; of lines for the same round the last counts.
-
-    Raises:
-        InputError: for a damaged line; an incomplete last line is not damage.
-    """
+    """Read a ``metrics.jsonl``; of lines for the same round the last counts."""
     by_round = dict(log_lines(path, lambda values: (int(values["round"]), values)))
     try:
         return _log([by_round[round_] for round_ in sorted(by_round)])
@@ -170,26 +171,23 @@ def read_log(path: Path) -> Log:
 
 
 def _log(records: Sequence[Mapping[str, Any]]) -> Log:
-    evaluated = [record for record in records if record.get("metric") is not None]
-    last = records[-1] if records else {}
-    traffic = {name: sum(map(itemgetter(name), records)) for name in _SUMMED}
-    traffic["kept"] = last.get("bytes_kept", 0)
-    traffic["total"] = _moved(last) if records else 0
-    losses = [record.get("client_loss") for record in records]
+    moved = [int(one["total_bytes_down"]) + int(one["total_bytes_up"]) for one in records]
+    evaluated = [i for i, one in enumerate(records) if one.get("metric") is not None]
+    losses = [one.get("client_loss") for one in records]
     return Log(
-        rounds=tuple(int(record["round"]) for record in records),
-        dropped=tuple(int(record["dropped"]) for record in records),
-        diverged=next((int(r["round"]) for r in records if r.get("diverged")), None),
-        evaluated=tuple(int(record["round"]) for record in evaluated),
+        rounds=tuple(int(one["round"]) for one in records),
+        dropped=tuple(int(one["dropped"]) for one in records),
+        diverged=next((int(one["round"]) for one in records if one.get("diverged")), None),
+        evaluated=tuple(int(records[i]["round"]) for i in evaluated),
         # Non-finite numbers are written as words, which float() reads.
-        metrics=tuple(float(record["metric"]) for record in evaluated),
-        moved=tuple(_moved(record) for record in evaluated),
-        traffic=traffic,
-        seconds=sum(float(record["seconds"]) for record in records),
+        metrics=tuple(float(records[i]["metric"]) for i in evaluated),
+        moved=tuple(moved[i] for i in evaluated),
+        traffic={
+            **{name: sum(one[name] for one in records) for name in _SUMMED},
+            "kept": records[-1].get("bytes_kept", 0) if records else 0,
+            "total": moved[-1] if records else 0,
+        },
+        seconds=sum(float(one["seconds"]) for one in records),
         client_loss=tuple(None if one is None else tuple(map(float, one)) for one in losses),
-        steps=sum(int(record["steps"]) for record in records),
+        steps=sum(int(one["steps"]) for one in records),
     )
-
-
-def _moved(record: Mapping[str, Any]) -> int:
-    return int(record["total_bytes_down"]) + int(record["total_bytes_up"])

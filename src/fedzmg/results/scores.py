@@ -27,8 +27,8 @@ _SLACK = 8 * sys.float_info.epsilon
 def scheduled(total: int, every: int) -> range | list[int]:
     """Return the rounds whose evaluations count for scores.
 
-    Evaluations every five rounds follow the rounds 1, 6, 11, ... The evaluation after the last
-    round counts only if no other lies in the last tenth of the rounds.
+    The evaluation after the last round counts only if no other lies in the last tenth of the
+    rounds.
 
     >>> list(scheduled(11, 5)), scheduled(20, 20), scheduled(4, 5), list(scheduled(0, 5))
     ([1, 6, 11], [1, 20], [1, 4], [])
@@ -47,34 +47,13 @@ def rounds_to_threshold(
     rule: ThresholdRule = "rolling_mean",
     higher_is_better: bool = True,
 ) -> int | None:
-    """Return the round at which a curve has reached a threshold.
+    """Return the last round of the first window that reaches a threshold; None for never.
 
-    The answer is the last round in the first full window that qualifies, so with an evaluation
-    every five rounds and a window of four it is at least 16. A window that holds a
-    non-finite value never qualifies.
-
-    Args:
-        rounds: Strictly increasing rounds of the evaluations.
-        values: One value per evaluation.
-        threshold: The target. Reaching it exactly counts, up to a few units in the last place.
-        window: Number of consecutive evaluations in a window.
-        rule: ``rolling_mean`` asks the mean of the window to reach the threshold,
-            ``rolling_min`` asks every value of the window, and ``stays_above`` asks the mean of
-            this window and of all later ones.
-        higher_is_better: False for a metric that falls, such as a loss.
-
-    Returns:
-        The round, or None if the curve never reaches the threshold.
-
-    Raises:
-        ValueError: If the curve, the threshold, the window or the rule is invalid.
+    A window is a number of consecutive evaluations, all of them finite. ``rolling_mean`` asks its
+    mean to reach the threshold, ``rolling_min`` asks every value, and ``stays_above`` asks the mean
+    of this window and of all later ones. Equality counts, up to a few units in the last place.
     """
-    numbers, heights = _checked_curve(rounds, values)
-    if not math.isfinite(threshold):
-        raise ValueError(f"threshold must be finite, got {threshold}")
-    if window < 1:
-        raise ValueError(f"window must be at least 1, got {window}")
-    _check_rule(rule, RULES)
+    numbers, heights = np.asarray(rounds), np.asarray(values, dtype=np.float64)
     if window > len(heights):
         return None
     if not higher_is_better:
@@ -87,9 +66,7 @@ def rounds_to_threshold(
     if rule == "stays_above":
         # A window that is still followed by one below the threshold has not settled.
         qualifies = np.logical_and.accumulate(qualifies[::-1])[::-1]
-    if not qualifies.any():
-        return None
-    return int(numbers[int(np.argmax(qualifies)) + window - 1])
+    return int(numbers[np.argmax(qualifies) + window - 1]) if qualifies.any() else None
 
 
 def final_score(
@@ -100,38 +77,18 @@ def final_score(
     total: int,
     rule: FinalRule = "full",
 ) -> float:
-    """Return the mean of the evaluations in the last rounds of a run.
+    """Return the mean of the evaluations in the ``last`` rounds of ``total``, else the latest one.
 
     For 1000 rounds with an evaluation every five, the last hundred rounds hold the twenty
-    evaluations 901, 906, ..., 996. If no evaluation falls into the last rounds, the latest one is
-    taken.
-
-    Args:
-        rounds: Strictly increasing rounds of the evaluations, none after ``total``.
-        values: One value per evaluation.
-        last: Number of last rounds. By default, and for a run that is not longer than ``last``, a
-            tenth of the run, at least one round.
-        total: Number of rounds of the run.
-        rule: ``full`` takes the rounds after ``total - last``; ``author`` leaves out the first of
-            them, which is one evaluation fewer in the example: 906, ..., 996.
-
-    Returns:
-        The mean, or nan if one of the evaluations is not finite.
-
-    Raises:
-        ValueError: If the curve, ``last``, ``total`` or the rule is invalid.
+    evaluations 901, 906, ..., 996; the rule ``author`` leaves out the first of them. By default,
+    and for a run that is not longer than ``last``, it is a tenth of the run. The mean is nan if one
+    of the evaluations is not finite.
     """
-    numbers, heights = _checked_curve(rounds, values)
-    _check_rule(rule, FINAL_RULES)
-    if numbers[-1] > total:
-        raise ValueError(f"rounds must be at most total = {total}, got {numbers[-1]}")
-    if last is not None and last < 1:
-        raise ValueError(f"last must be at least 1, got {last}")
     if last is None or last >= total:
         last = max(1, total // 10)
-    start = total - last + (1 if rule == "full" else 2)
-    first_counted = min(int(np.searchsorted(numbers, start)), len(heights) - 1)
-    return _mean(heights[first_counted:])
+    start = np.searchsorted(rounds, total - last + (1 if rule == "full" else 2))
+    heights = np.asarray(values, dtype=np.float64)
+    return _mean(heights[min(int(start), len(heights) - 1) :])
 
 
 def fell_from(values: ArrayLike, final: float, *, window: int = 4) -> float | None:
@@ -147,74 +104,24 @@ def fell_from(values: ArrayLike, final: float, *, window: int = 4) -> float | No
 
 
 def mean_curve(runs: ArrayLike) -> NDArray[np.float64]:
-    """Return the average over runs of an array ``[runs, evaluations]``.
-
-    An evaluation at which any run is not finite is nan.
-
-    Raises:
-        ValueError: If the array is not two-dimensional or is empty.
-    """
-    table = np.asarray(runs, dtype=np.float64)
-    if table.ndim != 2 or table.size == 0:
-        raise ValueError(f"runs must have the shape [runs, evaluations], got {table.shape}")
-    return np.array([_mean(column) for column in table.T])
+    """Average an array ``[runs, evaluations]`` over runs; nan where any run is not finite."""
+    return np.array([_mean(column) for column in np.asarray(runs, dtype=np.float64).T])
 
 
 def late_stage_mean(
-    rounds: ArrayLike,
-    curves: Mapping[str, ArrayLike],
-    threshold_rounds: Mapping[str, int | None],
+    rounds: ArrayLike, curves: Mapping[str, ArrayLike], threshold_rounds: Mapping[str, int | None]
 ) -> dict[str, float] | None:
-    """Compare algorithms after all of them have reached the threshold.
+    """Return each algorithm's mean strictly after the slowest one reached the threshold.
 
-    Args:
-        rounds: Strictly increasing rounds that the curves share.
-        curves: The run-averaged curve of each algorithm.
-        threshold_rounds: The round at which each algorithm arrived, None for never.
-
-    Returns:
-        For each algorithm the mean over the evaluations strictly after the arrival of the slowest
-        one (nan if one of them is not finite). None if an algorithm never arrives, or if no
-        evaluation follows the slowest arrival.
-
-    Raises:
-        ValueError: If a curve is invalid or the names differ.
+    ``curves`` are averaged over runs. The result is None if an algorithm never reaches the
+    threshold, or if no evaluation follows.
     """
-    if curves.keys() != threshold_rounds.keys():
-        unmatched = sorted(curves.keys() ^ threshold_rounds.keys())
-        raise ValueError(f"curves and threshold_rounds differ in {unmatched}")
-    checked = {name: _checked_curve(rounds, values) for name, values in curves.items()}
     known = [round_ for round_ in threshold_rounds.values() if round_ is not None]
-    if not known or len(known) < len(threshold_rounds):
+    if not known or len(known) < len(threshold_rounds) or np.max(rounds) <= max(known):
         return None
-    slowest = max(known)
-    if all(numbers[-1] <= slowest for numbers, _ in checked.values()):
-        return None
-    return {name: _mean(heights[numbers > slowest]) for name, (numbers, heights) in checked.items()}
-
-
-def _checked_curve(
-    rounds: ArrayLike, values: ArrayLike
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return a curve as arrays, or raise ValueError for an invalid one."""
-    numbers, heights = np.asarray(rounds), np.asarray(values, dtype=np.float64)
-    if numbers.ndim != 1 or not numbers.size or numbers.shape != heights.shape:
-        raise ValueError(
-            "rounds and values must be lists of the same length, at least 1, got the shapes "
-            f"{numbers.shape} and {heights.shape}"
-        )
-    if numbers.dtype.kind not in "iu":
-        raise ValueError(f"rounds must be integers, got the type {numbers.dtype}")
-    if numbers[0] < 0 or np.any(np.diff(numbers) <= 0):
-        raise ValueError(f"rounds must be at least 0 and strictly increase, got {numbers}")
-    return numbers.astype(np.int64), heights
-
-
-def _check_rule(rule: str, allowed: tuple[str, ...]) -> None:
-    if rule not in allowed:
-        raise ValueError(f"rule must be one of {allowed}, got {rule!r}")
+    late = np.asarray(rounds) > max(known)
+    return {name: _mean(np.asarray(values)[late]) for name, values in curves.items()}
 
 
 def _mean(values: NDArray[np.float64]) -> float:
-    """Return the mean, or nan if a value is not finite."""
     return float(np.mean(values)) if np.isfinite(values).all() else math.nan

@@ -6,27 +6,19 @@ and ``study.json`` are made from it.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedzmg.errors import InputError
-from fedzmg.results.averaging import (
-    Arrival,
-    Curve,
-    arrivals,
-    drawn_curve,
-    finals,
-    late_means,
-    mean_and_sd,
-    scored,
-    scored_table,
-)
+from fedzmg.results import averaging
+from fedzmg.results.averaging import Curve, arrivals, finals, late_means, mean_and_sd
 from fedzmg.results.formatting import MIB, aligned, count_text, value_text
 from fedzmg.results.grouping import Study, directories, group_study
 from fedzmg.results.runs import Run
-from fedzmg.results.scores import FINAL_RULES, RULES, fell_from
+from fedzmg.results.scores import FINAL_RULES, RULES, ThresholdRule, fell_from
 from fedzmg.results.significance import LEVEL, FamilyTest, PairedTest, family
 
 if TYPE_CHECKING:
@@ -63,11 +55,9 @@ class AlgorithmResult:
     """Mean training time of the longest runs."""
     dropped: int
     diverged: int
-    """Number of runs that diverged; they are left out of means and tests."""
     unfinished: int
     curve: Curve | None
     runs: int = 0
-    """Number of runs."""
 
     @property
     def test(self) -> PairedTest | None:
@@ -101,13 +91,6 @@ class AlgorithmResult:
         moved = self.traffic["total"]
         return None if self.mean is None or not moved else self.mean * MIB / moved
 
-    @property
-    def inferred(self) -> str:
-        """Parts of the algorithm that are inferred because no source could be read."""
-        from fedzmg.algorithms import ALGORITHMS
-
-        return ALGORITHMS[self.algorithm].inferred if self.algorithm in ALGORITHMS else ""
-
 
 @dataclass(frozen=True)
 class StudyResult:
@@ -140,10 +123,8 @@ class StudyResult:
         first, *others = seeds
         for label in others:
             if seeds[label] != seeds[first]:
-                raise InputError(
-                    f"histories: {label} has the seeds {seeds[label]} and {first} {seeds[first]}; "
-                    "runs are paired by seed, so give the same seeds in the same order"
-                )
+                both = f"{label} has the seeds {seeds[label]} and {first} {seeds[first]}"
+                raise InputError(f"histories: {both}; give the same seeds in the same order")
         runs = [Run.of_history(h, label) for label, each in histories.items() for h in each]
         order: dict[str, Any] = {"algorithms": list(histories)}
         return study_result(group_study(runs, plan or order, []), histories)
@@ -152,14 +133,13 @@ class StudyResult:
     def ranked(self) -> list[AlgorithmResult]:
         """Algorithms with a final value, best first; of equals the one named first."""
         sign = -1.0 if self.study.higher_is_better else 1.0
-        finished = [(sign * s.mean, i, s) for i, s in enumerate(self.scores) if s.mean is not None]
-        return [score for _, _, score in sorted(finished, key=lambda entry: entry[:2])]
+        finished = [score for score in self.scores if score.mean is not None]
+        return sorted(finished, key=lambda score: sign * (score.mean or 0.0))
 
     @property
     def curves(self) -> dict[str, dict[str, Any]]:
         """Rounds and metrics of all runs by label; a diverged run's metrics end in None."""
-        found = {label: scored_table(runs) for label, runs in self.study.members.items()}
-        return {label: {"rounds": r, "runs": rows} for label, (r, rows) in found.items()}
+        return {k: averaging.scored_table(runs) for k, runs in self.study.members.items()}
 
     def __repr__(self) -> str:
         """Show the algorithms and their final metrics in a line."""
@@ -232,33 +212,42 @@ class StudyResult:
         }
 
     def _algorithm(self, score: AlgorithmResult) -> dict[str, Any]:
-        runs = self.study.members[score.label]
+        from fedzmg.algorithms import ALGORITHMS
+
+        runs, name = self.study.members[score.label], score.algorithm
         longest = max(runs, key=lambda run: run.done)
-        settings = longest.variant
+        ends = {rule: finals(runs, rule) for rule in FINAL_RULES}
+        spreads = {rule: mean_and_sd(own.values()) for rule, own in ends.items()}
+        skipped = ("dtype", "precision")
         return {
-            "algorithm": score.algorithm,
+            "algorithm": name,
             "directory": directories(self.study.plan).get(score.label),
-            "options": {k: v for k, v in settings.items() if k not in ("dtype", "precision")},
-            "final": {rule: _spread(runs, finals(runs, rule)) for rule in FINAL_RULES},
+            "options": {k: v for k, v in longest.variant.items() if k not in skipped},
+            "final": {
+                rule: {"runs": [own.get(run.seed) for run in runs],
+                       "mean": spreads[rule][0], "sd": spreads[rule][1]}
+                for rule, own in ends.items()
+            },
             "diverged": [run.diverged for run in runs],
-            "stopped": [_stopped(run) for run in runs],
+            # Last round of a diverged run that was trained no further.
+            "stopped": [
+                run.done if run.diverged is not None and run.done < (run.asked or 0) else None
+                for run in runs
+            ],
             "unfinished": score.unfinished,
             "dropped": score.dropped,
             "steps": longest.log.steps,
             "traffic": dict(score.traffic),
             "metric_per_mib": score.per_mib,
             "seconds": sum(run.log.seconds for run in runs),
-            "inferred": score.inferred,
-        }
+            "inferred": ALGORITHMS[name].inferred if name in ALGORITHMS else "",
+        }  # fmt: skip
 
-    def _reached(self, level: float, rule: Any) -> dict[str, Any]:
-        study = self.study
-        found: dict[str, Arrival] = {
-            label: arrivals(study, runs, level, rule) for label, runs in study.members.items()
-        }
+    def _reached(self, level: float, rule: ThresholdRule) -> dict[str, Any]:
+        members = self.study.members.items()
         return {
-            "arrival": {label: one._asdict() for label, one in found.items()},
-            "late_stage_mean": late_means(study, level, rule)[0] or None,
+            "arrival": {k: arrivals(self.study, own, level, rule)._asdict() for k, own in members},
+            "late_stage_mean": late_means(self.study, level, rule)[0] or None,
         }
 
 
@@ -271,13 +260,8 @@ def study_result(
     level = study.threshold
     late, why_not = ({}, "") if level is None else late_means(study, level)
     found = tuple(_score(study, label, ends[label], tests, late) for label in study.members)
-    notes = [
-        *study.notes,
-        *([why_not] if why_not else []),
-        *_fallen_notes(study, ends),
-        *_pairing_notes(study, ends),
-    ]
-    return StudyResult(study, found, tuple(tests), tuple(notes), histories or {})
+    notes = (*filter(None, [why_not]), *_notes(study, ends))
+    return StudyResult(study, found, tuple(tests), notes, histories or {})
 
 
 def _score(
@@ -291,21 +275,19 @@ def _score(
     mean, sd = mean_and_sd(ends.values())
     # Unfinished and stopped runs have not moved all their bytes.
     longest = [run for run in runs if run.done == max(other.done for other in runs)]
-    pair = (study.reference, label)
-    reached = {
-        rule: None if level is None else arrivals(study, runs, level, rule) for rule in RULES
-    }
-    first = reached[RULES[0]]
+    reached = {} if level is None else {rule: arrivals(study, runs, level, rule) for rule in RULES}
     return AlgorithmResult(
         label=label,
         algorithm=runs[0].algorithm,
         finals=ends,
         mean=mean,
         sd=sd,
-        arrivals={rule: None if one is None else one.averaged for rule, one in reached.items()},
-        arrivals_each=(None,) * len(runs) if first is None else tuple(first.runs),
+        arrivals={rule: reached[rule].averaged if reached else None for rule in RULES},
+        arrivals_each=tuple(reached[RULES[0]].runs) if reached else (None,) * len(runs),
         late=late.get(label),
-        evidence=next((one for one in tests if (one.first, one.second) == pair), None),
+        evidence=next(
+            (one for one in tests if (one.first, one.second) == (study.reference, label)), None
+        ),
         traffic={
             name: statistics.fmean(run.log.traffic[name] for run in longest)
             for name in runs[0].log.traffic
@@ -314,63 +296,40 @@ def _score(
         dropped=sum(sum(run.log.dropped) for run in runs),
         diverged=sum(run.complete and run.seed not in ends for run in runs),
         unfinished=sum(not run.complete for run in runs),
-        curve=drawn_curve(runs),
+        curve=averaging.drawn_curve(runs),
         runs=len(runs),
     )
 
 
-def _spread(runs: Sequence[Run], ends: Mapping[int, float]) -> dict[str, Any]:
-    mean, sd = mean_and_sd(ends.values())
-    return {"runs": [ends.get(run.seed) for run in runs], "mean": mean, "sd": sd}
-
-
-def _stopped(run: Run) -> int | None:
-    """Return the last round of a diverged run that was trained no further."""
-    return run.done if run.diverged is not None and run.done < (run.asked or 0) else None
-
-
-def _fallen_notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> list[str]:
-    """Name runs that fell back after they had learnt: they hide in a mean."""
-    if not study.higher_is_better:
-        return []
-    notes = []
+def _notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> Iterator[str]:
+    """Describe runs that fell back, diverged or are missing; a mean hides them."""
     for label, runs in study.members.items():
-        for run in runs:
-            if run.seed not in ends[label]:
-                continue
-            final = ends[label][run.seed]
-            height = fell_from(list(scored(run).values()), final, window=study.window)
+        for run in runs if study.higher_is_better else ():
+            final = ends[label].get(run.seed, math.nan)
+            height = fell_from(list(run.scored.values()), final, window=study.window)
             if height is not None:
                 had, has = (value_text(value, study.metric) for value in (height, final))
-                notes.append(f"{label}, seed {run.seed}, fell back from {had} to {has}.")
-    return notes
-
-
-def _pairing_notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> list[str]:
-    notes = []
+                yield f"{label}, seed {run.seed}, fell back from {had} to {has}."
     reference = set(ends[study.reference])
     for label, runs in study.members.items():
-        diverged = [run for run in runs if run.complete and run.seed not in ends[label]]
-        unfinished = [run for run in runs if not run.complete]
-        if diverged:
-            seeds = ", ".join(str(run.seed) for run in diverged)
-            notes.append(
-                f"{label}: {len(diverged)} of {len(runs)} runs diverged (seed {seeds}) and are "
-                "left out of means and tests."
+        lost = [str(run.seed) for run in runs if run.complete and run.seed not in ends[label]]
+        if lost:
+            yield (
+                f"{label}: {len(lost)} of {len(runs)} runs diverged (seed {', '.join(lost)}) and "
+                "are left out of means and tests."
             )
-        if unfinished:
-            states = ", ".join(
-                f"seed {run.seed} at round {run.done} of {run.asked or '?'}" for run in unfinished
-            )
-            notes.append(f"{label} is not finished ({states}): no final value for it.")
+        states = [
+            f"seed {run.seed} at round {run.done} of {run.asked or '?'}"
+            for run in runs
+            if not run.complete
+        ]
+        if states:
+            yield f"{label} is not finished ({', '.join(states)}): no final value for it."
         if ends[label] and reference and set(ends[label]) != reference:
             shared = count_text(len(reference & set(ends[label])), "finished seed")
-            notes.append(f"{label} shares {shared} with {study.reference}.")
+            yield f"{label} shares {shared} with {study.reference}."
     if study.awaited:
         counts = [f"{label} ({count_text(n, 'run')})" for label, n in study.awaited.items()]
-        notes.append(f"Still to come: {', '.join(counts)}.")
+        yield f"Still to come: {', '.join(counts)}."
     if max(map(len, ends.values())) < 2:
-        single = not study.awaited and all(len(runs) == 1 for runs in study.members.values())
-        seeds = "One seed each" if single else "No algorithm has two finished seeds"
-        notes.append(f"{seeds}: there is no spread and no test.")
-    return notes
+        yield "No algorithm has two finished seeds: there is no spread and no test."

@@ -7,10 +7,12 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from safetensors import SafetensorError, safe_open
 
 from fedzmg import algorithms
 from fedzmg.algorithms.options import known_options
@@ -18,13 +20,12 @@ from fedzmg.errors import InputError
 from fedzmg.results.grouping import variants
 from fedzmg.storage.files import folder_name
 from fedzmg.storage.formats import Tail, flat, json_nulls, read_json, read_toml
-from fedzmg.storage.lock import NAME as LOCK
 from fedzmg.storage.lock import Owner, read_owner
 
 Kind = Literal["run", "study", "grid", "starting"]
 State = Literal["waiting", "running", "interrupted", "stopped", "diverged", "done"]
 
-PLANS: dict[str, Kind] = {"study.toml": "study", "grid.toml": "grid", "spec.toml": "run"}
+PLANS: dict[Kind, str] = {"study": "study.toml", "grid": "grid.toml", "run": "spec.toml"}
 MANIFESTS = {"run": "manifest.json", "grid": "*/manifest.json", "study": "*/*/manifest.json"}
 RECENT = 20
 """Number of last rounds that the speed is measured over."""
@@ -112,19 +113,15 @@ class Work(NamedTuple):
     @property
     def seconds_left(self) -> float | None:
         """Estimated time to the end at the speed so far; None before the first round."""
-        known: dict[str, list[float]] = {}
-        for one in self.trainings:
-            if one.seconds is not None:
-                known.setdefault(one.group, []).append(one.seconds)
-        if not known:
-            return None
-        usual = statistics.fmean(itertools.chain(*known.values()))
-        left = 0.0
-        for one in self.trainings:
-            if not one.ended:
-                mean = statistics.fmean(known[one.group]) if one.group in known else usual
-                left += (one.rounds - one.round) * (mean if one.seconds is None else one.seconds)
-        return left
+        known = [(one.group, one.seconds) for one in self.trainings if one.seconds is not None]
+
+        def each(one: Training) -> float:
+            same = [seconds for group, seconds in known if group == one.group]
+            usual = same or [seconds for _, seconds in known]
+            return statistics.fmean(usual) if one.seconds is None else one.seconds
+
+        left = [one for one in self.trainings if not one.ended]
+        return sum(each(one) * (one.rounds - one.round) for one in left) if known else None
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything for JSON; non-finite numbers become null."""
@@ -142,14 +139,7 @@ class Work(NamedTuple):
 
 
 class Watch:
-    """Repeated look at a directory; every look reads only new lines.
-
-    Args:
-        directory: a run, a study, a grid, or a directory that holds some of them.
-
-    Raises:
-        InputError: if there is none, now or at a later look.
-    """
+    """Repeated look at a run, a study, a grid or some of them; it reads only new lines."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -161,21 +151,18 @@ class Watch:
 
     def look(self) -> list[Work]:
         """Return the work in the directory as it is now."""
-        found = [self._work(*work) for work in find_works(self.directory)]
-        if found:
-            return found
-        owner = read_owner(self.directory)
-        if owner is None:
+        found, owner = self._works(), read_owner(self.directory)
+        if not found and owner is None:
             raise InputError(
                 f"{self.directory} holds no run (spec.toml), study (study.toml) or grid "
                 "(grid.toml); give the directory that a command shows at its end, or its --out"
             )
-        return [Work(str(self.directory), "starting", "", "metric", True, (), owner)]
+        return found or [Work(str(self.directory), "starting", "", "metric", True, (), owner)]
 
     def unfinished(self) -> list[str]:
         """Return a sentence about every work in the directory that is not finished."""
         found = []
-        for work in itertools.starmap(self._work, find_works(self.directory)):
+        for work in self._works():
             if not work.complete:
                 now = " and runs now" if work.alive else ""
                 ended = sum(training.ended for training in work.trainings)
@@ -183,140 +170,137 @@ class Watch:
                 found.append(f"the {work.kind} {work.directory} is not finished{of}{now}")
         return found
 
+    def _works(self) -> list[Work]:
+        """Read the studies, grids and runs at or below the directory, in order."""
+        found = []
+        for current, below, files in os.walk(self.directory):
+            below[:] = sorted(name for name in below if not name.startswith("."))
+            kind = next((kind for kind, name in PLANS.items() if name in files), None)
+            if kind is not None:
+                below.clear()
+                found.append(self._work(Path(current), kind))
+        return found
+
     def _work(self, directory: Path, kind: Kind) -> Work:
-        found = map(_json_or_empty, sorted(directory.glob(MANIFESTS[kind])))
-        facts: Mapping[str, Any] = next(filter(None, found), {})
-        file = next(name for name, known in PLANS.items() if known == kind)
-        plan = read_toml(directory / file)
-        trainings = {"run": self._run, "study": self._study, "grid": self._grid}[kind]
+        manifests = map(_json_or_empty, sorted(directory.glob(MANIFESTS[kind])))
+        facts: Mapping[str, Any] = next(filter(None, manifests), {})
+        plan = read_toml(directory / PLANS[kind])
+        # A run may be held as part of a study.
+        whole = directory.resolve()
+        holders = [whole, *whole.parents[:2]] if kind == "run" else [whole]
+        owners = list(filter(None, map(read_owner, holders)))
+        alive = [owner for owner in owners if not owner.is_gone]
+        read = self._grid if kind == "grid" else self._runs
         return Work(
             directory=str(directory),
             kind=kind,
             task=str(plan.get("task", "")),
             metric=str(facts.get("metric", "metric")),
             higher_is_better=bool(facts.get("higher_is_better", True)),
-            trainings=tuple(trainings(directory, plan)),
-            owner=_owner_of(directory, kind),
+            trainings=tuple(read(directory, plan)),
+            owner=next(iter(alive or owners), None),
             command=str(facts.get("command") or ""),
         )
 
-    def _run(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
-        group = str(plan.get("algorithm", ""))
-        rounds = int(plan.get("protocol", {}).get("rounds", 0))
-        name = f"{group}/seed-{plan.get('seed', 0)}"
-        one = self._training(directory, name, group, rounds, _is_alive(directory))
-        yield one._replace(label=group)
-
-    def _study(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
+    def _runs(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
+        """Describe a run, or the runs of a study, which may not exist yet."""
+        rounds, jobs = plan.get("rounds", 0), []
         for group, variant in variants(plan).items():
             for seed in plan.get("seeds", []):
                 path = directory / folder_name(group) / f"seed-{seed}"
-                name, rounds = f"{group}/seed-{seed}", int(plan["rounds"])
-                one = self._training(path, name, group, rounds, _is_alive(directory))
-                yield one._replace(label=_label(group, variant))
-
-    def _training(self, path: Path, name: str, group: str, rounds: int, alive: bool) -> Training:
-        """Describe a run directory, which may not exist yet; ``alive``: its study is running."""
-        rows = self._tail(path / "metrics.jsonl", "round")
-        if not rows and not (path / "spec.toml").is_file():
-            return Training(name, group, "waiting", 0, rounds, ended=False)
-        last = max(rows, default=0)
-        early = _json_or_empty(path / "stopped.json")
-        at = early.get("round")
-        stopped = at is not None and last >= at
-        return Training(
-            name=name,
-            group=group,
-            state=_state(
-                rows.values(), early if stopped else {}, last >= rounds,
-                running=_is_alive(path), waiting=alive,
-            ),
-            round=last,
-            rounds=rounds,
-            ended=stopped or last >= rounds,
-            **_latest(rows.values()),
-            why=str(early.get("words", "")) if stopped else "",
-        )  # fmt: skip
+                jobs.append((path, group, variant, seed))
+        if (directory / PLANS["run"]).is_file():
+            rounds = plan.get("protocol", {}).get("rounds", 0)
+            jobs = [(directory, str(plan.get("algorithm", "")), {}, plan.get("seed", 0))]
+        alive = _is_alive(directory)
+        for path, group, variant, seed in jobs:
+            rows = list(self._tail(path / "metrics.jsonl", "round").values())
+            last = max((int(row["round"]) for row in rows), default=0)
+            early = _json_or_empty(path / "stopped.json")
+            early = early if last >= early.get("round", math.inf) else {}
+            begun = bool(rows) or (path / "spec.toml").is_file()
+            yield _training(
+                (f"{group}/seed-{seed}", group, variant), (last, int(rounds)), rows, early,
+                running=_is_alive(path), waiting=alive or not begun,
+                ended=bool(early) or last >= rounds,
+            )  # fmt: skip
 
     def _grid(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
-        alive, reached = _is_alive(directory), False
+        """Describe the trials of a grid, whose algorithms and packs are trained in order."""
+        alive, rounds = _is_alive(directory), int(plan["rounds"])
         for group, variant in variants(plan).items():
-            path = directory / folder_name(group)
+            path, points = directory / folder_name(group), list(_points(group, variant, plan))
             scored = (path / "scores.json").is_file()
-            # Algorithms are searched in order: the first without scores is running.
-            yield from self._search(path, group, variant, plan, scored, alive and not reached)
-            reached = reached or not scored
-
-    def _search(
-        self,
-        path: Path,
-        group: str,
-        variant: Mapping[str, Any],
-        plan: Mapping[str, Any],
-        scored: bool,
-        alive: bool,
-    ) -> Iterator[Training]:
-        rounds = int(plan["rounds"])
-        rows: dict[int, list[Mapping[str, Any]]] = {}
-        for line in self._tail(path / "metrics.jsonl", "trial", "round").values():
-            rows.setdefault(line["trial"], []).append(line)
-        stops = self._tail(path / "stopped.jsonl", "trial")
-        points = list(_points(group, variant, plan))
-        begun, members = _checkpointed(path / "checkpoint.safetensors")
-        size = int(plan.get("together", 0)) or len(points)
-        lasts = [
-            max([begun if i in members else 0, *(int(r["round"]) for r in rows.get(i, []))])
-            for i in range(len(points))
-        ]
-        early = {i: s for i, s in stops.items() if not s.get("revoked")}
-        ended = [scored or last >= rounds or i in early for i, last in enumerate(lasts)]
-        # Packs are trained in order, too.
-        pack = next((i // size for i, end in enumerate(ended) if not end), None)
-        for i, options in enumerate(points):
-            yield Training(
-                name=" ".join([group, *(f"{key}={value}" for key, value in options.items())]),
-                group=group,
-                state=_state(
-                    rows.get(i, []), early.get(i, {}), ended[i],
+            rows: dict[int, list[Mapping[str, Any]]] = {i: [] for i in range(len(points))}
+            for line in self._tail(path / "metrics.jsonl", "trial", "round").values():
+                rows.setdefault(line["trial"], []).append(line)
+            begun, members = _checkpointed(path / "checkpoint.safetensors")
+            lasts = [
+                max([begun * (i in members), *(int(row["round"]) for row in own)])
+                for i, own in rows.items()
+            ]
+            stops = self._tail(path / "stopped.jsonl", "trial")
+            early = {i: stop for i, stop in stops.items() if not stop.get("revoked")}
+            ended = [scored or last >= rounds or i in early for i, last in enumerate(lasts)]
+            size = int(plan.get("together", 0)) or len(points)
+            pack = next((i // size for i, end in enumerate(ended) if not end), None)
+            for i, options in enumerate(points):
+                name = " ".join([group, *map("=".join, options.items())])
+                yield _training(
+                    (name, group, variant), (lasts[i], rounds),
+                    sorted(rows[i], key=lambda row: int(row["round"])), early.get(i, {}),
                     running=alive and i // size == pack, waiting=alive or not lasts[i],
-                ),
-                round=lasts[i],
-                rounds=rounds,
-                ended=ended[i],
-                **_latest(
-                    sorted(rows.get(i, []), key=lambda row: int(row["round"])),
-                    counted=rounds - int(plan.get("last", 1)),
-                ),
-                why=str(early.get(i, {}).get("words", "")),
-                label=_label(group, variant),
-                options=options,
-            )  # fmt: skip
+                    ended=ended[i], counted=rounds - int(plan.get("last", 1)), options=options,
+                )  # fmt: skip
+            alive = alive and scored  # the first algorithm without scores is running
 
     def _tail(self, path: Path, *keys: str) -> dict[Any, dict[str, Any]]:
         return self._tails.setdefault(path, Tail(path, *keys)).update()
 
 
-def find_works(top: Path) -> Iterator[tuple[Path, Kind]]:
-    """Yield the studies, grids and runs at or below a directory, in order."""
-    for current, below, files in os.walk(top):
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        kind = next((kind for name, kind in PLANS.items() if name in files), None)
-        if kind is not None:
-            below.clear()
-            yield Path(current), kind
-
-
-def _owner_of(directory: Path, kind: Kind) -> Owner | None:
-    """Return the holder of a directory; a run may be held as part of a study."""
-    whole = directory.resolve()
-    holders = [whole, *whole.parents[:2]] if kind == "run" else [whole]
-    found = list(filter(None, map(read_owner, holders)))
-    return next((owner for owner in found if not owner.is_gone), found[0] if found else None)
+def _training(
+    names: tuple[str, str, Mapping[str, Any]],
+    rounds: tuple[int, int],
+    rows: Sequence[Mapping[str, Any]],
+    early: Mapping[str, Any],
+    *,
+    ended: bool,
+    running: bool,
+    waiting: bool,
+    counted: float = math.inf,
+    options: Mapping[str, str] | None = None,
+) -> Training:
+    """Describe a training by its log; a grid scores by the mean over rounds after ``counted``."""
+    name, group, variant = names
+    evaluated = [row for row in rows if row.get("metric") is not None]
+    scored = [row for row in evaluated if row["round"] > counted]
+    metrics = [float(row["metric"]) for row in scored or evaluated[-1:]]
+    # The first round includes one-time costs.
+    recent = [float(row["seconds"]) for row in (rows[1:] or rows)[-RECENT:] if "seconds" in row]
+    states: dict[State, Any] = {
+        "diverged": any(row.get("diverged") for row in rows) or early.get("why") == "diverged",
+        "stopped": early, "done": ended, "running": running, "waiting": waiting,
+        "interrupted": True,
+    }  # fmt: skip
+    return Training(
+        name=name,
+        group=group,
+        state=next(state for state, holds in states.items() if holds),
+        round=rounds[0],
+        rounds=rounds[1],
+        ended=ended,
+        evaluated=int(evaluated[-1]["round"]) if evaluated else None,
+        metric=statistics.fmean(metrics) if metrics else None,
+        seconds=statistics.fmean(recent) if recent else None,
+        why=str(early.get("words", "")),
+        label=str(variant.get("label") or group),
+        options=options or {},
+    )
 
 
 def _is_alive(directory: Path) -> bool:
     """Return True if a process holds a directory."""
-    owner = read_owner(directory) if (directory / LOCK).exists() else None
+    owner = read_owner(directory)
     return owner is not None and not owner.is_gone
 
 
@@ -326,47 +310,6 @@ def _json_or_empty(path: Path) -> dict[str, Any]:
         return read_json(path)
     except InputError:
         return {}
-
-
-def _state(
-    rows: Iterable[Mapping[str, Any]],
-    early: Mapping[str, Any],
-    ended: bool,
-    *,
-    running: bool,
-    waiting: bool,
-) -> State:
-    if any(row.get("diverged") for row in rows) or early.get("why") == "diverged":
-        return "diverged"
-    if early:
-        return "stopped"
-    if ended:
-        return "done"
-    if running:
-        return "running"
-    return "waiting" if waiting else "interrupted"
-
-
-def _latest(rows: Iterable[Mapping[str, Any]], counted: int | None = None) -> dict[str, Any]:
-    """Return the last evaluation and the time of a round.
-
-    A grid scores trials by the mean over rounds after ``counted``.
-    """
-    listed = list(rows)
-    evaluated = [row for row in listed if row.get("metric") is not None]
-    scored = [row for row in evaluated if counted is not None and row["round"] > counted]
-    shown = [float(row["metric"]) for row in scored or evaluated[-1:]]
-    # The first round includes one-time costs.
-    recent = [float(row["seconds"]) for row in (listed[1:] or listed)[-RECENT:] if "seconds" in row]
-    return {
-        "evaluated": int(evaluated[-1]["round"]) if evaluated else None,
-        "metric": statistics.fmean(shown) if shown else None,
-        "seconds": statistics.fmean(recent) if recent else None,
-    }
-
-
-def _label(group: str, variant: Mapping[str, Any]) -> str:
-    return str(variant.get("label") or group)
 
 
 def _points(
@@ -386,11 +329,10 @@ def _points(
 
 
 def _checkpointed(path: Path) -> tuple[int, Sequence[int]]:
-    """Return the round of a grid's checkpoint and its trials; only the header is read."""
+    """Return the round of a grid's checkpoint and its trials."""
     try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            facts = json.loads(file.read(size))["__metadata__"]
+        with safe_open(path, "numpy") as file:
+            facts = file.metadata()
         return int(facts["round"]), list(json.loads(facts["members"]))
-    except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError):
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return 0, ()

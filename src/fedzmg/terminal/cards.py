@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rich.cells import cell_len
@@ -76,36 +76,32 @@ def task_card(data: Mapping[str, Any], name: str, width: int) -> RenderableType:
         heads = ("key", "default", "allowed", "what it is")
         parts.append(Table.of("Options (--set KEY=VALUE)", heads, rows, 4))
     if tuned:
-        chosen = [
-            (key, *(f"{row['options'][k]:.4g}" if k in row["options"] else ""
-                    for k in ("client.lr", "server.lr")), row["source"], row["remark"])
-            for key, row in tuned.items()
-        ]  # fmt: skip
-        heads_ = ("algorithm", "client", "server", "source", "remark")
-        parts.append(Table.of("Tuned learning rates", heads_, chosen, 5))
+        chosen = []
+        for key, row in tuned.items():
+            rates = (row["options"].get(f"{side}.lr") for side in ("client", "server"))
+            texts = ("" if rate is None else f"{rate:.4g}" for rate in rates)
+            chosen.append((key, *texts, row["source"], row["remark"]))
+        columns = ("algorithm", "client", "server", "source", "remark")
+        parts.append(Table.of("Tuned learning rates", columns, chosen, 5))
     return render(parts, width)
 
 
 def data_sets(found: Mapping[str, Mapping[str, Any]], width: int) -> RenderableType:
     """Show the data sets of ``fedzmg data list --json``."""
-    rows = [
-        (
-            name,
-            one["title"],
-            _numbers(split["clients"] for split in one["counts"].values()),
-            _numbers(split["examples"] for split in one["counts"].values()),
-            bytes_text(one["bytes"]) if one["state"] == "here" else one["state"],
-        )
-        for name, one in found.items()
-    ]
+    rows = []
+    for name, one in found.items():
+        # Equal numbers of all splits are shown once.
+        numbers = [
+            " / ".join(dict.fromkeys(
+                "" if split[what] is None else f"{split[what]:,}"
+                for split in one["counts"].values()
+            ))
+            for what in ("clients", "examples")
+        ]  # fmt: skip
+        size = bytes_text(one["bytes"]) if one["state"] == "here" else one["state"]
+        rows.append((name, one["title"], *numbers, size))
     heads = ("name", "what it is", "clients", "examples", "here")
     return render([Table.of("", heads, rows, 2)], width)
-
-
-def _numbers(values: Iterable[int | None]) -> str:
-    """Join the numbers of all splits; equal ones are shown once."""
-    texts = ["" if value is None else f"{value:,}" for value in values]
-    return texts[0] if len(set(texts)) == 1 else " / ".join(texts)
 
 
 def prose(text: str, width: int) -> str:
@@ -136,11 +132,9 @@ def _equation(line: str, width: int) -> str:
     if cell_len(line) <= width:
         return line
     indent = " " * (len(line) - len(line.lstrip()))
-    first, *parts = re.split(r"\s{2,}", line.strip())
-    lines = [indent + first]
+    shown, *parts = re.split(r"\s{2,}", line.strip())
+    shown = indent + shown
     for part in parts:
-        if cell_len(lines[-1]) + 2 + cell_len(part) <= width:
-            lines[-1] += f"  {part}"
-        else:
-            lines.append(f"{indent}    {part}")
-    return "\n".join(lines)
+        wide = cell_len(f"{shown.splitlines()[-1]}  {part}") > width
+        shown += f"\n{indent}    {part}" if wide else f"  {part}"
+    return shown

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -24,7 +24,7 @@ BEST_SHOWN = 3
 
 
 class TrialState(NamedTuple):
-    """State of one trial of a pack."""
+    """State of one trial of a pack; rounds are None or 0 before the event."""
 
     name: str
     metric: float | None = None
@@ -33,7 +33,6 @@ class TrialState(NamedTuple):
     """Round of the last evaluation."""
     best: float | None = None
     best_round: int = 0
-    """Round with the best evaluation."""
     trained: int = 0
     """Last round."""
     train_loss: float = math.nan
@@ -66,13 +65,9 @@ class TrialState(NamedTuple):
 
 
 class Display:
-    """Display of packs of trials as they train.
+    """Live view of packs of trials in a terminal, else a plain line now and then.
 
-    Args:
-        console: a terminal gets a live view, anything else a plain line now and then.
-        metric: name of the metric.
-        packs: number of packs by algorithm, for the total time left.
-        sizes: size of a pack by algorithm, if they differ.
+    ``packs`` and ``sizes`` of packs by algorithm serve the total time left.
     """
 
     def __init__(
@@ -98,21 +93,19 @@ class Display:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._leave()
-            self._live.stop()
+        self._leave()
+        self._live.stop()
 
     def begin(self, label: str, rounds: int, done: int) -> None:
         """Start a pack, of which ``done`` rounds are trained already."""
         self._leave()
-        self._label, self._rounds, self._round, self._trials = label, rounds, done, []
-        self._first, self._begun = done, time.monotonic()
+        self._label, self._rounds, self._round, self._first = label, rounds, done, done
         left = self._to_come.get(label, 1)
         self._to_come[label] = 0 if done == rounds else max(left - 1, 0)
         if done:
             state = "complete already" if done == rounds else f"continues after round {done}"
             self.say(f"{label}: {state}")
-        self._printed = time.monotonic()
+        self._begun = self._printed = time.monotonic()
 
     def advance(self, report: Any) -> None:
         """Show a finished round."""
@@ -126,10 +119,9 @@ class Display:
             seen.after(record, stopped_trials=i in simulation.stopped_trials, higher=self._higher)
             for i, (seen, record) in enumerate(zip(self._trials, report.records, strict=True))
         ]
-        if self._console.is_terminal:
-            return
         last = report.round == self._rounds or len(simulation.stopped_trials) == len(report.records)
-        if last or time.monotonic() - self._printed > LINE_SECONDS:
+        due = last or time.monotonic() - self._printed > LINE_SECONDS
+        if due and not self._console.is_terminal:
             self._printed = time.monotonic()
             self.say(self._line())
 
@@ -141,37 +133,37 @@ class Display:
         """Leave one line of a pack that has ended on the screen."""
         if self._console.is_terminal and self._trials:
             self.say(self._line())
-            self._trials = []
+        self._trials = []
 
     def _line(self) -> str:
-        parts = [f"{self._label}: round {self._round} of {self._rounds}", self.summary()]
+        parts = [f"{self._label}: round {self._round} of {self._rounds}", *self._summary()]
         left, _ = self._left()
         at_work = any(seen.stopped is None for seen in self._trials)
         if left is not None and self._round < self._rounds and at_work:
             parts.append(f"{duration(left)} left")
-        return ", ".join(filter(None, parts))
+        return ", ".join(parts)
 
-    def summary(self) -> str:
+    def _summary(self) -> Iterator[str]:
         """Describe best, median, divergence and stopping of a pack."""
-        shown, many = self._ranked(), len(self._trials) > 1
-        words = [f"{len(self._trials)} trials"] if many else []
+        shown, trials, many = self._ranked(), self._trials, len(self._trials) > 1
+        if many:
+            yield f"{len(trials)} trials"
         # A grid evaluates only its first and last rounds: an old evaluation names its round.
-        at = max((seen.evaluated for seen in self._trials), default=0)
-        old = at < max((seen.trained for seen in self._trials), default=0)
-        losses = [s.train_loss for s in self._trials if math.isfinite(s.train_loss)]
+        at = max((seen.evaluated for seen in trials), default=0)
+        old = at < max((seen.trained for seen in trials), default=0)
+        losses = [seen.train_loss for seen in trials if math.isfinite(seen.train_loss)]
         if losses and (old or not shown):
-            words.append(f"training loss {statistics.median(losses):.4g}")
+            yield f"training loss {statistics.median(losses):.4g}"
         if shown:
             whose = f" ({shown[0].name})" if many else ""
             what = f"{self._metric} up to round {at}: best" if old else f"best {self._metric}"
-            words.append(f"{what} {value_text(shown[0].best, self._metric)}{whose}")
-            last = statistics.median(s.metric for s in self._trials if s.metric is not None)
-            which = "median" if many else "last" if old else "now"
-            words.append(f"{which} {value_text(last, self._metric)}")
+            yield f"{what} {value_text(shown[0].best, self._metric)}{whose}"
+            last = statistics.median(s.metric for s in trials if s.metric is not None)
+            yield f"{'median' if many else 'last'} {value_text(last, self._metric)}"
         for what in ("diverged", "stopped"):
-            count = sum(getattr(seen, what) is not None for seen in self._trials)
-            words += [f"{count} {what}"] * bool(count)
-        return ", ".join(words)
+            count = sum(getattr(seen, what) is not None for seen in trials)
+            if count:
+                yield f"{count} {what}"
 
     def _ranked(self) -> list[TrialState]:
         sign = -1 if self._higher else 1
@@ -190,39 +182,32 @@ class Display:
         return here, here + each * self._rounds * packs if packs else None
 
     def _view(self) -> Group:
+        """Draw the progress of a pack and a line per trial, or the best of many."""
         if not self._label or (self._round == self._rounds and not self._trials):
             return Group()
         bar = ProgressBar(total=self._rounds, completed=self._round, width=28)
         cells: list[Any] = [bold(self._label), bar, f"round {self._round} of {self._rounds}"]
-        left, total = self._left()
-        if left is not None:
-            cells.append(f"{duration(left)} left")
-        if total is not None:
-            cells.append(Text(f"{duration(total)} left in all", style="dim"))
+        for seconds, words in zip(self._left(), ("left", "left in all"), strict=True):
+            cells += [] if seconds is None else [f"{duration(seconds)} {words}"]
         head = Table.grid(padding=(0, 2))
         head.add_row(*cells)
-        if not self._trials:
-            return Group(head)
-        return Group(head, Text(f"  {plain(self.summary())}", overflow="ellipsis"), self._table())
-
-    def _table(self) -> Table:
-        """Draw a line per trial, or the best of many."""
-        table = Table.grid(padding=(0, 2))
+        parts: list[RenderableType] = [head]
+        if self._trials:
+            parts.append(Text(f"  {plain(', '.join(self._summary()))}", overflow="ellipsis"))
+        table = Table.grid("", padding=(0, 2))
         # Only names are shortened in a narrow terminal.
-        for least in (None, 8, 24, None):
-            justify = "left" if least is None else "right"
-            table.add_column(justify=justify, no_wrap=True, min_width=least)  # type: ignore[arg-type]
+        for least in (8, 24):
+            table.add_column(justify="right", no_wrap=True, min_width=least)
         few = len(self._trials) <= MOST_LINES
         for seen in self._trials if few else self._ranked()[:BEST_SHOWN]:
-            best = now = ""
+            best, now = "", f"loss {seen.train_loss:.4g}"
             if seen.best is not None:
                 best = f"best {value_text(seen.best, self._metric)} at round {seen.best_round}"
-            now = f"loss {seen.train_loss:.4g}"
             if seen.metric is not None and seen.evaluated == seen.trained:
                 now = value_text(seen.metric, self._metric)
-            name = Text(plain(f"    {seen.name}"))
+            name = Text(plain(f"    {seen.name}"), no_wrap=True, overflow="ellipsis")
             table.add_row(name, now, best, seen.state, style="dim" if seen.state else "")
-        return table
+        return Group(*parts, table)
 
 
 def names(trials: Any) -> list[str]:
@@ -234,7 +219,8 @@ def names(trials: Any) -> list[str]:
     seeded = len({trial.seed for trial in trials}) > 1 or not keys
     found = []
     for trial, own in zip(trials, options, strict=True):
-        values = {key: own.get(key) for key in keys}
-        parts = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in values.items()]
-        found.append(", ".join([*parts, *[f"seed {trial.seed}"] * seeded]))
+        values = [(key, own.get(key)) for key in keys] + [("seed", trial.seed)] * seeded
+        found.append(
+            ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in values)
+        )
     return found

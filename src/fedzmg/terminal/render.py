@@ -22,8 +22,7 @@ _STYLES = {
     "best": "bold", "yes": "bold", "quiet": "dim", "running": "green", "diverged": "red",
     "interrupted": "yellow", "done": "dim",
 }  # fmt: skip
-_NARROWEST = 10
-_NO_BREAK = "\N{NO-BREAK SPACE}"
+_NARROWEST, _GAP = 10, 2
 _LONG_TEXT = 16
 """Least width of a column of long texts."""
 
@@ -32,11 +31,9 @@ def render(parts: Iterable[Table | RenderableType | None], width: int) -> Group:
     """Put tables and texts one below the other."""
     shown: list[RenderableType] = []
     for part in parts:
-        if part is None:
-            continue
         if isinstance(part, Table):
             shown += to_rich(part, width)
-        else:
+        elif part is not None:
             shown.append(Text(plain(part)) if isinstance(part, str) else part)
     return Group(*shown)
 
@@ -51,23 +48,32 @@ def bold(text: str) -> Text:
     return Text(plain(text), style="bold")
 
 
+class _Column(NamedTuple):
+    """Texts and widths of a column."""
+
+    head: str
+    cells: list[Text]
+    is_text: bool
+    least: int
+    wanted: int
+
+
 def to_rich(table: Table, width: int) -> Iterator[RenderableType]:
     """Render a table with its title and caption.
 
-    Numbers are never broken and texts are folded. Columns that do not fit continue below, beside
-    the leading columns again.
+    Numbers are never broken and texts are folded. Empty columns are left out. Columns that do not
+    fit continue below, beside the leading columns again.
     """
     if table.title:
-        yield Text(f"{plain(table.title)}\n", style="bold")
-    table = table._replace(heads=tuple(map(plain, table.heads)))
-    columns = [_measured(table, i, width) for i in range(len(table.heads))]
-    gap = 1 if not _fits(columns, 2, width) and _fits(columns, 1, width) else 2
-    names, left = columns[: table.words], columns[table.words :]
+        yield bold(f"{table.title}\n")
+    columns = [_column(table, i, width) for i in range(len(table.heads))]
+    names = columns[: table.words]
+    left = [column for column in columns[table.words :] if any(map(len, column.cells))]
     while True:
         count = 1
-        while count < len(left) and _fits([*names, *left[: count + 1]], gap, width):
+        while count < len(left) and _fits([*names, *left[: count + 1]], width):
             count += 1
-        yield _block(table, [*names, *left[:count]], gap, width)
+        yield _block([*names, *left[:count]], width)
         yield Text()
         left = left[count:]
         if not left:
@@ -76,73 +82,41 @@ def to_rich(table: Table, width: int) -> Iterator[RenderableType]:
         yield Text(f"{plain(words)}\n", style="dim")
 
 
-class _Column(NamedTuple):
-    """A column and its widths."""
-
-    position: int
-    is_text: bool
-    least: int
-    wanted: int
-
-
-def _measured(table: Table, index: int, width: int) -> _Column:
-    is_text, head = table.is_text(index), table.heads[index]
-    cells = [plain(row[index].text) for row in table.rows]
-    least = _widest(cells)
+def _column(table: Table, index: int, width: int) -> _Column:
+    head, is_text = plain(table.heads[index]), table.is_text(index)
+    cells = [row[index] for row in table.rows]
+    texts = [Text(plain(cell.text), _STYLES.get(cell.kind, "")) for cell in cells]
+    wanted = least = max((text.cell_len for text in texts), default=0)
     if is_text:
-        # Names take three lines or so; other texts break after commas where that is possible.
-        parts = [part for text in cells for part in (_unbroken(text) if index else text).split(" ")]
+        # Names take three lines or so.
+        longest = _longest_word(text.plain for text in texts) + (not index)
         room = _LONG_TEXT if index else least * 2 // 5
-        least = min(least, max(min(_widest(parts) + (not index), width // 2), room))
-    least = max(least, _widest(_whole_shares(head).split(" ")))
-    return _Column(index, is_text, least, _widest([head, *cells]))
+        least = min(least, max(min(longest, width // 2), room))
+    least = max(least, _longest_word([head]))
+    return _Column(head, texts, is_text, least, max(wanted, cell_len(head)))
 
 
-def _widest(texts: Iterable[str]) -> int:
-    return max(map(cell_len, texts), default=0)
+def _longest_word(texts: Iterable[str]) -> int:
+    return max((cell_len(word) for text in texts for word in text.split(" ")), default=0)
 
 
-def _unbroken(text: str, room: int = 100) -> str:
-    """Keep the items of an enumeration whole, if all are short."""
-    items = text.split(", ")
-    if len(items) < 2 or max(map(len, items)) >= min(room, _LONG_TEXT * 3 // 2):
-        return text
-    return ", ".join(item.replace(" ", _NO_BREAK) for item in items)
+def _fits(columns: Sequence[_Column], width: int) -> bool:
+    return sum(column.least + _GAP for column in columns) - _GAP <= width
 
 
-def _whole_shares(text: str) -> str:
-    return text.replace(" %", f"{_NO_BREAK}%")
-
-
-def _fits(columns: Sequence[_Column], gap: int, width: int) -> bool:
-    return sum(column.least for column in columns) + gap * (len(columns) - 1) <= width
-
-
-def _block(table: Table, columns: Sequence[_Column], gap: int, width: int) -> RichTable:
+def _block(columns: Sequence[_Column], width: int) -> RichTable:
     out = RichTable(
-        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0)
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0)
     )
-    widths = _widths(columns, width - gap * (len(columns) - 1))
+    widths = _widths(columns, width - _GAP * (len(columns) - 1))
     for column, room in zip(columns, widths, strict=True):
-        head = Text(_folded(table.heads[column.position], room))
         justify = "left" if column.is_text else "right"
-        out.add_column(head, justify=justify, overflow="fold", width=room, vertical="top")  # type: ignore[arg-type]
-    for row in table.rows:
-        cells = []
-        for column, room in zip(columns, widths, strict=True):
-            cell = row[column.position]
-            indent = " " if column.position == 0 else ""
-            text = _folded(plain(cell.text), room, indent) if column.is_text else plain(cell.text)
-            cells.append(Text(text, style=_STYLES.get(cell.kind, "")))
-        out.add_row(*cells)
+        out.add_column(Text(column.head), justify=justify, overflow="fold", width=room)  # type: ignore[arg-type]
+    for name, *cells in zip(*(column.cells for column in columns), strict=True):
+        # Lines of a name after its first are indented.
+        lines = textwrap.wrap(name.plain, max(widths[0], 2), subsequent_indent=" ")
+        out.add_row(Text("\n".join(lines), name.style), *cells)
     return out
-
-
-def _folded(text: str, room: int, indent: str = "") -> str:
-    """Break a text after commas where that is possible, else between words."""
-    whole = _whole_shares(_unbroken(text, room))
-    lines = textwrap.wrap(whole, max(room, 2), subsequent_indent=indent)
-    return "\n".join(lines).replace(_NO_BREAK, " ")
 
 
 def _widths(columns: Sequence[_Column], room: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -23,7 +23,6 @@ _VERDICTS = {
     "holds": "green", "fails": "yellow", "not": "bold red",
     "gain": "bold green", "little": "bold", "loss": "bold yellow", "unclear": "bold",
 }  # fmt: skip
-_CHANGE = ("before", "after")
 _LAYERS = (
     "energy: share of clients' gradient energy. mean: share of it that is the mean over the "
     "inputs, ± sd over clients. forbidden: the same of the loss gradient; lost: what of that no "
@@ -34,22 +33,15 @@ _LAYERS = (
 
 def study(result: StudyResult, width: int) -> RenderableType:
     """Show scores, thresholds, paired tests and notes of a study or comparison."""
-    tables = (scores(result), thresholds(result), paired_tests(result))
-    return render([*tables, *_diverged(result), *result.notes, *_inferred(result)], width)
-
-
-def _diverged(result: StudyResult) -> Iterator[str]:
+    parts: list[Any] = [scores(result), thresholds(result), paired_tests(result)]
     for label, runs in result.study.members.items():
         lost = [f"seed {r.seed} in round {r.diverged}" for r in runs if r.diverged is not None]
-        if lost:
-            yield f"{label} diverged: {', '.join(lost)}."
-
-
-def _inferred(result: StudyResult) -> Iterator[str]:
+        parts += [f"{label} diverged: {', '.join(lost)}."] if lost else []
     names = dict.fromkeys(score.algorithm for score in result.scores)
     own = [name for name in names if name in ALGORITHMS and ALGORITHMS[name].inferred]
-    if own:
-        yield f"Partly inferred, see 'fedzmg list NAME': {', '.join(own)}."
+    parts += result.notes
+    parts += [f"Partly inferred, see 'fedzmg list NAME': {', '.join(own)}."] if own else []
+    return render(parts, width)
 
 
 def grid(data: Mapping[str, Any], width: int) -> RenderableType:
@@ -73,29 +65,28 @@ def description(
 def estimate(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     """List the cost of a specification as pairs of names and texts."""
     trials, rounds = data["trials"], data["rounds"]
-    sizes = {key: bytes_text(data[key])
-             for key in ("bytes_down", "bytes_up", "disk_bytes", "disk_bytes_after")}  # fmt: skip
-    found = [
-        (data["kind"], f"{data['task']}, {count_text(data['algorithms'], 'algorithm')}"),
-        ("trials", f"{trials:,}"),
-        ("rounds", f"{rounds:,} each, {trials * rounds:,} in all"),
-        ("evaluations", f"{data['evaluations']:,} each"),
-        ("steps", f"{data['steps']:,} local steps" if data["steps"] else "unknown without data"),
-        ("traffic", f"{sizes['bytes_down']} down, {sizes['bytes_up']} up (simulated)"),
-        (
-            "disk",
-            f"{sizes['disk_bytes']} at most while it runs, {sizes['disk_bytes_after']} after",
-        ),
-    ]
+    down, up, disk, kept = (
+        bytes_text(data[key])
+        for key in ("bytes_down", "bytes_up", "disk_bytes", "disk_bytes_after")
+    )
+    found = {
+        data["kind"]: f"{data['task']}, {count_text(data['algorithms'], 'algorithm')}",
+        "trials": f"{trials:,}",
+        "rounds": f"{rounds:,} each, {trials * rounds:,} in all",
+        "evaluations": f"{data['evaluations']:,} each",
+        "steps": f"{data['steps']:,} local steps" if data["steps"] else "unknown without data",
+        "traffic": f"{down} down, {up} up (simulated)",
+        "disk": f"{disk} at most while it runs, {kept} after",
+    }
     if data["missing"]:
-        found.append(("time", f"unknown: the data is not here yet ({data['missing']})"))
+        found["time"] = f"unknown: the data is not here yet ({data['missing']})"
     elif data["seconds"] is not None:
         less = data.get("extrapolated")
         source = "extrapolated from less than a round" if less else "from a few measured steps"
         probe = f" ({data['probe']})" if data.get("probe") else ""
         here = f"about {duration(data['seconds'])} here ({data['device']}, {data['engine']})"
-        found.append(("time", f"{here}, {source}{probe}"))
-    return found
+        found["time"] = f"{here}, {source}{probe}"
+    return list(found.items())
 
 
 def timing_line(timing: Mapping[str, Any]) -> str:
@@ -142,11 +133,7 @@ def finding(found: Finding, width: int) -> RenderableType:
 def findings_summary(findings: Sequence[Finding], seconds: float) -> str:
     """Count the checks by verdict and name those that do not hold."""
     words = []
-    for what, first in {
-        "hold": "holds",
-        "fail as stated": "fails",
-        "not reproduced": "not",
-    }.items():
+    for what, first in (("hold", "holds"), ("fail as stated", "fails"), ("not reproduced", "not")):
         own = [str(one["id"]) for one in findings if str(one["verdict"]).split()[0] == first]
         named = f" ({', '.join(own)})" if first != "holds" and len(findings) > 1 else ""
         words += [f"{len(own)} {what}{named}"] if own else []
@@ -176,19 +163,22 @@ def _layers(data: Mapping[str, Any]) -> Table:
              "drift", *["mean if inputs are centred"] * bool(centred)]  # fmt: skip
     cells = []
     for layer in rows(point):
-        name, change = layer["name"], layer["diversity"]
+        name, share = layer["name"], layer["share"]
+        mean = _percent(share["mean"])
+        if share["sd"] is not None:
+            mean = f"{100 * share['mean']:.0f} ± {100 * share['sd']:.0f} %"
+        diversity = (layer["diversity"][side] for side in ("before", "after"))
         cells.append([
             name, f"{layer['inputs']:,}" if layer["inputs"] else "", _percent(layer["energy"]),
-            _mean_and_sd(layer["share"]), _percent(layer["forbidden"]), _percent(layer["lost"]),
+            mean, _percent(layer["forbidden"]), _percent(layer["lost"]),
             _percent(ratio(layer["distance"])),
-            " → ".join(NONE if change[k] is None else f"{change[k]:.3g}" for k in _CHANGE),
+            " → ".join(NONE if one is None else f"{one:.3g}" for one in diversity),
             _percent(ratio(point["drift"].get(name))),
             *([_percent(centred[name]["share"]["mean"])] if centred else []),
         ])  # fmt: skip
-    looked = len(data["clients"])
-    who = count_text(looked, "client")
-    if looked != data["total"]:
-        who = f"{looked:,} of {data['total']:,} clients (seed {data['seed']})"
+    who = f"{len(data['clients']):,} clients"
+    if len(data["clients"]) != data["total"]:
+        who = f"{len(data['clients']):,} of {data['total']:,} clients (seed {data['seed']})"
     return Table.of(f"{data['task']}, {when(point)}: {who}", heads, cells)
 
 
@@ -196,9 +186,3 @@ def _percent(value: float | None) -> str:
     if value is None:
         return NONE
     return f"{100 * value:.1f} %" if 0.0005 < value < 0.0995 else f"{100 * value:.0f} %"
-
-
-def _mean_and_sd(share: Mapping[str, Any]) -> str:
-    if share["mean"] is None or share["sd"] is None:
-        return _percent(share["mean"])
-    return f"{100 * share['mean']:.0f} ± {100 * share['sd']:.0f} %"

@@ -68,12 +68,7 @@ def _parts(work: Work, most: int | None = None) -> Iterator[Table | str]:
     order = sorted(groups, key=lambda name: min(FIRST.index(one.state) for one in groups[name]))
     hidden = order[most:] if most else []
     shown = [own for name, own in groups.items() if name not in hidden]
-    if not shown:
-        yield f"{title}\n"
-    elif each:
-        yield _by_run(title, work, [own[0] for own in shown])
-    else:
-        yield _by_algorithm(title, work, shown)
+    yield _table(title, work, shown, each) if shown else f"{title}\n"
     if hidden:
         others = states(one for name in hidden for one in groups[name])
         yield f"and {len(hidden)} more: {others}"
@@ -81,35 +76,26 @@ def _parts(work: Work, most: int | None = None) -> Iterator[Table | str]:
     yield ""
 
 
-def _by_run(title: str, work: Work, shown: Sequence[Training]) -> Table:
-    reasons = any(one.why for one in shown)
-    rows = [
-        [
-            Cell(one.shown),
-            Cell(one.state, None, one.state),
-            Cell(f"{one.round} / {one.rounds}"),
-            Cell(_metric(work, one)),
-            *[Cell(one.why, None, "words")] * reasons,
-        ]
-        for one in shown
-    ]
-    return Table("", title, ("run", "state", "round", work.metric, *["why"] * reasons), rows,
-                 words=2)  # fmt: skip
-
-
-def _by_algorithm(title: str, work: Work, groups: Sequence[Sequence[Training]]) -> Table:
-    rows = []
+def _table(title: str, work: Work, groups: Sequence[Sequence[Training]], each: bool) -> Table:
+    """Make a row per training, or per algorithm with its best training."""
+    rows, metric = [], work.metric
     for own in groups:
-        best = work._replace(trainings=tuple(own)).best
-        point = ""
-        if best is not None:
-            point = ", ".join(map(" ".join, best.options.items())) or best.point
+        first = own[0]
+        best = first if each else work._replace(trainings=tuple(own)).best
+        remark = first.why
+        if not each:
+            named = ", ".join(map(" ".join, best.options.items())) if best else ""
+            remark = named or (best.point if best else "")
         rows.append([
-            Cell(own[0].label), Cell(states(own)), Cell(f"{_rounds(own)} / {own[0].rounds}"),
-            Cell("" if best is None else _metric(work, best)), Cell(point, None, "words"),
+            Cell(first.shown if each else first.label),
+            Cell(first.state, None, first.state) if each else Cell(states(own)),
+            Cell(f"{_rounds(own)} / {first.rounds}"), Cell(_metric(work, best)),
+            Cell(remark, None, "words"),
         ])  # fmt: skip
-    point = "best point" if work.kind == "grid" else "best run"
-    heads = ("algorithm", "state", "round", f"best {work.metric}", point)
+    heads = ("run", "state", "round", metric, "why")
+    if not each:
+        point = "best point" if work.kind == "grid" else "best run"
+        heads = ("algorithm", "state", "round", f"best {metric}", point)
     return Table("", title, heads, rows, words=2)
 
 
@@ -121,7 +107,7 @@ def facts(work: Work) -> list[str]:
         value = f"{work.metric} {_metric(work, best)}"
         found.append(f"best so far: {best.shown}, {value} after round {best.evaluated}")
     if work.alive and not work.complete:
-        found += [text for text in (_speed(work), _left(work)) if text]
+        found += _pace(work)
     if work.owner is not None:
         found.append(f"held by {work.owner}{'' if work.alive else ', which is gone'}")
     if not work.alive:
@@ -144,10 +130,10 @@ def line(work: Work) -> str:
         after = f", after round {best.evaluated}" if old else ""
         parts.append(f"best {work.metric} {_metric(work, best)} ({best.shown}{after})")
     if work.alive and not work.complete:
-        parts += [_speed(work), _left(work)]
+        parts += _pace(work)
     elif not work.complete:
         parts.append(_abandoned(work))
-    return ", ".join(filter(None, parts))
+    return ", ".join(parts)
 
 
 def states(trainings: Iterable[Training]) -> str:
@@ -166,24 +152,22 @@ def _rounds(trainings: Sequence[Training]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _metric(work: Work, one: Training) -> str:
-    return "" if one.metric is None else value_text(one.metric, work.metric)
+def _metric(work: Work, one: Training | None) -> str:
+    return "" if one is None or one.metric is None else value_text(one.metric, work.metric)
 
 
-def _speed(work: Work) -> str:
+def _pace(work: Work) -> list[str]:
+    """Describe speed and time left of work in progress."""
     running = sum(one.state == "running" for one in work.trainings)
     beside = f" of {running} side by side" if running > 1 else ""
-    return "" if work.rate is None else f"{work.rate:.3g} rounds/s{beside}"
-
-
-def _left(work: Work) -> str:
-    return "" if work.seconds_left is None else f"about {duration(work.seconds_left)} left"
+    found = [] if work.rate is None else [f"{work.rate:.3g} rounds/s{beside}"]
+    left = work.seconds_left
+    return found if left is None else [*found, f"about {duration(left)} left"]
 
 
 def _abandoned(work: Work) -> str:
     if work.command == PYTHON:
-        call = {"run": "compare", "study": "compare", "grid": "tune"}.get(work.kind)
-        of = f" of fedzmg.{call}" if call else ""
-        return f"nobody is at work: make the same call{of} again to continue"
+        call = "tune" if work.kind == "grid" else "compare"
+        return f"nobody is at work: make the same call of fedzmg.{call} again to continue"
     command = f": {work.command}" if work.command else ""
     return f"nobody is at work: run the same command again to continue{command}"

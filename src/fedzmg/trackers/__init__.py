@@ -4,39 +4,327 @@
 
     with Tracking(trackers.named("tensorboard"), out) as progress:
         run_study(spec, out, progress=progress)
+
+Trackers are imported when a run starts. Tracking is a progress observer: the training loop does
+not know of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from collections.abc import Sequence
-from typing import NamedTuple
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.trackers.tracking import (
-    Ending,
-    Make,
-    MLflow,
-    TensorBoard,
-    TrackedRun,
-    Tracker,
-    Tracking,
-    WeightsAndBiases,
-    by_point,
-    by_seed,
-)
+from fedzmg.experiment.progress import Progress, Silent
+from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.simulation import Record, RoundReport, Simulation, Trial
+from fedzmg.storage.files import folder_name, write_atomic
+from fedzmg.version import __version__
 
-__all__ = [
-    "TRACKERS",
-    "Ending",
-    "TrackedRun",
-    "Tracker",
-    "TrackerInfo",
-    "Tracking",
-    "by_point",
-    "by_seed",
-    "named",
-]
+FOLDER = "tracking"
+
+Ending = Literal["finished", "stopped"]
+
+
+class TrackedRun(NamedTuple):
+    """Description of a run before its first round."""
+
+    name: str
+    """Name within the directory, such as ``fedzmg/seed-0``."""
+    project: str
+    """Name of the directory of all runs."""
+    settings: Mapping[str, Any]
+    directory: Path
+    """Directory for this kind of tracker, shared by all runs."""
+    done: int
+    """Number of rounds that are not repeated; later ones supersede what was logged before."""
+
+
+class Tracker(Protocol):
+    """Receives one run; an exception is reported and ends the tracking only."""
+
+    def start(self, run: TrackedRun) -> None:
+        """Start a run, or continue it after ``run.done`` rounds."""
+        ...
+
+    def log(self, step: int, values: Mapping[str, float], /) -> None:
+        """Log round ``step``, counted from 1."""
+        ...
+
+    def finish(self, ending: Ending, /) -> None:
+        """End the run; a stopped one may continue later."""
+        ...
+
+
+Make = Callable[[], Tracker]
+Naming = Callable[[str, Trial], str]
+
+
+class Tracking:
+    """Progress observer that also forwards every round to trackers.
+
+    A tracker that raises is reported once and switched off; training continues. Trackers write to
+    ``OUT/tracking/NAME``; ``naming`` names a trial of a labelled pack.
+    """
+
+    def __init__(
+        self,
+        trackers: Mapping[str, Make],
+        out: Path,
+        progress: Progress | None = None,
+        naming: Naming | None = None,
+    ) -> None:
+        self._makers, self._out = dict(trackers), Path(out)
+        self._inner, self._naming = progress or Silent(), naming or by_seed
+        self._label, self._rounds, self._done = "", 0, 0
+        self._open: dict[str, list[Tracker]] = {}
+        self._stopped: frozenset[int] = frozenset()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close("stopped")
+
+    def begin(self, label: str, rounds: int, done: int) -> None:
+        self._close("stopped")
+        self._label, self._rounds, self._done = label, rounds, done
+        self._stopped = frozenset()
+        self._inner.begin(label, rounds, done)
+
+    def advance(self, report: RoundReport) -> None:
+        simulation = report.simulation
+
+        def start(name: str) -> None:
+            own = self._open[name] = []
+            for i, trial in enumerate(simulation.trials):
+                tracker = self._makers[name]()
+                tracker.start(
+                    TrackedRun(
+                        self._naming(self._label, trial), self._out.resolve().name or "fedzmg",
+                        settings(simulation, i), self._out / FOLDER / name, self._done,
+                    )
+                )  # fmt: skip
+                own.append(tracker)
+
+        def log(name: str) -> None:
+            metric = simulation.task.metric.name
+            for i, (tracker, record) in enumerate(
+                zip(self._open[name], report.records, strict=True)
+            ):
+                # A trial stopped in this round still logs it.
+                if i not in self._stopped:
+                    tracker.log(report.round, values(record, metric))
+
+        self._for_each([name for name in self._makers if name not in self._open], start)
+        self._for_each(self._open, log)
+        self._stopped = simulation.stopped_trials
+        if report.round == self._rounds or simulation.all_stopped:
+            self._close("finished")
+        self._inner.advance(report)
+
+    def say(self, text: str) -> None:
+        self._inner.say(text)
+
+    def _close(self, ending: Ending) -> None:
+        def finish(name: str) -> None:
+            for tracker in self._open.pop(name):
+                tracker.finish(ending)
+
+        self._for_each(self._open, finish)
+
+    def _for_each(self, names: Iterable[str], step: Callable[[str], None]) -> None:
+        """Do something with trackers; switch off those that fail."""
+        for name in list(names):
+            try:
+                step(name)
+            except Exception as error:
+                del self._makers[name]
+                for tracker in self._open.pop(name, []):
+                    with contextlib.suppress(Exception):
+                        tracker.finish("stopped")
+                reason = " ".join(str(error).split())[:300] or type(error).__name__
+                self._inner.say(f"{name} is switched off, training continues: {reason}")
+
+
+def by_seed(label: str, trial: Trial) -> str:
+    """Name a run of a study or comparison."""
+    return f"{folder_name(trial.name or label)}/seed-{trial.seed}"
+
+
+def by_point(spec: GridSpec) -> Naming:
+    """Name trials of a grid by the values that it varies."""
+
+    def name(label: str, trial: Trial) -> str:
+        options = trial.algorithm.options()
+        point = ",".join(f"{key}={options[key]:.6g}" for key in spec.axes_of(label))
+        return f"{spec.folder(label)}/{point}/seed-{trial.seed}"
+
+    return name
+
+
+def values(record: Record, metric: str) -> dict[str, float]:
+    """Collect the numbers of a round."""
+    keys = {
+        "train/loss": "train_loss", "train/clients": "clients", "train/dropped": "dropped",
+        "traffic/total_bytes_down": "total_bytes_down", "time/seconds": "seconds",
+        "traffic/total_bytes_up": "total_bytes_up",
+    }  # fmt: skip
+    if record.metric is not None:
+        keys |= {"eval/loss": "loss", f"eval/{metric}": "metric", "eval/diverged": "diverged"}
+    return {key: float(getattr(record, name)) for key, name in keys.items()}
+
+
+def settings(simulation: Simulation, trial: int) -> dict[str, Any]:
+    """Collect a trial's settings, with flat keys."""
+    chosen, task = simulation.trials[trial], simulation.task
+    return {
+        "task": task.name,
+        "algorithm": chosen.algorithm.name,
+        "seed": chosen.seed,
+        **chosen.algorithm.options(),
+        **{f"preset.{key}": value for key, value in task.preset.items()},
+        **{f"protocol.{key}": value for key, value in vars(task.protocol).items()},
+        "engine": simulation.choice.path,
+        "device": simulation.device.type,
+        "dtype": str(simulation.dtype).removeprefix("torch."),
+        "precision": simulation.precision,
+        "fedzmg": __version__,
+    }
+
+
+class TensorBoard:
+    """Writes event files to ``tracking/tensorboard/RUN``."""
+
+    _writer: Any
+
+    def start(self, run: TrackedRun) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Hides later rounds of older files.
+        self._writer = SummaryWriter(str(run.directory / run.name), purge_step=run.done + 1)
+        rows = [f"| {key} | {value} |" for key, value in run.settings.items()]
+        self._writer.add_text("settings", "\n".join(["| key | value |", "|---|---|", *rows]), 0)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(key, value, step)
+        # A killed process must not lose finished rounds.
+        self._writer.flush()
+
+    def finish(self, _ending: Ending) -> None:
+        self._writer.close()
+
+
+class MLflow:
+    """Writes ``tracking/mlflow/mlflow.db``, or to ``MLFLOW_TRACKING_URI`` if it is set."""
+
+    _client: Any
+    _id: str
+    _logged: dict[tuple[str, int], str]
+
+    def start(self, run: TrackedRun) -> None:
+        # MLflow reads this when it is imported.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow.tracking import MlflowClient
+
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        run.directory.mkdir(parents=True, exist_ok=True)
+        own = f"sqlite:///{(run.directory / 'mlflow.db').absolute().as_posix()}"
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or own
+        self._client = MlflowClient(tracking_uri=uri)
+        self._id = _kept_id(run, lambda: self._create(run, local=uri == own))
+        self._client.update_run(self._id, status="RUNNING")
+        self._logged = {
+            (key, found.step): str(found.value)
+            for key in self._client.get_run(self._id).data.metrics
+            for found in self._client.get_metric_history(self._id, key)
+        }
+
+    def _create(self, run: TrackedRun, *, local: bool) -> str:
+        from mlflow.entities import Param
+
+        found = self._client.get_experiment_by_name(run.project)
+        if found is None:
+            artifacts = (run.directory / "artifacts").absolute().as_uri() if local else None
+            experiment = self._client.create_experiment(run.project, artifact_location=artifacts)
+        else:
+            experiment = found.experiment_id
+        made = self._client.create_run(experiment, run_name=run.name).info.run_id
+        params = [Param(key, str(value)) for key, value in run.settings.items()]
+        self._client.log_batch(made, params=params)
+        return str(made)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        # MLflow keeps every value of a step. Text compares NaN as equal.
+        results = [key for key in values if not key.startswith("time/")]
+        if all(self._logged.get((key, step)) == str(values[key]) for key in results):
+            return
+        now = int(1000 * time.time())
+        metrics = [Metric(key, value, now, step) for key, value in values.items()]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def finish(self, ending: Ending) -> None:
+        status = {"finished": "FINISHED", "stopped": "KILLED"}[ending]
+        self._client.set_terminated(self._id, status=status)
+
+
+class WeightsAndBiases:
+    """Writes ``tracking/wandb``, offline unless ``WANDB_MODE`` is set."""
+
+    _run: Any
+
+    def start(self, run: TrackedRun) -> None:
+        # wandb reads this when it is imported.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import wandb
+
+        run.directory.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            dir=str(run.directory),
+            project=os.environ.get("WANDB_PROJECT", "fedzmg"),
+            group=run.project,
+            name=run.name,
+            # One id for all pieces of a resumed run: they become one run when synced.
+            id=_kept_id(run, lambda: secrets.token_hex(8)),
+            resume="allow",
+            reinit="create_new",
+            config=dict(run.settings),
+            settings=wandb.Settings(
+                mode=os.environ.get("WANDB_MODE", "offline"),
+                silent=True,
+                console="off",
+                disable_git=True,
+                save_code=False,
+                x_disable_stats=True,
+            ),
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def finish(self, ending: Ending) -> None:
+        self._run.finish(exit_code={"finished": 0, "stopped": 1}[ending])
+
+
+def _kept_id(run: TrackedRun, make: Callable[[], str]) -> str:
+    """Return the id that a run was tracked under before, or make and keep a new one."""
+    path = run.directory / "ids" / f"{run.name.replace('/', '--')}.txt"
+    if path.is_file():
+        return path.read_text().strip()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = make()
+    write_atomic(path, made.encode())
+    return made
 
 
 class TrackerInfo(NamedTuple):
