@@ -212,7 +212,7 @@ class Rateless(ClientRule):
 @pytest.mark.parametrize(
     ("inner", "fields", "named"),
     [
-        (Rateless(), {"schedule": "constant"}, "lr, which Rateless does not have"),
+        (Rateless(), {"schedule": "constant"}, "lr, which Rateless"),
         (ZeroMean(Rateless()), {"schedule": "exponential", "gamma": 0.5}, "lr, which Rateless"),
         (SGD(), {"schedule": "cosin", "horizon": 3}, "'cosin'.*'cosine'"),
         (SGD(), {"schedule": "step", "gamma": 0.5}, "needs every and gamma"),

@@ -74,13 +74,13 @@ class Slots:
         self._stamps = np.full((clients, 2), NEVER, dtype=np.int64)
         self.committed = 0
         """Round whose state a checkpoint needs."""
-        path = self._stamp_rows.path
-        self._saved = path.exists()
+        self.path = self._stamp_rows.path
+        self.saved = self.path.exists()
         """The file has the stamps of all clients."""
-        if self._saved:
-            known = np.fromfile(path, dtype=np.int64)
+        if self.saved:
+            known = np.fromfile(self.path, dtype=np.int64)
             if known.size != self._stamps.size:
-                raise InputError(f"{path} is damaged: restore it or start afresh")
+                raise InputError(f"{self.path} is damaged: restore it or start afresh")
             self._stamps = known.reshape(clients, 2)
 
     def visited(self) -> list[int]:
@@ -106,14 +106,14 @@ class Slots:
 
     def _stamp(self, client: int, slot: int, round_: int) -> None:
         self._stamps[client, slot] = round_
-        if self._saved:
+        if self.saved:
             self._stamp_rows.write(client, self._stamps[client])
         else:
             self._save_stamps()
 
     def _save_stamps(self) -> None:
         self._stamp_rows.write(0, self._stamps)
-        self._saved = True
+        self.saved = True
 
     def flush(self) -> None:
         """Write everything to disk."""
@@ -125,10 +125,8 @@ class Slots:
         """Forget everything younger than a checkpoint."""
         self._stamps[self._stamps > round_] = NEVER
         self.committed = round_
-        if self._saved:
+        if self.saved:
             self._save_stamps()
-        elif round_:
-            raise InputError(f"{self._stamp_rows.path} is missing: restore it or start afresh")
 
 
 class MemoryStore:
@@ -206,4 +204,7 @@ class MemoryStore:
     def rewind(self, trial: int, round_: int) -> None:
         """Take one trial back to a checkpoint's round."""
         if self._trials:
-            self._trials[trial].rewind(round_)
+            slots = self._trials[trial]
+            if round_ and not slots.saved and not self._is_temporary:
+                raise InputError(f"{slots.path} is missing: restore it or start afresh")
+            slots.rewind(round_)
