@@ -104,6 +104,9 @@ def _unknown(algorithm: Algorithm, key: str) -> InputError:
     side, dot, _ = key.partition(".")
     known = [*algorithm.options(), *wrapper_options(algorithm)]
     same = [name for name in known if dot and name.startswith(side + dot)]
+    if side in ("client", "server") and dot and not same:
+        rule = type(getattr(algorithm, side)).__name__
+        return InputError(f"{algorithm.name}, {key!r}: its {side} rule {rule} has no options")
     command = f"fedzmg list {algorithm.name}"
     return unknown(f"option of {algorithm.name}", key, same or known, command)
 
