@@ -24,7 +24,6 @@ from fedzmg.algorithms import (
     Yogi,
     ZeroMean,
 )
-from fedzmg.contract import bind, numbers
 from fedzmg.errors import InputError
 from fedzmg.models.initial import initial_params
 from fedzmg.tree import Tree
@@ -174,22 +173,12 @@ def test_decay_scope_by_role(scope: Any) -> None:
     ],
     ids=str,
 )
-def test_named_alternatives_map_and_compile(options: dict[str, Any]) -> None:
+def test_named_alternatives_map(options: dict[str, Any]) -> None:
     task = image_task()
     algorithm = named("fedzmg").with_options(options)
     [loop], [mapped] = (models(task, algorithm, engine=e, rounds=1) for e in ENGINES)
     assert apart([loop], [mapped]) < 1e-9
     assert apart([loop], models(task, named("fedzmg"), rounds=1)) > 1e-6
-    params = task.model.params().map(lambda leaf: leaf.double())
-    rule = algorithm.for_layout(task.model.layout).client
-    scratch = rule.begin(make_context(params), ())
-
-    def step(values: dict[str, Tensor], grad: Tree) -> Tree:
-        return bind(rule, values).step(make_context(params), params, scratch, grad)[0]
-
-    values = {n: torch.tensor(v, dtype=torch.float64) for n, v in numbers(rule).items()}
-    compiled = torch.compile(step, fullgraph=True, backend="eager")
-    assert apart([compiled(values, params)], [step(values, params)]) < 1e-12
 
 
 # Projected servers.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -31,12 +31,12 @@ COMPILER_WARNS = pytest.mark.filterwarnings("ignore")
 """The compiler's own warnings change with every version of torch."""
 
 
-SIZES = [5, 12, 8, 3]
+SIZES = (5, 12, 8, 3)
 
 
-def task(dropout: float = 0.0) -> Task:
+def task(dropout: float = 0.0, sizes: Sequence[int] = SIZES) -> Task:
     net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(dropout), nn.Linear(5, 3))
-    return random_task(net, SIZES, inputs=6, classes=3, cohort=4, batch_size=4, epochs=2)
+    return random_task(net, list(sizes), inputs=6, classes=3, cohort=4, batch_size=4, epochs=2)
 
 
 def simulation(
@@ -62,9 +62,9 @@ def assert_equal(a: Tree, b: Tree, atol: float = 0) -> None:
 @pytest.mark.skipif(not can_compile(CPU), reason="needs a C++ compiler")
 @COMPILER_WARNS
 def test_compiled_equals_eager_with_dropout() -> None:
-    trials = [Trial.of("fedzmg", seed) for seed in (0, 1)]
-    eager = simulate(task(0.4), trials, rounds=1, engine="vectorized")
-    compiled = simulate(task(0.4), trials, rounds=1, engine="compiled")
+    trials, problem = [Trial.of("fedzmg", seed) for seed in (0, 1)], task(0.4, [8] * 4)
+    eager = simulate(problem, trials, rounds=1, engine="vectorized")
+    compiled = simulate(problem, trials, rounds=1, engine="compiled")
     for a, b in zip(eager, compiled, strict=True):
         assert_equal(a.params, b.params, atol=1e-5)
 
@@ -185,7 +185,7 @@ def undecided() -> Task:
         return m.second(hidden if bool(hidden.sum() > -1e9) else hidden.relu())
 
     net = Net(run, first=nn.Linear(6, 5), second=nn.Linear(5, 3))
-    return random_task(net, SIZES, inputs=6, classes=3, cohort=4, batch_size=4)
+    return random_task(net, list(SIZES), inputs=6, classes=3, cohort=4, batch_size=4)
 
 
 def test_a_model_that_does_not_map_is_trained_by_the_loop() -> None:
