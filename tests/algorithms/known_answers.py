@@ -19,7 +19,6 @@ from fedzmg.tree import Tree
 from golden_problems import Net
 
 ENGINES = ["sequential", "vectorized"]
-DTYPES = [torch.float64, torch.float32]
 
 
 def made(name: str, **options: Any) -> Algorithm:

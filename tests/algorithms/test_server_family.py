@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from known_answers import DTYPES, ENGINES, TASKS, close, cohort, image_task, named, text_task
+from known_answers import ENGINES, TASKS, close, cohort, image_task, named, text_task
 from torch import Tensor, nn
 
 import fedzmg
@@ -60,18 +60,16 @@ def apart(one: list[Tree], two: list[Tree]) -> float:
     return max(float((a[name] - b[name]).abs().max()) for a, b in pairs for name in a)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("off", [None, 0.0])
-def test_fedzmg_that_projects_nothing_is_fedavg(
-    off: float | None, engine: str, dtype: torch.dtype
-) -> None:
+def test_fedzmg_that_projects_nothing_is_fedavg(off: float | None, engine: str) -> None:
     bare = {"client_momentum": off, "client_decay": off, "client_project": "none"}
-    task = image_task()
-    one = models(task, named("fedzmg", **bare), engine=engine, dtype=dtype, rounds=3)
-    assert same(one, models(task, named("fedavg"), engine=engine, dtype=dtype, rounds=3))
-    hybrid = models(task, named("fedzmg-yogi", **bare), engine=engine, dtype=dtype, rounds=2)
-    assert same(hybrid, models(task, named("fedyogi"), engine=engine, dtype=dtype, rounds=2))
+    for ours, plain in (("fedzmg", "fedavg"), ("fedzmg-yogi", "fedyogi")):
+        one, other = (
+            models(image_task(), a, engine=engine, dtype=torch.float32, rounds=2)
+            for a in (named(ours, **bare), named(plain))
+        )
+        assert same(one, other)
 
 
 IMAGE_WEIGHTS = {

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedzmg.contract import ClientRule, State
+from fedzmg.contract import State
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
@@ -83,7 +83,17 @@ class Simulation:
         self._memory_places = memory_places
         packed = pack(task, self.trials)
         self.weights = packed.weights
-        self.program, self._test = place(task, packed.client, device, dtype, precision)
+        half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
+        self.program = Program(
+            rule=packed.client,
+            objective=replace(task.objective, model=task.model.to(device, dtype), layers_in=half),
+            data=task.train.to(device, dtype),
+            prepare=task.prepare,
+            dtype=dtype,
+            device=device,
+            longest=task.protocol.batching.steps(int(task.train.counts.max())),
+        )
+        self._test = task.test.to(device, dtype)
         self._clients = PackedRule.of(packed.client, [t.client for t in packed.each], dtype, device)
         self._servers = PackedRule.of(packed.server, [t.server for t in packed.each], dtype, device)
         self.planner = planner or RoundPlanner(task, [trial.seed for trial in self.trials])
@@ -99,7 +109,7 @@ class Simulation:
         self._evaluated_at_once = len(self.trials)
         """Models evaluated at once at most."""
         self.engines = engine if isinstance(engine, EnginePlanner) else EnginePlanner(engine)
-        with self._rounding():
+        with self._numerics():
             self.engines.plan(
                 self.program, self.probe, trials=len(self.trials), rounds_left=rounds - self.round
             )
@@ -135,15 +145,11 @@ class Simulation:
         return self.engines.chunk
 
     @contextlib.contextmanager
-    def _rounding(self) -> Iterator[None]:
-        """Fix the rounding of kernels, and their choice if bits must be the same."""
-        with rounding(self.precision), same_bits(self.deterministic and self.device.type == "cuda"):
-            yield
-
-    @contextlib.contextmanager
-    def _numerics(self) -> Iterator[None]:
+    def _numerics(self, choice: EngineChoice | None = None) -> Iterator[None]:
         """Fix every setting that affects the last bit of a result."""
-        with onednn(self.choice.onednn), self._rounding():
+        kernels = contextlib.nullcontext() if choice is None else onednn(choice.onednn)
+        same = same_bits(self.deterministic and self.device.type == "cuda")
+        with kernels, rounding(self.precision), same:
             yield
 
     def histories(self, records: Sequence[Sequence[Record]]) -> list[History]:
@@ -180,7 +186,7 @@ class Simulation:
     def run_round(self) -> RoundReport:
         """Train, merge, update and, when due, evaluate; then move to the next round."""
         began = time.perf_counter()
-        with self._numerics():
+        with self._numerics(self.choice):
             launched = self._next or self.launch(self.round + 1, self.snapshot)
             self._next = None
             if self.runs_ahead and launched.round < self.rounds:
@@ -307,7 +313,7 @@ class Simulation:
     def evaluate(self, examples: Examples | None = None) -> list[Evaluation]:
         """Compute loss and metric of every trial's model on the test examples, or on others."""
         data = self._test if examples is None else examples.to(self.device, self.dtype)
-        with self._numerics():
+        with self._numerics(self.choice):
             found = self._evaluate(self.snapshot.params, data)
         evaluations = [Evaluation(*pair) for pair in found.tolist()]
         for evaluation in evaluations if self.round <= 1 else ():
@@ -318,24 +324,7 @@ class Simulation:
         """Compute every trial's metrics on each client's own examples; see :class:`Watched`."""
         watched = Watched.of(self.task)
         data = self._test if watched.part == "test" else self.program.data.examples
-        with self._numerics():
+        with self._numerics(self.choice):
             return measure(
                 self.task, watched, self.snapshot.params, data, self.program.objective, self.round
             )
-
-
-def place(
-    task: Task, rule: ClientRule, device: torch.device, dtype: torch.dtype, precision: Precision
-) -> tuple[Program, Examples]:
-    """Copy a task to a device, in the precision of the training; return also its test examples."""
-    half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
-    program = Program(
-        rule=rule,
-        objective=replace(task.objective, model=task.model.to(device, dtype), layers_in=half),
-        data=task.train.to(device, dtype),
-        prepare=task.prepare,
-        dtype=dtype,
-        device=device,
-        longest=task.protocol.batching.steps(int(task.train.counts.max())),
-    )
-    return program, task.test.to(device, dtype)
