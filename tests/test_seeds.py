@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 
 import numpy as np
@@ -37,12 +36,6 @@ places = st.lists(
 def test_keys_are_frozen(address: tuple[int, str, int | str], expected: int) -> None:
     """Another addressing would change every published curve: never in silence."""
     assert key(*address) == expected  # type: ignore[arg-type]
-
-
-def test_key_is_a_hash_of_the_written_address() -> None:
-    written = "12\x1forder\x1fint:3\x1fstr:x"
-    digest = hashlib.blake2b(written.encode("utf-8"), digest_size=8).digest()
-    assert key(12, "order", 3, "x") == int.from_bytes(digest, "little") % 2**63
 
 
 def test_streams_are_frozen() -> None:

@@ -12,6 +12,7 @@ Sign of a client's result, everywhere: ``delta = w_global - w_local``, a pseudo-
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -77,6 +78,12 @@ class Upload(NamedTuple):
     delta: Tree
     average: State = ()
     total: State = ()
+
+
+Stepped: TypeAlias = tuple[Tree, State]
+"""Parameters and state after a local step."""
+Result: TypeAlias = tuple[Upload, State]
+"""Upload of a client, and its memory until it is sampled again."""
 
 
 class Cohort(NamedTuple):
@@ -176,18 +183,14 @@ class ClientRule(Rule, ABC):
         return ()
 
     @abstractmethod
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         """Take one local step: the equations of the algorithm."""
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
         """Update the state after a local epoch; the second value is false to stop training."""
         return scratch, True
 
-    def finish(
-        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
-    ) -> tuple[Upload, State]:
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         """Return the upload, and the memory until the client is sampled again."""
         return Upload(context.params - params), context.memory
 
@@ -302,16 +305,10 @@ def replace_in_chain(rule: Any, field: str, value: Any) -> Any:
 
 def _check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
     """Reject a value that is not a rule of this kind, or not a dataclass."""
-    if isinstance(rule, type):
-        raise InputError(f"{side} = {rule.__name__}: a class; use a rule, {rule.__name__}(...)")
-    name = type(rule).__name__
+    name = (rule if isinstance(rule, type) else type(rule)).__name__
     if not isinstance(rule, kind):
-        found = [
-            f", not a {base.__name__}"
-            for base in (ClientRule, ServerRule)
-            if isinstance(rule, base)
-        ]
-        raise InputError(f"{side} = {name}: expected a {kind.__name__}{''.join(found)}")
+        found = "a class, not a rule" if isinstance(rule, type) else f"not a {kind.__name__}"
+        raise InputError(f"{side} = {name}: {found}; expected a {kind.__name__}, {name}(...)")
     # @dataclass replaces a field that number(...) or choice(...) declared by its default.
     undone = any(isinstance(value, dataclasses.Field) for value in vars(type(rule)).values())
     if undone or not dataclasses.is_dataclass(rule):
@@ -323,21 +320,19 @@ def _check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
 
 
 def _check_pairing(client: ClientRule, server: ServerRule) -> None:
-    pairings = [{r.pairing for r in chain(side)} - {""} for side in (client, server)]
-    if pairings[0] != pairings[1]:
-        names = " and ".join(sorted(pairings[0] | pairings[1]))
+    sides = [{r.pairing: type(r).__name__ for r in chain(side)} for side in (client, server)]
+    alone = (sides[0].keys() ^ sides[1].keys()) - {""}
+    if alone:
+        # The rule whose partner is missing, or the innermost one.
+        names = [
+            next((rules[pairing] for pairing in alone & rules.keys()), list(rules.values())[-1])
+            for rules in sides
+        ]
         raise InputError(
-            f"{_unpaired(client, pairings[1])} clients do not work with the server rule "
-            f"{_unpaired(server, pairings[0])}: rules with different `pairing` names ({names}) "
-            "cannot be combined; use both sides or neither"
+            f"{names[0]} clients do not work with the server rule {names[1]}: rules with different "
+            f"`pairing` names ({' and '.join(sorted(alone))}) cannot be combined; use both sides "
+            "or neither"
         )
-
-
-def _unpaired(rule: Rule, others: set[str]) -> str:
-    """Name the rule whose pairing the other side lacks; the innermost rule if there is none."""
-    rules = chain(rule)
-    alone = [r for r in rules if r.pairing and r.pairing not in others]
-    return type((alone or rules[-1:])[0]).__name__
 
 
 _ORDER: Mapping[WrapperKind, int] = {"clip": 0, "change": 1, "project": 1, "pull": 2}
@@ -345,22 +340,16 @@ _ORDER: Mapping[WrapperKind, int] = {"clip": 0, "change": 1, "project": 1, "pull
 
 
 def _check_wrappers(client: ClientRule) -> None:
-    rules = chain(client)
-    for i, outer in enumerate(rules):
-        for inner in rules[i + 1 :]:
-            around = f"{type(outer).__name__} around {type(inner).__name__}"
-            if outer.wrapper_kind in inner.incompatible:
-                raise InputError(f"{around}: {inner.incompatible[outer.wrapper_kind]}")
-            ordered = {outer.wrapper_kind, inner.wrapper_kind} <= _ORDER.keys()
-            if (
-                inner_rules(inner)
-                and ordered
-                and _ORDER[outer.wrapper_kind] > _ORDER[inner.wrapper_kind]
-            ):
-                raise InputError(
-                    f"{around}: the outermost acts first, and gradients are clipped, then "
-                    "projected, then the model is pulled; swap the two"
-                )
+    for outer, inner in itertools.combinations(chain(client), 2):
+        around = f"{type(outer).__name__} around {type(inner).__name__}"
+        if outer.wrapper_kind in inner.incompatible:
+            raise InputError(f"{around}: {inner.incompatible[outer.wrapper_kind]}")
+        order = [_ORDER[r.wrapper_kind] for r in (outer, inner) if r.wrapper_kind in _ORDER]
+        if inner_rules(inner) and order != sorted(order):
+            raise InputError(
+                f"{around}: the outermost acts first, and gradients are clipped, then "
+                "projected, then the model is pulled; swap the two"
+            )
 
 
 def numbers(rule: Rule) -> dict[str, float]:

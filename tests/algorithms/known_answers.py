@@ -1,14 +1,9 @@
-"""Helpers of the tests of algorithms: make one, drive a rule by hand, compare with traces.
-
-A trace is a list of rounds as the files under ``golden`` store them: the model ``w`` after each,
-and where they are known the ``local_iterates`` of every client.
-"""
+"""Helpers of the tests of algorithms: make one, drive a server by hand, small federations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,24 +11,14 @@ from torch import Tensor, nn
 
 import fedzmg
 from fedzmg import algorithms
-from fedzmg.contract import (
-    Algorithm,
-    ClientContext,
-    Cohort,
-    FullPass,
-    ServerRule,
-    Upload,
-    bind,
-    numbers,
-)
+from fedzmg.contract import Algorithm, Cohort, ServerRule, bind, numbers
 from fedzmg.data.plan import ClientBatch
 from fedzmg.models import CharGRU
 from fedzmg.simulation import RoundPlanner, Simulation
-from fedzmg.tree import Tree, tree_map
-from golden_problems import Net, make_context, quadratic_task
+from fedzmg.tree import Tree
+from golden_problems import Net
 
 ENGINES = ["sequential", "vectorized"]
-DTYPES = [torch.float64, torch.float32]
 
 
 def made(name: str, **options: Any) -> Algorithm:
@@ -79,19 +64,6 @@ def drive(
     return found
 
 
-class Trace(NamedTuple):
-    """Golden rounds of an algorithm on a quadratic problem."""
-
-    problem: dict[str, Any]
-    algorithm: Algorithm
-    rounds: list[dict[str, Any]]
-
-    @property
-    def steps(self) -> int:
-        """Local epochs of one full batch; FedAdap may stop earlier."""
-        return 6 if self.algorithm.name == "fedadap" else int(self.problem["local_steps"])
-
-
 def simulation(
     task: fedzmg.Task,
     algorithm: Algorithm,
@@ -121,90 +93,6 @@ def simulation(
         engine=engine,
         planner=Chosen(task, [0]),
     )
-
-
-class ClientRound(NamedTuple):
-    """One client's round, driven by hand."""
-
-    iterates: list[Tree]
-    scratches: list[Any]
-    losses: list[Tensor]
-    upload: Upload
-    memory: Any
-
-
-def train_by_hand(rule: Any, trace: Trace, client: str, context: ClientContext) -> ClientRound:
-    """Take full-batch steps, each of them an epoch."""
-    curvature, centre = (
-        torch.tensor([trace.problem[key][client]], dtype=torch.float64) for key in "Hc"
-    )
-
-    def loss(params: Tree) -> Tensor:
-        return 0.5 * (curvature * (params["weight"] - centre) ** 2).sum()
-
-    def slope(params: Tree) -> Tree:
-        return Tree({"weight": curvature * (params["weight"] - centre)})
-
-    start = FullPass(loss(context.params), slope(context.params))
-    params, scratch = (
-        context.params,
-        rule.begin(context, start if rule.full_pass != "never" else ()),
-    )
-    iterates, scratches, losses = [], [scratch], []
-    for _ in range(trace.steps):
-        params, scratch = rule.step(context, params, scratch, slope(params))
-        scratch, go_on = rule.end_epoch(scratch, loss(params))
-        iterates.append(params)
-        losses.append(loss(params))
-        scratches.append(scratch)
-        if not go_on:
-            break
-    upload, memory = rule.finish(context, params, scratch, torch.tensor(len(iterates)))
-    return ClientRound(iterates, scratches, losses, upload, memory)
-
-
-class FederationRound(NamedTuple):
-    """A round of all clients and the server, driven by hand."""
-
-    sent: Tree
-    state_before: Any
-    clients: dict[str, ClientRound]
-    cohort: Cohort
-    params: Tree
-    state: Any
-    memories: dict[str, Any]
-
-
-def play_by_hand(trace: Trace) -> Iterator[FederationRound]:
-    """Drive the rules of a trace without an engine."""
-    counts = trace.problem["n"]
-    algorithm = trace.algorithm.for_layout(quadratic_task(trace.problem).model.layout)
-    rule, server = algorithm.client, algorithm.server
-    params = Tree({"weight": torch.tensor([trace.problem["w0"]], dtype=torch.float64)})
-    state, memories = server.init(params), {c: rule.init_memory(params) for c in counts}
-    for expected in trace.rounds:
-        stamp, done = torch.tensor(expected["round"]), {}
-        for client in expected.get("participants", counts):
-            context = make_context(
-                params, memory=memories[client], shared=server.share(state), examples=counts[client]
-            )
-            done[client] = train_by_hand(rule, trace, client, context._replace(round=stamp))
-            memories[client] = done[client].memory
-        weights = [counts[c] if algorithm.weights == "examples" else 1 for c in done]
-
-        def mean(*parts: Tensor, weights: list[int] = weights) -> Any:
-            return sum(w / sum(weights) * part for w, part in zip(weights, parts, strict=True))
-
-        delta, average = tree_map(
-            mean, *[(one.upload.delta, one.upload.average) for one in done.values()]
-        )
-        total = tree_map(lambda *parts: sum(parts), *[one.upload.total for one in done.values()])
-        cohort = Cohort(
-            delta, average, total, torch.tensor(len(done)), torch.tensor(len(counts)), stamp
-        )
-        sent, before = params, state
-        params, state = server.update(params, state, cohort)
-        yield FederationRound(sent, before, done, cohort, params, state, dict(memories))
 
 
 COUNTS = [9, 4, 6]

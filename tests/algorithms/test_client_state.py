@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ import torch
 from known_answers import ENGINES, close, named, simulation
 from torch import Tensor
 
-import fedzmg
 from fedzmg.algorithms import SGD, Average, ZeroMean, zero_mean
 from fedzmg.algorithms.fedprox import AdaptiveMu, Prox
 from fedzmg.algorithms.scaffold import Scaffold, ScaffoldServer
@@ -21,9 +18,6 @@ from fedzmg.simulation import Simulation
 from fedzmg.tree import Tree, row
 from golden_problems import P2, P3, make_context, models, quadratic_task
 
-STORED: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "golden" / "client_state.json").read_text()
-)
 CLIENTS = ["A", "B"]
 VARIATES = ["path", "start"]
 
@@ -245,19 +239,3 @@ def test_zero_mean_scaffold_projects_the_variates(variate: Any, engine: str) -> 
         close(sim.snapshot.state["weight"], zero_mean(common, (0,)))
         for i, k in enumerate(CLIENTS):
             close(memory(sim, i)["weight"], zero_mean(own[k], (0,)))
-
-
-# AdaBest
-
-
-def test_adabest_evaluates_the_cloud_model() -> None:
-    task = quadratic_task(P2)
-    [history] = fedzmg.simulate(
-        task, [fedzmg.Trial(named("adabest"))], rounds=1, engine="sequential", dtype=torch.float64
-    )
-    w = torch.tensor(STORED["adabest"]["rounds"][0]["w"], dtype=torch.float64)
-    losses = 0.5 * (tensors(P2["H"]) * (w - tensors(P2["c"])) ** 2).sum(1)
-    assert history.records[0].loss == pytest.approx(
-        float(losses @ torch.tensor([0.25, 0.75]).double())
-    )
-    close(history.params["weight"], w)

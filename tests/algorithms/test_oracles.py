@@ -24,7 +24,7 @@ from golden_problems import models
 
 COUNTS = [7, 1, 12, 4, 9, 3]
 CLASSES = 4
-ROUNDS = 4
+ROUNDS = 2
 
 
 def perceptron() -> nn.Module:
@@ -32,14 +32,8 @@ def perceptron() -> nn.Module:
 
 
 def convolutions() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 3, 3, stride=2),
-        nn.ReLU(),
-        nn.Conv2d(3, 4, 2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(16, CLASSES),
-    )
+    first, second = nn.Conv2d(1, 3, 3, stride=2), nn.Conv2d(3, 4, 2)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(16, CLASSES))
 
 
 NETWORKS = {"mlp": perceptron, "cnn": convolutions}
@@ -61,14 +55,9 @@ class Federation:
                 parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
 
     def task(self, **protocol: Any) -> fedzmg.Task:
+        test = (self.x[:6], self.y[:6])
         return fedzmg.Task.from_arrays(
-            self.module,
-            self.x,
-            self.y,
-            self.owners,
-            test=(self.x[:6], self.y[:6]),
-            init="given",
-            **protocol,
+            self.module, self.x, self.y, self.owners, test=test, init="given", **protocol
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from known_answers import DTYPES, ENGINES, TASKS, close, cohort, image_task, named, text_task
+from known_answers import ENGINES, TASKS, close, cohort, image_task, named, text_task
 from torch import Tensor, nn
 
 import fedzmg
@@ -24,7 +24,6 @@ from fedzmg.algorithms import (
     Yogi,
     ZeroMean,
 )
-from fedzmg.contract import bind, numbers
 from fedzmg.errors import InputError
 from fedzmg.models.initial import initial_params
 from fedzmg.tree import Tree
@@ -61,18 +60,16 @@ def apart(one: list[Tree], two: list[Tree]) -> float:
     return max(float((a[name] - b[name]).abs().max()) for a, b in pairs for name in a)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("off", [None, 0.0])
-def test_fedzmg_that_projects_nothing_is_fedavg(
-    off: float | None, engine: str, dtype: torch.dtype
-) -> None:
+def test_fedzmg_that_projects_nothing_is_fedavg(off: float | None, engine: str) -> None:
     bare = {"client_momentum": off, "client_decay": off, "client_project": "none"}
-    task = image_task()
-    one = models(task, named("fedzmg", **bare), engine=engine, dtype=dtype, rounds=3)
-    assert same(one, models(task, named("fedavg"), engine=engine, dtype=dtype, rounds=3))
-    hybrid = models(task, named("fedzmg-yogi", **bare), engine=engine, dtype=dtype, rounds=2)
-    assert same(hybrid, models(task, named("fedyogi"), engine=engine, dtype=dtype, rounds=2))
+    for ours, plain in (("fedzmg", "fedavg"), ("fedzmg-yogi", "fedyogi")):
+        one, other = (
+            models(image_task(), a, engine=engine, dtype=torch.float32, rounds=2)
+            for a in (named(ours, **bare), named(plain))
+        )
+        assert same(one, other)
 
 
 IMAGE_WEIGHTS = {
@@ -174,22 +171,12 @@ def test_decay_scope_by_role(scope: Any) -> None:
     ],
     ids=str,
 )
-def test_named_alternatives_map_and_compile(options: dict[str, Any]) -> None:
+def test_named_alternatives_map(options: dict[str, Any]) -> None:
     task = image_task()
     algorithm = named("fedzmg").with_options(options)
     [loop], [mapped] = (models(task, algorithm, engine=e, rounds=1) for e in ENGINES)
     assert apart([loop], [mapped]) < 1e-9
     assert apart([loop], models(task, named("fedzmg"), rounds=1)) > 1e-6
-    params = task.model.params().map(lambda leaf: leaf.double())
-    rule = algorithm.for_layout(task.model.layout).client
-    scratch = rule.begin(make_context(params), ())
-
-    def step(values: dict[str, Tensor], grad: Tree) -> Tree:
-        return bind(rule, values).step(make_context(params), params, scratch, grad)[0]
-
-    values = {n: torch.tensor(v, dtype=torch.float64) for n, v in numbers(rule).items()}
-    compiled = torch.compile(step, fullgraph=True, backend="eager")
-    assert apart([compiled(values, params)], [step(values, params)]) < 1e-12
 
 
 # Projected servers.

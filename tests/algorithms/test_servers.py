@@ -10,7 +10,7 @@ import torch
 from hypothesis import given as hypotheses
 from hypothesis import settings
 from hypothesis import strategies as st
-from known_answers import ENGINES, close, cohort, drive, image_task, named
+from known_answers import ENGINES, close, cohort, drive, named
 from torch import nn
 
 from fedzmg import algorithms
@@ -186,23 +186,6 @@ def test_no_memory_and_nothing_added_is_a_sign_step(name: str, bound: bool) -> N
     found = drive(SIGN_STEPS[name], [0.0, 1.0, 4.0], deltas, bound=bound)
     assert found[0] == pytest.approx([-0.5, 1.5, 4.0], abs=1e-12)
     assert found[1] == pytest.approx([-0.5, 1.5, 4.0], abs=1e-12)
-
-
-@pytest.mark.parametrize("name", ["fedadadb", "fedadadb:original", "fedzmg-yogi:projected"])
-def test_servers_compile(name: str) -> None:
-    task = image_task()
-    params = task.model.params().map(lambda leaf: leaf.double())
-    rule = algorithms.get(name).for_layout(task.model.layout).server
-    state = rule.init(params)
-
-    def update(delta: Tree) -> Tree:
-        context = cohort(delta, 1)
-        return rule.update(params, state, context)[0]
-
-    compiled = torch.compile(update, fullgraph=True, backend="eager")
-    found, expected = compiled(params.map(torch.cos)), update(params.map(torch.cos))
-    for key, leaf in expected.items():
-        torch.testing.assert_close(found[key], leaf, rtol=0, atol=1e-12)
 
 
 # Weight decay.

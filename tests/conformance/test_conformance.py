@@ -55,7 +55,7 @@ ROWS = [
 CPU = torch.device("cpu")
 PACK = 2
 """Trials that train side by side."""
-SIZES = [3, 9, 1, 14, 6, 11, 2]
+SIZES = [3, 5, 1, 8, 6, 4, 2]
 """Client 2 has one example, which is no full batch and no partial one that is kept below."""
 
 
@@ -120,21 +120,21 @@ def simulation(
 
 
 class Run(NamedTuple):
-    """Everything that tests compare of three rounds."""
+    """Everything that tests compare of some rounds."""
 
     snapshots: list[Any]
     records: list[list[Any]]
     kept: list[Any]
-    """Checkpoints after two rounds."""
+    """Checkpoints after one round."""
 
 
-def run_of(sim: Simulation, rounds: int = 3) -> Run:
+def run_of(sim: Simulation, rounds: int = 2) -> Run:
     found = Run([], [], [])
     for done in range(1, rounds + 1):
         report = sim.run_round()
         found.records.append([r._replace(seconds=0) for r in report.records])
         found.snapshots.append(sim.snapshot)
-        if done == 2:
+        if done == 1:
             found.kept.extend(sim.checkpoint(i) for i in range(len(report.records)))
     return found
 
@@ -146,36 +146,24 @@ def run(name: str, engine: str) -> Run:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_loop_equals_map_equals_chunks(name: str) -> None:
-    first, _, reference = (snapshot.params for snapshot in run(name, "sequential").snapshots)
-    chunked = run_of(simulation(name, EnginePlanner("vectorized", chunk=3)))
-    for other in (run(name, "vectorized"), chunked, run_of(simulation(name, "cuda_graph"))):
-        assert distance(reference, other.snapshots[-1].params) < 1e-9
+def test_engines_and_orders_of_clients_agree(name: str) -> None:
+    first, reference = (snapshot.params for snapshot in run(name, "sequential").snapshots)
     assert distance(reference, first) > 1e-6, "the algorithm does nothing"
-
-
-@cache
-def single_precision(name: str, engine: str) -> list[Any]:
-    return simulate(task(), trials(name), rounds=1, engine=engine)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_float32_agrees_after_one_round(name: str) -> None:
-    one, other = (
-        [h.params for h in single_precision(name, e)] for e in ("sequential", "vectorized")
-    )
-    assert distance(one, other) < 1e-5
+    assert distance(reference, run(name, "vectorized").snapshots[-1].params) < 1e-9
+    reverse = Changed(task(), lambda batches: batches[::-1])
+    others = simulation(name, EnginePlanner("vectorized", chunk=3), planner=reverse)
+    for other in (others, simulation(name, "cuda_graph")):
+        assert distance(first, run_of(other, 1).snapshots[-1].params) < 1e-9
 
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_alone_equals_packed_bit_for_bit(name: str, engine: str) -> None:
     packed = run(name, engine)
-    for i, trial in enumerate(trials(name)):
-        alone = run_of(simulation(name, engine, chosen=[trial]))
-        assert [records[0] for records in alone.records] == [rs[i] for rs in packed.records]
-        for a, b in zip(leaves(alone.snapshots[-1]), leaves(packed.snapshots[-1]), strict=True):
-            assert torch.equal(a[0], b[i])
+    alone = run_of(simulation(name, engine, chosen=trials(name)[1:]))
+    assert [records[0] for records in alone.records] == [rs[1] for rs in packed.records]
+    for a, b in zip(leaves(alone.snapshots[1]), leaves(packed.snapshots[1]), strict=True):
+        assert torch.equal(a[0], b[1])
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -183,47 +171,30 @@ def test_alone_equals_packed_bit_for_bit(name: str, engine: str) -> None:
 def test_resume_equals_no_interruption_bit_for_bit(name: str, engine: str) -> None:
     whole = run(name, engine)
     resumed = simulation(name, engine, restored=whole.kept)
-    assert resumed.round == 2
-    assert run_of(resumed, 1).records == whole.records[2:]
+    assert resumed.round == 1
+    assert run_of(resumed, 1).records == whole.records[1:]
     for a, b in zip(leaves(whole.snapshots[-1]), leaves(resumed.snapshot), strict=True):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_client_order_does_not_matter(name: str) -> None:
-    turned = simulation(name, planner=Changed(task(), lambda batches: batches[::-1]))
-    expected = run(name, "vectorized").snapshots[-1].params
-    assert distance(expected, run_of(turned).snapshots[-1].params) < 1e-9
-
-
-@pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_client_without_a_batch_changes_nothing(name: str, engine: str) -> None:
-    problem = replace(task(), protocol=replace(task().protocol, keep_partial=False, cohort=7))
-    with_batch = Changed(problem, lambda batches: [b for b in batches if len(b.stream)])
-    sim = simulation(name, engine, problem)
-    here, there = run_of(sim, 2), run_of(simulation(name, engine, problem, planner=with_batch), 2)
-    # Clients of 3, 1 and 2 examples hold no full batch of 4.
-    assert [r.clients for r in here.records[-1]] == [4] * PACK
-    assert distance(here.snapshots[-1].params, there.snapshots[-1].params) < 1e-12
-
-
-def poisoned(client: int) -> Task:
-    base = task(cohort=7)
-    x = base.train.examples.x.clone()
-    first, last = base.train.offsets[client : client + 2]
+def poisoned(problem: Task, client: int) -> Task:
+    x = problem.train.examples.x.clone()
+    first, last = problem.train.offsets[client : client + 2]
     x[first:last] = float("nan")
-    return replace(base, train=replace(base.train, examples=Examples(x, base.train.examples.y)))
+    examples = Examples(x, problem.train.examples.y)
+    return replace(problem, train=replace(problem.train, examples=examples))
 
 
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_upload_that_is_not_finite_is_dropped_and_counted(name: str, engine: str) -> None:
-    sim, clean = simulation(name, engine, poisoned(3)), task(cohort=7)
-    without = Changed(clean, lambda batches: [b for b in batches if b.client != 3])
-    here, there = run_of(sim, 2), run_of(simulation(name, engine, clean, planner=without), 2)
-    assert [(r.clients, r.dropped) for r in here.records[-1]] == [(6, 1)] * PACK
-    assert distance(here.snapshots[-1].params, there.snapshots[-1].params) < 1e-9
+def test_clients_without_a_batch_or_a_finite_upload_change_nothing(name: str) -> None:
+    # Clients of 3, 1 and 2 examples hold no full batch of 4.
+    clean = task(keep_partial=False, cohort=7)
+    others = Changed(clean, lambda batches: [b for b in batches if len(b.stream) and b.client != 3])
+    expected = run_of(simulation(name, problem=clean, planner=others)).snapshots[-1].params
+    for engine in ("sequential", "vectorized"):
+        found = run_of(simulation(name, engine, poisoned(clean, 3)))
+        assert [(r.clients, r.dropped) for r in found.records[-1]] == [(3, 1)] * PACK
+        assert distance(found.snapshots[-1].params, expected) < 1e-9
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -232,15 +203,15 @@ def test_cohort_that_loses_every_upload_leaves_everything_untouched(name: str) -
     nan = Examples(base.train.examples.x * float("nan"), base.train.examples.y)
     sim = simulation(name, problem=replace(base, train=replace(base.train, examples=nan)))
     before = sim.snapshot
-    records = run_of(sim, 4).records
+    records = run_of(sim, 3).records
     for part in ("params", "state"):
         kept, now = leaves(getattr(before, part)), leaves(getattr(sim.snapshot, part))
         assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
-    assert [rs[0].diverged for rs in records] == [False, False, True, True]
+    assert [rs[0].diverged for rs in records] == [False, False, True]
     assert records[-1][0].metric == 0.0
 
 
-def parts(name: str) -> tuple[object, object, ClientContext, Tree]:
+def parts(name: str) -> tuple[Any, Any, ClientContext, Tree]:
     """Rules bound to tensors, what a client is given, and a gradient."""
     algorithm = ENTRIES[name].algorithm.for_layout(task().model.layout)
     params = task().model.params().map(lambda leaf: leaf.double())
@@ -260,40 +231,31 @@ def parts(name: str) -> tuple[object, object, ClientContext, Tree]:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_rules_do_not_mutate_and_state_keeps_its_form(name: str) -> None:
+    algorithm = ENTRIES[name].algorithm.for_layout(task().model.layout)
+    assert pickle.loads(pickle.dumps(algorithm)) == algorithm
     client, server, context, grad = parts(name)
     kept = tree_map(torch.clone, (context, grad))
-    full_pass = (
-        FullPass(torch.tensor(1.0, dtype=torch.float64), grad)
-        if client.full_pass != "never"
-        else ()
-    )  # type: ignore[attr-defined]
-    scratch = client.begin(context, full_pass)  # type: ignore[attr-defined]
+    seen = FullPass(torch.tensor(1.0, dtype=torch.float64), grad)
+    full_pass = () if client.full_pass == "never" else seen
+    scratch = client.begin(context, full_pass)
     held = tree_map(torch.clone, scratch)
-    params, after = client.step(context, context.params, scratch, grad)  # type: ignore[attr-defined]
+    params, after = client.step(context, context.params, scratch, grad)
     assert form(after) == form(scratch)
     assert form(params) == form(context.params)
-    upload, memory = client.finish(context, params, after, torch.tensor(1))  # type: ignore[attr-defined]
+    upload, memory = client.finish(context, params, after, torch.tensor(1))
     assert isinstance(upload, Upload)
     # The type is the rule's own choice: what a client sends may be integers.
     assert [d.shape for d in leaves(upload.delta)] == [p.shape for p in leaves(context.params)]
     assert list(upload.delta) == list(context.params)
     assert form(memory) == form(context.memory)
-    state = server.init(context.params)  # type: ignore[attr-defined]
+    state = server.init(context.params)
     before = tree_map(torch.clone, state)
-    cohort = Cohort(
-        upload.delta,
-        upload.average,
-        upload.total,
-        torch.tensor(1),
-        torch.tensor(7),
-        torch.tensor(1),
-    )
-    moved, new_state = server.update(context.params, state, cohort)  # type: ignore[attr-defined]
+    cohort = Cohort(*upload, torch.tensor(1), torch.tensor(7), torch.tensor(1))
+    moved, new_state = server.update(context.params, state, cohort)
     assert form(new_state) == form(state)
     assert form(moved) == form(context.params)
-    for a, b in zip(
-        leaves((kept, held, before)), leaves(((context, grad), scratch, state)), strict=True
-    ):
+    untouched = leaves(((context, grad), scratch, state))
+    for a, b in zip(leaves((kept, held, before)), untouched, strict=True):
         assert torch.equal(a, b)
 
 
@@ -301,8 +263,8 @@ def form(value: object) -> list[tuple[torch.Size, torch.dtype]]:
     return [(leaf.shape, leaf.dtype) for leaf in leaves(value)]
 
 
-TRACED = ("fedzmg", "scaffold", "fedadap", "wrapped clients")
-"""Traced in every run: projection, memory, epochs, wrappers; the rest with ``-m slow``."""
+TRACED = ("wrapped clients",)
+"""Traced in every run: projection and wrappers; the rest with ``-m slow``."""
 
 
 @pytest.mark.parametrize(
@@ -312,7 +274,7 @@ TRACED = ("fedzmg", "scaffold", "fedadap", "wrapped clients")
 def test_step_traces_as_one_graph(name: str) -> None:
     # Equal clients: every width would be traced anew, and one of them shows that it can be.
     base = task()
-    even = replace(base, train=replace(base.train, offsets=np.arange(0, 48, 6)[:8]))
+    even = replace(base, train=replace(base.train, offsets=np.arange(0, 29, 4)))
     sim = simulation(name, EnginePlanner("compiled", backend="eager"), even)
     other = simulation(name, problem=even)
     sim.run_round()
@@ -321,16 +283,11 @@ def test_step_traces_as_one_graph(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_pickles(name: str) -> None:
-    algorithm = ENTRIES[name].algorithm.for_layout(task().model.layout)
-    assert pickle.loads(pickle.dumps(algorithm)) == algorithm
-
-
-@pytest.mark.parametrize("name", ROWS)
 def test_messages_and_kept_state_have_the_declared_sizes(name: str) -> None:
     entry, cohort = ENTRIES[name], task().protocol.cohort
     model = num_bytes(task().model.params())
-    record = single_precision(name, "sequential")[0].records[0]
+    [history] = simulate(task(), trials(name)[:1], rounds=1, engine="sequential")
+    record = history.records[0]
     assert record.bytes_down == entry.down * model * cohort
     assert record.bytes_up == entry.up * model * cohort
 

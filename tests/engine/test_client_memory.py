@@ -12,16 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedzmg.engine.client_memory import FileRows, MemoryRows, MemoryStore, Slots
+from fedzmg.engine.client_memory import MemoryStore, Slots
 from fedzmg.tree import Tree
 
 CLIENTS = 4
 
 
-def slots(path: Path | None) -> Slots:
-    if path is None:
-        return Slots(MemoryRows(), CLIENTS)
-    return Slots(FileRows(path / "rows", 2, np.float64), CLIENTS, path / "stamps")
+def slots(path: Path) -> Slots:
+    return Slots(path, CLIENTS, 2, np.float64)
 
 
 actions = st.lists(
@@ -33,23 +31,21 @@ actions = st.lists(
 
 
 @given(actions)
-@pytest.mark.parametrize("on_disk", [False, True])
 def test_every_crash_leads_back_to_the_last_checkpoint(
-    tmp_path_factory: pytest.TempPathFactory, on_disk: bool, actions: list[object]
+    tmp_path_factory: pytest.TempPathFactory, actions: list[object]
 ) -> None:
     """A model of the store: a dict now, and the dict at the last checkpoint."""
-    path = tmp_path_factory.mktemp("memory") if on_disk else None
+    path = tmp_path_factory.mktemp("memory")
     store = slots(path)
     now: dict[int, float] = {}
     kept, round_, kept_round = dict(now), 0, 0
     for action in actions:
         if action == "checkpoint":
             store.flush()
-            store.commit(round_)
+            store.committed = round_
             kept, kept_round = dict(now), round_
         elif action == "crash":
-            if path is not None:
-                store = slots(path)
+            store = slots(path)
             store.rewind(kept_round)
             now, round_ = dict(kept), kept_round
         else:
@@ -66,9 +62,9 @@ def test_every_crash_leads_back_to_the_last_checkpoint(
 def test_half_written_row_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = slots(tmp_path)
     store.write(1, 1, np.array([1.0, 1.0]))
-    store.commit(1)
+    store.committed = 1
 
-    def power_loss(self: FileRows, index: int, values: object) -> None:
+    def power_loss(self: object, index: int, values: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -88,10 +84,8 @@ def fresh() -> object:
     return Tree({"a": torch.zeros(2, 3)}), torch.zeros(2, dtype=torch.int64)
 
 
-@pytest.mark.parametrize("in_memory", [0, 1 << 30])
-def test_store_keeps_types_and_trials_apart(in_memory: int) -> None:
-    store = MemoryStore(fresh(), CLIENTS, in_memory=in_memory)
-    assert isinstance(store._trials[0]._rows, MemoryRows if in_memory else FileRows)
+def test_store_keeps_types_and_trials_apart() -> None:
+    store = MemoryStore(fresh(), CLIENTS)
     owners = [(0, 2), (1, 2), (0, 3)]
     rows = Tree({"a": torch.arange(9.0).reshape(3, 3)}), torch.tensor([7, 8, 9])
     store.write(owners, 1, rows, [True, True, False])
@@ -105,11 +99,10 @@ def test_store_keeps_types_and_trials_apart(in_memory: int) -> None:
 SCRIPT = """
 import resource, sys
 import torch
-from fedzmg.engine.client_memory import FileRows, MemoryStore
+from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.tree import Tree
 width, clients = 422_511, 3_400
 store = MemoryStore(Tree({"c": torch.zeros(1, width)}), clients)
-assert isinstance(store._trials[0]._rows, FileRows)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for round_ in range(1, int(sys.argv[1]) + 1):
     cohort = [(0, (37 * (10 * round_ + i)) % clients) for i in range(10)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -31,12 +31,12 @@ COMPILER_WARNS = pytest.mark.filterwarnings("ignore")
 """The compiler's own warnings change with every version of torch."""
 
 
-SIZES = [5, 12, 8, 3]
+SIZES = (5, 12, 8, 3)
 
 
-def task(dropout: float = 0.0) -> Task:
+def task(dropout: float = 0.0, sizes: Sequence[int] = SIZES) -> Task:
     net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(dropout), nn.Linear(5, 3))
-    return random_task(net, SIZES, inputs=6, classes=3, cohort=4, batch_size=4, epochs=2)
+    return random_task(net, list(sizes), inputs=6, classes=3, cohort=4, batch_size=4, epochs=2)
 
 
 def simulation(
@@ -62,9 +62,9 @@ def assert_equal(a: Tree, b: Tree, atol: float = 0) -> None:
 @pytest.mark.skipif(not can_compile(CPU), reason="needs a C++ compiler")
 @COMPILER_WARNS
 def test_compiled_equals_eager_with_dropout() -> None:
-    trials = [Trial.of("fedzmg", seed) for seed in (0, 1)]
-    eager = simulate(task(0.4), trials, rounds=1, engine="vectorized")
-    compiled = simulate(task(0.4), trials, rounds=1, engine="compiled")
+    trials, problem = [Trial.of("fedzmg", seed) for seed in (0, 1)], task(0.4, [8] * 4)
+    eager = simulate(problem, trials, rounds=1, engine="vectorized")
+    compiled = simulate(problem, trials, rounds=1, engine="compiled")
     for a, b in zip(eager, compiled, strict=True):
         assert_equal(a.params, b.params, atol=1e-5)
 
@@ -185,7 +185,7 @@ def undecided() -> Task:
         return m.second(hidden if bool(hidden.sum() > -1e9) else hidden.relu())
 
     net = Net(run, first=nn.Linear(6, 5), second=nn.Linear(5, 3))
-    return random_task(net, SIZES, inputs=6, classes=3, cohort=4, batch_size=4)
+    return random_task(net, list(SIZES), inputs=6, classes=3, cohort=4, batch_size=4)
 
 
 def test_a_model_that_does_not_map_is_trained_by_the_loop() -> None:
@@ -305,23 +305,20 @@ def test_a_probe_that_runs_out_of_memory_is_repeated_in_halves(
     """A full device says nothing about the model, which can be mapped."""
 
     def full(engine: Any, probe: Probe) -> float:
+        if isinstance(engine, Sequential):
+            return 1.0
         if (engine.cuda_graph or not graph) and (engine.chunk or len(probe.batches)) > 2:
             raise torch.OutOfMemoryError("no room")
         return 1e-3
 
-    monkeypatch.setattr(choose, "_seconds", full)
-    monkeypatch.setattr(
-        choose,
-        "_pass_seconds",
-        lambda engine, probe: 1.0 if isinstance(engine, Sequential) else full(engine, probe),
-    )
+    monkeypatch.setattr(choose, "_pass_seconds", full)
     built = simulation("vectorized")
     planner = EnginePlanner()
     program = replace(built.program, device=device)
     planner.plan(program, built.probe, trials=1, rounds_left=1)
     assert planner.choice.path == ("cuda_graph" if device == GPU else "vectorized")
     assert planner.chunk == (2 if device == GPU or not graph else None)
-    monkeypatch.setattr(choose, "_seconds", lambda *_: (_ for _ in ()).throw(
+    monkeypatch.setattr(choose, "_pass_seconds", lambda *_: (_ for _ in ()).throw(
         torch.OutOfMemoryError("no room")
     ))  # fmt: skip
     if device == GPU:

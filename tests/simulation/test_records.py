@@ -10,15 +10,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedzmg import Trial, simulate
-from fedzmg.data.plan import ClientBatch
+from fedzmg.contract import Upload
+from fedzmg.data.plan import ClientBatch, full_pass
+from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.local import Chunk, Outcome
-from fedzmg.simulation.records import (
-    QUANTILES,
-    ClientLosses,
-    integer_bytes,
-    loss_quantiles,
-    message_size,
-)
+from fedzmg.simulation.records import QUANTILES, loss_quantiles, message_size
 from fedzmg.tree import Tree
 from golden_problems import random_task
 
@@ -35,14 +31,8 @@ def test_arrays_scalars_and_whole_numbers_are_counted_apart() -> None:
     assert message.scalars == 4 + 8
     # 41 values from -20 to 20 need six bits.
     assert message.bound == 10 * 2 * 4 + 4 * 8 + 100 * 6 // 8
-    assert message_size(value, longest=200).arrays == message.arrays + 100
-    assert message.times(3) == tuple(3 * part for part in message)
-
-
-@pytest.mark.parametrize(("steps", "width"), [(0, 1), (127, 1), (128, 2), (32767, 2), (32768, 4)])
-def test_integers_are_as_wide_as_they_must_be(steps: int, width: int) -> None:
-    assert integer_bytes(steps) == width
-    assert steps <= torch.iinfo({1: torch.int8, 2: torch.int16, 4: torch.int32}[width]).max
+    for longest, width in [(0, 1), (127, 1), (128, 2), (32767, 2), (32768, 4)]:
+        assert message_size(value, longest).arrays == message.arrays + 100 * (width - 1)
 
 
 def test_records_add_up_and_skip_clients_that_sent_nothing() -> None:
@@ -62,17 +52,6 @@ def test_records_add_up_and_skip_clients_that_sent_nothing() -> None:
         assert record.total_bytes_up == i * 3 * (model + 8)
 
 
-def batch(trial: int) -> ClientBatch:
-    return ClientBatch(trial, 0, 1, None)  # type: ignore[arg-type]
-
-
-def chunk(batches: list[int], losses: list[float]) -> Chunk:
-    # Rows are in another order than batches, as after a sort by length.
-    rows = list(range(len(batches)))[::-1]
-    loss = torch.tensor(losses[::-1])
-    return Chunk(batches, rows, Outcome(None, None, torch.zeros(len(rows)), loss), 0)  # type: ignore[arg-type]
-
-
 @given(st.data())
 @settings(max_examples=30, deadline=None)
 def test_quantiles_of_losses_are_numpys_whatever_the_chunks(data: st.DataObject) -> None:
@@ -81,14 +60,19 @@ def test_quantiles_of_losses_are_numpys_whatever_the_chunks(data: st.DataObject)
     number = st.floats(0, 100, width=32)
     losses = data.draw(st.lists(number, min_size=total, max_size=total))
     accepted = data.draw(st.lists(st.booleans(), min_size=total, max_size=total))
-    order = data.draw(st.permutations(range(total)))
     cut = data.draw(st.integers(1, total))
-    found = ClientLosses([batch(i // cohort) for i in range(total)], trials)
-    for part in (order[:cut], order[cut:]):
-        if part:
-            own = torch.tensor([accepted[i] for i in part])
-            found.add(chunk(list(part), [losses[i] for i in part]), own)
-    for trial, row in enumerate(found.table().tolist()):
+    stream = full_pass(1, 0, 1)
+    batches = [ClientBatch(i // cohort, 0, 1, stream) for i in range(total)]
+    merger = Merger(batches, trials, by_examples=True)
+    for part in (range(cut), range(cut, total)):
+        # Rows are in another order than batches, as after a sort by length.
+        own = list(part)[::-1]
+        sent = torch.tensor([[0.0 if accepted[i] else torch.nan] for i in own])
+        loss = torch.tensor([losses[i] for i in own])
+        outcome = Outcome(Upload(Tree({"w": sent})), (), torch.ones(len(own), dtype=int), loss)
+        if own:
+            merger.add(Chunk(list(part), list(range(len(own)))[::-1], outcome, 0))
+    for trial, row in enumerate(merger.losses().tolist()):
         first = trial * cohort
         kept = [losses[i] for i in range(first, first + cohort) if accepted[i]]
         # Six digits are recorded.

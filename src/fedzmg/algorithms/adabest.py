@@ -39,8 +39,10 @@ from fedzmg.contract import (
     ClientRule,
     Cohort,
     Number,
+    Result,
     ServerRule,
     State,
+    Stepped,
     Upload,
     number,
 )
@@ -68,14 +70,10 @@ class AdaBest(ClientRule):
         never = next(iter(params.values())).new_zeros((), dtype=torch.int64)
         return Bias(params.zeros(), never)
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         return params - self.lr * (grad - context.memory.estimate), scratch
 
-    def finish(
-        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
-    ) -> tuple[Upload, State]:
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         old: Bias = context.memory
         delta = context.params - params
         estimate = old.estimate / (context.round - old.round) + self.mu * delta

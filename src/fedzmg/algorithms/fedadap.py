@@ -41,6 +41,7 @@ from fedzmg.contract import (
     FullPassTiming,
     Number,
     State,
+    Stepped,
     number,
 )
 from fedzmg.tree import Tree
@@ -79,9 +80,7 @@ class AdaptiveSGD(ClientRule):
         none = torch.zeros_like(full_pass.loss)
         return Progress(none + self.lr, full_pass.loss, none)
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         return params - scratch.lr * grad, scratch
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:

@@ -40,7 +40,7 @@ from fedzmg.algorithms.moments import (
     adam_moments,
     no_moments,
 )
-from fedzmg.contract import Algorithm, ClientContext, Number, choice, number
+from fedzmg.contract import Algorithm, ClientContext, Number, Stepped, choice, number
 from fedzmg.tree import Tree
 
 Psi = Literal["none", "inverse_round", "exp"]
@@ -61,9 +61,7 @@ class SharedAdam(SharedStateClient):
         *get_args(Psi), default="inverse_round", doc="damping of the bias correction over rounds"
     )
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: Moments, grad: Tree
-    ) -> tuple[Tree, Moments]:
+    def step(self, context: ClientContext, params: Tree, scratch: Moments, grad: Tree) -> Stepped:
         after = adam_moments(scratch, grad, self.beta1, self.beta2)
         damping = self._damping(context.round.to(after.steps.dtype))
         # Factors, not divisors: a compiled step cannot divide a tree by a scalar tensor.

@@ -33,8 +33,10 @@ from fedzmg.contract import (
     ClientRule,
     Cohort,
     Number,
+    Result,
     ServerRule,
     State,
+    Stepped,
     Upload,
     number,
 )
@@ -54,15 +56,11 @@ class FedDyn(ClientRule):
     def init_memory(self, params: Tree) -> Tree:
         return params.zeros()
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         pull = self.alpha * (params - context.params)
         return params - self.lr * (grad - context.memory + pull), scratch
 
-    def finish(
-        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
-    ) -> tuple[Upload, State]:
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         delta = context.params - params
         return Upload(delta), context.memory + self.alpha * delta
 

@@ -39,8 +39,10 @@ from fedzmg.contract import (
     ClientRule,
     Cohort,
     Number,
+    Result,
     ServerRule,
     State,
+    Stepped,
     Upload,
     number,
 )
@@ -84,15 +86,11 @@ class FrozenSteps(ClientRule):
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         frozen: Frozen = context.shared
         return params - self.lr * frozen.direction(grad), scratch
 
-    def finish(
-        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
-    ) -> tuple[Upload, State]:
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         length = self.lr * steps.to(next(iter(params.values())).dtype)
         return Upload(context.params - params, average=length), context.memory
 

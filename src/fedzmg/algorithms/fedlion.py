@@ -38,8 +38,10 @@ from fedzmg.contract import (
     Cohort,
     FullPass,
     Number,
+    Result,
     ServerRule,
     State,
+    Stepped,
     Upload,
     WrapperKind,
     number,
@@ -72,9 +74,7 @@ class LionTicks(ClientRule):
         none = context.params.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.int32))
         return LionState(context.shared, none)
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: LionState, grad: Tree
-    ) -> tuple[Tree, LionState]:
+    def step(self, context: ClientContext, params: Tree, scratch: LionState, grad: Tree) -> Stepped:
         sign = (self.beta1 * scratch.momentum + (1 - self.beta1) * grad).sign()
         momentum = self.beta2 * scratch.momentum + (1 - self.beta2) * grad
         ticks = scratch.ticks + sign.map(lambda leaf: leaf.to(torch.int32))
@@ -82,7 +82,7 @@ class LionTicks(ClientRule):
 
     def finish(
         self, context: ClientContext, params: Tree, scratch: LionState, steps: Tensor
-    ) -> tuple[Upload, State]:
+    ) -> Result:
         lr = next(iter(params.values())).new_ones(()) * self.lr
         return Upload(scratch.ticks, average=(scratch.momentum, lr)), context.memory
 

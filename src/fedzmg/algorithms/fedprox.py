@@ -45,9 +45,10 @@ from fedzmg.contract import (
     FullPass,
     FullPassTiming,
     Number,
+    Result,
     ServerRule,
     State,
-    Upload,
+    Stepped,
     number,
 )
 from fedzmg.tree import Tree
@@ -66,9 +67,7 @@ class Prox(Wrapper):
 
     mu: Number = number(0.01, low=0, doc="strength of the pull to the global model")
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         pulled = _pulled(grad, self.mu, params, context.params)
         return self.inner.step(context, params, scratch, pulled)
 
@@ -90,9 +89,7 @@ class ServerSetProx(Wrapper):
         wanted = () if self.inner.full_pass == "never" else full_pass
         return full_pass.loss, self.inner.begin(_inside(context), wanted)
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         (mu, _), (loss, inside) = context.shared, scratch
         pulled = _pulled(grad, mu, params, context.params)
         params, inside = self.inner.step(_inside(context), params, inside, pulled)
@@ -103,9 +100,7 @@ class ServerSetProx(Wrapper):
         inside, proceed = self.inner.end_epoch(inside, loss)
         return (before, inside), proceed
 
-    def finish(
-        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
-    ) -> tuple[Upload, State]:
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         loss, inside = scratch
         upload, memory = self.inner.finish(_inside(context), params, inside, steps)
         return upload._replace(average=(loss, upload.average)), memory

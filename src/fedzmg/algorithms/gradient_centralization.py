@@ -34,7 +34,7 @@ from fedzmg.algorithms.fedzmg import ZeroMean
 from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.sgd import SGD
 from fedzmg.algorithms.wrapper import Projected, Wrapper
-from fedzmg.contract import Algorithm, ClientContext, Number, State, number
+from fedzmg.contract import Algorithm, ClientContext, Number, State, Stepped, number
 from fedzmg.tree import Tree
 
 
@@ -47,9 +47,7 @@ class CoupledDecay(Wrapper):
 
     l2: Number | None = number(None, low=0, doc="weight decay that enters the gradient")
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         if self.l2 is not None:
             grad = grad + self.l2 * params
         return self.inner.step(context, params, scratch, grad)

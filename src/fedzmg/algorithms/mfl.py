@@ -28,7 +28,7 @@ from typing import Literal, final, get_args
 
 from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.moments import AverageSharedState, SharedStateClient
-from fedzmg.contract import Algorithm, ClientContext, Number, State, choice, number
+from fedzmg.contract import Algorithm, ClientContext, Number, State, Stepped, choice, number
 from fedzmg.tree import Tree
 
 Form = Literal["heavy_ball", "averaging"]
@@ -45,9 +45,7 @@ class SharedMomentum(SharedStateClient):
     momentum: Number = number(0.5, low=0, below=1, doc="gamma or beta, as the form says")
     form: Form = choice(*get_args(Form), doc="momentum that accumulates gradients or averages them")
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         added = grad if self.form == "heavy_ball" else (1 - self.momentum) * grad
         scratch = self.momentum * scratch + added
         return params - self.lr * scratch, scratch

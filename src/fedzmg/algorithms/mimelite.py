@@ -34,8 +34,10 @@ from fedzmg.contract import (
     FullPass,
     FullPassTiming,
     Number,
+    Result,
     ServerRule,
     State,
+    Stepped,
     Upload,
     number,
 )
@@ -59,15 +61,11 @@ class MimeLite(ClientRule):
         assert isinstance(full_pass, FullPass)
         return full_pass.grad
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         momentum, beta = context.shared
         return params - self.lr * (beta * momentum + (1 - beta) * grad), scratch
 
-    def finish(
-        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
-    ) -> tuple[Upload, State]:
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         return Upload(context.params - params, average=scratch), context.memory
 
 

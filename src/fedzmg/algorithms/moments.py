@@ -23,6 +23,7 @@ from fedzmg.contract import (
     Cohort,
     FullPass,
     Number,
+    Result,
     ServerRule,
     State,
     Upload,
@@ -81,9 +82,7 @@ class SharedStateClient(ClientRule):
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         return context.shared
 
-    def finish(
-        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
-    ) -> tuple[Upload, State]:
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         return Upload(context.params - params, average=scratch), context.memory
 
 

@@ -7,101 +7,95 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedzmg.algorithms.clip import ClipNorm, ClipValue
 from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.schedule import ClientSchedule, Schedule, ServerSchedule
 from fedzmg.algorithms.wrapper import ServerDecay
-from fedzmg.contract import Algorithm, Rule, chain, inner_rules
+from fedzmg.contract import Algorithm, chain
 from fedzmg.errors import InputError, unknown
 
 SCHEDULE = tuple(field.name for field in dataclasses.fields(Schedule))
-CLIPS = {"clip_norm": ClipNorm, "clip_value": ClipValue}
-"""Clipping wrappers, innermost first: single entries are bounded before the norm."""
-SERVER_DECAY = "server.decay"
-
-WRAPPER_KEYS = (
-    *(f"client.{name}" for name in CLIPS),
-    SERVER_DECAY,
-    *(f"{side}.{name}" for side in ("client", "server") for name in SCHEDULE),
-)
-
-
-_EXAMPLES: dict[str, Any] = {
-    **{f"client.{name}": 1.0 for name in CLIPS},
-    SERVER_DECAY: 0.0,
-    "client.schedule": "constant",
-    "server.schedule": "constant",
+WRAPPERS: dict[str, tuple[Any, tuple[str, ...], Any]] = {
+    "server.decay": (ServerDecay, ("decay",), 0.0),
+    "client.schedule": (ClientSchedule, SCHEDULE, "constant"),
+    "server.schedule": (ServerSchedule, SCHEDULE, "constant"),
+    "client.clip_norm": (ClipNorm, ("clip_norm",), 1.0),
+    "client.clip_value": (ClipValue, ("clip_value",), 1.0),
 }
-"""A valid value of every wrapper's key, to test whether the wrapper fits."""
+"""Wrappers by key, innermost first: class, fields, and a value that is valid if the wrapper fits.
+
+Clipping comes outermost, since the loss gradient is clipped before anything else; single entries
+are bounded before the norm. A server's schedule comes around its decay, which is relative to the
+learning rate.
+"""
+
+
+def _keys(key: str) -> list[str]:
+    """Return the keys of all fields of a wrapper."""
+    return [f"{key.partition('.')[0]}.{name}" for name in WRAPPERS[key][1]]
 
 
 def known_options(algorithm: Algorithm) -> list[str]:
     """Return every key of this algorithm and of wrappers, also of those that do not fit."""
-    return sorted({*algorithm.options(), *WRAPPER_KEYS})
+    return sorted({*algorithm.options(), *(name for key in WRAPPERS for name in _keys(key))})
 
 
 def wrapper_options(algorithm: Algorithm) -> list[str]:
     """Return the keys of wrappers that fit around this algorithm's rules and are not used yet."""
-    own = algorithm.options()
-    fit = {key for key, value in _EXAMPLES.items() if _fits(algorithm, key, value)}
-    for side in ("client", "server"):
-        fit |= {f"{side}.{name}" for name in SCHEDULE if f"{side}.schedule" in fit}
-    return [key for key in WRAPPER_KEYS if key in fit and key not in own]
+    own, found = algorithm.options(), []
+    for key, (_, _, example) in WRAPPERS.items():
+        with contextlib.suppress(InputError):
+            configure(algorithm, {key: example})
+            found += [name for name in _keys(key) if name not in own]
+    return found
 
 
 def number_options(algorithm: Algorithm) -> list[str]:
     """Return the keys with numeric values, of this algorithm and of wrappers that fit."""
-    own = [
-        f"{side}.{field.name}"
-        for side in ("client", "server")
-        for rule in chain(getattr(algorithm, side))
-        for field in dataclasses.fields(rule)
-        if "number" in field.metadata
-    ]
-    added = [key for key in wrapper_options(algorithm) if not key.endswith(".schedule")]
-    return sorted({*own, *added})
-
-
-def _fits(algorithm: Algorithm, key: str, value: Any) -> bool:
-    try:
-        configure(algorithm, {key: value})
-    except InputError:
-        return False
-    return True
+    own = {key for key, field in _fields(algorithm).items() if "number" in field.metadata}
+    added = {key for key in wrapper_options(algorithm) if not key.endswith(".schedule")}
+    return sorted(own | added)
 
 
 def configure(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
-    """Return a copy with fields changed and wrappers added; ``None`` adds no wrapper.
-
-    Clipping comes outermost, since the loss gradient is clipped before anything else. A server's
-    schedule comes around its decay, which is relative to the learning rate.
-    """
-    own = algorithm.options()
-    added: dict[str, Any] = {}
-    for key, value in options.items():
-        if key not in own and key not in WRAPPER_KEYS:
-            raise _unknown(algorithm, key)
-        if key not in own and value is not None:
-            added[key] = value
-    changed = algorithm.with_options({k: v for k, v in options.items() if k in own})
-    if SERVER_DECAY in added:
-        fields = {"decay": added[SERVER_DECAY]}
-        changed = _wrapped(changed, "server", SERVER_DECAY, ServerDecay, fields)
-    for side, kind in (("client", ClientSchedule), ("server", ServerSchedule)):
-        fields = {n: added[f"{side}.{n}"] for n in SCHEDULE if f"{side}.{n}" in added}
-        if fields:
-            _check_schedule(changed, side, fields)
-            changed = _wrapped(changed, side, f"{side}.schedule", kind, fields)
-    for name, clip in CLIPS.items():
-        key = f"client.{name}"
-        if key in added:
-            changed = _wrapped(changed, "client", key, clip, {name: added[key]})
+    """Return a copy with fields changed and wrappers added; ``None`` adds no wrapper."""
+    own, known = algorithm.options(), known_options(algorithm)
+    for name in options:
+        if name not in known:
+            raise _unknown(algorithm, name)
+    added = {name: v for name, v in options.items() if name not in own and v is not None}
+    changed = algorithm.with_options({name: v for name, v in options.items() if name in own})
+    for key, (kind, _, _) in WRAPPERS.items():
+        fields = {name: added[name] for name in _keys(key) if name in added}
+        if not fields:
+            continue
+        if key not in fields:
+            name, value = next(iter(fields.items()))
+            raise InputError(
+                f"{algorithm.name}, {name} = {value!r}: belongs to a schedule; add one, for "
+                f"example {key}=cosine"
+            )
+        taken = [name for name in _keys(key) if name in own]
+        if taken:
+            raise InputError(
+                f"{algorithm.name}, {key}: {', '.join(taken)} is an option of the rule itself; put "
+                "the schedule around the rule in Python"
+            )
+        side = key.partition(".")[0]
+        try:
+            rule = kind(
+                getattr(changed, side), **{n.partition(".")[2]: v for n, v in fields.items()}
+            )
+        except InputError as error:
+            raise InputError(f"{algorithm.name}, {key}: {error}") from None
+        changed = dataclasses.replace(changed, **{side: rule})
     return changed
 
 
@@ -109,40 +103,12 @@ def _unknown(algorithm: Algorithm, key: str) -> InputError:
     """Return an error that suggests options of the same side."""
     side, dot, _ = key.partition(".")
     known = [*algorithm.options(), *wrapper_options(algorithm)]
-    same = [name for name in known if name.startswith(side + dot)]
-    if dot and side in ("client", "server") and not same:
+    same = [name for name in known if dot and name.startswith(side + dot)]
+    if side in ("client", "server") and dot and not same:
         rule = type(getattr(algorithm, side)).__name__
-        return InputError(
-            f"unknown option of {algorithm.name} {key!r}: its {side} rule {rule} has no options"
-        )
+        return InputError(f"{algorithm.name}, {key!r}: its {side} rule {rule} has no options")
     command = f"fedzmg list {algorithm.name}"
     return unknown(f"option of {algorithm.name}", key, same or known, command)
-
-
-def _check_schedule(algorithm: Algorithm, side: str, fields: Mapping[str, Any]) -> None:
-    """Reject numbers without a schedule, and a schedule whose keys are taken."""
-    if "schedule" not in fields:
-        name, value = next(iter(fields.items()))
-        raise InputError(
-            f"{algorithm.name}, {side}.{name} = {value!r}: belongs to a schedule; add one, for "
-            f"example {side}.schedule=cosine"
-        )
-    taken = [f"{side}.{name}" for name in SCHEDULE if f"{side}.{name}" in algorithm.options()]
-    if taken:
-        raise InputError(
-            f"{algorithm.name}, {side}.schedule: {', '.join(taken)} is an option of the rule "
-            "itself; put the schedule around the rule in Python"
-        )
-
-
-def _wrapped(
-    algorithm: Algorithm, side: str, key: str, kind: Any, fields: Mapping[str, Any]
-) -> Algorithm:
-    try:
-        rule = kind(getattr(algorithm, side), **fields)
-    except InputError as error:
-        raise InputError(f"{algorithm.name}, {key}: {error}") from None
-    return dataclasses.replace(algorithm, **{side: rule})
 
 
 def card(entry: AlgorithmInfo, model_bytes: int | None = None) -> dict[str, Any]:
@@ -150,62 +116,54 @@ def card(entry: AlgorithmInfo, model_bytes: int | None = None) -> dict[str, Any]
 
     ``model_bytes``, the size of a task's model, adds bytes to the multiples of the model.
     """
-    costs: dict[str, Any] = {
-        "down": entry.down,
-        "up": entry.up,
-        "client_keeps": entry.client_keeps,
-        "server_keeps": entry.server_keeps,
-    }
+    algorithm, values = entry.algorithm, entry.algorithm.options()
+    costs = {name: getattr(entry, name) for name in ("down", "up", "client_keeps", "server_keeps")}
     if model_bytes is not None:
         costs |= {f"{name}_bytes": round(times * model_bytes) for name, times in costs.items()}
+    rows = [
+        {
+            "key": key,
+            "default": values[key],
+            "range": _range(field),
+            "doc": field.metadata.get("doc", ""),
+        }
+        for key, field in _fields(algorithm).items()
+    ]
+    weights = {"key": "weights", "default": algorithm.weights, "range": "examples, uniform"}
     return {
-        "name": entry.algorithm.name,
+        "name": algorithm.name,
         "summary": entry.summary,
         "source": entry.source,
         "inferred": entry.inferred,
         "rules": {
-            "client": repr(entry.algorithm.client),
-            "server": repr(entry.algorithm.server),
-            "weights": entry.algorithm.weights,
+            "client": repr(algorithm.client),
+            "server": repr(algorithm.server),
+            "weights": algorithm.weights,
         },
-        "options": list(_options(entry)),
-        "wrapper_options": wrapper_options(entry.algorithm),
+        "options": [*rows, weights | {"doc": "weights of clients when uploads are averaged"}],
+        "wrapper_options": wrapper_options(algorithm),
         "costs": costs,
         "about": inspect.cleandoc(entry.about),
     }
 
 
-def _options(entry: AlgorithmInfo) -> Iterator[dict[str, Any]]:
+def _fields(algorithm: Algorithm) -> dict[str, dataclasses.Field[Any]]:
+    """Return the dataclass field of every option but the weights, outermost rules first."""
+    own = algorithm.options()
+    found: dict[str, dataclasses.Field[Any]] = {}
     for side in ("client", "server"):
-        yield from _fields(side, getattr(entry.algorithm, side), set())
-    yield {
-        "key": "weights",
-        "default": entry.algorithm.weights,
-        "range": "examples, uniform",
-        "doc": "weights of clients when uploads are averaged",
-    }
+        for rule in chain(getattr(algorithm, side)):
+            for field in dataclasses.fields(rule):
+                if (key := f"{side}.{field.name}") in own:
+                    found.setdefault(key, field)
+    return found
 
 
-def _fields(side: str, rule: Rule, seen: set[str]) -> Iterator[dict[str, Any]]:
-    for field in dataclasses.fields(rule):  # type: ignore[arg-type]
-        value = getattr(rule, field.name)
-        if isinstance(value, Rule) or field.metadata.get("derived") or field.name in seen:
-            continue
-        seen.add(field.name)
-        limits, words = field.metadata.get("number"), field.metadata.get("words", ())
-        yield {
-            "key": f"{side}.{field.name}",
-            "default": value,
-            "range": ", ".join(words) if limits is None else _range(limits),
-            "doc": field.metadata.get("doc", ""),
-        }
-    for inner in inner_rules(rule).values():
-        yield from _fields(side, inner, seen)
-
-
-def _range(limits: Mapping[str, float]) -> str:
-    low, above = limits["low"], limits["above"]
-    high, below = limits["high"], limits["below"]
+def _range(field: dataclasses.Field[Any]) -> str:
+    limits = field.metadata.get("number")
+    if limits is None:
+        return ", ".join(field.metadata.get("words", ()))
+    low, above, high, below = (limits[name] for name in ("low", "above", "high", "below"))
     left = f"[{low:g}" if math.isfinite(low) else f"({above:g}"
     right = f"{high:g}]" if math.isfinite(high) else f"{below:g})"
     return f"{left}, {right}"

@@ -39,8 +39,10 @@ from fedzmg.contract import (
     FullPass,
     FullPassTiming,
     Number,
+    Result,
     ServerRule,
     State,
+    Stepped,
     Upload,
     choice,
     number,
@@ -72,14 +74,10 @@ class Scaffold(ClientRule):
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         return full_pass.grad if isinstance(full_pass, FullPass) and self.variate == "start" else ()
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         return params - self.lr * (grad - context.memory + context.shared), scratch
 
-    def finish(
-        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
-    ) -> tuple[Upload, State]:
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         delta = context.params - params
         if self.variate == "start":
             new = scratch

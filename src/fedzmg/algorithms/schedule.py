@@ -20,7 +20,7 @@ Degenerate cases: ``constant`` is the rule inside bit for bit, and so is every f
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeVar, final, get_args
 
 import torch
@@ -33,15 +33,17 @@ from fedzmg.contract import (
     Cohort,
     FullPass,
     Number,
+    Result,
     Rule,
     State,
-    Upload,
+    Stepped,
     chain,
+    choice,
     inner_rules,
     number,
     replace_in_chain,
 )
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError
 from fedzmg.tree import Tree
 
 R = TypeVar("R", bound=Rule)
@@ -60,7 +62,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 class Schedule(Rule):
     """Factor of the learning rate in a round; base of client and server schedules."""
 
-    schedule: Shape = field(metadata={"doc": "change of the learning rate over rounds"})
+    schedule: Shape = choice(*get_args(Shape), doc="change of the learning rate over rounds")
     every: Number | None = number(None, low=1, doc="step: rounds between two changes")
     gamma: Number | None = number(None, above=0, doc="step, exponential: factor of a change")
     horizon: Number | None = number(None, low=1, doc="cosine: rounds until the fall ends")
@@ -68,29 +70,24 @@ class Schedule(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.schedule not in get_args(Shape):
-            raise unknown("schedule", str(self.schedule), get_args(Shape))
         needs = NEEDS[self.schedule]
         takes = (*needs, "floor") if needs else ()
-        for name in ("every", "gamma", "horizon", "floor"):
-            value = getattr(self, name)
-            if value is None and name in needs:
-                raise InputError(f"schedule {self.schedule!r} needs {' and '.join(needs)}")
-            if value is not None and name not in takes:
+        given = {name: getattr(self, name) for name in ("every", "gamma", "horizon", "floor")}
+        given = {name: value for name, value in given.items() if value is not None}
+        if not given.keys() >= set(needs):
+            raise InputError(f"schedule {self.schedule!r} needs {' and '.join(needs)}")
+        for name, value in given.items():
+            if name not in takes:
                 raise InputError(
                     f"{name} = {value!r}: schedule {self.schedule!r} takes "
                     f"{', '.join(takes) or 'no numbers'}; leave it out"
                 )
-        for name in ("every", "horizon"):
-            value = getattr(self, name)
-            if isinstance(value, float) and not value.is_integer():
+            if name in ("every", "horizon") and isinstance(value, float) and value % 1:
                 raise InputError(f"{name} = {value!r}: expected a whole number of rounds")
         for inner in inner_rules(self).values():
             if rate_of(inner) is None:
-                raise InputError(
-                    f"schedule {self.schedule!r} scales lr, which "
-                    f"{type(chain(inner)[-1]).__name__} does not have"
-                )
+                name = type(chain(inner)[-1]).__name__
+                raise InputError(f"schedule {self.schedule!r} scales lr, which {name} lacks")
 
     def factor(self, round_: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the factor of the learning rate in a round, counted from 1."""
@@ -130,14 +127,10 @@ class ClientSchedule(Schedule, Wrapper):
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         return self._now(context).begin(context, full_pass)
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         return self._now(context).step(context, params, scratch, grad)
 
-    def finish(
-        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
-    ) -> tuple[Upload, State]:
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         return self._now(context).finish(context, params, scratch, steps)
 
     def _now(self, context: ClientContext) -> ClientRule:

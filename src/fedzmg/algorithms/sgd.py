@@ -12,6 +12,7 @@ from fedzmg.contract import (
     Layout,
     Number,
     State,
+    Stepped,
     choice,
     number,
 )
@@ -56,9 +57,7 @@ class SGD(ClientRule):
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         return () if self.momentum is None else context.params.zeros()
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         if self.momentum is not None:
             scratch = self.momentum * scratch + grad
             grad = grad + self.momentum * scratch if self.form == "nesterov" else scratch

@@ -23,10 +23,11 @@ from fedzmg.contract import (
     FullPassTiming,
     Layout,
     Number,
+    Result,
     Rule,
     ServerRule,
     State,
-    Upload,
+    Stepped,
     chain,
     choice,
     number,
@@ -64,17 +65,13 @@ class Wrapper(ClientRule):
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         return self.inner.begin(context, full_pass)
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         return self.inner.step(context, params, scratch, grad)
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
         return self.inner.end_epoch(scratch, loss)
 
-    def finish(
-        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
-    ) -> tuple[Upload, State]:
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         return self.inner.finish(context, params, scratch, steps)
 
 
@@ -93,9 +90,7 @@ class GradientWrapper(Wrapper):
         )
         return self.inner.begin(context, seen)
 
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         return self.inner.step(context, params, scratch, self.changed(grad))
 
 

@@ -8,13 +8,13 @@ operations on one matrix instead of many on every layer.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedzmg.contract import Cohort
+from fedzmg.contract import Cohort, Upload
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.local import Chunk
 from fedzmg.tree import Flat, flatten_rows, unflatten_rows
@@ -34,67 +34,58 @@ class Sums(NamedTuple):
     steps: Tensor
     loss: Tensor
 
-    @classmethod
-    def empty(cls, averaged: Tensor, total: Tensor, trials: int) -> Sums:
-        """Make the neutral element for rows like these."""
-        count = torch.zeros(trials, dtype=torch.int64, device=averaged.device)
-        return cls(
-            averaged.new_zeros(trials, averaged.shape[1]),
-            total.new_zeros(trials, total.shape[1]),
-            count.double(),
-            count,
-            count.clone(),
-            count.clone(),
-            count.double(),
-        )
-
-
-class _Schedule(NamedTuple):
-    """Row of a chunk that each trial adds at each step of the merge; weight zero: none."""
-
-    trials: slice
-    rows: Tensor
-    weights: Tensor
-
 
 class Merger:
     """Adds the uploads of one round, chunk by chunk."""
 
-    def __init__(self, batches: list[ClientBatch], weights: list[float], trials: int) -> None:
-        self._batches, self._weights, self._trials = batches, weights, trials
-        self._sums: Sums | None = None
+    sums: Sums
+    """Everything merged so far."""
+    upload: Upload
+    """Uploads of some clients, for their size."""
+
+    def __init__(self, batches: list[ClientBatch], trials: int, *, by_examples: bool) -> None:
+        self._batches, self._trials = batches, trials
+        # A client without a batch sends nothing and has weight zero.
+        self._weights = [
+            (float(b.examples) if by_examples else 1.0) * bool(len(b.stream)) for b in batches
+        ]
         self._forms: tuple[Flat, Flat] | None = None
+        self._losses: list[tuple[slice, Tensor]] = []
+        self.computed = 0
+        """Client steps, padding included."""
 
     def add(self, chunk: Chunk) -> Tensor:
         """Merge a chunk; return a flag per client: whether its upload was accepted.
 
-        An upload with a value that is not finite is dropped and counted. A client of weight zero
-        sent nothing. Nothing here waits for the device.
+        An upload with a value that is not finite is dropped and counted. Nothing here waits for the
+        device.
         """
-        upload = chunk.outcomes.upload
-        averaged, form = flatten_rows((upload.delta, upload.average))
-        total, total_form = flatten_rows(upload.total, like=averaged)
-        if self._sums is None:
-            self._sums = Sums.empty(averaged, total, self._trials)
+        self.upload = chunk.outcomes.upload
+        self.computed += chunk.computed
+        averaged, form = flatten_rows((self.upload.delta, self.upload.average))
+        total, total_form = flatten_rows(self.upload.total, like=averaged)
+        if self._forms is None:
             self._forms = form, total_form
+            self.sums = self._empty(averaged, total)
         # The largest absolute value is not finite if any is not: one pass, and nothing written.
         finite = _largest(averaged).isfinite() & _largest(total).isfinite()
         # Zero times a value that is not finite is not zero, so such a row is blanked first.
         averaged.masked_fill_(~finite[:, None], 0)
         total.masked_fill_(~finite[:, None], 0)
-        schedule = self._schedule(chunk)
-        rows = schedule.rows.to(averaged.device, non_blocking=True)
-        weights = schedule.weights.to(averaged.device, non_blocking=True)
+        trials, *schedule = self._schedule(chunk)
+        rows, weights = (part.to(averaged.device, non_blocking=True) for part in schedule)
         uploaded = weights > 0
         accepted = uploaded & finite[rows]
         weights = torch.where(accepted, weights, 0.0)
         factors = weights.to(averaged.dtype)[:, :, None]
-        sums = Sums(*(part[schedule.trials] for part in self._sums))
+        sums = Sums(*(part[trials] for part in self.sums))
         sums.weight.add_(weights.sum(0))
         sums.clients.add_(accepted.sum(0))
         sums.dropped.add_((uploaded & ~accepted).sum(0))
         sums.steps.add_(torch.where(accepted, chunk.outcomes.steps[rows], 0).sum(0))
-        losses = torch.where(accepted, chunk.outcomes.loss[rows].double(), 0.0)
+        losses = chunk.outcomes.loss[rows].double()
+        self._losses.append((trials, torch.where(accepted, losses, torch.nan)))
+        losses = torch.where(accepted, losses, 0.0)
         for i, chosen in enumerate(rows):
             sums.averaged.add_(averaged[chosen] * factors[i])
             sums.loss.add_(losses[i])
@@ -104,8 +95,18 @@ class Merger:
         known = torch.tensor([self._weights[i] > 0 for i in chunk.batches])
         return finite[order] & known.to(finite.device, non_blocking=True)
 
-    def _schedule(self, chunk: Chunk) -> _Schedule:
-        """Order the rows of a chunk as the cohort, trials side by side."""
+    def _empty(self, averaged: Tensor, total: Tensor) -> Sums:
+        """Make the neutral element for rows like these."""
+        rows, totals = (part.new_zeros(self._trials, part.shape[1]) for part in (averaged, total))
+        weight, loss = averaged.new_zeros(2, self._trials, dtype=torch.float64)
+        clients, dropped, steps = averaged.new_zeros(3, self._trials, dtype=torch.int64)
+        return Sums(rows, totals, weight, clients, dropped, steps, loss)
+
+    def _schedule(self, chunk: Chunk) -> tuple[Any, Tensor, Tensor]:
+        """Order the rows of a chunk as the cohort, trials side by side.
+
+        Returns the trials, the row that each adds at each step, and its weight; zero: none.
+        """
         queues: dict[int, list[tuple[int, float]]] = {}
         for i in sorted(range(len(chunk.batches)), key=chunk.batches.__getitem__):
             batch, weight = chunk.batches[i], self._weights[chunk.batches[i]]
@@ -121,13 +122,17 @@ class Merger:
             for i, (row, weight) in enumerate(queue):
                 rows[i, trial - trials.start] = row
                 weights[i, trial - trials.start] = weight
-        return _Schedule(trials, torch.from_numpy(rows), torch.from_numpy(weights))
+        return trials, torch.from_numpy(rows), torch.from_numpy(weights)
 
-    @property
-    def sums(self) -> Sums:
-        """Everything merged so far."""
-        assert self._sums is not None, "a round has at least one chunk"
-        return self._sums
+    def losses(self) -> Tensor:
+        """Return the clients' mean training losses, one row per trial, filled up with NaN."""
+        height = sum(len(part) for _, part in self._losses)
+        table = self.sums.loss.new_full((self._trials, height), torch.nan)
+        first = 0
+        for trials, part in self._losses:
+            table[trials, first : first + len(part)] = part.T
+            first += len(part)
+        return table
 
     def cohort(self, population: int, round_: Tensor) -> Cohort:
         """Average and total every trial; a trial that lost every upload gets zeros."""

@@ -142,8 +142,8 @@ class EnginePlanner:
         if self.engine != "auto":
             raise unknown("engine", self.engine, ["auto", *get_args(PathName)])
         if on_gpu:
-            planned = Planned(rounds_left, trials, self.trainings)
-            return choose_on_gpu(program, probe(), planned, self.chunk)
+            work = rounds_left * self.trainings * (1 + (trials - 1) * PACKED_COST)
+            return choose_on_gpu(program, probe(), work, self.chunk)
         return choose_on_cpu(program, probe(), rounds_left, self.chunk)
 
     def build(self, program: Program) -> Engine:
@@ -195,59 +195,45 @@ def choose_on_cpu(
     fastest = min(found, key=found.__getitem__)
     clearly = CLEAR_SPEEDUP * found[fastest] < found[DEFAULT_PATH]
     path, flag = fastest if clearly else DEFAULT_PATH
-    figures = ", ".join(
-        f"{p}{'' if f else ' without oneDNN'} {1e3 * t:.1f} ms" for (p, f), t in found.items()
-    )
-    figures += f" for {PROBE_STEPS} steps of a cohort"
-    if path == "vectorized":
-        saved = COMPILE_GAIN * found[path, flag] / PROBE_STEPS * probe.steps * rounds_left
-        if saved > 2 * COMPILE_SECONDS and can_compile(program.device):
-            reason = f"{figures}; compiling should save {saved:.0f} s"
-            return EngineChoice("compiled", reason, flag)
+    times = [f"{p}{'' if f else ' without oneDNN'} {1e3 * t:.1f} ms" for (p, f), t in found.items()]
+    figures = f"{', '.join(times)} for {PROBE_STEPS} steps of a cohort"
+    saved = COMPILE_GAIN * found[path, flag] / PROBE_STEPS * probe.steps * rounds_left
+    if path == "vectorized" and saved > 2 * COMPILE_SECONDS and can_compile(program.device):
+        return EngineChoice("compiled", f"{figures}; compiling should save {saved:.0f} s", flag)
     return EngineChoice(path, figures, flag)
 
 
-class Planned(NamedTuple):
-    """Work that remains."""
-
-    rounds_left: int
-    trials: int = 1
-    trainings: int = 1
-
-
 def choose_on_gpu(
-    program: Program, probe: Probe, planned: Planned, chunk: int | None = None
+    program: Program, probe: Probe, work: float, chunk: int | None = None
 ) -> EngineChoice:
-    """Take CUDA graphs, compiled if the training is long enough; a slower path if they fail."""
+    """Take CUDA graphs, compiled if the training is long enough; a slower path if they fail.
+
+    ``work`` counts the rounds of a single trial that would take as long as all that is left.
+    """
     short = probe.first_steps(PROBE_STEPS)
-    try:
-        mapped = _seconds(Vectorized(program, chunk=chunk), short)
-    except torch.OutOfMemoryError:
-        raise  # a RuntimeError, too, but it says nothing about the model
-    except (InputError, RuntimeError) as error:
-        reason = f"the model cannot be mapped over clients ({_first_line(error)})"
-        return EngineChoice("sequential", reason)
-    try:
-        replayed = _seconds(Vectorized(program, chunk=chunk, cuda_graph=True), short)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        reason = f"the step cannot be captured as a CUDA graph ({_first_line(error)})"
-        return EngineChoice("vectorized", reason)
-    figures = f"{PROBE_STEPS} steps of a cohort: mapped {1e3 * mapped:.1f} ms, as a graph "
-    figures += f"{1e3 * replayed:.1f} ms"
-    packed = 1 + (planned.trials - 1) * PACKED_COST
-    left = replayed / PROBE_STEPS * probe.steps * planned.rounds_left * packed
-    saved = GRAPH_COMPILE_GAIN * left * planned.trainings
+    seconds: list[float] = []
+    fallbacks: dict[PathName, str] = {
+        "sequential": "the model cannot be mapped over clients",
+        "vectorized": "the step cannot be captured as a CUDA graph",
+    }
+    for slower, problem in fallbacks.items():
+        engine = Vectorized(program, chunk=chunk, cuda_graph=slower == "vectorized")
+        try:
+            passes = [_pass_seconds(engine, short) for _ in range(1 + TIMED_PASSES)]
+        except torch.OutOfMemoryError:
+            raise  # a RuntimeError, too, but it says nothing about the model
+        except (InputError, RuntimeError) as error:
+            first_line = (str(error).splitlines() or [type(error).__name__])[0]
+            return EngineChoice(slower, f"{problem} ({first_line})")
+        seconds.append(min(passes[1:]))
+    mapped, replayed = (1e3 * each for each in seconds)
+    figures = f"{PROBE_STEPS} steps of a cohort: mapped {mapped:.1f} ms, as a graph "
+    figures += f"{replayed:.1f} ms"
+    saved = GRAPH_COMPILE_GAIN * seconds[1] / PROBE_STEPS * probe.steps * work
     if saved > COMPILE_SECONDS and can_compile(program.device):
-        many = f" in {planned.trainings} trainings" if planned.trainings > 1 else ""
-        reason = f"{figures}; compiling should save {saved:.0f} s{many}"
+        reason = f"{figures}; compiling should save {saved:.0f} s"
         return EngineChoice("compiled_cuda_graph", reason)
     return EngineChoice("cuda_graph", figures)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def can_compile(device: torch.device) -> bool:
@@ -255,11 +241,6 @@ def can_compile(device: torch.device) -> bool:
     if device.type == "cuda":
         return HAS_TRITON
     return any(shutil.which(name) for name in ("c++", "g++", "clang++", "cl"))
-
-
-def _seconds(engine: Engine, probe: Probe) -> float:
-    """Time of the fastest pass."""
-    return min([_pass_seconds(engine, probe) for _ in range(1 + TIMED_PASSES)][1:])
 
 
 def _pass_seconds(engine: Engine, probe: Probe) -> float:

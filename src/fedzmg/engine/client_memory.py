@@ -5,7 +5,7 @@ the slot that the last committed round relies on. To go back to that round is to
 client, the newest slot that is not younger. A checkpoint of a committed round need only name it;
 one of a later round has to carry copies.
 
-Rows are in memory, or in a sparse file. Only the cohort's share is ever on the device.
+Slots are in sparse files. Only the cohort's share is ever in memory and on the device.
 """
 
 from __future__ import annotations
@@ -22,40 +22,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from fedzmg.contract import State
 from fedzmg.errors import InputError
 from fedzmg.tree import Flat, flatten_rows, leaves, row, tree_map, unflatten_rows
 
-IN_MEMORY = 1 << 30
-"""Bytes of client memory that are kept in the process; more goes to a file."""
-
 NEVER = -1
-
-
-class MemoryRows:
-    """Rows in the process."""
-
-    def __init__(self) -> None:
-        self._rows: dict[int, npt.NDArray[Any]] = {}
-
-    def read(self, index: int) -> npt.NDArray[Any]:
-        return self._rows[index]
-
-    def write(self, index: int, values: npt.NDArray[Any]) -> None:
-        self._rows[index] = values.copy()
-
-    def flush(self) -> None:
-        """Do nothing: these rows do not outlive the process."""
 
 
 class FileRows:
     """Rows in a sparse file; plain reads and writes keep the process small, a map would not."""
 
     def __init__(self, path: Path, width: int, dtype: npt.DTypeLike) -> None:
-        self._path = path
-        self._dtype = np.dtype(dtype)
+        self.path, self._dtype = path, np.dtype(dtype)
         self._bytes = width * self._dtype.itemsize
         self._opened: int | None = None
 
@@ -63,20 +42,20 @@ class FileRows:
     def _file(self) -> int:
         # Opened at the first use: a run directory must be complete before files are added.
         if self._opened is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._opened = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._opened = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         return self._opened
 
     def read(self, index: int) -> npt.NDArray[Any]:
         data = os.pread(self._file, self._bytes, index * self._bytes)
         if len(data) != self._bytes:
-            raise InputError(f"{self._path} is truncated: restore it or start afresh")
+            raise InputError(f"{self.path} is truncated: restore it or start afresh")
         return np.frombuffer(data, dtype=self._dtype).copy()
 
     def write(self, index: int, values: npt.NDArray[Any]) -> None:
         data = np.ascontiguousarray(values, dtype=self._dtype).tobytes()
         if os.pwrite(self._file, data, index * self._bytes) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def flush(self) -> None:
         os.fsync(self._file)
@@ -89,23 +68,20 @@ class FileRows:
 class Slots:
     """Two stamped slots per client of one trial."""
 
-    def __init__(
-        self, rows: MemoryRows | FileRows, clients: int, stamps: Path | None = None
-    ) -> None:
-        self._rows, self._path = rows, stamps
+    def __init__(self, directory: Path, clients: int, width: int, dtype: npt.DTypeLike) -> None:
+        self._rows = FileRows(directory / "memory.rows", width, dtype)
+        self._stamp_rows = FileRows(directory / "memory.stamps", 2, np.int64)
         self._stamps = np.full((clients, 2), NEVER, dtype=np.int64)
-        self._stamp_rows: FileRows | None = None
-        self._saved = False
-        """The file has the stamps of all clients."""
         self.committed = 0
-        if stamps is not None:
-            self._stamp_rows = FileRows(stamps, 2, np.int64)
-            self._saved = stamps.exists()
-            if self._saved:
-                known = np.fromfile(stamps, dtype=np.int64)
-                if known.size != self._stamps.size:
-                    raise InputError(f"{stamps} is damaged: restore it or start afresh")
-                self._stamps = known.reshape(clients, 2)
+        """Round whose state a checkpoint needs."""
+        self.path = self._stamp_rows.path
+        self.saved = self.path.exists()
+        """The file has the stamps of all clients."""
+        if self.saved:
+            known = np.fromfile(self.path, dtype=np.int64)
+            if known.size != self._stamps.size:
+                raise InputError(f"{self.path} is damaged: restore it or start afresh")
+            self._stamps = known.reshape(clients, 2)
 
     def visited(self) -> list[int]:
         """List clients that have a memory."""
@@ -130,72 +106,56 @@ class Slots:
 
     def _stamp(self, client: int, slot: int, round_: int) -> None:
         self._stamps[client, slot] = round_
-        if self._stamp_rows is None:
-            return
-        if self._saved:
+        if self.saved:
             self._stamp_rows.write(client, self._stamps[client])
         else:
-            self._save_stamps(self._stamp_rows)
+            self._save_stamps()
 
-    def commit(self, round_: int) -> None:
-        """Protect the state after this round, which a checkpoint names."""
-        self.committed = round_
+    def _save_stamps(self) -> None:
+        self._stamp_rows.write(0, self._stamps)
+        self.saved = True
 
     def flush(self) -> None:
         """Write everything to disk."""
         self._rows.flush()
-        if self._stamp_rows is not None:
-            self._save_stamps(self._stamp_rows)
-            self._stamp_rows.flush()
-
-    def _save_stamps(self, rows: FileRows) -> None:
-        rows.write(0, self._stamps)
-        self._saved = True
+        self._save_stamps()
+        self._stamp_rows.flush()
 
     def rewind(self, round_: int) -> None:
         """Forget everything younger than a checkpoint."""
         self._stamps[self._stamps > round_] = NEVER
         self.committed = round_
-        if self._stamp_rows is None:
-            return
-        if self._saved:
-            self._save_stamps(self._stamp_rows)
-        elif round_:
-            raise InputError(f"{self._path} is missing: restore it or start afresh")
+        if self.saved:
+            self._save_stamps()
 
 
 class MemoryStore:
-    """Memories of the clients of every trial; a client never seen starts from ``fresh``."""
+    """Memories of the clients of every trial; a client never seen starts from ``fresh``.
+
+    ``directories`` has a directory per trial; None: files are temporary.
+    """
+
+    kept_bytes = 0
+    """Bytes that each client keeps after it took part."""
 
     def __init__(
-        self,
-        fresh: State,
-        clients: int,
-        directories: Sequence[Path] | None = None,
-        in_memory: int = IN_MEMORY,
+        self, fresh: State, clients: int, directories: Sequence[Path] | None = None
     ) -> None:
         self.fresh = tree_map(lambda leaf: leaf.cpu(), fresh)
         self._trials: list[Slots] = []
         self._form: Flat | None = None
+        self._is_temporary = directories is None
         if self.is_empty:
             return
         self._fresh_rows, self._form = flatten_rows(self.fresh)
         trials, width = self._fresh_rows.shape
         self.kept_bytes = width * self._fresh_rows.element_size()
-        dtype = self._fresh_rows.numpy().dtype
-        if directories is None and 2 * self.kept_bytes * clients * trials > in_memory:
+        if directories is None:
             scratch = Path(tempfile.mkdtemp(prefix="fedzmg-memory-"))
             weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
             directories = [scratch / str(i) for i in range(trials)]
-        for i in range(trials):
-            if directories is None:
-                self._trials.append(Slots(MemoryRows(), clients))
-            else:
-                rows = FileRows(directories[i] / "memory.rows", width, dtype)
-                self._trials.append(Slots(rows, clients, directories[i] / "memory.stamps"))
-
-    kept_bytes = 0
-    """Bytes that each client keeps after it took part."""
+        dtype = self._fresh_rows.numpy().dtype
+        self._trials = [Slots(path, clients, width, dtype) for path in directories]
 
     @property
     def is_empty(self) -> bool:
@@ -206,12 +166,9 @@ class MemoryStore:
         """Stack memories of some (trial, client) pairs, on the host."""
         if self._form is None:
             return self.fresh
-        rows = [self._row(trial, client) for trial, client in owners]
+        kept = [(trial, self._trials[trial].read(client)) for trial, client in owners]
+        rows = [self._fresh_rows[t] if own is None else torch.from_numpy(own) for t, own in kept]
         return unflatten_rows(torch.stack(rows), self._form, exact=True)
-
-    def _row(self, trial: int, client: int) -> Tensor:
-        kept = self._trials[trial].read(client)
-        return self._fresh_rows[trial] if kept is None else torch.from_numpy(kept)
 
     def write(
         self, owners: list[tuple[int, int]], round_: int, memory: State, accepted: list[bool]
@@ -226,9 +183,7 @@ class MemoryStore:
 
     def of_trial(self, trial: int) -> dict[int, State]:
         """Return every memory of one trial, by client."""
-        if self._form is None:
-            return {}
-        clients = self._trials[trial].visited()
+        clients = self._trials[trial].visited() if self._trials else []
         return {c: row(self.read([(trial, c)]), 0) for c in clients}
 
     def put(self, trial: int, round_: int, memories: dict[int, State]) -> None:
@@ -238,15 +193,18 @@ class MemoryStore:
 
     def flush(self) -> None:
         """Write everything to disk."""
-        for slots in self._trials:
+        for slots in () if self._is_temporary else self._trials:
             slots.flush()
 
     def commit(self, round_: int) -> None:
         """Protect the state after this round, which a checkpoint names."""
         for slots in self._trials:
-            slots.commit(round_)
+            slots.committed = round_
 
     def rewind(self, trial: int, round_: int) -> None:
         """Take one trial back to a checkpoint's round."""
         if self._trials:
-            self._trials[trial].rewind(round_)
+            slots = self._trials[trial]
+            if round_ and not slots.saved and not self._is_temporary:
+                raise InputError(f"{slots.path} is missing: restore it or start afresh")
+            slots.rewind(round_)

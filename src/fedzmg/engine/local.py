@@ -88,18 +88,14 @@ def count(work: Work, loss: Tensor, params: Tree, scratch: State, active: Tensor
     """
     one = torch.ones_like(work.steps) if active is None else active.to(work.steps.dtype)
     part = loss if active is None else torch.where(active, loss, torch.zeros_like(loss))
-    return Work(
-        params,
-        scratch,
-        work.steps + one,
-        work.loss + part,
-        work.epoch_steps + one,
-        work.total_loss + part,
-        work.active,
-    )
+    steps, epoch_steps = work.steps + one, work.epoch_steps + one
+    total = work.total_loss + part
+    return Work(params, scratch, steps, work.loss + part, epoch_steps, total, work.active)
 
 
-def close_epoch(rule: ClientRule, work: Work, closes: Tensor, full_loss: Tensor | None) -> Work:
+def close_epoch(
+    rule: ClientRule, work: Work, closes: Tensor, full_loss: Tensor | None = None
+) -> Work:
     """Let the rule react to the end of an epoch, for clients whose epoch ends here."""
     mean = work.loss / work.epoch_steps.clamp(min=1)
     scratch, continues = rule.end_epoch(work.scratch, mean if full_loss is None else full_loss)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from fedzmg.contract import ClientContext, FullPass, State, bind
 from fedzmg.data.plan import ClientBatch, Stream, full_pass
@@ -45,9 +44,8 @@ class Sequential:
             after = local.step(rule, context, work.params, work.scratch, grad, active=None)
             work = local.count(work, loss, *after, active=None)
             if rule.uses_epoch_end and stream.closes[t]:
-                seen = None
-                if rule.full_pass == "epochs":
-                    seen = self._full_pass(batch, work.params).loss
+                full = rule.full_pass == "epochs"
+                seen = self._full_pass(batch, work.params).loss if full else None
                 work = local.close_epoch(rule, work, torch.ones_like(work.active), seen)
                 if not bool(work.active):
                     break
@@ -57,9 +55,8 @@ class Sequential:
         program, real = self.program, int(stream.counts[t])
         x, y = program.batch_inputs(torch.from_numpy(stream.indices[t, :real]).to(program.device))
         weights = torch.full((real,), 1 / divisor, dtype=program.dtype, device=program.device)
-        key: Tensor | tuple[()] = ()
-        if program.objective.model.needs_key:
-            key = torch.tensor(int(stream.keys[t]), device=program.device)
+        keyed = program.objective.model.needs_key
+        key = torch.tensor(int(stream.keys[t]), device=program.device) if keyed else ()
         return Batch(x, y, weights, key)
 
     def _full_pass(self, batch: ClientBatch, params: Tree) -> FullPass:
@@ -70,9 +67,8 @@ class Sequential:
         loss = next(iter(params.values())).new_zeros(())
         if program.rule.full_pass == "epochs":
             with torch.no_grad():
-                return FullPass(
-                    sum((program.objective.eval_loss(params, b) for b in parts), loss), Tree({})
-                )
+                losses = [program.objective.eval_loss(params, part) for part in parts]
+            return FullPass(sum(losses, loss), Tree({}))
         grad = params.zeros()
         for part in parts:
             part_loss, slope = local.eager_gradient(program.objective.eval_loss, params, part)

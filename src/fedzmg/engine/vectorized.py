@@ -189,14 +189,9 @@ class Vectorized:
     def _close_epoch(
         self, batches: Sequence[ClientBatch], numbers: dict[str, Tensor], work: Work, closes: Tensor
     ) -> Work:
-        closed: Work
-        if self.program.rule.full_pass == "epochs":
-            seen = self._full_pass(batches, work.params).loss
-            closed = self._map(local.close_epoch, numbers, work, closes, seen)
-        else:
-            closed = self._map(
-                lambda rule, w, c: local.close_epoch(rule, w, c, None), numbers, work, closes
-            )
+        full = self.program.rule.full_pass == "epochs"
+        seen = (self._full_pass(batches, work.params).loss,) if full else ()
+        closed: Work = self._map(local.close_epoch, numbers, work, closes, *seen)
         return closed
 
     def _full_pass(self, batches: Sequence[ClientBatch], params: Tree) -> FullPass:
@@ -229,12 +224,9 @@ class _DevicePlan:
 
     def __init__(self, program: Program, padded: Padded) -> None:
         self._program = program
-        device = program.device
-        self._indices = torch.from_numpy(padded.indices).to(device)
-        self._weights = torch.from_numpy(padded.weights).to(device, program.dtype)
-        self._closes = torch.from_numpy(padded.closes).to(device)
-        self._keys = torch.from_numpy(padded.keys).to(device)
-        self._lengths = torch.from_numpy(padded.lengths).to(device)
+        tensors = [torch.from_numpy(part).to(program.device) for part in padded]
+        self._indices, weights, self._closes, self._keys, self._lengths = tensors
+        self._weights = weights.to(program.dtype)
 
     def at(self, t: int, width: int) -> Batch:
         x, y = self._program.batch_inputs(self._indices[:width, t])
@@ -246,7 +238,7 @@ class _DevicePlan:
         return self._lengths[:width] > t
 
     def closes(self, t: int, width: int) -> Tensor:
-        return self._closes[:width, t] & (self._lengths[:width] > t)
+        return self._closes[:width, t] & self.active(t, width)
 
 
 def eager_step(program: Program, *, masked: bool) -> MappedStep:
@@ -284,9 +276,7 @@ def compiled_step(program: Program, *, masked: bool) -> MappedStep:
 
     in_dims = (0, 0, 0, 0, 0, 0 if masked else None)
 
-    def mapped(
-        numbers: Any, context: Any, params: Tree, scratch: Any, batch: Batch, active: Any
-    ) -> tuple[Tensor, Tree, State]:
-        return torch.vmap(one, in_dims=in_dims)(numbers, context, params, scratch, batch, active)
+    def mapped(*args: Any) -> tuple[Tensor, Tree, State]:
+        return torch.vmap(one, in_dims=in_dims)(*args)
 
     return mapped

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import functools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
@@ -19,13 +19,8 @@ from fedzmg.models.layout import INPUT_AXES, layout_of
 Axes: TypeAlias = tuple[int, ...]
 """Input axes of one parameter; ``()`` leaves it alone."""
 
-GivenAxes: TypeAlias = int | Axes | Sequence[Axes] | Mapping[str, Axes] | None
-"""One tuple for all parameters of a group, a list with a tuple each, or a map by name."""
-
 Known: TypeAlias = Mapping[str, Axes] | Mapping[Tensor, Axes]
 """Axes that the user gave by name, or the model's by parameter."""
-
-_warned: set[str] = set()
 
 
 def model_axes(model: nn.Module, axes: Mapping[str, Axes] | None = None) -> dict[Tensor, Axes]:
@@ -87,60 +82,45 @@ def _reject_lazy(parameter: Any, name: str) -> None:
 
 
 def axes_of(group: Mapping[str, Any], known: Known | None) -> list[Axes]:
-    """Return the axes of every parameter of a group: its ``"input_axes"``, or the known ones."""
-    for key in group:
-        if key != "input_axes" and difflib.get_close_matches(key, ["input_axes"], cutoff=0.55):
-            raise InputError(f"a group has {key!r}: did you mean 'input_axes'?")
-    given: Any = group.get("input_axes")
-    by_parameter: Any = known if known and isinstance(next(iter(known)), Tensor) else None
-    if given is None and by_parameter is not None:
-        missing = [p for p in group["params"] if p not in by_parameter and p.ndim > 1]
-        if missing:
-            raise InputError(
-                f"a parameter of shape {tuple(missing[0].shape)} is none of the model's with known "
-                "input axes: name it in axes, or give its group 'input_axes'"
-            )
-        given = [by_parameter.get(p, ()) for p in group["params"]]
-    elif given is None and known is not None and "param_names" in group:
-        given = {n: a for n, a in known.items() if n in group["param_names"]}
-    return group_axes(group, given)
+    """Return the axes of every parameter of a group: its ``"input_axes"``, or the known ones.
 
-
-def group_axes(group: Mapping[str, Any], given: GivenAxes) -> list[Axes]:
-    """Return the checked axes of every parameter of a group.
-
-    Without ``given``, all axes but the first are taken for inputs, with one warning. That is wrong
+    If there are none, all axes but the first are taken for inputs, with one warning. That is wrong
     for embeddings, transposed convolutions and convolutions with channels last.
     """
     params: list[Tensor] = group["params"]
     names: list[str] = group.get("param_names") or [f"number {i}" for i in range(len(params))]
     for parameter, name in zip(params, names, strict=True):
         _reject_lazy(parameter, name)
-    chosen = _chosen(given, params, names)
-    found = [checked(a, p.ndim, n) for a, p, n in zip(chosen, params, names, strict=True)]
-    warn_of_single_inputs(zip(names, params, found, strict=True))
-    return found
-
-
-def _chosen(given: Any, params: list[Tensor], names: list[str]) -> list[Any]:
-    if isinstance(given, Mapping):
-        for name, parameter in zip(names, params, strict=True):
-            if name not in given and parameter.ndim > 1:
+    given: Any = group.get("input_axes")
+    by_parameter = isinstance(next(iter(known or ()), None), Tensor)
+    if given is not None:
+        given = _each(given, params)
+    elif known and (by_parameter or "param_names" in group):
+        keys: Any = params if by_parameter else names
+        for key, parameter, name in zip(keys, params, names, strict=True):
+            if key not in known and parameter.ndim > 1:
                 raise InputError(
-                    f"axes does not name parameter {name!r} of shape {tuple(parameter.shape)}: "
-                    "add its input axes, or () to leave it uncentred"
+                    f"input axes of parameter {name!r} of shape {tuple(parameter.shape)} are not "
+                    "known: name it in axes, () to leave it uncentred, or give its group "
+                    "'input_axes'"
                 )
-        return [given.get(name, ()) for name in names]
-    if given is None:
+        given = [known.get(key, ()) for key in keys]
+    else:
         if any(p.ndim > 1 for p in params):
             _warn_once(
                 "input axes are not known for a bare list of parameters: all axes but the first "
                 "are taken for inputs, which is wrong for embeddings and transposed layouts; pass "
                 "the model (ZeroMeanSGD.for_model), axes by name, or 'input_axes' in every group"
             )
-        return [tuple(range(1, p.ndim)) for p in params]
-    if isinstance(given, SupportsIndex):
-        given = (given,)
+        given = [tuple(range(1, p.ndim)) for p in params]
+    found = [checked(a, p.ndim, n) for a, p, n in zip(given, params, names, strict=True)]
+    warn_of_single_inputs(zip(names, params, found, strict=True))
+    return found
+
+
+def _each(given: Any, params: list[Tensor]) -> list[Any]:
+    """Return the axes of each parameter from those of a group: one tuple for all, or a list."""
+    given = (given,) if isinstance(given, SupportsIndex) else given
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise InputError(f"input_axes = {given!r}: expected a tuple of axes, or a list of tuples")
     if all(isinstance(axis, SupportsIndex) for axis in given):
@@ -196,11 +176,11 @@ def warn_of_single_inputs(named: Iterable[tuple[str, Tensor, Axes]]) -> None:
         _warn_once(
             f"units of parameter {', '.join(single)} have one input each, and a gradient minus its "
             "own mean is zero: no step but decay will change them; leave them uncentred with "
-            "axes={name: ()} or 'input_axes' of their group"
+            "axes={name: ()} or 'input_axes' of their group",
+            stacklevel=7,
         )
 
 
-def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(message, UserWarning, stacklevel=8)
+@functools.cache
+def _warn_once(message: str, stacklevel: int = 6) -> None:
+    warnings.warn(message, UserWarning, stacklevel)

@@ -61,13 +61,12 @@ class Centred(Optimizer):
         elif axes is not None:
             check_names(axes, optimizer.param_groups)
         chosen = [axes_of(group, self._known) for group in optimizer.param_groups]
-        for group, each in zip(optimizer.param_groups, chosen, strict=True):
-            group["input_axes"] = each
-        # The groups are shared with the optimizer inside.
         super().__init__(optimizer.param_groups, optimizer.defaults)
-        self._share()
+        self._share(chosen)
 
-    def _share(self) -> None:
+    def _share(self, axes: list[list[Axes]]) -> None:
+        for group, each in zip(self.optimizer.param_groups, axes, strict=True):
+            group["input_axes"] = each
         self.param_groups = self.optimizer.param_groups
         self.state = self.optimizer.state
         self.defaults = self.optimizer.defaults
@@ -116,13 +115,11 @@ class Centred(Optimizer):
         """Load a state of this or of the bare optimizer; the input axes do not change."""
         own = [group["input_axes"] for group in self.param_groups]
         self.optimizer.load_state_dict(state_dict)
-        for group, axes in zip(self.optimizer.param_groups, own, strict=True):
-            group["input_axes"] = axes
-        self._share()
+        self._share(own)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer, "_known": self._known, "defaults": self.defaults}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._share()
+        self._share([group["input_axes"] for group in self.optimizer.param_groups])

@@ -46,26 +46,22 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this process holds, in the same memory."""
-    if not is_sharded(tensor):
-        return tensor
-    spread: Any = tensor
-    part: Tensor = spread.to_local()
-    return part
+    part: Any = tensor
+    return part.to_local() if is_sharded(tensor) else tensor
 
 
 def sharded_like(grad: Tensor, parameter: Tensor) -> Tensor:
     """Return a gradient that is sharded as its parameter is."""
-    if is_sharded(parameter) and is_sharded(grad):
-        wanted: Any = parameter
-        given: Any = grad
-        if given.placements != wanted.placements:
-            return given.redistribute(placements=wanted.placements)  # type: ignore[no-any-return]
-    elif is_sharded(parameter) or is_sharded(grad):
+    if is_sharded(parameter) != is_sharded(grad):
         raise InputError(
             "a parameter and its gradient are not sharded alike "
             f"({type(parameter).__name__}, {type(grad).__name__}): shard the model before training"
         )
-    return grad
+    wanted: Any = parameter
+    given: Any = grad
+    if is_sharded(parameter) and given.placements != wanted.placements:
+        given = given.redistribute(placements=wanted.placements)
+    return given  # type: ignore[no-any-return]
 
 
 def inputs_sharded(parameter: Tensor, axes: Axes) -> bool:
@@ -79,21 +75,6 @@ def inputs_sharded(parameter: Tensor, axes: Axes) -> bool:
         if placement.is_shard() and placement.dim % parameter.ndim in axes:
             return True
     return False
-
-
-def sum_over_processes(grad: Tensor, axes: Axes, wide: Any) -> Tensor:
-    """Sum over axes that are split between processes; every process calls this, in one order."""
-    from torch.distributed.tensor import Replicate
-
-    total: Any = grad.sum(dim=axes, keepdim=True, dtype=wide)
-    whole = [Replicate() if p.is_partial() else p for p in total.placements]
-    summed: Tensor = total.redistribute(placements=whole).to_local()
-    return summed
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of sums: float32 for half precision."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def dense(grad: Tensor, axes: Axes) -> Tensor:
@@ -110,9 +91,16 @@ def dense(grad: Tensor, axes: Axes) -> Tensor:
 
 
 def sum_of_inputs(grad: Tensor, axes: Axes) -> Tensor:
-    """Sum over ``axes``, which stay with length one; over all processes if they are split."""
+    """Sum over ``axes``, which stay with length one; over all processes if they are split.
+
+    If they are, every process calls this in the same order.
+    """
     if inputs_sharded(grad, axes):
-        return sum_over_processes(grad, axes, wide(grad.dtype))
+        from torch.distributed.tensor import Replicate
+
+        part: Any = _sum(grad, axes)
+        whole = [Replicate() if p.is_partial() else p for p in part.placements]
+        return part.redistribute(placements=whole).to_local()  # type: ignore[no-any-return]
     if torch.compiler.is_compiling() and grad.device.type == "cpu":
         total: Tensor = _opaque_sum(local(grad), axes)
         return total
@@ -120,7 +108,8 @@ def sum_of_inputs(grad: Tensor, axes: Axes) -> Tensor:
 
 
 def _sum(grad: Tensor, axes: Axes) -> Tensor:
-    return grad.sum(dim=axes, keepdim=True, dtype=wide(grad.dtype))
+    wide = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
+    return grad.sum(dim=axes, keepdim=True, dtype=wide)
 
 
 # Inductor of torch 2.13 fails on CPUs (KeyError: 'buf2') when it fuses a sum with the in-place

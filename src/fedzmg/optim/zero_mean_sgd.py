@@ -160,7 +160,6 @@ class ZeroMeanSGD(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.setdefault("_known", None)
         for group in self.param_groups:
             for name, default in self.defaults.items():
                 group.setdefault(name, default)
@@ -177,16 +176,16 @@ class ZeroMeanSGD(Optimizer):
         if foreign or any("momentum" not in saved for saved in state_dict["param_groups"]):
             kind = f"has {', '.join(foreign)}" if foreign else "has no momentum"
             raise InputError(f"the state {kind}: it belongs to another optimizer than SGD")
+        own_axes = [group["input_axes"] for group in self.param_groups]
         for saved, own in zip(state_dict["param_groups"], self.param_groups, strict=False):
             _check({**own, **saved})
-            axes = [tuple(each) for each in saved.get("input_axes", own["input_axes"])]
-            if axes != own["input_axes"] and len(axes) == len(own["input_axes"]):
-                index = next(i for i, each in enumerate(axes) if each != own["input_axes"][i])
-                raise InputError(
-                    f"the state was saved with input axes {axes[index]} of parameter {index}, "
-                    f"here they are {own['input_axes'][index]}: make both optimizers alike"
-                )
-        own_axes = [group["input_axes"] for group in self.param_groups]
+            pairs = zip(saved.get("input_axes", ()), own["input_axes"], strict=False)
+            for i, (theirs, ours) in enumerate(pairs):
+                if tuple(theirs) != ours:
+                    raise InputError(
+                        f"the state was saved with input axes {tuple(theirs)} of parameter {i}, "
+                        f"here they are {ours}: make both optimizers alike"
+                    )
         super().load_state_dict(state_dict)
         for group, axes in zip(self.param_groups, own_axes, strict=True):
             group["input_axes"] = axes
@@ -263,14 +262,14 @@ class ZeroMeanSGD(Optimizer):
         for (device, dtype), some in _by_kind(weights):
             numbers = _numbers(group, _readable(group, device))
             single = group["foreach"] is False and not group["fused"]
+            needs_triton = device.type == "cuda" and not HAS_TRITON
             if not single and fused.possible(device, dtype):
                 some = self._launched(
                     (number, device, dtype), group, some, numbers, scale, found_inf
                 )
-            elif group["fused"] and device.type not in ("cpu", "cuda"):
-                raise InputError(f"fused=True: there is no kernel for {device.type}, leave it out")
-            elif group["fused"] and device.type == "cuda" and not HAS_TRITON:
-                raise InputError("fused=True: the kernel needs triton; install it or leave it out")
+            elif group["fused"] and (device.type not in ("cpu", "cuda") or needs_triton):
+                reason = "triton is not installed" if needs_triton else f"none for {device.type}"
+                raise InputError(f"fused=True: there is no kernel ({reason}); leave it out")
             if not some.params or (found_inf is not None and bool(found_inf)):
                 continue
             if scale is not None:
@@ -348,8 +347,8 @@ def _check(group: Mapping[str, Any]) -> None:
 def _readable(group: Mapping[str, Any], device: torch.device) -> float | Tensor:
     """Return the learning rate as a number, unless that would wait for the device."""
     lr = group["lr"]
-    on_device = isinstance(lr, Tensor) and group["capturable"] and lr.device == device
-    return lr if on_device else float(lr)
+    waits = isinstance(lr, Tensor) and group["capturable"] and lr.device == device
+    return lr if waits else float(lr)
 
 
 def _numbers(group: Mapping[str, Any], lr: float | Tensor) -> Numbers:

@@ -69,9 +69,9 @@ class Watched(NamedTuple):
             known = np.flatnonzero(owners >= 0)
             order = known[np.argsort(owners[known], kind="stable")]
             part, counts = "test", np.bincount(owners[known], minlength=len(task.train))
-        starts = np.concatenate([[0], np.cumsum(counts)])[:-1]
+        starts = np.cumsum(counts) - counts
         holders = np.flatnonzero(counts)
-        chosen = holders if everyone else _sample(holders, counts, _affordable(task))
+        chosen = holders if everyone else _sample(task, holders, counts)
         held = counts[chosen]
         # Positions within each client, moved to where the client begins.
         within = np.arange(held.sum()) - np.repeat(np.cumsum(held) - held, held)
@@ -81,16 +81,13 @@ class Watched(NamedTuple):
         return cls(part, len(holders), chosen, held, positions)
 
 
-def _affordable(task: Task) -> int:
-    """Count the examples whose evaluation costs little beside the training."""
+def _sample(
+    task: Task, holders: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Sample clients whose evaluation costs little beside the training."""
     protocol = task.protocol
     trained = protocol.rounds * protocol.cohort * protocol.epochs * float(task.train.counts.mean())
-    return max(FEW_EXAMPLES, int(trained) // SHARE_OF_TRAINING)
-
-
-def _sample(
-    holders: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], affordable: int
-) -> npt.NDArray[np.int64]:
+    affordable = max(FEW_EXAMPLES, int(trained) // SHARE_OF_TRAINING)
     order = stream(0, "probe", "clients").permutation(holders)
     fit = int(np.searchsorted(np.cumsum(counts[order]), affordable, side="right"))
     return np.sort(order[: min(max(fit, 1), MOST_CLIENTS)])
@@ -104,8 +101,7 @@ def measure(
     positions, counts = (
         torch.from_numpy(a).to(device) for a in (watched.positions, watched.counts)
     )
-    found = None
-    chunk = 500
+    chunk, found = 500, None
     while found is None:
         try:
             found = evaluate_by_owner(

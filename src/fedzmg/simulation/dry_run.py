@@ -12,28 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedzmg.contract import (
-    ClientContext,
-    ClientRule,
-    Cohort,
-    FullPass,
-    Rule,
-    ServerRule,
-    Upload,
-    bind,
-    chain,
-)
+from fedzmg.contract import ClientContext, Cohort, FullPass, Rule, Upload, bind, chain
 from fedzmg.errors import InputError
 from fedzmg.simulation.trial import PackedRule
 from fedzmg.tree import Tree, leaves, row, tree_map
-
-PAIRS = {
-    "step": "the parameters and the state after the step, (params, scratch)",
-    "end_epoch": "the state and whether to continue, (scratch, True)",
-    "finish": "an upload and the memory, (Upload(context.params - params), context.memory)",
-    "update": "the next model and the next state of the server, (params, state)",
-}
-"""Return values of methods that return two things."""
 
 
 def dry_run(clients: PackedRule, servers: PackedRule, models: Tree) -> None:
@@ -57,7 +39,7 @@ def dry_run(clients: PackedRule, servers: PackedRule, models: Tree) -> None:
         raise InputError(f"{where}: {_reason(error)}") from error
 
 
-def _round(client: ClientRule, server: ServerRule, params: Tree) -> None:
+def _round(client: Any, server: Any, params: Tree) -> None:
     one = next(iter(params.values()))
     count = torch.ones((), dtype=torch.int64, device=one.device)
     grad = params.map(torch.ones_like)
@@ -69,61 +51,47 @@ def _round(client: ClientRule, server: ServerRule, params: Tree) -> None:
     if client.full_pass != "never":
         full_pass = FullPass(one.sum(), grad if client.full_pass == "start" else Tree({}))
     scratch = _state(client, "begin", client.begin(context, full_pass))
-    moved, after = _pair(client, "step", client.step(context, params, scratch, grad))
-    _same(client, "step", "parameters", moved, "given", params)
-    _same(client, "step", "state", after, "begin gave", scratch)
+    stepped = client.step(context, params, scratch, grad)
+    moved, after = _same(client, "step", stepped, (params, scratch))
     if client.uses_epoch_end:
-        after, _ = _pair(client, "end_epoch", client.end_epoch(after, one.sum()))
-        _same(client, "end_epoch", "state", after, "begin gave", scratch)
-    upload, kept = _pair(client, "finish", client.finish(context, moved, after, count))
-    if not isinstance(upload, Upload):
-        raise InputError(
-            f"{_name(client)}.finish returned {_describe(upload)}: return {PAIRS['finish']}"
-        )
-    _same(client, "finish", "delta", upload.delta, "given", params)
-    _same(client, "finish", "memory", kept, "init_memory gave", memory)
+        ended = client.end_epoch(after, one.sum())
+        proceed = ended[1] if isinstance(ended, tuple) and len(ended) == 2 else True
+        after, _ = _same(client, "end_epoch", ended, (scratch, proceed))
+    sent = client.finish(context, moved, after, count)
+    upload = sent[0] if isinstance(sent, tuple) and len(sent) == 2 else ()
+    wanted = upload._replace(delta=params) if isinstance(upload, Upload) else Upload(params)
+    upload, _ = _same(client, "finish", sent, (wanted, memory))
     # Averages are floating point numbers whatever was uploaded.
     floats = tree_map(lambda leaf: leaf.to(one.dtype), upload)
     cohort = Cohort(floats.delta, floats.average, floats.total, count, count, count)
-    new, last = _pair(server, "update", server.update(params, state, cohort))
-    _same(server, "update", "model", new, "given", params)
-    _same(server, "update", "state", last, "init gave", state)
+    _same(server, "update", server.update(params, state, cohort), (params, state))
 
 
 def _state(rule: Rule, method: str, value: Any) -> Any:
     """Return a state; reject anything else."""
-    for leaf in leaves(value):
-        if not isinstance(leaf, Tensor):
-            raise InputError(
-                f"{_name(rule)}.{method} returned {_describe(value)}: return tensors, trees or "
-                "tuples of them; () for nothing"
-            )
-    return value
+    if all(isinstance(leaf, Tensor) for leaf in leaves(value)):
+        return value
+    raise InputError(
+        f"{_name(rule)}.{method} returned {_describe(value)}: return tensors, trees or tuples of "
+        "them; () for nothing"
+    )
 
 
-def _pair(rule: Rule, method: str, value: Any) -> tuple[Any, Any]:
-    if not isinstance(value, tuple) or len(value) != 2:
-        raise InputError(
-            f"{_name(rule)}.{method} returned {_describe(value)}: return {PAIRS[method]}"
-        )
-    return value[0], value[1]
-
-
-def _same(rule: Rule, method: str, what: str, new: Any, source: str, old: Any) -> None:
-    """Reject a value of another structure or with tensors of other shapes."""
-    if _form(new) != _form(old):
-        raise InputError(
-            f"{_name(rule)}.{method} returned {_describe(new)} as {what}: expected the form of "
-            f"what {'it was given' if source == 'given' else source}, {_describe(old)}"
-        )
+def _same(rule: Rule, method: str, value: Any, wanted: Any) -> Any:
+    """Return a value; reject one of another structure or with tensors of other shapes."""
+    if _form(value) == _form(wanted):
+        return value
+    raise InputError(
+        f"{_name(rule)}.{method} returned {_describe(value)}: expected {_describe(wanted)}"
+    )
 
 
 def _form(value: Any) -> Any:
-    """Reduce a value to names and shapes; plain and named tuples are equal."""
+    """Reduce a value to names and shapes; plain and named tuples are equal, except an upload."""
     if isinstance(value, Tree):
         return {name: leaf.shape for name, leaf in value.items()}
     if isinstance(value, tuple):
-        return [_form(part) for part in value]
+        return isinstance(value, Upload), [_form(part) for part in value]
     return value.shape if isinstance(value, Tensor) else type(value)
 
 
@@ -135,8 +103,10 @@ def _describe(value: Any) -> str:
         names = list(value)
         return f"a Tree of {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
     if isinstance(value, tuple):
-        return f"({', '.join(map(_describe, value))}{',' if len(value) == 1 else ''})"
-    return "None" if value is None else f"a {type(value).__name__}"
+        kind = "Upload" if isinstance(value, Upload) else ""
+        return f"{kind}({', '.join(map(_describe, value))}{',' if len(value) == 1 else ''})"
+    plain = value is None or isinstance(value, bool)
+    return repr(value) if plain else f"a {type(value).__name__}"
 
 
 def _is_foreign(rule: Rule) -> bool:

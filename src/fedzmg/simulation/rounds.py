@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -13,41 +12,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedzmg.contract import ClientRule, State
+from fedzmg.contract import State
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch
+from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.choose import EngineChoice, EngineName, EnginePlanner, Probe
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.engine.local import Broadcast, Program
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.evaluation import Evaluation, evaluate
+from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import onednn, rounding
 from fedzmg.models.kernels.precision import Precision, same_bits
 from fedzmg.simulation.clients import ClientMetrics, Watched, measure
 from fedzmg.simulation.dry_run import dry_run
 from fedzmg.simulation.history import History, Record
 from fedzmg.simulation.planning import RoundPlanner
-from fedzmg.simulation.records import (
-    RoundFacts,
-    message_sizes,
-    read_records,
-    receive,
-    send_facts,
-    traffic_after,
-)
-from fedzmg.simulation.server import (
-    Checkpoint,
-    Snapshot,
-    checkpoint_of,
-    first_models,
-    first_snapshot,
-    next_snapshot,
-    restored_snapshot,
-)
+from fedzmg.simulation.records import RoundFacts, message_sizes
+from fedzmg.simulation.server import Checkpoint, Snapshot, next_snapshot, restored_snapshot
 from fedzmg.simulation.trial import PackedRule, Trial, pack
 from fedzmg.tasks.fit import check
 from fedzmg.tasks.task import Task
-from fedzmg.tree import Tree, row, tree_map
+from fedzmg.tree import Tree, row, stack, tree_map
 
 
 class _Launched(NamedTuple):
@@ -97,7 +83,17 @@ class Simulation:
         self._memory_places = memory_places
         packed = pack(task, self.trials)
         self.weights = packed.weights
-        self.program, self._test = place(task, packed.client, device, dtype, precision)
+        half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
+        self.program = Program(
+            rule=packed.client,
+            objective=replace(task.objective, model=task.model.to(device, dtype), layers_in=half),
+            data=task.train.to(device, dtype),
+            prepare=task.prepare,
+            dtype=dtype,
+            device=device,
+            longest=task.protocol.batching.steps(int(task.train.counts.max())),
+        )
+        self._test = task.test.to(device, dtype)
         self._clients = PackedRule.of(packed.client, [t.client for t in packed.each], dtype, device)
         self._servers = PackedRule.of(packed.server, [t.server for t in packed.each], dtype, device)
         self.planner = planner or RoundPlanner(task, [trial.seed for trial in self.trials])
@@ -113,7 +109,7 @@ class Simulation:
         self._evaluated_at_once = len(self.trials)
         """Models evaluated at once at most."""
         self.engines = engine if isinstance(engine, EnginePlanner) else EnginePlanner(engine)
-        with self._rounding():
+        with self._numerics():
             self.engines.plan(
                 self.program, self.probe, trials=len(self.trials), rounds_left=rounds - self.round
             )
@@ -121,10 +117,13 @@ class Simulation:
 
     def _begin(self, restored: Sequence[Checkpoint] | None) -> tuple[Snapshot, MemoryStore]:
         """Make the initial state, or restore one from checkpoints, all of one round."""
-        seeds = [trial.seed for trial in self.trials]
-        params = first_models(self.task, seeds, self.dtype, self.device)
+        task, seeds = self.task, [trial.seed for trial in self.trials]
+        starts = stack([initial_params(task.model, task.init, seed) for seed in seeds])
+        params = starts.map(lambda leaf: leaf.to(self.device, self.dtype))
         dry_run(self._clients, self._servers, params)
-        snapshot = first_snapshot(self._servers, params, len(seeds), self.device)
+        state = self._servers.map(lambda rule, p: rule.init(p), params)
+        none = torch.zeros(len(seeds), dtype=torch.int64, device=self.device)
+        snapshot = Snapshot(params, state, none == 0, none, torch.stack([none, none], 1))
         fresh = self._clients.map(lambda rule, p: rule.init_memory(p), params)
         memory = MemoryStore(fresh, len(self.task.train), self._memory_places)
         if restored is None:
@@ -146,15 +145,11 @@ class Simulation:
         return self.engines.chunk
 
     @contextlib.contextmanager
-    def _rounding(self) -> Iterator[None]:
-        """Fix the rounding of kernels, and their choice if bits must be the same."""
-        with rounding(self.precision), same_bits(self.deterministic and self.device.type == "cuda"):
-            yield
-
-    @contextlib.contextmanager
-    def _numerics(self) -> Iterator[None]:
+    def _numerics(self, choice: EngineChoice | None = None) -> Iterator[None]:
         """Fix every setting that affects the last bit of a result."""
-        with onednn(self.choice.onednn), self._rounding():
+        kernels = contextlib.nullcontext() if choice is None else onednn(choice.onednn)
+        same = same_bits(self.deterministic and self.device.type == "cuda")
+        with kernels, rounding(self.precision), same:
             yield
 
     def histories(self, records: Sequence[Sequence[Record]]) -> list[History]:
@@ -170,7 +165,7 @@ class Simulation:
         Client memory is copied, too, unless it is in files that outlive the process.
         """
         copied = {} if self._memory_places else self.memory.of_trial(trial)
-        return checkpoint_of(self.round, self.snapshot, trial, copied)
+        return Checkpoint.of(self.round, self.snapshot, trial, copied)
 
     def probe(self) -> Probe:
         """Plan one trial's first round, on which engines are timed."""
@@ -191,16 +186,13 @@ class Simulation:
     def run_round(self) -> RoundReport:
         """Train, merge, update and, when due, evaluate; then move to the next round."""
         began = time.perf_counter()
-        with self._numerics():
+        with self._numerics(self.choice):
             launched = self._next or self.launch(self.round + 1, self.snapshot)
             self._next = None
             if self.runs_ahead and launched.round < self.rounds:
                 self._next = self.launch(launched.round + 1, launched.snapshot)
-            records = read_records(
-                launched.round,
-                launched.facts,
-                kept=self.memory.kept_bytes,
-                worst=self.task.metric.worst,
+            records = launched.facts.records(
+                launched.round, kept=self.memory.kept_bytes, worst=self.task.metric.worst
             )
         self.round, self.snapshot = launched.round, launched.snapshot
         for i in self.stopped_trials:
@@ -246,43 +238,42 @@ class Simulation:
         self.engine = self.engines.build(self.program)
 
     def _launch_once(self, round_: int, before: Snapshot) -> _Launched:
-        # Plan and train.
+        # Plan, train and merge.
         batches = [b for b in self.planner.batches(round_) if b.trial not in self.stopped_trials]
         broadcast = self.broadcast(round_, before)
-        chunks = self.engine.train(batches, broadcast, self.read_memory(batches))
-        # Merge.
-        received = receive(
-            chunks,
-            batches,
-            len(self.trials),
-            by_examples=self.weights == "examples",
-            keeps_memory=not self.memory.is_empty,
-        )
+        by_examples = self.weights == "examples"
+        merger = Merger(batches, len(self.trials), by_examples=by_examples)
+        memories: list[tuple[list[tuple[int, int]], State, Tensor]] = []
+        for chunk in self.engine.train(batches, broadcast, self.read_memory(batches)):
+            accepted = merger.add(chunk)
+            if not self.memory.is_empty:
+                owners = [(batches[i].trial, batches[i].client) for i in chunk.batches]
+                kept = tree_map(Tensor.cpu, row(chunk.outcomes.memory, chunk.rows))
+                memories.append((owners, kept, accepted))
         if self.device.type == "cuda":
             # The device is at work on this round: plan the next one meanwhile.
             self.planner.plan_ahead(round_ + 1)
-        sums = received.merger.sums
         # Server.
-        after = next_snapshot(
-            self._servers, received.merger, len(self.task.train), broadcast.round, before
-        )
+        after = next_snapshot(self._servers, merger, len(self.task.train), broadcast.round, before)
         # Evaluate.
-        scores: Tensor | None = None
+        scores: list[Tensor] = []
         if (round_ - 1) % self.task.protocol.eval_every == 0 or round_ == self.rounds:
-            scores = self._evaluate(after.params, self._test)
+            scores = list(self._evaluate(after.params, self._test).T)
             # A loss that is not finite ends the trial.
-            after = after._replace(alive=after.alive & scores[:, 0].isfinite())
+            after = after._replace(alive=after.alive & scores[0].isfinite())
         # Record.
-        sizes = message_sizes(
-            batches, broadcast, received.sample,
-            cohort=self.task.protocol.cohort, counts=self.weights == "examples",
-        )  # fmt: skip
-        after = after._replace(traffic=traffic_after(before.traffic, sizes, sums))
-        facts = send_facts(after.alive, after.traffic, sums, scores, sizes, received.losses.table())
+        sums, cohort = merger.sums, self.task.protocol.cohort
+        sizes = message_sizes(batches, broadcast, merger.upload, cohort=cohort, counts=by_examples)
+        sent = torch.tensor([[m.arrays + m.scalars for m in both] for both in sizes])
+        down, up = sent.to(self.device, non_blocking=True).T
+        traffic = torch.stack([down, up * (sums.clients + sums.dropped)], 1)
+        after = after._replace(traffic=before.traffic + traffic)
+        columns = [after.alive, sums.clients, sums.dropped, sums.steps, sums.loss]
+        facts = RoundFacts([*columns, *after.traffic.T, *scores], merger.losses(), sizes)
         # Nothing of the round is kept before all of it has been computed.
-        for owners, kept, accepted in received.memories:
+        for owners, kept, accepted in memories:
             self.memory.write(owners, round_, kept, accepted.tolist())
-        self._computed += received.computed
+        self._computed += merger.computed
         self._useful += sum(len(batch.stream) for batch in batches)
         return _Launched(round_, after, facts)
 
@@ -307,7 +298,7 @@ class Simulation:
         found = torch.cat(parts)
         if not self.stopped_trials:
             return found
-        whole = found.new_zeros((len(self.trials), found.shape[1]))
+        whole = found.new_zeros((len(self.trials), 2))
         whole[active] = found
         return whole
 
@@ -322,39 +313,18 @@ class Simulation:
     def evaluate(self, examples: Examples | None = None) -> list[Evaluation]:
         """Compute loss and metric of every trial's model on the test examples, or on others."""
         data = self._test if examples is None else examples.to(self.device, self.dtype)
-        with self._numerics():
+        with self._numerics(self.choice):
             found = self._evaluate(self.snapshot.params, data)
         evaluations = [Evaluation(*pair) for pair in found.tolist()]
         for evaluation in evaluations if self.round <= 1 else ():
             self.task.metric.check_value(evaluation.metric)
         return evaluations
 
-    @functools.cached_property
-    def _watched(self) -> Watched:
-        return Watched.of(self.task)
-
     def evaluate_clients(self) -> list[ClientMetrics]:
         """Compute every trial's metrics on each client's own examples; see :class:`Watched`."""
-        watched = self._watched
+        watched = Watched.of(self.task)
         data = self._test if watched.part == "test" else self.program.data.examples
-        with self._numerics():
+        with self._numerics(self.choice):
             return measure(
                 self.task, watched, self.snapshot.params, data, self.program.objective, self.round
             )
-
-
-def place(
-    task: Task, rule: ClientRule, device: torch.device, dtype: torch.dtype, precision: Precision
-) -> tuple[Program, Examples]:
-    """Copy a task to a device, in the precision of the training; return also its test examples."""
-    half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
-    program = Program(
-        rule=rule,
-        objective=replace(task.objective, model=task.model.to(device, dtype), layers_in=half),
-        data=task.train.to(device, dtype),
-        prepare=task.prepare,
-        dtype=dtype,
-        device=device,
-        longest=task.protocol.batching.steps(int(task.train.counts.max())),
-    )
-    return program, task.test.to(device, dtype)

@@ -12,9 +12,7 @@ from fedzmg.contract import State
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.errors import InputError
-from fedzmg.models.initial import initial_params
 from fedzmg.simulation.trial import PackedRule
-from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, named_leaves, refill, row, stack, tree_map
 
 DIVERGED_AFTER = 3
@@ -31,21 +29,6 @@ class Snapshot(NamedTuple):
     """Rounds in a row that lost every upload."""
     traffic: Tensor
     """Bytes down and up of all rounds so far."""
-
-
-def first_models(
-    task: Task, seeds: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> Tree:
-    """Make the initial weights of every trial, one row each."""
-    starts = [initial_params(task.model, task.init, seed) for seed in seeds]
-    return stack([start.map(lambda leaf: leaf.to(device, dtype)) for start in starts])
-
-
-def first_snapshot(server: PackedRule, params: Tree, trials: int, device: torch.device) -> Snapshot:
-    """Make the state before the first round from initial models, one row each."""
-    state = server.map(lambda rule, p: rule.init(p), params)
-    flags = torch.zeros(trials, dtype=torch.int64, device=device)
-    return Snapshot(params, state, flags == 0, flags, torch.zeros_like(flags)[:, None].repeat(1, 2))
 
 
 def next_snapshot(
@@ -78,6 +61,16 @@ class Checkpoint(NamedTuple):
     round: int
     tensors: dict[str, Tensor]
 
+    @classmethod
+    def of(
+        cls, round_: int, snapshot: Snapshot, trial: int, memories: Mapping[int, State]
+    ) -> Checkpoint:
+        """Copy a trial's row of a snapshot and its clients' memories."""
+        tensors = {f"model{path}": t for path, t in named_leaves(row(snapshot, trial)).items()}
+        for client, state in memories.items():
+            tensors |= {f"memory|{client}|{p}": t for p, t in named_leaves(state).items()}
+        return cls(round_, {n: t.detach().cpu().clone() for n, t in tensors.items()})
+
     def params(self) -> Tree:
         """Return the global model."""
         prefix, suffix = "model.params['", "']"
@@ -88,16 +81,6 @@ class Checkpoint(NamedTuple):
                 if name.startswith(prefix)
             }
         )
-
-
-def checkpoint_of(
-    round_: int, snapshot: Snapshot, trial: int, memories: Mapping[int, State]
-) -> Checkpoint:
-    """Copy a trial's row of a snapshot and its clients' memories."""
-    tensors = {f"model{path}": t for path, t in named_leaves(row(snapshot, trial)).items()}
-    for client, state in memories.items():
-        tensors |= {f"memory|{client}|{p}": t for p, t in named_leaves(state).items()}
-    return Checkpoint(round_, {n: t.detach().cpu().clone() for n, t in tensors.items()})
 
 
 def restored_snapshot(

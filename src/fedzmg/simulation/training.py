@@ -21,9 +21,7 @@ Observer = Callable[[RoundReport], None]
 Device = Literal["auto", "cpu", "cuda"]
 
 
-def has_gpu() -> bool:
-    """Tell whether this machine has a CUDA device."""
-    return torch.cuda.is_available()
+has_gpu = torch.cuda.is_available
 
 
 def resolve_device(device: str) -> torch.device:
@@ -75,9 +73,8 @@ def simulate(
     if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
         raise InputError(f"chunk = {chunk!r}: expected a whole number of at least 1")
     total = task.protocol.rounds if rounds is None else rounds
-    protocol = replace(task.protocol, rounds=total)
     simulation = Simulation(
-        replace(task, protocol=protocol),
+        replace(task, protocol=replace(task.protocol, rounds=total)),
         trials,
         rounds=total,
         device=resolve_device(device),
@@ -98,29 +95,21 @@ def simulate(
 
 def _checked(task: Any, trials: Any, dtype: Any) -> list[Trial]:
     """Check the arguments of :func:`simulate` and return the trials as a list."""
-    if not isinstance(task, Task):
-        remedy = f"tasks.get({task!r})" if isinstance(task, str) else "as Task.from_arrays makes"
-        raise InputError(f"task = {_short(task)}: expected a Task, {remedy}")
-    if not isinstance(dtype, torch.dtype):
-        raise InputError(f"dtype = {_short(dtype)}: expected a type such as torch.float32")
-    alone = not isinstance(trials, Sequence) or isinstance(trials, str)
+    alone = isinstance(trials, str) or not isinstance(trials, Sequence)
     found = [trials] if alone else list(trials)
-    for trial in found:
-        if not isinstance(trial, Trial):
-            remedy = "such as Trial.of('fedzmg')"
-            if isinstance(trial, str):
-                remedy = f"Trial.of({trial!r})"
-            elif isinstance(trial, Algorithm):
-                remedy = "Trial(algorithm, seed=0)"
-            raise InputError(f"trials: {_short(trial)} is not a Trial; expected {remedy}")
+    wanted: list[tuple[str, Any, type, str]] = [
+        ("task", task, Task, "tasks.get('digits')"),
+        ("dtype", dtype, torch.dtype, "torch.float32"),
+        *(
+            ("trials", trial, Trial, "Trial.of('fedzmg') or Trial(algorithm, seed=0)")
+            for trial in found
+        ),
+    ]
+    for name, value, kind, example in wanted:
+        if not isinstance(value, kind):
+            plain = value is None or isinstance(value, str | int | float)
+            shown = repr(value) if plain else f"a {type(value).__name__}"
+            shown = f"the class {value.__name__}" if isinstance(value, type) else shown
+            shown = f"the algorithm {value.name!r}" if isinstance(value, Algorithm) else shown
+            raise InputError(f"{name} = {shown}: expected a {kind.__name__}, such as {example}")
     return found
-
-
-def _short(value: Any) -> str:
-    """Describe a value in one short line."""
-    if isinstance(value, Algorithm):
-        return f"the algorithm {value.name!r}"
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    plain = value is None or isinstance(value, str | int | float)
-    return repr(value) if plain else f"a {type(value).__name__}"
