@@ -42,8 +42,7 @@ def _bound_inside(run: Run) -> tuple[list[float], float]:
     "The constant C, and the bound beside the run",
     "C is strictly smaller for FedZMG, and E |w_t - w*|^2 <= delta/(gamma + t)",
 )
-def constants(size: Size, found: Finding) -> None:
-    """All terms of ``C`` for both methods, and the bound along a run."""
+def _constants(size: Size, found: Finding) -> None:
     run, other = paired_run(5, 0.0, size), paired_run(6, 1.0, size)
     found.setting = f"{SETTING}, the run of T5; G^2 measured along it ({run.second_moment:.4g})"
     problem, dims = run.problem, run.problem.dims

@@ -101,8 +101,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     "One-step inequality (Lemma 1)",
     "if 1'(w_0 - w*) = 0, the distance after a step obeys the recursion of Lemma 1",
 )
-def one_step(size: Size, found: Finding) -> None:
-    """Lemma 1 along trajectories without noise, with and without its condition."""
+def _one_step(size: Size, found: Finding) -> None:
     found.setting = f"{size.problems} random problems, 300 steps each, no noise"
     generator = seeded(4)
     problem = quadratics(generator, problems=(size.problems,))
@@ -141,8 +140,7 @@ def _lemma(problem: Quadratics, state: descent.State, n: float) -> tuple[Tensor,
 @check(
     "T5", "Rate O(1/T)", "with 1'(w_0 - w*) = 0, E |w_t - w*|^2 = O(1/t) for FedZMG as for FedAvg"
 )
-def rate(size: Size, found: Finding) -> None:
-    """With the condition met, the squared distance to the optimum falls like 1/t."""
+def _rate(size: Size, found: Finding) -> None:
     found.setting = f"{SETTING}, {size.repetitions} repetitions, T = {size.steps:,}"
     run = paired_run(5, 0.0, size)
     dims, last = run.problem.dims, run.steps[-1]
@@ -178,8 +176,7 @@ def rate(size: Size, found: Finding) -> None:
     "E |w_t - w*|^2 <= delta/(gamma + t), as the theorem states without a condition on w_0",
     f"{ON_THE_HYPERPLANE}in general the limit is the minimiser on the hyperplane of w_0",
 )
-def violated_condition(size: Size, found: Finding) -> None:
-    """From any other start the limit is the minimiser on the hyperplane through it."""
+def _violated_condition(size: Size, found: Finding) -> None:
     found.setting = (
         f"{SETTING}, {size.repetitions} repetitions, T = {size.steps:,}; 1'(w_0 - w*) = 12"
     )
@@ -211,8 +208,7 @@ def violated_condition(size: Size, found: Finding) -> None:
     "1'w_t stays what it was, which the proof needs, also for the algorithm as it is run",
     "without weight decay; with it the sum follows prod (1 - lambda n_t) to zero",
 )
-def weight_decay(size: Size, found: Finding) -> None:
-    """Decay shrinks the sum, which is no longer conserved."""
+def _weight_decay(size: Size, found: Finding) -> None:
     decay, steps = 0.05, min(size.steps, 5000)
     found.setting = f"{SETTING.removesuffix(', noise 0.5')}, lambda = {decay}, {steps:,} steps"
     _, problem, start, schedule = setup(7, 1.0, zero_sum=True)
@@ -236,8 +232,7 @@ def weight_decay(size: Size, found: Finding) -> None:
     "projection shortens the distances between the clients' models",
     "for the first step of a round, and for any number if every A_k maps 1 to a multiple of 1",
 )
-def drift(size: Size, found: Finding) -> None:
-    """Distance of clients from their mean after one round."""
+def _drift(size: Size, found: Finding) -> None:
     rate, steps, shift = 0.05, 20, 3.0
     found.setting = (
         f"8 clients, d = 12, one round of {steps} steps of {rate}, intensity shift {shift:g}; "
@@ -310,8 +305,7 @@ def _closed_spread(problem: Quadratics, project: Projection, rate: float, steps:
     "FedZMG reaches the minimum of a strongly convex loss from any start",
     f"{ON_THE_HYPERPLANE}otherwise the limit is the minimum on the hyperplane",
 )
-def logistic(size: Size, found: Finding) -> None:
-    """FedZMG ends at the constrained optimum, with and without a free bias."""
+def _logistic(size: Size, found: Finding) -> None:
     steps = min(size.steps, 5000)
     found.setting = f"6 clients, d = 8, l2 = 0.05, E = 5, w_0 = 0, full gradients, {steps:,} steps"
     plain = regressions(seeded(9))

@@ -33,8 +33,7 @@ CLIENTS = "8 clients, d = 12, eigenvalues 1 to 4, E = 5"
     "with w = w_0 + U z, U a basis of zero-sum vectors, both make the same steps; every result "
     "on FedAvg carries over with constants of the restricted problem",
 )
-def restriction(size: Size, found: Finding) -> None:
-    """FedZMG equals FedAvg in coordinates of the hyperplane, step by step."""
+def _restriction(size: Size, found: Finding) -> None:
     steps, repetitions = 500, 20
     found.setting = f"{CLIENTS}, noise 0.5, {steps} steps; constants on {size.problems} problems"
     generator, problem, start, rate = setup(101, 0.0)
@@ -76,8 +75,7 @@ def _tolerance(steps: int) -> float:
     "Projection per column instead of one for all",
     "conserved is one sum per output unit, B w = B w_0; the limit minimises F under that",
 )
-def per_column(size: Size, found: Finding) -> None:
-    """A projection per output unit conserves one sum each; biases stay free."""
+def _per_column(size: Size, found: Finding) -> None:
     steps = min(size.steps, 6000)
     found.setting = f"{CLIENTS}, as a 3 x 3 kernel and 3 free biases, {steps:,} steps"
     _, problem, start, rate = setup(102)
@@ -104,8 +102,7 @@ def per_column(size: Size, found: Finding) -> None:
 @check(
     "E3", "Momentum", "momentum of projected gradients keeps the sum and leads to the same limit"
 )
-def momentum(size: Size, found: Finding) -> None:
-    """Momentum changes neither the conserved sum nor the limit."""
+def _momentum(size: Size, found: Finding) -> None:
     beta, steps = 0.9, min(size.steps, 6000)
     found.setting = f"{CLIENTS}, momentum {beta}, restarted every round, {steps:,} steps"
     generator, problem, start, usual = setup(103)
@@ -131,8 +128,7 @@ def momentum(size: Size, found: Finding) -> None:
     "for clients of equal size; otherwise the limit is that of the weights a client has on "
     "average over cohorts",
 )
-def participation(size: Size, found: Finding) -> None:
-    """A cohort of three with renormalised weights shifts the limit."""
+def _participation(size: Size, found: Finding) -> None:
     count, repetitions, steps = 3, max(20, size.repetitions // 4), min(size.steps, 3000)
     found.setting = f"{CLIENTS}, 3 clients a round, {repetitions} repetitions, {steps:,} steps"
     generator, problem, start, rate = setup(104)
@@ -176,8 +172,7 @@ def participation(size: Size, found: Finding) -> None:
     "eta_s changes neither the sum nor the limit; with constant steps the limit is a fixed "
     "point of the round, off w_c by the order of n",
 )
-def server_rate(size: Size, found: Finding) -> None:
-    """The server's learning rate does not change the limit."""
+def _server_rate(size: Size, found: Finding) -> None:
     steps, constant, long = min(size.steps, 6000), 0.05, max(800, min(size.steps, 3000))
     found.setting = f"{CLIENTS}, {steps:,} steps n_t, or {long:,} of {constant}"
     _, problem, start, rate = setup(105)
@@ -213,8 +208,7 @@ def _fixed_point(problem: Quadratics, start: Tensor, n: float) -> Tensor:
     "Where weight decay leads",
     "the limit minimises F + lambda |w|^2 / 2 among vectors of zero sum, whatever the start",
 )
-def decay_limit(size: Size, found: Finding) -> None:
-    """Decay forgets the start; the limit is a ridge solution of zero sum."""
+def _decay_limit(size: Size, found: Finding) -> None:
     decay, steps = 0.5, min(size.steps, 8000)
     found.setting = f"{CLIENTS}, lambda = {decay}, {steps:,} steps, two starts"
     generator = seeded(106)

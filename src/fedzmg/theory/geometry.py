@@ -22,8 +22,7 @@ STEP = 0.5
     "Phi is symmetric, idempotent and non-expansive; "
     "|Phi a - Phi b|^2 = |a - b|^2 - d (mean a - mean b)^2",
 )
-def operator(size: Size, found: Finding) -> None:
-    """The projection is symmetric, idempotent, non-expansive, and obeys the identity."""
+def _operator(size: Size, found: Finding) -> None:
     pairs = min(1000, size.samples)
     found.setting = f"{pairs:,} random pairs, d = {DIMS}, means with standard deviation 3"
     generator = seeded(1)
@@ -49,8 +48,7 @@ def operator(size: Size, found: Finding) -> None:
     "a step of 1/(2L) gives F(y) < F(x) - |grad F(x)|^2 / (2L)",
     "with 3/(8L), or with the step 1/L",
 )
-def descent_inequality(size: Size, found: Finding) -> None:
-    """Guarantee of a step of ``1 / (2 L)`` on an L-smooth function."""
+def _descent_inequality(size: Size, found: Finding) -> None:
     found.setting = "F = (L/2) x^2, L = 2, x = 3; then random L-smooth quadratics"
     smooth, at = 2.0, 3.0
 
@@ -79,8 +77,7 @@ def descent_inequality(size: Size, found: Finding) -> None:
     "Variance of the projected gradient (Lemma 2)",
     "E |Phi noise|^2 = tr Sigma - 1' Sigma 1 / d, so the gain is the share of intensity noise",
 )
-def variance(size: Size, found: Finding) -> None:
-    """The variance of projected noise is the trace less ``1' Sigma 1 / d``."""
+def _variance(size: Size, found: Finding) -> None:
     generator = seeded(3)
     generic = normal(generator, DIMS, DIMS)
     generic = generic @ generic.mT / DIMS

@@ -51,8 +51,7 @@ def small_cnn() -> nn.Sequential:
     "Column sums in a network",
     "without decay every kernel's sums over its inputs stay as they were initialised",
 )
-def column_sums(size: Size, found: Finding) -> None:
-    """The sums over the inputs of every output unit, in a network trained by the package."""
+def _column_sums(size: Size, found: Finding) -> None:
     task = replace(tasks.get("digits"), model=FunctionalModel(small_cnn()))
     decay, rate, rounds = 0.01, 0.05, min(size.rounds, 6)
     axes = {name: over for name, over in projected_axes(task.model.layout).items() if over}
@@ -81,8 +80,7 @@ def column_sums(size: Size, found: Finding) -> None:
     "Energy of the mean component",
     "of a dense layer's gradient, projection removes mean(x)^2 / mean(x^2) of every example",
 )
-def mean_energy(size: Size, found: Finding) -> None:
-    """The share of a gradient's square that is its mean over the inputs."""
+def _mean_energy(size: Size, found: Finding) -> None:
     width, examples = 512, max(256, size.samples // 200)
     found.setting = (
         f"dense layer of {width} inputs, {examples:,} examples; digits; then the digits CNN along "
@@ -169,8 +167,7 @@ def _along_training(size: Size) -> Series:
     "zero-mean clients keep the column sums, whatever the server does with their updates",
     "for averaging servers; an adaptive one must project its own step",
 )
-def adaptive_server(size: Size, found: Finding) -> None:
-    """An adaptive server breaks the sum that the clients conserve."""
+def _adaptive_server(size: Size, found: Finding) -> None:
     rounds = 3 * size.rounds
     found.setting = f"this package on its task quadratic in float64, {rounds} rounds, no decay"
     task = tasks.get("quadratic", {"distance": "constrained"})

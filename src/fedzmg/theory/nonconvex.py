@@ -72,8 +72,7 @@ class Net:
     "FedZMG ends where the gradient is constant along the inputs of every unit: a stationary "
     "point of the loss under fixed column sums, not of the loss",
 )
-def stationary(_size: Size, found: Finding) -> None:
-    """In a network the projected gradient vanishes, the gradient does not."""
+def _stationary(_size: Size, found: Finding) -> None:
     steps = 700
     found.setting = (
         f"tanh network {INPUTS}-{HIDDEN}-1 with biases, l2 {L2}, 80 examples, momentum 0.95, "
@@ -113,8 +112,7 @@ def stationary(_size: Size, found: Finding) -> None:
     "lambda_max(Phi H Phi) <= lambda_max(H)",
     "where lambda_max(H) >= 0, and always for the spectral norm",
 )
-def curvature(size: Size, found: Finding) -> None:
-    """Projection never raises the largest curvature if that is positive."""
+def _curvature(size: Size, found: Finding) -> None:
     found.setting = (
         f"{size.problems} quadratics, logistic regression at 20 points, the tanh network at 4 "
         "points, its Hessian by automatic differentiation"
