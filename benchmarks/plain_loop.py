@@ -127,7 +127,7 @@ def main() -> None:
     device = resolve_device(arguments.device)
     found = []
     for name in arguments.workloads:
-        task = WORKLOADS[name].build()
+        task = WORKLOADS[name]()
         with rounding(arguments.precision):
             plain = median_ms(
                 rounds_of(task, device, arguments.precision), device, arguments.rounds

@@ -56,7 +56,7 @@ def packed(
 ) -> list[dict[str, Any]]:
     """Measure one row per number of trials packed together."""
     device = resolve_device(device_name)  # type: ignore[arg-type]
-    task, machine = WORKLOADS[workload].build(), measure(device, precision)  # type: ignore[arg-type]
+    task, machine = WORKLOADS[workload](), measure(device, precision)  # type: ignore[arg-type]
     rows = []
     for count in trials:
         engine = "compiled" if device.type == "cuda" else "auto"

@@ -25,7 +25,7 @@ SEED = 0
 
 def task_of(facts: Facts) -> Task:
     """Build the workload without evaluation."""
-    task = WORKLOADS[facts.network].build(clients=facts.population)
+    task = WORKLOADS[facts.network](clients=facts.population)
     if not facts.dropout:
         model = copy.deepcopy(task.model.source)
         for module in model.modules():
@@ -37,7 +37,7 @@ def task_of(facts: Facts) -> Task:
 
 def has_dropout(network: str) -> bool:
     """Return True if the workload has dropout."""
-    return WORKLOADS[network].build(clients=10).model.needs_key
+    return WORKLOADS[network](clients=10).model.needs_key
 
 
 def define(facts: Facts, rounds: int) -> Work:

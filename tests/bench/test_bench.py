@@ -42,7 +42,7 @@ def test_operations_of_a_dense_layer_with_every_algorithm(name: str) -> None:
 
 
 def test_the_papers_models_have_the_operations_of_their_layers() -> None:
-    task = WORKLOADS["cifar100"].build(clients=10)
+    task = WORKLOADS["cifar100"](clients=10)
     forward = 2 * 16 * (
         32 * 32 * 27 * 32 + 32 * 32 * 288 * 32 + 16 * 16 * 288 * 64 + 16 * 16 * 576 * 64
         + 4096 * 512 + 512 * 100

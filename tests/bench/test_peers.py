@@ -64,7 +64,7 @@ def test_the_plain_loop_is_the_sequential_engines_round() -> None:
 def test_peers_networks_are_the_workloads(network: str) -> None:
     from peers.networks import NETWORKS
 
-    ours = WORKLOADS[network].build(clients=10)
+    ours = WORKLOADS[network](clients=10)
     theirs = NETWORKS[network](True).eval()
     source = copy.deepcopy(ours.model.source).eval()
     theirs.load_state_dict(source.state_dict())

@@ -211,7 +211,7 @@ def test_gpu_agrees_with_cpu(engine: str, name: str) -> None:
 
 
 def small_workload(name: str) -> Task:
-    built = WORKLOADS[name].build(clients=10)
+    built = WORKLOADS[name](clients=10)
     return replace(built, protocol=replace(built.protocol, epochs=1, cohort=4))
 
 

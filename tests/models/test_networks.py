@@ -27,14 +27,13 @@ from fedzmg.models import (
     digits_cnn,
     emnist_cnn,
     layout_of,
-    logistic_regression,
     mlp,
     resnet18_gn,
     shakespeare_gru,
 )
 from fedzmg.models.initial import initial_params
 from fedzmg.models.keyed import KeyedDropout
-from fedzmg.models.transformer import _Attention
+from fedzmg.models.networks import _Attention
 from fedzmg.simulation import Simulation
 from fedzmg.tree import Tree
 
@@ -98,7 +97,7 @@ def test_the_recurrent_kernel_is_orthogonal_as_one_matrix() -> None:
     # Published for the CIFAR form of ResNet-18; group norm has as many parameters as batch norm.
     [(10, 3, 11_173_962), (100, 3, 11_220_132), (10, 1, 11_172_810)],
 )
-def test_parameters(outputs: int, channels: int, count: int) -> None:
+def test_parameters_of_the_resnet(outputs: int, channels: int, count: int) -> None:
     with torch.device("meta"):
         module = resnet18_gn(outputs, channels)
     assert sum(p.numel() for p in module.parameters()) == count
@@ -106,12 +105,6 @@ def test_parameters(outputs: int, channels: int, count: int) -> None:
     assert sum(isinstance(m, nn.Conv2d) for m in module.modules()) == 17 + 3
     layout = layout_of(module)
     assert [info.layer for info in layout.values()][-1] == "Linear"
-
-
-@pytest.mark.parametrize("groups", [0, 3])
-def test_groups_that_do_not_divide_are_rejected(groups: int) -> None:
-    with pytest.raises(InputError, match=rf"groups = {groups}: expected a divisor of width = 4"):
-        resnet18_gn(10, width=4, groups=groups)
 
 
 LIMIT = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -134,7 +127,7 @@ def sequences(batch: int, time: int, inputs: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize(
     ("batch", "time", "inputs", "units"), [(1, 1, 1, 1), (3, 7, 4, 5), (2, 40, 3, 8)]
 )
-def test_forward_and_backward(
+def test_gru_equals_torchs(
     batch: int, time: int, inputs: int, units: int, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
@@ -184,7 +177,7 @@ def tokens(batch: int, time: int) -> torch.Tensor:
     return torch.randint(0, 9, (batch, time), generator=torch.Generator().manual_seed(time))
 
 
-def test_attention_is_torchs() -> None:
+def test_attention_equals_torchs() -> None:
     layer = _Attention(12, 3).double()
     x = torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     query, key, value = (
@@ -222,11 +215,13 @@ def test_nothing_but_parameters() -> None:
     ]
 
 
-def test_impossible_transformers_are_rejected() -> None:
-    with pytest.raises(InputError, match="heads = 3: expected a divisor of dim = 8"):
+def test_impossible_sizes_are_rejected() -> None:
+    with pytest.raises(InputError, match="groups = 3"):
+        resnet18_gn(10, width=4, groups=3)
+    with pytest.raises(InputError, match="heads = 3"):
         CharTransformer(9, 8, 3, 1, 6)
     model = FunctionalModel(CharTransformer(9, 8, 2, 1, 6))
-    with pytest.raises(InputError, match=r"7 characters .* length 6"):
+    with pytest.raises(InputError, match=r"7 .* 6"):
         model.evaluate(model.params(), tokens(2, 7))
 
 
@@ -251,16 +246,12 @@ TEXT = ids(7, 5)
 NEXT = np.roll(TEXT, -1, 1)
 
 NETWORKS: dict[str, Callable[[], Task]] = {
-    "logistic-regression": lambda: federation(logistic_regression(12, 3), normal(3, 4)),
     "mlp": lambda: federation(mlp(12, 6, 5, outputs=3), normal(3, 4)),
     "digits-cnn": lambda: federation(digits_cnn(3), normal(28, 28)),
     "gru": lambda: federation(CharGRU(7, 3, 4), TEXT, NEXT, init="keras"),
     "transformer": lambda: federation(CharTransformer(7, 8, 2, 2, 5), TEXT, NEXT),
     "transformer-dropout": lambda: federation(CharTransformer(7, 4, 1, 1, 6, 0.3), TEXT, NEXT),
-    "resnet": lambda: federation(resnet18_gn(3, width=4), normal(3, 8, 8)),
-    "resnet-keras": lambda: federation(
-        resnet18_gn(3, channels=1, width=2, groups=1), normal(1, 8, 8), init="keras"
-    ),
+    "resnet": lambda: federation(resnet18_gn(3, width=2), normal(3, 4, 4), init="keras"),
     "augmented": lambda: federation(
         nn.Sequential(
             RandomShift(2), RandomFlip(), mlp(48, 5, outputs=3), nn.Dropout(0.2), nn.Linear(3, 3)
@@ -270,10 +261,13 @@ NETWORKS: dict[str, Callable[[], Task]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_engines_agree(name: str, dtype: torch.dtype) -> None:
-    assert_engines_agree(NETWORKS[name](), dtype)
+def test_engines_agree(name: str) -> None:
+    assert_engines_agree(NETWORKS[name](), torch.float64)
+
+
+def test_engines_agree_in_float32() -> None:
+    assert_engines_agree(NETWORKS["digits-cnn"](), torch.float32)
 
 
 def one_round(task: Task, *, compiled: bool) -> Tree:

@@ -120,7 +120,7 @@ BREAKS: dict[str, dict[str, Callable[..., Any] | float]] = {
     "T10": {"fedzmg.theory.bound.numerator": too_small},
     "T11": {PACKAGE: half},
     "T12": {
-        "fedzmg.theory.networks.zero_mean": half,
+        HERE: half,
         "fedzmg.theory.networks._along_training": lambda size: {"layer 1": ([0.0], [0.9])},
     },
     "E7": {PACKAGE: half},
@@ -229,7 +229,7 @@ def test_unknown_check_is_rejected_before_work() -> None:
 
 def test_exit_code_of_a_check_that_is_not_reproduced(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(size: Size) -> Finding:
-        return Finding("T1", "t", "c", "s", (Value("x", 1.0, 2.0, 0.1),))
+        return Finding("T1", "t", "c", lines=[Value("x", 1.0, 2.0, 0.1)])
 
     monkeypatch.setitem(CHECKS, "T1", broken)
     done = call("T1")

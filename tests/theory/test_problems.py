@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from fedzmg import Trial, simulate, tasks
 from fedzmg.tasks.convex import Convex, Problem
 from fedzmg.theory import descent
-from fedzmg.theory.logistic import regressions
-from fedzmg.theory.problems import REAL, Quadratics, normal, quadratics, seeded
+from fedzmg.theory.problems import REAL, Quadratics, normal, quadratics, regressions, seeded
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "golden.json").read_text())["p3"]
 
@@ -93,7 +92,7 @@ def test_expected_distances_without_noise_are_those_of_the_run() -> None:
     start, rate = normal(generator, 4), descent.theorems_schedule(problem)
     both = (descent.zero_mean, descent.identity)
     exact = descent.expected_distances(
-        problem, start, problem.optimum, rate, steps=20, projections=both, deviation=0.0
+        problem, start, rate, steps=20, projections=both, deviation=0.0
     )
     for state in descent.descend(problem, start, rate, steps=20, projections=both):
         if state.step % 5 == 0:
@@ -105,7 +104,7 @@ def test_logistic_gradients_and_hessians_are_derivatives_of_the_loss() -> None:
     problem = regressions(seeded(4), clients=3, examples=10)
     point = normal(seeded(5), problem.dims).requires_grad_()
     [gradient] = torch.autograd.grad(problem.value(point), [point])
-    everywhere = point.detach().expand(1, 3, problem.dims)
+    everywhere = point.detach().expand(3, 1, problem.dims)
     torch.testing.assert_close(problem.gradients(everywhere).mean((0, 1)), gradient)
     curvature = torch.autograd.functional.hessian(problem.value, point.detach())
     torch.testing.assert_close(problem.hessian(point.detach()), curvature)

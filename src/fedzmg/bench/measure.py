@@ -25,7 +25,7 @@ from fedzmg.models.kernels import PRECISIONS, rounding
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.models.objective import Batch
 from fedzmg.provenance import provenance
-from fedzmg.simulation import EngineName, Simulation, Trial
+from fedzmg.simulation import EngineName, RoundReport, Simulation, Trial
 from fedzmg.tasks.task import Task
 from fedzmg.tree import leaves, num_bytes
 
@@ -47,34 +47,33 @@ def measure(device: torch.device, precision: Precision) -> Machine:
     kind = torch.bfloat16 if precision == "bf16" and on_gpu else torch.float32
     a, b = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
     with rounding(precision):
-        product = best_seconds(lambda: a @ b, device)
+        product = _best(lambda: a @ b, device)
     source = torch.zeros((2**30 if on_gpu else 2**26) // 4, device=device)
     target = torch.empty_like(source)
-    copy = best_seconds(lambda: target.copy_(source), device)
+    copy = _best(lambda: target.copy_(source), device)
     name = torch.cuda.get_device_name(device) if on_gpu else "CPU"
     return Machine(name, 2 * size**3 / product, 2 * source.numel() * 4 / copy)
-
-
-def best_seconds(
-    function: Callable[[], object], device: torch.device, repeats: int = 5, inner: int = 3
-) -> float:
-    """Return the best time of one call, after a warm-up."""
-    function()
-    best = float("inf")
-    for _ in range(repeats):
-        wait(device)
-        began = time.perf_counter()
-        for _ in range(inner):
-            function()
-        wait(device)
-        best = min(best, (time.perf_counter() - began) / inner)
-    return best
 
 
 def wait(device: torch.device) -> None:
     """Wait until a GPU has finished its queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def seconds(function: Callable[[], object], device: torch.device, calls: int) -> float:
+    """Time calls in a row; return the time of one."""
+    wait(device)
+    began = time.perf_counter()
+    for _ in range(calls):
+        function()
+    wait(device)
+    return (time.perf_counter() - began) / calls
+
+
+def _best(function: Callable[[], object], device: torch.device) -> float:
+    function()
+    return min(seconds(function, device, 3) for _ in range(5))
 
 
 def host_peak_mib() -> float:
@@ -207,7 +206,8 @@ def time_rounds(
     Rounds are timed together: a GPU computes the next one while the host reads the last.
     """
     task = replace(task, protocol=replace(task.protocol, eval_every=NEVER))
-    if device.type == "cuda":
+    on_gpu = device.type == "cuda"
+    if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     else:
@@ -222,19 +222,16 @@ def time_rounds(
     wait(device)
     cold = time.perf_counter() - began
     simulation.run_round()  # finishes deferred set-up
-    seconds, steps, on_steps = [], [], []
+    times, on_steps = [], []
+    reports: list[RoundReport] = []
     for _ in range(BLOCKS):
-        wait(device)
         simulation.step_seconds()
-        began = time.perf_counter()
-        reports = [simulation.run_round() for _ in range(rounds)]
-        wait(device)
-        seconds.append((time.perf_counter() - began) / rounds)
-        steps.append(sum(r.steps for report in reports for r in report.records) / rounds)
-        spent = simulation.step_seconds()
-        on_steps.append(None if spent is None else spent / rounds)
+        times.append(seconds(lambda: reports.append(simulation.run_round()), device, rounds))
+        on_steps.append(simulation.step_seconds())
     cost = step_cost(task, packed[0].algorithm)
-    median, done = statistics.median(seconds), statistics.mean(steps)
+    median = statistics.median(times)
+    done = sum(record.steps for report in reports for record in report.records) / len(reports)
+    spent = [each / rounds for each in on_steps if each is not None]
     flops, moved = cost.flops * done, cost.bytes * done
     floor = max(flops / machine.flops, moved / machine.bandwidth)
     return Timing(
@@ -255,12 +252,10 @@ def time_rounds(
         bandwidth_share=moved / median / machine.bandwidth,
         floor_ms=1e3 * floor,
         over_floor=median / floor,
-        peak_mib=torch.cuda.max_memory_allocated(device) / 2**20
-        if device.type == "cuda"
-        else host_peak_mib(),
+        peak_mib=torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else host_peak_mib(),
         padded_over_useful=simulation.padding(),
         deterministic=simulation.deterministic,
-        outside_steps=None if None in on_steps else 1 - statistics.median(on_steps) / median,  # type: ignore[type-var, operator]
+        outside_steps=1 - statistics.median(spent) / median if spent else None,
     )
 
 
@@ -281,16 +276,15 @@ def measure_all(
         ("engine", engines, get_args(EngineName)),
         ("precision", precisions, PRECISIONS),
     ):
-        for name in names:
-            if name not in known:
-                raise unknown(kind, name, known)
+        for name in set(names) - set(known):
+            raise unknown(kind, name, known)
     for count in trials:
         if not isinstance(count, int) or count < 1:
             raise InputError(f"trials = {count!r}: expected whole numbers of at least 1")
     for precision in precisions:
         machine = measure(device, precision)  # type: ignore[arg-type]
         for name in workloads:
-            task = WORKLOADS[name].build()
+            task = WORKLOADS[name]()
             for engine, count in itertools.product(engines, trials):
                 yield time_rounds(
                     task, machine, algorithm=algorithm, engine=engine,  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from fedzmg.models.layer_swaps import GRU
 from fedzmg.models.layout import layout_of
 from fedzmg.models.networks import (
     CharGRU,
+    CharTransformer,
     cifar100_cnn,
     digits_cnn,
     emnist_cnn,
@@ -16,21 +17,9 @@ from fedzmg.models.networks import (
     resnet18_gn,
     shakespeare_gru,
 )
-from fedzmg.models.transformer import CharTransformer
 
 __all__ = [
-    "GRU",
-    "CharGRU",
-    "CharTransformer",
-    "FunctionalModel",
-    "RandomFlip",
-    "RandomShift",
-    "cifar100_cnn",
-    "digits_cnn",
-    "emnist_cnn",
-    "layout_of",
-    "logistic_regression",
-    "mlp",
-    "resnet18_gn",
-    "shakespeare_gru",
-]
+    "GRU", "CharGRU", "CharTransformer", "FunctionalModel", "RandomFlip", "RandomShift",
+    "cifar100_cnn", "digits_cnn", "emnist_cnn", "layout_of", "logistic_regression", "mlp",
+    "resnet18_gn", "shakespeare_gru",
+]  # fmt: skip

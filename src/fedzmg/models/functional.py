@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedzmg.contract import Layout
 from fedzmg.errors import InputError
@@ -18,6 +20,11 @@ from fedzmg.models.keyed import KeyedLayer
 from fedzmg.models.layer_swaps import swap_layers
 from fedzmg.models.layout import layout_of
 from fedzmg.tree import Tree, leaves
+
+HIDDEN_RANDOMNESS = (
+    "the model draws random numbers by itself, which cannot be repeated: use layers (nn.Dropout, "
+    "fedzmg.models.RandomFlip) instead of F.dropout and the like"
+)
 
 
 class Call:
@@ -30,18 +37,14 @@ class Call:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._keyed = [layer for layer in module.modules() if isinstance(layer, KeyedLayer)]
+        names: dict[int, str] = {}
         self._slots: dict[str, list[tuple[dict[str, Any], str]]] = {}
         for prefix, child in module.named_modules():
             for table in (child._parameters, child._buffers):
                 for own_name, tensor in table.items():
-                    if tensor is not None:
-                        name = f"{prefix}.{own_name}" if prefix else own_name
+                    if tensor is not None:  # a tied weight has one name and several slots
+                        name = names.setdefault(id(tensor), f"{prefix}.{own_name}".lstrip("."))
                         self._slots.setdefault(name, []).append((table, own_name))
-        tied: dict[int, str] = {}
-        for name, slots in list(self._slots.items()):
-            first = tied.setdefault(id(slots[0][0][slots[0][1]]), name)
-            if first != name:
-                self._slots[first] += self._slots.pop(name)
 
     def __call__(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         """Compute the module's outputs."""
@@ -51,10 +54,10 @@ class Call:
         if torch.compiler.is_compiling():
             out = functional_call(self._module, tensors, (x,))
             return out
-        places = [(slot, tensor) for name, tensor in tensors.items() for slot in self._slots[name]]
-        own = [table[name] for (table, name), _ in places]
+        slots = [(slot, tensor) for name, tensor in tensors.items() for slot in self._slots[name]]
+        before = [table[name] for (table, name), _ in slots]
         try:
-            for (table, name), tensor in places:
+            for (table, name), tensor in slots:
                 table[name] = tensor
             out = self._module(x)
         except RuntimeError as error:
@@ -63,15 +66,9 @@ class Call:
                 raise
             raise InputError(reason) from None
         finally:
-            for ((table, name), _), tensor in zip(places, own, strict=True):
+            for ((table, name), _), tensor in zip(slots, before, strict=True):
                 table[name] = tensor
         return out
-
-
-HIDDEN_RANDOMNESS = (
-    "the model draws random numbers by itself, which have no address and cannot be repeated: "
-    "use layers (nn.Dropout, fedzmg.models.RandomFlip) instead of F.dropout and the like"
-)
 
 
 def _mapping_problem(message: str) -> str | None:
@@ -80,16 +77,12 @@ def _mapping_problem(message: str) -> str | None:
         return None
     if "random operation" in message:
         return HIDDEN_RANDOMNESS
+    reason = message.removeprefix("vmap: ").splitlines()[0].split(". ")[0].rstrip(".")
+    remedy = "use other operations"
     if "control flow" in message or ".item()" in message:
-        return (
-            "the model decides by the value of a tensor (if, float(), .item()), which cannot be "
-            "mapped over clients: use torch.where, or engine='sequential'"
-        )
-    sentence = message.removeprefix("vmap: ").splitlines()[0].split(". ")[0].rstrip(".")
-    return (
-        f"the model cannot be mapped over clients ({sentence}): "
-        "use other operations, or engine='sequential'"
-    )
+        reason = "it decides by the value of a tensor: if, float(), .item()"
+        remedy = "use torch.where"
+    return f"the model cannot be mapped over clients ({reason}): {remedy}, or engine='sequential'"
 
 
 def check_module(module: nn.Module) -> None:
@@ -99,57 +92,37 @@ def check_module(module: nn.Module) -> None:
     if not isinstance(module, nn.Module):
         raise InputError(f"the model is a {type(module).__name__}: give an nn.Module")
     for prefix, child in module.named_modules():
-        layer, kind = f"layer {prefix or 'model'!r}", type(child).__name__
-        _check_buffers(child, layer, kind)
-        if isinstance(child, nn.MultiheadAttention) and child.dropout:
-            raise InputError(
-                f"{layer} is a {kind} with dropout inside, whose masks have no address: set its "
-                "dropout to 0; nn.Dropout layers around it are fine"
-            )
-        table = child if isinstance(child, nn.Embedding | nn.EmbeddingBag) else None
-        if table is not None and (table.padding_idx is not None or table.max_norm is not None):
-            raise InputError(
-                f"{layer} is an {kind} with padding_idx or max_norm, which do not map over "
-                "clients: leave them out"
-            )
-        if isinstance(child, nn.RNNBase):
-            remedy = "fedzmg.models.GRU" if isinstance(child, nn.GRU) else "cells (nn.LSTMCell)"
-            raise InputError(
-                f"{layer} is a fused {kind}, which cannot be mapped over clients: "
-                f"use {remedy} instead"
-            )
+        if problem := _problem(child):
+            kind = type(child).__name__
+            article = "an" if kind[0] in "AEIO" else "a"
+            raise InputError(f"layer {prefix or 'model'!r} is {article} {kind} {problem}")
 
 
-def _check_buffers(child: nn.Module, layer: str, kind: str) -> None:
-    if isinstance(child, nn.modules.batchnorm._BatchNorm):
-        raise InputError(
-            f"{layer} is a {kind}, whose running statistics average badly over clients: "
-            "use nn.GroupNorm instead"
-        )
-    own = [name for name, _ in child.named_buffers(recurse=False)]
-    if not own or isinstance(child, KeyedLayer):
-        return
-    remedy = "leave the layer out, or make it a plain attribute if it never changes"
-    if isinstance(child, nn.modules.batchnorm._NormBase):
-        remedy = "use track_running_stats=False"
-    raise InputError(
-        f"{layer} ({kind}) has the buffer {own[0]!r}; buffers are not trained or averaged: {remedy}"
-    )
+def _problem(child: nn.Module) -> str:
+    """Explain why a layer cannot be trained, and what to use instead."""
+    if isinstance(child, _BatchNorm):
+        return "with running statistics, which average badly over clients: use nn.GroupNorm"
+    buffers = [name for name, _ in child.named_buffers(recurse=False)]
+    if buffers and not isinstance(child, KeyedLayer):
+        remedy = "leave it out, or make it a plain attribute if it never changes"
+        if isinstance(child, _NormBase):
+            remedy = "use track_running_stats=False"
+        return f"with the buffer {buffers[0]!r}, which is not trained or averaged: {remedy}"
+    if isinstance(child, nn.RNNBase):
+        instead = "fedzmg.models.GRU" if isinstance(child, nn.GRU) else "cells (nn.LSTMCell)"
+        return f"with a fused loop, which cannot be mapped over clients: use {instead}"
+    if isinstance(child, nn.MultiheadAttention) and child.dropout:
+        return "with dropout inside, which cannot be repeated: set it to 0, use nn.Dropout around"
+    if isinstance(child, _DropoutNd) and not isinstance(child, nn.Dropout):
+        return "with random numbers that cannot be repeated: use nn.Dropout"
+    if isinstance(child, nn.Embedding | nn.EmbeddingBag) and (
+        child.padding_idx is not None or child.max_norm is not None
+    ):
+        return "with padding_idx or max_norm, which do not map over clients: leave them out"
+    return ""
 
 
-def private_copy(module: nn.Module) -> nn.Module:
-    """Copy a module completely."""
-    try:
-        return copy.deepcopy(module)
-    except (RuntimeError, TypeError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"the model cannot be copied ({reason}): keep only parameters and plain values in "
-            "its modules; for weight norm, use torch.nn.utils.parametrizations"
-        ) from None
-
-
-def check_independence(batch: Any, alone: Any, examples: int) -> None:
+def _check_independence(batch: Any, alone: Any, examples: int) -> None:
     """Reject outputs that change with the other examples of a batch.
 
     Engines pad and split batches; such a model would learn from the padding.
@@ -170,9 +143,9 @@ def check_independence(batch: Any, alone: Any, examples: int) -> None:
 
 def _global_generators() -> tuple[object, ...]:
     # NumPy's old generator is read because models draw from it; nothing is drawn here.
-    numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
-    words, position = numpy["state"]["key"].tobytes(), numpy["state"]["pos"]
-    return random.getstate(), words, position, torch.get_rng_state().numpy().tobytes()
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    state = torch.get_rng_state().numpy().tobytes()
+    return random.getstate(), numpy[1].tobytes(), numpy[2], state
 
 
 class FunctionalModel:
@@ -193,8 +166,13 @@ class FunctionalModel:
         self.layout: Layout = layout_of(module, axes)
         if not self.layout:
             raise InputError("the model has no trainable parameter: set requires_grad on some")
-        self.source = private_copy(module)
-        self.module = private_copy(module)
+        try:
+            self.source, self.module = copy.deepcopy(module), copy.deepcopy(module)
+        except (RuntimeError, TypeError) as error:
+            raise InputError(
+                f"the model cannot be copied ({str(error).splitlines()[0]}): keep only parameters "
+                "and plain values in it; for weight norm, use torch.nn.utils.parametrizations"
+            ) from None
         self.layer_keys = swap_layers(self.module)
         self._prepare_calls()
 
@@ -236,7 +214,7 @@ class FunctionalModel:
             lone = self.train(params, x[:1]), self.evaluate(params, x[:1])
         if _global_generators() != before:
             raise InputError(HIDDEN_RANDOMNESS)
-        check_independence((trained, outputs), lone, len(x))
+        _check_independence((trained, outputs), lone, len(x))
         return outputs
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FunctionalModel:

@@ -35,14 +35,11 @@ class GRU(nn.Module):
     def __init__(self, inputs: int, units: int) -> None:
         super().__init__()
         self.input_size, self.hidden_size = inputs, units
-        for name, shape in {
-            "weight_ih_l0": (3 * units, inputs),
-            "weight_hh_l0": (3 * units, units),
-            "bias_ih_l0": (3 * units,),
-            "bias_hh_l0": (3 * units,),
-        }.items():
-            bound = units**-0.5
-            setattr(self, name, nn.Parameter(torch.empty(shape).uniform_(-bound, bound)))
+        bound = units**-0.5
+        for name, shape in (("weight_ih", (inputs,)), ("weight_hh", (units,)), ("bias_ih", ()),
+                            ("bias_hh", ())):  # fmt: skip
+            values = torch.empty(3 * units, *shape).uniform_(-bound, bound)
+            setattr(self, f"{name}_l0", nn.Parameter(values))
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}"
@@ -74,11 +71,7 @@ class GRUCell(nn.GRUCell):
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         hidden = _zeros(self, input) if hx is None else hx
-        return _gru(
-            F.linear(input, self.weight_ih, self.bias_ih),
-            F.linear(hidden, self.weight_hh, self.bias_hh),
-            hidden,
-        )
+        return _gru(*_products(self, input, hidden), hidden)
 
 
 class LSTMCell(nn.LSTMCell):
@@ -88,10 +81,7 @@ class LSTMCell(nn.LSTMCell):
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         hidden, cell = (_zeros(self, input), _zeros(self, input)) if hx is None else hx
-        gates = F.linear(input, self.weight_ih, self.bias_ih) + F.linear(
-            hidden, self.weight_hh, self.bias_hh
-        )
-        write, keep, new, show = gates.chunk(4, -1)
+        write, keep, new, show = torch.add(*_products(self, input, hidden)).chunk(4, -1)
         cell = torch.sigmoid(keep) * cell + torch.sigmoid(write) * torch.tanh(new)
         return torch.sigmoid(show) * torch.tanh(cell), cell
 
@@ -100,11 +90,15 @@ class RNNCell(nn.RNNCell):
     """``nn.RNNCell`` of matrix products."""
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        hidden = _zeros(self, input) if hx is None else hx
-        total = F.linear(input, self.weight_ih, self.bias_ih) + F.linear(
-            hidden, self.weight_hh, self.bias_hh
-        )
+        total = torch.add(*_products(self, input, _zeros(self, input) if hx is None else hx))
         return torch.relu(total) if self.nonlinearity == "relu" else torch.tanh(total)
+
+
+def _products(cell: nn.RNNCellBase, input: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    return (
+        F.linear(input, cell.weight_ih, cell.bias_ih),
+        F.linear(hidden, cell.weight_hh, cell.bias_hh),
+    )
 
 
 def _zeros(cell: nn.RNNCellBase, input: Tensor) -> Tensor:
@@ -148,8 +142,7 @@ class EmbeddingBag(nn.EmbeddingBag):
     ) -> Tensor:
         if input.ndim != 2 or offsets is not None:
             raise InputError(
-                f"an EmbeddingBag was given ids of shape {tuple(input.shape)}: give one row of "
-                "ids per example, without offsets"
+                f"EmbeddingBag: ids of shape {tuple(input.shape)}: give one row per example"
             )
         rows = F.embedding(input, self.weight)
         if per_sample_weights is not None:
@@ -177,15 +170,11 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 SWAPS: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Bilinear: Bilinear,
-    nn.Conv2d: Conv2d,
-    nn.EmbeddingBag: EmbeddingBag,
-    nn.GRUCell: GRUCell,
-    nn.LSTMCell: LSTMCell,
-    nn.Linear: Linear,
-    nn.MultiheadAttention: MultiheadAttention,
-    nn.RNNCell: RNNCell,
-}
+    getattr(nn, kind.__name__): kind
+    for kind in (
+        Bilinear, Conv2d, EmbeddingBag, GRUCell, LSTMCell, Linear, MultiheadAttention, RNNCell,
+    )
+}  # fmt: skip
 """Replacements by exact type: a user's subclass keeps its forward pass.
 
 Every class has the name of the one that it replaces, so that a model prints as before.
@@ -198,18 +187,12 @@ def swap_layers(module: nn.Module) -> tuple[str, ...]:
     for prefix, parent in list(module.named_modules()):
         parent.__class__ = SWAPS.get(type(parent), type(parent))
         # Not named_children(), which leaves out a module that is used a second time.
-        for child_name, child in list(parent._modules.items()):
-            name = f"{prefix}.{child_name}" if prefix else child_name
+        for name, child in list(parent._modules.items()):
             if isinstance(child, nn.Dropout):
-                setattr(parent, child_name, KeyedDropout(child.p, layer=len(keys)))
+                setattr(parent, name, KeyedDropout(child.p, layer=len(keys)))
             elif isinstance(child, KeyedLayer):
-                setattr(parent, child_name, child.numbered(len(keys)))
-            elif isinstance(child, nn.modules.dropout._DropoutNd):
-                raise InputError(
-                    f"layer {name!r} is a {type(child).__name__}, which has no addressed version: "
-                    "use nn.Dropout"
-                )
+                setattr(parent, name, child.numbered(len(keys)))
             else:
                 continue
-            keys.append(f"{name}.key")
+            keys.append(f"{prefix}.{name}.key".lstrip("."))
     return tuple(keys)

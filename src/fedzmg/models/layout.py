@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedzmg.contract import Layout, ParamInfo
@@ -20,31 +21,18 @@ from fedzmg.models.layer_swaps import GRU
 AxisRule: TypeAlias = Callable[[nn.Module, str, int], ParamInfo | None]
 """(module, its parameter's own name, rank) -> role and input axes; None if they are unknown."""
 
-_BIAS = ParamInfo("bias", ())
+_BIAS, _NORM, _TABLE = ParamInfo("bias", ()), ParamInfo("norm", ()), ParamInfo("embedding", (0,))
 
 
-def _norm(*_: object) -> ParamInfo:
-    return ParamInfo("norm", ())
-
-
-def _embedding(*_: object) -> ParamInfo:
-    return ParamInfo("embedding", (0,))
-
-
-def _all_but_first(_module: nn.Module, name: str, rank: int) -> ParamInfo | None:
+def _dense(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
     if name == "bias":
         return _BIAS
-    # Another name is not one of the layer's own, e.g. the lengths that weight norm adds.
-    return ParamInfo("kernel", tuple(range(1, rank))) if name == "weight" else None
-
-
-def _transposed(module: nn.Module, name: str, rank: int) -> ParamInfo | None:
-    if name == "bias":
-        return _BIAS
-    # With groups the inputs of one output unit are a block of axis 0, which no axis tuple can say.
-    if getattr(module, "groups", 1) != 1 or name != "weight":
+    transposed = getattr(module, "transposed", False)
+    # Another name is not one of the layer's own, e.g. the lengths that weight norm adds. With
+    # groups, the inputs of one output unit are a block of axis 0, which no axis tuple can say.
+    if name != "weight" or (transposed and module.groups != 1):
         return None
-    return ParamInfo("kernel", (0, *range(2, rank)))
+    return ParamInfo("kernel", (0, *range(2, rank)) if transposed else tuple(range(1, rank)))
 
 
 def _recurrent(_module: nn.Module, name: str, _rank: int) -> ParamInfo | None:
@@ -54,19 +42,18 @@ def _recurrent(_module: nn.Module, name: str, _rank: int) -> ParamInfo | None:
 
 
 def _attention(_module: nn.Module, name: str, _rank: int) -> ParamInfo | None:
-    if name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
+    if name.endswith("proj_weight"):
         return ParamInfo("kernel", (1,))
     # bias_k and bias_v are rank 3 yet biases.
     return _BIAS if name in ("in_proj_bias", "bias_k", "bias_v") else None
 
 
 _KINDS: dict[AxisRule, tuple[type[nn.Module], ...]] = {
-    _all_but_first: (nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    _transposed: (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    _dense: (nn.Linear, nn.Bilinear, _ConvNd),
     _recurrent: (nn.RNNBase, nn.RNNCellBase, GRU),
     _attention: (nn.MultiheadAttention,),
-    _embedding: (nn.Embedding, nn.EmbeddingBag),
-    _norm: (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _InstanceNorm, nn.PReLU),
+    lambda *_: _TABLE: (nn.Embedding, nn.EmbeddingBag),
+    lambda *_: _NORM: (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _InstanceNorm, nn.PReLU),
 }
 INPUT_AXES = {kind: rule for rule, kinds in _KINDS.items() for kind in kinds}
 """Module type (subclasses included) to the rule for its own parameters."""
@@ -87,46 +74,40 @@ def layout_of(model: nn.Module, axes: Mapping[str, tuple[int, ...]] | None = Non
     first_name: dict[int, str] = {}
     for prefix, module in model.named_modules():
         for own_name, parameter in module.named_parameters(recurse=False):
-            name = f"{prefix}.{own_name}" if prefix else own_name
             if not parameter.requires_grad:
                 continue
-            info = _given(named, name, parameter.ndim) or _by_type(
-                module, name, own_name, parameter.ndim
-            )
+            name = f"{prefix}.{own_name}".lstrip(".")
+            if name in named:
+                info = _given(name, named.pop(name), parameter.ndim)
+            else:
+                info = _by_type(module, name, own_name, parameter.ndim)
             shared = first_name.setdefault(id(parameter), name)
-            if shared in layout and shared in (axes or {}):
-                continue  # the user has given the axes of a tied weight
-            if shared in layout and layout[shared].input_axes != info.input_axes:
+            agrees = layout.setdefault(shared, info).input_axes == info.input_axes
+            if not agrees and shared not in (axes or {}):
                 raise InputError(
                     f"parameter {name!r} is tied to {shared!r}, which has other input axes: "
                     f"name them with axes={{{shared!r}: (...)}}"
                 )
-            layout.setdefault(shared, info)
     if named:
         raise InputError(
-            f"axes names {sorted(named)[0]!r}, which is not a trainable parameter of the model "
+            f"axes names {min(named)!r}, which is not a trainable parameter of the model "
             f"(it has {', '.join(layout)})"
         )
     return layout
 
 
-def _given(named: dict[str, tuple[int, ...]], name: str, rank: int) -> ParamInfo | None:
-    if name not in named:
-        return None
-    given = named.pop(name)
+def _given(name: str, given: tuple[int, ...], rank: int) -> ParamInfo:
     axes = tuple(given) if isinstance(given, tuple | list) else (given,)
-    wrong = [a for a in axes if not isinstance(a, int) or not 0 <= a < rank]
-    if wrong or len(set(axes)) != len(axes):
+    if any(axis not in range(rank) for axis in axes) or len(set(axes)) != len(axes):
         raise InputError(f"axes[{name!r}] = {axes}: expected different axes from 0 to {rank - 1}")
     return ParamInfo("kernel" if axes else "bias", axes)
 
 
 def _by_type(module: nn.Module, name: str, own_name: str, rank: int) -> ParamInfo:
-    for kind in type(module).__mro__:
-        if kind in INPUT_AXES:
-            info = INPUT_AXES[kind](module, own_name, rank)
-            if info is not None:
-                return info._replace(layer=type(module).__name__)
+    rules = (INPUT_AXES[kind] for kind in type(module).__mro__ if kind in INPUT_AXES)
+    for info in (rule(module, own_name, rank) for rule in rules):
+        if info is not None:
+            return info._replace(layer=type(module).__name__)
     raise InputError(
         f"parameter {name!r} belongs to a {type(module).__name__}, whose input axes are unknown: "
         f"name them with axes={{{name!r}: (...)}}, or () to leave it unprojected"

@@ -8,7 +8,10 @@ Start the paper's networks with ``init="keras"``.
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
@@ -28,19 +31,35 @@ def mlp(inputs: int, *hidden: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear((inputs, *hidden)[-1], outputs))
 
 
+def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
+    """Build a padded convolution and a ReLU."""
+    return [nn.Conv2d(inputs, outputs, size, stride, padding=size // 2), nn.ReLU()]
+
+
 def digits_cnn(outputs: int = 10) -> nn.Sequential:
     """Build two strided convolutions and two dense layers for 28x28 images, 52,266 parameters."""
     return nn.Sequential(
-        nn.Unflatten(1, (1, 28)),
-        nn.Conv2d(1, 8, 5, stride=2, padding=2),
-        nn.ReLU(),
-        nn.Conv2d(8, 16, 3, stride=2, padding=1),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(16 * 7 * 7, 64),
-        nn.ReLU(),
-        nn.Linear(64, outputs),
-    )
+        nn.Unflatten(1, (1, 28)), *_convolution(1, 8, 5, 2), *_convolution(8, 16, 3, 2),
+        *mlp(16 * 7 * 7, 64, outputs=outputs),
+    )  # fmt: skip
+
+
+def emnist_cnn(outputs: int = 62) -> nn.Sequential:
+    """Build the paper's CNN for EMNIST ``(n, 28, 28)``: 1,690,046 parameters with 62 outputs."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 28)), *_convolution(1, 32, 5), nn.MaxPool2d(2),
+        *_convolution(32, 64, 5), nn.MaxPool2d(2), *mlp(64 * 7 * 7, 512, outputs=outputs),
+    )  # fmt: skip
+
+
+def cifar100_cnn(outputs: int = 100) -> nn.Sequential:
+    """Build the paper's CNN for CIFAR-100 ``(n, 3, 32, 32)``: 2,214,532 parameters."""
+    return nn.Sequential(
+        *_convolution(3, 32, 3), *_convolution(32, 32, 3), nn.MaxPool2d(2), nn.Dropout(0.25),
+        *_convolution(32, 64, 3), *_convolution(64, 64, 3), nn.MaxPool2d(2), nn.Dropout(0.25),
+        nn.Flatten(), nn.Linear(64 * 8 * 8, 512), nn.ReLU(), nn.Dropout(0.5),
+        nn.Linear(512, outputs),
+    )  # fmt: skip
 
 
 class CharGRU(nn.Module):
@@ -57,46 +76,6 @@ class CharGRU(nn.Module):
         return out
 
 
-def emnist_cnn(outputs: int = 62) -> nn.Sequential:
-    """Build the paper's CNN for EMNIST ``(n, 28, 28)``: 1,690,046 parameters with 62 outputs."""
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 28)),
-        nn.Conv2d(1, 32, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * 7 * 7, 512),
-        nn.ReLU(),
-        nn.Linear(512, outputs),
-    )
-
-
-def cifar100_cnn(outputs: int = 100) -> nn.Sequential:
-    """Build the paper's CNN for CIFAR-100 ``(n, 3, 32, 32)``: 2,214,532 parameters."""
-    return nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(32, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Dropout(0.25),
-        nn.Conv2d(32, 64, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(64, 64, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Dropout(0.25),
-        nn.Flatten(),
-        nn.Linear(64 * 8 * 8, 512),
-        nn.ReLU(),
-        nn.Dropout(0.5),
-        nn.Linear(512, outputs),
-    )
-
-
 def shakespeare_gru() -> CharGRU:
     """Build the paper's GRU for text: embedding of 256, 1024 units, 66 outputs per position.
 
@@ -105,7 +84,7 @@ def shakespeare_gru() -> CharGRU:
     return CharGRU(66, 256, 1024)
 
 
-class _Block(nn.Module):
+class _ResidualBlock(nn.Module):
     """Two 3x3 convolutions around which the input passes by."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
@@ -147,14 +126,94 @@ def resnet18_gn(outputs: int, channels: int = 3, width: int = 64, groups: int = 
     if groups < 1 or width % groups:
         raise InputError(f"groups = {groups}: expected a divisor of width = {width}")
     layers: list[nn.Module] = [
-        nn.Conv2d(channels, width, 3, padding=1, bias=False),
-        nn.GroupNorm(groups, width),
-        nn.ReLU(),
-    ]
+        nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.GroupNorm(groups, width), nn.ReLU()
+    ]  # fmt: skip
     now = width
     for stage in range(4):
         wide = width * 2**stage
-        layers.append(_Block(now, wide, 1 if stage == 0 else 2, groups))
-        layers.append(_Block(wide, wide, 1, groups))
+        layers.append(_ResidualBlock(now, wide, 1 if stage == 0 else 2, groups))
+        layers.append(_ResidualBlock(wide, wide, 1, groups))
         now = wide
     return nn.Sequential(*layers, _Mean(), nn.Linear(now, outputs))
+
+
+class _Attention(nn.Module):
+    """Causal attention: every position reads itself and those before it.
+
+    Written as matrix products and a softmax: torch's fused attention does not map over clients.
+    """
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+            for layer in (self.query, self.key, self.value)
+        )
+        scores = query @ key.mT / math.sqrt(query.shape[-1])
+        position = torch.arange(x.shape[-2], device=x.device)
+        scores = scores.masked_fill(position > position[:, None], -math.inf)
+        mixed = (scores.softmax(-1) @ value).transpose(-2, -3).flatten(-2)
+        out: Tensor = self.out(mixed)
+        return out
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}"
+
+
+class _Block(nn.Module):
+    """Attention and a dense network, each on normalised inputs that also pass by."""
+
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim)
+        self.attention = _Attention(dim, heads)
+        self.norm2 = nn.LayerNorm(dim)
+        self.wide = nn.Linear(dim, 4 * dim)
+        self.narrow = nn.Linear(4 * dim, dim)
+        self.drop1 = nn.Dropout(dropout)
+        self.drop2 = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop1(self.attention(self.norm1(x)))
+        out: Tensor = x + self.drop2(self.narrow(F.gelu(self.wide(self.norm2(x)))))
+        return out
+
+
+class CharTransformer(nn.Module):
+    """Next-character decoder; outputs logits ``(batch, time, vocabulary)``.
+
+    Args:
+        vocabulary: number of ids.
+        dim: width of a position.
+        heads: attention heads; must divide ``dim``.
+        layers: blocks of attention and dense network.
+        length: the longest sequence.
+        dropout: behind attention and dense network, in training.
+    """
+
+    def __init__(
+        self, vocabulary: int, dim: int, heads: int, layers: int, length: int, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        if heads < 1 or dim % heads:
+            raise InputError(f"heads = {heads}: expected a divisor of dim = {dim}")
+        self.tokens = nn.Embedding(vocabulary, dim)
+        self.places = nn.Embedding(length, dim)
+        self.blocks = nn.Sequential(*(_Block(dim, heads, dropout) for _ in range(layers)))
+        self.norm = nn.LayerNorm(dim)
+        self.dense = nn.Linear(dim, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        time, longest = tokens.shape[-1], self.places.num_embeddings
+        if time > longest:
+            raise InputError(
+                f"a sequence of {time} characters for a model of length {longest}: "
+                "cut the sequences or make the model longer"
+            )
+        places = self.places(torch.arange(time, device=tokens.device))
+        out: Tensor = self.dense(self.norm(self.blocks(self.tokens(tokens) + places)))
+        return out

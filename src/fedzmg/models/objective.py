@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
@@ -45,31 +44,24 @@ class Objective:
 
     def train(self, params: Tree, batch: Batch) -> Tensor:
         """Compute the weighted loss of a batch, dropout on."""
-        with self._layers():
-            outputs = self.model.train(params, batch.x, batch.key)
-        return self._weighted(outputs, batch)
+        return self._weighted(self._outputs(self.model.train, params, batch.x, batch.key), batch)
 
     def eval_loss(self, params: Tree, batch: Batch) -> Tensor:
         """Compute the weighted loss of a batch, dropout off."""
-        with self._layers():
-            outputs = self.model.evaluate(params, batch.x)
-        return self._weighted(outputs, batch)
+        return self._weighted(self.outputs(params, batch.x), batch)
 
     def outputs(self, params: Tree, x: Tensor) -> Tensor:
         """Compute predictions, dropout off."""
-        with self._layers():
-            out = self.model.evaluate(params, x)
-        return out if self.layers_in is None else out.float()
+        return self._outputs(self.model.evaluate, params, x)
+
+    def _outputs(self, model: Callable[..., Tensor], *inputs: object) -> Tensor:
+        if self.layers_in is None:
+            return model(*inputs)
+        with torch.autocast("cuda", dtype=self.layers_in):
+            return model(*inputs).float()
 
     def _weighted(self, outputs: Tensor, batch: Batch) -> Tensor:
-        if self.layers_in is not None:
-            outputs = outputs.float()
         return (self.loss(outputs, batch.y) * batch.weights).sum()
-
-    def _layers(self) -> contextlib.AbstractContextManager[None]:
-        if self.layers_in is None:
-            return contextlib.nullcontext()
-        return torch.autocast("cuda", dtype=self.layers_in)
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ paper's claims, ``E1`` to ``E9`` go beyond them. ``docs/theory.md`` derives the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from threading import Lock
@@ -14,34 +14,19 @@ from threading import Lock
 import torch
 
 from fedzmg.errors import unknown
-from fedzmg.theory import bound, convergence, extensions, geometry, logistic, networks, nonconvex
-from fedzmg.theory.finding import FULL, QUICK, Finding, Size, Value
+from fedzmg.theory import bound, convergence, extensions, geometry, networks, nonconvex  # noqa: F401
+from fedzmg.theory.finding import FULL, QUICK, REGISTERED, Check, Finding, Size, Value
 
 __all__ = ["CHECKS", "FULL", "QUICK", "Finding", "Size", "Value", "resolve", "run"]
 
-CHECKS: dict[str, Callable[[Size], Finding]] = {
-    "T1": geometry.operator,
-    "T2": geometry.descent_inequality,
-    "T3": geometry.variance,
-    "T4": convergence.one_step,
-    "T5": convergence.rate,
-    "T6": convergence.violated_condition,
-    "T7": convergence.weight_decay,
-    "T8": convergence.drift,
-    "T9": logistic.logistic,
-    "T10": bound.constants,
-    "T11": networks.column_sums,
-    "T12": networks.mean_energy,
-    "E1": extensions.restriction,
-    "E2": extensions.per_column,
-    "E3": extensions.momentum,
-    "E4": extensions.participation,
-    "E5": extensions.server_rate,
-    "E6": extensions.decay_limit,
-    "E7": nonconvex.stationary,
-    "E8": nonconvex.curvature,
-    "E9": nonconvex.adaptive_server,
+CHECKS: dict[str, Check] = {
+    name: REGISTERED[name]
+    for name in sorted(REGISTERED, key=lambda name: (name[0] == "E", int(name[1:])))
 }
+
+_BUILDING_MODELS = (networks.__name__, nonconvex.__name__)
+_MODEL_LOCK = Lock()
+"""Held by checks that build models: a model's test run must not see others draw random numbers."""
 
 
 def resolve(names: Sequence[str]) -> list[str]:
@@ -65,14 +50,9 @@ def run(names: Sequence[str] = (), size: Size = FULL) -> Iterator[Finding]:
     return _two_at_a_time([CHECKS[name] for name in resolve(names)], size)
 
 
-_MODEL_LOCK = Lock()
-"""Held by checks that build models: a model's test run must not see others draw random numbers."""
-
-
-def _two_at_a_time(checks: Sequence[Callable[[Size], Finding]], size: Size) -> Iterator[Finding]:
-    def result(check: Callable[[Size], Finding]) -> Finding:
-        builds = check.__module__ in (networks.__name__, nonconvex.__name__)
-        with _MODEL_LOCK if builds else nullcontext():
+def _two_at_a_time(checks: Sequence[Check], size: Size) -> Iterator[Finding]:
+    def result(check: Check) -> Finding:
+        with _MODEL_LOCK if check.__module__ in _BUILDING_MODELS else nullcontext():
             return check(size)
 
     # The matrices are too small for threads within an operation.

@@ -2,135 +2,108 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
-
 from fedzmg.theory import descent
 from fedzmg.theory.convergence import SETTING, Run, paired_run
-from fedzmg.theory.descent import LOCAL_STEPS
-from fedzmg.theory.finding import Finding, Size, Value
-from fedzmg.theory.problems import REAL, Quadratics, hyperplane_basis, square
+from fedzmg.theory.descent import LOCAL_STEPS, Schedule, theorems_schedule
+from fedzmg.theory.finding import Finding, Size, check
+from fedzmg.theory.problems import Quadratics, hyperplane_basis, square, times
 
 DEVIATION = 0.5
 
 
-class Constant(NamedTuple):
-    """Three terms of ``C``."""
+def constant(problem: Quadratics, second_moment: float, noise_dims: int) -> list[float]:
+    """Compute the terms of ``C`` for isotropic noise in ``noise_dims`` dimensions.
 
-    heterogeneity: float
-    """``6 L Gamma``."""
-    drift: float
-    """``8 (E - 1)^2 G^2``."""
-    noise: float
-    """``sum_k p_k^2 (sigma_k^2 - 1' Sigma_k 1 / d)``, without the second part for FedAvg."""
-
-    @property
-    def total(self) -> float:
-        """Sum of the terms, ``C``."""
-        return self.heterogeneity + self.drift + self.noise
-
-
-def constant(problem: Quadratics, second_moment: float, noise_dims: int) -> Constant:
-    """Compute the terms for isotropic noise in ``noise_dims`` dimensions."""
-    return Constant(
+    They are ``6 L Gamma``, ``8 (E - 1)^2 G^2`` and the variance of the averaged noise.
+    """
+    return [
         6.0 * float(problem.smoothness * problem.heterogeneity),
         8.0 * (LOCAL_STEPS - 1) ** 2 * second_moment,
         float((problem.share**2).sum()) * DEVIATION**2 * noise_dims,
-    )
+    ]
 
 
-def numerator(c: Constant, rate: descent.Schedule, convexity: float, start: float) -> float:
+def numerator(terms: list[float], rate: Schedule, convexity: float, start: float) -> float:
     """Compute ``delta = max(beta^2 C / (beta mu - 1), gamma |w_0 - w*|^2)``."""
-    return max(rate.beta**2 * c.total / (rate.beta * convexity - 1.0), rate.gamma * start)
+    return max(rate.beta**2 * sum(terms) / (rate.beta * convexity - 1.0), rate.gamma * start)
 
 
-def constants(size: Size) -> Finding:
-    """T10: all terms of ``C`` for both methods, and the bound along a run."""
-    run = paired_run(5, 0.0, size)
+def _bound_inside(run: Run) -> tuple[list[float], float]:
+    """Compute ``C`` and ``delta`` of FedAvg's theorem on the hyperplane through the start."""
+    problem = run.problem
+    inside = problem.restricted(run.start, hyperplane_basis(problem.dims))
+    terms = constant(inside, run.projected_moment, problem.dims - 1)
+    start = square(run.start - problem.constrained_optimum(run.start))
+    return terms, numerator(terms, theorems_schedule(problem), float(inside.convexity), start)
+
+
+@check(
+    "T10",
+    "The constant C, and the bound beside the run",
+    "C is strictly smaller for FedZMG, and E |w_t - w*|^2 <= delta/(gamma + t)",
+)
+def _constants(size: Size, found: Finding) -> None:
+    run, other = paired_run(5, 0.0, size), paired_run(6, 1.0, size)
+    found.setting = f"{SETTING}, the run of T5; G^2 measured along it ({run.second_moment:.4g})"
     problem, dims = run.problem, run.problem.dims
-    rate = descent.theorems_schedule(problem)
-    convexity = float(problem.convexity)
+    rate = theorems_schedule(problem)
     start = square(run.start - problem.optimum)
     plain = constant(problem, run.second_moment, dims)
     # The paper keeps L, Gamma and G of FedAvg: only the noise is projected.
     projected = constant(problem, run.second_moment, dims - 1)
-    basis = hyperplane_basis(dims)
-    inside = problem.restricted(run.start, basis)
-    sharper = constant(inside, run.projected_moment, dims - 1)
-    delta_plain, delta = (numerator(c, rate, convexity, start) for c in (plain, projected))
-    delta_inside = numerator(sharper, rate, float(inside.convexity), start)
-    measured_noise = _averaged_noise(problem, size)
+    delta_plain, delta = (
+        numerator(terms, rate, float(problem.convexity), start) for terms in (plain, projected)
+    )
+    sharper, delta_inside = _bound_inside(run)
+    _, delta_other = _bound_inside(other)
+    noise = descent.isotropic(
+        10, len(problem.share), size.samples // 10, dims, deviation=DEVIATION
+    )()
+    averaged = (problem.share[:, None, None] * noise).sum(0)
+    gamma = 6.0 * float(problem.smoothness) * _gamma(run)
     end = run.steps[-1]
-    true = descent.asymptotic_constant(problem, rate, basis)
+    limit = descent.asymptotic_constant(problem, rate, hyperplane_basis(dims)) / end
+    final = delta / (rate.gamma + end)
     tolerance = 3.0 / size.repetitions**0.5 + 300.0 / end
-    other = paired_run(6, 1.0, size)
-    delta_other = _inside_bound(other)
-    return Finding(
-        "T10",
-        "The constant C, and the bound beside the run",
-        "C is strictly smaller for FedZMG, and E |w_t - w*|^2 <= delta/(gamma + t)",
-        f"{SETTING}, the run of T5; G^2 measured along it ({run.second_moment:.4g})",
-        (
-            Value("1 - FedZMG's C / FedAvg's C, above 0", 0.0, 1.0 - projected.total / plain.total,
-                  -1e-12, "at least", True),
-            Value("FedAvg: measured / bound, largest", 1.0, _tightest(run, run.plain, delta_plain),
-                  0.0, "at most", True),
-            Value("FedZMG: measured / bound, largest", 1.0, _tightest(run, run.projected, delta),
-                  0.0, "at most", True),
-            Value("noise term, FedAvg", plain.noise, measured_noise[0], 0.05, "relative"),
-            Value("noise term, FedZMG", projected.noise, measured_noise[1], 0.05, "relative"),
-            Value("6 L Gamma, from the last models", plain.heterogeneity,
-                  6.0 * float(problem.smoothness) * _gamma(run), 0.01, "relative"),
-            Value("noise term / C, at most a thousandth", 1e-3, projected.noise / projected.total,
-                  0.0, "at most"),
-            Value("FedZMG: bound / measured at T", delta / (rate.gamma + end) / (true / end),
-                  delta / (rate.gamma + end) / run.projected[-1], tolerance, "relative"),
-            Value("constants on the hyperplane: C / the paper's", 1.0,
-                  sharper.total / projected.total, 0.0, "at most"),
-            Value("hyperplane bound: measured / bound, largest", 1.0,
-                  _tightest(run, run.projected, delta_inside), 0.0, "at most"),
-            Value("the same for T6's start, distance to w_c", 1.0,
-                  _tightest(other, other.projected, delta_other), 0.0, "at most"),
-        ),
-        series={
-            "FedAvg's bound": _curve(run, rate, delta_plain),
-            "FedZMG's bound": _curve(run, rate, delta),
-            "bound on the hyperplane": _curve(run, rate, delta_inside),
-            "FedAvg": (run.steps, run.plain),
-            "FedZMG": (run.steps, run.projected),
-            "terms of C": ([0.0, 1.0, 2.0], list(projected)),
-            "terms of FedAvg's C": ([0.0, 1.0, 2.0], list(plain)),
-            "terms of C on the hyperplane": ([0.0, 1.0, 2.0], list(sharper)),
-        },
-    )  # fmt: skip
-
-
-def _inside_bound(run: Run) -> float:
-    """Compute ``delta`` of FedAvg's theorem on the hyperplane through the start."""
-    rate = descent.theorems_schedule(run.problem)
-    inside = run.problem.restricted(run.start, hyperplane_basis(run.problem.dims))
-    terms = constant(inside, run.projected_moment, run.problem.dims - 1)
-    limit = run.problem.constrained_optimum(run.start)
-    return numerator(terms, rate, float(inside.convexity), square(run.start - limit))
+    found.add("1 - FedZMG's C / FedAvg's C, above 0", 0.0, 1.0 - sum(projected) / sum(plain),
+              -1e-12, "at least", stated=True)  # fmt: skip
+    found.add("FedAvg: measured / bound, largest", 1.0, _tightest(run, run.plain, delta_plain),
+              rule="at most", stated=True)  # fmt: skip
+    found.add("FedZMG: measured / bound, largest", 1.0, _tightest(run, run.projected, delta),
+              rule="at most", stated=True)  # fmt: skip
+    for name, terms, part in (
+        ("FedAvg", plain, averaged), ("FedZMG", projected, descent.zero_mean(averaged)),
+    ):  # fmt: skip
+        power = (part**2).sum(-1).mean()
+        found.add(f"noise term, {name}", terms[-1], power, 0.05, "relative")
+    found.add("6 L Gamma, from the last models", plain[0], gamma, 0.01, "relative")
+    found.add("noise term / C, at most a thousandth", 1e-3, projected[-1] / sum(projected),
+              rule="at most")  # fmt: skip
+    found.add("FedZMG: bound / measured at T", final / limit, final / run.projected[-1], tolerance,
+              "relative")  # fmt: skip
+    found.add("constants on the hyperplane: C / the paper's", 1.0, sum(sharper) / sum(projected),
+              rule="at most")  # fmt: skip
+    for name, one, bound in (
+        ("hyperplane bound: measured / bound, largest", run, delta_inside),
+        ("the same for T6's start, distance to w_c", other, delta_other),
+    ):
+        found.add(name, 1.0, _tightest(one, one.projected, bound), rule="at most")
+    for name, bound in (
+        ("FedAvg's bound", delta_plain), ("FedZMG's bound", delta),
+        ("bound on the hyperplane", delta_inside),
+    ):  # fmt: skip
+        found.series[name] = (run.steps, [bound / (rate.gamma + t) for t in run.steps])
+    found.series |= {"FedAvg": (run.steps, run.plain), "FedZMG": (run.steps, run.projected)}
+    for name, terms in (
+        ("terms of C", projected), ("terms of FedAvg's C", plain),
+        ("terms of C on the hyperplane", sharper),
+    ):  # fmt: skip
+        found.series[name] = ([0.0, 1.0, 2.0], terms)
 
 
 def _tightest(run: Run, measured: list[float], delta: float) -> float:
-    gamma = descent.theorems_schedule(run.problem).gamma
+    gamma = theorems_schedule(run.problem).gamma
     return max(m * (gamma + t) / delta for t, m in zip(run.steps, measured, strict=True))
-
-
-def _curve(run: Run, rate: descent.Schedule, delta: float) -> tuple[list[int], list[float]]:
-    return run.steps, [delta / (rate.gamma + t) for t in run.steps]
-
-
-def _averaged_noise(problem: Quadratics, size: Size) -> tuple[float, float]:
-    """Estimate ``E |q_t - E q_t|^2``, unprojected and projected."""
-    draws = size.samples // 10
-    noise = descent.isotropic(10, len(problem.share), draws, problem.dims, deviation=DEVIATION)()
-    mean = (problem.share[:, None, None] * noise).sum(0)
-    plain, projected = (float((part**2).sum(-1).mean()) for part in (mean, descent.zero_mean(mean)))
-    return plain, projected
 
 
 def _gamma(run: Run) -> float:
@@ -139,9 +112,8 @@ def _gamma(run: Run) -> float:
     Every client's own minimum is found by descent.
     """
     problem = run.problem
-    models = run.last.mean(0).expand_as(problem.centre).to(REAL)
-    own = models
+    models = own = run.last.mean(0).expand_as(problem.centre)
     for _ in range(400):
-        own = own - 0.25 * (problem.curvature @ (own - problem.centre)[..., None]).squeeze(-1)
+        own = own - 0.25 * times(problem.curvature, own - problem.centre)
     values = problem.client_values(models) - problem.client_values(own)
-    return float(torch.sum(problem.share * values))
+    return float(problem.share @ values)

@@ -7,6 +7,7 @@ for many problems. Each method has its own models.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -16,16 +17,16 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms import projection
-from fedzmg.theory.problems import REAL, Quadratics, normal, quadratics, seeded
+from fedzmg.theory.problems import REAL, Logistic, Quadratics, eye, normal, quadratics, seeded
 
 Projection: TypeAlias = Callable[[Tensor], Tensor]
 Noise: TypeAlias = Callable[[], Tensor]
 LOCAL_STEPS = 5
 
 
-def zero_mean(gradients: Tensor) -> Tensor:
-    """Apply the package's projection over the last axis: one mean per vector."""
-    return projection.zero_mean(gradients, (-1,))
+def zero_mean(gradients: Tensor, axes: tuple[int, ...] = (-1,)) -> Tensor:
+    """Apply the package's projection: one mean per vector."""
+    return projection.zero_mean(gradients, axes)
 
 
 def identity(gradients: Tensor) -> Tensor:
@@ -61,6 +62,12 @@ def setup(
     return generator, problem, start, theorems_schedule(problem)
 
 
+def marks(steps: int, count: int = 60) -> list[int]:
+    """Choose ends of rounds to measure at, evenly spaced on a logarithmic axis."""
+    rounds = steps // LOCAL_STEPS
+    return sorted({LOCAL_STEPS * round(rounds ** (i / (count - 1))) for i in range(count)})
+
+
 class State(NamedTuple):
     """Models after a step, one entry per method."""
 
@@ -80,17 +87,16 @@ def isotropic(seed: int, *shape: int, deviation: float = 0.5) -> Noise:
     """
     source = np.random.Generator(np.random.SFC64(seed))
     buffer = np.empty(shape)
-    drawn = torch.from_numpy(buffer)
 
     def draw() -> Tensor:
         source.standard_normal(out=buffer)
-        return drawn.mul_(deviation)
+        return torch.from_numpy(buffer).mul_(deviation)
 
     return draw
 
 
 def descend(
-    problem: Quadratics,
+    problem: Quadratics | Logistic,
     start: Tensor,
     rate: Callable[[int], float],
     *,
@@ -112,22 +118,19 @@ def descend(
     clients by default. Momentum accumulates and is zero at the start of each round.
     """
     projections = projections or (zero_mean,)
-    *many, clients, dims = problem.centre.shape
-    shape = (*many, clients, repetitions, dims)
-    server = [start[..., None, None, :].expand(*many, 1, repetitions, dims)] * len(projections)
+    *many, clients = problem.share.shape
+    shape = (*many, clients, repetitions, problem.dims)
+    server = [start[..., None, None, :].expand(*many, 1, *shape[-2:])] * len(projections)
     models = [one.expand(shape) for one in server]
-    velocity = [torch.zeros((), dtype=REAL)] * len(projections)
-    pull = (problem.curvature @ problem.centre[..., None]).mT
     for t in range(steps):
         n = rate(t)
         if t % local_steps == 0:
             weights = (problem.share[..., None] if cohort is None else cohort())[..., None]
             velocity = [torch.zeros((), dtype=REAL)] * len(projections)
-        # This part of the gradient is the same for all methods.
-        constant = -pull if noise is None else noise().sub_(pull)
+        drawn = None if noise is None else noise()
         before = tuple(models)
         for i, project in enumerate(projections):
-            step = project(_affine(constant, models[i], problem.curvature))
+            step = project(problem.gradients(models[i], drawn))
             if momentum:
                 step = velocity[i] = momentum * velocity[i] + step
             kept = models[i] * (1.0 - decay * n) if decay else models[i]
@@ -141,26 +144,9 @@ def descend(
         yield State(t + 1, before, after, tuple(one.squeeze(-3) for one in server))
 
 
-def final_model(
-    problem: Quadratics,
-    start: Tensor,
-    rate: Callable[[int], float],
-    steps: int,
-    project: Projection | None = None,
-    **options: Any,
-) -> Tensor:
-    """Return the server's model after steps without noise."""
-    projections = (project or zero_mean,)
-    for state in descend(problem, start, rate, steps=steps, projections=projections, **options):
-        end = state.server[0][0]
-    return end
-
-
-def _affine(constant: Tensor, models: Tensor, matrices: Tensor) -> Tensor:
-    """Compute ``constant + models @ matrices``, in one operation for one problem."""
-    if models.ndim == 3:
-        return torch.baddbmm(constant, models, matrices)
-    return constant + models @ matrices
+def final_state(*args: Any, **options: Any) -> State:
+    """Return the state after the last step of :func:`descend`."""
+    return deque(descend(*args, **options), maxlen=1).pop()
 
 
 def averages(problem: Quadratics, state: State) -> list[Tensor]:
@@ -171,33 +157,30 @@ def averages(problem: Quadratics, state: State) -> list[Tensor]:
 def expected_distances(
     problem: Quadratics,
     start: Tensor,
-    target: Tensor,
     rate: Callable[[int], float],
     *,
     steps: int,
     projections: Sequence[Projection],
-    local_steps: int = LOCAL_STEPS,
     deviation: float = 0.5,
 ) -> dict[int, list[float]]:
-    """Compute ``E |wbar_t - target|^2`` after every round exactly, for each projection.
+    """Compute ``E |wbar_t - w*|^2`` after every round exactly, for each projection.
 
     Steps are linear in the model and in the noise: mean and covariance obey a recursion.
     """
     clients, dims = problem.centre.shape
-    eye = torch.eye(dims, dtype=REAL)
-    phi = torch.stack([project(eye) for project in projections])[:, None]
+    phi = torch.stack([project(eye(dims)) for project in projections])[:, None]
     centred = phi @ problem.curvature
     share = problem.share[:, None, None]
     mean = start.expand(len(projections), dims)
     covariance = torch.zeros(len(projections), dims, dims, dtype=REAL)
     found = {}
-    for first in range(0, steps, local_steps):
+    for first in range(0, steps, LOCAL_STEPS):
         means = mean[:, None, :, None].expand(-1, clients, -1, -1)
-        carried = eye
+        carried = eye(dims)
         own = torch.zeros(len(projections), clients, dims, dims, dtype=REAL)
-        for t in range(first, first + local_steps):
+        for t in range(first, first + LOCAL_STEPS):
             n = rate(t)
-            step = eye - n * centred
+            step = eye(dims) - n * centred
             means = means - n * (centred @ (means - problem.centre[..., None]))
             carried = step @ carried
             own = step @ own @ step.mT + (n * deviation) ** 2 * phi
@@ -205,7 +188,7 @@ def expected_distances(
         covariance = moved @ covariance @ moved.mT + (share**2 * own).sum(1)
         mean = (share * means).sum(1).squeeze(-1)
         spread = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
-        found[first + local_steps] = (((mean - target) ** 2).sum(-1) + spread).tolist()
+        found[first + LOCAL_STEPS] = (((mean - problem.optimum) ** 2).sum(-1) + spread).tolist()
     return found
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from torch import Tensor
+
 Rule: TypeAlias = Literal["near", "relative", "at most", "at least"]
-Series: TypeAlias = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+Series: TypeAlias = dict[str, tuple[Sequence[float], Sequence[float]]]
 """Curves by name: x and y."""
 
 HOLDS, FAILS, DISAGREES = "holds", "fails as stated", "not reproduced"
@@ -57,7 +60,7 @@ class Value(NamedTuple):
         return abs(off) <= room
 
 
-@dataclass(frozen=True)
+@dataclass
 class Finding:
     """Result of one check."""
 
@@ -65,12 +68,30 @@ class Finding:
     title: str
     claim: str
     """Tested claim, in words."""
-    setting: str
-    lines: tuple[Value, ...]
     remedy: str = ""
     """Condition under which the claim holds, if it fails as printed."""
+    setting: str = ""
+    lines: list[Value] = field(default_factory=list)
     series: Series = field(default_factory=dict)
     """Curves for a figure."""
+
+    def add(
+        self, what: str, predicted: float, measured: Tensor | float, tolerance: float = 0.0,
+        rule: Rule = "near", *, stated: bool = False,
+    ) -> None:  # fmt: skip
+        """Add a number; against a bound, the largest or smallest one of a tensor."""
+        if isinstance(measured, Tensor) and rule == "at most":
+            measured = measured.max()
+        elif isinstance(measured, Tensor) and rule == "at least":
+            measured = measured.min()
+        self.lines.append(Value(what, predicted, float(measured), tolerance, rule, stated))
+
+    def zero(
+        self, what: str, measured: Tensor | float, tolerance: float, *, stated: bool = False
+    ) -> None:
+        """Add a number that should be zero: the largest magnitude of a tensor."""
+        found = measured.abs().max() if isinstance(measured, Tensor) else measured
+        self.add(what, 0.0, found, tolerance, stated=stated)
 
     @property
     def verdict(self) -> str:
@@ -85,19 +106,34 @@ class Finding:
             return HOLDS
         return f"{FAILS}; holds {self.remedy}" if self.remedy else FAILS
 
-    @property
-    def reproduced(self) -> bool:
-        """True if every derived number agrees with its measurement."""
-        return self.verdict != DISAGREES
-
     def as_dict(self) -> dict[str, Any]:
         """Convert for JSON."""
         return {
-            "id": self.id,
-            "title": self.title,
-            "claim": self.claim,
-            "setting": self.setting,
-            "verdict": self.verdict,
+            **{
+                name: getattr(self, name) for name in ("id", "title", "claim", "setting", "verdict")
+            },
             "lines": [{**line._asdict(), "agrees": line.agrees} for line in self.lines],
             "series": {name: [list(x), list(y)] for name, (x, y) in self.series.items()},
         }
+
+
+Check: TypeAlias = Callable[[Size], Finding]
+REGISTERED: dict[str, Check] = {}
+
+
+def check(
+    id: str, title: str, claim: str, remedy: str = ""
+) -> Callable[[Callable[[Size, Finding], None]], Check]:
+    """Register a function that fills in the finding of a check."""
+
+    def register(fill: Callable[[Size, Finding], None]) -> Check:
+        @functools.wraps(fill)
+        def run(size: Size) -> Finding:
+            finding = Finding(id, title, claim, remedy)
+            fill(size, finding)
+            return finding
+
+        REGISTERED[id] = run
+        return run
+
+    return register

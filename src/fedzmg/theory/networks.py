@@ -1,155 +1,117 @@
-"""T11 and T12: conserved sums in a network, and the mean share of its gradients."""
+"""T11, T12 and E9: networks and adaptive servers, trained by the package."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedzmg import tasks
-from fedzmg.algorithms.projection import Axes, projected_axes, zero_mean
-from fedzmg.data.federated import Examples
+from fedzmg.algorithms.projection import projected_axes
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import initial_params
-from fedzmg.simulation import RoundReport, Trial, simulate
+from fedzmg.simulation import Trial, simulate
 from fedzmg.tasks.task import Task
-from fedzmg.theory.finding import Finding, Series, Size, Value
+from fedzmg.theory import descent
+from fedzmg.theory.finding import Finding, Series, Size, check
 from fedzmg.theory.problems import REAL, normal, seeded
 from fedzmg.tree import Tree
+
+
+def trained(task: Task, rounds: int, name: str = "fedzmg", **options: Any) -> list[Tree]:
+    """Train in double precision; return the model at the start and after every round."""
+    models = [initial_params(task.model, task.init, 0).map(lambda leaf: leaf.to(REAL))]
+    # Evaluations are not used: one suffices.
+    quiet = replace(task, protocol=replace(task.protocol, eval_every=rounds))
+    simulate(
+        quiet, [Trial.of(name, **options)], rounds=rounds, device="cpu", dtype=REAL,
+        engine="vectorized",
+        observer=lambda report: models.append(
+            report.simulation.checkpoint(0).params().map(Tensor.clone)
+        ),
+    )  # fmt: skip
+    return models
 
 
 def small_cnn() -> nn.Sequential:
     """Build a convolution and two dense layers for 28x28 images, 3,426 parameters."""
     return nn.Sequential(
-        nn.Unflatten(1, (1, 28)),
-        nn.Conv2d(1, 4, 5, stride=4, padding=2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(4 * 7 * 7, 16),
-        nn.ReLU(),
-        nn.Linear(16, 10),
+        nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 4, 5, stride=4, padding=2), nn.ReLU(), nn.Flatten(),
+        nn.Linear(4 * 7 * 7, 16), nn.ReLU(), nn.Linear(16, 10),
+    )  # fmt: skip
+
+
+@check(
+    "T11",
+    "Column sums in a network",
+    "without decay every kernel's sums over its inputs stay as they were initialised",
+)
+def _column_sums(size: Size, found: Finding) -> None:
+    task = replace(tasks.get("digits"), model=FunctionalModel(small_cnn()))
+    decay, rate, rounds = 0.01, 0.05, min(size.rounds, 6)
+    axes = {name: over for name, over in projected_axes(task.model.layout).items() if over}
+    found.setting = (
+        f"digits, small CNN with {len(axes)} kernels, this package's fedzmg in float64, "
+        f"momentum 0.9, {rounds} rounds of 5 clients"
     )
 
+    def change(factor: float, **options: Any) -> Tensor:
+        """Train and compare every column sum with a multiple of the first one."""
+        start, *_, end = trained(task, rounds, client_lr=rate, **options)
+        pairs = ((end[n].sum(over), start[n].sum(over)) for n, over in axes.items())
+        return torch.cat([(after - factor * before).flatten() for after, before in pairs])
 
-def column_sums(size: Size) -> Finding:
-    """T11: the sums over the inputs of every output unit, in a network trained by the package."""
-    task = replace(tasks.get("digits"), model=FunctionalModel(small_cnn()))
-    axes = projected_axes(task.model.layout)
-    decay, rate, rounds = 0.01, 0.05, min(size.rounds, 6)
-    variants: dict[str, dict[str, Any]] = {
-        "plain": {"client_decay": 0.0},
-        "decayed": {"client_decay": decay},
-        "unprojected": {"client_decay": 0.0, "client_project": "none"},
-    }
-    before = _sums(_start(task), axes)
-    after = {
-        name: _sums(_train(task, rounds, client_lr=rate, **options), axes)
-        for name, options in variants.items()
-    }
     # Fifty images, two epochs, batches of ten: ten steps per client and round.
     factor = (1.0 - decay * rate) ** (10 * rounds)
-    shrunk = {name: factor * column for name, column in before.items()}
-    return Finding(
-        "T11",
-        "Column sums in a network",
-        "without decay every kernel's sums over its inputs stay as they were initialised",
-        f"digits, small CNN with {len(before)} kernels, this package's fedzmg in float64, "
-        f"momentum 0.9, {rounds} rounds of 5 clients",
-        (
-            Value("change of a column sum, largest", 0.0, _farthest(after["plain"], before), 1e-12,
-                  stated=True),
-            Value(f"lambda = {decay}: off prod (1 - lambda lr), largest", 0.0,
-                  _farthest(after["decayed"], shrunk), 1e-12),
-            Value("without projection: largest change, at least", 1e-3,
-                  _farthest(after["unprojected"], before), 0.0, "at least"),
-        ),
-    )  # fmt: skip
+    free = change(1.0, client_decay=0.0, client_project="none").abs().max()
+    found.zero("change of a column sum, largest", change(1.0, client_decay=0.0), 1e-12, stated=True)
+    found.zero(f"lambda = {decay}: off prod (1 - lambda lr), largest",
+               change(factor, client_decay=decay), 1e-12)  # fmt: skip
+    found.add("without projection: largest change, at least", 1e-3, free, rule="at least")
 
 
-def _farthest(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
-
-
-def _start(task: Task) -> Tree:
-    return initial_params(task.model, task.init, 0).map(lambda leaf: leaf.to(REAL))
-
-
-def _train(
-    task: Task, rounds: int, receive: Callable[[Tree], None] | None = None, **options: Any
-) -> Tree:
-    """Train FedZMG in double precision; ``receive`` gets the model after every round."""
-
-    def observe(report: RoundReport) -> None:
-        if receive is not None:
-            receive(report.simulation.checkpoint(0).params())
-
-    # Evaluations are not used: one suffices.
-    quiet = replace(task, protocol=replace(task.protocol, eval_every=rounds))
-    [history] = simulate(
-        quiet, [Trial.of("fedzmg", **options)], rounds=rounds, device="cpu", dtype=REAL,
-        engine="vectorized", observer=observe,
-    )  # fmt: skip
-    return history.params
-
-
-def _sums(params: Tree, axes: Axes) -> dict[str, Tensor]:
-    return {name: leaf.sum(axes[name]) for name, leaf in params.items() if axes[name]}
-
-
-def mean_energy(size: Size) -> Finding:
-    """T12: the share of a gradient's square that is its mean over the inputs."""
+@check(
+    "T12",
+    "Energy of the mean component",
+    "of a dense layer's gradient, projection removes mean(x)^2 / mean(x^2) of every example",
+)
+def _mean_energy(size: Size, found: Finding) -> None:
     width, examples = 512, max(256, size.samples // 200)
+    found.setting = (
+        f"dense layer of {width} inputs, {examples:,} examples; digits; then the digits CNN along "
+        f"{size.rounds} rounds"
+    )
     generator = seeded(12)
     gauss = normal(generator, examples, width)
-    inputs = {
-        "centred Gaussian, 1/d": (gauss, 1.0 / width),
-        "after a ReLU, 1/pi": (gauss.clamp(min=0.0), 1.0 / math.pi),
-        "uniform on [0, 1], 3/4": (
-            torch.rand(examples, width, generator=generator, dtype=REAL), 0.75,
-        ),
-    }  # fmt: skip
-    lines, identity = [], 0.0
-    for name, (x, predicted) in inputs.items():
-        removed = removed_shares(x, generator)
-        # Five standard errors; finite width adds an error of about 1/width.
-        tolerance = 5.0 * (2.0 / examples) ** 0.5 / width if predicted < 0.01 else 4.0 / width
-        lines.append(Value(name, predicted, float(removed.mean()), tolerance))
-        formula = x.mean(-1) ** 2 / (x**2).mean(-1)
-        identity = max(identity, float((removed - formula).abs().max()))
+    uniform = torch.rand(examples, width, generator=generator, dtype=REAL)
     task = tasks.get("digits")
     pixels = task.prepare(task.train.examples.x[:examples], REAL).flatten(1)
-    removed = removed_shares(pixels, generator)
-    formula = pixels.mean(-1) ** 2 / (pixels**2).mean(-1)
-    identity = max(identity, float((removed - formula).abs().max()))
-    lines.append(
-        Value("digits, white background, from their pixels", float(formula.mean()),
-              float(removed.mean()), 1e-9)
-    )  # fmt: skip
-    centred = removed_shares(pixels - pixels.mean(-1, keepdim=True), generator)
-    lines.append(Value("digits, each image centred", 0.0, float(centred.mean()), 1e-12))
-    lines.insert(
-        0,
-        Value("removed share - mean(x)^2 / mean(x^2), largest", 0.0, identity, 1e-12, stated=True),
-    )
-    series = _along_training(size)
-    first = min(y[0] for name, (_, y) in series.items() if name.startswith("layer 1"))
-    lines.append(
-        Value("first convolution of the CNN, at least half at the start", 0.5, first, 0.0,
-              "at least")
-    )  # fmt: skip
-    return Finding(
-        "T12",
-        "Energy of the mean component",
-        "of a dense layer's gradient, projection removes mean(x)^2 / mean(x^2) of every example",
-        f"dense layer of {width} inputs, {examples:,} examples; digits; then the digits CNN along "
-        f"{size.rounds} rounds",
-        tuple(lines),
-        series=series,
-    )
+    # Five standard errors; finite width adds an error of about 1/width.
+    error, wide = 5.0 * (2.0 / examples) ** 0.5 / width, 4.0 / width
+    identity, rest = torch.zeros(()), Finding("", "", "")
+    for name, x, predicted, tolerance in (
+        ("centred Gaussian, 1/d", gauss, 1.0 / width, error),
+        ("after a ReLU, 1/pi", gauss.clamp(min=0.0), 1.0 / math.pi, wide),
+        ("uniform on [0, 1], 3/4", uniform, 0.75, wide),
+        ("digits, white background, from their pixels", pixels, None, 1e-9),
+    ):
+        removed, formula = removed_shares(x, generator), x.mean(-1) ** 2 / (x**2).mean(-1)
+        identity = torch.maximum(identity, (removed - formula).abs().max())
+        expected = float(formula.mean()) if predicted is None else predicted
+        rest.add(name, expected, removed.mean(), tolerance)
+    centred = removed_shares(descent.zero_mean(pixels), generator)
+    found.zero("removed share - mean(x)^2 / mean(x^2), largest", identity, 1e-12, stated=True)
+    found.lines += rest.lines
+    found.zero("digits, each image centred", float(centred.mean()), 1e-12)
+    found.series = _along_training(size)
+    first = min(y[0] for name, (_, y) in found.series.items() if name.startswith("layer 1"))
+    found.add("first convolution of the CNN, at least half at the start", 0.5, first,
+              rule="at least")  # fmt: skip
 
 
 def removed_shares(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -165,7 +127,7 @@ def removed_shares(x: Tensor, generator: torch.Generator) -> Tensor:
     hidden = torch.nn.functional.softplus((kernel @ x[..., None]).squeeze(-1))
     loss = (hidden @ head).square().sum() + (hidden @ head).sum()
     [gradients] = torch.autograd.grad(loss, [kernel])
-    left = zero_mean(gradients, (-1,))
+    left = descent.zero_mean(gradients)
     return 1.0 - (left**2).sum((1, 2)) / (gradients**2).sum((1, 2))
 
 
@@ -173,32 +135,47 @@ def _along_training(size: Size) -> Series:
     """Measure the mean share by layer after every round of FedZMG on digits."""
     task = tasks.get("digits")
     model = task.model.to(torch.device("cpu"), REAL)
-    axes = projected_axes(task.model.layout)
-    ends, count = task.train.offsets, min(8, 2 * size.rounds)
-    watched = [
-        Examples(task.train.examples.x[a:b], task.train.examples.y[a:b])
-        for a, b in zip(ends[:count].tolist(), ends[1 : count + 1].tolist(), strict=True)
-    ]
-    found: dict[str, list[float]] = {name: [] for name, over in axes.items() if over}
+    axes = {name: over for name, over in projected_axes(task.model.layout).items() if over}
+    ends = task.train.offsets[: min(8, 2 * size.rounds) + 1].tolist()
+    clients = [slice(*pair) for pair in pairwise(ends)]
+    x, y = task.prepare(task.train.examples.x[: ends[-1]].clone(), REAL), task.train.examples.y
 
-    def measure(params: Tree) -> None:
-        total = dict.fromkeys(found, 0.0)
-        for own in watched:
-            weights = {k: v.to(REAL).detach().requires_grad_() for k, v in params.items()}
-            outputs = model.evaluate(Tree(weights), task.prepare(own.x.clone(), REAL))
-            leaves = torch.autograd.grad(task.loss(outputs, own.y).mean(), list(weights.values()))
-            for (name, over), leaf in zip(axes.items(), leaves, strict=True):
-                if over:
-                    left = zero_mean(leaf, over)
-                    total[name] += 1.0 - float((left**2).sum() / (leaf**2).sum())
-        for name in found:
-            found[name].append(total[name] / len(watched))
+    def share(params: Mapping[str, Tensor], own: slice) -> list[float]:
+        weights = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
+        loss = task.loss(model.evaluate(Tree(weights), x[own]), y[own]).mean()
+        gradients = torch.autograd.grad(loss, [weights[name] for name in axes])
+        lefts = map(descent.zero_mean, gradients, axes.values())
+        return [
+            1.0 - float((left**2).sum() / (leaf**2).sum())
+            for left, leaf in zip(lefts, gradients, strict=True)
+        ]
 
-    measure(_start(task))
-    _train(task, size.rounds, measure, client_lr=0.03)
-    x = [float(r) for r in range(size.rounds + 1)]
+    models = trained(task, size.rounds, client_lr=0.03)
+    shares = torch.tensor([[share(one, own) for own in clients] for one in models], dtype=REAL)
     kinds = {"Conv2d": "convolution", "Linear": "dense"}
     return {
-        f"layer {i + 1}, {kinds.get(task.model.layout[name].layer, 'layer')}": (x, shares)
-        for i, (name, shares) in enumerate(found.items())
-    }
+        f"layer {i + 1}, {kinds.get(task.model.layout[name].layer, 'layer')}": (
+            list(range(size.rounds + 1)), shares[..., i].mean(1).tolist(),
+        )
+        for i, name in enumerate(axes)
+    }  # fmt: skip
+
+
+@check(
+    "E9",
+    "Adaptive servers",
+    "zero-mean clients keep the column sums, whatever the server does with their updates",
+    "for averaging servers; an adaptive one must project its own step",
+)
+def _adaptive_server(size: Size, found: Finding) -> None:
+    rounds = 3 * size.rounds
+    found.setting = f"this package on its task quadratic in float64, {rounds} rounds, no decay"
+    task = tasks.get("quadratic", {"distance": "constrained"})
+    for name, algorithm, tolerance, stated in (
+        ("server average: drift of 1'w_t, largest", "fedzmg", 1e-11, True),
+        ("Adam on the server: drift of 1'w_t, largest", "fedzmg-adam", 1e-6, True),
+        ("Adam, its step projected: drift, largest", "fedzmg-adam:projected", 1e-11, False),
+    ):
+        models = trained(task, rounds, algorithm, client_lr=0.02, client_decay=0.0)
+        sums = torch.stack([model["weight"].sum() for model in models])
+        found.zero(name, sums - sums[0], tolerance, stated=stated)

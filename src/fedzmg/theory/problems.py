@@ -1,13 +1,13 @@
-"""Strongly convex quadratics with known optima, unconstrained and on a hyperplane.
+"""Strongly convex problems with known optima, unconstrained and on a hyperplane.
 
-Client ``k`` minimises ``F_k(w) = (w - c_k)' A_k (w - c_k) / 2``; the federation minimises
-``F = sum_k p_k F_k``. A leading axis holds many problems.
+Client ``k`` minimises ``F_k``, the federation ``F = sum_k p_k F_k`` with shares ``p_k``.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 REAL = torch.float64
 
@@ -27,15 +27,30 @@ def square(vector: Tensor) -> float:
     return float((vector**2).sum())
 
 
+def eye(dims: int) -> Tensor:
+    """Return the identity matrix in double precision."""
+    return torch.eye(dims, dtype=REAL)
+
+
+def times(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Multiply matrices by vectors, over any leading axes."""
+    return (matrix @ vector[..., None]).squeeze(-1)
+
+
 class Quadratics:
-    """Quadratics of clients: ``A_k`` ``[..., clients, d, d]``, ``c_k`` and weights ``p_k``."""
+    """``F_k(w) = (w - c_k)' A_k (w - c_k) / 2``, with ``A_k`` ``[..., clients, d, d]``.
+
+    A leading axis holds many problems.
+    """
 
     def __init__(self, curvature: Tensor, centre: Tensor, share: Tensor) -> None:
         self.curvature, self.centre, self.share = curvature, centre, share
         self.dims = centre.shape[-1]
         self.mean_curvature = (share[..., None, None] * curvature).sum(-3)
-        pull = (share[..., None] * (curvature @ centre[..., None]).squeeze(-1)).sum(-2)
-        self.optimum: Tensor = torch.linalg.solve(self.mean_curvature, pull)
+        pull = times(curvature, centre)
+        self._pull = pull[..., None, :]
+        mean_pull = (share[..., None] * pull).sum(-2)
+        self.optimum: Tensor = torch.linalg.solve(self.mean_curvature, mean_pull)
         eigenvalues: Tensor = torch.linalg.eigvalsh(curvature)
         self.smoothness = eigenvalues.amax((-1, -2))
         """``L``, the largest over clients."""
@@ -47,10 +62,17 @@ class Quadratics:
         """Normal of the hyperplane, as a constraint matrix of one row."""
         return torch.ones(1, self.dims, dtype=REAL)
 
+    def gradients(self, models: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Compute ``A_k (w_k - c_k)`` plus noise, at models ``[..., clients, repetitions, d]``."""
+        constant = -self._pull if noise is None else noise - self._pull
+        if models.ndim == 3:
+            return torch.baddbmm(constant, models, self.curvature)
+        return constant + models @ self.curvature
+
     def client_values(self, models: Tensor) -> Tensor:
         """Compute ``F_k(w_k)`` of one model per client, ``[..., clients, d]``."""
         off = models - self.centre
-        return 0.5 * (off * (self.curvature @ off[..., None]).squeeze(-1)).sum(-1)
+        return 0.5 * (off * times(self.curvature, off)).sum(-1)
 
     def value(self, model: Tensor) -> Tensor:
         """Compute ``F(w)``."""
@@ -59,7 +81,7 @@ class Quadratics:
     def gap(self, model: Tensor) -> Tensor:
         """Compute ``F(w) - F*``."""
         off = model - self.optimum
-        return 0.5 * (off * (self.mean_curvature @ off[..., None]).squeeze(-1)).sum(-1)
+        return 0.5 * (off * times(self.mean_curvature, off)).sum(-1)
 
     @property
     def heterogeneity(self) -> Tensor:
@@ -74,9 +96,8 @@ class Quadratics:
         rows = self.ones if constraints is None else constraints
         spread = rows.mT.expand(*start.shape[:-1], -1, -1)
         lifted: Tensor = torch.linalg.solve(self.mean_curvature, spread)
-        off = (rows @ (start - self.optimum)[..., None]).squeeze(-1)
-        inner: Tensor = torch.linalg.solve(rows @ lifted, off)
-        return self.optimum + (lifted @ inner[..., None]).squeeze(-1)
+        inner = torch.linalg.solve(rows @ lifted, times(rows, start - self.optimum))
+        return self.optimum + times(lifted, inner)
 
     def constrained_gap(self, start: Tensor, constraints: Tensor | None = None) -> Tensor:
         """Compute ``F(w_c) - F* = s' (B A^-1 B')^-1 s / 2`` with ``s = B (start - w*)``.
@@ -84,7 +105,7 @@ class Quadratics:
         For one row of ones this is ``s^2 / (2 * 1' A^-1 1)``.
         """
         rows = self.ones if constraints is None else constraints
-        off = (rows @ (start - self.optimum)[..., None]).squeeze(-1)
+        off = times(rows, start - self.optimum)
         schur = rows @ torch.linalg.solve(self.mean_curvature, rows.mT)
         inner: Tensor = torch.linalg.solve(schur, off)
         return 0.5 * (off * inner).sum(-1)
@@ -92,9 +113,8 @@ class Quadratics:
     def restricted(self, origin: Tensor, basis: Tensor) -> Quadratics:
         """Express the clients in ``z`` with ``w = origin + U z``, without additive constants."""
         curvature = basis.mT @ self.curvature @ basis
-        pull = basis.mT @ self.curvature @ (self.centre - origin)[..., None]
-        centre = torch.linalg.solve(curvature, pull).squeeze(-1)
-        return Quadratics(curvature, centre, self.share)
+        pull = times(basis.mT @ self.curvature, self.centre - origin)
+        return Quadratics(curvature, torch.linalg.solve(curvature, pull), self.share)
 
 
 def quadratics(
@@ -124,7 +144,57 @@ def quadratics(
 
 def hyperplane_basis(dims: int) -> Tensor:
     """Return an orthonormal basis, as columns, of the vectors whose entries sum to zero."""
-    whole = torch.eye(dims, dtype=REAL)
+    whole = eye(dims)
     whole[:, 0] = 1.0
     basis: Tensor = torch.linalg.qr(whole)[0]
     return basis[:, 1:]
+
+
+class Logistic:
+    """Clients' mean logistic losses plus ``l2 |w|^2 / 2``.
+
+    ``signed`` holds features ``[clients, examples, d]`` times labels -1 or 1.
+    """
+
+    def __init__(self, signed: Tensor, l2: float = 0.05) -> None:
+        self.signed, self.l2 = signed, l2
+        self.share = torch.full((len(signed),), 1.0 / len(signed), dtype=REAL)
+        self.dims = signed.shape[-1]
+        gram = signed.mT @ signed / signed.shape[-2]
+        self.smoothness = 0.25 * float(torch.linalg.eigvalsh(gram).max()) + l2
+
+    def value(self, model: Tensor) -> Tensor:
+        """Compute ``F(w)``."""
+        return softplus(-self.signed @ model).mean() + 0.5 * self.l2 * (model @ model)
+
+    def gradients(self, models: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Compute every client's gradients at its own models."""
+        pull = torch.sigmoid(-models @ self.signed.mT) @ self.signed
+        found = self.l2 * models - pull / self.signed.shape[-2]
+        return found if noise is None else found + noise
+
+    def hessian(self, model: Tensor) -> Tensor:
+        """Compute the Hessian of ``F``."""
+        rows = self.signed.flatten(0, 1)
+        chance = torch.sigmoid(rows @ model)
+        weighted = rows * (chance * (1.0 - chance))[:, None]
+        return rows.mT @ weighted / len(rows) + self.l2 * eye(self.dims)
+
+    def optimum(self, origin: Tensor, basis: Tensor) -> Tensor:
+        """Minimise on ``origin + span(basis)`` by Newton's method."""
+        model = origin
+        for _ in range(50):
+            whole = self.gradients(model.expand(len(self.share), 1, -1))[:, 0]
+            gradient = basis.mT @ (self.share @ whole)
+            step = torch.linalg.solve(basis.mT @ self.hessian(model) @ basis, gradient)
+            model = model - basis @ step
+        return model
+
+
+def regressions(generator: torch.Generator, clients: int = 6, examples: int = 40) -> Logistic:
+    """Draw clients that differ in the mean of their features and in their true weights."""
+    dims = 8
+    features = normal(generator, clients, examples, dims) + 0.5 * normal(generator, clients, 1, 1)
+    truth = 0.4 + normal(generator, dims) + 0.5 * normal(generator, clients, 1, dims)
+    noise = normal(generator, clients, examples)
+    return Logistic(torch.sign((features * truth).sum(-1) + noise)[..., None] * features)

@@ -149,13 +149,19 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.permute(0, 1, 3, 4, 2).contiguous()
 
 
+def _convolve(
+    x: Tensor, w: Tensor, rows: int, columns: int, rounding: str, *, turned: bool = False
+) -> Tensor:
+    from fedzmg.models.kernels.triton_convolution import convolve
+
+    out = convolve(_channels_last(x), w, (rows, columns), rounding, turned=turned)
+    return out.permute(0, 1, 4, 2, 3)
+
+
 @custom_op("fedzmg::clients_conv2d", mutates_args=())
 def clients_conv2d(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:
     """Convolve images of clients ``[clients, batch, ...]`` with weights of their own."""
-    from fedzmg.models.kernels import triton_convolution
-
-    out = triton_convolution.convolve(_channels_last(x), w, (rows, columns), rounding)
-    return out.permute(0, 1, 4, 2, 3)
+    return _convolve(x, w, rows, columns, rounding)
 
 
 @clients_conv2d.register_fake
@@ -169,12 +175,7 @@ def clients_conv2d_input(
     signal: Tensor, w: Tensor, rows: int, columns: int, rounding: str
 ) -> Tensor:
     """Compute the gradient of the inputs."""
-    from fedzmg.models.kernels import triton_convolution
-
-    out = triton_convolution.convolve(
-        _channels_last(signal), w, (rows, columns), rounding, turned=True
-    )
-    return out.permute(0, 1, 4, 2, 3)
+    return _convolve(signal, w, rows, columns, rounding, turned=True)
 
 
 @clients_conv2d_input.register_fake
@@ -189,9 +190,9 @@ def clients_conv2d_weight(
     x: Tensor, signal: Tensor, taps: list[int], rows: int, columns: int, rounding: str
 ) -> Tensor:
     """Compute the gradient of the weights."""
-    from fedzmg.models.kernels import triton_convolution
+    from fedzmg.models.kernels.triton_convolution import weight_gradient
 
-    out = triton_convolution.weight_gradient(
+    out = weight_gradient(
         _channels_last(x), _channels_last(signal), (taps[0], taps[1]), (rows, columns), rounding
     )
     return out.to(x.dtype).contiguous()
@@ -210,12 +211,11 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  
 def _backward(ctx: Any, signal: Tensor) -> tuple[Tensor | None, ...]:
     x, w = ctx.saved_tensors
     signal = _kernel_layout(signal)
-    for_x = clients_conv2d_input(signal, w, *ctx.rest) if ctx.needs_input_grad[0] else None
-    for_w = (
-        clients_conv2d_weight(x, signal, list(w.shape[-2:]), *ctx.rest)
-        if ctx.needs_input_grad[1]
-        else None
-    )
+    for_x = for_w = None
+    if ctx.needs_input_grad[0]:
+        for_x = clients_conv2d_input(signal, w, *ctx.rest)
+    if ctx.needs_input_grad[1]:
+        for_w = clients_conv2d_weight(x, signal, list(w.shape[-2:]), *ctx.rest)
     return for_x, for_w, None, None, None
 
 

@@ -33,13 +33,11 @@ def states(from_input: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
     mapped = torch.compiler.is_compiling() or any(
         torch._C._functorch.is_batchedtensor(t) for t in (from_input, weights, bias)
     )
-    out: Tensor
     if mapped:
-        out = gru(from_input, weights, bias, rounding)
-    else:
-        alone, _ = clients_gru(from_input[None], weights[None], bias[None], rounding)
-        out = alone[0, 1:].transpose(0, 1)
-    return out
+        out: Tensor = gru(from_input, weights, bias, rounding)
+        return out
+    alone, _ = clients_gru(from_input[None], weights[None], bias[None], rounding)
+    return alone[0, 1:].transpose(0, 1)  # type: ignore[no-any-return]
 
 
 @custom_op("fedzmg::gru", mutates_args=())
