@@ -29,10 +29,7 @@ class Digits(Preset):
 
     alpha: float = decision(0.1, "label skew, Dirichlet(alpha): smaller is stronger")
     partition_seed: int = decision(0, "seed of the partition")
-
-    @property
-    def protocol(self) -> Protocol:
-        return Protocol(rounds=50, cohort=5, batch_size=10, epochs=2, eval_every=2, threshold=0.8)
+    protocol = Protocol(rounds=50, cohort=5, batch_size=10, epochs=2, eval_every=2, threshold=0.8)
 
     def network(self) -> nn.Module:
         return digits_cnn()
@@ -56,9 +53,7 @@ class Digits(Preset):
 class Plays(Preset):
     """Roles with at least eight sequences of 40 characters; a GRU of 64 units."""
 
-    @property
-    def protocol(self) -> Protocol:
-        return Protocol(rounds=100, cohort=10, batch_size=8, eval_every=5, threshold=0.35)
+    protocol = Protocol(rounds=100, cohort=10, batch_size=8, eval_every=5, threshold=0.35)
 
     def network(self) -> nn.Module:
         return CharGRU(VOCABULARY, 16, 64)
