@@ -27,7 +27,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "diagnose.diagnose",
         "theory.run",
-        "cli.data_views._population",
+        "cli.data._population",
         "bench.measure.measure_all",
     ):
         monkeypatch.setattr(f"fedzmg.{name}", work)

@@ -122,13 +122,13 @@ def test_help_needs_no_torch(tmp_path: Path) -> None:
     assert start(tmp_path, "list").stderr == "torch is loaded\n"
 
 
-def test_a_place_is_one_line_with_every_character(
+def test_a_path_is_one_line_with_every_character(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     path = Path("runs") / "[bold]" / ("long-" * 40)
-    output.place("figure", path)
-    output.place("", path, err=True)
+    output.print_path("figure", path)
+    output.print_path("", path, err=True)
     shown = capsys.readouterr()
     assert shown.out == f"figure  {path}\n"
     assert shown.err == f"        {path}\n"

@@ -98,6 +98,7 @@ class Preset(ABC):
         test: Examples,
         *,
         notes: Sequence[str] = (),
+        preset: Mapping[str, Value] | None = None,
         **parts: Any,
     ) -> Task:
         """Build the task around its data and other parts, with network, protocol and tuned options.
@@ -118,7 +119,7 @@ class Preset(ABC):
             test=test,
             protocol=protocol,
             options=tuned(self.name),
-            preset=self.options(),
+            preset=self.options() if preset is None else preset,
             notes=tuple(notes),
             **parts,
         )
