@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +14,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedzmg import cli
 from fedzmg.data import catalog
 from fedzmg.data.fetch import file_hash
 from fedzmg.data.sources import SOURCES, Remote
@@ -26,15 +21,6 @@ from fedzmg.report.html.page import render
 from fedzmg.results.reading import read
 from fedzmg.terminal import downloads
 from fedzmg.terminal.downloads import Downloads
-
-ALONE = f"""
-import sys, types
-# Without what the package itself imports, which takes long.
-module = sys.modules["fedzmg"] = types.ModuleType("fedzmg")
-module.__path__ = [{str(Path(cli.__file__).parent.parent)!r}]
-module = sys.modules["fedzmg.data"] = types.ModuleType("fedzmg.data")
-module.__path__ = [{str(Path(catalog.__file__).parent)!r}]
-"""
 
 
 def write(path: Path, clients: int, rows: int) -> Path:
@@ -127,44 +113,20 @@ def test_get_takes_a_mirror(
     assert "is here already" in fedzmg("data", "get", "chars74k").err
 
 
-def test_help_imports_no_reader_and_no_catalog() -> None:
-    script = ALONE + (
-        "from fedzmg import cli\n"
-        "heavy = {'torch', 'h5py', 'numpy', 'fedzmg.data.catalog', 'fedzmg.terminal'}\n"
-        "print(sorted(heavy & set(sys.modules)))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[]\n"
+def test_ctrl_c_leaves_nothing_half_done(
+    fedzmg: Any, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press(_: Downloads, label: str, total: int | None) -> None:
+        if label == "reading test":
+            raise KeyboardInterrupt
 
-
-@pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")
-def test_ctrl_c_leaves_nothing_half_done(files: list[str], tmp_path: Path) -> None:
-    slow = tmp_path / "slow.py"
-    slow.write_text(
-        ALONE + "import time\n"
-        "from fedzmg import cli\n"
-        "from fedzmg.data import column_store\n"
-        "real = column_store._fill\n"
-        "def late(place, *rest):\n"
-        "    made = real(place, *rest)\n"
-        "    print('now', flush=True)\n"
-        "    time.sleep(60)\n"
-        "column_store._fill = late\n"
-        "cli.main()\n"
-    )
-    environment = {**os.environ, "FEDZMG_DATA": str(tmp_path / "data"), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, str(slow), "data", "import", "chars74k", *files],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "now\n"
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert said.splitlines()[-1] == ("fedzmg: interrupted; run the same command again to continue")
+    monkeypatch.setattr(Downloads, "begin", press)
+    done = fedzmg("data", "import", "chars74k", *files)
+    assert done.code == 130
+    assert done.err.splitlines() == [
+        "",
+        "fedzmg: interrupted; run the same command again to continue",
+    ]
     left = [p for p in (tmp_path / "data").rglob("*") if p.is_file() and p.suffix != ".lock"]
     assert left == []
 
