@@ -15,11 +15,11 @@ task = fedzmg.Task.from_arrays(
     nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 5)),
     x[:2000], y[:2000], clients[:2000],
     tune=(x[2000:2500], y[2000:2500]), test=(x[2500:], y[2500:]),
-    name="blobs", cohort=6, batch_size=10, rounds=20, threshold=0.7,
+    name="blobs", cohort=6, batch_size=10, rounds=12, threshold=0.7,
 )  # fmt: skip
 
 algorithms = ["fedzmg", "fedavg"]
-tuned = fedzmg.tune(task, algorithms, {"client.lr": [0.03, 0.1, 0.3, 1.0]}, rounds=10)
+tuned = fedzmg.tune(task, algorithms, {"client.lr": [0.03, 0.1, 0.3, 1.0]}, rounds=6)
 print(tuned)
 result = fedzmg.compare(task, algorithms, seeds=3, settings=tuned.settings)
 print(result)

@@ -34,7 +34,7 @@ def task() -> Task:
     )
 
 
-def refused(function: Any, *args: Any, **kwargs: Any) -> str:
+def rejected(function: Any, *args: Any, **kwargs: Any) -> str:
     with pytest.raises(InputError) as error:
         function(*args, **kwargs)
     assert "\n" not in str(error.value)
@@ -63,20 +63,19 @@ COMPARE = {"algorithms": ["fedavg"]}
         (lambda: Trial.of("fedzmg", client_lr=-1.0), "client_lr: lr = -1.0"),
         (lambda: compare(None), "NoneType"),
         (lambda: compare(nn.Linear(2, 2)), "Linear"),
-        (lambda: compare(task(), MINE), "'mine'.*simulate.*StudyResult.from_histories"),
-        (lambda: compare(task(), ["fedzmg", MINE]), "'mine'"),
+        (lambda: compare(task(), MINE), "simulate.*StudyResult.from_histories"),
         (lambda: compare(task(), [SGD()]), "SGD"),
         (lambda: compare(task(), ["fedavg", "fedavgg"]), "'fedavgg'.*did you mean"),
         (lambda: compare(task(), **COMPARE, seeds=2.0), "seeds = 2.0"),
         (lambda: compare(task(), **COMPARE, seeds="3"), "seeds = '3'"),
         (lambda: compare(task(), **COMPARE, seeds=["a"]), r"seeds = \['a'\]"),
-        (lambda: compare(task(), **COMPARE, seeds=0), "seeds = 0"),
-        (lambda: compare(task(), **COMPARE, settings={"fedavg": 0.1}), "settings of fedavg: 0.1"),
+        (lambda: compare(task(), **COMPARE, seeds=0), "seeds = "),
+        (lambda: compare(task(), **COMPARE, seeds=[1, 1]), "seeds = "),
+        (lambda: compare(task(), ["fedavg", "fedavg"]), "fedavg|each once"),
+        (lambda: compare(task(), **COMPARE, settings={"fedavg": 0.1}), "settings = .*0.1"),
         (lambda: compare(task(), **COMPARE, settings={"fedavg": {1: 0.1}}), "{1: 0.1}"),
         (lambda: compare(task(), **COMPARE, settings=["fedavg"]), r"settings = \['fedavg'\]"),
         (lambda: compare(task(), **COMPARE, settings={"fedavg": {"lr": 1}}), "'lr'.*'client.lr'"),
-        (lambda: compare(task(), **COMPARE, out=3), "out = 3"),
-        (lambda: compare(task(), **COMPARE, progress="bar"), "progress = 'bar'"),
     ],
 )
 def test_wrong_arguments_are_one_line_with_the_value(call: Any, message: str) -> None:
@@ -85,13 +84,13 @@ def test_wrong_arguments_are_one_line_with_the_value(call: Any, message: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_names_and_seeds_may_come_in_any_sequence() -> None:
+def test_names_and_seeds_may_be_any_sequence() -> None:
     result = compare(task(), ("fedavg",), seeds=np.arange(2), engine="sequential")
     assert [h.trial.seed for h in result.histories["fedavg"]] == [0, 1]
 
 
-def test_histories_of_ones_own_algorithm_are_compared() -> None:
-    """The way that the refusal names: an algorithm equal to FedAvg differs by nothing."""
+def test_histories_of_an_own_algorithm_are_compared() -> None:
+    """An algorithm equal to FedAvg has no difference from it."""
     own = Algorithm("mine", SGD(lr=0.1), Average())
     histories = {
         name: simulate(task(), [Trial(a, seed) for seed in range(2)], engine="sequential")
@@ -103,15 +102,14 @@ def test_histories_of_ones_own_algorithm_are_compared() -> None:
     assert mine.test.mean_difference == 0
 
 
-def test_histories_of_other_seeds_make_no_pairs() -> None:
-    """Tests are of differences by seed; in another order they would be of others."""
+def test_histories_of_other_seeds_are_rejected() -> None:
+    """Tests are paired by seed."""
     made = simulate(task(), [Trial.of("fedavg", seed) for seed in range(2)], engine="sequential")
     for others in (made[::-1], made[:1]):
-        message = refused(fedzmg.StudyResult.from_histories, {"a": made, "b": others})
-        assert message.startswith("histories: b has the seeds [")
-        assert "and a [0, 1]; runs are paired" in message
+        message = rejected(fedzmg.StudyResult.from_histories, {"a": made, "b": others})
+        assert "b has the seeds [" in message
     for none in ({}, {"a": []}):
-        assert "at least one" in refused(fedzmg.StudyResult.from_histories, none)
+        assert "at least one" in rejected(fedzmg.StudyResult.from_histories, none)
 
 
 class Press(Silent):
@@ -130,27 +128,22 @@ def interrupted(**given: Any) -> KeyboardInterrupt:
     try:
         compare(task(), ["fedavg"], seeds=1, rounds=5, progress=Press(), **given)
     except Exception:
-        raise AssertionError("a sweep would have swallowed it") from None
+        raise AssertionError("'except Exception' would catch it") from None
     except KeyboardInterrupt as error:
         return error
     raise AssertionError("it was not interrupted")
 
 
-def test_ctrl_c_ends_a_sweep_and_says_what_became_of_the_work(tmp_path: Path) -> None:
-    assert str(interrupted()) == (
-        "interrupted after round 1 of 5; nothing was kept: no out= was given"
-    )
-    assert str(interrupted(out=tmp_path)) == (
-        "interrupted after round 1 of 5; nothing is lost, make the same call again to continue"
-    )
+def test_ctrl_c_ends_a_sweep(tmp_path: Path) -> None:
+    assert "round 1 of 5; nothing was kept" in str(interrupted())
+    assert "round 1 of 5; nothing is lost" in str(interrupted(out=tmp_path))
     watched = CliRunner().invoke(app, ["watch", str(tmp_path)], env={"COLUMNS": "200"})
-    again = "the same call of fedzmg.compare again"
-    assert again in watched.stdout
+    assert "fedzmg.compare" in watched.stdout
     whole = compare(task(), ["fedavg"], seeds=1, rounds=5, out=tmp_path)
     assert whole.histories["fedavg"][0].rounds == [1, 2, 3, 4, 5]
 
 
-def test_what_is_printed_is_short_and_readable(tmp_path: Path) -> None:
+def test_printed_results_are_short(tmp_path: Path) -> None:
     result = compare(task(), ["fedzmg", "fedavg"], seeds=2, out=tmp_path, engine="sequential")
     finals = [row.mean for row in result.scores]
     assert repr(result) == (
@@ -179,12 +172,12 @@ def test_comparison_is_kept_as_a_study(tmp_path: Path) -> None:
     written = CliRunner().invoke(app, ["report", str(tmp_path), "--page-only"])
     assert written.exit_code == 0, written.output
     other = {"fedavg": {"client.lr": 0.5}}
-    assert "client.lr" in refused(compare, task(), ["fedzmg", "fedavg"], settings=other, **given)
+    assert "client.lr" in rejected(compare, task(), ["fedzmg", "fedavg"], settings=other, **given)
     more = compare(task(), ["fedzmg", "fedavg", "mfl"], **{**given, "seeds": 3})
     assert list(json.loads(kept.read_text())["algorithms"]) == ["fedzmg", "fedavg", "mfl"]
     assert [h.rounds for h in more.histories["mfl"]] == [[1, 2]] * 3
     plan.write_text("{}")
-    assert str(plan) in refused(compare, task(), ["fedavg"], **given)
+    assert str(plan) in rejected(compare, task(), ["fedavg"], **given)
 
 
 def _without_facts(data: dict[str, Any]) -> Any:
@@ -193,7 +186,7 @@ def _without_facts(data: dict[str, Any]) -> Any:
     return json.loads(json.dumps(kept))
 
 
-def test_progress_is_shown_if_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown_on_request(capfd: pytest.CaptureFixture[str]) -> None:
     given: dict[str, Any] = {"settings": {"fedavg": {"client.lr": 0.1}}, "engine": "sequential"}
     compare(task(), ["fedavg"], seeds=1, **given)
     assert capfd.readouterr() == ("", "")
@@ -203,7 +196,7 @@ def test_progress_is_shown_if_asked_for(capfd: pytest.CaptureFixture[str]) -> No
     assert err.startswith("fedavg: round 2 of 2, best accuracy")
 
 
-def test_what_a_program_trained_is_verified_by_it(tmp_path: Path) -> None:
+def test_runs_of_an_own_task_are_verified_in_python(tmp_path: Path) -> None:
     settings = {"fedavg": {"client.lr": 0.1}}
     compare(task(), ["fedavg"], seeds=1, settings=settings, out=tmp_path, engine="sequential")
     done = CliRunner().invoke(app, ["verify", str(tmp_path)])

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import shutil
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import fedzmg
 from fedzmg import Algorithm, Task, Trial, algorithms, simulate
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
@@ -25,42 +23,33 @@ FILES = dict(
 """Contents of the new files by their names."""
 
 
-def test_a_new_file_puts_an_algorithm_into_the_table(tmp_path: Path) -> None:
-    package = tmp_path / "fedzmg"
-    shutil.copytree(
-        Path(fedzmg.__file__).parent,
-        package,
-        ignore=shutil.ignore_patterns("__pycache__", "embedded"),
-    )
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """Load the package of algorithms anew, with the files of the page in it."""
+    folder = tmp_path_factory.mktemp("algorithms")
     for name, source in FILES.items():
-        (package / name).write_text(source)
-    found = subprocess.run(
-        [sys.executable, "-c", "from fedzmg import algorithms as a; from fedzmg.algorithms import "
-         "lean; print(a.__file__, *list(a.ALGORITHMS)[-2:], a.get('pull').client, a.Pull, "
-         "a.ALGORITHMS['pull'].family, lean.ALGORITHMS[0].up, 'Lean' in a.__all__)"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
-        capture_output=True, text=True, timeout=120, check=False,
+        (folder / Path(name).name).write_text(source)
+    spec = importlib.util.spec_from_file_location(
+        "fedzmg.algorithms", algorithms.__file__,
+        submodule_search_locations=[*algorithms.__path__, str(folder)],
     )  # fmt: skip
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.split() == [
-        str(package / "algorithms" / "__init__.py"), "lean", "pull", "Pull(lr=0.1,", "mu=0.01)",
-        "<class", "'fedzmg.algorithms.pull.Pull'>", "corrected", "clients", "2", "True",
-    ]  # fmt: skip
-
-
-def example(name: str, where: Path, monkeypatch: pytest.MonkeyPatch) -> Algorithm:
-    """The algorithm of a file of the page, imported as a module of the package."""
-    path = where / f"{name}.py"
-    path.write_text(FILES[f"algorithms/{name}.py"])
-    spec = importlib.util.spec_from_file_location(f"fedzmg.algorithms.{name}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    [entry] = module.ALGORITHMS
-    assert isinstance(entry, algorithms.AlgorithmInfo)
-    return entry.algorithm
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        yield module
+        for name in FILES:
+            del sys.modules[f"fedzmg.algorithms.{Path(name).stem}"]
+
+
+def test_a_new_file_adds_an_algorithm_to_the_table(registry: ModuleType) -> None:
+    assert list(registry.ALGORITHMS)[-2:] == ["lean", "pull"]
+    assert repr(registry.get("pull").client) == "Pull(lr=0.1, mu=0.01)"
+    assert registry.ALGORITHMS["pull"].family == "corrected clients"
+    assert registry.ALGORITHMS["lean"].up == 2
+    assert {"Lean", "Pull"} <= set(registry.__all__)
 
 
 def task(**protocol: int) -> Task:
@@ -84,9 +73,9 @@ def params(algorithm: Algorithm, engine: str) -> torch.Tensor:
 
 @pytest.mark.parametrize(("name", "number"), [("pull", "mu"), ("lean", "lean")])
 def test_example_runs_on_both_engines_and_degenerates_to_fedavg(
-    name: str, number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, number: str, registry: ModuleType
 ) -> None:
-    algorithm = example(name, tmp_path, monkeypatch)
+    algorithm = registry.get(name)
     loop, mapped = params(algorithm, "sequential"), params(algorithm, "vectorized")
     torch.testing.assert_close(loop, mapped, rtol=0, atol=1e-9)
     fedavg = params(algorithms.get("fedavg"), "sequential")
@@ -97,11 +86,9 @@ def test_example_runs_on_both_engines_and_degenerates_to_fedavg(
         algorithm.with_options({f"client.{number}": -1})
 
 
-def test_server_example_sends_what_its_clients_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_example_sends_what_its_clients_sent(registry: ModuleType) -> None:
     """Full batches of all clients, one step a round: by hand, weighted by examples."""
-    algorithm = example("lean", tmp_path, monkeypatch).with_options({"client.lean": 0.25})
+    algorithm = registry.get("lean").with_options({"client.lean": 0.25})
     whole = task(cohort=4, batch_size=9, epochs=1)
     [start] = simulate(whole, [Trial(algorithm.with_options({"client.lr": 1e-12}))], rounds=1)
     [history] = simulate(whole, [Trial(algorithm)], rounds=2, engine="sequential")
@@ -121,9 +108,7 @@ def test_server_example_sends_what_its_clients_sent(
     torch.testing.assert_close(history.params["bias"], bias, rtol=0, atol=1e-6)
 
 
-def test_paired_rules_are_not_combined_with_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lean = example("lean", tmp_path, monkeypatch)
+def test_paired_rules_are_not_combined_with_others(registry: ModuleType) -> None:
+    lean = registry.get("lean")
     with pytest.raises(ValueError, match="do not work with"):
         Algorithm("alone", lean.client, algorithms.Average())

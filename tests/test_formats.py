@@ -1,4 +1,4 @@
-"""Readers of our own files: what is damage, what a crash leaves, and one line for either."""
+"""Readers of our own files: damaged ones are rejected in one line, crashes leave whole lines."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def written(content: bytes) -> Path:
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, len(LINES[0]))), max_size=6))
-def test_whatever_crashes_leave_only_whole_lines_are_read(crashes: list[tuple[int, int]]) -> None:
-    """Before a line is written, crashes may have broken off any number of tries at it."""
+def test_only_whole_lines_are_read_after_crashes(crashes: list[tuple[int, int]]) -> None:
+    """Any number of broken attempts may precede a line."""
     parts = []
     for i, line in enumerate(LINES):
         parts += [line[:cut] for at, cut in crashes if at == i and not line[:cut].endswith(b"}")]
@@ -53,7 +53,7 @@ def test_whatever_crashes_leave_only_whole_lines_are_read(crashes: list[tuple[in
             path.unlink()
 
 
-def test_a_kept_log_is_read_too_and_none_is_empty(tmp_path: Path) -> None:
+def test_compressed_and_missing_logs(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert log_lines(path, dict) == []
     path.with_name("metrics.jsonl.gz").write_bytes(gzip.compress(b"\n".join(LINES)))
@@ -116,7 +116,7 @@ TABLES = st.recursive(
 
 @settings(max_examples=40)
 @given(TABLES)
-def test_flat_names_lead_back_to_their_values(table: dict[str, Any]) -> None:
+def test_flat_names_find_their_values(table: dict[str, Any]) -> None:
     def at(name: str) -> Any:
         found: Any = table
         for part in name.split("."):
@@ -144,7 +144,7 @@ def test_flat_names_lead_back_to_their_values(table: dict[str, Any]) -> None:
         max_leaves=6,
     )
 )
-def test_everything_is_strict_json_and_words_lose_nothing(value: Any) -> None:
+def test_strict_json_and_words_round_trip(value: Any) -> None:
     def back(found: Any) -> Any:
         if isinstance(found, dict):
             return {key: back(inner) for key, inner in found.items()}

@@ -14,7 +14,7 @@ from fedzmg.contract import ClientRule, ServerRule
 
 
 def test_every_public_name_is_found_without_another_import() -> None:
-    """Asked of the module's own function: here, other tests have loaded the packages before."""
+    """The module's own function is called: other tests may have loaded the packages before."""
     for name in set(fedzmg.__all__) - {"__version__"}:
         assert fedzmg.__getattr__(name) is getattr(fedzmg, name)
     assert dir(fedzmg) == fedzmg.__all__
@@ -22,7 +22,7 @@ def test_every_public_name_is_found_without_another_import() -> None:
         fedzmg.simulat  # noqa: B018
 
 
-def test_every_rule_that_can_be_used_is_exported() -> None:
+def test_every_usable_rule_is_exported() -> None:
     rules = {
         name: thing
         for module in pkgutil.iter_modules(algorithms.__path__, "fedzmg.algorithms.")

@@ -1,4 +1,4 @@
-"""``fedzmg.tune``: rates for a task of one's own, from a set that reports nothing."""
+"""``fedzmg.tune``: search on tuning examples that no report uses."""
 
 from __future__ import annotations
 
@@ -49,25 +49,27 @@ def by_hand(algorithm: str, seed: int) -> dict[tuple[float, float], float]:
     return found
 
 
-def test_search_finds_what_plain_simulations_find(tmp_path: Path) -> None:
+def test_search_finds_what_plain_simulations_find() -> None:
     found = tune(task(), ["fedzmg", "fedadam"], RATES, last=2, engine="sequential")
     for name in ("fedzmg", "fedadam"):
         scores = by_hand(name, seed=1000)
-        told = {
+        found_scores = {
             tuple(point["options"].values()): point["score"]
             for point in found.data["algorithms"][name]["points"]
         }
-        assert told == pytest.approx(scores)
+        assert found_scores == pytest.approx(scores)
         best = found.settings[name]
         assert scores[best["client.lr"], best["server.lr"]] == max(scores.values())
     assert found.data["examples"] == 30
-    result = compare(task(), ["fedzmg", "fedadam"], seeds=1, settings=found.settings, out=tmp_path)
+    result = compare(
+        task(), ["fedzmg", "fedadam"], seeds=1, settings=found.settings, engine="sequential"
+    )
     [history] = result.histories["fedadam"]
     options = history.trial.algorithm.options()
     assert {key: options[key] for key in RATES} == found.settings["fedadam"]
 
 
-def test_what_is_fixed_is_part_of_the_settings() -> None:
+def test_fixed_options_are_part_of_the_settings() -> None:
     rates = {"client.lr": np.array([0.1, 0.01])}
     fixed = {"fedavg": {"client.momentum": 0.9, "weights": "uniform"}}
     found = tune(task(), "fedavg", rates, rounds=2, settings=fixed, engine="sequential")
@@ -76,7 +78,7 @@ def test_what_is_fixed_is_part_of_the_settings() -> None:
     compare(task(), "fedavg", seeds=1, rounds=1, settings=found.settings, engine="sequential")
 
 
-def test_what_is_printed_names_best_points_and_borders() -> None:
+def test_printed_table_names_best_points_and_borders() -> None:
     found = tune(task(), ["fedavg"], {"client.lr": [1e-6, 1e-5]}, engine="sequential")
     best = found.settings["fedavg"]["client.lr"]
     assert repr(found) == f"<Tuned on 'pets': fedavg client.lr {best:.4g}>"
@@ -90,7 +92,7 @@ def test_what_is_printed_names_best_points_and_borders() -> None:
     assert border.startswith(f"the best point of fedavg lies on the border (client.lr = {best:.4g}")
 
 
-def test_test_set_chooses_only_if_that_is_said() -> None:
+def test_test_set_chooses_only_on_request() -> None:
     alone = replace(task(), tune=None)
     with pytest.raises(InputError, match="'pets' has no tuning examples"):
         tune(alone, "fedavg", {"client.lr": [0.1]})
@@ -99,7 +101,7 @@ def test_test_set_chooses_only_if_that_is_said() -> None:
     assert found.warnings[-1].startswith("chosen by the test set")
 
 
-def test_nothing_is_best_where_all_diverged() -> None:
+def test_no_settings_if_all_points_diverged() -> None:
     found = tune(task(), "fedavg", {"client.lr": [1e38]}, engine="sequential")
     assert "every point of fedavg diverged" in str(found)
     with pytest.raises(InputError, match="every point of fedavg diverged: search smaller learning"):
@@ -114,22 +116,25 @@ class Press(Silent):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_search_in_a_directory_goes_on_and_is_reported(tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"algorithms": "fedavg", "axes": RATES, "engine": "sequential"}
+def test_search_in_a_directory_continues_and_is_reported(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"algorithms": "fedavg", "engine": "sequential"}
+    asked["axes"] = {"client.lr": [0.1, 1.0]}
     with pytest.raises(KeyboardInterrupt, match="nothing was kept: no out= was given"):
         tune(task(), progress=Press(), **asked)
-    place = tmp_path / "search"
+    kept = tmp_path / "search"
     with pytest.raises(KeyboardInterrupt, match="nothing is lost, make the same call again"):
-        tune(task(), progress=Press(), out=place, **asked)
-    watched = CliRunner().invoke(app, ["watch", str(place)], env={"COLUMNS": "200"})
+        tune(task(), progress=Press(), out=kept, **asked)
+    watched = CliRunner().invoke(app, ["watch", str(kept)], env={"COLUMNS": "200"})
     assert "make the same call of fedzmg.tune again to continue" in watched.stdout
-    found = tune(task(), out=place, **asked)
-    assert found == tune(task(), out=place, **asked) == tune(task(), **asked)
-    assert json.loads((place / "grid.json").read_text()) == found.data
-    done = CliRunner().invoke(app, ["report", str(place), "--out", str(tmp_path / "page")])
+    found = tune(task(), out=kept, **asked)
+    assert found == tune(task(), out=kept, **asked) == tune(task(), **asked)
+    assert json.loads((kept / "grid.json").read_text()) == found.data
+    done = CliRunner().invoke(
+        app, ["report", str(kept), "--out", str(tmp_path / "page"), "--page-only"]
+    )
     assert done.exit_code == 0, done.output
     assert "client.lr" in (tmp_path / "page" / "report.html").read_text()
-    done = CliRunner().invoke(app, ["grid", str(place / "grid.toml")])
+    done = CliRunner().invoke(app, ["grid", str(kept / "grid.toml")])
     assert str(done.exception).endswith("call fedzmg.tune(task, ..., out=DIR)")
 
 
@@ -139,7 +144,7 @@ def test_search_in_a_directory_goes_on_and_is_reported(tmp_path: Path) -> None:
         ({"axes": {}}, "axes = {}: expected numbers by option"),
         ({"axes": {"client.lr": 0.1}}, "axes = {'client.lr': 0.1}: expected numbers by option"),
         ({"axes": {"client.l": [0.1]}}, "unknown axis 'client.l': did you mean 'client.lr'?"),
-        ({"seeds": 0}, "seeds = 0: give at least one, each once"),
+        ({"seeds": 0}, "seeds = []: give at least one, each once"),
         ({"rounds": 0}, "rounds = 0: expected at least 1"),
         ({"last": 9}, "last = 9: expected 1 to 4, the rounds"),
         ({"settings": {"fedavg": {"client.lr": 1.0}}}, "fedavg: client.lr is both fixed and an"),
@@ -153,7 +158,7 @@ def test_arguments_are_checked(given: dict[str, Any], message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
-def test_default_rates_on_a_task_of_ones_own_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_untuned_learning_rates_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     given: dict[str, Any] = {"seeds": 1, "rounds": 1, "engine": "sequential"}
     compare(task(), ["fedzmg", "fedavg"], settings={"fedavg": {"client.lr": 0.1}}, **given)
     assert capsys.readouterr().err.startswith("fedzmg: fedzmg: default learning rates, not tuned")

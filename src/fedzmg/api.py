@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -14,7 +14,6 @@ from fedzmg import algorithms as registry
 from fedzmg import tasks
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.algorithms.options import known_options
-from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, Interrupted, unknown
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.grids.tuned import Tuned
@@ -156,7 +155,7 @@ def compare(
         KeyboardInterrupt: on Ctrl-C, after the round; it says how far the work is.
     """
     chosen, algorithms = _task(task, preset), _names(algorithms)
-    numbers, directory = _seeds(seeds), _directory(out)
+    numbers, directory = _seeds(seeds), None if out is None else Path(out)
     given = _flat_settings(settings, algorithms)
     spec = comparison_spec(
         chosen, algorithms, numbers, given, rounds=rounds, engine=engine, device=device
@@ -212,7 +211,7 @@ def tune(
         KeyboardInterrupt: on Ctrl-C, after the round; it says how far the work is.
     """
     chosen, algorithms = _task(task, preset), _names(algorithms)
-    numbers, directory = _seeds(seeds, first=1000), _directory(out)
+    numbers, directory = _seeds(seeds, first=1000), None if out is None else Path(out)
     total = chosen.protocol.rounds if rounds is None else rounds
     spec = GridSpec.parse(
         {
@@ -250,13 +249,6 @@ def _task(task: Any, preset: Mapping[str, Any] | None) -> Task:
     return task
 
 
-def _directory(out: Any) -> Path | None:
-    try:
-        return None if out is None else Path(out)
-    except TypeError:
-        raise InputError(f"out = {out!r}: expected the path of a directory") from None
-
-
 def _axes(axes: Any) -> dict[str, list[float]]:
     """Return lists of numbers by option."""
     try:
@@ -269,26 +261,27 @@ def _axes(axes: Any) -> dict[str, list[float]]:
 
 
 def _flat_settings(settings: Any, algorithms: Sequence[str]) -> dict[str, Any]:
-    """Return settings by ``ALGORITHM.KEY``, after a check of their form."""
+    """Return settings by ``ALGORITHM.KEY``; equal protocol settings of all keep their own key."""
     settings = {} if settings is None else settings
-    if not isinstance(settings, Mapping):
+    tables = list(settings.values()) if isinstance(settings, Mapping) else [None]
+    if not all(isinstance(table, Mapping) and all(map(_is_text, table)) for table in tables):
         raise InputError(f"settings = {settings!r}: expected {{'fedavg': {{'client.lr': 0.03}}}}")
     found = {}
     for name, own in settings.items():
         if name not in algorithms:
             raise unknown("algorithm in settings", name, algorithms)
-        if not isinstance(own, Mapping) or not all(isinstance(key, str) for key in own):
-            raise InputError(
-                f"settings of {name}: {own!r}; expected options by key, {{'client.lr': 0.1}}"
-            )
         for key, value in own.items():
             shared = all(settings.get(other, {}).get(key) == value for other in algorithms)
             if shared and key.startswith("protocol."):
                 found[key] = value
-                continue
-            _check_option(name, key)
-            found[f"{name}.{key}"] = value
+            else:
+                _check_option(name, key)
+                found[f"{name}.{key}"] = value
     return found
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _check_option(name: str, key: str) -> None:
@@ -301,51 +294,40 @@ def _check_option(name: str, key: str) -> None:
 
 
 @contextlib.contextmanager
-def _shown(progress: Any, task: Task, packs: Mapping[str, int]) -> Iterator[Progress | None]:
+def _shown(
+    progress: Progress | bool, task: Task, packs: Mapping[str, int]
+) -> Iterator[Progress | None]:
     """Yield the receiver of progress updates."""
-    if progress is True:
-        from rich.console import Console
+    if progress is not True:
+        yield progress or None
+        return
+    from rich.console import Console
 
-        from fedzmg.terminal.live import Display
+    from fedzmg.terminal.live import Display
 
-        with Display(Console(stderr=True), task.metric.name, packs) as display:
-            yield display
-    elif progress is None or progress is False:
-        yield None
-    elif all(callable(getattr(progress, name, None)) for name in ("begin", "advance", "say")):
-        yield progress
-    else:
-        raise InputError(f"progress = {progress!r}: expected True or False")
+    with Display(Console(stderr=True), task.metric.name, packs) as display:
+        yield display
 
 
 def _names(algorithms: Any) -> list[str]:
     """Return names of algorithms as a list."""
     if isinstance(algorithms, str):
-        algorithms = algorithm_names(algorithms)
-    found = list(algorithms) if isinstance(algorithms, Sequence) else [algorithms]
-    for one in found:
-        if isinstance(one, Algorithm):
-            raise InputError(
-                f"algorithms: compare takes names, not the algorithm {one.name!r}; train it with "
-                "simulate(task, [Trial(algorithm, seed)]) and give the histories to "
-                "StudyResult.from_histories"
-            )
-        if not isinstance(one, str):
-            raise InputError(f"algorithms: expected names, not {type(one).__name__}")
-    if not found or len(set(found)) != len(found):
-        raise InputError(f"algorithms = {found!r}: give at least one, each once")
-    return found
+        return algorithm_names(algorithms)
+    if not isinstance(algorithms, Sequence) or not all(map(_is_text, algorithms)):
+        raise InputError(
+            f"algorithms = {algorithms!r}: expected names; train an algorithm of your own with "
+            "simulate(task, [Trial(algorithm, seed)]) and compare by StudyResult.from_histories"
+        )
+    return list(algorithms)
 
 
 def _seeds(seeds: Any, first: int = 0) -> list[int]:
     """Return seeds that were given as their number or one by one."""
-    found: list[Any]
-    if isinstance(seeds, int) and not isinstance(seeds, bool):
-        found = list(range(first, first + seeds))
-    else:
-        found = list(seeds) if isinstance(seeds, Iterable) else [None]
-    if not all(isinstance(seed, Integral) for seed in found):
-        raise InputError(f"seeds = {seeds!r}: give their number, 3, or a list of them, [0, 1, 2]")
-    if not found or len(set(found)) != len(found):
-        raise InputError(f"seeds = {seeds!r}: give at least one, each once")
-    return [int(seed) for seed in found]
+    if isinstance(seeds, int):
+        seeds = range(first, first + seeds)
+    try:
+        return [operator.index(seed) for seed in seeds]
+    except TypeError:
+        raise InputError(
+            f"seeds = {seeds!r}: give their number, 3, or a list of them, [0, 1, 2]"
+        ) from None

@@ -1,235 +1,307 @@
-"""The command line as a user types it: in this process, or in one of its own for signals.
-
-A process of its own takes seconds to load libraries, which would be most of what these tests take.
-"""
+"""Training commands as a user types them: results, bad input, interruptions."""
 
 from __future__ import annotations
 
+import errno
 import json
-import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 
 from fedzmg.cli import main
+from fedzmg.cli.output import UNFINISHED
+from fedzmg.experiment.run_directory import RunDirectory
+from fedzmg.simulation import RoundReport
+from fedzmg.terminal.live import Display
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-STUDIES = Path(__file__).parents[2] / "experiments"
-QUICK = ["--rounds", "3", "--engine", "vectorized", "--set", "protocol.epochs=1",
-         "--set", "protocol.cohort=3"]  # fmt: skip
-
-
-class Done(NamedTuple):
-    """Result of a command."""
-
-    returncode: int
-    stdout: str
-    stderr: str
+FILES = Path(__file__).parents[2] / "experiments"
+GRID, STUDY = str(FILES / "digits-grid.toml"), str(FILES / "digits-study.toml")
+QUICK = ["--rounds", "2", "--engine", "vectorized", "--set", "protocol.epochs=1",
+         "--set", "protocol.cohort=2"]  # fmt: skip
+SHORT = ["--set", "rounds=1", "--set", 'algorithms=["fedzmg"]']
 
 
-Command = Callable[..., Done]
-
-
-@pytest.fixture
-def fedzmg(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
-    """Run a command in an empty directory, as wide as a terminal that shows whole tables."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["fedzmg", *arguments])
-        capsys.readouterr()
-        code: str | int | None = 0
-        try:
-            main()
-        except SystemExit as left:
-            code = left.code
-        assert isinstance(code, int)
-        return Done(code, *capsys.readouterr())
-
-    return run
-
-
-def test_alone_it_says_what_to_type_first(fedzmg: Command) -> None:
+def test_bare_command_shows_first_steps(fedzmg: Any) -> None:
     done = fedzmg()
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.code, done.err) == (0, "")
     for words in ("fedzmg compare", "fedzmg list", "fedzmg --help"):
-        assert words in done.stdout
+        assert words in done.out
 
 
-def test_compare_shows_table_figure_and_place(tmp_path: Path, fedzmg: Command) -> None:
+def test_compare_shows_table_figure_and_directory(tmp_path: Path, fedzmg: Any) -> None:
     done = fedzmg("compare", "--seeds", "2", *QUICK)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     for text in ("fedzmg", "fedavg:momentum", "fedadam", "final accuracy", "80 %", "d_z", "MiB"):
-        assert text in done.stdout
-    [place] = (tmp_path / "runs").iterdir()
-    assert (place / "curves.png").read_bytes()[:4] == b"\x89PNG"
-    assert "<svg" in (place / "curves.svg").read_text()
-    data = json.loads((place / "study.json").read_text())
+        assert text in done.out
+    [made] = (tmp_path / "runs").iterdir()
+    assert (made / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert "<svg" in (made / "curves.svg").read_text()
+    data = json.loads((made / "study.json").read_text())
     assert list(data["algorithms"]) == ["fedzmg", "fedavg", "fedavg:momentum", "fedadam"]
-    plan = (place / "study.toml").read_bytes()
+    plan = (made / "study.toml").read_bytes()
     again = fedzmg("compare", "--seeds", "2", *QUICK, "--json")
-    assert json.loads(again.stdout)["algorithms"] == data["algorithms"]
-    assert "complete already" in again.stderr
-    fewer = fedzmg("compare", "--algorithms", "fedavg", "--out", str(place))
-    assert fewer.returncode == 2
-    assert "also has fedzmg, fedavg:momentum, fedadam" in fewer.stderr
-    assert json.loads((place / "study.json").read_text()) == data
-    assert (place / "study.toml").read_bytes() == plan
+    assert json.loads(again.out)["algorithms"] == data["algorithms"]
+    assert "complete already" in again.err
+    fewer = fedzmg("compare", "--algorithms", "fedavg", "--out", str(made))
+    assert fewer.code == 2
+    assert "also has fedzmg, fedavg:momentum, fedadam" in fewer.err
+    assert json.loads((made / "study.json").read_text()) == data
+    assert (made / "study.toml").read_bytes() == plan
 
 
-def test_run_writes_a_run_directory_and_exports(tmp_path: Path, fedzmg: Command) -> None:
-    done = fedzmg("run", "digits", "--algorithm", "fedzmg", "--set", "client.lr=0.05",
-                  *QUICK, "--json")  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
-    place = tmp_path / summary["directory"]
-    spec = (place / "spec.toml").read_text()
-    assert "lr = 0.05" in spec
-    assert "cohort = 3" in spec
-    exported = fedzmg("export", str(place))
-    assert exported.stdout.strip().endswith("model.safetensors")
-    fedzmg("export", str(place), "--to", "new/folder/m.safetensors")
+def test_run_writes_a_run_directory_and_exports(tmp_path: Path, fedzmg: Any) -> None:
+    done = fedzmg("run", "digits", "--set", "client.lr=0.05", *QUICK, "--json")
+    assert done.code == 0, done.err
+    summary = json.loads(done.out)
+    spec = Path(summary["directory"]) / "spec.toml"
+    assert "lr = 0.05" in spec.read_text()
+    assert "cohort = 2" in spec.read_text()
+    assert fedzmg("export", summary["directory"]).out.strip().endswith("model.safetensors")
+    fedzmg("export", summary["directory"], "--to", "new/folder/m.safetensors")
     assert (tmp_path / "new/folder/m.safetensors").is_file()
-    from_file = fedzmg("run", str(place / "spec.toml"), "--json", "--out", "copy")
-    assert json.loads(from_file.stdout)["loss"] == summary["loss"]
+    from_file = fedzmg("run", str(spec), "--json", "--out", "copy")
+    assert json.loads(from_file.out)["loss"] == summary["loss"]
 
 
-def test_lists_and_cards(fedzmg: Command) -> None:
-    shown = fedzmg("list").stdout
-    listed = json.loads(fedzmg("list", "--json").stdout)
+def test_lists_and_cards(fedzmg: Any) -> None:
+    shown = fedzmg("list").out
+    listed = json.loads(fedzmg("list", "--json").out)
     options = {o["key"]: o["default"] for o in listed["algorithms"]["fedzmg"]["options"]}
     assert options["client.momentum"] == 0.9
     for name in [*listed["algorithms"], *listed["tasks"]]:
         assert name in shown
-    assert fedzmg("--version").stdout.startswith("fedzmg 0.")
-    shown = fedzmg("list", "fedadam", "--task", "digits").stdout
+    assert fedzmg("--version").out.startswith("fedzmg 0.")
+    shown = fedzmg("list", "fedadam", "--task", "digits").out
     for text in ("sqrt(1 - beta2^t)", "server.beta2", "[0, 1)", "0.99", "204.2 KiB", "408.3 KiB"):
         assert text in shown
-    data = json.loads(fedzmg("list", "fedadam", "--json").stdout)
+    data = json.loads(fedzmg("list", "fedadam", "--json").out)
     assert data["costs"] == {"down": 1, "up": 1, "client_keeps": 0, "server_keeps": 2}
+
+
+def test_grid_then_study_with_its_rates(tmp_path: Path, fedzmg: Any) -> None:
+    done = fedzmg("grid", GRID, *SHORT, "--set", "last=1", "--set", "axes.client.lr=[0.1]",
+                  "--set", "axes.server.lr=[0.5,1]")  # fmt: skip
+    assert done.code == 0, done.err
+    made = tmp_path / "runs" / "digits-grid"
+    assert (made / "heat-maps.png").read_bytes()[:4] == b"\x89PNG"
+    assert (made / "fedzmg" / "heat-map.svg").exists()
+    assert "best point" in done.out
+    assert "fedzmg: the best point of fedzmg lies on the border (server.lr = " in done.err
+    best = json.loads((made / "grid.json").read_text())["algorithms"]["fedzmg"]["best"]
+    done = fedzmg("study", STUDY, *SHORT, "--json", "--out", "s", "--set", "seeds=[0]",
+                  "--set", "rates=runs/digits-grid", "--set", "thresholds=[0.3,0.45]")  # fmt: skip
+    assert done.code == 0, done.err
+    options = json.loads(done.out)["algorithms"]["fedzmg"]["options"]
+    assert options["server.lr"] == best["options"]["server.lr"]
+    assert (tmp_path / "s" / "fedzmg" / "seed-0" / "spec.toml").exists()
+    figure = (tmp_path / "s" / "curves.svg").read_text()
+    assert "threshold 30 %" in figure
+    assert "threshold 45 %" in figure
+
+
+def test_validate_estimates_costs_and_writes_nothing(tmp_path: Path, fedzmg: Any) -> None:
+    done = fedzmg("validate", GRID)
+    assert done.code == 0, done.err
+    for word in ("trials       18", "72 in all", "local steps", "down", "disk", "about"):
+        assert word in done.out
+    done = fedzmg("validate", STUDY, "--set", "eval_every=9", "--set", "rates=given", *SHORT)
+    assert f"fedzmg: {STUDY}: eval_every = 9 is more than rounds = " in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("grid", "code", "message"),
+    [
+        (None, 0, "run the grid first"),
+        ({"complete": False}, 0, "run the grid first"),
+        ({"complete": True, "task": "plays"}, 2, "'plays', not for 'digits'"),
+    ],
+)
+def test_validate_checks_the_grid_of_a_study(
+    grid: dict[str, Any] | None, code: int, message: str, tmp_path: Path, fedzmg: Any
+) -> None:
+    if grid is not None:
+        (tmp_path / "first").mkdir()
+        content = json.dumps(
+            {"format": 1, "algorithms": {}, "task": "digits", "selection": "tune", **grid}
+        )
+        (tmp_path / "first" / "grid.json").write_text(content)
+    done = fedzmg("validate", STUDY, "--set", "rates=first", *SHORT)
+    assert done.code == code
+    assert message in done.err
+    assert ("trials" in done.out) == (code == 0)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["list", "fedadm"], "did you mean 'fedadam'?"),
-        (
-            ["run", "digitz"],
-            "unknown task 'digitz': did you mean 'digits'? ('fedzmg list' shows all)",
-        ),
+        (["list", "fedadm"], "'fedadam'?"),
+        (["run", "digitz"], "'digitz': did you mean 'digits'? ('fedzmg list' shows all)"),
         (["run", "xyzzy"], "unknown task 'xyzzy' ('fedzmg list' shows all)"),
-        (["run", "digits", "--set", "lr=1"], "did you mean 'client.lr' or 'server.lr'?"),
-        (["run", "digits", "--set", "protocol.threshold=80"], "0 to 1, 0.80 for 80 %"),
-        (["run", "digits", "--algorithm", "fedavgg"], "did you mean 'fedavg'?"),
-        (["run", "digits", "--set", "client.lrr=1"], "did you mean 'client.lr'?"),
+        (["run", "digits", "--set", "lr=1"], "'client.lr' or 'server.lr'?"),
+        (["run", "digits", "--set", "protocol.threshold=80"], "0.80 for 80 %"),
+        (["run", "digits", "--algorithm", "fedavgg"], "'fedavg'?"),
+        (["run", "digits", "--set", "client.lrr=1"], "'client.lr'?"),
         (["run", "digits", "--set", "client.lr=0"], "lr = 0: expected a finite number > 0"),
-        (["run", "digits", "--set", "client.lr"], "expected KEY=VALUE"),
-        (["run", "digits", "--set", "cohort=3"], "did you mean 'protocol.cohort'?"),
-        (["run", "digits", "--set", "protocol.cohort=161"], "there are 160 clients"),
-        (["run", "cifar100", "--set", "preset.centring=imag"], "expected none or image"),
+        (["run", "digits", "--set", "client.lr"], "KEY=VALUE"),
+        (["run", "digits", "--set", "cohort=3"], "'protocol.cohort'?"),
+        (["run", "digits", "--set", "protocol.cohort=161"], "160 clients"),
+        (["run", "cifar100", "--set", "preset.centring=imag"], "none or image"),
         (["run", "digits", "--roundz", "3"], "No such option"),
         (["run", "digits", "--rounds", "x"], "'x' is not a valid int"),
         (["run", "digits", "--device", "tpu"], "device = 'tpu'"),
-        (["run", "no.toml"], "cannot read no.toml"),
-        (["run", f"{STUDIES}/digits-study.toml"], "is a study: use 'fedzmg study"),
-        (["comprae"], "No such command 'comprae'"),
-        (["compare", "--algorithms", "fedzmg,fedadm"], "did you mean 'fedadam'?"),
-        (["compare", "--set", "fedprox.client.mu=1"], "fedprox.client.mu"),
         (["run", "digits", "--algorithm", "mfl", "--set", "server.lr=1"], "has no options"),
+        (["run", "no.toml"], "no.toml"),
+        (["run", STUDY], "'fedzmg study"),
+        (["run", "study/fedavg/seed-0"], "run study/fedavg/seed-0/spec.toml --out study/fedavg"),
+        (["run", "digits", "--out", "study"], "study/"),
+        (["comprae"], "No such command 'comprae'"),
+        (["compare", "--algorithms", "fedzmg,fedadm"], "'fedadam'?"),
+        (["compare", "--set", "fedprox.client.mu=1"], "fedprox.client.mu"),
         (["compare", "--set", "fedavg.protocol.cohort=4"], "protocol.cohort"),
         (["compare", "--seeds", "0"], "0 is not in the range"),
         (["compare", "--algorithms", "fedavg", "--out", "file/below"], "file/below"),
+        (["compare", "--out", "study"], "study is not empty"),
+        (["compare", "x.toml"], "'fedzmg study x.toml'"),
+        (["compare", "--track", "tensorbord"], "'tensorboard'?"),
         (["export", "nothing"], "nothing is not a directory"),
-        (["export", "."], ". holds no spec.toml"),
-        (["run", "file"], "file is a file, not a task"),
-        (["run", "digits", "--algorithm", "fedzmg,fedavg"], "a run has one; use 'fedzmg compare"),
-        (["compare", "x.toml"], "compare takes a task, not a file; use 'fedzmg study x.toml'"),
-        (["data", "get", "digits"], "'digits' ships with fedzmg: there is nothing to get"),
-        (["compare", "--track", "tensorbord"], "did you mean 'tensorboard'?"),
-        (["watch", "none"], "is not a directory"),
-        (["watch", "."], "holds no run"),
-        (["diff", ".", "."], "holds no run"),
-        (["diff", ".", ".", "--only", "curve"], "did you mean 'curves'?"),
-        (["verify", "."], "holds no run directory"),
+        (["export", "study"], "study/fedavg/seed-0"),
+        (["watch", "none"], "none is not a directory"),
+        (["watch", "data"], "holds no run"),
+        (["diff", "data", "data"], "holds no run"),
+        (["diff", "data", "data", "--only", "curve"], "'curves'?"),
+        (["verify", "data"], "holds no run"),
+        (["validate", STUDY, "--set", "protocol.cohort=161"], "--set protocol.cohort=161: cohort"),
+        (["data", "get", "digits"], "'digits' ships with fedzmg"),
+        (["data", "get", "emnist26"], "'emnist26': did you mean 'emnist62'?"),
+        (["data", "get", "chars74k"], "'fedzmg data imp"),
+        (["data", "get", "cifar100", "--mirror", "nowhere"], "nowhere/cifar-100-binary.tar.gz"),
+        (["data", "import", "chars74k", "none.h5"], "none.h5"),
+        (["data", "import", "chars74k"], "Missing argument 'FILE...'"),
+        (["data", "import", "chars74k", "data"], "give chars74k_by_writer_tr"),
+        (["data", "import", "mnist", "data", "--cache", "file"], "cannot write"),
+        (["data", "path", "emnist62"], "'fedzmg data get emnist62', or 'fedzmg data imp"),
+        (["data", "remove", "mnist"], "'mnist' is not here"),
+        (["data", "lits"], "No such command 'lits'"),
+        (["data", "list", "--cache"], "requires an argument"),
+        (["data", "describe", "file"], "file"),
+        (["data", "describe", "t.csv"], "unknown column 'client'"),
+        (["data", "describe", "gone.csv"], "gone.csv"),
+        (["data", "describe", "digts"], "'digts': did you mean 'digits'"),
+        (["data", "describe", "digits", "--label-column", "y"], "--label-column"),
+        (["data", "describe", "digits", "--clients", "3"], "--partition"),
+        (["data", "describe", "t.csv", "--split", "test"], "leave out --split"),
+        (["data", "show", "t.csv"], "'fedzmg data describe t.csv'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    tmp_path: Path, arguments: list[str], message: str, fedzmg: Command
+    tmp_path: Path, arguments: list[str], message: str, fedzmg: Any
 ) -> None:
     (tmp_path / "file").write_text("")
+    (tmp_path / "t.csv").write_text("who,label\na,1\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "study/fedavg/seed-0").mkdir(parents=True)
+    (tmp_path / "study/fedavg/seed-0/spec.toml").write_text('task = "digits"\n')
+    before = [path for path in sorted(tmp_path.rglob("*")) if path.is_file()]
     done = fedzmg(*arguments)
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert done.stderr.lower().count("did you mean") <= 1
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert done.code == 2, done.err
+    assert done.out == ""
+    assert message in done.err
+    assert len(done.err.strip().splitlines()) == 1, done.err
+    assert done.err.lower().count("did you mean") <= 1
+    after = [path for path in sorted(tmp_path.rglob("*")) if path.is_file()]
+    assert [path for path in after if path.suffix != ".lock"] == before
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full disk")
-def test_a_full_disk_behind_the_output_is_one_line(tmp_path: Path) -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "fedzmg", "list"],
-            cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300,
-            env=ENVIRONMENT, check=False,
-        )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr.startswith("fedzmg: error: the output: No space left on device; ")
-    assert len(done.stderr.splitlines()) == 1
+@pytest.mark.parametrize(
+    ("command", "content", "message"),
+    [
+        ("grid", 'kind = "study"\n', "'fedzmg study"),
+        ("grid", 'task = "digits"\nalgorithms = ["fedzmg"]\nlsat = 3\n', "'last'?"),
+        ("study", 'task = "digits"\nalgorithms = ["fedzgm"]\n', "'fedzmg'?"),
+        ("study", 'task = "digits"\nalgorithms = ["fedzmg"]\nrates = "x"\n', "finished grid"),
+        (
+            "study",
+            'task = "cifar100"\nalgorithms = ["fedzmg"]\nrates = "x"\nrates_by = "test"\n',
+            'preset.selection = "test"',
+        ),
+        ("validate", 'kind = "grid"\ntask = "digits"\n', "algorithms is missing"),
+        (
+            "validate",
+            'kind = "study"\ntask = "digits"\nalgorithms = ["fedzmg"]\nthresholds = [80]\n',
+            "f.toml: thresholds = 80",
+        ),
+        (
+            "grid",
+            'task = "digits"\nalgorithms = ["fedzmg"]\n[protocol]\ncohort = 161\n',
+            "f.toml: cohort = 161",
+        ),
+        ("run", 'task = "digits"\n[protocol]\ncohort = "a"\n', "f.toml: cohort = 'a'"),
+        ("validate", 'task = "digits"\nalgorithm = "fedagv"\n', "'fedavg'?"),
+    ],
+)
+def test_mistakes_in_files_are_one_line(
+    tmp_path: Path, command: str, content: str, message: str, fedzmg: Any
+) -> None:
+    (tmp_path / "f.toml").write_text(content)
+    done = fedzmg(command, "f.toml")
+    assert done.code == 2
+    assert message in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["f.toml"]
 
 
-def test_runs_are_named_where_something_else_was_meant(tmp_path: Path, fedzmg: Command) -> None:
-    place = tmp_path / "study" / "fedavg" / "seed-0"
-    place.mkdir(parents=True)
-    (place / "spec.toml").write_text('task = "digits"\n')
-    done = fedzmg("export", "study")
-    assert "study holds no spec.toml" in done.stderr
-    assert done.stderr.endswith("study/fedavg/seed-0\n")
-    done = fedzmg("run", "study/fedavg/seed-0")
-    assert "'fedzmg run study/fedavg/seed-0/spec.toml --out study/fedavg/seed-0'" in done.stderr
-    done = fedzmg("compare", "--out", "study", "--rounds", "1")
-    assert "study is not empty and holds no study.toml" in done.stderr
+def test_full_disk_behind_the_output_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "argv", ["fedzmg", "--version"])
+    monkeypatch.setattr(sys.stdout, "write", fail)
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    error = capsys.readouterr().err
+    assert error.startswith("fedzmg: error: the output: No space left on device; ")
+    assert len(error.splitlines()) == 1
 
 
-def test_half_written_directory_is_refused_and_left_alone(tmp_path: Path, fedzmg: Command) -> None:
+def test_half_written_directory_is_refused_and_left_alone(tmp_path: Path, fedzmg: Any) -> None:
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "metrics.jsonl").write_text("")
     done = fedzmg("run", "digits", "--out", "half", *QUICK)
-    assert done.returncode == 2
-    assert "holds no spec.toml" in done.stderr
+    assert done.code == 2
+    assert "holds no spec.toml" in done.err
     assert [p.name for p in (tmp_path / "half").iterdir()] == ["metrics.jsonl"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")
-def test_ctrl_c_keeps_everything_and_says_how_to_go_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fedzmg", "run", "digits", "--rounds", "4000", "--out", "r",
-               "--engine", "vectorized"]  # fmt: skip
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-        text=True, env=ENVIRONMENT,
-    )  # fmt: skip
-    log = tmp_path / "r" / "metrics.jsonl"
-    for _ in range(600):
-        if log.exists() and log.read_text().count("\n") >= 3:
-            break
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "nothing is lost, run the same command again" in said
-    done = [json.loads(line)["round"] for line in log.read_text().splitlines()]
-    assert done == list(range(1, len(done) + 1))
-    from fedzmg.experiment.run_directory import RunDirectory
+def test_time_limit_is_an_exit_code_and_the_same_command_continues(fedzmg: Any) -> None:
+    command = ["study", STUDY, "--set", "seeds=[0]", "--set", "rounds=2",
+               "--set", 'algorithms=["fedzmg"]']  # fmt: skip
+    done = fedzmg(*command, "--max-minutes", "1e-9")
+    assert done.code == UNFINISHED
+    assert "after round 1 of 2" in done.err
+    assert fedzmg(*command).code == 0
 
+
+def test_ctrl_c_keeps_everything(
+    fedzmg: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press(_: Display, report: RoundReport) -> None:
+        if report.round == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Display, "advance", press)
+    done = fedzmg("run", "digits", *QUICK, "--rounds", "9", "--out", "r")
+    assert done.code == 130
+    assert "nothing is lost, run the same command again" in done.err
+    log = (tmp_path / "r" / "metrics.jsonl").read_text()
+    rounds = [json.loads(line)["round"] for line in log.splitlines()]
+    assert rounds == list(range(1, len(rounds) + 1))
+    assert 3 <= len(rounds) < 9
     kept = RunDirectory(tmp_path / "r").checkpoint()
     assert kept is not None
-    assert kept.round in (len(done), len(done) - 1)
+    assert kept.round in (len(rounds), len(rounds) - 1)

@@ -32,26 +32,21 @@ def printed(path: tuple[str, ...]) -> str:
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_nothing_is_lost_from_the_help(path: tuple[str, ...]) -> None:
+def test_help_is_complete(path: tuple[str, ...]) -> None:
     shown = printed(path)
     assert " ." not in shown.replace(" ...", "")
     for one in COMMANDS[path].params:
-        said = " ".join((one.help or "").split())
-        assert said, one.name
-        assert said in shown  # what looks like markup is not there
-        assert "default" not in said  # said in a way of its own, below
+        text = " ".join((one.help or "").split())
+        assert text, one.name
+        assert text in shown  # no part is taken for markup
+        assert "default" not in text  # shown by typer
         if isinstance(one.show_default, str):
             assert f"[default: ({one.show_default})]" in shown
         elif isinstance(one.default, str | int | float) and not isinstance(one.default, bool):
             assert f"[default: {one.default}]" in shown
 
 
-def test_defaults_in_words_are_there_at_all() -> None:
-    assert len(COMMANDS) > 15
+def test_defaults_in_words_are_shown() -> None:
+    assert len(COMMANDS) == 23
     assert "[default: (a fifth of --along)]" in printed(("diagnose",))
-    assert "[default: (0)]" in printed(("run",))
-    assert "[default: (all)]" in printed(("theory",))
     assert printed(("run",)).count("[default: (auto)]") == 2
-    assert "(mlp on a CPU; cifar100, emnist62, shakespeare on a GPU)" in printed(("bench",))
-    assert "two runs, studies or grids" in printed(("diff",))
-    assert "studies, grids, what 'fedzmg data describe' wrote" in printed(("report",))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -50,12 +48,12 @@ def fail() -> None:
 
 @pytest.fixture
 def while_loading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
-    def place(happening: Callable[[], None]) -> None:
+    def hook(happening: Callable[[], None]) -> None:
         monkeypatch.delitem(sys.modules, "fedzmg.cli")
-        monkeypatch.setattr(fedzmg, "cli", fedzmg.cli)  # so that it is put back, too
+        monkeypatch.setattr(fedzmg, "cli", fedzmg.cli)  # is put back, too
         monkeypatch.setattr(sys, "meta_path", [Loading(happening), *sys.meta_path])
 
-    return place
+    return hook
 
 
 def test_ctrl_c_while_torch_loads_ends_at_once(
@@ -83,7 +81,7 @@ def test_ctrl_c_while_libraries_load_is_one_line(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_library_that_is_missing_is_no_interruption(
+def test_missing_library_is_not_an_interruption(
     while_loading: Callable[[Callable[[], None]], None],
 ) -> None:
     while_loading(fail)
@@ -106,35 +104,19 @@ def test_an_ignored_signal_stays_ignored(
     assert capsys.readouterr().out.startswith("fedzmg ")
 
 
-def start(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """As if torch were what is in a directory."""
-    known = os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-m", "fedzmg", *words],
-        env={**os.environ, "PYTHONPATH": known}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
-def test_help_needs_no_torch(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise SystemExit('torch is loaded')")
-    done = start(tmp_path, "--version")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert start(tmp_path, "list").stderr == "torch is loaded\n"
-
-
-def test_a_place_is_one_line_with_every_character(
+def test_a_path_is_one_line_with_every_character(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     path = Path("runs") / "[bold]" / ("long-" * 40)
-    output.place("figure", path)
-    output.place("", path, err=True)
+    output.print_path("figure", path)
+    output.print_path("", path, err=True)
     shown = capsys.readouterr()
     assert shown.out == f"figure  {path}\n"
     assert shown.err == f"        {path}\n"
 
 
-def test_notes_are_apart_from_results(capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     output.say("first", "second")
     output.say()
     shown = capsys.readouterr()

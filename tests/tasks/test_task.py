@@ -1,13 +1,10 @@
-"""Tasks: parts that fit are accepted; others are refused in one line with the remedy."""
+"""Tasks: parts that fit are accepted; others are rejected in one line."""
 
 from __future__ import annotations
 
 import functools
 import math
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,66 +43,60 @@ def unfinished(model: nn.Module, x: Tensor) -> Tensor:
     raise NotImplementedError
 
 
+NORMALISED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"y": Y[:-1]}, r"\(30, 4\).*\(29,\)"),
-        ({"clients": WHO[:-1]}, r"\(29,\) for 30 examples"),
+        ({"clients": WHO[:-1]}, r"\(29,\) for 30"),
         ({"client_names": [0, 1, 2, 3, 4, "x"]}, "'x'"),
-        ({"client_names": [0, 1]}, "names must list every client id"),
-        ({"y": Y + 1}, r"label 3 but the model has 3 outputs \(labels 0 to 2\)"),
-        ({"y": Y.astype(float)}, "class labels must be whole numbers"),
-        ({"test": (X, Y + 5)}, "test data holds the label"),
-        ({"x": X[:, :3]}, r"the model cannot read training data of shape \(3,\)"),
-        ({"x": X[:0], "y": Y[:0], "clients": WHO[:0]}, "holds no example"),
+        ({"client_names": [0, 1]}, "names"),
+        ({"client_names": 5}, "client_names = 5"),
+        ({"clients": np.where(WHO == 4, np.nan, WHO)}, "example 4 .*nan"),
+        ({"x": X[:, :3]}, r"training data of shape \(3,\)"),
+        ({"x": X[:0], "y": Y[:0], "clients": WHO[:0]}, "no example"),
         ({"x": np.where(X > 2, np.nan, X)}, "not finite in example"),
-        ({"x": [["a"] * 4] * 30}, "cannot be read as an array"),
+        ({"x": [["a"] * 4] * 30}, "cannot be read"),
+        ({"x": np.array(["a"] * 30)}, "training data inputs"),
+        ({"y": Y + 1}, "label 3 .* 3 outputs"),
+        ({"y": Y.astype(float)}, "float64 labels"),
+        ({"y": Y[:, None]}, r"\(30, 1\)"),
+        ({"test": (X, Y + 5)}, "test data .* label"),
+        ({"test": None}, "test is a NoneType"),
+        ({"test": X}, "test is a ndarray"),
+        ({"tune": X}, r"tune is a ndarray: .*tune=\("),
+        ({"tune": (X[:, :3], Y)}, r"tuning data of shape \(3,\)"),
+        ({"tune": (X, Y + 3)}, "tuning data .* label"),
         ({"cohort": 6}, "cohort = 6 but there are 5 clients"),
         ({"cohort": 0}, "cohort = 0: .* at least 1"),
         ({"batch_size": 2.5}, "batch_size = 2.5"),
+        ({"straddle": 1}, "straddle = 1"),
         ({"epoch": 3}, "'epoch': did you mean 'epochs'"),
         ({"threshold": float("nan")}, "threshold = nan"),
-        (
-            {"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))},
-            "'1' is a BatchNorm1d.*nn.GroupNorm",
-        ),
-        ({"y": Y[:, None]}, r"labels of shape \(30, 1\) for outputs of shape"),
-        (
-            {"loss": nn.functional.cross_entropy},
-            r"the loss gave \(\) for 2 examples.*reduction='none'",
-        ),
-        ({"metric": Metric("m", lambda o, t: o)}, r"the metric m gave \(2, 3\)"),
-        ({"loss": lambda o, t: o + torch.zeros(7)}, "the loss fails on the model's outputs"),
-        ({"axes": {"wieght": (1,)}}, "axes names 'wieght'"),
-        ({"axes": ["weight"]}, r"axes = \['weight'\]: expected axes by name"),
-        ({"test": None}, r"^test is None: .*test=\(x, y\)$"),
-        ({"test": X}, "^test is a ndarray"),
-        ({"tune": X}, "^tune is a ndarray: .*tune=.x, y.$"),
-        ({"tune": (X[:, :3], Y)}, r"^the model cannot read tuning data of shape \(3,\)"),
-        ({"tune": (X, Y + 3)}, "^tuning data .* label 5 .* 3 outputs"),
-        ({"model": nn.Linear}, r"class Linear: .*Linear\(...\)$"),
-        ({"model": torch.relu}, "builtin_function_or_method: .*nn.Module"),
-        ({"model": network(lambda m, x: (m.layer(x), x))}, "gives a tuple for training data"),
-        ({"model": network(unfinished)}, "training .*: NotImplementedError$"),
-        ({"metric": accuracy}, r"metric = accuracy: .*Metric\('accuracy', accuracy\)$"),
-        ({"metric": "accuracy"}, r"metric = 'accuracy': .*Metric\(NAME, FUNCTION\)$"),
-        ({"loss": nn.CrossEntropyLoss}, r"loss = CrossEntropyLoss: .*Loss\(...\)$"),
-        ({"loss": None}, "^loss = None"),
-        ({"prepare": 3}, "^prepare = 3"),
+        ({"threshold": 90}, "threshold = 90: .*0.90"),
+        ({"model": NORMALISED}, "BatchNorm1d.*nn.GroupNorm"),
+        ({"model": nn.Linear}, "class Linear"),
+        ({"model": torch.relu}, "builtin_function_or_method"),
+        ({"model": network(lambda m, x: (m.layer(x), x))}, "tuple for training data"),
+        ({"model": network(unfinished)}, "NotImplementedError$"),
+        ({"loss": nn.functional.cross_entropy}, r"loss gave \(\) for 2 .*reduction='none'"),
+        ({"loss": lambda o, t: o + torch.zeros(7)}, "loss fails"),
+        ({"loss": nn.CrossEntropyLoss}, "loss: .*class CrossEntropyLoss"),
+        ({"loss": None}, "loss: .*NoneType"),
+        ({"metric": Metric("m", lambda o, t: o)}, r"metric m gave \(2, 3\)"),
+        ({"metric": accuracy}, "metric: .*function"),
+        ({"prepare": 3}, "prepare: .*int"),
         ({"prepare": lambda x, dtype: {}["mean"]}, "KeyError 'mean'$"),
-        ({"init": "kears"}, "^unknown initializer 'kears': did you mean 'keras'"),
-        ({"init": None}, r"^unknown initializer 'None' \(known: given, keras, torch\)$"),
-        ({"name": None}, "^name = None"),
-        ({"client_names": 5}, "^client_names = 5"),
-        ({"clients": np.where(WHO == 4, np.nan, WHO)}, "^example 4 .*nan"),
-        ({"x": np.array(["a"] * 30)}, "training data inputs"),
-        ({"threshold": 90}, "^threshold = 90: .*0.90"),
+        ({"init": "kears"}, "'kears': did you mean 'keras'"),
+        ({"name": None}, "name: .*NoneType"),
+        ({"axes": {"wieght": (1,)}}, "'wieght'"),
+        ({"axes": ["weight"]}, r"axes = \['weight'\]"),
         ({"axes": {"weight": (2,)}}, "axes from 0 to 1"),
     ],
 )
-def test_parts_that_do_not_fit_are_rejected_in_one_line(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_unsuitable_parts_are_rejected_in_one_line(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         make(**changes)
     assert "\n" not in str(caught.value)
@@ -117,7 +108,7 @@ def test_a_metric_needs_a_name_and_a_function(name: Any, function: Any) -> None:
         Metric(name, function)
 
 
-def test_a_metric_to_maximise_that_is_negative_is_rejected() -> None:
+def test_negative_metric_to_maximise_is_rejected() -> None:
     """A run that diverged counts as 0, and would be the best of all."""
 
     def likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -128,44 +119,28 @@ def test_a_metric_to_maximise_that_is_negative_is_rejected() -> None:
 
     with pytest.raises(InputError, match=r"'likelihood' is -\d.*higher_is_better=False"):
         simulate(make(metric=Metric("likelihood", likelihood)), Trial.of("fedavg"), rounds=1)
-    # The way out that it names: a run that diverged is then the worst.
-    turned = make(metric=Metric("loss", loss, higher_is_better=False))
+    # The remedy in the message: a diverged run is then the worst.
+    negated = make(metric=Metric("loss", loss, higher_is_better=False))
     trials = [Trial.of("fedavg", client_lr=rate) for rate in (0.1, 3e38)]
-    trained, diverged = simulate(turned, trials, rounds=6)
+    trained, diverged = simulate(negated, trials, rounds=6)
     assert diverged.diverged is not None
     assert trained.metrics[-1] < diverged.metrics[-1] == math.inf
 
 
-class Scaled:
-    """A function with numbers of its own, and no repr that tells them."""
+def scaled_by(factor: float) -> Any:
+    """Return a new callable, whose repr holds a memory address."""
 
-    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        return x.to(dtype)
+    def scaled(x: Tensor, dtype: torch.dtype, by: float) -> Tensor:
+        return x.to(dtype) * by
 
-
-def scaled(x: Tensor, dtype: torch.dtype, by: float) -> Tensor:
-    return x.to(dtype) * by
+    return functools.partial(scaled, by=factor)
 
 
-def test_a_task_is_the_same_in_every_process() -> None:
-    """So that its runs go on in another: no place in memory counts, which a repr may tell."""
-    one, other = Scaled(), Scaled()
-    assert repr(one) != repr(other)
-    assert make(prepare=one).fingerprint() == make(prepare=other).fingerprint()
-    made = [make(prepare=functools.partial(scaled, by=by)) for by in (1.0, 2.0)]
-    assert "at 0x" in repr(made[0].prepare)
-    code = "\n".join(
-        [
-            "import functools, sys; sys.path[:0] = sys.argv[1:]",
-            "from test_task import make, scaled",
-            "print(make(prepare=functools.partial(scaled, by=1.0)).fingerprint())",
-        ]
-    )
-    paths = map(str, Path(__file__).parents[:2])
-    there = subprocess.run(
-        [sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True
-    )
-    assert there.stdout.strip() == made[0].fingerprint() != made[1].fingerprint()
+def test_fingerprint_ignores_memory_addresses() -> None:
+    one, same, other = (scaled_by(factor) for factor in (1.0, 1.0, 2.0))
+    assert repr(one) != repr(same)
+    prints = [make(prepare=prepare).fingerprint() for prepare in (one, same, other)]
+    assert prints[0] == prints[1] != prints[2]
 
 
 def columns(clients: Any = WHO, **changes: Any) -> Columns:
@@ -185,7 +160,7 @@ def test_a_task_from_columns_is_the_one_from_arrays() -> None:
     assert (made.name, made.protocol.rounds, made.test_owners) == ("own", 3, None)
 
 
-def test_a_set_for_choosing_comes_from_arrays_or_columns() -> None:
+def test_tuning_examples_come_from_arrays_or_columns() -> None:
     tune = (X[:7].astype(np.float32), Y[:7])
     rows = arrays.from_arrays(*tune, None)
     made = Task.from_columns(nn.Linear(4, 3), columns(), test=columns(), tune=rows, cohort=2)
@@ -199,7 +174,7 @@ def test_a_set_for_choosing_comes_from_arrays_or_columns() -> None:
         )
 
 
-def test_test_rows_of_training_clients_are_their_own() -> None:
+def test_test_rows_are_matched_to_training_clients() -> None:
     made = Task.from_columns(
         nn.Linear(4, 3), columns(["a", "b", "c"] * 10), cohort=1,
         test=columns(["c", "a", "z"] * 10),
@@ -224,9 +199,7 @@ def test_test_rows_of_training_clients_are_their_own() -> None:
         (columns(classes=("a", "b", "c")), columns(), "classes none"),
     ],
 )
-def test_columns_that_do_not_fit_are_rejected_in_one_line(
-    train: Any, test: Any, message: str
-) -> None:
+def test_unsuitable_columns_are_rejected_in_one_line(train: Any, test: Any, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         Task.from_columns(nn.Linear(4, 3), train, test=test, cohort=2)
     assert "\n" not in str(caught.value)

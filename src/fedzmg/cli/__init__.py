@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from fedzmg.cli import data, experiments, inspection, measuring, training
+from fedzmg.cli import data, inspection, measuring, training
 from fedzmg.cli.output import INTERRUPTED
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.results.formatting import plain
@@ -53,23 +53,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# In the order of a day's work, which is the order of the help.
-app.command()(training.compare)
-app.command()(training.run)
-app.command(name="list")(inspection.list_)
-app.command()(experiments.grid)
-app.command()(experiments.study)
-app.command()(experiments.validate)
-app.command()(experiments.schema)
-app.command()(inspection.watch)
-app.command()(inspection.report)
-app.command()(inspection.diff)
-app.command()(inspection.verify)
-app.command()(inspection.keep)
-app.command()(inspection.export)
-app.command()(measuring.diagnose)
-app.command()(measuring.theory)
-app.command()(measuring.bench)
+for command in (  # in the order of the help
+    training.compare, training.run, inspection.list_, training.grid, training.study,
+    training.validate, training.schema, inspection.watch, inspection.report, inspection.diff,
+    inspection.verify, inspection.keep, inspection.export, measuring.diagnose, measuring.theory,
+    measuring.bench,
+):  # fmt: skip
+    app.command(name=command.__name__.rstrip("_"))(command)
 app.add_typer(data.app, name="data")
 
 

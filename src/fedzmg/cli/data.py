@@ -1,9 +1,8 @@
-"""Commands of ``fedzmg data``: list, get, import, remove and path."""
+"""Commands of ``fedzmg data``: list, get, import, remove, path, describe and show."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,18 +10,42 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
-from fedzmg.cli import data_views, output
-from fedzmg.cli.options import Cache, Json
-from fedzmg.errors import InputError
+from fedzmg.cli import output
+from fedzmg.cli.options import Cache, Json, setting
+from fedzmg.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from fedzmg.data.catalog import Dataset
+    from fedzmg.data.population import Population
     from fedzmg.terminal.downloads import Downloads
 
 app = typer.Typer(help="Show, get and import data sets.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="A data set of 'fedzmg data list'.")]
+Name = Annotated[str, Argument(help="A data set of 'fedzmg data list'.")]
+Mirror = Annotated[
+    str | None,
+    Option(
+        metavar="URL", help="Address or folder to download from.", show_default="$FEDZMG_MIRROR"
+    ),
+]
+Files = Annotated[
+    list[Path], Argument(metavar="FILE...", help="The files, an archive or a folder of them.")
+]
+Shown = Annotated[
+    str, Argument(help="A data set of 'fedzmg data list', digits, plays, or a path of yours.")
+]
+Split = Annotated[str, Option(help="train or test.")]
+Out = Annotated[
+    Path | None, Option(help="Folder for files.", show_default="runs/data-NAME", metavar="DIR")
+]
+PartitionName = Annotated[
+    str | None, Option(help="Partition: iid, dirichlet, shards, quantity, pachinko.")
+]
+Clients = Annotated[int | None, Option(min=1, help="Number of clients of the partition.")]
+Seed = Annotated[int, Option(help="Seed of the partition and of the sample.")]
+Settings = Annotated[list[str] | None, setting("Option of the partition, e.g. alpha=0.1.")]
 
 
 @app.command(name="list")
@@ -32,27 +55,15 @@ def list_(cache: Cache = None, as_json: Json = False) -> None:
     from fedzmg.terminal import cards
 
     found = {name: _summary(name, cache) for name in SOURCES}
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    console = Console()
-    console.print(cards.data_sets(found, console.width))
-    for name, one in found.items():
-        for note in one["notes"]:
-            output.plain(console, f"note: {name}: {note}")
+    output.show(found, lambda width: cards.data_sets(found, width), as_json)
+    if not as_json:
+        for name, one in found.items():
+            for note in one["notes"]:
+                output.plain(f"note: {name}: {note}")
 
 
 @app.command()
-def get(
-    name: Name,
-    cache: Cache = None,
-    mirror: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Address or folder to download from.", show_default="$FEDZMG_MIRROR"
-        ),
-    ] = None,
-) -> None:
+def get(name: Name, cache: Cache = None, mirror: Mirror = None) -> None:
     """Download a data set from its official address and check it."""
     from fedzmg.data import catalog
 
@@ -62,14 +73,7 @@ def get(
 
 
 @app.command(name="import")
-def import_(
-    name: Name,
-    files: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE...", help="The files, an archive or a folder of them."),
-    ],
-    cache: Cache = None,
-) -> None:
+def import_(name: Name, files: Files, cache: Cache = None) -> None:
     """Make a data set from files you have."""
     from fedzmg.data import catalog
 
@@ -84,30 +88,212 @@ def remove(name: Name, cache: Cache = None) -> None:
     from fedzmg.data import catalog
     from fedzmg.results.formatting import bytes_text
 
-    freed = catalog.remove(name, cache)
-    typer.echo(f"removed {name}: {bytes_text(freed)}")
+    typer.echo(f"removed {name}: {bytes_text(catalog.remove(name, cache))}")
 
 
 @app.command()
 def path(
-    name: Annotated[str | None, typer.Argument(help="A data set that is here.")] = None,
+    name: Annotated[str | None, Argument(help="A data set that is here.")] = None,
     cache: Cache = None,
 ) -> None:
     """Print the data folder, or the folder of one data set."""
     from fedzmg.data import catalog
     from fedzmg.data.cache import root
 
-    if name is None:
-        typer.echo(str(root(cache)))
+    if name is not None:
+        catalog.load(name, cache)  # raises if it is not stored
+    found = None if name is None else catalog.stored(name, cache)
+    typer.echo(str(root(cache) if found is None else found.path))
+
+
+@app.command()
+def describe(
+    name: Shown,
+    split: Split = "train",
+    sample: Annotated[
+        int | None, Option(min=2, help="Measure this many clients.", show_default="all")
+    ] = None,
+    entropy: Annotated[
+        str | None, Option(help="Divide by the logarithm of all 'classes' or of those 'present'.")
+    ] = None,
+    reference: Annotated[
+        str | None, Option(help="KL from 'global' or from the 'pooled' sample.")
+    ] = None,
+    as_paper: Annotated[
+        bool, Option("--as-paper", help="Ten clients, pooled, measured as in the paper.")
+    ] = False,
+    client_column: Annotated[
+        str | None,
+        Option(metavar="COLUMN", help="Client column of a table.", show_default="client"),
+    ] = None,
+    label_column: Annotated[
+        str, Option(metavar="COLUMN", help="Label column of a table.")
+    ] = "label",
+    partition: PartitionName = None,
+    clients: Clients = None,
+    seed: Seed = 0,
+    set_: Settings = None,
+    cache: Cache = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Measure client heterogeneity: table, figure, CSV and JSON, beside the paper's table."""
+    from fedzmg.data import heterogeneity
+    from fedzmg.provenance import provenance
+    from fedzmg.report.exports import DESCRIPTION, write_description
+    from fedzmg.report.writing import staged
+    from fedzmg.results import paper
+    from fedzmg.terminal import views
+
+    title = _title(name)
+    directory = out or Path("runs") / f"data-{title}"
+    output.check_directory(directory, DESCRIPTION, "data describe")
+    columns = (client_column, label_column)
+    shown = _population(name, split, partition, clients, seed, set_, cache, columns)
+    if as_paper:
+        sample = sample or 10
+        reference = reference or "pooled"
+        entropy = entropy or ("present" if shown.unit == "characters" else "classes")
+    found = heterogeneity.describe(
+        shown.counts, shown.names, unit=shown.unit, labels=shown.labels, name=title,
+        entropy=entropy or "classes", reference=reference or "global",  # type: ignore[arg-type]
+        sample=sample, seed=seed,
+    )  # fmt: skip
+    part = split if _is_named(name) else None
+    data = {**found.as_dict(), "split": part, "partition": shown.partition, "made": provenance()}
+    with staged(directory, "data describe") as folder:
+        write_description(data, paper.described(name), folder)
+    output.show(
+        {**data, "directory": str(directory)},
+        lambda width: views.description(data, paper.described(name), width),
+        as_json,
+    )
+    if as_json:
         return
-    catalog.load(name, cache)  # raises if it is not stored
-    found = catalog.stored(name, cache)
-    assert found is not None
-    typer.echo(str(found.path))
+    twin = paper.twin(name)
+    if twin is not None and twin != name:
+        output.plain(f"The paper's column is about its own {twin}, not about {name}.")
+    for note in shown.notes:
+        output.plain(f"note: {note}")
+    output.print_path("figure", directory / "heterogeneity.png")
+    output.print_path("files", directory)
 
 
-app.command()(data_views.describe)
-app.command()(data_views.show)
+@app.command()
+def show(
+    name: Shown,
+    split: Split = "train",
+    rows: Annotated[int, Option(min=1, max=40, help="Clients to show.")] = 6,
+    columns: Annotated[int, Option(min=1, max=40, help="Examples of each.")] = 10,
+    partition: PartitionName = None,
+    clients: Clients = None,
+    seed: Seed = 0,
+    set_: Settings = None,
+    cache: Cache = None,
+    out: Out = None,
+) -> None:
+    """Show examples of some clients: a picture of images, the beginnings of texts."""
+    from fedzmg.data.formats import is_table
+    from fedzmg.report import figures
+    from fedzmg.report.writing import staged
+
+    if is_table(name):
+        raise InputError(f"{name}: a table has no pictures: use 'fedzmg data describe {name}'")
+    shown = _population(name, split, partition, clients, seed, set_, cache)
+    owners = shown.columns.owners
+    assert owners is not None
+    spans = {}  # rows of the file by client
+    for client in shown.names[:rows]:
+        i = owners.names.index(client)
+        spans[client] = slice(*owners.offsets[i : i + 2])
+    if shown.unit == "characters":
+        text = shown.columns.strings("text")
+        for client, span in spans.items():
+            output.plain(f"{client}: {span.stop - span.start:,} snippets")
+            for row in range(span.start, min(span.stop, span.start + min(columns, 3))):
+                start, end = text.offsets[row : row + 2]
+                words = bytes(text.text[start : min(end, start + 200)]).decode(errors="replace")
+                output.plain("    " + words.replace("\n", "\n    "))
+        return
+    x, y = shown.columns.array("x"), shown.columns.array("y")
+    if x.ndim not in (3, 4):
+        raise InputError(f"{name!r} holds arrays of shape {x.shape[1:]}, not images")
+    directory = out or Path("runs") / f"data-{_title(name)}"
+    output.check_directory(directory, ("examples.png", "examples.svg"), "data show")
+    part = f", {split}" if _is_named(name) else ""
+    picture = figures.examples(
+        f"{_title(name)}{part}: {len(spans)} of {len(shown.names):,} clients",
+        list(spans),
+        [x[span][:columns] for span in spans.values()],
+        [[shown.labels[label] for label in y[span][:columns]] for span in spans.values()],
+    )
+    with staged(directory, "data show") as folder:
+        figures.save(picture, folder / "examples")
+    output.print_path("figure", directory / "examples.png")
+
+
+def _is_named(name: str) -> bool:
+    """Return True for a data set, False for the path of a user's own data."""
+    from fedzmg.data.sources import EMBEDDED, SOURCES
+
+    return name in EMBEDDED or name in SOURCES
+
+
+def _title(name: str) -> str:
+    """Return the title for figures and folders."""
+    return name if _is_named(name) else Path(name).resolve().stem
+
+
+def _population(
+    name: str,
+    split: str,
+    partition: str | None,
+    clients: int | None,
+    seed: int,
+    settings: list[str] | None,
+    cache: Path | None,
+    table: tuple[str | None, str] = (None, "label"),
+) -> Population:
+    """Read a data set or a path and count what every client holds."""
+    from fedzmg.data import catalog
+    from fedzmg.data.formats import is_path, is_table, read_path
+    from fedzmg.data.population import DEFAULT_PARTITIONS, embedded_columns, population
+    from fedzmg.data.sources import EMBEDDED, SOURCES, source
+    from fedzmg.experiment.specs.run import parse_setting
+
+    if not _is_named(name) and not is_path(name):
+        known = [*SOURCES, *EMBEDDED]
+        raise unknown("data set, file or folder", name, known, "fedzmg data list")
+    if table != (None, "label") and (_is_named(name) or not is_table(name)):
+        raise InputError("--client-column and --label-column are for tables: leave them out")
+    classes: int | None = None
+    if not _is_named(name):
+        if split != "train":
+            raise InputError(f"{name}: a path has no splits: leave out --split")
+        client, label = table
+        client = client or ("client" if partition is None else None)
+        try:
+            columns = read_path(name, client, label)
+        except InputError as error:
+            lacks = is_table(name) and "unknown column" in str(error)
+            remedy = "; set --client-column and --label-column" if lacks else ""
+            raise InputError(f"{error}{remedy}") from None
+    elif name in EMBEDDED:
+        columns, classes = embedded_columns(name, split), 10
+    else:
+        splits = catalog.load(name, cache).splits
+        if split not in splits:
+            raise unknown("split", split, splits)
+        columns, classes = splits[split], source(name).classes
+    options: dict[str, Any] = {}
+    if partition is not None:
+        options = {"name": partition, "clients": clients, "seed": seed}
+        options |= dict(parse_setting(text) for text in settings or [])
+    elif settings or clients:
+        raise InputError("--set and --clients need a partition: add --partition NAME")
+    elif columns.owners is None and (name, split) in DEFAULT_PARTITIONS:
+        options = {**DEFAULT_PARTITIONS[name, split], "seed": seed}
+    return population(columns, classes=classes, partition=options or None)
 
 
 def _summary(name: str, cache: Path | None) -> dict[str, Any]:
@@ -116,9 +302,8 @@ def _summary(name: str, cache: Path | None) -> dict[str, Any]:
     from fedzmg.data.cache import root, size_of
     from fedzmg.data.sources import SOURCES
 
-    known = SOURCES[name]
+    known, found = SOURCES[name], None
     state, notes = ("no: get" if known.remotes else "no: import"), []
-    found = None
     try:
         found = catalog.stored(name, cache)
     except InputError as error:
@@ -160,14 +345,14 @@ def _progress() -> Iterator[Downloads]:
 
 
 def _report(dataset: Dataset, cache: Path | None) -> None:
+    """Print counts, notes and folder of a new data set."""
     from fedzmg.data import catalog
 
-    console = Console()
     for split, columns in dataset.splits.items():
         clients = "" if columns.clients is None else f"{columns.clients:,} clients, "
-        output.plain(console, f"{dataset.name} {split}: {clients}{columns.rows:,} examples")
+        output.plain(f"{dataset.name} {split}: {clients}{columns.rows:,} examples")
     for note in dataset.notes:
-        output.plain(console, f"note: {note}")
+        output.plain(f"note: {note}")
     found = catalog.stored(dataset.name, cache)
     if found is not None:
-        output.plain(console, f"stored in {found.path}")
+        output.plain(f"stored in {found.path}")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 import webbrowser
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.live import Live
+from typer import Argument, Option
 
 from fedzmg.cli import output
 from fedzmg.cli.options import Json
@@ -24,13 +25,11 @@ DIFFERENT = 1
 
 
 def watch(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run, study or grid, or some.")
-    ],
-    once: Annotated[bool, typer.Option("--once", help="Show the state once and end.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    directory: Annotated[Path, Argument(metavar="DIR", help="A run, study or grid, or some.")],
+    once: Annotated[bool, Option("--once", help="Show the state once and end.")] = False,
+    every: Annotated[float, Option(min=0.1, help="Seconds between two looks.")] = 2.0,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Stay until all is trained, also while no process works.")
+        bool, Option("--wait", help="Stay until all is trained, also while no process works.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -39,67 +38,47 @@ def watch(
     It ends when all is trained, or when no process works on it any more.
     """
     from fedzmg.results.watch import Watch
-    from fedzmg.terminal import watch as watch_view
+    from fedzmg.terminal import watch as view
 
-    found, console = Watch(directory), Console()
-    works = found.look()
-    if as_json:
-        _json_lines(found, works, every, once=once, wait=wait)
-    elif once:
-        console.print(watch_view.screen(works, console.width))
-    else:
-        try:
-            _follow(found, works, every, console, wait=wait)
-        except KeyboardInterrupt:  # the usual way to leave
-            raise SystemExit(output.INTERRUPTED) from None
+    console, looks = Console(), _looks(Watch(directory), every, once, wait)
+    try:
+        if as_json:
+            for works in looks:
+                data = {"works": [work.as_dict() for work in works]}
+                typer.echo(json.dumps(data, allow_nan=False))
+        elif once:
+            console.print(view.screen(next(looks), console.width))
+        elif console.is_terminal:
+            with Live(console=console, auto_refresh=False) as live:
+                for works in looks:
+                    live.update(view.fitted(works, console), refresh=True)
+        else:
+            shown: list[str] = []
+            for works in looks:
+                before, shown = shown, [view.line(work) for work in works]
+                for line in shown:
+                    if line not in before:
+                        output.plain(f"{time.strftime('%H:%M:%S')} {line}")
+    except KeyboardInterrupt:  # the usual way to leave
+        raise SystemExit(output.INTERRUPTED) from None
 
 
-def _ended(works: list[Work], wait: bool) -> bool:
-    """Return True if no process is at work and, with ``wait``, all is complete."""
-    return not any(work.alive or (wait and not work.complete) for work in works)
-
-
-def _json_lines(found: Watch, works: list[Work], every: float, *, once: bool, wait: bool) -> None:
-    """Print the state as a line of JSON after every look."""
+def _looks(found: Watch, every: float, once: bool, wait: bool) -> Iterator[list[Work]]:
+    """Yield the state of work until it ends: all is complete, or no process is at work."""
     while True:
-        typer.echo(json.dumps({"works": [work.as_dict() for work in works]}, allow_nan=False))
-        if once or _ended(works, wait):
+        works = found.look()
+        yield works
+        if once or not any(work.alive or (wait and not work.complete) for work in works):
             return
         time.sleep(every)
-        works = found.look()
-
-
-def _follow(found: Watch, works: list[Work], every: float, console: Console, *, wait: bool) -> None:
-    from fedzmg.terminal import watch as watch_view
-    from fedzmg.terminal.render import say
-
-    if console.is_terminal:
-        first = watch_view.fitted(works, console)
-        with Live(first, console=console, auto_refresh=False) as live:
-            while not _ended(works, wait):
-                time.sleep(every)
-                works = found.look()
-                live.update(watch_view.fitted(works, console), refresh=True)
-        return
-    shown: list[str] = []
-    while True:
-        lines = [watch_view.line(work) for work in works]
-        for line in lines:
-            if line not in shown:
-                say(console, f"{time.strftime('%H:%M:%S')} {line}")
-        shown = lines
-        if _ended(works, wait):
-            return
-        time.sleep(every)
-        works = found.look()
 
 
 def diff(
-    left: Annotated[Path, typer.Argument(metavar="A", help="A run, study or grid.")],
-    right: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    left: Annotated[Path, Argument(metavar="A", help="A run, study or grid.")],
+    right: Annotated[Path, Argument(metavar="B", help="Another one.")],
     only: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="What to compare, comma-separated: spec, options, versions, data, curves, scores, "
             "runs.",
             show_default="all",
@@ -116,22 +95,18 @@ def diff(
 
     asked = aspects(only)
     found = compare(left, right)
-    if as_json:
-        typer.echo(json.dumps(found.as_dict(), allow_nan=False))
-    else:
-        console = Console()
-        console.print(views.diff(found, asked, console.width))
+    output.show(found.as_dict(), lambda width: views.diff(found, asked, width), as_json)
     if found.differs(asked):
         raise SystemExit(DIFFERENT)
 
 
 def verify(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run directory, one that holds some, or a grid.")
+        Path, Argument(metavar="DIR", help="A run directory, one that holds some, or a grid.")
     ],
-    rounds: Annotated[int, typer.Option(min=1, help="First rounds to train again.")] = 3,
+    rounds: Annotated[int, Option(min=1, help="First rounds to train again.")] = 3,
     runs: Annotated[
-        int | None, typer.Option(min=1, help="Only so many runs.", show_default="all")
+        int | None, Option(min=1, help="Only so many runs.", show_default="all")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -144,18 +119,15 @@ def verify(
     )
     data = [verdict.as_dict() for verdict in found]
     good = all(verdict.reproduced for verdict in found)
-    if as_json:
-        typer.echo(json.dumps({"reproduced": good, "runs": data}, allow_nan=False))
-    else:
-        console = Console()
-        console.print(views.verify(data, console.width))
+    shown = {"reproduced": good, "runs": data}
+    output.show(shown, lambda width: views.verify(data, width), as_json)
     if not good:
         raise SystemExit(DIFFERENT)
 
 
 def list_(
-    name: Annotated[str | None, typer.Argument(help="Algorithm or task to describe.")] = None,
-    task: Annotated[str | None, typer.Option(help="Show costs in bytes for this task.")] = None,
+    name: Annotated[str | None, Argument(help="Algorithm or task to describe.")] = None,
+    task: Annotated[str | None, Option(help="Show costs in bytes for this task.")] = None,
     as_json: Json = False,
 ) -> None:
     """List algorithms and tasks, or describe one of them."""
@@ -164,47 +136,42 @@ def list_(
     from fedzmg.terminal import cards
 
     size = None if task is None else tasks.info(task).describe()["model"]["bytes"]
-    console = Console()
     if name in tasks.TASKS:
-        described = tasks.info(name).describe()
-        shown = cards.task_card(described, name, console.width)
+        data = tasks.info(name).describe()
+        output.show(data, lambda width: cards.task_card(data, name, width), as_json)
     elif name in algorithms.ALGORITHMS:
-        described = card(algorithms.ALGORITHMS[name], size)
-        shown = cards.algorithm_card(described, console.width, task)
+        data = card(algorithms.ALGORITHMS[name], size)
+        output.show(data, lambda width: cards.algorithm_card(data, width, task), as_json)
     elif name is not None:
         known = [*algorithms.ALGORITHMS, *tasks.TASKS]
         raise unknown("algorithm or task", name, known, "fedzmg list")
     else:
-        described = {
-            "algorithms": {n: card(e, size) for n, e in algorithms.ALGORITHMS.items()},
+        data = {
+            "algorithms": {n: card(info, size) for n, info in algorithms.ALGORITHMS.items()},
             "tasks": {
-                n: {"summary": e.summary, "data": e.data, "missing": e.missing}
-                for n, e in tasks.TASKS.items()
+                n: {"summary": info.summary, "data": info.data, "missing": info.missing}
+                for n, info in tasks.TASKS.items()
             },
         }
-        shown = cards.tables(described, console.width)
-    if as_json:
-        typer.echo(json.dumps(described))
-    else:
-        console.print(shown)
+        output.show(data, lambda width: cards.tables(data, width), as_json)
 
 
 def report(
     directories: Annotated[
         list[Path],
-        typer.Argument(
+        Argument(
             metavar="DIR...",
             help="Runs, studies, grids, what 'fedzmg data describe' wrote, or "
             "directories that hold some.",
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Directory to write to.", show_default="DIR/report")
+        Path | None, Option(help="Directory to write to.", show_default="DIR/report")
     ] = None,
     page_only: Annotated[
-        bool, typer.Option("--page-only", help="Leave out the files of tables and figures.")
+        bool, Option("--page-only", help="Leave out the files of tables and figures.")
     ] = False,
-    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write one self-contained HTML page about runs, grids or clients, and its tables and figures.
 
@@ -218,10 +185,10 @@ def report(
     outcomes = [study_result(study) for study in material.studies]
     folder = out or directories[0] / "report"
     written = publish(material, outcomes, folder, page_only=page_only)
-    output.place("page", written.page)
+    output.print_path("page", written.page)
     for what, paths in (("tables", written.tables), ("figures", written.figures)):
         if paths:
-            output.place(what, f"{folder / what} ({len(paths)} files)")
+            output.print_path(what, f"{folder / what} ({len(paths)} files)")
     output.say(*material.notes)
     if written.cleared.removed:
         output.say(f"{len(written.cleared.removed)} files of an earlier report there are removed")
@@ -234,27 +201,27 @@ def report(
 def keep(
     directory: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="A run, study or grid, or some of them."),
+        Argument(metavar="DIR", help="A run, study or grid, or some of them."),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Where the copy goes.", show_default="results/NAME")
+        Path | None, Option(help="Where the copy goes.", show_default="results/NAME")
     ] = None,
 ) -> None:
     """Copy results without checkpoints, logs compressed; report, diff and verify read the copy."""
     from fedzmg.experiment.keep import keep as keep_results
+    from fedzmg.results.formatting import bytes_text
     from fedzmg.results.watch import Watch
 
     kept = keep_results(directory, out or Path("results") / directory.resolve().name)
-    sizes = (math.ceil(size / 2**20 * 10) / 10 for size in (kept.bytes, kept.bytes_before))
-    after, before = (f"{size:.1f}" for size in sizes)
-    output.place("kept", f"{kept.path} ({kept.files} files, {after} MiB of {before})")
+    after, before = (bytes_text(size) for size in (kept.bytes, kept.bytes_before))
+    output.print_path("kept", f"{kept.path} ({kept.files} files, {after} of {before})")
     output.say(*(f"{words}; keep it again when it is" for words in Watch(directory).unfinished()))
 
 
 def export(
-    run_directory: Annotated[Path, typer.Argument(help="A run directory.")],
+    run_directory: Annotated[Path, Argument(help="A run directory.")],
     to: Annotated[
-        Path | None, typer.Option(help="File to write.", show_default="RUN/model.safetensors")
+        Path | None, Option(help="File to write.", show_default="RUN/model.safetensors")
     ] = None,
 ) -> None:
     """Write a run's trained model as a plain state dict in safetensors."""

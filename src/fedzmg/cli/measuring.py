@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from fedzmg.cli import output
-from fedzmg.cli.options import DEVICES, ENGINES, Json
+from fedzmg.cli.options import ENGINES, Device, Json, setting
 from fedzmg.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -31,28 +32,26 @@ FILES = ("diagnosis.json", "diagnosis.png", "diagnosis.svg")
 def bench(
     workloads: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             help="mlp, cifar100, emnist62, shakespeare, ragged-text.",
             show_default=f"{', '.join(ON_CPU)} on a CPU; {', '.join(ON_GPU)} on a GPU",
         ),
     ] = None,
     engine: Annotated[
         str,
-        typer.Option(help=f"Comma-separated: {ENGINES}"),
+        Option(help=f"Comma-separated: {ENGINES}"),
     ] = "auto",
     precision: Annotated[
-        str, typer.Option(help="Comma-separated: float32; on a GPU also tf32, bf16.")
+        str, Option(help="Comma-separated: float32; on a GPU also tf32, bf16.")
     ] = "float32",
-    trials: Annotated[str, typer.Option(help="Comma-separated: numbers of trials per pack.")] = "1",
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds per measurement; there are three.")
-    ] = 5,
-    algorithm: Annotated[str, typer.Option(help="An algorithm of 'fedzmg list'.")] = "fedzmg",
-    device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
+    trials: Annotated[str, Option(help="Comma-separated: numbers of trials per pack.")] = "1",
+    rounds: Annotated[int, Option(min=1, help="Rounds per measurement; there are three.")] = 5,
+    algorithm: Annotated[str, Option(help="An algorithm of 'fedzmg list'.")] = "fedzmg",
+    device: Device = "auto",
     deterministic: Annotated[
-        bool, typer.Option(help="On a GPU: use kernels that give the same bits in every process.")
+        bool, Option(help="On a GPU: use kernels that give the same bits in every process.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the numbers to this JSON file.")] = None,
+    out: Annotated[Path | None, Option(help="Write the numbers to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Time rounds on random data of a task's shape: speed, memory, distance to the floor."""
@@ -64,10 +63,9 @@ def bench(
     from fedzmg.terminal import views
 
     if out is not None:
-        output.check_file(out, "--out")
+        output.check_file(out)
     algorithms.get(algorithm)
     target = resolve_device(device)
-    console = Console(stderr=as_json)
     found: list[Timing] = []
     for timing in measure_all(
         workloads or (ON_CPU if target.type == "cpu" else ON_GPU),
@@ -80,13 +78,10 @@ def bench(
         device=target,
     ):
         found.append(timing)
-        output.plain(console, views.timing_line(timing.as_dict()))
+        output.plain(views.timing_line(timing.as_dict()), err=as_json)
     data = {"environment": environment(target), "timings": [t.as_dict() for t in found]}
     # Before the file: its disk may be full.
-    if as_json:
-        typer.echo(json.dumps(data))
-    else:
-        console.print(views.timings(data, console.width))
+    output.show(data, lambda width: views.timings(data, width), as_json)
     if out is not None:
         with named_write_errors(out):
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -95,19 +90,17 @@ def bench(
 
 def theory(
     checks: Annotated[
-        list[str] | None, typer.Argument(help="T1 to T12, E1 to E9.", show_default="all")
+        list[str] | None, Argument(help="T1 to T12, E1 to E9.", show_default="all")
     ] = None,
-    plot: Annotated[bool, typer.Option("--plot", help="Write figures as PNG and SVG.")] = False,
-    out: Annotated[Path, typer.Option(help="Directory for figures.")] = Path("runs/theory"),
+    plot: Annotated[bool, Option("--plot", help="Write figures as PNG and SVG.")] = False,
+    out: Annotated[Path, Option(help="Directory for figures.")] = Path("runs/theory"),
     html: Annotated[
-        Path | None, typer.Option(help="Write a page with tables and figures to this file.")
+        Path | None, Option(help="Write a page with tables and figures to this file.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer repetitions and steps: faster and coarser.")
+        bool, Option("--quick", help="Fewer repetitions and steps: faster and coarser.")
     ] = False,
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print a Markdown table.")
-    ] = False,
+    as_markdown: Annotated[bool, Option("--markdown", help="Print a Markdown table.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check the theory: predicted value, measured value and verdict of every claim.
@@ -124,7 +117,7 @@ def theory(
     if plot:
         check_place(out)
     if html is not None:
-        output.check_file(html, "file")
+        output.check_file(html)
     quiet = as_json or as_markdown
     console = Console(stderr=quiet)
     findings, begun = [], time.perf_counter()
@@ -132,7 +125,7 @@ def theory(
         finding = found.as_dict()
         findings.append(finding)
         if quiet:
-            output.plain(console, f"{found.id}: {found.verdict}")
+            output.plain(f"{found.id}: {found.verdict}", err=True)
         else:
             console.print(views.finding(finding, console.width))
     seconds = time.perf_counter() - begun
@@ -143,72 +136,63 @@ def theory(
         typer.echo(markdown(findings), nl=False)
     if html is not None:
         write_theory_page(findings, html)
-        output.place("page", html, err=quiet)
+        output.print_path("page", html, err=quiet)
     if plot:
         with staged(out, "theory") as folder:
             drawn = write_theory_figures(findings, folder)
         for path in drawn:
-            output.place("figure", out / path.name, err=quiet)
+            output.print_path("figure", out / path.name, err=quiet)
     if len(findings) > 1 and not quiet:
         console.print(render([overview(findings)], console.width))
-    output.plain(console, views.findings_summary(findings, seconds))
+    output.plain(views.findings_summary(findings, seconds), err=quiet)
     if any(finding["verdict"] == "not reproduced" for finding in findings):
         raise SystemExit(NOT_REPRODUCED)
 
 
 def diagnose(
     what: Annotated[
-        str, typer.Argument(metavar="TASK|RUN", help="A task of 'fedzmg list', or a run directory.")
+        str, Argument(metavar="TASK|RUN", help="A task of 'fedzmg list', or a run directory.")
     ] = "digits",
-    clients: Annotated[int, typer.Option(min=1, help="Largest number of clients to measure.")] = 50,
-    examples: Annotated[
-        int, typer.Option(min=1, help="Largest number of examples per client.")
-    ] = 256,
+    clients: Annotated[int, Option(min=1, help="Largest number of clients to measure.")] = 50,
+    examples: Annotated[int, Option(min=1, help="Largest number of examples per client.")] = 256,
     drifting: Annotated[
-        int, typer.Option(min=0, help="Clients whose local training is followed; 0: none.")
+        int, Option(min=0, help="Clients whose local training is followed; 0: none.")
     ] = 10,
-    along: Annotated[
-        int, typer.Option(min=0, help="Rounds of plain FedAvg to train and measure.")
-    ] = 0,
+    along: Annotated[int, Option(min=0, help="Rounds of plain FedAvg to train and measure.")] = 0,
     every: Annotated[
         int | None,
-        typer.Option(min=1, help="Rounds between measurements.", show_default="a fifth of --along"),
+        Option(min=1, help="Rounds between measurements.", show_default="a fifth of --along"),
     ] = None,
     lr: Annotated[
         float | None,
-        typer.Option(
+        Option(
             help="Client learning rate of local training.", show_default="the task's for fedavg"
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Seed of clients, weights and batches.", show_default="0, or the run's"),
+        Option(help="Seed of clients, weights and batches.", show_default="0, or the run's"),
     ] = None,
     set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="e.g. preset.centring=image, protocol.epochs=1."
-        ),
+        list[str] | None, setting("e.g. preset.centring=image, protocol.epochs=1.")
     ] = None,
-    device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
+    device: Device = "auto",
     out: Annotated[
-        Path | None, typer.Option(help="Directory for files.", show_default="runs/diagnose-NAME")
+        Path | None, Option(help="Directory for files.", show_default="runs/diagnose-NAME")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure whether the projection will help: table by layer, figure and a verdict."""
     from fedzmg.diagnose import diagnose as measure
     from fedzmg.report import figures
-    from fedzmg.report.writing import check_place, refuse_foreign, staged
+    from fedzmg.report.writing import staged
     from fedzmg.storage.formats import write_json
     from fedzmg.terminal import views
 
     task, params, round_, own_seed = _subject(what, set_ or [])
     directory = out or Path("runs") / f"diagnose-{task.name}{f'-round-{round_}' if round_ else ''}"
-    check_place(directory, "choose another --out")
-    refuse_foreign(directory, FILES, WRITER)
-    console = Console(stderr=as_json)
-    with console.status("measuring") as status:
+    output.check_directory(directory, FILES, WRITER)
+    with Console(stderr=as_json).status("measuring") as status:
         found = measure(
             task, params=params, round=round_, clients=clients, examples=examples,
             drifting=drifting, lr=lr, along=along, every=every,
@@ -220,11 +204,10 @@ def diagnose(
     with staged(directory, WRITER) as folder:
         write_json(folder / "diagnosis.json", data)
         figures.save(figures.diagnosis(data), folder / "diagnosis")
-    if as_json:
-        typer.echo(json.dumps({**data, "directory": str(directory)}))
-        return
-    console.print(views.diagnosis(data, console.width))
-    output.place("figure", directory / "diagnosis.png")
+    shown = {**data, "directory": str(directory)}
+    output.show(shown, lambda width: views.diagnosis(data, width), as_json)
+    if not as_json:
+        output.print_path("figure", directory / "diagnosis.png")
 
 
 def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, int]:
@@ -237,34 +220,29 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
     from fedzmg.experiment.specs.run import parse_setting
 
     path = Path(what)
-    if what not in tasks.TASKS:
-        if not path.is_dir():
-            near = str(unknown("task", what, tasks.TASKS, "fedzmg list"))
-            near = near.removeprefix(f"unknown task {what!r}")
-            raise InputError(f"{what!r} is neither a task nor a run directory{near}")
-        if not (path / "spec.toml").is_file():
-            raise InputError(
-                f"{what} has no spec.toml: pass the directory of a run, or a task of 'fedzmg list'"
-            )
-        if settings:
-            raise InputError(f"--set {settings[0]}: the settings of the run {what} are fixed")
-        directory = RunDirectory(path)
-        spec = directory.spec()
-        refuse_own_task(spec.task, path, OWN)
-        checkpoint = directory.checkpoint()
-        if checkpoint is None:
-            raise InputError(
-                f"{what} has no checkpoint: let the run finish a round, or train it again"
-            )
-        task = spec.build_task()
-        task = replace(task, protocol=spec.build_protocol(task))
-        return task, checkpoint.params(), checkpoint.round, spec.seed
-    changed: dict[str, dict[str, Any]] = {"preset": {}, "protocol": {}}
-    for text in settings:
-        key, value = parse_setting(text)
-        table, _, name = key.partition(".")
-        if table not in changed or not name:
-            raise InputError(f"--set {text}: expected preset.FIELD=VALUE or protocol.FIELD=VALUE")
-        changed[table][name] = value
-    task = tasks.get(what, changed["preset"])
-    return replace(task, protocol=task.protocol.with_options(changed["protocol"])), None, 0, 0
+    if what in tasks.TASKS:
+        changed: dict[str, dict[str, Any]] = {"preset": {}, "protocol": {}}
+        for text in settings:
+            key, value = parse_setting(text)
+            table, _, name = key.partition(".")
+            if table not in changed:
+                raise InputError(
+                    f"--set {text}: expected preset.FIELD=VALUE or protocol.FIELD=VALUE"
+                )
+            changed[table][name] = value
+        task = tasks.get(what, changed["preset"])
+        protocol = task.protocol.with_options(changed["protocol"])
+        return replace(task, protocol=protocol), None, 0, 0
+    if not path.is_dir():
+        raise unknown("task or run directory", what, tasks.TASKS, "fedzmg list")
+    if settings:
+        raise InputError(f"--set {settings[0]}: the settings of the run {what} are fixed")
+    directory = RunDirectory(path)
+    spec = directory.spec()
+    refuse_own_task(spec.task, path, OWN)
+    checkpoint = directory.checkpoint()
+    if checkpoint is None:
+        raise InputError(f"{what} has no checkpoint: let the run finish a round, or train it again")
+    task = spec.build_task()
+    task = replace(task, protocol=spec.build_protocol(task))
+    return task, checkpoint.params(), checkpoint.round, spec.seed

@@ -1,31 +1,107 @@
-"""``fedzmg run`` and ``compare``: train without a settings file."""
+"""Commands that train: ``run``, ``compare``, ``grid`` and ``study``; ``validate``, ``schema``."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from rich.console import Console
+from typer import Argument, Option
 
 from fedzmg.cli import output
-from fedzmg.cli.options import DEVICES, ENGINES, Json, Out, Rounds, Track
+from fedzmg.cli.options import DEVICES, ENGINES, Device, Json, Out, Rounds, Track, setting
 from fedzmg.errors import InputError
 
 if TYPE_CHECKING:  # a command that only prints help does without torch
     from fedzmg.experiment.specs.study import StudySpec
+    from fedzmg.tasks.task import Task
+    from fedzmg.trackers import Make, Naming, Tracking
+
+File = Annotated[Path, Argument(help="A TOML file; experiments/ has examples.")]
+Settings = Annotated[
+    list[str] | None,
+    setting("e.g. rounds=20, seeds=[0,1], protocol.cohort=5, fedavg.client.lr=0.1."),
+]
+FileOut = Annotated[
+    Path | None, Option(help="Directory for results.", show_default="runs/ and the file's name")
+]
+Minutes = Annotated[
+    float | None,
+    Option(help="End cleanly after so many minutes (exit code 75); the same command continues."),
+]
+
+
+class Work(NamedTuple):
+    """A task to train on, its directory and the receivers of progress."""
+
+    task: Task
+    directory: Path
+    trackers: Mapping[str, Make]
+    as_json: bool
+
+    @contextlib.contextmanager
+    def shown(
+        self,
+        packs: Mapping[str, int] | None = None,
+        sizes: Mapping[str, int] | None = None,
+        naming: Naming | None = None,
+    ) -> Iterator[Tracking]:
+        """Show rounds on the terminal and to trackers; report the time limit."""
+        from fedzmg import trackers
+        from fedzmg.experiment.control import TimeLimitReached
+        from fedzmg.terminal.live import Display
+
+        console = Console(stderr=self.as_json)
+        try:
+            with (
+                Display(console, self.task.metric.name, packs, sizes) as display,
+                trackers.Tracking(self.trackers, self.directory, display, naming) as progress,
+            ):
+                yield progress
+        except TimeLimitReached as error:
+            output.say(f"{error}, run the same command again to continue")
+            raise SystemExit(output.UNFINISHED) from None
+
+    def show(self, data: Mapping[str, Any], view: Any) -> None:
+        """Print a result."""
+        output.show({**data, "directory": str(self.directory)}, view, self.as_json)
+
+    def train_study(self, spec: StudySpec, max_minutes: float | None = None, **more: bool) -> None:
+        """Train a study and show its scores and curves."""
+        from fedzmg.experiment.studies.study import run_study, study_packs
+        from fedzmg.report import figures
+        from fedzmg.terminal import views
+
+        sizes = {label: len(names) for label, names in study_packs(spec, self.task).items()}
+        with self.shown(dict.fromkeys(sizes, 1), sizes) as progress:
+            result = run_study(
+                spec, self.directory, task=self.task, progress=progress, max_minutes=max_minutes,
+                **more,
+            )  # fmt: skip
+        chart = figures.curves(result)
+        written = [] if chart is None else figures.save(chart, self.directory / "curves")
+        self.show(result.as_dict(), lambda width: views.study(result, width))
+        if not self.as_json:
+            seconds = sum(run.log.seconds for run in result.study.runs)
+            output.print_path("time", f"{seconds:,.0f} s")
+            for what, path in zip(("figure", ""), written, strict=False):
+                output.print_path(what, path)
+            output.print_path("study", self.directory)
 
 
 def compare(
-    task: Annotated[str, typer.Argument(help="A task of 'fedzmg list'.")] = "digits",
+    task: Annotated[str, Argument(help="A task of 'fedzmg list'.")] = "digits",
     algorithms: Annotated[
-        str, typer.Option(help="Comma-separated, or all; the first is the reference of the tests.")
+        str, Option(help="Comma-separated, or all; the first is the reference of the tests.")
     ] = "fedzmg,fedavg,fedavg:momentum,fedadam",
     seeds: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1,
             help="Paired seeds for each.",
             show_default="3, or 2 for more than ten algorithms",
@@ -34,14 +110,12 @@ def compare(
     rounds: Rounds = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="ALGORITHM.KEY=VALUE",
-            help="e.g. fedavg.client.lr=0.03, or preset.centring=image for all.",
+        setting(
+            "e.g. fedavg.client.lr=0.03, or preset.centring=image for all.", "ALGORITHM.KEY=VALUE"
         ),
     ] = None,
-    engine: Annotated[str, typer.Option(help=ENGINES)] = "auto",
-    device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
+    engine: Annotated[str, Option(help=ENGINES)] = "auto",
+    device: Device = "auto",
     out: Out = None,
     track: Track = None,
     as_json: Json = False,
@@ -66,24 +140,19 @@ def compare(
     directory = out or Path("runs") / f"compare-{task}-{_digest(spec.model_dump())}"
     _refuse_to_replace(directory, spec)
     output.say(*chosen.notes, *tuning_notes(task, names, settings))
-    output.Work(chosen, directory, makers, as_json).train_study(spec, grow=True)
+    Work(chosen, directory, makers, as_json).train_study(spec, grow=True)
 
 
 def run(
-    task: Annotated[str, typer.Argument(help="A task of 'fedzmg list', or a file NAME.toml.")],
+    task: Annotated[str, Argument(help="A task of 'fedzmg list', or a file NAME.toml.")],
     algorithm: Annotated[
-        str | None, typer.Option(help="An algorithm of 'fedzmg list'.", show_default="fedzmg")
+        str | None, Option(help="An algorithm of 'fedzmg list'.", show_default="fedzmg")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Fixes every random choice.", show_default="0")
-    ] = None,
+    seed: Annotated[int | None, Option(help="Fixes every random choice.", show_default="0")] = None,
     rounds: Rounds = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="e.g. client.lr=0.03, protocol.cohort=5."),
-    ] = None,
-    engine: Annotated[str | None, typer.Option(help=ENGINES, show_default="auto")] = None,
-    device: Annotated[str | None, typer.Option(help=DEVICES, show_default="auto")] = None,
+    set_: Annotated[list[str] | None, setting("e.g. client.lr=0.03, protocol.cohort=5.")] = None,
+    engine: Annotated[str | None, Option(help=ENGINES, show_default="auto")] = None,
+    device: Annotated[str | None, Option(help=DEVICES, show_default="auto")] = None,
     out: Out = None,
     track: Track = None,
     as_json: Json = False,
@@ -98,66 +167,154 @@ def run(
     from fedzmg.storage.files import folder_name
 
     makers = trackers.named(track)
-    from_file = task.endswith(".toml")
-    _refuse_no_task(task, algorithm)
-    spec = spec_files.read(Path(task), "run") if from_file else RunSpec(task=task)
-    assert isinstance(spec, RunSpec)
-    given: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "protocol.rounds": rounds,
-                             "engine": engine, "device": device}  # fmt: skip
-    settings = dict(parse_setting(text) for text in set_ or [])
-    given |= {"algorithm": settings.pop("algorithm", algorithm)}
-    spec, left_out = spec.for_algorithm(str(given["algorithm"] or spec.algorithm))
-    if left_out:
-        output.say(
-            f"{', '.join(left_out)} of {task} left out: they were not chosen for {spec.algorithm}"
-        )
-    spec = spec.with_settings({k: v for k, v in given.items() if v is not None})
-    spec = spec.with_settings(settings)
-    with output.mistakes_in(task, set_) if from_file else contextlib.nullcontext():
-        chosen = spec.build_task()
-        notes = tuning_notes(spec.task, [spec.algorithm], [f"client.{k}" for k in spec.client])
-        resolved = spec.resolve(chosen)
-        spec = resolved.spec
-    name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
-    directory = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
-    output.say(*chosen.notes, *notes)
-    work = output.Work(chosen, directory, makers, as_json)
-    with work.shown() as progress:
-        planned = [(spec.algorithm, resolved, directory)]
-        say_changed_runs(chosen, planned, directory, progress.say)
-        [history] = run_pack(chosen, [resolved], [directory], progress=progress)
-    last = history.records[-1]
-    summary = {
-        "task": spec.task, "algorithm": spec.algorithm, "seed": spec.seed, "rounds": last.round,
-        "metric": chosen.metric.name, "final": last.metric, "loss": last.loss,
-        "diverged": history.diverged, "directory": str(directory),
-    }  # fmt: skip
-    if as_json:
-        typer.echo(json.dumps(summary))
-        return
-    if history.diverged is not None:
-        work.console.print(f"diverged in round {history.diverged}: try a smaller client.lr")
-    work.console.print(
-        f"{chosen.metric.name} {last.metric:.4f}, loss {last.loss:.4f} after {last.round} rounds",
-        highlight=False,
-    )
-    output.place("run", directory)
-
-
-def _refuse_no_task(task: str, algorithm: str | None) -> None:
-    """Refuse an argument that is not a task, and more than one algorithm."""
-    from fedzmg.tasks import TASKS
-
     if (Path(task) / "spec.toml").is_file():
         raise InputError(
             f"{task} is a run directory: 'fedzmg run {task}/spec.toml --out {task}' continues it"
         )
-    if task not in TASKS and not task.endswith(".toml") and Path(task).is_file():
-        raise InputError(f"{task} is a file, not a task; settings files are called NAME.toml")
-    if algorithm is not None and "," in algorithm:
-        raise InputError(
-            f"--algorithm {algorithm}: a run has one; use 'fedzmg compare --algorithms {algorithm}'"
+    from_file = task.endswith(".toml")
+    spec = spec_files.read(Path(task), "run") if from_file else RunSpec(task=task)
+    assert isinstance(spec, RunSpec)
+    settings = dict(parse_setting(text) for text in set_ or [])
+    chosen = settings.pop("algorithm", algorithm)
+    spec, left_out = spec.for_algorithm(str(chosen or spec.algorithm))
+    if left_out:
+        output.say(
+            f"{', '.join(left_out)} of {task} left out: they were not chosen for {spec.algorithm}"
         )
+    options = {"seed": seed, "protocol.rounds": rounds, "engine": engine, "device": device}
+    given = {key: value for key, value in options.items() if value is not None}
+    spec = spec.with_settings({**given, **settings})
+    with output.mistakes_in(task, set_) if from_file else contextlib.nullcontext():
+        built = spec.build_task()
+        notes = tuning_notes(spec.task, [spec.algorithm], [f"client.{k}" for k in spec.client])
+        resolved = spec.resolve(built)
+        spec = resolved.spec
+    name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
+    directory = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
+    output.say(*built.notes, *notes)
+    work = Work(built, directory, makers, as_json)
+    with work.shown() as progress:
+        say_changed_runs(built, [(spec.algorithm, resolved, directory)], directory, progress.say)
+        [history] = run_pack(built, [resolved], [directory], progress=progress)
+    last, metric, diverged = history.records[-1], built.metric.name, history.diverged
+    summary = {
+        "task": spec.task, "algorithm": spec.algorithm, "seed": spec.seed, "rounds": last.round,
+        "metric": metric, "final": last.metric, "loss": last.loss, "diverged": diverged,
+    }  # fmt: skip
+    text = f"{metric} {last.metric:.4f}, loss {last.loss:.4f} after {last.round} rounds"
+    if diverged is not None:
+        text = f"diverged in round {diverged}: try a smaller client.lr\n{text}"
+    work.show(summary, lambda _: text)
+    if not as_json:
+        output.print_path("run", directory)
+
+
+def grid(
+    file: File,
+    set_: Settings = None,
+    out: FileOut = None,
+    max_minutes: Minutes = None,
+    track: Track = None,
+    as_json: Json = False,
+) -> None:
+    """Choose learning rates, or any other numbers, by a grid; heat-maps and best points."""
+    from fedzmg import trackers
+    from fedzmg.experiment.grids.grid import run_grid
+    from fedzmg.experiment.grids.score import warnings
+    from fedzmg.report import figures
+    from fedzmg.storage.formats import read_json
+    from fedzmg.terminal import views
+
+    spec, work = _prepare("grid", file, set_, out, track, as_json)
+    directory = work.directory
+    with work.shown(spec.packs(), naming=trackers.by_point(spec)) as progress:
+        data = run_grid(spec, directory, task=work.task, progress=progress, max_minutes=max_minutes)
+    written = figures.save(figures.heat_maps(data), directory / "heat-maps")[0]
+    folders = {name: directory / spec.folder(name) for name in data["algorithms"]}
+    for name, folder in folders.items():
+        figures.save(figures.heat_map(data, name), folder / "heat-map")
+    work.show(data, lambda width: views.grid(data, width))
+    if not as_json:
+        manifests = [read_json(folder / "manifest.json") for folder in folders.values()]
+        seconds = sum(manifest.get("seconds", 0.0) for manifest in manifests)
+        output.say(*warnings(data))
+        output.print_path("time", f"{seconds:,.0f} s")
+        output.print_path("figure", written)
+        output.print_path("grid", directory)
+
+
+def study(
+    file: File,
+    set_: Settings = None,
+    out: FileOut = None,
+    max_minutes: Minutes = None,
+    track: Track = None,
+    as_json: Json = False,
+) -> None:
+    """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
+    spec, work = _prepare("study", file, set_, out, track, as_json)
+    work.train_study(spec, max_minutes)
+
+
+def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
+    """Check a run, grid or study file and estimate its cost; nothing is written."""
+    from fedzmg.experiment.estimate import estimate
+    from fedzmg.experiment.specs.study import StudySpec
+    from fedzmg.experiment.studies.study import MissingGrid, find_rates
+    from fedzmg.terminal import views
+
+    spec = _read(file, None, set_)
+    to_do: list[str] = []
+    with output.mistakes_in(file, set_):
+        if isinstance(spec, StudySpec):
+            try:
+                find_rates(spec)  # raises for a grid that does not fit
+            except MissingGrid as error:
+                to_do = [str(error)]
+            to_do += [f"{file}: {remark}" for remark in spec.remarks()]
+        found = estimate(spec).as_dict()
+    output.say(*to_do)
+    lines = [f"{what:<12} {text}" for what, text in views.estimate(found)]
+    if as_json:
+        lines = [json.dumps(found)]
+    typer.echo("\n".join(lines))
+
+
+def schema(kind: Annotated[str, Argument(help="grid, study or run.")] = "study") -> None:
+    """Print the JSON Schema of a file, for editors that complete and check TOML."""
+    from fedzmg.experiment.specs.files import schema as json_schema
+
+    typer.echo(json.dumps(json_schema(kind), indent=1))
+
+
+def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
+    from fedzmg.experiment.specs import files as spec_files
+    from fedzmg.experiment.specs.strict import parse_settings
+
+    spec = spec_files.read(file, kind)
+    return spec.with_settings(parse_settings(settings or []))
+
+
+def _prepare(
+    kind: str,
+    file: Path,
+    settings: list[str] | None,
+    out: Path | None,
+    track: str | None,
+    as_json: bool,
+) -> tuple[Any, Work]:
+    """Check everything that can be checked before anything is written."""
+    from fedzmg import trackers
+
+    makers = trackers.named(track)
+    spec = _read(file, kind, settings)
+    with output.mistakes_in(file, settings):
+        spec.check()
+        task = spec.build_task()
+        spec.check(task)
+    remarks = spec.remarks() if kind == "study" else []
+    output.say(*task.notes, *(f"{file}: {remark}" for remark in remarks))
+    return spec, Work(task, out or Path("runs") / file.stem, makers, as_json)
 
 
 def _refuse_to_replace(directory: Path, spec: StudySpec) -> None:

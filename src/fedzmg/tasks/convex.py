@@ -80,13 +80,6 @@ def squared_distance(outputs: Tensor, _targets: Tensor) -> Tensor:
 DISTANCE = Metric("squared distance", squared_distance, higher_is_better=False)
 
 
-def zero_sum_basis(dims: int) -> Real:
-    """Return an orthonormal basis, as columns, of the vectors whose entries sum to zero."""
-    whole = np.eye(dims)
-    whole[:, 0] = 1.0
-    return np.linalg.qr(whole)[0][:, 1:]
-
-
 @dataclass(frozen=True)
 class Convex(Preset):
     """Common part of both problems."""
@@ -100,17 +93,34 @@ class Convex(Preset):
     )
     problem_seed: int = decision(0, "seed of the problem")
 
-    def network(self) -> nn.Module:
-        return Column(np.zeros(INPUTS), np.zeros(INPUTS), self.l2)
-
     @property
     @abstractmethod
     def loss(self) -> LossFunction:
         """Loss of one example."""
 
+    def network(self) -> nn.Module:
+        return Column(np.zeros(INPUTS), np.zeros(INPUTS), self.l2)
+
     @abstractmethod
+    def clients_data(self) -> tuple[np.random.Generator, list[tuple[Real, Real]]]:
+        """Draw inputs and targets of every client; also return the generator."""
+
+    @abstractmethod
+    def minimum(self, x: Real, y: Real, start: Real, basis: Real) -> Real:
+        """Minimise the mean loss on ``start + span(basis)``."""
+
     def problem(self) -> Problem:
         """Draw data, start and optima in double precision."""
+        rng, drawn = self.clients_data()
+        x, y = (np.concatenate(columns) for columns in zip(*drawn, strict=True))
+        owners = np.repeat(np.arange(self.clients), EXAMPLES)
+        basis = np.eye(INPUTS)
+        optimum = self.minimum(x, y, np.zeros(INPUTS), basis)
+        away = rng.normal(size=INPUTS)
+        start = optimum + (away - away.mean()) + (1.0 if self.start == "shifted" else 0.0)
+        basis[:, 0] = 1.0
+        zero_sum = np.linalg.qr(basis)[0][:, 1:]
+        return Problem(x, y, owners, start, optimum, self.minimum(x, y, start, zero_sum))
 
     def build(self) -> Task:
         problem = self.problem()
@@ -120,7 +130,7 @@ class Convex(Preset):
             name=self.name,
             model=FunctionalModel(Column(problem.start, target, self.l2)),
             train=FederatedData.from_arrays(x, y, problem.owners),
-            # What is minimised is the mean over these examples, so it is also what is judged.
+            # The mean loss over these examples is minimised, and it is also reported.
             test=examples(x, y),
             loss=self.loss,
             metric=DISTANCE,
@@ -128,11 +138,6 @@ class Convex(Preset):
             protocol=self.protocol,
             preset=self.options(),
         )
-
-    def _start(self, optimum: Real, rng: np.random.Generator) -> Real:
-        away = rng.normal(size=INPUTS)
-        away -= away.mean()
-        return optimum + away + (1.0 if self.start == "shifted" else 0.0)
 
 
 @dataclass(frozen=True)
@@ -144,17 +149,15 @@ class Quadratic(Convex):
     optimum among models of the start's sum, the limit of projected methods.
     """
 
+    protocol = Protocol(rounds=200, cohort=8, batch_size=20, eval_every=5, threshold=0.01)
+
     @property
     def loss(self) -> LossFunction:
         return half_square
 
-    @property
-    def protocol(self) -> Protocol:
-        return Protocol(rounds=200, cohort=8, batch_size=20, eval_every=5, threshold=0.01)
-
-    def problem(self) -> Problem:
+    def clients_data(self) -> tuple[np.random.Generator, list[tuple[Real, Real]]]:
         rng = np.random.default_rng([self.problem_seed, 1])
-        rows, values = [], []
+        drawn = []
         for _ in range(self.clients):
             rotation, _ = np.linalg.qr(rng.normal(size=(INPUTS, INPUTS)))
             roots = np.sqrt(np.linspace(1.0, 4.0, INPUTS))
@@ -162,15 +165,11 @@ class Quadratic(Convex):
             # Columns are orthonormal: x'x / n is the wanted Hessian, the noise moves no optimum.
             x = np.sqrt(EXAMPLES) * frame[:, :INPUTS] * roots @ rotation.T
             noise = 0.2 * np.sqrt(EXAMPLES) * frame[:, INPUTS]
-            rows.append(x)
-            values.append(x @ rng.normal(size=INPUTS) + noise)
-        x, y = np.concatenate(rows), np.concatenate(values)
-        owners = np.repeat(np.arange(self.clients), EXAMPLES)
-        optimum = np.linalg.lstsq(x, y, rcond=None)[0]
-        start = self._start(optimum, rng)
-        basis = zero_sum_basis(INPUTS)
-        inside = np.linalg.lstsq(x @ basis, y - x @ start, rcond=None)[0]
-        return Problem(x, y, owners, start, optimum, start + basis @ inside)
+            drawn.append((x, x @ rng.normal(size=INPUTS) + noise))
+        return rng, drawn
+
+    def minimum(self, x: Real, y: Real, start: Real, basis: Real) -> Real:
+        return start + basis @ np.linalg.lstsq(x @ basis, y - x @ start, rcond=None)[0]
 
 
 @dataclass(frozen=True)
@@ -181,32 +180,23 @@ class Logistic(Convex):
     distance to the optimum, or to the optimum among models of the start's sum.
     """
 
+    protocol = Protocol(rounds=200, cohort=6, batch_size=20, eval_every=5, threshold=0.01)
+
     @property
     def loss(self) -> LossFunction:
         return log_loss
 
-    @property
-    def protocol(self) -> Protocol:
-        return Protocol(rounds=200, cohort=6, batch_size=20, eval_every=5, threshold=0.01)
-
-    def problem(self) -> Problem:
+    def clients_data(self) -> tuple[np.random.Generator, list[tuple[Real, Real]]]:
         rng = np.random.default_rng([self.problem_seed, 2])
-        rows, labels = [], []
-        truth = 0.4 + rng.normal(size=INPUTS)
+        truth, drawn = 0.4 + rng.normal(size=INPUTS), []
         for _ in range(self.clients):
             x = rng.normal(size=(EXAMPLES, INPUTS)) + 0.5 * rng.normal()
             own = truth + 0.5 * rng.normal(size=INPUTS)
-            rows.append(x)
-            labels.append(np.where(x @ own + rng.normal(size=EXAMPLES) > 0.0, 1.0, -1.0))
-        x, y = np.concatenate(rows), np.concatenate(labels)
-        owners = np.repeat(np.arange(self.clients), EXAMPLES)
-        optimum = self._newton(x, y, np.zeros(INPUTS), np.eye(INPUTS))
-        start = self._start(optimum, rng)
-        inside = self._newton(x, y, start, zero_sum_basis(INPUTS))
-        return Problem(x, y, owners, start, optimum, inside)
+            drawn.append((x, np.where(x @ own + rng.normal(size=EXAMPLES) > 0.0, 1.0, -1.0)))
+        return rng, drawn
 
-    def _newton(self, x: Real, y: Real, start: Real, basis: Real) -> Real:
-        """Minimise on ``start + span(basis)``; steps are halved until the loss falls."""
+    def minimum(self, x: Real, y: Real, start: Real, basis: Real) -> Real:
+        """Take Newton steps, halved until the loss falls."""
 
         def value(w: Real) -> float:
             return float(np.logaddexp(0.0, -y * (x @ w)).mean() + 0.5 * self.l2 * w @ w)

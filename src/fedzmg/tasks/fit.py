@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,40 +54,30 @@ def check(task: Task) -> None:
 
 def _check_kinds(task: Task) -> None:
     """Reject wrong types of name, metric and functions."""
-    if not isinstance(task.name, str) or not task.name:
-        raise InputError(f"name = {task.name!r}: expected text")
-    metric = task.metric
-    if not isinstance(metric, Metric):
-        name = getattr(metric, "__name__", "")
-        made = name.isidentifier() and not isinstance(metric, type)
-        remedy = f"Metric({name!r}, {name})" if made else "Metric(NAME, FUNCTION)"
-        raise InputError(f"metric = {_short(metric)}: expected a fedzmg.Metric, such as {remedy}")
-    for what, function, call in (
-        ("loss", task.loss, "(outputs, targets) -> one loss per example"),
-        ("prepare", task.prepare, "(stored inputs, dtype) -> model inputs"),
+    for what, good, expected in (
+        ("name", isinstance(task.name, str) and task.name, "text"),
+        ("metric", isinstance(task.metric, Metric), "fedzmg.Metric(NAME, FUNCTION)"),
+        ("loss", _is_function(task.loss), "a function (outputs, targets) -> one loss per example"),
+        ("prepare", _is_function(task.prepare), "a function (stored inputs, dtype) -> inputs"),
     ):
-        if isinstance(function, type):
-            name = function.__name__
-            raise InputError(f"{what} = {name}: a class; give a function {call}, or {name}(...)")
-        if not callable(function):
-            raise InputError(f"{what} = {_short(function)}: expected a function {call}")
+        if not good:
+            value = getattr(task, what)
+            found = f"class {value.__name__}" if isinstance(value, type) else type(value).__name__
+            raise InputError(f"{what}: expected {expected}, not {found}")
     check_scheme(task.init)
 
 
-def _short(value: Any) -> str:
-    """Shorten a value for a message."""
-    text = value.__name__ if isinstance(value, type) or inspect.isroutine(value) else repr(value)
-    return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, type)
 
 
 def _reason(error: Exception) -> str:
-    """Return an error's first line."""
-    first = next(iter(str(error).splitlines()), "")
-    plain = isinstance(error, RuntimeError | TypeError | IndexError | ValueError)
-    return first if plain and first else f"{type(error).__name__} {first}".rstrip()
+    """Return an error's type and first line."""
+    return f"{type(error).__name__} {next(iter(str(error).splitlines()), '')}".rstrip()
 
 
 def _check_labels(y: Tensor, logits: Any, what: str) -> None:
+    """Reject labels that the outputs cannot predict."""
     if not isinstance(logits, Tensor):
         raise InputError(
             f"the model gives a {type(logits).__name__} for {what}: return one tensor, or pass "
@@ -102,13 +91,12 @@ def _check_labels(y: Tensor, logits: Any, what: str) -> None:
             f"{what} has labels of shape {tuple(y.shape)} for outputs of shape "
             f"{tuple(logits.shape)}: give one whole number per prediction"
         )
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= outputs:
-        wrong = low if low < 0 else high
-        raise InputError(
-            f"{what} holds the label {wrong} but the model has {outputs} outputs "
-            f"(labels 0 to {outputs - 1}): change the labels or the last layer"
-        )
+    for label in (int(y.min()), int(y.max())):
+        if not 0 <= label < outputs:
+            raise InputError(
+                f"{what} holds the label {label} but the model has {outputs} outputs "
+                f"(labels 0 to {outputs - 1}): change the labels or the last layer"
+            )
 
 
 def _check_per_example(what: str, function: Any, outputs: Tensor, y: Tensor) -> None:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+from abc import abstractmethod
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedzmg.data.columns import Columns
-from fedzmg.data.federated import FederatedData, examples
+from fedzmg.data.columns import Columns, Owners
+from fedzmg.data.federated import Examples, FederatedData, examples
 from fedzmg.data.partition import UNUSED, pachinko
-from fedzmg.data.text import Remainder, Sequences, Unknown, encode, sequences
+from fedzmg.data.text import Remainder, Unknown, encode, sequences
 from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models.keyed import RandomFlip, RandomShift
 from fedzmg.models.networks import cifar100_cnn, emnist_cnn, shakespeare_gru
 from fedzmg.models.objective import cross_entropy, masked_cross_entropy
 from fedzmg.tasks.preset import Preset, decision
-from fedzmg.tasks.source import Selection, by_client, load, owners_of, pooled, selected, test_owners
-from fedzmg.tasks.task import Protocol, Task
+from fedzmg.tasks.task import Protocol, Task, match_clients
 
 Polarity: TypeAlias = Literal["background-one", "ink-one"]
 Centring: TypeAlias = Literal["none", "image"]
@@ -29,6 +29,77 @@ SHIFT = 4
 """Largest shift of an augmented image in each direction, in pixels."""
 PER_CLIENT = 100
 """Images per CIFAR-100 client."""
+PROTOCOL = Protocol(
+    rounds=1000, cohort=10, batch_size=16, epochs=4, straddle=True, eval_every=5, threshold=0.75
+)
+"""The paper's protocol. Batches cross the border between epochs: TFF repeats, then batches."""
+
+
+@dataclass(frozen=True, repr=False)
+class Catalogued(FederatedData):
+    """Training examples exactly as the catalog holds them.
+
+    The catalog's own fingerprint identifies them: a run need not read half a gigabyte to start.
+    """
+
+    origin: str = ""
+    """Fingerprint of the data set."""
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the data set's own fingerprint, client offsets and names."""
+        digest = hashlib.sha256(self.origin.encode())
+        for column in self.examples:
+            digest.update(f"{column.dtype}{tuple(column.shape)}".encode())
+        digest.update(self.offsets.tobytes())
+        digest.update("\x1f".join(self.names).encode())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class PaperTask(Preset):
+    """Common part of the paper's tasks: clients of the catalog, test examples in one pool."""
+
+    selection: Literal["half", "test"] = decision(
+        "half", "test examples used for reports: half (the other chooses rates), or all"
+    )
+    initializer: Literal["keras", "torch"] = decision(
+        "keras", "library whose initial weights are used"
+    )
+    shared_clients: ClassVar[bool] = True
+    """True if clients of the same name in training and test data are the same."""
+
+    @abstractmethod
+    def parts(self) -> dict[str, Any]:
+        """Return further parts of the task, such as ``prepare``."""
+
+    def rows(self, columns: Columns, what: str) -> tuple[Examples, Owners | None]:
+        """Return the examples of a split, sharing the catalog's memory, and their clients."""
+        return examples(columns.array("x"), columns.array("y"), what=what), columns.owners
+
+    def federated(self, columns: Columns, origin: str) -> FederatedData:
+        """Return the training data of all clients."""
+        data, owners = self.rows(columns, "training data")
+        assert owners is not None
+        return Catalogued(data, owners.offsets, owners.names, origin)
+
+    def build(self) -> Task:
+        from fedzmg.data import catalog  # imports every reader, which few commands need
+
+        data = catalog.load(self.data)
+        train = self.federated(data.splits["train"], data.fingerprint)
+        test, owners = self.rows(data.splits["test"], "test data")
+        matched = None
+        if owners is not None and self.shared_clients:
+            matched = match_clients(train.names, owners)
+        tune, report = test, test
+        if self.selection == "half":  # alternating: every test client has a part in both
+            tune = Examples(test.x[0::2], test.y[0::2])
+            report = examples(test.x[1::2], test.y[1::2], what="the reporting half")
+            matched = None if matched is None else matched[1::2]
+        return self.assembled(
+            train, tune, report, test_owners=matched, init=self.initializer, notes=data.notes,
+            **self.parts(),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,22 +127,8 @@ class Pixels:
         return pixels
 
 
-def _protocol(threshold: float) -> Protocol:
-    # Batches cross the border between epochs: TFF repeats before it batches.
-    return Protocol(
-        rounds=1000,
-        cohort=10,
-        batch_size=16,
-        epochs=4,
-        straddle=True,
-        keep_partial=True,
-        eval_every=5,
-        threshold=threshold,
-    )
-
-
 @dataclass(frozen=True)
-class Characters(Preset):
+class Characters(PaperTask):
     """Handwritten characters, 28 x 28; every writer is a client.
 
     The paper's CNN has 1,690,046 parameters (1,663,370 with ten outputs). Its protocol: 1000
@@ -86,41 +143,17 @@ class Characters(Preset):
     outputs: int = decision(62, "width of the last layer; labels must be below it", low=1)
     polarity: Polarity = decision("background-one", "background 1.0 as stored, or ink 1.0")
     centring: Centring = decision("none", "subtract each image's own mean")
-    selection: Selection = decision("half", "test examples used for reports: half or all")
-    initializer: Literal["keras", "torch"] = decision(
-        "keras", "library whose initial weights are used"
-    )
-
-    @property
-    def protocol(self) -> Protocol:
-        return _protocol(threshold=0.75)
+    protocol = PROTOCOL
 
     def network(self) -> nn.Module:
         return emnist_cnn(self.outputs)
 
-    def build(self) -> Task:
-        data = load(self.data)
-        tune, test = selected(pooled(data.splits["test"], "test data"), self.selection)
-        return self.assembled(
-            by_client(data.splits["train"], self.data, data.fingerprint),
-            tune,
-            test,
-            test_owners=self._test_owners(data.splits["train"], data.splits["test"]),
-            prepare=Pixels(self.polarity, self.centring),
-            init=self.initializer,
-            notes=data.notes,
-        )
-
-    def _test_owners(self, train: Columns, test: Columns) -> npt.NDArray[np.int64] | None:
-        """Match test images to training clients where both files name their writers."""
-        if train.owners is None or test.owners is None:
-            return None
-        counts = np.diff(test.owners.offsets)
-        return test_owners(train.owners.names, test.owners.names, counts, self.selection)
+    def parts(self) -> dict[str, Any]:
+        return {"prepare": Pixels(self.polarity, self.centring)}
 
 
 @dataclass(frozen=True)
-class Cifar100(Preset):
+class Cifar100(PaperTask):
     """CIFAR-100 on 500 clients of 100 images; the 100 test clients are pooled.
 
     The paper's CNN has 2,214,532 parameters. Its protocol: 1000 rounds, 10 clients, 4 epochs,
@@ -137,59 +170,40 @@ class Cifar100(Preset):
     augment: Literal["none", "flip", "shift", "flip-shift"] = decision(
         "none", f"random mirroring, shifts by up to {SHIFT} pixels, or both"
     )
-    selection: Selection = decision("half", "test examples used for reports: half or all")
-    initializer: Literal["keras", "torch"] = decision(
-        "keras", "library whose initial weights are used"
-    )
+    protocol = replace(PROTOCOL, threshold=0.20)
+    shared_clients = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         name = "cifar100" if self.split == "pachinko" else "cifar100-tff"
         object.__setattr__(self, "data", name)
 
-    @property
-    def protocol(self) -> Protocol:
-        return _protocol(threshold=0.20)
-
     def network(self) -> nn.Module:
-        network = cifar100_cnn(self.outputs)
         front: list[tuple[str, nn.Module]] = []
         if "flip" in self.augment:
             front.append(("flip", RandomFlip()))
         if "shift" in self.augment:
             front.append(("shift", RandomShift(SHIFT)))
         # Layer names stay, and a seed gives the same initial weights with and without.
-        return nn.Sequential(OrderedDict([*front, *network.named_children()]))
+        children = cifar100_cnn(self.outputs).named_children()
+        return nn.Sequential(OrderedDict([*front, *children]))
 
-    def build(self) -> Task:
-        data = load(self.data)
-        train = data.splits["train"]
+    def parts(self) -> dict[str, Any]:
+        return {"prepare": Pixels(centring=self.centring, axes=3)}
+
+    def federated(self, columns: Columns, origin: str) -> FederatedData:
         if self.split == "tff":
-            federated = by_client(train, self.data, data.fingerprint)
-        else:
-            federated = _allocated(train, self.partition_seed)
-        tune, test = selected(pooled(data.splits["test"], "test data"), self.selection)
-        return self.assembled(
-            federated,
-            tune,
-            test,
-            prepare=Pixels(centring=self.centring, axes=3),
-            init=self.initializer,
-            notes=data.notes,
+            return super().federated(columns, origin)
+        # As many clients of 100 images as possible, named 0, 1, 2, ...
+        clients = columns.rows // PER_CLIENT
+        x, y, coarse = (columns.array(name) for name in ("x", "y", "coarse"))
+        owners = pachinko(y, coarse, clients, per_client=PER_CLIENT, seed=self.partition_seed)
+        order = np.argsort(owners, kind="stable")[np.count_nonzero(owners == UNUSED) :]
+        return FederatedData(
+            examples(x[order], y[order], what="training data"),
+            np.arange(clients + 1, dtype=np.int64) * PER_CLIENT,
+            tuple(map(str, range(clients))),
         )
-
-
-def _allocated(train: Columns, seed: int) -> FederatedData:
-    """Deal images to as many clients of 100 as possible, named 0, 1, 2, ..."""
-    clients = train.rows // PER_CLIENT
-    x, y, coarse = (train.array(name) for name in ("x", "y", "coarse"))
-    owners = pachinko(y, coarse, clients, per_client=PER_CLIENT, seed=seed)
-    order = np.argsort(owners, kind="stable")[np.count_nonzero(owners == UNUSED) :]
-    return FederatedData(
-        examples(x[order], y[order], what="training data"),
-        np.arange(clients + 1, dtype=np.int64) * PER_CLIENT,
-        tuple(str(client) for client in range(clients)),
-    )
 
 
 def token_ids(x: Tensor, _dtype: torch.dtype) -> Tensor:
@@ -208,7 +222,7 @@ MASKED_ACCURACY = Metric("accuracy", masked_accuracy)
 
 
 @dataclass(frozen=True)
-class NextCharacter(Preset):
+class NextCharacter(PaperTask):
     """The next character of plays; every speaking role is a client.
 
     A role's snippets are joined end to end and cut into windows of length + 1 characters. The
@@ -228,53 +242,30 @@ class NextCharacter(Preset):
     length: int = decision(100, "characters in a sequence", low=1)
     oov: Unknown = decision("last", "id of an unknown character: the last, or the author's 0")
     partial_sequences: Remainder = decision("drop", "drop or pad the end of a role's text")
-    selection: Selection = decision("half", "test sequences used for reports: half or all")
-    initializer: Literal["keras", "torch"] = decision(
-        "keras", "library whose initial weights are used"
-    )
-
-    @property
-    def protocol(self) -> Protocol:
-        return Protocol(
-            rounds=1000,
-            cohort=10,
-            batch_size=8,
-            epochs=4,
-            straddle=False,
-            keep_partial=False,
-            eval_every=5,
-            threshold=0.35,
-        )
+    protocol = replace(PROTOCOL, batch_size=8, straddle=False, keep_partial=False, threshold=0.35)
 
     def network(self) -> nn.Module:
         return shakespeare_gru()
 
-    def build(self) -> Task:
-        data = load(self.data)
-        train, test = (self._cut(data.splits[split]) for split in ("train", "test"))
+    def parts(self) -> dict[str, Any]:
         padded = self.partial_sequences == "pad"
-        tune, report = selected(
-            examples(test.inputs, test.targets, what="test data"), self.selection
-        )
-        names, test_names = (owners_of(data.splits[s], self.data).names for s in ("train", "test"))
-        return self.assembled(
-            FederatedData(
-                examples(train.inputs, train.targets, what="training data"), train.offsets, names
-            ),
-            tune,
-            report,
-            test_owners=test_owners(names, test_names, np.diff(test.offsets), self.selection),
-            loss=masked_cross_entropy if padded else cross_entropy,
-            metric=MASKED_ACCURACY if padded else ACCURACY,
-            prepare=token_ids,
-            init=self.initializer,
-            notes=data.notes,
-        )
+        return {
+            "loss": masked_cross_entropy if padded else cross_entropy,
+            "metric": MASKED_ACCURACY if padded else ACCURACY,
+            "prepare": token_ids,
+        }
 
-    def _cut(self, columns: Columns) -> Sequences:
+    def rows(self, columns: Columns, what: str) -> tuple[Examples, Owners | None]:
+        assert columns.owners is not None
         snippets = columns.strings("text")
         # A client's rows are adjacent: its stream is one slice of the text.
-        borders = snippets.offsets[owners_of(columns, self.data).offsets]
-        return sequences(
+        borders = snippets.offsets[columns.owners.offsets]
+        cut = sequences(
             *encode(snippets.text, borders, self.oov), self.length, self.partial_sequences
         )
+        owners = Owners(columns.owners.names, cut.offsets)
+        return examples(cut.inputs, cut.targets, what=what), owners
+
+    def federated(self, columns: Columns, origin: str) -> FederatedData:
+        data = super().federated(columns, origin)
+        return FederatedData(data.examples, data.offsets, data.names)

@@ -12,14 +12,13 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from torch import nn
 
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.functional import FunctionalModel
-from fedzmg.tasks.source import missing
 from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tasks.tuned import tuned, tunings
 from fedzmg.tree import num_bytes
@@ -36,35 +35,34 @@ class Decision(NamedTuple):
     """One option of a preset and its current value."""
 
     name: str
-    value: Value
+    value: Any
+    default: Any
     words: tuple[str, ...]
     """Allowed words; empty for a number."""
     low: int
     doc: str
-    default: Any = ""
 
     @property
     def range(self) -> str:
         """Allowed values, in words.
 
-        >>> Decision("centring", "none", ("none", "image"), 0, "").range
+        >>> Decision("centring", "none", "none", ("none", "image"), 0, "").range
         'none or image'
         """
         if self.words:
-            return " or ".join(filter(None, (", ".join(self.words[:-1]), self.words[-1])))
+            return f"{', '.join(self.words[:-1])} or {self.words[-1]}"
         if isinstance(self.default, float):
             return f"a number above {self.low}"
         return f"a whole number of at least {self.low}"
 
-    def accepts(self, value: Any) -> bool:
-        """Return True for an allowed value."""
-        if self.words:
-            return value in self.words
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return False
+    @property
+    def valid(self) -> bool:
+        """True if the value is allowed."""
+        if self.words or isinstance(self.value, bool | str):
+            return self.value in self.words
         if isinstance(self.default, float):
-            return self.low < value < float("inf")
-        return isinstance(value, int) and value >= self.low
+            return isinstance(self.value, int | float) and self.low < self.value < float("inf")
+        return isinstance(self.value, int) and self.value >= self.low
 
 
 @dataclass(frozen=True)
@@ -76,18 +74,14 @@ class Preset(ABC):
     """Number of training clients in the whole data set."""
     data: str = ""
     """Name of the data set in the catalog; empty if it ships with the package."""
+    protocol: ClassVar[Protocol]
 
     def __post_init__(self) -> None:
         for option in self.decisions():
-            if not option.accepts(option.value):
+            if not option.valid:
                 raise InputError(
                     f"preset.{option.name} = {option.value!r}: expected {option.range}"
                 )
-
-    @property
-    @abstractmethod
-    def protocol(self) -> Protocol:
-        """Training protocol."""
 
     @abstractmethod
     def network(self) -> nn.Module:
@@ -104,6 +98,7 @@ class Preset(ABC):
         test: Examples,
         *,
         notes: Sequence[str] = (),
+        preset: Mapping[str, Value] | None = None,
         **parts: Any,
     ) -> Task:
         """Build the task around its data and other parts, with network, protocol and tuned options.
@@ -112,7 +107,7 @@ class Preset(ABC):
         says so. A user can still choose a smaller cohort.
         """
         protocol = self.protocol
-        if protocol.cohort > len(train) and not protocol.replacement:
+        if protocol.cohort > len(train):
             few = f"{len(train)} clients are here: a round draws all of them instead of "
             notes = (*notes, f"{few}{protocol.cohort}")
             protocol = dataclasses.replace(protocol, cohort=len(train))
@@ -124,7 +119,7 @@ class Preset(ABC):
             test=test,
             protocol=protocol,
             options=tuned(self.name),
-            preset=self.options(),
+            preset=self.options() if preset is None else preset,
             notes=tuple(notes),
             **parts,
         )
@@ -136,13 +131,12 @@ class Preset(ABC):
             Decision(
                 field.name,
                 getattr(self, field.name),
-                typing.get_args(hints[field.name]),
-                field.metadata["low"],
-                field.metadata["doc"],
                 field.default,
+                typing.get_args(hints[field.name]),
+                **field.metadata,
             )
             for field in dataclasses.fields(self)
-            if "doc" in field.metadata
+            if field.metadata
         ]
 
     def options(self) -> dict[str, Value]:
@@ -154,9 +148,9 @@ class Preset(ABC):
         if not isinstance(options, Mapping):
             raise InputError(f"preset = {options!r}: expected fields by name, {{'alpha': 0.1}}")
         known = self.options()
+        if options and not known:
+            raise InputError(f"preset = {dict(options)}: the task {self.name!r} has no options")
         for name in options:
-            if not known:
-                raise InputError(f"preset.{name}: the task {self.name!r} has no options")
             if name not in known:
                 raise unknown(
                     f"preset field of {self.name}", name, known, f"fedzmg list {self.name}"
@@ -179,12 +173,20 @@ class TaskInfo:
     @property
     def missing(self) -> str:
         """Command that fetches its data; empty if nothing is missing."""
-        return "" if self.data is None else missing(self.data)
+        from fedzmg.data import catalog
+        from fedzmg.data.sources import source
+
+        if self.data is None or self.data in catalog.present():
+            return ""
+        if source(self.data).remotes:
+            return f"fedzmg data get {self.data}"
+        return f"fedzmg data import {self.data} FILE..."
 
     def describe(self) -> dict[str, Any]:
         """Return data, clients, model, protocol, tuned options and fields, ready for JSON."""
         preset = self.preset
         params = FunctionalModel(preset.network()).params()
+        parameters = sum(leaf.numel() for leaf in params.values())
         return {
             "name": preset.name,
             "summary": self.summary,
@@ -192,19 +194,11 @@ class TaskInfo:
             "data": self.data,
             "missing": self.missing,
             "clients": preset.clients,
-            "model": {
-                "parameters": sum(leaf.numel() for leaf in params.values()),
-                "bytes": num_bytes(params),
-            },
+            "model": {"parameters": parameters, "bytes": num_bytes(params)},
             "protocol": dict(vars(preset.protocol)),
             "tuned": {name: found._asdict() for name, found in tunings(preset.name).items()},
             "fields": [
-                {
-                    "key": f"preset.{option.name}",
-                    "default": option.value,
-                    "range": option.range,
-                    "doc": option.doc,
-                }
-                for option in preset.decisions()
+                {"key": f"preset.{o.name}", "default": o.value, "range": o.range, "doc": o.doc}
+                for o in preset.decisions()
             ],
         }

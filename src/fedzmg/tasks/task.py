@@ -23,7 +23,6 @@ from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer
 from fedzmg.models.objective import LossFunction, Objective, PrepareFunction, cross_entropy
 from fedzmg.tasks.fit import check
-from fedzmg.tasks.source import test_owners
 from fedzmg.tree import num_bytes
 
 
@@ -35,6 +34,9 @@ def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
 def unit_pixels(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert bytes to the unit interval."""
     return x.to(dtype) / 255
+
+
+_EXPECTED = {int: "a whole number of at least 1", bool: "true or false", float: "a finite number"}
 
 
 @dataclass(frozen=True)
@@ -53,16 +55,11 @@ class Protocol:
     threshold: float = 0.9
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "cohort", "batch_size", "epochs", "eval_every"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} = {value!r}: expected a whole number of at least 1")
-        for name in ("replacement", "straddle", "keep_partial"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name} = {getattr(self, name)!r}: expected true or false")
-        number = isinstance(self.threshold, int | float) and not isinstance(self.threshold, bool)
-        if not number or not math.isfinite(self.threshold):
-            raise InputError(f"threshold = {self.threshold!r}: expected a finite number")
+        for item in fields(self):
+            value, kind = getattr(self, item.name), type(item.default)
+            right = isinstance(value, kind | int) and isinstance(value, bool) == (kind is bool)
+            if not right or not math.isfinite(value) or (kind is int and value < 1):
+                raise InputError(f"{item.name} = {value!r}: expected {_EXPECTED[kind]}")
 
     @property
     def batching(self) -> Batching:
@@ -219,71 +216,65 @@ class Task:
         default ``prepare`` divides bytes by 255 and keeps everything else as stored. Other
         arguments are those of :meth:`from_arrays`.
         """
-        given = [_given(train, "training data"), _given(test, "test data")]
-        held = None if tune is None else _given(tune, "tuning data")
+        given = {"training data": train, "test data": test}
+        if tune is not None:
+            given["tuning data"] = tune
+        held = {what: _examples(columns, what) for what, columns in given.items()}
         if train.owners is None:
             raise InputError(
                 "the training data names no clients: name their column when you read it, or make "
                 "ids with fedzmg.data.partition and use Task.from_arrays"
             )
-        for what, other in (("test data", test), ("tuning data", tune)):
-            if other is not None and train.classes != other.classes:
-                there, here = (", ".join(c.classes[:8]) or "none" for c in (other, train))
+        for what, columns in given.items():
+            if columns.classes != train.classes:
+                there, here = (", ".join(c.classes[:8]) or "none" for c in (columns, train))
                 raise InputError(
                     f"the {what} has the classes {there}, the training data {here}: read the "
                     f"{what} with classes=TRAIN.classes"
                 )
-        if prepare is None:
-            prepare = unit_pixels if given[0].x.dtype == torch.uint8 else as_stored
+        owners = None if test.owners is None else match_clients(train.owners.names, test.owners)
+        bytes_ = held["training data"].x.dtype == torch.uint8
         return cls(
             name=name,
             model=FunctionalModel(model, axes),
-            train=FederatedData(given[0], train.owners.offsets, train.owners.names),
-            test=given[1],
-            tune=held,
+            train=FederatedData(held["training data"], train.owners.offsets, train.owners.names),
+            test=held["test data"],
+            tune=held.get("tuning data"),
             loss=loss,
             metric=metric,
-            prepare=prepare,
+            prepare=prepare or (unit_pixels if bytes_ else as_stored),
             init=init,
             protocol=Protocol().with_options(protocol),
-            test_owners=_shared(train.owners, test.owners),
-            notes=tuple(dict.fromkeys(n for c in (train, test, tune) if c for n in c.notes)),
+            test_owners=owners if owners is not None and (owners >= 0).any() else None,
+            notes=tuple(dict.fromkeys(n for columns in given.values() for n in columns.notes)),
         )
 
 
+def match_clients(train: Sequence[str], test: Owners) -> npt.NDArray[np.int64]:
+    """Return each test example's client: a position in ``train``, or -1."""
+    position = {name: i for i, name in enumerate(train)}
+    matched = np.array([position.get(name, -1) for name in test.names], np.int64)
+    return np.repeat(matched, np.diff(test.offsets))
+
+
 def _pair(given: Any, name: str) -> Sequence[Any]:
-    """Check a pair of inputs and targets."""
-    if isinstance(given, tuple | list) and len(given) == 2:
-        return given
-    kind = "is None" if given is None else f"is a {type(given).__name__}"
-    kind = f"has {len(given)} parts" if isinstance(given, tuple | list) else kind
-    raise InputError(f"{name} {kind}: pass inputs and targets, {name}=(x, y)")
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise InputError(f"{name} is a {type(given).__name__}: pass {name}=(inputs, targets)")
+    return given
 
 
-def _given(columns: Columns, what: str) -> Examples:
+def _examples(columns: Columns, what: str) -> Examples:
     """Extract inputs and targets."""
     if not isinstance(columns, Columns):
         raise InputError(
             f"the {what} is a {type(columns).__name__}: pass columns, such as "
             "fedzmg.data.formats.tabular.read_table(FILE), or use Task.from_arrays"
         )
-    remedies = {
-        "x": "read columns of numbers, or images",
-        "y": "name the column of labels when you read it",
-    }
-    for column, remedy in remedies.items():
-        if column in columns.columns and not isinstance(columns.columns[column], Strings):
-            continue
-        there = ", ".join(columns.columns)
-        if column == "x" and "text" in columns.columns:
-            remedy = "turn the text into numbers and use Task.from_arrays"
-        raise InputError(f"the {what} has no column {column!r} of numbers but {there}: {remedy}")
+    for name in "xy":
+        if isinstance(columns.columns.get(name, Strings), Strings | type):
+            raise InputError(
+                f"the {what} has no column {name!r} of numbers but {', '.join(columns.columns)}: "
+                "name its columns when you read it, or turn text into numbers and use "
+                "Task.from_arrays"
+            )
     return examples(columns.array("x"), columns.array("y"), what=what)
-
-
-def _shared(train: Owners, test: Owners | None) -> npt.NDArray[np.int64] | None:
-    """Match test examples to training clients; None if there is no match."""
-    if test is None:
-        return None
-    owners = test_owners(train.names, test.names, np.diff(test.offsets), "test")
-    return owners if (owners >= 0).any() else None
