@@ -343,7 +343,7 @@ def test_a_bad_file_in_an_archive_is_named_after_the_archive(
 ) -> None:
     pair[0].write_bytes(pair[0].read_bytes()[:1000])
     packed = tar_bz2(pair, tmp_path / "all.tar.bz2")
-    assert refused("tiny", [packed], tmp_path).startswith(f"{packed}/my_train.h5: ")
+    assert "all.tar.bz2/my_train.h5: " in refused("tiny", [packed], tmp_path)
 
 
 def test_a_missing_set_is_refused_with_a_remedy(tmp_path: Path) -> None:

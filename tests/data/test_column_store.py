@@ -200,8 +200,6 @@ def test_a_damaged_store_is_refused_with_a_remedy(tmp_path: Path) -> None:
     edit(save("rows"), rows=7)
     edit(save("fewer"), clients=["ann"])
     edit(save("twice"), clients=["ann", "ann"])
-    edit(save("shape"), shapes={**json.loads((tmp_path / "shape/meta.json").read_text())["shapes"],
-                                "column.x": [6, 16]})  # fmt: skip
     (save("list") / "meta.json").write_text("[]")
     np.save(save("pickle") / "column.y.npy", np.array([{}] * 6), allow_pickle=True)
     np.save(save("order") / "clients.npy", np.array([0, 9, 6]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedzmg.data.columns import Columns, Owners, Strings
 from fedzmg.data.formats.common import pack
-from fedzmg.data.held_out import hold_out
+from fedzmg.data.partition import hold_out
 from fedzmg.errors import InputError
 
 

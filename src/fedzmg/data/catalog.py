@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedzmg.data import column_store, file_matching, formats
+from fedzmg.data import column_store, formats, sources
 from fedzmg.data.cache import SILENT, Progress, file_hash, lock, root, size_of, writing
 from fedzmg.data.columns import Allocate, Columns
 from fedzmg.data.fetch import download
@@ -133,7 +133,7 @@ def get(
     if not what.remotes:
         raise InputError(
             f"no verified download of {name!r} is known: run 'fedzmg data import {name} FILE...' "
-            f"with {file_matching.expected(what)}"
+            f"with {sources.expected(what)}"
         )
     with _locked(name, base, progress) as workspace:
         with contextlib.suppress(InputError):  # not stored, or damaged
@@ -158,7 +158,7 @@ def import_files(
     what = source(name)
     base = root(cache)
     if not files:
-        raise InputError(f"no file is given for {name!r}: give {file_matching.expected(what)}")
+        raise InputError(f"no file is given for {name!r}: give {sources.expected(what)}")
     with _locked(name, base, progress) as workspace:
         return _convert(name, files, base, workspace, progress)
 
@@ -198,7 +198,7 @@ def _locked(name: str, base: Path, progress: Progress) -> Iterator[Path]:
 def _convert(
     name: str, files: Sequence[Path], base: Path, workspace: Path, progress: Progress
 ) -> Dataset:
-    loose, packed = file_matching.find(name, files)
+    loose, packed = sources.find(name, files)
     given = []
     for path in (*packed, *loose):
         with reading(str(path)):
@@ -210,16 +210,9 @@ def _convert(
             opened = _open(here)
             progress.say(f"{name}: these files are imported already")
             return opened
-    try:
-        unpacked = file_matching.unpack(name, packed, workspace, progress)
-        form, splits = file_matching.choose(name, [*loose, *unpacked])
-        return _store(name, form, splits, given, base, progress)
-    except InputError as error:
-        # Name the user's archive instead of the temporary folder.
-        message = str(error)
-        for number, path in enumerate(packed):
-            message = message.replace(str(workspace / f"{number}-files"), str(path))
-        raise InputError(message) from None
+    unpacked = sources.unpack(name, packed, workspace, progress)
+    form, splits = sources.choose(name, [*loose, *unpacked])
+    return _store(name, form, splits, given, base, progress)
 
 
 def _keys(files: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -285,7 +278,7 @@ def _read(name: str, split: str, form: Form, paths: Sequence[Path], allocate: Al
     if lacking:
         raise InputError(
             f"{where}: holds {', '.join(columns.columns)}, but {name!r} needs {min(lacking)}: give "
-            f"{file_matching.expected(what)}"
+            f"{sources.expected(what)}"
         )
     if what.classes is not None:
         y, most = columns.array("y"), what.classes - 1

@@ -61,7 +61,7 @@ WRITERS = {
     "bytes": struct.pack(">HBBI", 0, 8, 1, 4) + bytes([17, 2, 17, 2]),
     "words": struct.pack(">HBBI4i", 0, 0x0C, 1, 4, 17, 2, 17, 2),
     "lines": b"17\n2\r\n17\n2\n",
-    "packed": gzip.compress(b"0017\n2\n17\n 02"),
+    "packed": gzip.compress(b"17\n2\n17\n 2"),
 }
 
 
@@ -71,14 +71,14 @@ def test_rows_are_sorted_by_writer(tmp_path: Path, writers: bytes) -> None:
         tmp_path, i=images_of((4, 1, 2), bytes(range(8))), l=labels_of(bytes(range(4))), w=writers
     )
     columns = idx.read_idx(files[:2], writers=files[2])
-    assert rows_of(columns) == {"w0002": [1, 3], "w0017": [0, 2]}
+    assert rows_of(columns) == {"2": [1, 3], "17": [0, 2]}
     assert columns.array("x")[:, 0].tolist() == [[2, 3], [6, 7], [0, 1], [4, 5]]
 
 
 def test_writers_may_have_names_or_large_numbers(tmp_path: Path) -> None:
     files = write(tmp_path, i=IMAGES, l=LABELS, w="Ünal\nBo".encode(), n=b"1234567\n8")
     assert rows_of(idx.read_idx(files[:2], writers=files[2])) == {"Bo": [3], "Ünal": [7]}
-    assert rows_of(idx.read_idx(files[:2], writers=files[3])) == {"w0000008": [3], "w1234567": [7]}
+    assert rows_of(idx.read_idx(files[:2], writers=files[3])) == {"8": [3], "1234567": [7]}
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,7 @@ def test_writers_may_have_names_or_large_numbers(tmp_path: Path) -> None:
         (b"\na", "client id in row 0 is empty"),
         (b"a\n\xff", "row 1"),
         (packed(bytes([65]) * 2**22), "1 client ids for 2"),
-        (labels_of(b"abc"), "each of 2 images"),
-        (struct.pack(">HBBIbb", 0, 9, 1, 2, 1, -4), "each of 2 images"),
+        (labels_of(b"abc"), "3 client ids for 2"),
     ],
 )
 def test_writers_that_do_not_fit_are_refused(tmp_path: Path, writers: bytes, match: str) -> None:

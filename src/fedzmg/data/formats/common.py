@@ -98,13 +98,6 @@ def by_client(clients: Any, rows: int, where: str) -> Grouping:
     return group(*codes(ids if isinstance(ids, list) else [str(number) for number in ids.tolist()]))
 
 
-def by_writer(writers: Array) -> Grouping:
-    """Sort rows by number of writer; writer 17 is called ``w0017``."""
-    present, owner = np.unique(writers, return_inverse=True)
-    digits = max(4, len(str(int(present[-1]))))
-    return group(owner.astype(np.int64), [f"w{number:0{digits}d}" for number in present.tolist()])
-
-
 def codes(values: Sequence[str]) -> tuple[Ids, tuple[str, ...]]:
     """Number strings in sorted order; whole numbers sort by value.
 

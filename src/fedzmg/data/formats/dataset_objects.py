@@ -61,13 +61,8 @@ def from_partitions(
 ) -> Columns:
     """Make columns of one dataset for each client, in the order given.
 
-    Args:
-        partitions: datasets by name of client; those of a sequence are called 0, 1, 2, ...
-        label: the column with labels; None for no labels.
-        features: the columns to learn from, as in :func:`from_dataset`.
-        classes: names of classes in the order of their ids, as in :func:`from_dataset`.
-        size: resize images to this height and width.
-        grey: convert images to grey (True) or colour (False).
+    ``partitions`` are datasets by name of client; those of a sequence are called 0, 1, 2, ...
+    Other arguments are those of :func:`from_dataset`.
     """
     named = partitions if isinstance(partitions, Mapping) else dict(enumerate(partitions))
     parts = {f"client {str(name)!r}": dataset for name, dataset in named.items()}
