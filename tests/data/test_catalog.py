@@ -120,9 +120,9 @@ def test_files_are_imported_and_mapped(tiny: Source, pair: list[Path], tmp_path:
     np.testing.assert_array_equal(test.array("x")[1:], expected)
     [found] = catalog.present(cache).values()
     assert found.counts == {"train": (2, 7), "test": (2, 3)}
-    assert [s["sha256"] for s in found.sources] == [
+    assert {s["sha256"] for s in found.sources} == {
         hashlib.sha256(p.read_bytes()).hexdigest() for p in pair
-    ]
+    }
     assert not (cache / "tmp" / "tiny").exists()
 
 
@@ -482,7 +482,7 @@ def test_a_reader_follows_a_set_that_is_replaced_meanwhile(
     catalog.import_files("tiny", pair, cache)
     real, replaced = catalog._open, []
 
-    def late(found: catalog.Stored) -> Dataset:
+    def late(found: Dataset) -> Dataset:
         if not replaced:
             replaced.append(True)
             monkeypatch.setattr(catalog, "_open", real)

@@ -8,7 +8,7 @@
     column.text.offsets.npy
     clients.npy               offsets of the clients
 
-A directory is written under a temporary name and renamed when complete. No pickle is used.
+``meta.json`` is written last: a directory without it is not complete. No pickle is used.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,23 +35,17 @@ def save(directory: Path, fill: Callable[[Allocate], Columns]) -> str:
     """Write the columns that ``fill`` makes, and return their fingerprint.
 
     Args:
-        directory: a directory that does not exist yet.
+        directory: a directory to make; after an error it holds a part of the files.
         fill: makes the columns. Arrays that it allocates are mapped to files; others are copied.
     """
-    temporary = directory.parent / f".{directory.name}.{uuid.uuid4().hex[:8]}"
-    try:
-        with writing(directory):
-            temporary.mkdir(parents=True)
-            content = _fill(temporary, fill)
-            (temporary / "meta.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-            for path in temporary.iterdir():
-                with path.open("rb+") as file:
-                    os.fsync(file.fileno())
-            temporary.rename(directory)
-            sync_directory(directory.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    with writing(directory):
+        directory.mkdir(parents=True)
+        content = _fill(directory, fill)
+        (directory / "meta.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+        for path in directory.iterdir():
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
+        sync_directory(directory)
     return str(content["fingerprint"])
 
 

@@ -247,19 +247,10 @@ def describe(
         "dominant_share": share,
     }
     columns = [measured[field].tolist() for field in Row._fields[1:]]
-    return Report(
-        name=name,
-        unit=unit,
-        entropy=entropy,
-        reference=reference,
-        total=len(table),
-        sample=sample,
-        seed=seed,
-        labels=classes,
-        counts=part,
-        clients=tuple(map(Row, [names[int(i)] for i in chosen], *columns)),
-        summary={measure: spread(measured[measure]) for measure in MEASURES},
-    )
+    rows = tuple(map(Row, [names[int(i)] for i in chosen], *columns))
+    summary = {measure: spread(measured[measure]) for measure in MEASURES}
+    about = (name, unit, entropy, reference, len(table), sample, seed, classes)
+    return Report(*about, summary, rows, part)
 
 
 _entropy = entropy  # describe() has an option of that name

@@ -296,12 +296,7 @@ def hold_out(columns: Columns, share: float, *, seed: int = 0) -> tuple[Columns,
 
 
 PARTITIONS: dict[str, Callable[..., Owners]] = {
-    "iid": iid,
-    "dirichlet": dirichlet,
-    "shards": shards,
-    "quantity": quantity,
-    "natural": natural,
-    "pachinko": pachinko,
+    rule.__name__: rule for rule in (iid, dirichlet, shards, quantity, natural, pachinko)
 }
 
 
@@ -360,7 +355,9 @@ def make(
     arguments = {one.name: given.get(one.name, one.default) for one in others}
     for key, value in arguments.items():
         if value is inspect.Parameter.empty:
-            raise InputError(f"partition {name!r} needs {key}: add {key}=... (--clients or --set)")
+            raise InputError(
+                f"partition {name!r} needs {key}: add --clients 100 or --set {key}=0.1"
+            )
     owners = PARTITIONS[name](**{data.name: np.asarray(labels)}, **arguments)
     owners.flags.writeable = False
     return Partition(name, {key: arguments[key] for key in known}, int(seed), owners)

@@ -99,7 +99,7 @@ def test_other_floats_are_kept_with_a_note(tmp_path: Path) -> None:
     columns = tff_h5.read_h5([write(tmp_path / "a.h5", clients)])
     assert columns.array("x").dtype == np.float32
     np.testing.assert_array_equal(columns.array("x")[:, 5, 7], np.array([0.2, 0.3001], np.float32))
-    assert "client 'b'" in columns.notes[0]
+    assert "float32" in columns.notes[0]
 
 
 def test_photographs_come_channels_first(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ REFUSED: dict[str, tuple[Clients, str]] = {
         r"client 'b': .*'pixels' has shape \(1, 28, 27\)",
     ),
     "type": ({"a": {**digits(1), "label": np.ones(1)}}, "'label' has .*float64"),
-    "lengths": ({"a": {**digits(1), "label": np.ones(2, "i4")}}, "pixels, label differ"),
+    "lengths": ({"a": {**digits(1), "label": np.ones(2, "i4")}}, "'pixels': 1, 'label': 2"),
     "layout": ({"a": {"voice": np.ones(1)}}, "client 'a': .*voice"),
     "nobody": ({}, "no client"),
     "nothing": ({"a": digits()}, "no client has an example"),

@@ -6,14 +6,15 @@ and gives a column for ``dataset[name]``. Rows are counted from 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fedzmg.data.columns import Array, Columns, in_memory
 from fedzmg.data.formats import common
-from fedzmg.data.formats.common import Grouping, Ids
+from fedzmg.data.formats.common import Features, Grouping
 from fedzmg.data.formats.image_folder import ImageForm, decode_all
 from fedzmg.errors import InputError
 
@@ -127,21 +128,17 @@ def _columns(
                 ids, _ = common.labels(values, f"{here}: column {label!r}", own)
                 values, classes = [own[i] for i in ids], classes or own
             y += values
-    first = next(_entries(parts, chosen[0]))[1]
-    features: Array | Sequence[Any] | Callable[[Ids], Array]
-    if len(chosen) > 1 or (
-        np.ndim(first) < 2 and not isinstance(first, str) and not _is_image(first)
-    ):
-        features = common.side_by_side({name: _values(parts, name) for name in chosen}, where)
-    elif isinstance(first, str):
-        features = _values(parts, chosen[0])
-    elif _is_image(first):
-
-        def features(order: Ids) -> Array:
-            return decode_all(_images(parts, chosen[0]), order, in_memory, form)
-
+    name = chosen[0]
+    first = next(_entries(parts, name))[1]
+    features: Features
+    if len(chosen) == 1 and isinstance(first, str):
+        features = _values(parts, name)
+    elif len(chosen) == 1 and _is_image(first):
+        features = partial(decode_all, _entries(parts, name), allocate=in_memory, form=form)
+    elif len(chosen) == 1 and np.ndim(first) > 1:
+        features = _stack(parts, name)
     else:
-        features = _stack(parts, chosen[0])
+        features = common.side_by_side({name: _values(parts, name) for name in chosen}, where)
     return common.assemble(where, grouping, features, y, classes=classes)
 
 
@@ -161,11 +158,6 @@ def _is_image(entry: Any) -> bool:
     """Tell whether an entry is an encoded image or an object of Pillow."""
     encoded = isinstance(entry, bytes) or (isinstance(entry, Mapping) and "bytes" in entry)
     return encoded or (hasattr(entry, "mode") and hasattr(entry, "convert"))
-
-
-def _images(parts: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
-    for where, entry in _entries(parts, name):
-        yield where, entry["bytes"] if isinstance(entry, Mapping) else entry
 
 
 def _stack(parts: Mapping[str, Any], name: str) -> Array:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import csv
 import io
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +84,7 @@ def read_image_folder(
     return common.assemble(
         str(root),
         common.group(*common.codes(clients)),
-        lambda order: decode_all(sources, order, allocate, form, stored=stored),
+        partial(decode_all, sources, allocate=allocate, form=form, stored=stored),
         labels,
         classes=classes,
         allocate=allocate,
@@ -137,7 +138,8 @@ def decode_all(
     """Decode images of one shape into one column.
 
     Args:
-        sources: for each image its name in messages, and a path, bytes, or an image of Pillow.
+        sources: for each image its name in messages, and a path, bytes (also as in a struct of
+            Hugging Face), or an image of Pillow.
         order: image ``order[i]`` goes to row ``i``.
         allocate: makes the column ``x``.
         form: size and colour to convert to.
@@ -153,6 +155,8 @@ def decode_all(
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         for row, (where, source) in zip(np.argsort(order), sources, strict=True):
             with common.reading(where, _REMEDY):
+                if isinstance(source, Mapping):  # an image of Hugging Face
+                    source = source["bytes"]
                 if isinstance(source, Path | bytes):
                     file = io.BytesIO(source) if isinstance(source, bytes) else source
                     # Some other formats run programs.
