@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,12 @@ for name in ("fedzmg", "fedzmg.data"):  # without the packages' own imports, whi
     module = sys.modules[name] = types.ModuleType(name)
     module.__path__ = [{str(Path(fedzmg.__file__).parent)!r} + name[6:].replace(".", "/")]
 """
+
+
+@pytest.fixture(autouse=True)
+def _without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test cuts the power."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def images(allocate: Allocate, rows: int = 6) -> Columns:

@@ -107,5 +107,5 @@ COMPRESSED = mat({"train": part(2, 0), "test": part(1, 1)})
 
 
 test_damaged_files, test_many_damaged_files = fuzz_tests(
-    emnist_mat.read_mat, damaged(COMPRESSED), 50, 3000
+    emnist_mat.read_mat, damaged(COMPRESSED), 25, 3000
 )

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ from test_arrays import texts
 
 from fedzmg.data.formats import leaf_json
 from fedzmg.errors import InputError
-
-REAL = os.environ.get("FEDZMG_REAL_DATA")
 
 
 def shard(**users: tuple[list[Any], list[Any]]) -> dict[str, Any]:
@@ -134,21 +131,18 @@ def test_bad_content_is_refused_by_name(tmp_path: Path, case: str) -> None:
     assert len(str(caught.value)) < 400 + len(str(path))
 
 
-def test_a_shard_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+def test_cut_off_shards_and_other_encodings_are_refused(tmp_path: Path) -> None:
     whole = json.dumps(GOOD)
     path = tmp_path / "a.json"
-    for end in range(len(whole)):
-        path.write_text(whole[:end])
-        with pytest.raises(InputError, match=r"a\.json: cannot be read .*: is it complete\?"):
+    for data in [
+        *(whole[:end].encode() for end in range(0, len(whole), 5)),
+        whole.encode("utf-16"),
+    ]:
+        path.write_bytes(data)
+        with pytest.raises(InputError, match=r"a\.json: cannot be read"):
             leaf_json.read_leaf([path])
-
-
-def test_what_is_not_utf_8_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_bytes(json.dumps(GOOD).encode("utf-16"))
-    with pytest.raises(InputError, match=r"a\.json: cannot be read .*utf-8"):
-        leaf_json.read_leaf([tmp_path / "a.json"])
-    (tmp_path / "a.json").write_bytes(json.dumps(GOOD).encode("utf-8-sig"))
-    assert leaf_json.read_leaf([tmp_path / "a.json"]).rows == 3
+    path.write_bytes(whole.encode("utf-8-sig"))
+    assert leaf_json.read_leaf([path]).rows == 3
 
 
 numbers = st.one_of(
@@ -156,7 +150,7 @@ numbers = st.one_of(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.data(), st.integers(1, 4))
 def test_any_numbers_survive(tmp_path_factory: Any, data: st.DataObject, width: int) -> None:
     row = st.lists(numbers, min_size=width, max_size=width)
@@ -196,21 +190,5 @@ def misworded(draw: st.DrawFn) -> bytes:
 
 
 test_damaged_files, test_many_damaged_files = fuzz_tests(
-    leaf_json.read_leaf, st.one_of(damaged(*SMALL), misworded()), 120, 4000
+    leaf_json.read_leaf, st.one_of(damaged(*SMALL), misworded()), 60, 4000
 )
-
-
-@pytest.mark.skipif(REAL is None, reason="FEDZMG_REAL_DATA names no folder of real data")
-def test_real_images_through_json_are_those_of_hdf5(tmp_path: Path) -> None:
-    import h5py
-
-    users = {}
-    with h5py.File(Path(str(REAL)) / "chars74k_by_writer_test.h5") as file:
-        for name, group in file["examples"].items():
-            pixels = group["pixels"][:].reshape(-1, 784)
-            users[name] = (pixels.astype(float).tolist(), group["label"][:].tolist())
-            level = np.rint(pixels * 255)
-    columns = leaf_json.read_leaf([write(tmp_path / "a.json", shard(**users))])
-    assert columns.rows == 330
-    assert columns.array("x").dtype == np.uint8
-    np.testing.assert_array_equal(columns.array("x")[-len(level) :].reshape(-1, 784), level)

@@ -210,4 +210,4 @@ CSV = [b"client,label,f,g\nb,1,2.5,3\na,0,3,4\n", b'client,label,t\na,x,"p ""q"\
 DAMAGED = st.one_of(damaged(*PARQUET), damaged(*CSV))
 
 
-test_damaged_files, test_many_damaged_files = fuzz_tests(tabular.read_table, DAMAGED, 70, 5000)
+test_damaged_files, test_many_damaged_files = fuzz_tests(tabular.read_table, DAMAGED, 40, 5000)
