@@ -168,16 +168,6 @@ def test_an_encrypted_zip_is_refused(tmp_path: Path) -> None:
     assert "encrypted" in refused(tmp_path, bytes(data))
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    (tmp_path / "a").write_bytes(tar_bytes(MEMBERS))
-    monkeypatch.setattr(tarfile, "copyfileobj", full)
-    with pytest.raises(InputError, match="out: disk is full"):
-        archive.extract(tmp_path / "a", tmp_path / "out", ["*"])
-
-
 @settings(max_examples=40)
 @given(st.data())
 def test_nothing_but_the_documented_error_escapes(data: st.DataObject) -> None:

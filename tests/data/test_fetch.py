@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -335,11 +334,3 @@ def test_a_mirror_may_be_a_folder(tmp_path: Path) -> None:
     (folder / "data.bin").unlink()
     with pytest.raises(InputError, match=r"a%20mirror/data.bin: No such file"):
         fetch.download(official, tmp_path / "c", sha256=SHA256, mirror=str(folder))
-
-
-def test_a_full_disk_is_one_line(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Path, "open", lambda *_: io.FileIO("/dev/full", "w"))
-    with pytest.raises(InputError, match=r"data.bin.part: disk is full"):
-        get(server, tmp_path)

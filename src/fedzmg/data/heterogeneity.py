@@ -68,8 +68,7 @@ def owners_of(offsets: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 def distinct(counts: Counts) -> Counts:
     """Count the classes that occur at each client."""
-    present: Counts = np.count_nonzero(counts, axis=-1)
-    return present
+    return np.asarray(np.count_nonzero(counts, axis=-1))
 
 
 def entropy(counts: Counts, base: EntropyBase = "classes") -> Floats:
@@ -96,8 +95,7 @@ def gini(counts: Counts) -> Floats:
     # Whole numbers until the division: equal counts give exactly 0.
     weights = 2 * np.arange(1, classes + 1) - classes - 1
     unequal = np.sum(np.sort(counts, axis=-1) * weights, axis=-1)
-    coefficient: Floats = unequal / (classes * counts.sum(axis=-1))
-    return coefficient
+    return np.asarray(unequal / (classes * counts.sum(axis=-1)))
 
 
 def kl(counts: Counts, reference: npt.ArrayLike) -> Floats:
@@ -108,8 +106,7 @@ def kl(counts: Counts, reference: npt.ArrayLike) -> Floats:
     share, whole = _shares(counts), _shares(np.asarray(reference))
     with np.errstate(divide="ignore"):
         ratio = np.divide(share, whole, out=np.ones_like(share), where=share > 0)
-    divergence: Floats = np.sum(share * np.log(ratio), axis=-1)
-    return np.maximum(divergence, 0.0)
+    return np.maximum(np.sum(share * np.log(ratio), axis=-1), 0.0)
 
 
 def dominant(counts: Counts) -> tuple[Counts, Floats]:
@@ -118,8 +115,7 @@ def dominant(counts: Counts) -> tuple[Counts, Floats]:
 
 
 def _shares(counts: npt.NDArray[Any]) -> Floats:
-    shares: Floats = counts / counts.sum(axis=-1, keepdims=True)
-    return shares
+    return np.asarray(counts / counts.sum(axis=-1, keepdims=True))
 
 
 class Row(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 from fedzmg.data.columns import Array, Columns, in_memory
 from fedzmg.data.formats import common
 from fedzmg.data.formats.common import Features, Grouping
-from fedzmg.data.formats.image_folder import ImageForm, decode_all
+from fedzmg.data.formats.image_folder import decode_all
 from fedzmg.errors import InputError
 
 _REMEDY = "look at that row of the dataset"
@@ -48,7 +48,7 @@ def from_dataset(
     chosen = _check(parts, client, label, features)
     clients = None if client is None else _values(parts, client)
     grouping = common.by_client(clients, len(dataset), "dataset")
-    return _columns(parts, grouping, label, chosen, classes, ImageForm(size, grey).check())
+    return _columns(parts, grouping, label, chosen, classes, size, grey)
 
 
 def from_partitions(
@@ -70,7 +70,7 @@ def from_partitions(
     chosen = _check(parts, None, label, features)
     sizes = [len(dataset) for dataset in parts.values()]
     grouping = common.group(np.repeat(np.arange(len(parts)), sizes), [str(name) for name in named])
-    return _columns(parts, grouping, label, chosen, classes, ImageForm(size, grey).check())
+    return _columns(parts, grouping, label, chosen, classes, size, grey)
 
 
 def _check(
@@ -114,7 +114,8 @@ def _columns(
     label: str | None,
     chosen: Sequence[str],
     classes: Sequence[str] | None,
-    form: ImageForm,
+    size: tuple[int, int] | None,
+    grey: bool | None,
 ) -> Columns:
     [where, *_] = parts
     y: list[Any] | None = None
@@ -128,16 +129,19 @@ def _columns(
                 ids, _ = common.labels(values, f"{here}: column {label!r}", own)
                 values, classes = [own[i] for i in ids], classes or own
             y += values
-    name = chosen[0]
-    first = next(_entries(parts, name))[1]
-    features: Features
-    if len(chosen) == 1 and isinstance(first, str):
-        features = _values(parts, name)
-    elif len(chosen) == 1 and _is_image(first):
-        features = partial(decode_all, _entries(parts, name), allocate=in_memory, form=form)
-    elif len(chosen) == 1 and np.ndim(first) > 1:
-        features = _stack(parts, name)
-    else:
+    features: Features = None
+    if len(chosen) == 1:
+        name = chosen[0]
+        first = next(_entries(parts, name))[1]
+        if isinstance(first, str):
+            features = _values(parts, name)
+        elif _is_image(first):
+            features = partial(
+                decode_all, _entries(parts, name), allocate=in_memory, size=size, grey=grey
+            )
+        elif np.ndim(first) > 1:
+            features = _stack(parts, name)
+    if features is None and chosen:
         features = common.side_by_side({name: _values(parts, name) for name in chosen}, where)
     return common.assemble(where, grouping, features, y, classes=classes)
 
