@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import subprocess
 import sys
 from pathlib import Path
 
@@ -28,36 +27,6 @@ def test_the_folder_is_the_one_given_else_the_variable_else_the_users_cache(
     assert cache.root() == tmp_path / "home" / "data"
     monkeypatch.chdir(tmp_path)
     assert cache.root(Path("here")) == tmp_path / "here"
-
-
-def test_a_lock_is_waited_for_and_freed_when_its_process_ends(tmp_path: Path) -> None:
-    path = tmp_path / "locks" / "a.lock"
-    path.parent.mkdir()
-    script = (
-        "import filelock, sys, time; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); "
-        "print('held', flush=True); sys.stdin.read(1); import os; os._exit(1)"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", script, str(path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert holder.stdin is not None
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    waited = []
-
-    def waiting() -> None:
-        waited.append(holder.poll())
-        holder.stdin.write("x")  # type: ignore[union-attr]
-        holder.stdin.close()  # type: ignore[union-attr]
-
-    with cache.lock(path, waiting):
-        assert holder.wait(10) == 1
-    assert waited == [None]
-    holder.stdout.close()
-    with cache.lock(path, lambda: waited.append(0)):
-        pass
-    assert waited == [None]
 
 
 def test_a_lock_that_cannot_be_made_is_one_line(

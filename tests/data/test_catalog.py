@@ -68,6 +68,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Source:
     made = replace(SOURCES["emnist10"], counts={"train": (2, 7), "test": (2, 3)}, remotes=())
     monkeypatch.setitem(SOURCES, "tiny", made)
     monkeypatch.delenv("FEDZMG_MIRROR", raising=False)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
     return made
 
 
@@ -106,8 +107,11 @@ def test_the_catalog_is_complete() -> None:
 
 def test_files_are_imported_and_mapped(tiny: Source, pair: list[Path], tmp_path: Path) -> None:
     cache = tmp_path / "cache"
+    for name in ("tmp/tiny/0-official", "sets/tiny/data-0123456789ab/.train.01234567"):
+        (cache / name).mkdir(parents=True)  # left by a killed process
     made = catalog.import_files("tiny", pair, cache)
     assert made.notes == ()
+    assert len(list((cache / "sets" / "tiny").glob("data-*"))) == 1
     loaded = catalog.load("tiny", cache)
     assert loaded.fingerprint == made.fingerprint
     train, test = loaded.splits["train"], loaded.splits["test"]
@@ -120,9 +124,9 @@ def test_files_are_imported_and_mapped(tiny: Source, pair: list[Path], tmp_path:
     np.testing.assert_array_equal(test.array("x")[1:], expected)
     [found] = catalog.present(cache).values()
     assert found.counts == {"train": (2, 7), "test": (2, 3)}
-    assert [s["sha256"] for s in found.sources] == [
+    assert {s["sha256"] for s in found.sources} == {
         hashlib.sha256(p.read_bytes()).hexdigest() for p in pair
-    ]
+    }
     assert not (cache / "tmp" / "tiny").exists()
 
 
@@ -170,16 +174,6 @@ def test_a_difference_in_counts_is_noted(pair: list[Path], tmp_path: Path) -> No
     assert catalog.present(tmp_path / "cache")["emnist10"].notes == notes
 
 
-def test_an_archive_with_another_hash_is_noted(
-    tiny: Source, pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packed = tar_bz2(pair, tmp_path / "tiny.tar.bz2")
-    remote = Remote("https://example.org/tiny.tar.bz2", "0" * 64)
-    monkeypatch.setitem(SOURCES, "tiny", replace(tiny, remotes=(remote,)))
-    [note] = catalog.import_files("tiny", [packed], tmp_path / "cache").notes
-    assert "tiny.tar.bz2 is not the official file: its SHA-256 is" in note
-
-
 def refused(name: str, files: list[Path], tmp_path: Path) -> str:
     cache = tmp_path / "refused"
     with pytest.raises(InputError) as caught:
@@ -189,26 +183,14 @@ def refused(name: str, files: list[Path], tmp_path: Path) -> str:
     return str(caught.value)
 
 
-def test_labels_out_of_range_are_refused(tmp_path: Path) -> None:
-    files = [
-        write_idx(tmp_path / f"{split}-{kind}-ubyte.gz", values)
-        for split in ("train", "t10k")
-        for kind, values in {
-            "images-idx3": np.zeros((3, 28, 28)),
-            "labels-idx1": np.array([0, 10, 11]),
-        }.items()
-    ]
-    message = refused("mnist", files, tmp_path)
-    assert "label 10 in row 1" in message
-    assert str(files[0]) in message
-
-
 def test_data_of_another_kind_are_refused(tiny: Source, pair: list[Path], tmp_path: Path) -> None:
     plays = [write_plays(tmp_path / f"p_{s}.h5", {"A": ["to be"]}) for s in ("train", "test")]
     assert "holds text, but 'tiny' needs x: give fed_emnist_digitsonly_train.h5" in refused(
         "tiny", plays, tmp_path
     )
     assert "holds x, y, but 'shakespeare' needs text" in refused("shakespeare", pair, tmp_path)
+    wide = write_images(tmp_path / "w_train.h5", {"a": 12}, classes=12)
+    assert "label 10 in row 10" in refused("tiny", [wide, pair[1]], tmp_path)
 
 
 def test_mnist_and_emnist_files_are_imported_upright(
@@ -343,7 +325,7 @@ def test_a_bad_file_in_an_archive_is_named_after_the_archive(
 ) -> None:
     pair[0].write_bytes(pair[0].read_bytes()[:1000])
     packed = tar_bz2(pair, tmp_path / "all.tar.bz2")
-    assert refused("tiny", [packed], tmp_path).startswith(f"{packed}/my_train.h5: ")
+    assert "all.tar.bz2/my_train.h5: " in refused("tiny", [packed], tmp_path)
 
 
 def test_a_missing_set_is_refused_with_a_remedy(tmp_path: Path) -> None:
@@ -382,6 +364,9 @@ def test_get_downloads_unpacks_and_converts_once(
     ]  # fmt: skip
     assert made.notes == ()
     assert made.fingerprint == catalog.import_files("tiny", pair, tmp_path / "o").fingerprint
+    other = tar_bz2(pair, tmp_path / "tiny.tar.bz2")
+    [note] = catalog.import_files("tiny", [other], tmp_path / "p").notes
+    assert "tiny.tar.bz2 is not the official file" in note
     again = Recorder()
     assert catalog.get("tiny", cache, str(mirror), again).fingerprint == made.fingerprint
     assert (again.begun, again.lines) == ([], ["tiny: is here already"])
@@ -436,17 +421,6 @@ def test_a_failure_keeps_the_version_that_was_there(
     assert left(tmp_path / "new") == ["sets"]
 
 
-def test_what_a_killed_process_left_is_cleared(
-    tiny: Source, pair: list[Path], tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    for name in ("tmp/tiny/0-official", "sets/tiny/data-0123456789ab/.train.01234567"):
-        (cache / name).mkdir(parents=True)
-        (cache / name / "rest").write_text("x")
-    catalog.import_files("tiny", pair, cache)
-    assert not [name for name in left(cache) if name.endswith("rest")]
-
-
 def test_damage_is_reported_and_repaired(mirror: Path, pair: list[Path], tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     record = cache / "sets" / "tiny" / "set.json"
@@ -482,7 +456,7 @@ def test_a_reader_follows_a_set_that_is_replaced_meanwhile(
     catalog.import_files("tiny", pair, cache)
     real, replaced = catalog._open, []
 
-    def late(found: catalog.Stored) -> Dataset:
+    def late(found: Dataset) -> Dataset:
         if not replaced:
             replaced.append(True)
             monkeypatch.setattr(catalog, "_open", real)
@@ -513,7 +487,7 @@ class Slow:
     seen = []
     def begin(self, what, total):
         self.seen.append(what)
-        time.sleep(0.1)
+        time.sleep(0.05)
     def advance(self, done): pass
     def say(self, text): self.seen.append(text)
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -103,7 +102,7 @@ def cut(handler: Handler, content: bytes = CONTENT, at: int = 300_000) -> None:
 def stall(handler: Handler) -> None:
     """Send some bytes, then nothing."""
     handler.reply(200, CONTENT[:1000], length=len(CONTENT))
-    threading.Event().wait(1.0)
+    threading.Event().wait(0.4)
     handler.close_connection = True
 
 
@@ -171,7 +170,6 @@ def shifted(handler: Handler) -> None:
     handler.reply(206, CONTENT[5:], Content_Range=f"bytes 5-700000/{len(CONTENT)}")
 
 
-@pytest.mark.parametrize("size", [len(CONTENT), None])
 @pytest.mark.parametrize(
     ("answers", "starts"),
     [
@@ -184,15 +182,11 @@ def shifted(handler: Handler) -> None:
     ids=["cut twice", "range ignored", "another range", "busy", "redirected"],
 )
 def test_a_failed_attempt_is_continued(
-    server: Server,
-    tmp_path: Path,
-    size: int | None,
-    answers: list[Answer],
-    starts: list[int | None],
+    server: Server, tmp_path: Path, answers: list[Answer], starts: list[int | None]
 ) -> None:
     (tmp_path / "data.bin").write_bytes(OTHER)
     server.answers = list(answers)
-    assert get(server, tmp_path, size=size).read_bytes() == CONTENT
+    assert get(server, tmp_path).read_bytes() == CONTENT
     expected = [None if start is None else f"bytes={start}-" for start in starts]
     assert [request.get("Range") for request in server.seen] == expected
 
@@ -218,20 +212,17 @@ def test_a_file_that_changed_meanwhile_is_fetched_from_the_start(
     assert "starting again" in progress.lines[-1]
 
 
-@pytest.mark.parametrize("kept", [CONTENT, OTHER, CONTENT + b"more"])
-def test_a_complete_part_is_checked_and_not_trusted(
-    server: Server, tmp_path: Path, kept: bytes
-) -> None:
-    for size in (len(CONTENT), None):
+def test_a_complete_part_is_checked_and_not_trusted(server: Server, tmp_path: Path) -> None:
+    for kept in (CONTENT, OTHER, CONTENT + b"more"):
         (tmp_path / "data.bin.part").write_bytes(kept)
-        assert get(server, tmp_path, size=size).read_bytes() == CONTENT
+        assert get(server, tmp_path, size=None).read_bytes() == CONTENT
         (tmp_path / "data.bin").unlink()
 
 
 def test_a_server_that_stalls_is_left_and_asked_again(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "TIMEOUT", 0.5)
+    monkeypatch.setattr(fetch, "TIMEOUT", 0.2)
     monkeypatch.setattr(fetch, "RETRIES", 20)
     server.answers = [stall, whole]
     progress = Recorder()
@@ -249,10 +240,9 @@ def test_wrong_bytes_are_never_used(server: Server, tmp_path: Path, size: int | 
     assert only(tmp_path) == []
 
 
-@pytest.mark.parametrize("code", [404, 403, 410])
-def test_a_missing_file_is_reported_at_once(server: Server, tmp_path: Path, code: int) -> None:
-    server.answers = [status(code)]
-    with pytest.raises(InputError, match=rf"data.bin: .*{code}"):
+def test_a_missing_file_is_reported_at_once(server: Server, tmp_path: Path) -> None:
+    server.answers = [status(404)]
+    with pytest.raises(InputError, match=r"data.bin: .*404"):
         get(server, tmp_path)
     assert len(server.seen) == 1
     assert only(tmp_path) == []
@@ -344,11 +334,3 @@ def test_a_mirror_may_be_a_folder(tmp_path: Path) -> None:
     (folder / "data.bin").unlink()
     with pytest.raises(InputError, match=r"a%20mirror/data.bin: No such file"):
         fetch.download(official, tmp_path / "c", sha256=SHA256, mirror=str(folder))
-
-
-def test_a_full_disk_is_one_line(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Path, "open", lambda *_: io.FileIO("/dev/full", "w"))
-    with pytest.raises(InputError, match=r"data.bin.part: disk is full"):
-        get(server, tmp_path)

@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedzmg.data.columns import Columns, Owners, Strings
 from fedzmg.data.formats.common import pack
-from fedzmg.data.held_out import hold_out
+from fedzmg.data.partition import hold_out
 from fedzmg.errors import InputError
 
 
@@ -41,6 +41,7 @@ def held(columns: Columns) -> dict[str, list[int]]:
     return {name: y[ends[i] : ends[i + 1]] for i, name in enumerate(names)}
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(0, 12), min_size=1, max_size=8).filter(lambda sizes: max(sizes) > 5),
     st.floats(0.1, 0.95),

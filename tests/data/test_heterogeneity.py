@@ -56,7 +56,7 @@ def test_golden_client() -> None:
 
 
 @given(table=tables.map(filled))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_entropy_and_divergence_agree_with_scipy(table: npt.NDArray[np.int64]) -> None:
     pooled = table.sum(axis=0)
     for row, found, present, away in zip(
@@ -70,7 +70,7 @@ def test_entropy_and_divergence_agree_with_scipy(table: npt.NDArray[np.int64]) -
 
 
 @given(table=tables.map(filled))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_gini_is_the_mean_difference_of_all_pairs(table: npt.NDArray[np.int64]) -> None:
     for row, found in zip(table, gini(table), strict=True):
         pairs = sum(abs(int(a) - int(b)) for a in row for b in row)
@@ -78,7 +78,7 @@ def test_gini_is_the_mean_difference_of_all_pairs(table: npt.NDArray[np.int64]) 
 
 
 @given(table=tables.map(filled))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_bounds(table: npt.NDArray[np.int64]) -> None:
     clients, classes = table.shape
     names = [str(i) for i in range(clients)]
@@ -94,7 +94,7 @@ def test_bounds(table: npt.NDArray[np.int64]) -> None:
 
 
 @given(table=tables.map(filled), seed=st.integers(0, 9))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_names_of_classes_and_order_of_clients_do_not_matter(
     table: npt.NDArray[np.int64], seed: int
 ) -> None:
@@ -199,15 +199,6 @@ def test_impossible_counts_are_refused(labels: Any, owners: Any, match: str) -> 
 # Reports
 
 
-def test_one_client_has_no_deviation() -> None:
-    report = describe(np.array([[4, 1]]), ["a"])
-    assert report.summary["entropy"].sd is None
-    assert json.loads(json.dumps(report.as_dict()))["summary"]["volume"] == {
-        "mean": 5.0,
-        "sd": None,
-    }
-
-
 def test_the_reference_is_the_sample_or_everybody() -> None:
     table = np.random.default_rng(0).integers(0, 20, (30, 6))
     names = [f"c{i}" for i in range(30)]
@@ -225,12 +216,12 @@ def test_a_sample_is_random_without_repeats_and_fixed_by_its_seed() -> None:
     names = [f"c{i:02}" for i in range(100)]
     drawn = [
         [row.client for row in describe(table, names, sample=10, seed=seed).clients]
-        for seed in [*range(200), 3]
+        for seed in [*range(100), 3]
     ]
     assert drawn.pop() == drawn[3]
     assert all(len(set(sample)) == 10 and sample == sorted(sample) for sample in drawn)
     often = np.array([sum(name in sample for sample in drawn) for name in names])
-    assert abs(often - 20).max() < 5 * np.sqrt(200 * 0.1 * 0.9)
+    assert abs(often - 10).max() < 5 * np.sqrt(100 * 0.1 * 0.9)
 
 
 def test_a_report_survives_json_and_lists_rows_for_csv() -> None:
@@ -242,6 +233,8 @@ def test_a_report_survives_json_and_lists_rows_for_csv() -> None:
     assert kept["clients"][1]["dominant_class"] == "z"
     assert (kept["sample"], kept["seed"], kept["total"]) == (2, 4, 2)
     assert set(kept["summary"]) == set(MEASURES)
+    alone = json.loads(json.dumps(describe(np.array([[4, 1]]), ["a"]).as_dict()))
+    assert alone["summary"]["volume"] == {"mean": 5.0, "sd": None}
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,9 @@ def test_every_example_once_per_epoch(
     stream = plan(batching, count, first, address)
     order = seen(stream)
     own = set(range(first, first + count))
-    assert set(order) <= own
+    # Padding, too, is never somebody else's data.
+    assert set(stream.indices.ravel().tolist()) <= own
+    assert batching.steps(count) == len(stream)
     if not batching.keep_partial:
         assert all(n == batching.size for n in stream.counts)
     if batching.keep_partial or batching.straddle:
@@ -97,13 +99,6 @@ def test_flags_close_each_epoch_where_its_last_example_lies(batching: Batching, 
     ends = [e * length + length - 1 for e in range(batching.epochs)]
     expected = {step_of[end] for end in ends if 0 <= end < len(step_of)}
     assert set(np.flatnonzero(stream.closes).tolist()) == expected
-
-
-@given(batchings, st.integers(1, 25), st.integers(1, 50))
-def test_padding_repeats_an_own_example(batching: Batching, count: int, first: int) -> None:
-    """Never somebody else's data, whatever its weight."""
-    indices = plan(batching, count, first).indices
-    assert ((indices >= first) & (indices < first + count)).all()
 
 
 # Addresses.
@@ -137,9 +132,9 @@ def test_batch_size_does_not_change_the_order() -> None:
 
 def test_orders_are_uniform() -> None:
     """Each of the six orders of three examples about equally often."""
-    counts = Counter(tuple(seen(plan(Batching(3), 3, address=(0, r, 0, 0)))) for r in range(3000))
+    counts = Counter(tuple(seen(plan(Batching(3), 3, address=(0, r, 0, 0)))) for r in range(1200))
     assert len(counts) == 6
-    assert sum((n - 500) ** 2 / 500 for n in counts.values()) < 25  # chi-square, 5 degrees
+    assert sum((n - 200) ** 2 / 200 for n in counts.values()) < 25  # chi-square, 5 degrees
 
 
 # Cohorts.
@@ -156,12 +151,12 @@ def test_cohort_without_replacement(seed: int, round_: int, population: int, dat
 
 @pytest.mark.parametrize("replacement", [False, True])
 def test_cohorts_are_uniform_and_change_from_round_to_round(replacement: bool) -> None:
-    cohorts = [sample_cohort(1, r, 20, 5, replacement=replacement).tolist() for r in range(1, 801)]
+    cohorts = [sample_cohort(1, r, 20, 5, replacement=replacement).tolist() for r in range(1, 401)]
     counts = np.bincount(np.concatenate(cohorts), minlength=20)
-    assert counts.sum() == 4000
-    assert ((counts - 200) ** 2 / 200).sum() < 50  # chi-square, 19 degrees
-    assert len({tuple(c) for c in cohorts}) > 790
-    other = [sample_cohort(2, r, 20, 5, replacement=replacement).tolist() for r in range(1, 801)]
+    assert counts.sum() == 2000
+    assert ((counts - 100) ** 2 / 100).sum() < 50  # chi-square, 19 degrees
+    assert len({tuple(c) for c in cohorts}) > 390
+    other = [sample_cohort(2, r, 20, 5, replacement=replacement).tolist() for r in range(1, 401)]
     assert sum(a == b for a, b in zip(cohorts, other, strict=True)) < 10
 
 
@@ -219,8 +214,3 @@ def test_weights_of_a_full_pass_sum_to_one_over_the_client(sizes: list[int], siz
 def test_sizes_that_cannot_be_batched_are_refused(name: str, value: Any) -> None:
     with pytest.raises(InputError, match=f"batch {name} = {value!r}"):
         Batching(**{name: value})
-
-
-@given(batchings, st.integers(0, 40))
-def test_number_of_steps_is_known_beforehand(batching: Batching, count: int) -> None:
-    assert batching.steps(count) == len(plan(batching, count))

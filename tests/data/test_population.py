@@ -70,19 +70,11 @@ def test_rows_are_sorted_by_their_new_client() -> None:
     assert found.counts.sum(1).tolist() == np.diff(found.columns.owners.offsets).tolist()  # type: ignore[union-attr]
 
 
-def test_a_set_without_clients_needs_a_partition() -> None:
-    columns = Columns({"x": np.zeros((2, 1, 1)), "y": np.zeros(2, np.int64)})
-    with pytest.raises(InputError, match=r"names no clients.*--partition dirichlet"):
-        population(columns, classes=None, partition=None)
-
-
-def test_text_is_not_dealt_out_by_label() -> None:
+def test_impossible_populations_are_refused() -> None:
+    pooled = Columns({"x": np.zeros((2, 1, 1)), "y": np.zeros(2, np.int64)})
+    with pytest.raises(InputError, match="--partition"):
+        population(pooled, classes=None, partition=None)
     with pytest.raises(InputError, match="text"):
-        population(
-            texts("ab", clients={"a": 1}), classes=None, partition={"name": "iid", "clients": 1}
-        )
-
-
-def test_unknown_split_of_an_embedded_set() -> None:
+        population(texts("ab", clients={"a": 1}), classes=None, partition={"name": "iid"})
     with pytest.raises(InputError, match="'plays' has no split 'test'"):
         embedded_columns("plays", "test")

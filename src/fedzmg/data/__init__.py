@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from fedzmg.data.columns import Columns
 from fedzmg.data.federated import Examples, FederatedData
-from fedzmg.data.held_out import hold_out
-from fedzmg.data.partition import PARTITIONS, dirichlet, iid, natural, pachinko, quantity, shards
+from fedzmg.data.partition import (
+    PARTITIONS,
+    dirichlet,
+    hold_out,
+    iid,
+    natural,
+    pachinko,
+    quantity,
+    shards,
+)
 from fedzmg.data.plan import Batching
 
 __all__ = [

@@ -19,12 +19,12 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from fedzmg.data import column_store, file_matching, formats
+from fedzmg.data import column_store, formats, sources
 from fedzmg.data.cache import SILENT, Progress, file_hash, lock, root, size_of, writing
 from fedzmg.data.columns import Allocate, Columns
 from fedzmg.data.fetch import download
@@ -36,28 +36,21 @@ from fedzmg.storage.files import sync_directory, write_atomic
 FORMAT = 1
 
 
-class Stored(NamedTuple):
-    """Record of a stored set, as in ``set.json``."""
+@dataclass(frozen=True)
+class Dataset:
+    """Named data set: its record, as in ``set.json``, and its columns, mapped into memory."""
 
     name: str
     path: Path
     fingerprint: str
+    """SHA-256 over all columns, computed when they were converted."""
     counts: Mapping[str, tuple[int | None, int]]
     notes: tuple[str, ...]
+    """Differences from the official set."""
     sources: tuple[Mapping[str, Any], ...]
     """Name, SHA-256 and size of the files it was made from."""
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Named data set, mapped into memory."""
-
-    name: str
-    splits: Mapping[str, Columns]
-    fingerprint: str
-    """SHA-256 over all columns, computed when they were converted."""
-    notes: tuple[str, ...] = ()
-    """Differences from the official set."""
+    splits: Mapping[str, Columns] = field(default_factory=dict)
+    """Columns of each split; none if only the record was read."""
 
 
 def load(name: str, cache: Path | None = None) -> Dataset:
@@ -78,12 +71,12 @@ def load(name: str, cache: Path | None = None) -> Dataset:
         return _open(newer)
 
 
-def _open(found: Stored) -> Dataset:
+def _open(found: Dataset) -> Dataset:
     splits = {split: column_store.load(found.path / split) for split in found.counts}
-    return Dataset(found.name, splits, found.fingerprint, found.notes)
+    return replace(found, splits=splits)
 
 
-def stored(name: str, cache: Path | None = None) -> Stored | None:
+def stored(name: str, cache: Path | None = None) -> Dataset | None:
     """Read the record of a set; None if it is not stored."""
     source(name)
     path = root(cache) / "sets" / name / "set.json"
@@ -93,7 +86,7 @@ def stored(name: str, cache: Path | None = None) -> Stored | None:
             raise ValueError(f"format {values['format']!r}, this version reads {FORMAT}")
         if re.fullmatch(r"data-[0-9a-f]+", values["directory"]) is None:
             raise ValueError(f"directory {values['directory']!r}")
-        return Stored(
+        return Dataset(
             name,
             path.parent / values["directory"],
             str(values["fingerprint"]),
@@ -107,9 +100,9 @@ def stored(name: str, cache: Path | None = None) -> Stored | None:
         raise InputError(f"{path} is damaged ({error}): run 'fedzmg data remove {name}'") from None
 
 
-def present(cache: Path | None = None) -> dict[str, Stored]:
+def present(cache: Path | None = None) -> dict[str, Dataset]:
     """Return the undamaged stored sets, in the order of the catalog."""
-    found: dict[str, Stored] = {}
+    found: dict[str, Dataset] = {}
     for name in SOURCES:
         with contextlib.suppress(InputError):
             if (one := stored(name, cache)) is not None:
@@ -133,21 +126,19 @@ def get(
     if not what.remotes:
         raise InputError(
             f"no verified download of {name!r} is known: run 'fedzmg data import {name} FILE...' "
-            f"with {file_matching.expected(what)}"
+            f"with {sources.expected(what)}"
         )
     with _locked(name, base, progress) as workspace:
         with contextlib.suppress(InputError):  # not stored, or damaged
             found = load(name, base)
             progress.say(f"{name}: is here already")
             return found
+        fetch = partial(download, progress=progress, mirror=mirror)
         folder = base / "downloads" / name
         files = [
-            download(
-                remote.url, folder / remote.name, sha256=remote.sha256, size=remote.size,
-                progress=progress, mirror=mirror,
-            )
-            for remote in what.remotes
-        ]  # fmt: skip
+            fetch(one.url, folder / one.name, sha256=one.sha256, size=one.size)
+            for one in what.remotes
+        ]
         return _convert(name, files, base, workspace, progress)
 
 
@@ -158,7 +149,7 @@ def import_files(
     what = source(name)
     base = root(cache)
     if not files:
-        raise InputError(f"no file is given for {name!r}: give {file_matching.expected(what)}")
+        raise InputError(f"no file is given for {name!r}: give {sources.expected(what)}")
     with _locked(name, base, progress) as workspace:
         return _convert(name, files, base, workspace, progress)
 
@@ -198,32 +189,21 @@ def _locked(name: str, base: Path, progress: Progress) -> Iterator[Path]:
 def _convert(
     name: str, files: Sequence[Path], base: Path, workspace: Path, progress: Progress
 ) -> Dataset:
-    loose, packed = file_matching.find(name, files)
+    loose, packed = sources.find(name, files)
     given = []
-    for path in (*packed, *loose):
+    for path in sorted((*packed, *loose)):
         with reading(str(path)):
             size = path.stat().st_size
             given.append({"name": path.name, "sha256": file_hash(path), "bytes": size})
     with contextlib.suppress(InputError):  # damaged: convert again
         here = stored(name, base)
-        if here is not None and _keys(here.sources) == _keys(given):
+        if here is not None and here.sources == tuple(given):
             opened = _open(here)
             progress.say(f"{name}: these files are imported already")
             return opened
-    try:
-        unpacked = file_matching.unpack(name, packed, workspace, progress)
-        form, splits = file_matching.choose(name, [*loose, *unpacked])
-        return _store(name, form, splits, given, base, progress)
-    except InputError as error:
-        # Name the user's archive instead of the temporary folder.
-        message = str(error)
-        for number, path in enumerate(packed):
-            message = message.replace(str(workspace / f"{number}-files"), str(path))
-        raise InputError(message) from None
-
-
-def _keys(files: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    return sorted((str(file.get("name")), str(file.get("sha256"))) for file in files)
+    unpacked = sources.unpack(name, packed, workspace, progress)
+    form, splits = sources.choose(name, [*loose, *unpacked])
+    return _store(name, form, splits, given, base, progress)
 
 
 def _store(
@@ -285,7 +265,7 @@ def _read(name: str, split: str, form: Form, paths: Sequence[Path], allocate: Al
     if lacking:
         raise InputError(
             f"{where}: holds {', '.join(columns.columns)}, but {name!r} needs {min(lacking)}: give "
-            f"{file_matching.expected(what)}"
+            f"{sources.expected(what)}"
         )
     if what.classes is not None:
         y, most = columns.array("y"), what.classes - 1

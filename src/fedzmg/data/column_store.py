@@ -2,13 +2,13 @@
 
 ::
 
-    meta.json                 names, shapes, clients, notes and fingerprint
+    meta.json                 names, clients, notes and fingerprint
     column.x.npy              one file for each column of numbers
     column.text.bytes.npy     two for each column of strings
     column.text.offsets.npy
     clients.npy               offsets of the clients
 
-A directory is written under a temporary name and renamed when complete. No pickle is used.
+``meta.json`` is written last: a directory without it is not complete. No pickle is used.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,23 +35,17 @@ def save(directory: Path, fill: Callable[[Allocate], Columns]) -> str:
     """Write the columns that ``fill`` makes, and return their fingerprint.
 
     Args:
-        directory: a directory that does not exist yet.
+        directory: a directory to make; after an error it holds a part of the files.
         fill: makes the columns. Arrays that it allocates are mapped to files; others are copied.
     """
-    temporary = directory.parent / f".{directory.name}.{uuid.uuid4().hex[:8]}"
-    try:
-        with writing(directory):
-            temporary.mkdir(parents=True)
-            content = _fill(temporary, fill)
-            (temporary / "meta.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-            for path in temporary.iterdir():
-                with path.open("rb+") as file:
-                    os.fsync(file.fileno())
-            temporary.rename(directory)
-            sync_directory(directory.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    with writing(directory):
+        directory.mkdir(parents=True)
+        content = _fill(directory, fill)
+        (directory / "meta.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+        for path in directory.iterdir():
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
+        sync_directory(directory)
     return str(content["fingerprint"])
 
 
@@ -91,8 +83,6 @@ def _fill(folder: Path, fill: Callable[[Allocate], Columns]) -> dict[str, Any]:
             name: "strings" if isinstance(column, Strings) else "numbers"
             for name, column in columns.columns.items()
         },
-        "shapes": {name: list(array.shape) for name, array in arrays.items()},
-        "types": {name: array.dtype.str for name, array in arrays.items()},
         "clients": None if columns.owners is None else list(columns.owners.names),
         "notes": list(columns.notes),
         "fingerprint": fingerprint(columns),
@@ -121,22 +111,17 @@ def load(directory: Path) -> Columns:
         content = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r}, this version reads {FORMAT}")
-        arrays = {}
-        for name, shape in content["shapes"].items():
-            mapped = np.load(directory / f"{name}.npy", mmap_mode="c", allow_pickle=False)
-            if (list(mapped.shape), mapped.dtype.str) != (shape, content["types"][name]):
-                raise ValueError(f"{name}.npy holds {mapped.dtype} of shape {mapped.shape}")
-            arrays[name] = np.asarray(mapped)
         columns: dict[str, Column] = {}
         for name, kind in content["columns"].items():
             if kind == "strings":
-                text, offsets = arrays[f"column.{name}.bytes"], arrays[f"column.{name}.offsets"]
-                columns[name] = Strings(text, _in_order(offsets, len(text)))
+                text = _map(directory / f"column.{name}.bytes.npy")
+                offsets = _map(directory / f"column.{name}.offsets.npy", len(text))
+                columns[name] = Strings(text, offsets)
             else:
-                columns[name] = arrays[f"column.{name}"]
+                columns[name] = _map(directory / f"column.{name}.npy")
         owners = None
         if content["clients"] is not None:
-            offsets = _in_order(arrays["clients"], content["rows"])
+            offsets = _map(directory / "clients.npy", content["rows"])
             owners = Owners(tuple(content["clients"]), offsets)
         return Columns(columns, owners, tuple(content["notes"]))
     except Exception as error:  # NumPy raises anything on damaged files
@@ -147,10 +132,12 @@ def load(directory: Path) -> Columns:
         ) from None
 
 
-def _in_order(offsets: Array, end: int) -> Array:
-    if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
-        raise ValueError("offsets are out of order")
-    return offsets
+def _map(path: Path, end: int | None = None) -> Array:
+    """Map an array; offsets must rise from 0 to ``end``."""
+    array = np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
+    if end is not None and (array[0] != 0 or array[-1] != end or (np.diff(array) < 0).any()):
+        raise ValueError(f"{path.name} is out of order")
+    return array
 
 
 def fingerprint(columns: Columns) -> str:

@@ -32,14 +32,6 @@ class Strings(NamedTuple):
     text: npt.NDArray[np.uint8]
     offsets: npt.NDArray[np.int64]
 
-    @property
-    def rows(self) -> int:
-        """Number of strings."""
-        return len(self.offsets) - 1
-
-    def __repr__(self) -> str:
-        return f"<Strings: {self.rows:,} in {len(self.text):,} bytes>"
-
 
 Column: TypeAlias = Array | Strings
 
@@ -49,9 +41,6 @@ class Owners(NamedTuple):
 
     names: tuple[str, ...]
     offsets: npt.NDArray[np.int64]
-
-    def __repr__(self) -> str:
-        return f"<Owners: {len(self.names):,} clients of {self.offsets[-1]:,} rows>"
 
 
 @dataclass(frozen=True)
@@ -117,18 +106,19 @@ class Columns:
 
     def __repr__(self) -> str:
         whose = "" if self.owners is None else f" of {len(self.owners.names):,} clients"
-        kinds = ", ".join(f"{name} {_kind(column)}" for name, column in self.columns.items())
+        kinds = ", ".join(f"{name} {kind_of(column)}" for name, column in self.columns.items())
         classes = f"; {len(self.classes)} named classes" if self.classes else ""
         return f"<Columns: {self.rows:,} rows{whose}; {kinds}{classes}>"
 
 
 def rows_of(column: Column) -> int:
     """Count the rows of a column."""
-    return column.rows if isinstance(column, Strings) else len(column)
+    return len(column.offsets) - 1 if isinstance(column, Strings) else len(column)
 
 
-def _kind(column: Column) -> str:
+def kind_of(column: Any) -> str:
+    """Describe shape and type of a row of an array, a tensor or strings."""
     if isinstance(column, Strings):
         return "strings"
     shape = " x ".join(map(str, column.shape[1:]))
-    return f"{shape} {column.dtype}".strip()
+    return f"{shape} {str(column.dtype).removeprefix('torch.')}".strip()

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedzmg.data.columns import kind_of
 from fedzmg.errors import InputError
 
 
@@ -38,12 +39,7 @@ class Examples(NamedTuple):
 
     def kind(self) -> str:
         """Describe shape and type of an input and of a target."""
-        return ", ".join(f"{name} {_kind(t)}" for name, t in self._asdict().items())
-
-
-def _kind(tensor: Tensor) -> str:
-    shape = " x ".join(map(str, tensor.shape[1:]))
-    return f"{shape} {str(tensor.dtype).removeprefix('torch.')}".strip()
+        return ", ".join(f"{name} {kind_of(t)}" for name, t in self._asdict().items())
 
 
 def examples(x: Any, y: Any, *, what: str = "data") -> Examples:

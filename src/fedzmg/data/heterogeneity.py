@@ -7,8 +7,10 @@ Logarithms are natural, standard deviations over clients divide by ``n - 1``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -66,8 +68,7 @@ def owners_of(offsets: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 def distinct(counts: Counts) -> Counts:
     """Count the classes that occur at each client."""
-    present: Counts = np.count_nonzero(counts, axis=-1)
-    return present
+    return np.asarray(np.count_nonzero(counts, axis=-1))
 
 
 def entropy(counts: Counts, base: EntropyBase = "classes") -> Floats:
@@ -94,8 +95,7 @@ def gini(counts: Counts) -> Floats:
     # Whole numbers until the division: equal counts give exactly 0.
     weights = 2 * np.arange(1, classes + 1) - classes - 1
     unequal = np.sum(np.sort(counts, axis=-1) * weights, axis=-1)
-    coefficient: Floats = unequal / (classes * counts.sum(axis=-1))
-    return coefficient
+    return np.asarray(unequal / (classes * counts.sum(axis=-1)))
 
 
 def kl(counts: Counts, reference: npt.ArrayLike) -> Floats:
@@ -106,8 +106,7 @@ def kl(counts: Counts, reference: npt.ArrayLike) -> Floats:
     share, whole = _shares(counts), _shares(np.asarray(reference))
     with np.errstate(divide="ignore"):
         ratio = np.divide(share, whole, out=np.ones_like(share), where=share > 0)
-    divergence: Floats = np.sum(share * np.log(ratio), axis=-1)
-    return np.maximum(divergence, 0.0)
+    return np.maximum(np.sum(share * np.log(ratio), axis=-1), 0.0)
 
 
 def dominant(counts: Counts) -> tuple[Counts, Floats]:
@@ -116,8 +115,7 @@ def dominant(counts: Counts) -> tuple[Counts, Floats]:
 
 
 def _shares(counts: npt.NDArray[Any]) -> Floats:
-    shares: Floats = counts / counts.sum(axis=-1, keepdims=True)
-    return shares
+    return np.asarray(counts / counts.sum(axis=-1, keepdims=True))
 
 
 class Row(NamedTuple):
@@ -245,67 +243,18 @@ def describe(
         "dominant_share": share,
     }
     columns = [measured[field].tolist() for field in Row._fields[1:]]
-    return Report(
-        name=name,
-        unit=unit,
-        entropy=entropy,
-        reference=reference,
-        total=len(table),
-        sample=sample,
-        seed=seed,
-        labels=classes,
-        counts=part,
-        clients=tuple(map(Row, [names[int(i)] for i in chosen], *columns)),
-        summary={measure: spread(measured[measure]) for measure in MEASURES},
-    )
+    rows = tuple(map(Row, [names[int(i)] for i in chosen], *columns))
+    summary = {measure: spread(measured[measure]) for measure in MEASURES}
+    about = (name, unit, entropy, reference, len(table), sample, seed, classes)
+    return Report(*about, summary, rows, part)
 
 
 _entropy = entropy  # describe() has an option of that name
 
 
-def _printed(
-    unit: Unit,
-    entropy: EntropyBase,
-    summary: tuple[tuple[float, float], ...],
-    *clients: tuple[str | float | None, ...],
-) -> dict[str, Any]:
-    names = ("client", "volume", "distinct", "entropy", "kl", "dominant_share")
-    return {
-        "unit": unit,
-        "entropy": entropy,
-        "reference": "pooled",
-        "sample": 10,
-        "summary": dict(zip(MEASURES, summary, strict=False)),
-        "clients": [dict(zip(names, client, strict=True)) for client in clients],
-    }
-
-
-PAPER: dict[str, dict[str, Any]] = {
-    "emnist62": _printed(
-        "examples",
-        "classes",
-        ((236, 92), (55, 4), (0.84, 0.03), (0.58, 0.03), (0.24, 0.09)),
-        ("f0698_45", 374, 60, 0.87, 0.13, 0.102),
-        ("f0952_49", 328, 58, 0.88, 0.31, 0.067),
-        ("f2295_67", 131, 49, 0.82, 0.30, 0.099),
-    ),
-    "cifar100": _printed(
-        "examples",
-        "classes",
-        ((100, 0), (21, 5), (0.56, 0.07), (0.89, 0.04), (1.57, 0.28)),
-        ("54", 100, 29, 0.68, 0.98, 0.100),
-        ("423", 100, 18, 0.56, 1.28, 0.150),
-        ("435", 100, 18, 0.43, 1.73, 0.480),
-    ),
-    "shakespeare": _printed(
-        "characters",
-        "present",
-        ((3267, 4030), (49, 12), (0.80, 0.04)),
-        ("K_LEAR...", 11993, 63, 0.76, None, 0.178),
-        ("K_HENRY...", 5965, 63, 0.76, None, 0.200),
-        ("ALL_S...", 245, 38, 0.78, None, 0.322),
-    ),
-}
+PAPER: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("paper_heterogeneity.json").read_text(encoding="utf-8")
+)
 """Numbers of the FedZMG paper: (mean, deviation) over ten clients, and clients that it names.
 
 ``entropy`` and ``reference`` are the definitions that its numbers fit; it does not state them.

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedzmg.data.columns import Columns
 from fedzmg.errors import InputError, unknown
 from fedzmg.seeds import stream
 
@@ -261,13 +262,41 @@ def _check(labels: npt.ArrayLike, clients: int, **options: float) -> npt.NDArray
     return array
 
 
+def hold_out(columns: Columns, share: float, *, seed: int = 0) -> tuple[Columns, Columns]:
+    """Split each client's rows at random into training rows and a share of test rows.
+
+    Every client keeps at least one row to train on. Rows without clients are split as one client's.
+
+    Args:
+        columns: all rows.
+        share: share of each client's rows, between 0 and 1, rounded to whole rows.
+        seed: seed of the random choice.
+    """
+    if not isinstance(columns, Columns):
+        raise InputError(f"columns is a {type(columns).__name__}: pass the result of a reader")
+    if not isinstance(share, Real) or not 0 < share < 1:
+        raise InputError(f"share = {share!r}: expected a number between 0 and 1, such as 0.2")
+    if not isinstance(seed, Integral):
+        raise InputError(f"seed = {seed!r}: expected a whole number")
+    owners = columns.owners
+    ends = np.array([0, columns.rows]) if owners is None else owners.offsets
+    sizes = np.diff(ends)
+    held = np.clip(np.rint(share * sizes).astype(np.int64), 0, np.maximum(sizes - 1, 0))
+    if not held.any():
+        raise InputError(f"share = {share} of no client's rows is a whole row: use a larger one")
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    shuffled = np.lexsort((stream(seed, "partition", "hold out").random(columns.rows), owner))
+    first = np.arange(columns.rows) - ends[owner] < held[owner]
+    test = np.concatenate([[0], np.cumsum(held)])
+    parts = [
+        columns.take(np.sort(rows), None if owners is None else owners._replace(offsets=offsets))
+        for rows, offsets in ((shuffled[~first], ends - test), (shuffled[first], test))
+    ]
+    return parts[0], parts[1]
+
+
 PARTITIONS: dict[str, Callable[..., Owners]] = {
-    "iid": iid,
-    "dirichlet": dirichlet,
-    "shards": shards,
-    "quantity": quantity,
-    "natural": natural,
-    "pachinko": pachinko,
+    rule.__name__: rule for rule in (iid, dirichlet, shards, quantity, natural, pachinko)
 }
 
 
@@ -318,7 +347,7 @@ def make(
     for key in options:
         if key not in known:
             raise unknown(f"option of partition {name!r}", key, known)
-    if not isinstance(seed, Integral) or isinstance(seed, bool):
+    if not isinstance(seed, Integral):
         raise InputError(f"seed = {seed!r}: expected a whole number")
     given = {"clients": clients, "coarse": coarse, "seed": seed, **options}
     given = {key: value for key, value in given.items() if value is not None}
@@ -326,7 +355,9 @@ def make(
     arguments = {one.name: given.get(one.name, one.default) for one in others}
     for key, value in arguments.items():
         if value is inspect.Parameter.empty:
-            raise InputError(f"partition {name!r} needs {key}: add {key}=... (--clients or --set)")
+            raise InputError(
+                f"partition {name!r} needs {key}: add --clients 100 or --set {key}=0.1"
+            )
     owners = PARTITIONS[name](**{data.name: np.asarray(labels)}, **arguments)
     owners.flags.writeable = False
     return Partition(name, {key: arguments[key] for key in known}, int(seed), owners)

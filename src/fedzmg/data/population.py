@@ -11,7 +11,7 @@ from fedzmg.data import embedded
 from fedzmg.data.columns import Columns, Owners, Strings
 from fedzmg.data.heterogeneity import Counts, Unit, label_counts, owners_of
 from fedzmg.data.partition import make
-from fedzmg.data.text import CHARACTERS, VOCABULARY, encode
+from fedzmg.data.text import CHARACTERS, encode
 from fedzmg.errors import InputError
 
 UNKNOWN = "*"
@@ -72,15 +72,15 @@ def population(
             "it names no clients: use --partition dirichlet --clients 100 --set alpha=0.1"
         )
     unit: Unit = "characters" if "text" in columns.columns else "examples"
+    labels: tuple[str, ...] = (*CHARACTERS, UNKNOWN)
     if unit == "characters":
-        counts, labels = _characters(columns), (*CHARACTERS, UNKNOWN)
+        text = columns.strings("text")
+        ids, offsets = encode(text.text, text.offsets[columns.owners.offsets])
     else:
-        y = columns.array("y")
-        number = classes or len(columns.classes) or int(y.max(initial=0)) + 1
-        counts = label_counts(
-            y, owners_of(columns.owners.offsets), classes=number, clients=len(columns.owners.names)
-        )
-        labels = columns.classes or tuple(str(label) for label in range(number))
+        ids, offsets = columns.array("y"), columns.owners.offsets
+        number = classes or int(ids.max(initial=0)) + 1
+        labels = columns.classes or tuple(map(str, range(number)))
+    counts = label_counts(ids, owners_of(offsets), classes=len(labels), clients=columns.clients)
     held = counts.sum(1) > 0
     empty = int((~held).sum())
     notes = (f"{empty} clients hold nothing and are left out",) if empty else ()
@@ -99,11 +99,3 @@ def _partitioned(columns: Columns, options: dict[str, Any]) -> tuple[Columns, di
     offsets = np.searchsorted(made.owners[order], np.arange(clients + 1))
     owners = Owners(tuple(map(str, range(clients))), offsets - offsets[0])
     return columns.take(order[offsets[0] :], owners), made.as_dict()
-
-
-def _characters(columns: Columns) -> Counts:
-    assert columns.owners is not None
-    text = columns.strings("text")
-    ids, offsets = encode(text.text, text.offsets[columns.owners.offsets])
-    clients = len(columns.owners.names)
-    return label_counts(ids, owners_of(offsets), classes=VOCABULARY, clients=clients)

@@ -26,19 +26,12 @@ Remainder: TypeAlias = Literal["drop", "pad"]
 """Treatment of the end of a client's text that does not fill a sequence."""
 
 
-class Encoded(NamedTuple):
-    """Ids of all clients end to end; client ``i`` owns ``ids[offsets[i] : offsets[i + 1]]``."""
-
-    ids: npt.NDArray[np.uint8]
-    offsets: npt.NDArray[np.int64]
-
-
 def encode(
     text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], oov: Unknown = "last"
-) -> Encoded:
-    """Encode UTF-8 text, one id per character.
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Encode UTF-8 text, one id per character; return the ids and the offsets between them.
 
-    >>> encode(np.frombuffer("\u00c6b!".encode(), np.uint8), np.array([0, 4])).ids.tolist()
+    >>> encode(np.frombuffer("\u00c6b!".encode(), np.uint8), np.array([0, 4]))[0].tolist()
     [65, 40, 2]
     """
     table = np.full(256, VOCABULARY - 1 if oov == "last" else 0, dtype=np.uint8)
@@ -46,10 +39,10 @@ def encode(
     # All bytes of a character but its first have 10 as their highest bits.
     follows = (text & 0xC0) == 0x80
     if not follows.any():
-        return Encoded(table[text], offsets)
+        return table[text], offsets
     first = ~follows
     before = np.concatenate([[0], np.cumsum(first)])
-    return Encoded(table[text[first]], before[offsets])
+    return table[text[first]], before[offsets]
 
 
 class Sequences(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fuzzing import damaged, fuzz_tests
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedzmg.data.columns import Columns
@@ -37,6 +37,7 @@ def refuse_to_allocate(name: str, shape: Any, dtype: Any) -> Any:
     raise AssertionError(f"{name} {shape} was allocated")
 
 
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from(["b", "a", "10", "9", "é"]), min_size=1, max_size=30))
 def test_every_client_gets_its_own_rows(clients: list[str]) -> None:
     columns = arrays.from_arrays(np.zeros((len(clients), 1)), range(len(clients)), clients)
@@ -233,5 +234,5 @@ VALID = [
 
 
 test_damaged_files, test_many_damaged_files = fuzz_tests(
-    arrays.read_arrays, damaged(*VALID), 50, 3000
+    arrays.read_arrays, damaged(*VALID), 30, 3000
 )

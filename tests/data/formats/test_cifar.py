@@ -20,9 +20,6 @@ from fedzmg.data.formats import cifar
 from fedzmg.data.formats.cifar import FINE_TO_COARSE
 from fedzmg.errors import InputError
 
-REAL = os.environ.get("FEDZMG_REAL_DATA")
-real = pytest.mark.skipif(REAL is None, reason="FEDZMG_REAL_DATA names no folder of real data")
-
 FINE = [19, 29, 0, 99]
 COARSE = [11, 15, 4, 13]
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 3072), np.uint8)
@@ -145,15 +142,21 @@ BAD: dict[str, tuple[Any, str]] = {
     "labels disagree": (batch(coarse_labels=[11, 14, 4, 13]), "coarse label 14 in row 1"),
     "narrow": (batch(data=PIXELS[:, :100].copy()), "data"),
     "no image": (batch(0), "fine_labels"),
+    "deep": (b"\x80\x02" + b"]" * 50_000 + b"a" * 49_999 + b".", ""),
+    "list in itself": (b"\x80\x02]q\x00h\x00a.", ""),
+    "claims 4 GiB": (b"\x80\x02T\xff\xff\xff\x7fabc.", ""),
+    "no end": (b"\x80\x02}", ""),
+    "empty": (b"", ""),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_pickles_are_refused(tmp_path: Path, case: str) -> None:
     content, message = BAD[case]
-    path = put(tmp_path / "bad", pickle.dumps(content, protocol=4))
-    with pytest.raises(InputError, match=f"bad.*{message}"):
-        cifar.read_cifar_python([path])
+    data = content if isinstance(content, bytes) else pickle.dumps(content, protocol=4)
+    with pytest.raises(InputError, match=f"bad: .*{message}") as caught:
+        cifar.read_cifar_python([put(tmp_path / "bad", data)])
+    assert "\n" not in str(caught.value)
 
 
 class Runs:
@@ -224,26 +227,9 @@ def test_hostile_pickles_are_refused_and_run_nothing(tmp_path: Path) -> None:
         assert not trap.exists(), name
 
 
-ODD = {
-    "deep": b"\x80\x02" + b"]" * 50_000 + b"a" * 49_999 + b".",
-    "list in itself": b"\x80\x02]q\x00h\x00a.",
-    "claims 4 GiB": b"\x80\x02T\xff\xff\xff\x7fabc.",
-    "no end": b"\x80\x02}",
-    "empty": b"",
-    "no pickle": b"CIFAR-100",
-}
-
-
-@pytest.mark.parametrize("case", ODD)
-def test_odd_pickles_are_refused(tmp_path: Path, case: str) -> None:
-    with pytest.raises(InputError, match="odd: ") as caught:
-        cifar.read_cifar_python([put(tmp_path / "odd", ODD[case])])
-    assert "\n" not in str(caught.value)
-
-
 def test_every_cut_is_refused(tmp_path: Path) -> None:
     data = python_2(1)
-    for end in [*range(0, 400, 3), *range(len(data) - 30, len(data))]:
+    for end in [*range(0, 400, 9), *range(len(data) - 30, len(data), 3)]:
         with pytest.raises(InputError):
             cifar.read_cifar_python([put(tmp_path / "cut", data[:end])])
 
@@ -265,32 +251,8 @@ PICKLES = [python_2(1), *(pickle.dumps(batch(1), protocol=protocol) for protocol
 
 
 test_damaged_pickles, test_many_damaged_pickles = fuzz_tests(
-    cifar.read_cifar_python, st.one_of(damaged(*PICKLES), scrambled()), 100, 4000
+    cifar.read_cifar_python, st.one_of(damaged(*PICKLES), scrambled()), 50, 4000
 )
 test_damaged_records, test_many_damaged_records = fuzz_tests(
-    cifar.read_cifar_binary, damaged(BINARY[:6148]), 60, 1000
+    cifar.read_cifar_binary, damaged(BINARY[:6148]), 25, 1000
 )
-
-
-@real
-def test_real_files_in_both_versions(tmp_path: Path) -> None:
-    for split, count in (("train", 50_000), ("test", 10_000)):
-        path = Path(str(REAL)) / "cifar-100-binary" / f"{split}.bin"
-        columns = cifar.read_cifar_binary([path])
-        assert columns.rows == count
-        assert np.bincount(columns.array("y")).tolist() == [count // 100] * 100
-        assert np.bincount(columns.array("coarse")).tolist() == [count // 20] * 20
-        records = np.fromfile(path, np.uint8).reshape(-1, 3074)
-        for i in (0, count // 3, count - 1):
-            np.testing.assert_array_equal(columns.array("x")[i].ravel(), records[i, 2:])
-            assert columns.array("y")[i] == records[i, 1]
-            assert columns.array("coarse")[i] == records[i, 0]
-    content = {
-        b"data": records[:, 2:].copy(),
-        b"fine_labels": records[:, 1].tolist(),
-        b"coarse_labels": records[:, 0].tolist(),
-    }
-    for protocol in (2, 4):
-        pickled = cifar.read_cifar_python([put(tmp_path / "test", pickle.dumps(content, protocol))])
-        for name in ("x", "y", "coarse"):
-            np.testing.assert_array_equal(pickled.array(name), columns.array(name))

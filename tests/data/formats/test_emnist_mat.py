@@ -54,7 +54,7 @@ def test_files_that_scipy_wrote(tmp_path: Path, packed: bool, split: str) -> Non
     upright = [expected["images"][i].reshape(28, 28, order="F") for i in order]
     np.testing.assert_array_equal(columns.array("x"), upright)
     assert rows_of(columns) == {
-        f"w{w:04d}": [i for i in order if writers[i] == w] for w in sorted(set(writers.tolist()))
+        str(w): [i for i in order if writers[i] == w] for w in sorted(set(writers.tolist()))
     }
 
 
@@ -74,7 +74,6 @@ def test_labels_of_every_type(tmp_path: Path, dtype: Any) -> None:
         (emnist(labels=np.zeros((6, 1))), "labels"),
         (emnist(labels=np.full((7, 1), 0.5)), "labels hold 0.5"),
         (emnist(labels=np.full((7, 1), np.nan)), "hold nan in row 0"),
-        (emnist(writers=np.full((7, 1), -3)), "writers"),
         (emnist(labels="letters"), "labels"),
         ({"test": part(3, 1)}, "train"),
         ({"train": np.zeros((3, 3))}, "train"),
@@ -108,5 +107,5 @@ COMPRESSED = mat({"train": part(2, 0), "test": part(1, 1)})
 
 
 test_damaged_files, test_many_damaged_files = fuzz_tests(
-    emnist_mat.read_mat, damaged(COMPRESSED), 50, 3000
+    emnist_mat.read_mat, damaged(COMPRESSED), 25, 3000
 )

@@ -227,5 +227,5 @@ def named_after(path: Path, root: Path) -> Any:
         raise InputError(str(error).replace(str(root), str(path))) from None
 
 
-test_damaged_images, test_many_damaged_images = fuzz_tests(read_image, IMAGES, 50, 3000)
-test_damaged_tables, test_many_damaged_tables = fuzz_tests(read_labels, TABLES, 25, 1000)
+test_damaged_images, test_many_damaged_images = fuzz_tests(read_image, IMAGES, 30, 3000)
+test_damaged_tables, test_many_damaged_tables = fuzz_tests(read_labels, TABLES, 15, 1000)

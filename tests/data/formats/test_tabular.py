@@ -170,12 +170,6 @@ def test_parquet_that_does_not_fit_is_refused(tmp_path: Path, changes: Any, matc
 
 
 def test_other_mistakes_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="0 paths"):
-        tabular.read_table([])
-    with pytest.raises(InputError, match="holds no row"):
-        read(tmp_path, parquet(client=[], label=[], f=[]))
-    with pytest.raises(InputError, match="cannot be read"):
-        read(tmp_path, "client,label,f\n", "t.parquet")
     with pytest.raises(InputError, match="cannot be read"):
         read(tmp_path, parquet(f=[1, 2, 3])[:-20], "t.parquet")
     with pytest.raises(InputError, match="'label'"):
@@ -210,4 +204,4 @@ CSV = [b"client,label,f,g\nb,1,2.5,3\na,0,3,4\n", b'client,label,t\na,x,"p ""q"\
 DAMAGED = st.one_of(damaged(*PARQUET), damaged(*CSV))
 
 
-test_damaged_files, test_many_damaged_files = fuzz_tests(tabular.read_table, DAMAGED, 70, 5000)
+test_damaged_files, test_many_damaged_files = fuzz_tests(tabular.read_table, DAMAGED, 40, 5000)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,11 +19,7 @@ from test_arrays import refuse_to_allocate, texts
 import fedzmg
 from fedzmg.data.columns import Columns
 from fedzmg.data.formats import tff_h5
-from fedzmg.data.formats.common import as_bytes
 from fedzmg.errors import InputError
-
-REAL = os.environ.get("FEDZMG_REAL_DATA")
-real = pytest.mark.skipif(REAL is None, reason="FEDZMG_REAL_DATA names no folder of real data")
 
 Clients = Mapping[str, Mapping[str, Any]]
 TEXT = h5py.string_dtype()
@@ -79,19 +74,14 @@ def test_images_of_writers_come_back_as_the_bytes_they_were(tmp_path: Path) -> N
     st.sampled_from(["<f4", ">f4", "<f8"]),
     st.sampled_from([{}, {"compression": "gzip", "shuffle": True}, {"compression": "lzf"}]),
 )
-def test_any_bytes_survive(level: Any, dtype: str, storage: dict[str, Any]) -> None:
-    path = Path(os.environ["PYTEST_TMP"]) / "any.h5"
+def test_any_bytes_survive(
+    tmp_path_factory: pytest.TempPathFactory, level: Any, dtype: str, storage: dict[str, Any]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.h5"
     half = {"pixels": (level / 255).astype(dtype), "label": np.arange(len(level), dtype="u1")}
     columns = tff_h5.read_h5([write(path, {"a": half, "b": half}, **storage)])
     np.testing.assert_array_equal(columns.array("x"), np.concatenate([level, level]))
     assert columns.array("y").tolist() == [*range(len(level))] * 2
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTEST_TMP", str(tmp_path_factory.mktemp("h5")))
-        yield
 
 
 def test_other_floats_are_kept_with_a_note(tmp_path: Path) -> None:
@@ -99,7 +89,7 @@ def test_other_floats_are_kept_with_a_note(tmp_path: Path) -> None:
     columns = tff_h5.read_h5([write(tmp_path / "a.h5", clients)])
     assert columns.array("x").dtype == np.float32
     np.testing.assert_array_equal(columns.array("x")[:, 5, 7], np.array([0.2, 0.3001], np.float32))
-    assert "client 'b'" in columns.notes[0]
+    assert "float32" in columns.notes[0]
 
 
 def test_photographs_come_channels_first(tmp_path: Path) -> None:
@@ -152,7 +142,7 @@ REFUSED: dict[str, tuple[Clients, str]] = {
         r"client 'b': .*'pixels' has shape \(1, 28, 27\)",
     ),
     "type": ({"a": {**digits(1), "label": np.ones(1)}}, "'label' has .*float64"),
-    "lengths": ({"a": {**digits(1), "label": np.ones(2, "i4")}}, "pixels, label differ"),
+    "lengths": ({"a": {**digits(1), "label": np.ones(2, "i4")}}, "'pixels': 1, 'label': 2"),
     "layout": ({"a": {"voice": np.ones(1)}}, "client 'a': .*voice"),
     "nobody": ({}, "no client"),
     "nothing": ({"a": digits()}, "no client has an example"),
@@ -210,8 +200,7 @@ def test_data_in_other_files_are_refused(tmp_path: Path, kind: str) -> None:
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         blank = {"dtype": "f4", "chunks": (22000, 28, 28), "compression": "gzip"}
-        pixels = file.create_dataset("examples/a/pixels", (22000, 28, 28), **blank)
-        pixels[:1] = 0
+        file.create_dataset("examples/a/pixels", (22000, 28, 28), **blank)
         file["examples/a/label"] = np.zeros(22000, "i4")
     with pytest.raises(InputError, match="archive bomb"):
         tff_h5.read_h5([tmp_path / "a.h5"], refuse_to_allocate)
@@ -265,64 +254,13 @@ def test_a_damaged_heap_of_strings_is_refused(tmp_path: Path) -> None:
                         tff_h5.read_h5([path])
 
 
-@given(st.one_of([damaged(file) for file in SMALL]))
-@settings(max_examples=60)
-def test_damaged_files_are_read_or_refused(apart: Apart, data: bytes) -> None:
-    path = Path(os.environ["PYTEST_TMP"]) / "damaged.h5"
+def check_damaged(tmp_path_factory: pytest.TempPathFactory, apart: Apart, data: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.h5"
     path.write_bytes(data)
     answer = apart.read(path)
     assert answer == "ok" or answer.startswith(f"refused: {path}"), answer
 
 
-@pytest.mark.slow
-@given(st.one_of([damaged(file) for file in SMALL]))
-@settings(max_examples=4000)
-def test_many_damaged_files_are_read_or_refused(apart: Apart, data: bytes) -> None:
-    test_damaged_files_are_read_or_refused.hypothesis.inner_test(apart, data)
-
-
-@real
-@pytest.mark.parametrize(
-    ("name", "clients", "train", "test", "classes"),
-    [("mnist_by_writer", 834, 62988, 6995, 10), ("chars74k_by_writer", 55, 3080, 330, 62)],
-)
-def test_real_images(name: str, clients: int, train: int, test: int, classes: int) -> None:
-    for split, count in (("train", train), ("test", test)):
-        path = Path(str(REAL)) / f"{name}_{split}.h5"
-        columns = tff_h5.read_h5([path], classes=classes)
-        assert columns.notes == ()
-        assert columns.owners is not None
-        assert (columns.rows, len(columns.owners.names)) == (count, clients)
-        assert set(np.unique(columns.array("y"))) == set(range(classes))
-        with h5py.File(path) as file:
-            for i in (0, clients // 2, clients - 1):
-                group = file["examples"][columns.owners.names[i]]
-                own = slice(*columns.owners.offsets[i : i + 2])
-                x, y = columns.array("x")[own], columns.array("y")[own]
-                np.testing.assert_allclose(x / 255, group["pixels"][:], atol=1e-6)
-                np.testing.assert_array_equal(y, group["label"][:])
-
-
-@real
-def test_real_plays() -> None:
-    for split, count in (("train", 25504), ("test", 3795)):
-        path = Path(str(REAL)) / f"shakespeare_by_role_{split}.h5"
-        columns = tff_h5.read_h5([path])
-        assert columns.owners is not None
-        assert (columns.rows, len(columns.owners.names)) == (count, 715)
-        lines = texts(columns)
-        with h5py.File(path) as file:
-            for i in (0, 300, 714):
-                group = file["examples"][columns.owners.names[i]]
-                own = slice(*columns.owners.offsets[i : i + 2])
-                assert lines[own] == [line.decode() for line in group["snippets"][:]]
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_bytes_are_recognised_to_within_a_thousandth(dtype: Any) -> None:
-    near, far = (np.array([(100 + off) / 255, 1.0], dtype) for off in (9e-4, 1.1e-3))
-    found = as_bytes(near)
-    assert found is not None
-    assert found.tolist() == [100, 255]
-    assert as_bytes(far) is None
-    assert as_bytes(far[:0]) is not None
+DAMAGED = given(data=st.one_of([damaged(file) for file in SMALL]))
+test_damaged_files = settings(max_examples=40)(DAMAGED(check_damaged))
+test_many_damaged_files = pytest.mark.slow(settings(max_examples=4000)(DAMAGED(check_damaged)))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, cast
 
-from fedzmg.data.columns import Allocate, Columns, in_memory
+from fedzmg.data.columns import Columns
 from fedzmg.errors import InputError
 
 FORMATS = {
@@ -39,17 +39,13 @@ SUFFIXES = {
 """File suffixes that tell the format."""
 
 
-class Reader(Protocol):
-    """Signature of all readers."""
-
-    def __call__(self, paths: Any, allocate: Allocate = in_memory, **options: Any) -> Columns:
-        """Read files into columns."""
-
-
-def reader(name: str) -> Reader:
+def reader(name: str) -> Callable[..., Columns]:
     """Import the reader of a format in :data:`FORMATS`."""
     module, _, function = FORMATS[name].partition(".")
-    return cast(Reader, getattr(importlib.import_module(f"{__name__}.{module}"), function))
+    found: Callable[..., Columns] = getattr(
+        importlib.import_module(f"{__name__}.{module}"), function
+    )
+    return found
 
 
 def is_path(name: str) -> bool:

@@ -13,7 +13,16 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedzmg.data.columns import Allocate, Array, Column, Columns, Owners, Strings, in_memory
+from fedzmg.data.columns import (
+    Allocate,
+    Array,
+    Column,
+    Columns,
+    Owners,
+    Strings,
+    in_memory,
+    rows_of,
+)
 from fedzmg.errors import InputError, unknown
 
 _SMALL = 2**26
@@ -23,8 +32,9 @@ Ids = npt.NDArray[np.int64]
 OnePath: TypeAlias = str | os.PathLike[str]
 Paths: TypeAlias = OnePath | Sequence[OnePath]
 """One path or several."""
+Features: TypeAlias = Array | Sequence[Any] | Callable[[Ids], Array] | None
+"""Numbers, strings, or a function that decodes images in the order it is given."""
 
-NOT_BYTES = "values are not multiples of 1/255: kept as float32, which needs four times the space"
 REMEDY = "is it complete? get the file again"
 
 
@@ -96,13 +106,6 @@ def by_client(clients: Any, rows: int, where: str) -> Grouping:
     if isinstance(ids, list) and "" in ids:
         raise InputError(f"{where}: the client id in row {ids.index('')} is empty: fill it in")
     return group(*codes(ids if isinstance(ids, list) else [str(number) for number in ids.tolist()]))
-
-
-def by_writer(writers: Array) -> Grouping:
-    """Sort rows by number of writer; writer 17 is called ``w0017``."""
-    present, owner = np.unique(writers, return_inverse=True)
-    digits = max(4, len(str(int(present[-1]))))
-    return group(owner.astype(np.int64), [f"w{number:0{digits}d}" for number in present.tolist()])
 
 
 def codes(values: Sequence[str]) -> tuple[Ids, tuple[str, ...]]:
@@ -189,7 +192,7 @@ def refuse_row(bad: Array, what: str, values: Array, remedy: str) -> None:
 def assemble(
     where: str,
     grouping: Grouping,
-    features: Array | Sequence[Any] | Callable[[Ids], Array] | None,
+    features: Features,
     y: Any = None,
     *,
     classes: Sequence[str] | None = None,
@@ -201,7 +204,7 @@ def assemble(
     Args:
         where: file, for messages.
         grouping: order of the rows.
-        features: an array, strings, or a function that decodes images in the order it is given.
+        features: inputs of all rows, not sorted yet.
         y: labels, whole numbers or names of classes.
         classes: names of classes in the order of their ids; sorted by default.
         allocate: makes the columns ``x`` and ``y``.
@@ -259,16 +262,45 @@ def _concatenate(allocate: Allocate, name: str, arrays: Sequence[Array]) -> Arra
     return np.concatenate(arrays, out=column, casting="unsafe")
 
 
-def owned(
-    columns: Mapping[str, Column], names: Iterable[str], sizes: Sequence[int], notes: Sequence[str]
-) -> Columns:
-    """Attach clients whose rows follow each other, with a note on those without any example."""
-    named = tuple(names)
-    empty = [name for name, size in zip(named, sizes, strict=True) if size == 0]
+class Client(NamedTuple):
+    """Columns of one client, none for a client without examples."""
+
+    name: str
+    where: str
+    columns: Mapping[str, Column]
+
+
+def collect(where: str, read: Callable[[bool], Iterable[Client]], allocate: Allocate) -> Columns:
+    """Join the columns of all clients.
+
+    ``read(packed)`` yields the clients; if packed, fractions that are multiples of 1/255 are bytes.
+    """
+    clients = list(read(True))
+    types = {x.dtype for c in clients if isinstance(x := c.columns.get("x"), np.ndarray)}
+    if np.dtype(np.uint8) in types and len(types) > 1:
+        # Only some clients' fractions are bytes; read the rounded ones again as they are.
+        clients = list(read(False))
+    filled = [client for client in clients if client.columns]
+    if not filled:
+        raise InputError(f"{where}: no client has an example: get the file again")
+    first, *others = ({n: _shape(c) for n, c in client.columns.items()} for client in filled)
+    for client, shapes in zip(filled[1:], others, strict=True):
+        if shapes != first:
+            raise InputError(f"{client.where}: has {shapes} where others have {first}: correct it")
+    columns = {n: join(allocate, n, [client.columns[n] for client in filled]) for n in first}
+    notes = []
+    empty = [client.name for client in clients if not client.columns]
     if empty:
-        notes = (f"clients without any example: {len(empty)}, the first is {empty[0]!r}", *notes)
-    offsets = np.cumsum([0, *sizes], dtype=np.int64)
-    return Columns(columns, Owners(named, offsets), tuple(notes))
+        notes.append(f"clients without any example: {len(empty)}, the first is {empty[0]!r}")
+    if isinstance(x := columns.get("x"), np.ndarray) and x.dtype.kind == "f" and x.ndim == 3:
+        notes.append("pixels are not multiples of 1/255: kept as float32, in four times the space")
+    sizes = [rows_of(next(iter(c.columns.values()))) if c.columns else 0 for c in clients]
+    owners = Owners(tuple(c.name for c in clients), np.cumsum([0, *sizes], dtype=np.int64))
+    return Columns(columns, owners, tuple(notes))
+
+
+def _shape(column: Column) -> str:
+    return "text" if isinstance(column, Strings) else f"shape {column.shape[1:]}"
 
 
 def check_numbers(values: Array, where: str, limit: str = "") -> None:

@@ -6,15 +6,16 @@ and gives a column for ``dataset[name]``. Rows are counted from 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fedzmg.data.columns import Array, Columns, in_memory
 from fedzmg.data.formats import common
-from fedzmg.data.formats.common import Grouping, Ids
-from fedzmg.data.formats.image_folder import ImageForm, decode_all
+from fedzmg.data.formats.common import Features, Grouping
+from fedzmg.data.formats.image_folder import decode_all
 from fedzmg.errors import InputError
 
 _REMEDY = "look at that row of the dataset"
@@ -47,7 +48,7 @@ def from_dataset(
     chosen = _check(parts, client, label, features)
     clients = None if client is None else _values(parts, client)
     grouping = common.by_client(clients, len(dataset), "dataset")
-    return _columns(parts, grouping, label, chosen, classes, ImageForm(size, grey).check())
+    return _columns(parts, grouping, label, chosen, classes, size, grey)
 
 
 def from_partitions(
@@ -61,20 +62,15 @@ def from_partitions(
 ) -> Columns:
     """Make columns of one dataset for each client, in the order given.
 
-    Args:
-        partitions: datasets by name of client; those of a sequence are called 0, 1, 2, ...
-        label: the column with labels; None for no labels.
-        features: the columns to learn from, as in :func:`from_dataset`.
-        classes: names of classes in the order of their ids, as in :func:`from_dataset`.
-        size: resize images to this height and width.
-        grey: convert images to grey (True) or colour (False).
+    ``partitions`` are datasets by name of client; those of a sequence are called 0, 1, 2, ...
+    Other arguments are those of :func:`from_dataset`.
     """
     named = partitions if isinstance(partitions, Mapping) else dict(enumerate(partitions))
     parts = {f"client {str(name)!r}": dataset for name, dataset in named.items()}
     chosen = _check(parts, None, label, features)
     sizes = [len(dataset) for dataset in parts.values()]
     grouping = common.group(np.repeat(np.arange(len(parts)), sizes), [str(name) for name in named])
-    return _columns(parts, grouping, label, chosen, classes, ImageForm(size, grey).check())
+    return _columns(parts, grouping, label, chosen, classes, size, grey)
 
 
 def _check(
@@ -118,7 +114,8 @@ def _columns(
     label: str | None,
     chosen: Sequence[str],
     classes: Sequence[str] | None,
-    form: ImageForm,
+    size: tuple[int, int] | None,
+    grey: bool | None,
 ) -> Columns:
     [where, *_] = parts
     y: list[Any] | None = None
@@ -132,21 +129,20 @@ def _columns(
                 ids, _ = common.labels(values, f"{here}: column {label!r}", own)
                 values, classes = [own[i] for i in ids], classes or own
             y += values
-    first = next(_entries(parts, chosen[0]))[1]
-    features: Array | Sequence[Any] | Callable[[Ids], Array]
-    if len(chosen) > 1 or (
-        np.ndim(first) < 2 and not isinstance(first, str) and not _is_image(first)
-    ):
+    features: Features = None
+    if len(chosen) == 1:
+        name = chosen[0]
+        first = next(_entries(parts, name))[1]
+        if isinstance(first, str):
+            features = _values(parts, name)
+        elif _is_image(first):
+            features = partial(
+                decode_all, _entries(parts, name), allocate=in_memory, size=size, grey=grey
+            )
+        elif np.ndim(first) > 1:
+            features = _stack(parts, name)
+    if features is None and chosen:
         features = common.side_by_side({name: _values(parts, name) for name in chosen}, where)
-    elif isinstance(first, str):
-        features = _values(parts, chosen[0])
-    elif _is_image(first):
-
-        def features(order: Ids) -> Array:
-            return decode_all(_images(parts, chosen[0]), order, in_memory, form)
-
-    else:
-        features = _stack(parts, chosen[0])
     return common.assemble(where, grouping, features, y, classes=classes)
 
 
@@ -166,11 +162,6 @@ def _is_image(entry: Any) -> bool:
     """Tell whether an entry is an encoded image or an object of Pillow."""
     encoded = isinstance(entry, bytes) or (isinstance(entry, Mapping) and "bytes" in entry)
     return encoded or (hasattr(entry, "mode") and hasattr(entry, "convert"))
-
-
-def _images(parts: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
-    for where, entry in _entries(parts, name):
-        yield where, entry["bytes"] if isinstance(entry, Mapping) else entry
 
 
 def _stack(parts: Mapping[str, Any], name: str) -> Array:

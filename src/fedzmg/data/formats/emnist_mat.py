@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from fedzmg.data.columns import Allocate, Columns, in_memory
 from fedzmg.data.formats import common
-from fedzmg.data.formats.common import Grouping, Ids, Paths
-from fedzmg.errors import InputError, unknown
+from fedzmg.data.formats.common import Paths
+from fedzmg.errors import unknown
 
 _REMEDY = "give one of NIST's EMNIST files, in the format of MATLAB 5 to 7.2"
 
@@ -36,15 +34,9 @@ def read_mat(paths: Paths, allocate: Allocate = in_memory, *, split: str = "trai
             raise ValueError(f"images are {images.dtype} of shape {images.shape}")
         # MATLAB stores each image column by column.
         upright = images.reshape(len(images), 28, 28).swapaxes(1, 2)
-        ids = _whole(part, "labels", len(upright), where)
-        grouping = Grouping(np.arange(len(upright)))
-        if "writers" in part.dtype.names:
-            grouping = common.by_writer(_whole(part, "writers", len(upright), where))
-    return common.assemble(where, grouping, upright, ids, allocate=allocate)
-
-
-def _whole(part: Any, name: str, rows: int, where: str) -> Ids:
-    values = common.numbers_or_strings(part[name].item().reshape(-1), f"{where}.{name}")
-    if isinstance(values, list) or len(values) != rows or values.min() < 0:
-        raise InputError(f"{where}.{name}: expected a number from 0 for each of {rows} images")
-    return values
+        labels = part["labels"].item().reshape(-1)
+        writers = part["writers"].item().reshape(-1) if "writers" in part.dtype.names else None
+        if labels.dtype.kind not in "biuf":
+            raise ValueError(f"labels are {labels.dtype}")
+    grouping = common.by_client(writers, len(upright), where)
+    return common.assemble(where, grouping, upright, labels, allocate=allocate)

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedzmg.data.columns import Allocate, Array, Columns, in_memory
 from fedzmg.data.formats import common
-from fedzmg.data.formats.common import Grouping, OnePath, Paths
+from fedzmg.data.formats.common import OnePath, Paths
 from fedzmg.errors import InputError
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4"}
@@ -45,9 +45,8 @@ def read_idx(
         shapes = ", ".join(f"{array.shape} of {array.dtype}" for array in arrays)
         raise InputError(f"{where}: shapes {shapes}: give one file of images and one of labels")
     images, labels = arrays
-    grouping = Grouping(np.arange(len(images)))
-    if writers is not None:
-        grouping = _group(common.as_paths(writers)[0], len(images))
+    clients = None if writers is None else _writers(common.as_paths(writers)[0], len(images))
+    grouping = common.by_client(clients, len(images), str(writers))
     x = images.swapaxes(1, 2) if transposed else images
     return common.assemble(where, grouping, x, labels, allocate=allocate)
 
@@ -75,16 +74,9 @@ def _array(path: Path) -> Array:
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-def _group(path: Path, rows: int) -> Grouping:
+def _writers(path: Path, rows: int) -> Array | list[bytes]:
     with common.reading(str(path)), _open(path) as stream:
-        start = stream.read(_LONGEST_NAME * (rows + 1))
-    if start[:2] == b"\0\0":
-        writers = _array(path)
-        if writers.shape != (rows,) or writers.min() < 0:
-            raise InputError(f"{path}: expected a number from 0 for each of {rows} images")
-        return common.by_writer(writers.astype(np.int64))
-    lines = [line.strip() for line in start.rstrip().split(b"\n")]
-    names = common.as_strings(lines, f"{path}: writers")
-    if len(names) == rows and all(n.isascii() and n.isdigit() and len(n) < 19 for n in names):
-        return common.by_writer(np.array(names).astype(np.int64))
-    return common.by_client(names, rows, str(path))
+        data = stream.read(_LONGEST_NAME * (rows + 1))
+    if data[:2] == b"\0\0":
+        return _array(path).reshape(-1)
+    return [line.strip() for line in data.rstrip().split(b"\n")]

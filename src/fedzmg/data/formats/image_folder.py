@@ -10,9 +10,10 @@ from __future__ import annotations
 import csv
 import io
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,21 +26,6 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _MOST_PIXELS = 2**26
 _REMEDY = "replace or remove it"
-
-
-class ImageForm(NamedTuple):
-    """Size and colour that images are converted to; None keeps what is stored."""
-
-    size: tuple[int, int] | None = None
-    """Height and width."""
-    grey: bool | None = None
-
-    def check(self) -> ImageForm:
-        """Refuse an impossible size."""
-        size = self.size
-        if size is not None and (len(size) != 2 or min(size) < 1 or np.prod(size) > _MOST_PIXELS):
-            raise InputError(f"size = {size}: expected a height and a width of at least 1")
-        return self
 
 
 def read_image_folder(
@@ -60,7 +46,6 @@ def read_image_folder(
         classes: names of labels in the order of their ids; sorted by default.
     """
     [root] = common.as_paths(paths, folder=True, single=True)
-    form = ImageForm(size, grey).check()
     with common.reading(str(root)):
         images, tables, others = _find(root)
         stored = sum(path.stat().st_size for path in images)
@@ -83,7 +68,7 @@ def read_image_folder(
     return common.assemble(
         str(root),
         common.group(*common.codes(clients)),
-        lambda order: decode_all(sources, order, allocate, form, stored=stored),
+        partial(decode_all, sources, allocate=allocate, size=size, grey=grey, stored=stored),
         labels,
         classes=classes,
         allocate=allocate,
@@ -130,40 +115,47 @@ def decode_all(
     sources: Iterable[tuple[str, Any]],
     order: Ids,
     allocate: Allocate,
-    form: ImageForm,
+    size: tuple[int, int] | None = None,
+    grey: bool | None = None,
     *,
     stored: int | None = None,
 ) -> Array:
     """Decode images of one shape into one column.
 
     Args:
-        sources: for each image its name in messages, and a path, bytes, or an image of Pillow.
+        sources: for each image its name in messages, and a path, bytes (also as in a struct of
+            Hugging Face), or an image of Pillow.
         order: image ``order[i]`` goes to row ``i``.
         allocate: makes the column ``x``.
-        form: size and colour to convert to.
+        size: height and width to resize to; None keeps them.
+        grey: convert to grey (True) or colour (False); None keeps what is stored.
         stored: bytes of the images in files, which bound the result; None for no bound.
     """
     try:
         from PIL import Image
     except ImportError:
         raise InputError("images need Pillow: run pip install 'fedzmg[images]'") from None
+    if size is not None and (len(size) != 2 or min(size) < 1 or np.prod(size) > _MOST_PIXELS):
+        raise InputError(f"size = {size}: expected a height and a width of at least 1")
     x: Array | None = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         for row, (where, source) in zip(np.argsort(order), sources, strict=True):
             with common.reading(where, _REMEDY):
+                if isinstance(source, Mapping):  # an image of Hugging Face
+                    source = source["bytes"]
                 if isinstance(source, Path | bytes):
                     file = io.BytesIO(source) if isinstance(source, bytes) else source
                     # Some other formats run programs.
                     with Image.open(file, formats=_FORMATS) as image:
-                        pixels = _pixels(image, form)
+                        pixels = _pixels(image, size, grey)
                 else:
-                    pixels = _pixels(source, form)
+                    pixels = _pixels(source, size, grey)
             if x is None:
-                size = len(order) * pixels.nbytes
                 if stored is not None:
-                    common.refuse_bomb(f"{where} and {len(order) - 1} more images", size, stored)
+                    named = f"{where} and {len(order) - 1} more images"
+                    common.refuse_bomb(named, len(order) * pixels.nbytes, stored)
                 x = allocate("x", (len(order), *pixels.shape), np.uint8)
             if pixels.shape != x.shape[1:]:
                 raise InputError(
@@ -174,19 +166,19 @@ def decode_all(
     return x
 
 
-def _pixels(image: Any, form: ImageForm) -> Array:
+def _pixels(image: Any, size: tuple[int, int] | None, grey: bool | None) -> Array:
     """Return the pixels of one image: [height, width], or [3, height, width]."""
     width, height = image.size
     if width * height > _MOST_PIXELS or getattr(image, "is_animated", False):
         raise ValueError(f"is animated or too large ({height} x {width})")
     modes = {"L": "L", "RGB": "RGB", "P": "RGB"}
-    if image.mode.startswith(("I", "F")) or (form.grey is None and image.mode not in modes):
+    if image.mode.startswith(("I", "F")) or (grey is None and image.mode not in modes):
         raise ValueError(f"is stored as {image.mode}; set grey=True or grey=False if it has 8 bits")
-    mode = modes[image.mode] if form.grey is None else "L" if form.grey else "RGB"
+    mode = modes[image.mode] if grey is None else "L" if grey else "RGB"
     if image.mode == "P":  # a palette may have transparent colours, which only RGBA can hold
         image = image.convert("RGBA")
     image = image.convert(mode)
-    if form.size is not None and (height, width) != form.size:
-        image = image.resize((form.size[1], form.size[0]))
+    if size is not None and (height, width) != size:
+        image = image.resize((size[1], size[0]))
     pixels = np.asarray(image, dtype=np.uint8)
     return pixels if mode == "L" else pixels.transpose(2, 0, 1)

@@ -14,78 +14,44 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedzmg.data.columns import Allocate, Array, Column, Columns, Strings, in_memory, rows_of
+from fedzmg.data.columns import Allocate, Array, Column, Columns, in_memory
 from fedzmg.data.formats import common
-from fedzmg.data.formats.common import REMEDY, Paths
+from fedzmg.data.formats.common import REMEDY, Client, Paths
 from fedzmg.errors import InputError
 
 
 def read_leaf(paths: Paths, allocate: Allocate = in_memory) -> Columns:
     """Read shards of one data set; each shard is held in memory while it is read."""
     files = common.as_paths(paths)
-    users = _users(files, packed=True)
-    filled = [user for user in users.values() if user]
-    types = {x.dtype for user in filled if isinstance(x := user.get("x"), np.ndarray)}
-    if np.dtype(np.uint8) in types and len(types) > 1:
-        # Only some users' fractions are bytes; read the rounded ones again as they are.
-        users = _users(files, packed=False)
-        filled = [user for user in users.values() if user]
-    if not filled:
-        raise InputError(f"{files[0]}: no user has an example: get the file again")
-    columns = {
-        name: common.join(allocate, name, [user[name] for user in filled]) for name in filled[0]
-    }
-    x = columns.get("x")
-    notes = []
-    if isinstance(x, np.ndarray) and x.dtype == np.float32 and x.shape[1:] == (28, 28):
-        notes.append(f"images: {common.NOT_BYTES}")
-    sizes = [rows_of(next(iter(user.values()))) if user else 0 for user in users.values()]
-    return common.owned(columns, users, sizes, notes)
+    return common.collect(str(files[0]), partial(_users, files), allocate)
 
 
-def _users(paths: Sequence[Path], *, packed: bool) -> dict[str, dict[str, Column]]:
-    """Read the columns of every user, and compare their kinds; a user may have none."""
-    users: dict[str, dict[str, Column]] = {}
-    kinds: dict[str, str] = {}
+def _users(paths: Sequence[Path], packed: bool) -> Iterator[Client]:
     for path in paths:
-        for name, user in _shard(path, packed=packed):
+        with common.reading(str(path), REMEDY):
+            content = json.loads(path.read_bytes().decode("utf-8-sig"))
+            names, counts, data = (content[key] for key in ("users", "num_samples", "user_data"))
+            if len(names) != len(counts) or set(names) != set(data):
+                sizes = f"{len(names)} users, {len(counts)} num_samples, {len(data)} user_data"
+                raise InputError(f"{path}: has {sizes}, which do not match: {REMEDY}")
+            names = common.as_strings(names, f"{path}: users")
+        for name, count in zip(names, counts, strict=True):
             where = f"{path}: user {name!r}"
-            if name in users:
-                raise InputError(f"{where}: occurs twice: rename one of them")
-            users[name] = user
-            if user:
-                kind = {
-                    column: "text" if isinstance(part, Strings) else f"shape {part.shape[1:]}"
-                    for column, part in user.items()
-                }
-                kinds = kinds or kind
-                if kind != kinds:
-                    raise InputError(f"{where}: has {kind} where others have {kinds}: correct it")
-    return users
-
-
-def _shard(path: Path, *, packed: bool) -> Iterator[tuple[str, dict[str, Column]]]:
-    with common.reading(str(path), REMEDY):
-        content = json.loads(path.read_bytes().decode("utf-8-sig"))
-        names, counts, data = (content[key] for key in ("users", "num_samples", "user_data"))
-        if len(names) != len(counts) or set(names) != set(data):
-            sizes = f"{len(names)} users, {len(counts)} num_samples, {len(data)} user_data"
-            raise InputError(f"{path}: has {sizes}, which do not match: {REMEDY}")
-        names = common.as_strings(names, f"{path}: users")
-    for name, count in zip(names, counts, strict=True):
-        with common.reading(f"{path}: user {name!r}", "correct it"):
-            # Popped, to free the shard while the columns grow.
-            user = data.pop(name)
-            x, y = user["x"], user["y"]
-            if not isinstance(x, list) or not isinstance(y, list) or not len(x) == len(y) == count:
-                raise ValueError(f"x, y and num_samples {count} differ in length")
-            columns = _columns(x, y, f"{path}: user {name!r}", packed=packed) if x else {}
-        yield name, columns
+            with common.reading(where, "correct it"):
+                # Popped, to free the shard while the columns grow.
+                user = data.pop(name)
+                x, y = user["x"], user["y"]
+                lists = isinstance(x, list) and isinstance(y, list)
+                if not lists or not len(x) == len(y) == count:
+                    raise ValueError(f"x, y and num_samples {count} differ in length")
+                columns = _columns(x, y, where, packed=packed) if x else {}
+            yield Client(name, where, columns)
 
 
 def _columns(x: list[Any], y: list[Any], where: str, *, packed: bool) -> dict[str, Column]:

@@ -8,7 +8,8 @@ from 0, without the header of a CSV file.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ import numpy as np
 
 from fedzmg.data.columns import Allocate, Array, Columns, in_memory
 from fedzmg.data.formats import common
-from fedzmg.data.formats.common import Ids, Paths
-from fedzmg.data.formats.image_folder import ImageForm, decode_all
+from fedzmg.data.formats.common import Features, Paths
+from fedzmg.data.formats.image_folder import decode_all
 from fedzmg.errors import InputError
 
 _BLOCK = 2**24
@@ -49,7 +50,6 @@ def read_table(
         size: resize images to this height and width.
         grey: convert images to grey (True) or colour (False).
     """
-    form = ImageForm(size, grey).check()
     files = common.as_paths(paths)
     where = str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
     try:
@@ -71,14 +71,11 @@ def read_table(
             columns[name] = _values(table[name])
     chosen = {name: columns[name] for name in features or ()}
     [first, *_] = [*chosen.values(), None]
-    inputs: Array | Sequence[Any] | Callable[[Ids], Array] | None = first
+    inputs: Features = first
     if isinstance(first, list) and isinstance(first[0], bytes) and len(chosen) == 1:
         stored = sum(path.stat().st_size for path in files)
         images = ((f"{where}: image in row {i}", image) for i, image in enumerate(first))
-
-        def inputs(order: Ids) -> Array:
-            return decode_all(images, order, allocate, form, stored=stored)
-
+        inputs = partial(decode_all, images, allocate=allocate, size=size, grey=grey, stored=stored)
     elif len(chosen) > 1 or isinstance(first, np.ndarray):
         inputs = common.side_by_side(chosen, where)
     grouping = common.by_client(columns.get(client), table.num_rows, where)

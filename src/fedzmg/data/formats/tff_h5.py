@@ -6,58 +6,35 @@ CIFAR-100     ``image`` [n, 32, 32, 3] bytes, ``label`` [n], ``coarse_label`` [n
 Shakespeare   ``snippets`` [n] strings
 ============  ======================================================================
 
-The first client decides the layout. Files come in the order given, clients of a file sorted by
-name. Files are read twice: first all shapes, then the values into columns allocated once.
+Files come in the order given, clients of a file sorted by name.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import mmap
 import struct
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
 
 from fedzmg.data.columns import Allocate, Array, Column, Columns, in_memory
 from fedzmg.data.formats import common
-from fedzmg.data.formats.common import REMEDY, Paths
+from fedzmg.data.formats.common import REMEDY, Client, Paths
 from fedzmg.errors import InputError
 
-
-class _Part(NamedTuple):
-    """Column of a dataset that every client has, with one row for each example."""
-
-    column: str
-    shape: tuple[int, ...]
-    kind: str
-
-
-_LABEL = _Part("y", (), "whole numbers")
-_LAYOUTS = (
-    {"pixels": _Part("x", (28, 28), "floats"), "label": _LABEL},
-    {
-        "image": _Part("x", (32, 32, 3), "bytes"),
-        "label": _LABEL,
-        "coarse_label": _Part("coarse", (), "whole numbers"),
-    },
-    {"snippets": _Part("text", (), "strings")},
-)
-_CODES = {"floats": "f", "bytes": "u", "whole numbers": "iu", "strings": "S"}
-"""Kinds of dtype that fit."""
-
-
-class _Client(NamedTuple):
-    """Client of a file."""
-
-    name: str
-    where: str
-    group: h5py.Group
-    rows: slice
+_DATASETS: dict[str, tuple[str, tuple[int, ...], str]] = {
+    "pixels": ("x", (28, 28), "f"),
+    "image": ("x", (32, 32, 3), "u"),
+    "label": ("y", (), "iu"),
+    "coarse_label": ("coarse", (), "iu"),
+    "snippets": ("text", (), "S"),
+}
+"""Column, shape of a row and kinds of dtype of each dataset."""
 
 
 def read_h5(paths: Paths, allocate: Allocate = in_memory, *, classes: int | None = None) -> Columns:
@@ -65,75 +42,46 @@ def read_h5(paths: Paths, allocate: Allocate = in_memory, *, classes: int | None
 
     Args:
         paths: files, whose clients are put one after the other.
-        allocate: makes the columns: ``x`` and ``y`` (and ``coarse``), or ``text``. It is called
-            twice for ``x`` where pixels turn out not to be bytes; only the second one counts.
+        allocate: makes the columns: ``x`` and ``y`` (and ``coarse``), or ``text``.
         classes: labels must be smaller than this.
     """
     files = common.as_paths(paths)
-    with contextlib.ExitStack() as stack:
-        layout, clients = _survey(files, stack)
-        rows = clients[-1].rows.stop if clients else 0
-        if rows == 0:
-            raise InputError(f"{files[0]}: no client has an example: get the file again")
-        notes: list[str] = []
-        columns: dict[str, Column] = {}
-        for name, part in layout.items():
-            if part.kind == "floats":
-                columns["x"] = _pixels(clients, rows, allocate, notes)
-            elif part.kind == "bytes":
-                x = columns["x"] = allocate("x", (rows, 3, 32, 32), np.uint8)
-                for client, values in _values(clients, name):
-                    x[client.rows] = values.transpose(0, 3, 1, 2)
-            else:
-                most = classes - 1 if classes and part is _LABEL else 2**63 - 1
-                parts: list[Column] = []
-                for client, values in _values(clients, name):
-                    where = f"{client.where}: {name}"
-                    if part.kind == "strings":
-                        parts.append(common.pack(values.tolist(), where))
-                    else:
-                        bad = (values < 0) | (values > most)
-                        common.refuse_row(bad, where, values, f"expected 0 to {most}")
-                        parts.append(values.astype(np.int64))
-                columns[part.column] = common.join(allocate, part.column, parts)
-    sizes = [client.rows.stop - client.rows.start for client in clients]
-    return common.owned(columns, [client.name for client in clients], sizes, notes)
+    return common.collect(str(files[0]), partial(_clients, files, classes), allocate)
 
 
-def _survey(
-    paths: Sequence[Path], stack: contextlib.ExitStack
-) -> tuple[dict[str, _Part], list[_Client]]:
-    """Open all files and check the shape and type of every dataset."""
-    layout: dict[str, _Part] = {}
-    clients: list[_Client] = []
-    done = 0
+def _clients(paths: Sequence[Path], classes: int | None, packed: bool) -> Iterator[Client]:
     for path in paths:
-        total = 0
+        claimed = 0
         with common.reading(str(path), REMEDY):
-            examples = stack.enter_context(h5py.File(path, "r"))["examples"]
-            names = sorted(examples)
-        for name in names:
-            where = f"{path}: client {name!r}"
-            with common.reading(where, REMEDY):
-                group = examples[name]
-                layout = layout or _detect(group)
-                rows, held = _measure(group, layout)
-            total += held
-            clients.append(_Client(name, where, group, slice(done, done + rows)))
-            done += rows
-        common.refuse_bomb(str(path), total, path.stat().st_size)
-        if "snippets" in layout:
+            file = h5py.File(path, "r")
+        with file:
             with common.reading(str(path), REMEDY):
-                _check_heap(path, examples.file)
-    return layout, clients
+                _check_heap(path, file)
+                names = sorted(file["examples"])
+            for name in names:
+                where = f"{path}: client {name!r}"
+                with common.reading(where, REMEDY):
+                    found = _datasets(file["examples"][name])
+                    claimed += sum(
+                        math.prod(d.chunks or (0,)) * d.dtype.itemsize + d.nbytes
+                        for d in found.values()
+                    )
+                    common.refuse_bomb(str(path), claimed, path.stat().st_size)
+                    filled = len(next(iter(found.values()))) > 0
+                    columns = {
+                        _DATASETS[key][0]: _column(key, dataset[:], where, classes, packed=packed)
+                        for key, dataset in found.items()
+                        if filled
+                    }
+                yield Client(name, where, columns)
 
 
 def _check_heap(path: Path, file: h5py.File) -> None:
     """Check the sizes in the heap of strings; the HDF5 library loops forever on a size of 0."""
-    if file.id.get_create_plist().get_sizes() != (8, 8):
-        raise ValueError("does not use 64-bit addresses")
     with path.open("rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = data.find(b"GCOL\1")
+        if start >= 0 and file.id.get_create_plist().get_sizes() != (8, 8):
+            raise ValueError("does not use 64-bit addresses")
         while start >= 0:
             (size,) = struct.unpack_from("<Q", data, start + 8)
             at, end = start + 16, start + size
@@ -146,65 +94,43 @@ def _check_heap(path: Path, file: h5py.File) -> None:
             start = data.find(b"GCOL\1", start + 16)
 
 
-def _detect(group: h5py.Group) -> dict[str, _Part]:
-    for layout in _LAYOUTS:
-        if all(name in group for name in layout):
-            return layout
-    known = "; ".join(", ".join(layout) for layout in _LAYOUTS)
-    raise ValueError(f"has {', '.join(sorted(group)[:5])}; TFF's layouts are {known}")
-
-
-def _measure(group: h5py.Group, layout: dict[str, _Part]) -> tuple[int, int]:
-    """Return the examples of a client and the bytes of its datasets; check their form."""
-    lengths = set()
-    held = 0
-    for name, part in layout.items():
+def _datasets(group: h5py.Group) -> dict[str, Any]:
+    """Return the datasets of a client after checking their form."""
+    found = {}
+    for name in (name for name in _DATASETS if name in group):
         # Other links may lead to other files.
         own = isinstance(group.get(name, getlink=True), h5py.HardLink)
         dataset = group[name] if own else None
         if dataset is None or dataset.is_virtual or dataset.external:
-            raise ValueError(f"{name!r} is missing or lies in another file")
+            raise ValueError(f"{name!r} lies in another file")
+        _, shape, kinds = _DATASETS[name]
         dtype = dataset.dtype
-        code = dtype.kind if h5py.check_string_dtype(dtype) is None else "S"
-        fits = code in _CODES[part.kind] and (part.kind != "bytes" or dtype.itemsize == 1)
-        if dataset.shape[1:] != part.shape or not fits:
-            raise ValueError(
-                f"{name!r} has shape {dataset.shape} of {dtype}: expected {part.kind} "
-                f"of shape {('n', *part.shape)}"
+        kind = dtype.kind if h5py.check_string_dtype(dtype) is None else "S"
+        if dataset.shape[1:] != shape or kind not in kinds or (name == "image" and dtype != "u1"):
+            raise ValueError(f"{name!r} has shape {dataset.shape} of {dtype}")
+        found[name] = dataset
+    lengths = {name: len(dataset) for name, dataset in found.items()}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f"has {lengths or sorted(group)[:5]}; expected a layout of TFF")
+    return found
+
+
+def _column(name: str, values: Array, where: str, classes: int | None, *, packed: bool) -> Column:
+    if name == "snippets":
+        return common.pack(values.tolist(), where)
+    if name == "image":
+        return values.transpose(0, 3, 1, 2)
+    if name == "pixels":
+        pixels = values.astype(np.float32, copy=False)
+        bad = ~((pixels >= 0) & (pixels <= 1))
+        if bad.any():
+            raise InputError(
+                f"{where}: example {np.argwhere(bad)[0, 0]} has a pixel of {pixels[bad][0]:g}: "
+                "expected values from 0 to 1"
             )
-        lengths.add(len(dataset))
-        held += math.prod(dataset.chunks or (0,)) * dtype.itemsize + dataset.nbytes
-    if len(lengths) > 1:
-        raise ValueError(f"{', '.join(layout)} differ in length: {sorted(lengths)}")
-    return lengths.pop(), held
-
-
-def _values(clients: Sequence[_Client], name: str) -> Iterator[tuple[_Client, Array]]:
-    """Read one dataset of every client that has examples."""
-    for client in clients:
-        if client.rows.stop > client.rows.start:
-            with common.reading(client.where, REMEDY):
-                values = client.group[name][:]
-            yield client, values
-
-
-def _pixels(clients: Sequence[_Client], rows: int, allocate: Allocate, notes: list[str]) -> Array:
-    """Store fractions as bytes if all of them are multiples of 1/255, else as float32."""
-    for dtype in (np.uint8, np.float32):
-        column = allocate("x", (rows, 28, 28), dtype)
-        for client, values in _values(clients, "pixels"):
-            pixels = values.astype(np.float32, copy=False)
-            bad = ~((pixels >= 0) & (pixels <= 1))
-            if bad.any():
-                raise InputError(
-                    f"{client.where}: example {np.argwhere(bad)[0, 0]} has a pixel of "
-                    f"{pixels[bad][0]:g}: expected values from 0 to 1"
-                )
-            stored = common.as_bytes(pixels) if dtype == np.uint8 else pixels
-            if stored is None:
-                notes.append(f"{client.where}: {common.NOT_BYTES}")
-                break
-            column[client.rows] = stored
-        else:
-            break
-    return column
+        small = common.as_bytes(pixels) if packed else None
+        return pixels if small is None else small
+    most = classes - 1 if classes and name == "label" else 2**63 - 1
+    bad = (values < 0) | (values > most)
+    common.refuse_row(bad, f"{where}: {name}", values, f"expected 0 to {most}")
+    return values.astype(np.int64)
