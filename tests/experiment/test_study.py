@@ -291,7 +291,7 @@ def test_a_whole_log_is_no_finished_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_stopped_runs_without_checkpoints_are_finished(tmp_path: Path) -> None:
-    plan = spec(algorithms={"fedavg": {"client": {"lr": 1e30}}}, stop={"diverged": True}, rounds=5)
+    plan = spec(algorithms={"fedavg": {"client": {"lr": 1e8}}}, stop={"diverged": True}, rounds=5)
     whole = scored(plan, tmp_path)
     assert whole["algorithms"]["fedavg"]["stopped"] == [3, 3]
     places = list(tmp_path.rglob("seed-*/checkpoint.safetensors"))
