@@ -115,7 +115,7 @@ def test_kills_do_not_move_a_bit(tmp_path: Path, kills: int) -> None:
     [whole] = run_pack(task, [spec("scaffold")])
     assert same([whole], [resumed])
     assert "taken over" in progress.said
-    assert "damaged" not in progress.said
+    assert "cannot be used" not in progress.said
     # Lines that were superseded are still there, and nothing else is left of the crashes.
     assert lines(tmp_path / "run") > len(whole.records)
     assert {p.name for p in (tmp_path / "run").iterdir()} == {
@@ -244,8 +244,10 @@ def test_full_disk_at_any_moment_is_one_line(
     assert same([stopped[1]], [resumed])
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(
+    ("cut", "log"),
+    [("empty", False), ("zeros", False), ("half", True), ("last byte", True), ("zeros", True)],
+)
 def test_power_loss_in_the_middle_of_the_newest_files(
     tmp_path: Path, stopped: tuple[Path, History], cut: str, log: bool
 ) -> None:
@@ -263,7 +265,7 @@ def test_power_loss_in_the_middle_of_the_newest_files(
         assert progress.lines == []
     else:
         assert len(progress.lines) == 1
-        assert str(path) in progress.said
+        assert path.name in progress.said
         assert "from round 4" in progress.said
     records = [json.loads(text) for text in path.read_bytes().splitlines()[-3:]] if log else []
     assert all(record["round"] in (6, 7, 8) for record in records)

@@ -108,7 +108,7 @@ def test_nothing_trains_on_in_a_copy(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="grid belongs to a kept copy"):
         run_grid(GRID, copy / "grid", task=toy(rounds=3))
     run = copy / "study" / "fedzmg" / "seed-3"
-    with pytest.raises(InputError, match=r"to the kept copy .*; export from the original"):
+    with pytest.raises(InputError, match="export from the original"):
         export_model(run)
     assert sorted(copy.rglob("*")) == before
     log = run / "metrics.jsonl.gz"

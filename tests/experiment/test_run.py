@@ -198,7 +198,7 @@ def test_previous_checkpoint_leads_to_the_same_bits(
     found = run_pack(task(), specs(algorithm), places(tmp_path), progress=progress)
     assert same(whole(algorithm), found)
     for line, place in zip(progress.lines, places(tmp_path), strict=True):
-        assert f"{place}/checkpoint.safetensors is damaged (its hash" in line
+        assert f"{place}/checkpoint.safetensors cannot be used (its hash" in line
         assert f"from round {rounds[-1] - 1}" in line
     # Even the last checkpoint of a complete run may be lost.
     damage(tmp_path / "seed-1" / NEWEST)
@@ -262,7 +262,9 @@ def test_without_usable_checkpoints_the_remedy_works(tmp_path: Path) -> None:
     stop(tmp_path, "scaffold", 4)
     for name in (NEWEST, PREVIOUS):
         damage(tmp_path / "seed-0" / name)
-    with pytest.raises(InputError, match=f"{NEWEST} is damaged.*{PREVIOUS} is damaged.*remove"):
+    with pytest.raises(
+        InputError, match=f"{NEWEST} cannot be used.*{PREVIOUS} cannot be used.*remove"
+    ):
         run_pack(task(), specs("scaffold"), places(tmp_path))
     for name in (NEWEST, PREVIOUS):
         (tmp_path / "seed-0" / name).unlink()

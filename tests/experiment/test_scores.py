@@ -145,17 +145,6 @@ def test_threshold_mean_is_the_most_lenient_rule(
     assert mean <= stays
 
 
-@given(values_lists, thresholds, thresholds, windows, st.sampled_from(RULES))
-def test_threshold_higher_target_is_never_reached_earlier(
-    values: list[float], one: float, other: float, window: int, rule: ThresholdRule
-) -> None:
-    easy, hard = sorted((one, other))
-    options: dict[str, Any] = {"window": window, "rule": rule}
-    assert or_infinity(arrival(values, easy, **options)) <= or_infinity(
-        arrival(values, hard, **options)
-    )
-
-
 @pytest.mark.parametrize(
     ("rounds", "values", "message"),
     [
@@ -219,19 +208,6 @@ def test_final_score_lies_within_the_curve(values: list[float], last: int) -> No
     assert min(values) - 1e-12 <= score <= max(values) + 1e-12
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"total": 5}, "total = 5, got 6"),
-        ({"total": 10, "last": 0}, "last must be at least 1, got 0"),
-        ({"total": 10, "rule": "median"}, "rule must be one of .* got 'median'"),
-    ],
-)
-def test_final_score_invalid_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        final_score([1, 6], [0.1, 0.2], **options)
-
-
 @given(total=st.integers(1, 300), every=st.integers(1, 400))
 def test_what_counts_is_due_or_the_end(total: int, every: int) -> None:
     rounds, regular = list(scheduled(total, every)), set(range(1, total + 1, every))
@@ -276,15 +252,6 @@ def test_late_stage_counts_only_after_the_slowest() -> None:
         "fast": 4.0,
         "slow": 7.0,
     }
-
-
-def test_late_stage_of_thresholds_found_on_the_same_curves() -> None:
-    curves = {"rising": RISING, "later": [0.0, *RISING[:-1]]}
-    arrivals = {name: arrival(values, 20.0) for name, values in curves.items()}
-    assert arrivals == {"rising": 26, "later": 31}
-    # After round 31: rising 35, 37, 38 and later 36, 35, 37.
-    means = late_stage_mean(every_five(RISING), curves, arrivals)
-    assert means == pytest.approx({"rising": 110.0 / 3.0, "later": 36.0})
 
 
 def test_late_stage_undefined() -> None:

@@ -76,12 +76,7 @@ class Estimate:
 
 
 def estimate(spec: RunSpec | GridSpec | StudySpec, *, timed: bool = True) -> Estimate:
-    """Check a specification and count its costs; nothing is written.
-
-    Args:
-        spec: the run, grid or study.
-        timed: measure a few steps, for two or three seconds, if the data are present.
-    """
+    """Check a specification and count its costs; ``timed`` measures a few steps, if it can."""
     entry = tasks.info(spec.task)
     preset = entry.preset.with_options(spec.preset)
     missing = replace(entry, preset=preset).missing

@@ -89,25 +89,11 @@ def run_pack(
 ) -> list[History]:
     """Train runs that differ only in numbers and seeds; return one history each.
 
-    Args:
-        task: the task that all specifications name.
-        specs: the runs.
-        paths: a run directory each; an existing one is continued or, if complete, read.
-        progress: receives progress updates.
-        checkpoint_seconds: seconds between checkpoints; else ``$FEDZMG_CHECKPOINT_SECONDS``, else
-            10.
-        stop: called after every round; stops single runs. A stopped run has fewer records than
-            rounds and a ``stopped.json``; it is not continued.
-        budget: the time limit.
-        label: name of the pack; by default the algorithm's name.
-        models: whether histories need their models. If not, a finished run is complete even if its
-            checkpoints were removed.
-
-    Raises:
-        InputError: for a directory that holds another run, that another process uses, or that
-            cannot be written.
-        TimeLimitReached: after the time limit, with everything finished stored.
-        Interrupted: on Ctrl-C, likewise.
+    An existing directory in ``paths`` is continued or, if complete, read. ``stop`` is called after
+    every round; a run that it stops has fewer records than rounds and a ``stopped.json``. Without
+    ``models``, a finished run is complete even if its checkpoints were removed. Runs that cannot
+    continue raise ``InputError``, the end of the ``budget`` ``TimeLimitReached`` and Ctrl-C
+    ``Interrupted``, with everything finished stored.
     """
     progress = progress or Silent()
     runs = [spec.resolve(task) for spec in specs]
@@ -241,7 +227,7 @@ def _train(
             restored=restored,
         )
         _restore_memory(jobs, simulation)
-    storage = RunStorage(jobs, simulation, progress, stop)
+        storage = RunStorage(jobs, simulation, progress, stop)
     training_loop(
         simulation, storage, progress,
         held=held, budget=budget, checkpoint_seconds=checkpoint_seconds,

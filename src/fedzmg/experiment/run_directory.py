@@ -18,7 +18,6 @@ new files do not change it: readers ignore unknown fields and do without missing
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from collections.abc import Container, Mapping, Sequence
@@ -81,38 +80,25 @@ class RunDirectory:
 
     def create(self, spec: RunSpec, manifest: Mapping[str, Any]) -> None:
         """Create a run directory."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.path / "manifest.json", manifest)
-            # The specification comes last: a directory that has it is complete.
-            write_atomic(self.path / "spec.toml", spec.to_toml().encode())
-        except OSError as error:
-            raise InputError(
-                f"cannot write the run directory {self.path}: {error.strerror}; choose another "
-                "directory with --out"
-            ) from None
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / "manifest.json", manifest)
+        # The specification comes last: a directory that has it is complete.
+        write_atomic(self.path / "spec.toml", spec.to_toml().encode())
 
     def spec(self) -> RunSpec:
         """Read the specification."""
-        if not self.path.is_dir():
-            raise InputError(f"{self.path} is not a directory; pass a run directory")
         if not (self.path / "spec.toml").is_file():
             inside = min(self.path.glob("*/seed-*/spec.toml"), default=None)
             remedy = "another directory" if inside is None else f"a run in it, {inside.parent}"
-            raise InputError(f"{self.path} holds no spec.toml, it is not a run: pass {remedy}")
+            raise InputError(f"{self.path} is not a run, it holds no spec.toml: pass {remedy}")
         return RunSpec.read(self.path / "spec.toml")
 
     def manifest(self) -> dict[str, Any]:
         """Read versions, device and data of the run."""
-        path = self.path / "manifest.json"
-        if not path.exists():
-            raise InputError(
-                f"{path} is missing: restore it, or choose another directory with --out"
-            )
-        facts = read_json(path, wanted=FORMAT)
+        facts = read_json(self.path / "manifest.json", wanted=FORMAT)
         for name in ("data_sha256", "engine", "onednn"):
             if name not in facts:
-                raise InputError(f"{path} lacks {name!r}: use the version that wrote it")
+                raise InputError(f"{self.path}/manifest.json lacks {name!r}: restore it")
         return facts
 
     def append(self, record: Record) -> None:
@@ -174,18 +160,14 @@ class RunDirectory:
                 if not path.exists():
                     raise FileNotFoundError
                 found = read_checkpoint(path, self._binding)
+                if until is not None and found.round > until:
+                    raise UnusableCheckpoint(f"it is of round {found.round}")
+                if logged is not None and any(r not in logged for r in range(1, found.round + 1)):
+                    raise UnusableCheckpoint(f"{LOG} lacks rounds before {found.round}")
             except FileNotFoundError:
                 reasons.append(f"{path} is missing")
-                continue
             except UnusableCheckpoint as error:
-                reasons.append(f"{path} is damaged ({error})")
-                continue
-            if until is not None and found.round > until:
-                reasons.append(f"{path} is of round {found.round}")
-            elif logged is not None and any(r not in logged for r in range(1, found.round + 1)):
-                reasons.append(
-                    f"{self.path / LOG} lacks rounds before {found.round} of {path.name}"
-                )
+                reasons.append(f"{path} cannot be used ({error})")
             else:
                 checkpoint = Checkpoint(found.round, dict(found.tensors[0]))
                 return Position(checkpoint, found.previous, "; ".join(reasons))
@@ -216,8 +198,7 @@ class RunDirectory:
         if position is None:
             # No checkpoint needs the client memory, which a crash may have left incomplete.
             for name in (NEWEST, PREVIOUS, "memory.rows", "memory.stamps"):
-                with contextlib.suppress(FileNotFoundError):
-                    (self.path / name).unlink()
+                (self.path / name).unlink(missing_ok=True)
         elif position.rejected:
             os.replace(self.path / PREVIOUS, self.path / NEWEST)
             sync_directory(self.path)
@@ -228,20 +209,14 @@ def export_model(run: Path, to: Path | None = None) -> Path:
 
     The file loads with ``safetensors.torch.load_file`` and ``module.load_state_dict``. It does not
     hold frozen parameters (``strict=False``).
-
-    Raises:
-        InputError: if the directory is not a run, holds no checkpoint yet, or cannot be written.
     """
     directory = RunDirectory(run)
     spec, checkpoint = directory.spec(), directory.checkpoint()
     if checkpoint is None:
-        kept = lock.kept_copy(run)
-        remedy = (
-            f"it belongs to the kept copy {kept}; export from the original"
-            if kept is not None
-            else "let the run finish a round, or train it again if its checkpoints were removed"
+        raise InputError(
+            f"{run} holds no checkpoint: let the run finish a round, train it again if its "
+            "checkpoints were removed, or export from the original of a kept copy"
         )
-        raise InputError(f"{run} holds no checkpoint: {remedy}")
     path = to or run / "model.safetensors"
     facts = {
         "format": "pt",
@@ -259,11 +234,9 @@ def export_model(run: Path, to: Path | None = None) -> Path:
 
 
 def _record(values: dict[str, Any]) -> Record:
-    return Record(**{k: _value(v) for k, v in values.items() if k in Record._fields})
-
-
-def _value(value: Any) -> Any:
-    """Restore a logged value: a tuple from a list, a number from a word."""
-    if isinstance(value, list):
-        return tuple(float(part) for part in value)
-    return float(value) if isinstance(value, str) else value
+    """Restore logged values: a tuple from a list, a number from a word."""
+    known = {name: value for name, value in values.items() if name in Record._fields}
+    for name, value in known.items():
+        if isinstance(value, list | str):
+            known[name] = float(value) if isinstance(value, str) else tuple(map(float, value))
+    return Record(**known)

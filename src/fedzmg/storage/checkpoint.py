@@ -83,12 +83,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: Path, binding: Binding) -> StoredCheckpoint:
-    """Read a checkpoint and check its hash and its binding.
-
-    Raises:
-        UnusableCheckpoint: if the file is damaged or belongs to another training.
-        FileNotFoundError: if there is no file.
-    """
+    """Read a checkpoint; ``UnusableCheckpoint`` if it is damaged or of another training."""
     try:
         with path.open("rb") as file:
             _, stored, digest = _digest(file)

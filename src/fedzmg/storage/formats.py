@@ -21,20 +21,12 @@ RESTORE = "restore or remove it"
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file."""
-    text = _text(path, "TOML", "correct or restore it")
-    try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise _invalid(path, "TOML", error, "correct or restore it") from None
+    return _parsed(path, tomllib.loads, "TOML", "correct or restore it")
 
 
 def read_json(path: Path, remedy: str = RESTORE, wanted: int | None = None) -> dict[str, Any]:
     """Read a JSON object of format ``wanted``; ``remedy`` tells how to repair a damaged file."""
-    text = _text(path, "JSON", remedy)
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _invalid(path, "JSON", error, remedy) from None
+    values = _parsed(path, json.loads, "JSON", remedy)
     if not isinstance(values, dict):
         raise InputError(f"{path} does not hold a JSON object: {remedy}")
     if wanted is not None and values.get("format") != wanted:
@@ -164,16 +156,12 @@ def _strict(value: Any, instead: Callable[[float], Any]) -> Any:
     return instead(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _text(path: Path, kind: str, remedy: str) -> str:
+def _parsed(path: Path, parse: Callable[[str], T], kind: str, remedy: str) -> T:
     try:
-        return path.read_text(encoding="utf-8")
+        return parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
             f"cannot read {path}: {error.strerror}; check that it exists and is readable"
         ) from None
-    except UnicodeDecodeError as error:
-        raise _invalid(path, kind, error, remedy) from None
-
-
-def _invalid(path: Path, kind: str, error: Exception, remedy: str) -> InputError:
-    return InputError(f"{path} is not valid {kind} ({error}): {remedy}")
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid {kind} ({error}): {remedy}") from None

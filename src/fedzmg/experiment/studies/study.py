@@ -51,20 +51,11 @@ def run_study(
 ) -> StudyResult:
     """Train every algorithm under every seed and score them; finished runs are read.
 
-    Args:
-        spec: the study.
-        out: its directory; one that holds this study is continued. None keeps nothing on disk.
-        task: a user's own task; by default the preset that the study names.
-        progress: shows how far the work is.
-        max_minutes: end cleanly after the first round past this time.
-        grow: a study in ``out`` may lack some of these algorithms and seeds, which are added, or
-            have more, which are left as they are.
-        models: keep the trained models in the histories; without, they are only on disk.
-
-    Raises:
-        InputError: for a mistake in the study, or a directory that holds something else.
-        TimeLimitReached: after ``max_minutes``, with everything finished kept.
-        Interrupted: on Ctrl-C, likewise.
+    A directory that holds this study is continued; None stores nothing. With ``grow``, the study
+    there may lack some of these algorithms and seeds, which are added, or have more, which are left
+    as they are. With ``models``, the histories keep the trained models. ``task`` is a user's own. A
+    mistake raises ``InputError``, the end of the time limit ``TimeLimitReached`` and Ctrl-C
+    ``Interrupted``, with everything finished stored.
     """
     progress, budget = progress or Silent(), Budget(max_minutes)
     spec.check(task)
@@ -163,10 +154,6 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
 
     They include the options that the grid held fixed. An algorithm that is not in the grid may
     bring learning rates of its own.
-
-    Raises:
-        MissingGrid: if the grid has to be run first.
-        InputError: if the grid does not fit.
     """
     if spec.rates in NO_GRID:
         return {}
