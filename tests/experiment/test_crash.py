@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 import torch
-from toys import Stop, bare, same, toy
+from toys import Stop, same, toy
 
 from fedzmg import Task
 from fedzmg.errors import InputError
 from fedzmg.experiment.run import run_pack
-from fedzmg.experiment.run_directory import NEWEST, PREVIOUS, RunDirectory
+from fedzmg.experiment.run_directory import NEWEST, PREVIOUS
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.simulation import History
 from fedzmg.storage.client_metrics import CLIENTS
@@ -134,38 +134,6 @@ def command(place: Path, algorithm: str, rounds: int, limit: int | None = None) 
 
 def environment(seconds: float) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "FEDZMG_CHECKPOINT_SECONDS": str(seconds)}
-
-
-@posix
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["fedzmg", "fedadam", "scaffold"])
-def test_twenty_kills_of_the_command_do_not_move_a_bit(tmp_path: Path, algorithm: str) -> None:
-    place, rounds = tmp_path / "killed", 60
-    processes: dict[int, subprocess.Popen[bytes]] = {}
-
-    def start() -> int:
-        process = subprocess.Popen(
-            command(place, algorithm, rounds), env=environment(0.2),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        processes[process.pid] = process
-        return process.pid
-
-    killed = killed_at_random(
-        start, lambda pid: processes[pid].poll() is not None, place, random.Random(algorithm), KILLS
-    )
-    assert killed == KILLS
-    for out in (place, tmp_path / "whole"):
-        subprocess.run(command(out, algorithm, rounds), env=environment(10), check=True,
-                       capture_output=True)  # fmt: skip
-    whole, resumed = RunDirectory(tmp_path / "whole"), RunDirectory(place)
-    assert bare(resumed.records()) == bare(whole.records())
-    one, other = whole.checkpoint(), resumed.checkpoint()
-    assert one is not None
-    assert other is not None
-    assert one.round == other.round == rounds
-    assert one.tensors.keys() == other.tensors.keys()
-    assert all(torch.equal(one.tensors[n], other.tensors[n]) for n in one.tensors)
 
 
 @posix

@@ -297,10 +297,3 @@ def test_run_that_goes_on_beside_one_that_stopped_does_not_notice(tmp_path: Path
     (places[1] / "stopped.json").write_text("{}")
     with pytest.raises(InputError, match=r"stopped\.json has format"):
         run_pack(toy(), specs, places)
-
-
-def test_halves_of_a_decision_read_back(tmp_path: Path) -> None:
-    assert stopping.read(tmp_path) is None
-    for at_most in (None, 0.25):
-        stopping.write(tmp_path, Stopped(7, "cannot_win", "words", at_most))
-        assert stopping.read(tmp_path) == Stopped(7, "cannot_win", "words", at_most)

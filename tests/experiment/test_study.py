@@ -215,8 +215,12 @@ def test_study_is_a_directory_of_paired_runs(tmp_path: Path) -> None:
     assert StudySpec.read(tmp_path / "study.toml") == spec()
 
 
-def test_study_in_pieces_is_the_same_study(tmp_path: Path) -> None:
-    whole = scored(spec(), tmp_path / "whole")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return scored(spec(), tmp_path_factory.mktemp("whole"))
+
+
+def test_study_in_pieces_is_the_same_study(tmp_path: Path, whole: dict[str, Any]) -> None:
     with pytest.raises(MemoryError):
         run_study(spec(), tmp_path / "s", task=toy(), progress=Stop(2, pack=1))
     done = []
@@ -231,14 +235,14 @@ def test_study_in_pieces_is_the_same_study(tmp_path: Path) -> None:
     assert found == whole
 
 
-def test_ctrl_c_in_the_last_round_of_a_pack_begins_no_other(tmp_path: Path) -> None:
-    whole = scored(spec(), tmp_path / "whole")
+def test_ctrl_c_in_the_last_round_of_a_pack_begins_no_other(
+    tmp_path: Path, whole: dict[str, Any]
+) -> None:
     pressed = Press(spec().rounds)
     with pytest.raises(Interrupted):
         run_study(spec(), tmp_path / "s", task=toy(), progress=pressed)
     assert len(pressed.begun) == 1
-    found = scored(spec(), tmp_path / "s")
-    assert found == whole
+    assert scored(spec(), tmp_path / "s") == whole
 
 
 def test_checkpoints_of_finished_runs_may_be_removed(tmp_path: Path) -> None:

@@ -123,8 +123,8 @@ def run(
     output.say(*chosen.notes, *notes)
     work = output.Work(chosen, directory, makers, as_json)
     with work.shown() as progress:
-        planned = [(spec.algorithm, resolved, directory)]
-        say_changed_runs(chosen, planned, directory, progress.say)
+        planned = {spec.algorithm: [(resolved, directory)]}
+        say_changed_runs(planned, directory, progress.say)
         [history] = run_pack(chosen, [resolved], [directory], progress=progress)
     last = history.records[-1]
     summary = {

@@ -86,7 +86,17 @@ class Tail:
 
     def update(self) -> dict[Hashable, dict[str, Any]]:
         """Read the lines added since the last call, and return all lines."""
-        content = self._added()
+        try:
+            with self.path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._read:  # another file took its place
+                    self._read, self.rows = 0, {}
+                file.seek(self._read)
+                content = file.read()
+        except FileNotFoundError:
+            # A kept copy's log is compressed, and does not grow.
+            content = b"" if self._read else log_bytes(self.path)
+        except OSError:
+            return self.rows
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.splitlines():
@@ -97,19 +107,6 @@ class Tail:
             except (ValueError, TypeError, KeyError):
                 continue
         return self.rows
-
-    def _added(self) -> bytes:
-        try:
-            with self.path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self._read:  # another file took its place
-                    self._read, self.rows = 0, {}
-                file.seek(self._read)
-                return file.read()
-        except FileNotFoundError:
-            # A kept copy's log is compressed, and does not grow.
-            return b"" if self._read else log_bytes(self.path)
-        except OSError:
-            return b""
 
 
 def flat(values: Mapping[str, Any], *, keep_empty: bool = False) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def run_grid(
     task = choosing(whole, spec)
     reporting = whole.test if spec.also_by_test else None
     folders = {name: out / spec.folder(name) for name in spec.algorithms}
-    with claimed(out, spec, "grid.toml", progress.say) as held:
+    with claimed(out, spec, "grid.toml", progress.say) as (held, _):
         found: dict[str, Any] = {}
         changed = []
         # Finished algorithms are only read, but they must be of the same data.
