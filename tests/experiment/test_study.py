@@ -324,7 +324,7 @@ def test_where_bits_are_promised_a_pack_without_checkpoints_starts_again_as_a_wh
         assert late.checkpoint().round == begun  # type: ignore[union-attr]
     seen = Stop(99)
     again = scored(plan, tmp_path, progress=seen)
-    assert seen.said.count("back to round 0, where its pack is") == (3 if begun else 2)
+    assert "start again from round 1" in seen.said
     assert again == whole
     for seed in (3, 7):
         log = (tmp_path / "fedavg" / f"seed-{seed}" / "metrics.jsonl").read_bytes()
