@@ -17,11 +17,8 @@ from fedzmg.errors import InputError
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.simulation import ClientMetrics, History
 from fedzmg.storage.client_metrics import CLIENTS
-
-SAMPLE = Path(__file__).parent / "samples" / "format-1"
 
 
 def task() -> Task:
@@ -114,13 +111,6 @@ def test_file_is_plain_tensors_and_damage_is_one_line(tmp_path: Path, whole: lis
         assert "\n" not in str(caught.value)
 
 
-def test_a_directory_from_before_is_read_without(tmp_path: Path) -> None:
-    sample = RunDirectory(SAMPLE)
-    assert sample.clients() == ()
-    assert [r.client_loss for r in sample.records()] == [None, None]
-    assert sample.spec().client_metrics_every == 0
-
-
 def test_fields_of_a_later_version_are_left_out(tmp_path: Path, whole: list[History]) -> None:
     directory = RunDirectory(tmp_path)
     record = whole[0].records[0]._replace(client_loss=(0.5, 1.0, 2.0, float("inf"), float("inf")))
@@ -130,15 +120,6 @@ def test_fields_of_a_later_version_are_left_out(tmp_path: Path, whole: list[Hist
     assert line["client_loss"] == [0.5, 1.0, 2.0, "inf", "inf"]
     log.write_text(json.dumps({**line, "mood": "fine"}) + "\n")
     assert directory.records() == [record]
-
-
-def test_a_study_hands_it_to_its_runs() -> None:
-    study = StudySpec.parse(
-        {"task": "digits", "algorithms": ["fedavg"], "rates": "given", "client_metrics_every": 7}
-    )
-    assert study.run_spec("fedavg", 0, {}).client_metrics_every == 7
-    assert study.with_settings({"client_metrics_every": 3}).client_metrics_every == 3
-    assert RunSpec(task="digits").with_settings({"client_metrics_every": 4}).to_toml().count("= 4")
 
 
 def test_manifest_says_what_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def test_nothing_trains_on_in_a_copy(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="grid belongs to a kept copy"):
         run_grid(GRID, copy / "grid", task=toy(rounds=3))
     run = copy / "study" / "fedzmg" / "seed-3"
-    with pytest.raises(InputError, match=r"to the kept copy .*; export from the original"):
+    with pytest.raises(InputError, match="export from the original"):
         export_model(run)
     assert sorted(copy.rglob("*")) == before
     log = run / "metrics.jsonl.gz"
@@ -122,7 +122,7 @@ def test_bad_places_are_refused_in_one_line(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "else" / "mine.txt").write_text("mine")
     keep(runs / "grid", tmp_path / "grid")
     for source, to, message in (
-        (tmp_path / "none", tmp_path / "kept", "none is not a directory"),
+        (tmp_path / "none", tmp_path / "kept", "none holds no results"),
         (tmp_path / "else", tmp_path / "kept", "else holds no results"),
         (runs / "study", tmp_path / "else", "else exists"),
         (runs, runs / "kept", "lies inside"),

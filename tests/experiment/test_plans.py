@@ -40,11 +40,6 @@ def test_usual_grid_is_the_papers() -> None:
     assert plan.points("mfl") == [{"client.lr": rate} for rate in PAPER_RATES]
 
 
-def test_usual_study_is_the_papers() -> None:
-    plan = StudySpec.parse({"task": "digits", "algorithms": ["fedzmg"]})
-    assert (plan.seeds, plan.rounds, plan.eval_every) == ([0, 1, 2, 3, 4], 1000, 5)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -195,13 +190,6 @@ def test_searches_that_are_compared_have_equal_budgets() -> None:
     assert {name: len(sizes) for name, sizes in points.items()} == dict.fromkeys(points, 1)
 
 
-def test_both_pairs_of_thresholds_are_reported() -> None:
-    for name, text in (("emnist10-head62", {0.75, 0.85}), ("shakespeare", {0.35, 0.45})):
-        plan = spec_files.read(ROOT / "experiments" / f"{name}-study.toml")
-        assert isinstance(plan, StudySpec)
-        assert set(plan.thresholds) == {0.20, 0.33} | text
-
-
 def test_kind_decides_how_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text('task = "digits"\n')
@@ -221,15 +209,10 @@ def test_kind_decides_how_a_file_is_read(tmp_path: Path) -> None:
             spec_files.read(path)
     with pytest.raises(InputError, match="cannot read"):
         spec_files.read(tmp_path / "none.toml")
-
-
-def test_a_file_of_many_runs_without_kind_is_no_run(tmp_path: Path) -> None:
-    path = tmp_path / "a.toml"
     path.write_text('task = "digits"\nalgorithms = ["fedzmg"]\n')
     assert isinstance(spec_files.read(path, "grid"), GridSpec)
-    for kind in (None, "run"):
-        with pytest.raises(InputError, match=r"a\.toml: kind is missing"):
-            spec_files.read(path, kind)
+    with pytest.raises(InputError, match=r"a\.toml: kind is missing"):
+        spec_files.read(path)
 
 
 def test_thresholds_of_accuracies_are_shares() -> None:

@@ -145,17 +145,6 @@ def test_threshold_mean_is_the_most_lenient_rule(
     assert mean <= stays
 
 
-@given(values_lists, thresholds, thresholds, windows, st.sampled_from(RULES))
-def test_threshold_higher_target_is_never_reached_earlier(
-    values: list[float], one: float, other: float, window: int, rule: ThresholdRule
-) -> None:
-    easy, hard = sorted((one, other))
-    options: dict[str, Any] = {"window": window, "rule": rule}
-    assert or_infinity(arrival(values, easy, **options)) <= or_infinity(
-        arrival(values, hard, **options)
-    )
-
-
 @pytest.mark.parametrize(
     ("total", "every", "last", "expected"),
     [
@@ -223,15 +212,6 @@ def test_late_stage_counts_only_after_the_slowest() -> None:
         "fast": 4.0,
         "slow": 7.0,
     }
-
-
-def test_late_stage_of_thresholds_found_on_the_same_curves() -> None:
-    curves = {"rising": RISING, "later": [0.0, *RISING[:-1]]}
-    arrivals = {name: arrival(values, 20.0) for name, values in curves.items()}
-    assert arrivals == {"rising": 26, "later": 31}
-    # After round 31: rising 35, 37, 38 and later 36, 35, 37.
-    means = late_stage_mean(every_five(RISING), curves, arrivals)
-    assert means == pytest.approx({"rising": 110.0 / 3.0, "later": 36.0})
 
 
 def test_late_stage_undefined() -> None:

@@ -81,15 +81,6 @@ def test_paired_t_is_antisymmetric(pairs: list[tuple[float, float]]) -> None:
     assert 0.0 <= forth.p <= 1.0
 
 
-@given(score_pairs)
-def test_paired_t_interval_excludes_zero_exactly_when_significant(
-    pairs: list[tuple[float, float]],
-) -> None:
-    test = paired_t(*zip(*pairs, strict=True))
-    assume(abs(test.p - 0.05) > 1e-9)
-    assert (test.ci_low > 0.0 or test.ci_high < 0.0) == (test.p < 0.05)
-
-
 @pytest.mark.parametrize(
     ("a", "b", "difference", "t"),
     [
@@ -135,14 +126,6 @@ def test_sign_flip_counts_ties_whatever_the_rounding() -> None:
     assert sign_flip([0.4, 0.5, 0.3], [0.3, 0.3, 0.6]) == 1.0
 
 
-@given(score_pairs)
-def test_sign_flip_range_and_symmetry(pairs: list[tuple[float, float]]) -> None:
-    a, b = zip(*pairs, strict=True)
-    p = sign_flip(a, b)
-    assert 2 / 2 ** len(pairs) <= p <= 1.0
-    assert p == sign_flip(b, a)
-
-
 def test_sign_flip_largest_number_of_pairs() -> None:
     a = [1.0 + 0.01 * i for i in range(MOST_FLIPPED_PAIRS)]
     assert sign_flip(a, [0.0] * MOST_FLIPPED_PAIRS) == 2 / 2**MOST_FLIPPED_PAIRS
@@ -179,15 +162,6 @@ def test_seeds_needed_is_the_smallest_that_suffices(
 
     assert reached(n) >= power - 1e-6
     assert n == 2 or reached(n - 1) <= power + 1e-6
-
-
-@pytest.mark.parametrize("power", [0.5, 0.9999999999999])
-@pytest.mark.parametrize("level", [0.05, 1e-12])
-def test_seeds_needed_falls_with_the_effect(power: float, level: float) -> None:
-    effects = np.geomspace(1e-3, 1e6, 40)
-    needed = [seeds_needed(float(effect), power, level) for effect in effects]
-    assert needed == sorted(needed, reverse=True)
-    assert needed[-1] >= 2
 
 
 def test_family_of_the_papers_six_tests() -> None:

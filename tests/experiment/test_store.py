@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.run_directory import FORMAT, Position, RunDirectory
+from fedzmg.experiment.run_directory import FORMAT, RunDirectory
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.simulation import Checkpoint, Record
 from fedzmg.storage.files import write_atomic
@@ -38,18 +38,10 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def saved(directory: RunDirectory, *rounds: int) -> Path:
-    before = 0
     for round_ in rounds:
         tensors = {"model.params['a']": torch.tensor([float(round_)])}
-        directory.save(Checkpoint(round_, tensors), before)
-        before = round_
+        directory.save(Checkpoint(round_, tensors))
     return directory.path / "checkpoint.safetensors"
-
-
-def position(directory: RunDirectory) -> Position:
-    found = directory.position()
-    assert found is not None
-    return found
 
 
 def test_round_trip(directory: RunDirectory) -> None:
@@ -89,41 +81,18 @@ def test_log_lines_supersede_and_damage_is_named(directory: RunDirectory) -> Non
         directory.records()
 
 
-def test_two_generations_are_kept(directory: RunDirectory) -> None:
-    newest = saved(directory, 2, 5, 9)
-    kept = position(directory)
-    assert (kept.checkpoint.round, kept.before, kept.rejected) == (9, 5, "")
-    newest.unlink()
-    kept = position(directory)
-    assert (kept.checkpoint.round, kept.before) == (5, 2)
-    assert "checkpoint.safetensors is missing" in kept.rejected
-    reader = directory.checkpoint()
-    assert reader is not None
-    assert reader.round == 5
-
-
-def test_flipped_bit_is_found_in_every_byte(directory: RunDirectory) -> None:
+def test_every_flipped_bit_and_every_cut_is_found(directory: RunDirectory) -> None:
     """Header, round, binding, tensors: the hash covers the whole file."""
-    newest = saved(directory, 2, 5)
-    content = newest.read_bytes()
-    for at in range(len(content)):
-        broken = bytearray(content)
-        broken[at] ^= 1 << at % 8
-        newest.write_bytes(broken)
-        assert (position(directory).checkpoint.round, at) == (2, at)
-
-
-def test_every_cut_is_found(directory: RunDirectory) -> None:
-    newest = saved(directory, 2, 5)
-    content = newest.read_bytes()
-    for broken in (*(content[:length] for length in range(len(content))), content + b"\0"):
-        newest.write_bytes(broken)
-        assert (position(directory).checkpoint.round, len(broken)) == (2, len(broken))
-    with pytest.raises(InputError, match="from round 2"):
-        directory.checkpoint()
-    (directory.path / "checkpoint.previous.safetensors").unlink()
-    with pytest.raises(InputError, match="is damaged"):
-        directory.checkpoint()
+    path = saved(directory, 2, 5)
+    content = path.read_bytes()
+    flips = [
+        content[:i] + bytes([content[i] ^ 1 << i % 8]) + content[i + 1 :]
+        for i in range(len(content))
+    ]
+    for broken in (content + b"\0", *flips, *(content[:i] for i in range(len(content)))):
+        path.write_bytes(broken)
+        with pytest.raises(InputError, match=r"checkpoint\.safetensors cannot be used"):
+            directory.checkpoint()
 
 
 def test_checkpoint_belongs_to_its_specification_and_seed(directory: RunDirectory) -> None:
@@ -133,21 +102,18 @@ def test_checkpoint_belongs_to_its_specification_and_seed(directory: RunDirector
         other.create(RunSpec(task="digits", **changes), FACTS)
         (other.path / "checkpoint.safetensors").write_bytes(content)
         with pytest.raises(InputError, match="another training"):
-            other.position()
+            other.checkpoint()
 
 
-def test_checkpoint_ahead_of_the_log_is_not_used(directory: RunDirectory) -> None:
-    saved(directory, 2, 5)
-    kept = directory.position(logged=range(1, 5))
-    assert kept is not None
-    assert kept.checkpoint.round == 2
-    assert "metrics.jsonl lacks rounds" in kept.rejected
+def test_checkpoint_ahead_of_the_log_is_refused(directory: RunDirectory) -> None:
+    saved(directory, 5)
     with pytest.raises(InputError, match=r"metrics\.jsonl lacks rounds"):
-        directory.position(logged=[2, 3])
+        directory.checkpoint(logged=range(1, 5))
+    assert directory.checkpoint(logged=range(1, 6)) is not None
 
 
-@pytest.mark.parametrize("moves", [0, 1, 2])
-def test_crash_between_any_two_moves_keeps_a_whole_checkpoint(
+@pytest.mark.parametrize("moves", [0, 1])
+def test_crash_around_the_move_keeps_a_whole_checkpoint(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, moves: int
 ) -> None:
     saved(directory, 2, 5)
@@ -164,11 +130,11 @@ def test_crash_between_any_two_moves_keeps_a_whole_checkpoint(
         patch.setattr("os.replace", crash)
         patch.setattr("os.unlink", lambda path: None)  # a killed process cleans nothing up
         with contextlib.suppress(SystemExit):
-            directory.save(Checkpoint(9, {"a": torch.ones(1)}), 5)
-    kept = position(directory)
-    assert kept.checkpoint.round == (9 if moves == 2 else 5)
-    directory.repair(kept)
-    assert directory.position() == kept._replace(rejected="")
+            directory.save(Checkpoint(9, {"a": torch.ones(1)}))
+    kept = directory.checkpoint()
+    assert kept is not None
+    assert kept.round == (9 if moves else 5)
+    directory.repair(afresh=False)
     assert not [p for p in directory.path.iterdir() if p.name.startswith(".")]
 
 
@@ -182,7 +148,7 @@ def test_leftovers_of_a_creation_are_not_a_run(tmp_path: Path, names: list[str])
 
 
 def test_missing_and_foreign_parts_are_refused(directory: RunDirectory, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nothing is not a directory"):
+    with pytest.raises(InputError, match="nothing"):
         RunDirectory(tmp_path / "nothing").spec()
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"spec\.toml"):
@@ -195,11 +161,8 @@ def test_missing_and_foreign_parts_are_refused(directory: RunDirectory, tmp_path
     with pytest.raises(InputError, match="not valid JSON"):
         directory.manifest()
     path.unlink()
-    with pytest.raises(InputError, match=r"manifest\.json is missing"):
+    with pytest.raises(InputError, match=r"manifest\.json"):
         directory.manifest()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="--out"):
-        RunDirectory(tmp_path / "file" / "run").create(RunSpec(task="digits"), {})
 
 
 def test_failed_write_leaves_the_old_file_only(

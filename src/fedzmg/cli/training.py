@@ -194,7 +194,7 @@ def run(
     output.say(*built.notes, *notes)
     work = Work(built, directory, makers, as_json)
     with work.shown() as progress:
-        say_changed_runs(built, [(spec.algorithm, resolved, directory)], directory, progress.say)
+        say_changed_runs({spec.algorithm: [(resolved, directory)]}, directory, progress.say)
         [history] = run_pack(built, [resolved], [directory], progress=progress)
     last, metric, diverged = history.records[-1], built.metric.name, history.diverged
     summary = {

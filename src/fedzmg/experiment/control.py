@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.progress import Progress
@@ -37,29 +36,25 @@ class Budget:
         return self._end is not None and time.monotonic() >= self._end
 
 
-class DeferredInterrupt:
-    """Defers Ctrl-C to the end of a round; a second Ctrl-C stops at once."""
+@contextlib.contextmanager
+def deferred_interrupt(progress: Progress) -> Iterator[threading.Event]:
+    """Defer Ctrl-C to the end of a round; a second Ctrl-C stops at once."""
+    requested = threading.Event()
 
-    def __init__(self, progress: Progress) -> None:
-        self.requested = False
-        self._progress = progress
-        self._before: Any = None
-
-    def __enter__(self) -> Self:
-        # Only the main thread receives signals.
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._ask)
-        return self
-
-    def _ask(self, *_: object) -> None:
-        if self.requested:
+    def ask(*_: object) -> None:
+        if requested.is_set():
             raise KeyboardInterrupt
-        self.requested = True
-        self._progress.say("stopping after this round; press Ctrl-C again to stop at once")
+        requested.set()
+        progress.say("stopping after this round; press Ctrl-C again to stop at once")
 
-    def __exit__(self, *error: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+    if threading.current_thread() is not threading.main_thread():  # which receives signals
+        yield requested
+        return
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield requested
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -27,8 +27,6 @@ from fedzmg.tree import num_bytes
 
 LINE_BYTES = {"run": 480, "grid": 260}
 """Approximate size of a line of metrics.jsonl."""
-CHECKPOINTS = 2
-"""Generations of a run's checkpoint."""
 SECONDS = 2.0
 """Time limit of all measurements, as far as it can be foreseen."""
 TRIALS = 8
@@ -76,12 +74,7 @@ class Estimate:
 
 
 def estimate(spec: RunSpec | GridSpec | StudySpec, *, timed: bool = True) -> Estimate:
-    """Check a specification and count its costs; nothing is written.
-
-    Args:
-        spec: the run, grid or study.
-        timed: measure a few steps, for two or three seconds, if the data are present.
-    """
+    """Check a specification and count its costs; ``timed`` measures a few steps, if it can."""
     entry = tasks.info(spec.task)
     preset = entry.preset.with_options(spec.preset)
     missing = replace(entry, preset=preset).missing
@@ -104,13 +97,13 @@ def estimate(spec: RunSpec | GridSpec | StudySpec, *, timed: bool = True) -> Est
         # Two slots for every client that is ever sampled.
         memory = 2 * row.client_keeps * model * min(preset.clients, cohort * rounds)
         state = (1 + row.server_keeps) * model
+        # One algorithm at a time, and a new checkpoint beside the old one.
         if is_grid:
-            # One algorithm at a time, and a new checkpoint beside the old one.
             during = max(during, trials * (2 * state + memory))
             after += trials * evaluations * LINE_BYTES["grid"]
         else:
-            kept = trials * (CHECKPOINTS * state + memory + rounds * LINE_BYTES["run"])
-            during, after = during + kept, after + kept
+            during = max(during, trials * state)
+            after += trials * (state + memory + rounds * LINE_BYTES["run"])
     found = Estimate(
         kind=getattr(spec, "kind", "run"),
         task=spec.task,
@@ -120,7 +113,7 @@ def estimate(spec: RunSpec | GridSpec | StudySpec, *, timed: bool = True) -> Est
         evaluations=evaluations,
         bytes_down=round(down),
         bytes_up=round(up),
-        disk_bytes=round(during + (after if is_grid else 0)),
+        disk_bytes=round(during + after),
         disk_bytes_after=round(after),
         missing=missing,
     )

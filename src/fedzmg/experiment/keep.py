@@ -15,7 +15,6 @@ import gzip
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +22,10 @@ from fedzmg.errors import InputError
 from fedzmg.experiment.run_directory import FORMAT, LOG
 from fedzmg.storage import lock
 from fedzmg.storage.client_metrics import CLIENTS
-from fedzmg.storage.files import compressed, write_atomic
+from fedzmg.storage.files import compressed
 from fedzmg.storage.formats import write_json
 
-_WORTH_KEEPING = {".toml", ".json", ".jsonl", ".gz", ".md", ".csv", ".tex", ".png", ".svg", ".pdf"}
+_KINDS = {".toml", ".json", ".jsonl", ".gz", ".md", ".csv", ".tex", ".png", ".svg", ".pdf"}
 _REPORT = "report"
 """Directory of reports, which can be made again from the results."""
 
@@ -46,16 +45,25 @@ def keep(source: Path, to: Path) -> Kept:
 
     An earlier copy of the same results at ``to`` is replaced as a whole.
     """
-    if not source.is_dir():
-        raise InputError(f"{source} is not a directory; pass a run, study, comparison or grid")
-    wanted = sorted(_worth_keeping(source))
+    files = [path for path in sorted(source.rglob("*")) if path.is_file()]
+    files = [path for path in files if path.relative_to(source).parts[0] != _REPORT]
+    wanted = [path for path in files if _is_wanted(path.relative_to(source))]
     if not any(path.name in ("manifest.json", "grid.json", "study.json") for path in wanted):
         raise InputError(f"{source} holds no results: pass a run, study, comparison or grid")
     if (source / lock.KEPT).is_file():
         raise InputError(f"{source} is a kept copy already")
     if to.resolve().is_relative_to(source.resolve()):
         raise InputError(f"{to} lies inside {source}: choose a directory outside it with --out")
-    _refuse_other_results(source, to)
+    if to.exists() and not (to / lock.KEPT).is_file() and (to.is_file() or any(to.iterdir())):
+        raise InputError(f"{to} exists and is not a kept copy: choose another directory with --out")
+    # Specifications identify results; numbers may have been added since.
+    for path in to.rglob("*.toml"):
+        now = source / path.relative_to(to)
+        if not now.is_file() or now.read_bytes() != path.read_bytes():
+            raise InputError(
+                f"{to} holds a copy of other results ({path.relative_to(to)} differs): choose "
+                "another directory with --out, or remove it"
+            )
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.") as temporary:
@@ -67,36 +75,13 @@ def keep(source: Path, to: Path) -> Kept:
             os.replace(fresh, to)
     except OSError as error:
         raise InputError(f"cannot write {to}: {error.strerror}; choose another --out") from None
-    return Kept(to, len(wanted), size, sum(path.stat().st_size for path in _files(source)))
+    return Kept(to, len(wanted), size, sum(path.stat().st_size for path in files))
 
 
-def _refuse_other_results(source: Path, to: Path) -> None:
-    if not to.exists() or (to.is_dir() and not any(to.iterdir())):
-        return
-    if not (to / lock.KEPT).is_file():
-        raise InputError(f"{to} exists and is not a kept copy: choose another directory with --out")
-    # Specifications identify results; numbers may have been added since.
-    for path in to.rglob("*.toml"):
-        now = source / path.relative_to(to)
-        if not now.is_file() or now.read_bytes() != path.read_bytes():
-            raise InputError(
-                f"{to} holds a copy of other results ({path.relative_to(to)} differs): choose "
-                "another directory with --out, or remove it"
-            )
-
-
-def _worth_keeping(source: Path) -> Iterator[Path]:
-    for path in _files(source):
-        hidden = any(part.startswith(".") for part in path.relative_to(source).parts)
-        named = path.suffix in _WORTH_KEEPING or path.name == CLIENTS
-        if named and not hidden and path.name not in (lock.NAME, lock.KEPT):
-            yield path
-
-
-def _files(source: Path) -> Iterator[Path]:
-    for path in source.rglob("*"):
-        if path.is_file() and path.relative_to(source).parts[0] != _REPORT:
-            yield path
+def _is_wanted(path: Path) -> bool:
+    if path.name in (lock.NAME, lock.KEPT) or any(part.startswith(".") for part in path.parts):
+        return False
+    return path.suffix in _KINDS or path.name == CLIENTS
 
 
 def _copy(path: Path, to: Path) -> int:
@@ -105,7 +90,7 @@ def _copy(path: Path, to: Path) -> int:
     if path.name == LOG:
         to = compressed(to)
         # Without a time stamp, the same log always gives the same bytes.
-        write_atomic(to, gzip.compress(path.read_bytes(), mtime=0))
+        to.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
     else:
         shutil.copyfile(path, to)
     return to.stat().st_size

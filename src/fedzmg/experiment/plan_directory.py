@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fedzmg.errors import InputError
+from fedzmg.experiment.control import named_write_errors
 from fedzmg.experiment.specs.plan import Plan
 from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.storage import lock
@@ -24,26 +25,28 @@ REMAKE = "remove it to make it again"
 @contextlib.contextmanager
 def claimed(
     out: Path, spec: Plan, name: str, say: Callable[[str], None], *, grow: bool = False
-) -> Iterator[Hold]:
+) -> Iterator[tuple[Hold, bool]]:
     """Lock a directory and write its plan ``name``, or check that it holds the same plan.
 
-    With ``grow``, a study that extends the one there replaces it.
+    With ``grow``, a study that extends the one there replaces it. Yield the lock, and True for a
+    study that is only a part of the one there.
     """
     with hold([out], say) as held:
-        path = out / name
+        path, part = out / name, False
         kept = type(spec).read(path) if path.is_file() else None
         if kept is None and any(p.name not in (lock.NAME, lock.GUARD) for p in out.iterdir()):
             raise InputError(f"{out} is not empty and holds no {name}: {ANOTHER}")
         difference = "" if kept is None else _difference(kept, spec)
-        grows = grow and isinstance(spec, StudySpec) and kept is not None and spec.extends(kept)
-        if difference and not grows:
+        if difference and grow and isinstance(spec, StudySpec) and isinstance(kept, StudySpec):
+            part = kept != spec and kept.extends(spec)
+            difference = "" if part or spec.extends(kept) else difference
+            kept = kept if part else None
+        if difference:
             raise InputError(f"{out} holds another {path.stem} ({difference}): {ANOTHER}")
-        if kept is None or difference:
-            try:
+        if kept is None:
+            with named_write_errors(out):
                 write_atomic(path, spec.to_toml().encode())
-            except OSError as error:
-                raise InputError(f"cannot write {out}: {error.strerror}; {ANOTHER}") from None
-        yield held
+        yield held, part
 
 
 def _difference(kept: Plan, asked: Plan) -> str:

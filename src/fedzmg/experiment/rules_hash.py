@@ -13,16 +13,15 @@ import hashlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from fedzmg.contract import Algorithm, chain
 from fedzmg.experiment.run_directory import RunDirectory
-from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
+from fedzmg.experiment.specs.run import ResolvedRun
 from fedzmg.storage.formats import read_json
-from fedzmg.tasks.task import Task
 
 FACT = "rules_sha256"
 """Manifest key of the hash; older manifests lack it."""
@@ -49,20 +48,18 @@ def say_changed(names: Iterable[str], out: Path, say: Callable[[str], None]) -> 
 
 
 def say_changed_runs(
-    task: Task,
-    runs: Iterable[tuple[str, RunSpec | ResolvedRun, Path]],
-    out: Path,
-    say: Callable[[str], None],
+    runs: Mapping[str, Iterable[tuple[ResolvedRun, Path]]], out: Path, say: Callable[[str], None]
 ) -> None:
     """Report existing runs, by displayed name, whose rules have changed.
 
     A directory of another run is not reported; it will be refused.
     """
     changed = []
-    for name, run, path in runs:
-        if (directory := RunDirectory(path)).exists:
-            spec, trial = run.resolve(task)
-            if have_changed(trial.algorithm, path) and directory.spec() == spec:
+    for name, each in runs.items():
+        for (spec, trial), path in each:
+            directory = RunDirectory(path)
+            has_changed = directory.exists and have_changed(trial.algorithm, path)
+            if has_changed and directory.spec() == spec:
                 changed.append(name)
     say_changed(changed, out, say)
 

@@ -2,15 +2,14 @@
 
 ::
 
-    spec.toml                        the specification with every default written out
-    manifest.json                    versions, device, commit, data hash, execution path
-    metrics.jsonl                    one line per round, append-only; later lines supersede
-    checkpoint.safetensors           the newest checkpoint
-    checkpoint.previous.safetensors  the one before, in case the newest is damaged
-    memory.rows, memory.stamps       state that clients keep between rounds, if they do
-    clients.safetensors              metric and loss on each client's own examples, by round
-    stopped.json                     round and reason, if the run was stopped early
-    lock.json                        the process that trains, while there is one
+    spec.toml                   the specification with every default written out
+    manifest.json               versions, device, commit, data hash, execution path
+    metrics.jsonl               one line per round, append-only; later lines supersede
+    checkpoint.safetensors      the newest checkpoint
+    memory.rows, memory.stamps  state that clients keep between rounds, if they do
+    clients.safetensors         metric and loss on each client's own examples, by round
+    stopped.json                round and reason, if the run was stopped early
+    lock.json                   the process that trains, while there is one
 
 The format number changes when older versions would misread a directory. New fields of the log and
 new files do not change it: readers ignore unknown fields and do without missing ones.
@@ -18,13 +17,11 @@ new files do not change it: readers ignore unknown fields and do without missing
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -41,24 +38,12 @@ from fedzmg.storage.checkpoint import (
     write_checkpoint,
 )
 from fedzmg.storage.client_metrics import CLIENTS, ClientTable, read_clients, write_clients
-from fedzmg.storage.files import is_leftover, remove_leftovers, sync_directory, write_atomic
+from fedzmg.storage.files import is_leftover, remove_leftovers, write_atomic
 from fedzmg.storage.formats import append_log, log_lines, read_json, write_json
 
 FORMAT = 1
-NEWEST = "checkpoint.safetensors"
-PREVIOUS = "checkpoint.previous.safetensors"
+CHECKPOINT = "checkpoint.safetensors"
 LOG = "metrics.jsonl"
-
-
-class Position(NamedTuple):
-    """The checkpoint that a run continues from."""
-
-    checkpoint: Checkpoint
-    before: int
-    """Round of the checkpoint before this one. Client memory that changed between the two is
-    copied into this one."""
-    rejected: str = ""
-    """The reason why a newer checkpoint is not used."""
 
 
 @dataclass(frozen=True)
@@ -81,38 +66,25 @@ class RunDirectory:
 
     def create(self, spec: RunSpec, manifest: Mapping[str, Any]) -> None:
         """Create a run directory."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.path / "manifest.json", manifest)
-            # The specification comes last: a directory that has it is complete.
-            write_atomic(self.path / "spec.toml", spec.to_toml().encode())
-        except OSError as error:
-            raise InputError(
-                f"cannot write the run directory {self.path}: {error.strerror}; choose another "
-                "directory with --out"
-            ) from None
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / "manifest.json", manifest)
+        # The specification comes last: a directory that has it is complete.
+        write_atomic(self.path / "spec.toml", spec.to_toml().encode())
 
     def spec(self) -> RunSpec:
         """Read the specification."""
-        if not self.path.is_dir():
-            raise InputError(f"{self.path} is not a directory; pass a run directory")
         if not (self.path / "spec.toml").is_file():
             inside = min(self.path.glob("*/seed-*/spec.toml"), default=None)
             remedy = "another directory" if inside is None else f"a run in it, {inside.parent}"
-            raise InputError(f"{self.path} holds no spec.toml, it is not a run: pass {remedy}")
+            raise InputError(f"{self.path} is not a run, it holds no spec.toml: pass {remedy}")
         return RunSpec.read(self.path / "spec.toml")
 
     def manifest(self) -> dict[str, Any]:
         """Read versions, device and data of the run."""
-        path = self.path / "manifest.json"
-        if not path.exists():
-            raise InputError(
-                f"{path} is missing: restore it, or choose another directory with --out"
-            )
-        facts = read_json(path, wanted=FORMAT)
+        facts = read_json(self.path / "manifest.json", wanted=FORMAT)
         for name in ("data_sha256", "engine", "onednn"):
             if name not in facts:
-                raise InputError(f"{path} lacks {name!r}: use the version that wrote it")
+                raise InputError(f"{self.path}/manifest.json lacks {name!r}: restore it")
         return facts
 
     def append(self, record: Record) -> None:
@@ -128,10 +100,10 @@ class RunDirectory:
     def _binding(self) -> Binding:
         return Binding.to_file(self.path / "spec.toml", (self.spec().seed,))
 
-    def save(self, checkpoint: Checkpoint, before: int = 0) -> None:
-        """Write a checkpoint; the newest one so far, of round ``before``, becomes the previous."""
-        stored = StoredCheckpoint(checkpoint.round, before, {0: checkpoint.tensors})
-        write_checkpoint(self.path / NEWEST, stored, self._binding, keep=self.path / PREVIOUS)
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Replace the checkpoint."""
+        stored = StoredCheckpoint(checkpoint.round, {0: checkpoint.tensors})
+        write_checkpoint(self.path / CHECKPOINT, stored, self._binding)
 
     def save_clients(self, found: Sequence[ClientMetrics]) -> None:
         """Write all evaluations of single clients."""
@@ -160,67 +132,32 @@ class RunDirectory:
             if until is None or round_ <= until
         )
 
-    def position(
-        self, logged: Container[int] | None = None, until: int | None = None
-    ) -> Position | None:
-        """Read the newest usable checkpoint; None before the first one.
-
-        Checkpoints of rounds that are not ``logged``, or after round ``until``, are rejected.
-        """
-        reasons = []
-        for path in (self.path / NEWEST, self.path / PREVIOUS):
-            try:
-                # Reading the binding needs a specification, so a missing file comes first.
-                if not path.exists():
-                    raise FileNotFoundError
-                found = read_checkpoint(path, self._binding)
-            except FileNotFoundError:
-                reasons.append(f"{path} is missing")
-                continue
-            except UnusableCheckpoint as error:
-                reasons.append(f"{path} is damaged ({error})")
-                continue
-            if until is not None and found.round > until:
-                reasons.append(f"{path} is of round {found.round}")
-            elif logged is not None and any(r not in logged for r in range(1, found.round + 1)):
-                reasons.append(
-                    f"{self.path / LOG} lacks rounds before {found.round} of {path.name}"
-                )
-            else:
-                checkpoint = Checkpoint(found.round, dict(found.tensors[0]))
-                return Position(checkpoint, found.previous, "; ".join(reasons))
-        if until is not None or all(reason.endswith(" is missing") for reason in reasons):
+    def checkpoint(self, logged: Container[int] | None = None) -> Checkpoint | None:
+        """Read the checkpoint, whose rounds must be ``logged``; None before the first one."""
+        path = self.path / CHECKPOINT
+        if not path.exists():
             return None
-        raise InputError(
-            f"{'; '.join(reasons)}: restore one of them, or remove {NEWEST} and {PREVIOUS} to "
-            "start this run again from round 1"
-        )
-
-    def checkpoint(self) -> Checkpoint | None:
-        """Read the newest checkpoint without repairing anything; None before the first one."""
-        found = self.position()
-        # A crash between the two renames leaves only the previous one, which is then the newest.
-        if found is not None and found.rejected and (self.path / NEWEST).exists():
+        try:
+            found = read_checkpoint(path, self._binding)
+            if logged is not None and any(r not in logged for r in range(1, found.round + 1)):
+                raise UnusableCheckpoint(f"{LOG} lacks rounds before {found.round}")
+        except UnusableCheckpoint as error:
             raise InputError(
-                f"{found.rejected}: run the same command again, it continues from round "
-                f"{found.checkpoint.round}"
-            )
-        return None if found is None else found.checkpoint
+                f"{path} cannot be used ({error}): restore it, or remove it to start this run "
+                "again from round 1"
+            ) from None
+        return Checkpoint(found.round, dict(found.tensors[0]))
 
-    def repair(self, position: Position | None) -> None:
-        """Remove leftovers of a crash and damaged checkpoints before training continues."""
+    def repair(self, *, afresh: bool) -> None:
+        """Remove leftovers of a crash before training continues, or starts ``afresh``."""
         if not self.path.is_dir():
             return
-        for name in ("manifest.json", "spec.toml", NEWEST, CLIENTS):
+        for name in ("manifest.json", "spec.toml", CHECKPOINT, CLIENTS):
             remove_leftovers(self.path / name)
-        if position is None:
+        if afresh:
             # No checkpoint needs the client memory, which a crash may have left incomplete.
-            for name in (NEWEST, PREVIOUS, "memory.rows", "memory.stamps"):
-                with contextlib.suppress(FileNotFoundError):
-                    (self.path / name).unlink()
-        elif position.rejected:
-            os.replace(self.path / PREVIOUS, self.path / NEWEST)
-            sync_directory(self.path)
+            for name in (CHECKPOINT, "memory.rows", "memory.stamps"):
+                (self.path / name).unlink(missing_ok=True)
 
 
 def export_model(run: Path, to: Path | None = None) -> Path:
@@ -228,20 +165,14 @@ def export_model(run: Path, to: Path | None = None) -> Path:
 
     The file loads with ``safetensors.torch.load_file`` and ``module.load_state_dict``. It does not
     hold frozen parameters (``strict=False``).
-
-    Raises:
-        InputError: if the directory is not a run, holds no checkpoint yet, or cannot be written.
     """
     directory = RunDirectory(run)
     spec, checkpoint = directory.spec(), directory.checkpoint()
     if checkpoint is None:
-        kept = lock.kept_copy(run)
-        remedy = (
-            f"it belongs to the kept copy {kept}; export from the original"
-            if kept is not None
-            else "let the run finish a round, or train it again if its checkpoints were removed"
+        raise InputError(
+            f"{run} holds no checkpoint: let the run finish a round, train it again if its "
+            "checkpoints were removed, or export from the original of a kept copy"
         )
-        raise InputError(f"{run} holds no checkpoint: {remedy}")
     path = to or run / "model.safetensors"
     facts = {
         "format": "pt",
@@ -259,11 +190,9 @@ def export_model(run: Path, to: Path | None = None) -> Path:
 
 
 def _record(values: dict[str, Any]) -> Record:
-    return Record(**{k: _value(v) for k, v in values.items() if k in Record._fields})
-
-
-def _value(value: Any) -> Any:
-    """Restore a logged value: a tuple from a list, a number from a word."""
-    if isinstance(value, list):
-        return tuple(float(part) for part in value)
-    return float(value) if isinstance(value, str) else value
+    """Restore logged values: a tuple from a list, a number from a word."""
+    known = {name: value for name, value in values.items() if name in Record._fields}
+    for name, value in known.items():
+        if isinstance(value, list | str):
+            known[name] = float(value) if isinstance(value, str) else tuple(map(float, value))
+    return Record(**known)

@@ -15,8 +15,8 @@ from fedzmg.errors import Interrupted
 from fedzmg.experiment import manifest
 from fedzmg.experiment.control import (
     Budget,
-    DeferredInterrupt,
     TimeLimitReached,
+    deferred_interrupt,
     named_write_errors,
 )
 from fedzmg.experiment.progress import Progress
@@ -58,10 +58,6 @@ class TrainingStorage(ABC):
     def early_stops(self, report: RoundReport) -> Collection[int]:
         """Decide and record early stops; return the trials that stop after this round."""
 
-    def is_large(self, _: Simulation) -> bool:
-        """Return whether a checkpoint has grown so large that it is due."""
-        return False
-
 
 def training_loop(
     simulation: Simulation,
@@ -81,7 +77,7 @@ def training_loop(
     """
     rounds, interval, saved_at = simulation.rounds, checkpoint_seconds, time.monotonic()
     try:
-        with DeferredInterrupt(progress) as interrupt:
+        with deferred_interrupt(progress) as requested:
             finished = simulation.round == rounds
             while not finished:
                 with named_write_errors(storage.path):
@@ -90,9 +86,9 @@ def training_loop(
                     active = len(simulation.trials) - len(simulation.stopped_trials)
                     finished = simulation.round == rounds or len(stopping) == active
                     ends = storage.keeps_models and (finished or bool(stopping))
-                    leaves = (interrupt.requested or spent) and not finished
+                    leaves = (requested.is_set() or spent) and not finished
                     late = time.monotonic() - saved_at > interval and not finished
-                    is_due = ends or leaves or late or storage.is_large(simulation)
+                    is_due = ends or leaves or late
                     if is_due:
                         began = time.monotonic()
                         storage.save(simulation, stopping)
@@ -103,7 +99,7 @@ def training_loop(
                         simulation.stop(stopping)
                         storage.note_pack(simulation)
                 progress.advance(report)
-                if interrupt.requested:
+                if requested.is_set():
                     # Also after the last round: other packs may follow, which must not begin.
                     if not is_due and not finished:
                         with named_write_errors(storage.path):

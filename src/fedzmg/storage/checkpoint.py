@@ -48,16 +48,12 @@ class StoredCheckpoint(NamedTuple):
     """State of trials after a round."""
 
     round: int
-    previous: int
-    """Round of the checkpoint before this one."""
     tensors: Mapping[int, Mapping[str, Tensor]]
     """Named tensors by trial; a stopped trial has none."""
 
 
-def write_checkpoint(
-    path: Path, checkpoint: StoredCheckpoint, binding: Binding, keep: Path | None = None
-) -> None:
-    """Replace a checkpoint file; ``keep`` is the new name of the old one."""
+def write_checkpoint(path: Path, checkpoint: StoredCheckpoint, binding: Binding) -> None:
+    """Replace a checkpoint file."""
     tensors = {
         f"{trial}|{name}": tensor
         for trial, named in checkpoint.tensors.items()
@@ -66,11 +62,10 @@ def write_checkpoint(
     metadata = {
         "format": str(FORMAT),
         "round": str(checkpoint.round),
-        "previous": str(checkpoint.previous),
         "binding": json.dumps(binding),
         "sha256": _BLANK,
     }
-    with replacing(path, keep) as temporary:
+    with replacing(path) as temporary:
         try:
             # Straight to the file: a second copy of a pack may not fit into memory.
             safetensors.torch.save_file(tensors, temporary, metadata)
@@ -83,12 +78,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: Path, binding: Binding) -> StoredCheckpoint:
-    """Read a checkpoint and check its hash and its binding.
-
-    Raises:
-        UnusableCheckpoint: if the file is damaged or belongs to another training.
-        FileNotFoundError: if there is no file.
-    """
+    """Read a checkpoint; ``UnusableCheckpoint`` if it is damaged or of another training."""
     try:
         with path.open("rb") as file:
             _, stored, digest = _digest(file)
@@ -104,7 +94,7 @@ def read_checkpoint(path: Path, binding: Binding) -> StoredCheckpoint:
             for name in content.keys():  # noqa: SIM118
                 trial, _, own = name.partition("|")
                 tensors.setdefault(int(trial), {})[own] = content.get_tensor(name)
-        return StoredCheckpoint(int(metadata["round"]), int(metadata["previous"]), tensors)
+        return StoredCheckpoint(int(metadata["round"]), tensors)
     except FileNotFoundError:
         raise
     except OSError as error:

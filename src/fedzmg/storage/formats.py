@@ -21,20 +21,12 @@ RESTORE = "restore or remove it"
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file."""
-    text = _text(path, "TOML", "correct or restore it")
-    try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise _invalid(path, "TOML", error, "correct or restore it") from None
+    return _parsed(path, tomllib.loads, "TOML", "correct or restore it")
 
 
 def read_json(path: Path, remedy: str = RESTORE, wanted: int | None = None) -> dict[str, Any]:
     """Read a JSON object of format ``wanted``; ``remedy`` tells how to repair a damaged file."""
-    text = _text(path, "JSON", remedy)
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _invalid(path, "JSON", error, remedy) from None
+    values = _parsed(path, json.loads, "JSON", remedy)
     if not isinstance(values, dict):
         raise InputError(f"{path} does not hold a JSON object: {remedy}")
     if wanted is not None and values.get("format") != wanted:
@@ -94,7 +86,17 @@ class Tail:
 
     def update(self) -> dict[Hashable, dict[str, Any]]:
         """Read the lines added since the last call, and return all lines."""
-        content = self._added()
+        try:
+            with self.path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._read:  # another file took its place
+                    self._read, self.rows = 0, {}
+                file.seek(self._read)
+                content = file.read()
+        except FileNotFoundError:
+            # A kept copy's log is compressed, and does not grow.
+            content = b"" if self._read else log_bytes(self.path)
+        except OSError:
+            return self.rows
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.splitlines():
@@ -105,19 +107,6 @@ class Tail:
             except (ValueError, TypeError, KeyError):
                 continue
         return self.rows
-
-    def _added(self) -> bytes:
-        try:
-            with self.path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self._read:  # another file took its place
-                    self._read, self.rows = 0, {}
-                file.seek(self._read)
-                return file.read()
-        except FileNotFoundError:
-            # A kept copy's log is compressed, and does not grow.
-            return b"" if self._read else log_bytes(self.path)
-        except OSError:
-            return b""
 
 
 def flat(values: Mapping[str, Any], *, keep_empty: bool = False) -> dict[str, Any]:
@@ -164,16 +153,12 @@ def _strict(value: Any, instead: Callable[[float], Any]) -> Any:
     return instead(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _text(path: Path, kind: str, remedy: str) -> str:
+def _parsed(path: Path, parse: Callable[[str], T], kind: str, remedy: str) -> T:
     try:
-        return path.read_text(encoding="utf-8")
+        return parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
             f"cannot read {path}: {error.strerror}; check that it exists and is readable"
         ) from None
-    except UnicodeDecodeError as error:
-        raise _invalid(path, kind, error, remedy) from None
-
-
-def _invalid(path: Path, kind: str, error: Exception, remedy: str) -> InputError:
-    return InputError(f"{path} is not valid {kind} ({error}): {remedy}")
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid {kind} ({error}): {remedy}") from None

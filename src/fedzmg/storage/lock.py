@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
 import secrets
@@ -54,13 +53,10 @@ class Owner:
     @classmethod
     def of_this_process(cls) -> Owner:
         """Describe this process."""
-        try:
-            user = getpass.getuser()
-        except (KeyError, OSError):  # a container may run under a user id without a name
-            user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
-        now, birth = time.time(), str(psutil.Process().create_time())
-        token = secrets.token_hex(8)
-        return cls(user, socket.gethostname(), os.getpid(), birth, _machine(), now, now, token)
+        now, process = time.time(), psutil.Process()
+        user, birth, token = process.username(), process.create_time(), secrets.token_hex(8)
+        host, machine = socket.gethostname(), _machine()
+        return cls(user, host, process.pid, str(birth), machine, now, now, token)
 
     @property
     def is_gone(self) -> bool:

@@ -44,24 +44,11 @@ def run_grid(
     max_minutes: float | None = None,
     checkpoint_seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Train every point of the grid and score it; finished algorithms are not trained again.
+    """Train every point of the grid and score it; return the content of ``grid.json``.
 
-    Args:
-        spec: the grid.
-        out: its directory; one that holds this grid is continued.
-        task: a user's own task; by default the preset that the grid names.
-        progress: receives progress updates.
-        max_minutes: end cleanly after the first round past this time.
-        checkpoint_seconds: seconds between checkpoints, more if they are large; 0: after every
-            round; else ``$FEDZMG_CHECKPOINT_SECONDS``, else 60.
-
-    Returns:
-        The content of ``grid.json``.
-
-    Raises:
-        InputError: for a mistake in the grid, or a directory that holds something else.
-        TimeLimitReached: after ``max_minutes``, with everything finished stored.
-        Interrupted: on Ctrl-C, likewise.
+    A directory that holds this grid is continued; finished algorithms are not trained again.
+    ``task`` is a user's own. A mistake raises ``InputError``, the end of the time limit
+    ``TimeLimitReached`` and Ctrl-C ``Interrupted``, with everything finished stored.
     """
     progress, budget = progress or Silent(), Budget(max_minutes)
     seconds = checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds)
@@ -70,7 +57,7 @@ def run_grid(
     task = choosing(whole, spec)
     reporting = whole.test if spec.also_by_test else None
     folders = {name: out / spec.folder(name) for name in spec.algorithms}
-    with claimed(out, spec, "grid.toml", progress.say) as held:
+    with claimed(out, spec, "grid.toml", progress.say) as (held, _):
         found: dict[str, Any] = {}
         changed = []
         # Finished algorithms are only read, but they must be of the same data.

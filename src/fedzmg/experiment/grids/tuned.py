@@ -19,11 +19,7 @@ class Tuned:
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Best options by algorithm, as ``compare(task, ..., settings=...)`` takes them.
-
-        Raises:
-            InputError: if every point of an algorithm diverged, so that none is the best.
-        """
+        """Best options by algorithm, as ``compare(task, ..., settings=...)`` takes them."""
         found = self.data["algorithms"].items()
         return {name: chosen_options(name, entry, entry["best"]) for name, entry in found}
 

@@ -32,12 +32,7 @@ class Strict(pydantic.BaseModel):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
-        """Validate a mapping.
-
-        Raises:
-            InputError: one line for an unknown key (nearest suggested), a missing one or a wrong
-                type.
-        """
+        """Validate a mapping; one line names an unknown key, a missing one or a wrong value."""
         try:
             return cls.model_validate(dict(values))
         except pydantic.ValidationError as error:

@@ -25,7 +25,7 @@ from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import say_changed_runs
 from fedzmg.experiment.run import run_pack
-from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
 from fedzmg.experiment.specs.strict import Value
 from fedzmg.experiment.specs.study import NO_GRID, StudySpec
 from fedzmg.results.study_result import StudyResult
@@ -51,20 +51,11 @@ def run_study(
 ) -> StudyResult:
     """Train every algorithm under every seed and score them; finished runs are read.
 
-    Args:
-        spec: the study.
-        out: its directory; one that holds this study is continued. None keeps nothing on disk.
-        task: a user's own task; by default the preset that the study names.
-        progress: shows how far the work is.
-        max_minutes: end cleanly after the first round past this time.
-        grow: a study in ``out`` may lack some of these algorithms and seeds, which are added, or
-            have more, which are left as they are.
-        models: keep the trained models in the histories; without, they are only on disk.
-
-    Raises:
-        InputError: for a mistake in the study, or a directory that holds something else.
-        TimeLimitReached: after ``max_minutes``, with everything finished kept.
-        Interrupted: on Ctrl-C, likewise.
+    A directory that holds this study is continued; None stores nothing. With ``grow``, the study
+    there may lack some of these algorithms and seeds, which are added, or have more, which are left
+    as they are. With ``models``, the histories keep the trained models. ``task`` is a user's own. A
+    mistake raises ``InputError``, the end of the time limit ``TimeLimitReached`` and Ctrl-C
+    ``Interrupted``, with everything finished stored.
     """
     progress, budget = progress or Silent(), Budget(max_minutes)
     spec.check(task)
@@ -73,32 +64,21 @@ def run_study(
     together = _packs(spec, task, runs)
     plan = spec.model_dump(exclude_none=True)
     histories: dict[str, list[History]] = {}
-    kept = None
-    if grow and out is not None and (out / "study.toml").is_file():
-        kept = StudySpec.read(out / "study.toml")
-    part = kept is not None and kept != spec and kept.extends(spec)
-
-    def directory(name: str, run: RunSpec) -> Path:
-        assert out is not None
-        return out / spec.folder(name) / f"seed-{run.seed}"
-
+    paths: dict[str, list[Path]] = {name: [] for name in runs}
+    part = False
     with contextlib.ExitStack() as stack:
         if out is not None:
-            whole = kept if part and kept is not None else spec
-            stack.enter_context(claimed(out, whole, "study.toml", progress.say, grow=grow))
-            planned = [
-                (spec.shown(name), run, directory(name, run))
-                for name, each in runs.items()
-                for run in each
-            ]
-            say_changed_runs(task, planned, out, progress.say)
+            entered = claimed(out, spec, "study.toml", progress.say, grow=grow)
+            _, part = stack.enter_context(entered)
+            paths = {n: [out / spec.folder(n) / f"seed-{s}" for s in spec.seeds] for n in runs}
+            planned = {spec.shown(n): list(zip(runs[n], paths[n], strict=True)) for n in runs}
+            say_changed_runs(planned, out, progress.say)
         for label, names in together.items():
-            each = [(name, run) for name in names for run in runs[name]]
             found = iter(
                 run_pack(
                     task,
-                    [run.resolve(task).named(name) for name, run in each],
-                    None if out is None else [directory(name, run) for name, run in each],
+                    [run for name in names for run in runs[name]],
+                    [path for name in names for path in paths[name]],
                     progress=progress,
                     stop=newly_diverged if spec.stop.diverged else None,
                     budget=budget,
@@ -122,19 +102,20 @@ def study_packs(spec: StudySpec, task: Task) -> dict[str, list[str]]:
     return _packs(spec, *_planned(spec, task))
 
 
-def _planned(spec: StudySpec, task: Task) -> tuple[Task, dict[str, list[RunSpec]]]:
+def _planned(spec: StudySpec, task: Task) -> tuple[Task, dict[str, list[ResolvedRun]]]:
     """Return the task without learning rates that the study does not use, and its runs."""
     rates = find_rates(spec)
     if spec.rates not in ("tuned", "known"):
         task = replace(task, options={})
-    return task, {n: study_runs(spec, n, rates.get(n, {})) for n in spec.algorithms}
+    runs = {n: study_runs(spec, n, rates.get(n, {})) for n in spec.algorithms}
+    return task, {n: [run.resolve(task).named(n) for run in each] for n, each in runs.items()}
 
 
 def _packs(
-    spec: StudySpec, task: Task, runs: Mapping[str, Sequence[RunSpec]]
+    spec: StudySpec, task: Task, runs: Mapping[str, Sequence[ResolvedRun]]
 ) -> dict[str, list[str]]:
     names = list(runs)
-    firsts = [specs[0].resolve(task).trial for specs in runs.values()]
+    firsts = [each[0].trial for each in runs.values()]
     # For deterministic bits, the pack of a run must not depend on the rest of the study.
     size = 1 if spec.deterministic else max(1, MOST_RUNS // len(spec.seeds))
     found = [
@@ -163,10 +144,6 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
 
     They include the options that the grid held fixed. An algorithm that is not in the grid may
     bring learning rates of its own.
-
-    Raises:
-        MissingGrid: if the grid has to be run first.
-        InputError: if the grid does not fit.
     """
     if spec.rates in NO_GRID:
         return {}
