@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.report import figures
-from fedzmg.report.figures.curves import MOST_IN_ONE_PANEL
-from fedzmg.report.figures.style import Chart, line_style, usual_range
+from fedzmg.report.figures.style import MOST_IN_ONE_PANEL, Chart, line_style, usual_range
 from fedzmg.results.averaging import band_around
 from fedzmg.results.grouping import group_study
 from fedzmg.results.reading import read

@@ -18,8 +18,8 @@ from rich.console import Console
 from fedzmg.data.heterogeneity import PAPER, describe
 from fedzmg.report import figures
 from fedzmg.report.exports import DESCRIPTION, write_description
-from fedzmg.report.figures.heterogeneity import MOST_ROWS
-from fedzmg.report.figures.heterogeneity import heterogeneity as figure
+from fedzmg.report.figures.data import MOST_ROWS
+from fedzmg.report.figures.data import heterogeneity as figure
 from fedzmg.report.tables.heterogeneity import client_by_client, side_by_side
 from fedzmg.results.formatting import NONE
 from fedzmg.results.reading import read

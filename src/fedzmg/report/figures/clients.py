@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from fedzmg.report.figures.curves import COLUMNS, MOST_IN_ONE_PANEL
-from fedzmg.report.figures.rows import Interval, intervals
+from fedzmg.report.figures.rows import Interval, draw_intervals, row_chart
 from fedzmg.report.figures.style import (
     COLOURS,
+    COLUMNS,
     DOTTED,
+    MOST_IN_ONE_PANEL,
     QUIET_INK,
     Chart,
-    format_axis,
-    line_style,
     styled,
     usual_range,
-    wrapped,
 )
 from fedzmg.results.formatting import value_text
 from fedzmg.results.over_clients import (
@@ -38,51 +35,38 @@ from fedzmg.results.study_result import StudyResult
 def clients(result: StudyResult) -> Chart | None:
     """Draw the metric of every client, worst first, or one interval per algorithm if many."""
     study, found = result.study, sorted_averages(result.study)
+    metric, ylabel = study.metric, f"{study.metric} on their own examples"
     if not found:
         return None
     if len(found) > MOST_IN_ONE_PANEL:
         rows = []
         for label, one in found.items():
-            low, high = sorted((float(one.mean[10]), float(one.mean[90])))
-            middle = float(one.mean[50])
-            rows.append(
-                Interval(label, COLOURS[0], middle, low, high, value_text(middle, study.metric))
-            )
+            low, middle, high = sorted(float(one.mean[i]) for i in (10, 50, 90))
+            note = value_text(middle, metric)
+            rows.append(Interval(label, COLOURS[0], middle, low, high, note))
         rows.sort(key=lambda row: row.centre, reverse=study.higher_is_better)
-        return intervals(
-            f"{study.name}: {study.metric} over clients",
-            "The median client (its value at the right), and 10 to 90 % of the clients.",
-            f"{study.metric} on their own examples",
-            rows,
-            study.metric,
-        )
+        caption = "The median client (its value at the right), and 10 to 90 % of the clients."
+        chart = row_chart(f"{study.name}: {metric} over clients", caption, [r.label for r in rows])
+        draw_intervals(chart, rows, metric).set_xlabel(ylabel)
+        return chart
     better = "higher" if study.higher_is_better else "lower"
     caption = f"Clients from worst to best: the flatter and the {better}, the fairer."
     if any(one.band is not None for one in found.values()):
         caption += " Mean over seeds, with one standard deviation."
-    chart = Chart(f"{study.name}: {study.metric} of every client, worst first", caption)
-    axes = chart.body.add_subplot()
+    chart = Chart(f"{study.name}: {metric} of every client, worst first", caption)
+    axes = chart.panel("share of the clients, in percent", ylabel, metric)
     x, handles = 100.0 * SHARES, []
     for label, curve in found.items():
-        style = line_style(_position(result, label))
-        (line,) = axes.plot(x, curve.mean, linewidth=1.6, markevery=12, **style)
         texts = [
-            f"{share:g} % of the clients: {value_text(value, study.metric)} or worse"
+            f"{share:g} % of the clients: {value_text(value, metric)} or worse"
             for share, value in zip(x.tolist(), curve.mean.tolist(), strict=True)
         ]
-        chart.tag(line, label, texts)
-        handles.append(line)
-        if curve.band is not None:
-            below, above, _ = curve.band
-            band = axes.fill_between(x, below, above, color=style["color"], alpha=0.14, linewidth=0)
-            chart.tag(band, label)
+        band = None if curve.band is None else curve.band[:2]
+        position = _position(result, label)
+        handles.append(chart.curve(axes, x, curve.mean, label, position, texts, band))
     for level in study.thresholds:
         axes.axhline(level, color=QUIET_INK, linestyle=DOTTED, linewidth=1.0)
     axes.set_xlim(0.0, 100.0)
-    axes.grid()
-    axes.set_xlabel("share of the clients, in percent")
-    axes.set_ylabel(f"{study.metric} on their own examples")
-    format_axis(axes, study.metric)
     chart.name_series(handles, list(found))
     return chart
 
@@ -91,14 +75,10 @@ def clients(result: StudyResult) -> Chart | None:
 def clients_by_round(result: StudyResult) -> Chart | None:
     """Draw median and inner four fifths of the clients' metric by round."""
     study = result.study
-    return _banded(
-        result,
-        metric_spreads(study),
-        f"{study.name}: {study.metric} over clients by round",
-        "The median client, and the band from 10 to 90 % of the clients; mean over seeds.",
-        f"{study.metric} on their own examples",
-        study.metric,
-    )
+    title = f"{study.name}: {study.metric} over clients by round"
+    caption = "The median client, and the band from 10 to 90 % of the clients; mean over seeds."
+    label = f"{study.metric} on their own examples"
+    return _banded(result, metric_spreads(study), title, caption, label, study.metric)
 
 
 @styled
@@ -107,140 +87,91 @@ def client_loss(result: StudyResult) -> Chart | None:
     study = result.study
     joined = max(run.done for run in study.runs) > MOST_POINTS
     over = "seeds and neighbouring rounds" if joined else "seeds"
-    return _banded(
-        result,
-        loss_spreads(study),
-        f"{study.name}: training loss over clients by round",
+    title = f"{study.name}: training loss over clients by round"
+    caption = (
         "The median client of a cohort, and the band from 10 to 90 % of its clients; mean over "
-        f"{over}.",
-        "mean local loss",
-        "loss",
+        f"{over}."
     )
+    return _banded(result, loss_spreads(study), title, caption, "mean local loss", "loss")
 
 
 def _banded(
-    result: StudyResult,
-    found: Mapping[str, Bands],
-    title: str,
-    caption: str,
-    ylabel: str,
+    result: StudyResult, found: Mapping[str, Bands], title: str, caption: str, ylabel: str,
     metric: str,
-) -> Chart | None:
+) -> Chart | None:  # fmt: skip
     if not found:
         return None
-    if len(found) > MOST_IN_ONE_PANEL:
-        rows = -(-len(found) // COLUMNS)
-        chart = Chart(title, caption, (2.5 * COLUMNS, 1.5 * rows + 0.8))
-        grid = chart.body.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
-        for axes, (label, bands) in zip(grid.flat, found.items(), strict=False):
-            _draw_band(chart, axes, label, bands, 0, metric)
-            axes.set_title(wrapped(label, 36), loc="left", fontsize=8.0, pad=3)
-            axes.tick_params(labelsize=7)
-        for axes in grid.flat[len(found) :]:
-            axes.set_visible(False)
-        chart.body.supxlabel("round", fontsize=9.0)
-        chart.body.supylabel(ylabel, fontsize=9.0)
+    single = len(found) <= MOST_IN_ONE_PANEL
+    size = (6.4, 4.0) if single else (2.5 * COLUMNS, 1.5 * -(-len(found) // COLUMNS) + 0.8)
+    chart = Chart(title, caption, size)
+    if single:
+        panels = [chart.panel("round", ylabel, metric)] * len(found)
     else:
-        chart = Chart(title, caption)
-        axes = chart.body.add_subplot()
-        for label, bands in found.items():
-            _draw_band(chart, axes, label, bands, _position(result, label), metric)
-        axes.set_xlabel("round")
-        axes.set_ylabel(ylabel)
-        chart.name_series(axes.get_lines(), list(found))
-    chart.axes[0].set_xlim(left=0.0)
+        panels = chart.small_panels(list(found), "round", ylabel, metric)
+    lines = []
+    for axes, (label, bands) in zip(panels, found.items(), strict=True):
+        texts = []
+        for row in zip(*(part.tolist() for part in bands), strict=True):
+            low, middle, high = (value_text(value, metric) for value in row[1:])
+            texts.append(f"round {row[0]:g}: {middle} ({low} to {high})")
+        position = _position(result, label) if single else 0
+        band = (bands.low, bands.high)
+        lines.append(chart.curve(axes, bands.rounds, bands.middle, label, position, texts, band))
+    if single:
+        chart.name_series(lines, list(found))
+    panels[0].set_xlim(left=0.0)
     limits = usual_range(edge for bands in found.values() for edge in (*bands.low, *bands.high))
     if limits is not None:
-        chart.axes[0].set_ylim(*limits)
+        panels[0].set_ylim(*limits)
         chart.caption += " Values that leave the axis are cut."
     return chart
-
-
-def _draw_band(
-    chart: Chart, axes: Axes, label: str, bands: Bands, position: int, metric: str
-) -> None:
-    style = line_style(position)
-    (line,) = axes.plot(bands.rounds, bands.middle, linewidth=1.5, markevery=12, **style)
-    texts = [
-        f"round {x:g}: {value_text(middle, metric)} ({value_text(low, metric)} to "
-        f"{value_text(high, metric)})"
-        for x, low, middle, high in zip(*(part.tolist() for part in bands), strict=True)
-    ]
-    chart.tag(line, label, texts)
-    band = axes.fill_between(
-        bands.rounds, bands.low, bands.high, color=style["color"], alpha=0.12, linewidth=0.0
-    )
-    chart.tag(band, label)
-    axes.grid()
-    format_axis(axes, metric)
 
 
 @styled
 def dropped(result: StudyResult) -> Chart | None:
     """Draw how many uploads were refused in each round; None if there are none."""
-    return _counts(
-        result,
-        f"{result.study.name}: uploads refused in each round",
-        "An upload is refused when it is not finite. Algorithms without any are left out.",
-        "uploads, all seeds",
-        _dropped_by_round,
-    )
+
+    def count(runs: Sequence[Run]) -> list[tuple[int, int]]:
+        totals: Counter[int] = Counter()
+        for run in runs:
+            totals.update(dict(zip(run.log.rounds, run.log.dropped, strict=True)))
+        return sorted(totals.items())
+
+    title = f"{result.study.name}: uploads refused in each round"
+    caption = "An upload is refused when it is not finite. Algorithms without any are left out."
+    return _counts(result, title, caption, "uploads, all seeds", count)
 
 
 @styled
 def diverged(result: StudyResult) -> Chart | None:
     """Draw how many runs have diverged by round; None if there are none."""
-    return _counts(
-        result,
-        f"{result.study.name}: runs that have diverged",
-        "Algorithms without diverged runs are left out.",
-        "runs",
-        _diverged_by_round,
-    )
 
+    def count(runs: Sequence[Run]) -> list[tuple[int, int]]:
+        ends = sorted(run.diverged for run in runs if run.diverged is not None)
+        last = max(run.asked or run.done for run in runs)
+        return [*((end, i) for i, end in enumerate([0, *ends])), (last, len(ends))]
 
-_Counts = tuple[Sequence[float], Sequence[float]]
+    title = f"{result.study.name}: runs that have diverged"
+    return _counts(result, title, "Algorithms without diverged runs are left out.", "runs", count)
 
 
 def _counts(
-    result: StudyResult,
-    title: str,
-    caption: str,
-    ylabel: str,
-    count: Callable[[Sequence[Run]], _Counts],
-) -> Chart | None:
+    result: StudyResult, title: str, caption: str, ylabel: str,
+    count: Callable[[Sequence[Run]], list[tuple[int, int]]],
+) -> Chart | None:  # fmt: skip
     counted = {label: count(runs) for label, runs in result.study.members.items()}
-    found = {label: both for label, both in counted.items() if any(both[1])}
+    found = {label: pairs for label, pairs in counted.items() if any(y for _, y in pairs)}
     if not found:
         return None
     chart = Chart(title, caption, (6.4, 3.6))
-    axes = chart.body.add_subplot()
-    for label, (x, y) in found.items():
-        style = line_style(_position(result, label))
-        (line,) = axes.plot(x, y, linewidth=1.6, drawstyle="steps-post", **style)
-        chart.tag(line, label)
-    axes.grid()
+    axes = chart.panel("round", ylabel)
+    for label, pairs in found.items():
+        x, y = zip(*pairs, strict=True)
+        chart.curve(axes, x, y, label, _position(result, label), drawstyle="steps-post")
     axes.set_xlim(left=0.0)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-    axes.set_xlabel("round")
-    axes.set_ylabel(ylabel)
     chart.name_series(axes.get_lines(), list(found))
     return chart
-
-
-def _dropped_by_round(runs: Sequence[Run]) -> _Counts:
-    totals: dict[int, float] = {}
-    for run in runs:
-        for round_, count in zip(run.log.rounds, run.log.dropped, strict=True):
-            totals[round_] = totals.get(round_, 0.0) + count
-    return sorted(totals), [totals[round_] for round_ in sorted(totals)]
-
-
-def _diverged_by_round(runs: Sequence[Run]) -> _Counts:
-    ends = sorted(run.diverged for run in runs if run.diverged is not None)
-    last = max(run.asked or run.done for run in runs)
-    steps = np.arange(len(ends) + 1)
-    return [0, *ends, last], [*steps, len(ends)]
 
 
 def _position(result: StudyResult, label: str) -> int:

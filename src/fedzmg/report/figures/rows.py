@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from fedzmg.report.figures.style import (
     COLOURS,
     GHOST,
+    MOST_IN_ONE_PANEL,
     PAPER,
     QUIET_INK,
     Chart,
@@ -22,8 +23,6 @@ from fedzmg.report.figures.style import (
 from fedzmg.results.formatting import is_share, p_text, value_text
 from fedzmg.results.study_result import StudyResult
 
-MOST_JOINED = 10
-"""Algorithms up to which runs of the same seed are joined by lines."""
 LABEL_WIDTH = 34
 
 
@@ -42,35 +41,29 @@ class Interval(NamedTuple):
 @styled
 def seeds(result: StudyResult) -> Chart | None:
     """Draw the final value of every run, best algorithm first."""
-    study = result.study
+    metric = result.study.metric
     finished = [s for s in result.ranked if all(map(math.isfinite, s.finals.values()))]
     if not finished:
         return None
-    colour = {s.label: COLOURS[i % len(COLOURS)] for i, s in enumerate(result.scores)}
-    joined = len(finished) <= MOST_JOINED and any(len(s.finals) > 1 for s in finished)
+    labels = [score.label for score in finished]
     caption = "A dot is a run, the upright stroke their mean; best first."
-    if joined and len(finished) > 1:
-        caption += " Thin lines join runs of the same seed."
-    chart = Chart(
-        f"{study.name}: final {study.metric} of every seed",
-        caption,
-        (6.4, row_height([score.label for score in finished])),
-    )
-    axes = chart.body.add_subplot()
+    joined = 1 < len(finished) <= MOST_IN_ONE_PANEL and any(len(s.finals) > 1 for s in finished)
     if joined:
-        for seed in sorted({seed for score in finished for seed in score.finals}):
-            pairs = [(s.finals[seed], y) for y, s in enumerate(finished) if seed in s.finals]
-            axes.plot(*zip(*pairs, strict=True), color=GHOST, linewidth=0.8, zorder=1)
+        caption += " Thin lines join runs of the same seed."
+    chart = row_chart(f"{result.study.name}: final {metric} of every seed", caption, labels)
+    axes = chart.body.add_subplot()
+    for seed in sorted({seed for score in finished for seed in score.finals} if joined else ()):
+        pairs = [(s.finals[seed], y) for y, s in enumerate(finished) if seed in s.finals]
+        axes.plot(*zip(*pairs, strict=True), color=GHOST, linewidth=0.8, zorder=1)
     for y, score in enumerate(finished):
-        own, values = colour[score.label], list(score.finals.values())
-        (dots,) = axes.plot(values, [y] * len(values), "o", color=own, markersize=4.5, zorder=3)
-        texts = [f"seed {s}: {value_text(v, study.metric)}" for s, v in score.finals.items()]
+        own, values = COLOURS[result.scores.index(score) % len(COLOURS)], score.finals.values()
+        (dots,) = axes.plot([*values], [y] * len(values), "o", color=own, markersize=4.5, zorder=3)
+        texts = [f"seed {s}: {value_text(v, metric)}" for s, v in score.finals.items()]
         chart.tag(dots, score.label, texts)
         axes.plot([score.mean or 0.0], [y], "|", color=own, markersize=15, markeredgewidth=2)
-    notes = [value_text(score.mean, study.metric) for score in finished]
-    dress_rows(axes, [score.label for score in finished], notes)
-    axes.set_xlabel(f"final {study.metric}")
-    format_axis(axes, study.metric, vertical=False)
+    _name_rows(axes, labels, [value_text(score.mean, metric) for score in finished])
+    axes.set_xlabel(f"final {metric}")
+    format_axis(axes, metric, vertical=False)
     return chart
 
 
@@ -79,49 +72,43 @@ def differences(result: StudyResult) -> Chart | None:
     """Draw the reference minus every other algorithm with its 95 % interval."""
     study, rows = result.study, []
     for i, score in enumerate(result.scores):
-        if score.test is not None and math.isfinite(score.test.mean_difference):
-            low, high = score.test.ci_low, score.test.ci_high
+        test = score.test
+        if test is not None and math.isfinite(test.mean_difference):
+            ends = (test.mean_difference, test.ci_low, test.ci_high)
             note = f"p = {p_text(score.adjusted)}"
-            rows.append(
-                Interval(
-                    score.label, COLOURS[i % len(COLOURS)], score.test.mean_difference, low, high,
-                    note, score.significant,
-                )
-            )  # fmt: skip
+            colour = COLOURS[i % len(COLOURS)]
+            rows.append(Interval(score.label, colour, *ends, note, score.significant))
     if not rows:
         return None
     rows.sort(key=lambda row: row.centre)
     side = "Right" if study.higher_is_better else "Left"
-    unit = ", in points" if is_share(study.metric) else ""
-    chart = Chart(
-        f"{study.name}: {study.reference} minus each of the others",
+    title = f"{study.name}: {study.reference} minus each of the others"
+    caption = (
         f"Mean over paired seeds with its 95 % interval. {side} of zero {study.reference} is "
-        "better. Filled: significant after Holm's correction (p at the right).",
-        (6.4, row_height([row.label for row in rows])),
+        "better. Filled: significant after Holm's correction (p at the right)."
     )
-    axes = _draw_intervals(chart, rows, study.metric, signed=True)
+    chart = row_chart(title, caption, [row.label for row in rows])
+    axes = draw_intervals(chart, rows, study.metric, signed=True)
     limits = usual_range(end for row in rows for end in (0.0, row.low, row.high))
     if limits is not None:
         axes.set_xlim(*limits)
         chart.caption += " Intervals that leave the axis are cut."
     axes.axvline(0.0, color=QUIET_INK, linewidth=0.9, zorder=1.5)
+    unit = ", in points" if is_share(study.metric) else ""
     axes.set_xlabel(f"difference of final {study.metric}{unit}")
     return chart
 
 
-@styled
-def intervals(
-    title: str, caption: str, xlabel: str, rows: Sequence[Interval], metric: str
-) -> Chart:
-    """Draw one interval per row."""
-    chart = Chart(title, caption, (6.4, row_height([row.label for row in rows])))
-    _draw_intervals(chart, rows, metric).set_xlabel(xlabel)
-    return chart
+def row_chart(title: str, caption: str, labels: Sequence[str]) -> Chart:
+    """Make a figure as high as its rows."""
+    lines = max(1 + wrapped(label, LABEL_WIDTH).count("\n") for label in labels)
+    return Chart(title, caption, (6.4, 1.35 + max(0.3, 0.1 + 0.15 * lines) * len(labels)))
 
 
-def _draw_intervals(
+def draw_intervals(
     chart: Chart, rows: Sequence[Interval], metric: str, *, signed: bool = False
 ) -> Axes:
+    """Draw one interval per row."""
     axes = chart.body.add_subplot()
     for y, row in enumerate(rows):
         ends = [[row.centre - row.low], [row.high - row.centre]]
@@ -131,27 +118,19 @@ def _draw_intervals(
             [row.centre], [y], "o", color=row.colour, markersize=7, markeredgewidth=1.6, zorder=3,
             markerfacecolor=row.colour if row.filled else PAPER,
         )  # fmt: skip
-        low, high = (value_text(end, metric, signed=signed) for end in (row.low, row.high))
-        text = f"{value_text(row.centre, metric, signed=signed)} ({low} to {high})"
-        chart.tag(mark, row.label, [text])
-    dress_rows(axes, [row.label for row in rows], [row.note for row in rows])
+        centre, low, high = (value_text(end, metric, signed=signed) for end in row[2:5])
+        chart.tag(mark, row.label, [f"{centre} ({low} to {high})"])
+    _name_rows(axes, [row.label for row in rows], [row.note for row in rows])
     format_axis(axes, metric, vertical=False, signed=signed)
     return axes
 
 
-def row_height(labels: Sequence[str]) -> float:
-    """Return the height of a figure with these rows, in inches."""
-    lines = max(1 + wrapped(label, LABEL_WIDTH).count("\n") for label in labels)
-    return 1.35 + max(0.3, 0.1 + 0.15 * lines) * len(labels)
-
-
-def dress_rows(axes: Axes, labels: Sequence[str], notes: Sequence[str] = ()) -> None:
+def _name_rows(axes: Axes, labels: Sequence[str], notes: Sequence[str]) -> None:
     """Name rows at the left and note their values at the right."""
     axes.set_yticks(range(len(labels)), [wrapped(label, LABEL_WIDTH) for label in labels])
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.grid(axis="x")
-    if notes:
-        right = axes.secondary_yaxis("right")
-        right.set_yticks(range(len(notes)), notes)
-        right.tick_params(length=0, labelcolor=QUIET_INK, labelsize=8)
-        right.spines[:].set_visible(False)
+    right = axes.secondary_yaxis("right")
+    right.set_yticks(range(len(notes)), notes)
+    right.tick_params(length=0, labelcolor=QUIET_INK, labelsize=8)
+    right.spines[:].set_visible(False)

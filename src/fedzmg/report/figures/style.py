@@ -17,7 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
+from numpy.typing import NDArray
 
 from fedzmg.report.writing import write
 from fedzmg.results.formatting import is_share, signed_text
@@ -71,6 +73,10 @@ _METADATA: dict[str, dict[str, str | None]] = {
     "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
 }
 FORMATS = tuple(_METADATA)
+COLUMNS = 4
+"""Panels side by side."""
+MOST_IN_ONE_PANEL = 10
+"""Series up to which one panel has them all."""
 WIDE_LABEL = 28
 """Characters of a label beyond which a legend moves below the axes."""
 _LEGEND_ROWS = 22
@@ -120,19 +126,70 @@ class Chart(Figure):
         artist.set_gid(key)
         self.series[key] = Series(label, points, legend)
 
+    def panel(self, xlabel: str, ylabel: str, metric: str = "") -> Axes:
+        """Add axes with a grid; the metric is on the vertical one."""
+        axes = self.body.add_subplot()
+        axes.grid()
+        axes.set(xlabel=xlabel, ylabel=ylabel)
+        format_axis(axes, metric)
+        return axes
+
+    def small_panels(
+        self, titles: Sequence[str], xlabel: str, ylabel: str, metric: str
+    ) -> list[Axes]:
+        """Add rows of panels with common axes."""
+        number, rows = len(titles), -(-len(titles) // COLUMNS)
+        grid = self.body.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False).flat
+        for axes in grid[number:]:
+            axes.set_visible(False)
+        for axes, title in zip(grid, titles, strict=False):
+            axes.grid(linewidth=0.6)
+            axes.tick_params(labelsize=7)
+            format_axis(axes, metric)
+            axes.set_title(wrapped(title, 30), loc="left", fontsize=8.5, fontweight="bold", pad=3)
+        # Panels above the gaps of a short last row keep their tick labels.
+        for axes in grid[max(0, number - COLUMNS) : number]:
+            axes.tick_params(labelbottom=True)
+        self.body.supxlabel(xlabel, fontsize=9.0)
+        self.body.supylabel(ylabel, fontsize=9.0)
+        return list(grid[:number])
+
+    def curve(
+        self,
+        axes: Axes,
+        x: Sequence[float] | NDArray[Any],
+        y: Sequence[float] | NDArray[Any],
+        label: str,
+        position: int,
+        texts: Sequence[str] = (),
+        band: Sequence[NDArray[Any]] | None = None,
+        **style: Any,
+    ) -> Line2D:
+        """Draw a line and the band around it, in the style of a position among all series."""
+        style = {"linewidth": 1.6, "markevery": -(-len(x) // 8), **line_style(position), **style}
+        if len(x) == 1:
+            style["marker"] = style["marker"] or "o"
+        (line,) = axes.plot(x, y, **style)
+        self.tag(line, label, texts)
+        if band is not None:
+            low, high = band
+            colour = style["color"]
+            filled = axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0.0)
+            self.tag(filled, label)
+        return line
+
     def name_series(self, handles: Sequence[Artist], labels: Sequence[str]) -> None:
         """Draw a legend right of the axes, or below them if labels are long."""
         if not labels:
             return
-        width = max(map(len, labels))
-        if width <= WIDE_LABEL:
+        if max(map(len, labels)) <= WIDE_LABEL:
             columns = -(-len(labels) // _LEGEND_ROWS)
             legend = self.body.legend(handles, labels, loc="outside right upper", ncols=columns)
         else:
-            inches = float(self.get_figwidth())
-            lines = [wrapped(label, int(13.0 * inches)) for label in labels]
+            room = int(13.0 * self.get_figwidth())
+            lines = [wrapped(label, room) for label in labels]
             longest = max(len(line) for text in lines for line in text.split("\n"))
-            columns = max(1, int(13.0 * inches / (longest + 9)))
+            columns = max(1, room // (longest + 9))
             rows = -(-len(lines) // columns) * max(1 + text.count("\n") for text in lines)
             self.set_figheight(self.get_figheight() + 0.19 * rows)
             legend = self.body.legend(handles, lines, loc="outside lower left", ncols=columns)
