@@ -71,15 +71,11 @@ def test_heat_map_shows_the_share_of_every_class_sorted_by_dominant_class() -> N
 
 @pytest.mark.parametrize(("classes", "scale"), [(2, "linear"), (6, "logarithmic")])
 def test_a_few_classes_have_a_linear_scale(classes: int, scale: str) -> None:
-    drawn = figure(made_up(30, classes))
-    heat, _, _ = parts(drawn)
+    heat, _, _ = parts(figure(made_up(30, classes)))
     assert heat.get_title(loc="right") == f"white: absent; {scale} scale"
     [image] = heat.images
     halfway = image.norm(0.5 * image.norm.vmax)
     assert (halfway == pytest.approx(0.5)) == (scale == "linear")
-    [bar] = [axes for axes in drawn.axes if axes.get_label() == "<colorbar>"]
-    labels = [text.get_text() for text in bar.get_yticklabels()]
-    assert (labels == [f"{20 * i} %" for i in range(6)]) == (scale == "linear")
 
 
 def test_many_clients_are_averaged_and_the_axis_says_so() -> None:
@@ -123,22 +119,15 @@ def test_texts_stay_inside_and_do_not_overlap(pachinko_like: Figure) -> None:
     for axes in parts(pachinko_like):
         heads = [axes.title, axes._left_title, axes._right_title]  # type: ignore[attr-defined]
         boxes = [head.get_window_extent() for head in heads if head.get_text()]
-        for one, two in itertools.pairwise(boxes):
-            assert not one.overlaps(two)
-        for text in (*heads, axes.xaxis.label, axes.yaxis.label):
-            box = text.get_window_extent()
-            if text.get_text():
-                assert box.x0 >= edge.x0
-                assert box.x1 <= edge.x1
-                assert box.y0 >= edge.y0
-                assert box.y1 <= edge.y1
+        assert not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
+        boxes += [axes.xaxis.label.get_window_extent(), axes.yaxis.label.get_window_extent()]
+        assert all(box.x0 >= edge.x0 and box.x1 <= edge.x1 for box in boxes)
+        assert all(box.y0 >= edge.y0 and box.y1 <= edge.y1 for box in boxes)
     names = [text.get_window_extent() for text in parts(pachinko_like)[2].texts]
-    assert not any(a.overlaps(b) for i, a in enumerate(names) for b in names[:i])
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(names, 2))
 
 
-@pytest.mark.parametrize(
-    "counts", [[[3]], [[2, 2], [3, 3]], [[5, 5, 5]] * 40, [[1, 0, 0], [0, 0, 10**6]]]
-)
+@pytest.mark.parametrize("counts", [[[3]], [[5, 5, 5]] * 40, [[1, 0, 0], [0, 0, 10**6]]])
 def test_poor_data_can_be_drawn(counts: list[list[int]]) -> None:
     data = describe(counts, [f"${i}$" for i in range(len(counts))], name="a $ and $\\x$").as_dict()
     figure(data, PAPER["emnist62"]).draw_without_rendering()
@@ -168,9 +157,6 @@ def test_distances_by_volume_or_in_order(same: bool) -> None:
     assert figures.distances({**data, "clients": data["clients"][:1]}) is None
 
 
-# Tables
-
-
 def test_a_table_without_the_paper_or_deviations() -> None:
     data = describe(np.array([[3, 1]]), ["[bold]me[/bold]"], name="[red]mine").as_dict()
     text = printed(description(data, None, 200))
@@ -181,23 +167,23 @@ def test_a_table_without_the_paper_or_deviations() -> None:
     assert "75.0 % (0)" in text
 
 
-# Files
-
-
-def test_csv_and_json_hold_everything(tmp_path: Path) -> None:
+def test_files_hold_everything_and_a_report_draws_the_same_figure(tmp_path: Path) -> None:
     labels = [" ", "\n", ","]
-    data = describe(
-        np.array([[3, 1, 0], [0, 4, 0], [0, 0, 2]]), ["a,b", 'c "d"', "é"], labels=labels
-    ).as_dict()
-    write_description(data, None, tmp_path / "new")
+    counts = np.array([[3, 1, 0], [0, 4, 0], [0, 0, 2]])
+    names = ["a,b", 'c "d"', "é"]
+    data = describe(counts, names, labels=labels, name="mnist-by-writer").as_dict()
+    write_description(data, PAPER["emnist62"], tmp_path / "new")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(DESCRIPTION)
     with (tmp_path / "new" / "heterogeneity.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["client"] for row in rows] == ["a,b", 'c "d"', "é"]
+    assert [row["client"] for row in rows] == names
     assert [row["dominant_class"] for row in rows] == labels
     assert [float(row["kl"]) for row in rows] == [row["kl"] for row in data["clients"]]
     assert json.loads((tmp_path / "new" / "heterogeneity.json").read_text()) == data
-    written = [path.name for path in tmp_path.rglob("*") if path.is_file()]
-    assert sorted(written) == sorted(DESCRIPTION)
+    charts = figures.draw(read([tmp_path]), [])
+    assert set(charts) == {"heterogeneity", "client-distances"}
+    kept = (tmp_path / "new" / "heterogeneity.svg").read_bytes()
+    assert figures.rendered(charts["heterogeneity"], "svg") == kept
 
 
 def test_tables_put_every_data_set_and_client_beside_the_papers() -> None:
@@ -214,12 +200,3 @@ def test_tables_put_every_data_set_and_client_beside_the_papers() -> None:
     assert rows["b"] == ["4", "2", "0.406", "0.625", "0.035", "75.0 % (0)"]
     assert rows["paper: 435"] == ["100", "18", "0.430", NONE, "1.730", "48.0 %"]
     assert [row[0].text for row in client_by_client(other).rows] == ["a", "b"]
-
-
-def test_report_draws_the_figure_that_describe_kept(tmp_path: Path) -> None:
-    data = made_up(6, 3, name="mnist-by-writer")
-    write_description(data, PAPER["emnist62"], tmp_path)
-    charts = figures.draw(read([tmp_path]), [])
-    assert set(charts) == {"heterogeneity", "client-distances"}
-    kept = (tmp_path / "heterogeneity.svg").read_bytes()
-    assert figures.rendered(charts["heterogeneity"], "svg") == kept

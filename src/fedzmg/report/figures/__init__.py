@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fedzmg.report.figures.clients import client_loss, clients, clients_by_round, diverged, dropped
+from fedzmg.report.figures import runs
 from fedzmg.report.figures.curves import curves, traffic
 from fedzmg.report.figures.data import distances, examples, heterogeneity
 from fedzmg.report.figures.diagnose import diagnosis
 from fedzmg.report.figures.grids import heat_map, heat_maps
-from fedzmg.report.figures.rows import differences, seeds
 from fedzmg.report.figures.style import FORMATS, Chart, rendered, save
 from fedzmg.report.figures.theory import theory
 from fedzmg.results import paper
@@ -20,20 +19,20 @@ from fedzmg.results.study_result import StudyResult
 
 __all__ = [
     "FORMATS", "STUDY_FIGURES", "Chart", "curves", "diagnosis", "distances", "draw", "examples",
-    "grid_names", "heat_map", "heat_maps", "heterogeneity", "numbered", "rendered", "save", "seeds",
+    "grid_names", "heat_map", "heat_maps", "heterogeneity", "numbered", "rendered", "save",
     "study_prefixes", "theory",
 ]  # fmt: skip
 
 STUDY_FIGURES: dict[str, Callable[[StudyResult], Chart | None]] = {
     "curves": curves,
-    "differences": differences,
-    "seeds": seeds,
+    "differences": runs.differences,
+    "seeds": runs.seeds,
     "traffic": traffic,
-    "refused-uploads": dropped,
-    "diverged": diverged,
-    "clients": clients,
-    "clients-by-round": clients_by_round,
-    "client-loss": client_loss,
+    "refused-uploads": runs.dropped,
+    "diverged": runs.diverged,
+    "clients": runs.clients,
+    "clients-by-round": runs.clients_by_round,
+    "client-loss": runs.client_loss,
 }
 """Figures of a study by the stem of their files; each is None where there is nothing to draw."""
 

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedzmg.report.figures.style import (
-    COLOURS,
-    COLUMNS,
-    DASHES,
-    DOTTED,
-    GHOST,
-    MARKERS,
-    MOST_IN_ONE_PANEL,
-    QUIET_INK,
-    Chart,
-    styled,
-    wrapped,
-)
+from fedzmg.report.figures import style
+from fedzmg.report.figures.style import Chart, styled, wrapped
 from fedzmg.results.averaging import Curve, band_around
 from fedzmg.results.formatting import MIB, count_text, goal_text, spread_text, value_text
 from fedzmg.results.grouping import Study, family
@@ -35,7 +24,6 @@ _LONG_PANEL_LABEL = 26
 """Characters of a label beyond which the legend of a panel moves below it."""
 _STEPS = [1, 2, 2.5, 5, 10]
 _MOVED = "MiB moved, all clients, both ways"
-_By = Literal["rounds", "mib"]
 
 
 def _shown(result: StudyResult) -> dict[str, Curve]:
@@ -59,7 +47,7 @@ def curves(result: StudyResult) -> Chart | None:
     seeds = count_text(len({run.seed for run in study.runs}), "seed")
     title = f"{study.name}, {seeds}: test {study.metric} by round"
     caption = _caption(result, shown)
-    if len(shown) > MOST_IN_ONE_PANEL:
+    if len(shown) > style.MOST_IN_ONE_PANEL:
         return _panels(shown, title, caption, study)
     chart = Chart(title, caption, (9.0, 4.8))
     _one_panel(chart, shown, study, "rounds").set_xlabel("round")
@@ -72,7 +60,7 @@ def traffic(result: StudyResult) -> Chart | None:
     study, shown = result.study, _shown(result)
     if not shown:
         return None
-    if len(shown) <= MOST_IN_ONE_PANEL:
+    if len(shown) <= style.MOST_IN_ONE_PANEL:
         title = f"{study.name}: test {study.metric} by traffic"
         chart = Chart(title, "The further left, the cheaper.")
         axes = _one_panel(chart, shown, study, "mib")
@@ -87,7 +75,7 @@ def traffic(result: StudyResult) -> Chart | None:
         x = score.traffic["total"] / MIB
         (mark,) = axes.plot(
             [x], [score.mean or 0.0], linestyle="none", markersize=6.0,
-            marker=MARKERS[1 + i // 7 % 6], color=COLOURS[i % len(COLOURS)],
+            marker=style.MARKERS[1 + i // 7 % 6], color=style.COLOURS[i % len(style.COLOURS)],
         )  # fmt: skip
         text = f"{x:,.0f} MiB: {spread_text(score.mean, score.sd, study.metric)}"
         chart.tag(mark, score.label, [text])
@@ -95,7 +83,7 @@ def traffic(result: StudyResult) -> Chart | None:
     return chart
 
 
-def _one_panel(chart: Chart, shown: Mapping[str, Curve], study: Study, by: _By) -> Axes:
+def _one_panel(chart: Chart, shown: Mapping[str, Curve], study: Study, by: str) -> Axes:
     axes = chart.panel("", f"test {study.metric}", study.metric)
     handles: dict[str, Line2D] = {}
     for i, (label, curve) in enumerate(shown.items()):
@@ -118,7 +106,7 @@ def _panels(shown: Mapping[str, Curve], title: str, caption: str, study: Study) 
     long = max(map(len, shown)) > _LONG_PANEL_LABEL
     entries = max(map(len, families.values())) + 1
     height = 1.9 + (0.28 * entries if long else 0.0)
-    size = (2.5 * COLUMNS, -(-len(families) // COLUMNS) * height + 0.8)
+    size = (2.5 * style.COLUMNS, -(-len(families) // style.COLUMNS) * height + 0.8)
     chart = Chart(title, f"{caption} Grey: all other algorithms.", size)
     panels = chart.small_panels(list(families), "round", f"test {study.metric}", study.metric)
     # All curves in one line with gaps.
@@ -127,16 +115,19 @@ def _panels(shown: Mapping[str, Curve], title: str, caption: str, study: Study) 
     y = np.concatenate([part for curve in shown.values() for part in (curve.mean, gap)])
     reference, first = next(iter(shown.items()))
     for axes, members in zip(panels, families.values(), strict=True):
-        axes.plot(x, y, color=GHOST, linewidth=0.6, zorder=1)
-        style = {"zorder": 4.0, "linewidth": 1.4}
-        handles = [
-            _draw(chart, axes, label, shown[label], i, study.metric, "rounds", **style)
-            for i, label in enumerate(members)
-        ]
+        axes.plot(x, y, color=style.GHOST, linewidth=0.6, zorder=1)
+        handles = []
+        for i, label in enumerate(members):
+            own = (label, shown[label], i, study.metric, "rounds")
+            handles.append(_draw(chart, axes, *own, zorder=4.0, linewidth=1.4))
         labels = list(members)
         if reference not in members:
             handles += axes.plot(
-                first.rounds, first.mean, color=QUIET_INK, linewidth=1.0, linestyle=DASHES[3]
+                first.rounds,
+                first.mean,
+                color=style.QUIET_INK,
+                linewidth=1.0,
+                linestyle=style.DASHES[3],
             )
             labels.append(reference)
         _draw_levels(axes, study)
@@ -153,8 +144,8 @@ def _panels(shown: Mapping[str, Curve], title: str, caption: str, study: Study) 
 
 
 def _draw(
-    chart: Chart, axes: Axes, label: str, curve: Curve, position: int, metric: str, by: _By,
-    **style: Any,
+    chart: Chart, axes: Axes, label: str, curve: Curve, position: int, metric: str, by: str,
+    **options: Any,
 ) -> Line2D:  # fmt: skip
     """Draw a curve with a band of one standard deviation; a cross ends one that diverged."""
     x, mean, band = getattr(curve, by), curve.mean, None
@@ -166,7 +157,7 @@ def _draw(
         f"{form.format(at)}: {spread_text(value, spread, metric)}"
         for at, value, spread in zip(x.tolist(), mean.tolist(), spreads, strict=True)
     ]
-    line = chart.curve(axes, x, mean, label, position, texts, band, **style)
+    line = chart.curve(axes, x, mean, label, position, texts, band, **options)
     if curve.broke_off:
         (cross,) = axes.plot(
             x[-1:], mean[-1:], "x", color=line.get_color(), markersize=6.0, markeredgewidth=1.7,
@@ -177,11 +168,11 @@ def _draw(
 
 
 def _draw_levels(axes: Axes, study: Study) -> list[Line2D]:
-    style: dict[str, Any] = {"color": QUIET_INK, "linestyle": DOTTED, "linewidth": 1.2}
-    return [axes.axhline(level, zorder=1.5, **style) for level in study.thresholds]
+    dotted: dict[str, Any] = {"color": style.QUIET_INK, "linestyle": style.DOTTED}
+    return [axes.axhline(at, linewidth=1.2, zorder=1.5, **dotted) for at in study.thresholds]
 
 
-def _limit(axes: Axes, shown: Mapping[str, Curve], by: _By) -> None:
+def _limit(axes: Axes, shown: Mapping[str, Curve], by: str) -> None:
     """Start at zero and end with the longest curve."""
     axes.set_xlim(0.0, max(float(getattr(curve, by)[-1]) for curve in shown.values()) or 1.0)
     axes.margins(y=0.04)
@@ -202,7 +193,7 @@ def _caption(result: StudyResult, shown: Mapping[str, Curve]) -> str:
     step = -(-max(len(s.curve.mean) for s in result.scores if s.curve is not None) // MOST_POINTS)
     if step > 1:
         words += f" Drawn with one of {step} evaluations; tables and files have all of them."
-    if len(shown) <= MOST_IN_ONE_PANEL:
+    if len(shown) <= style.MOST_IN_ONE_PANEL:
         ends = [f"{name} {value_text(float(c.mean[-1]), metric)}" for name, c in shown.items()]
         words += f" Last values: {', '.join(ends)}."
     return words

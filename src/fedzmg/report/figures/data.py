@@ -10,18 +10,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, LogNorm, Normalize
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
-from fedzmg.report.figures.style import (
-    COLOURS,
-    PAPER,
-    QUIET_INK,
-    Chart,
-    styled,
-    use_log_scale,
-    wrapped,
-)
+from fedzmg.report.figures import style
+from fedzmg.report.figures.style import Chart, styled, use_log_scale, wrapped
 from fedzmg.report.tables.heterogeneity import divisor, origin, spread_text, visible, who
 
 MOST_ROWS = 500
@@ -41,12 +34,7 @@ _FAINTEST = 1e-3
 
 @styled
 def heterogeneity(report: Mapping[str, Any], paper: Mapping[str, Any] | None = None) -> Chart:
-    """Draw who holds which classes, how much they hold, and how far they are from the whole.
-
-    Args:
-        report: dictionary of a :class:`fedzmg.data.heterogeneity.Report`.
-        paper: the paper's numbers, marked beside the clients.
-    """
+    """Draw who holds which classes, how much they hold, and how far they are from the whole."""
     title = f"Heterogeneity of {report['name']}" if report["name"] else "Heterogeneity"
     chart = Chart(f"{title}: {who(report)}", size=(10.5, 5.6))
     grid = chart.body.add_gridspec(2, 2, width_ratios=(1.75, 1.0))
@@ -74,7 +62,7 @@ def distances(report: Mapping[str, Any]) -> Chart | None:
         volume, xlabel = np.arange(1.0, len(kl) + 1.0), "clients, nearest first"
     chart = Chart(title, "A dot is a client.", (6.4, 3.6))
     axes = chart.panel(xlabel, "KL divergence (nats)")
-    (dots,) = axes.plot(volume, kl, "o", color=COLOURS[0], alpha=0.6, markersize=3.5)
+    (dots,) = axes.plot(volume, kl, "o", color=style.COLOURS[0], alpha=0.6, markersize=3.5)
     if len(names) <= MOST_ROWS:
         texts = [f"{name}: KL {k:.3f}" for name, k in zip(names, kl.tolist(), strict=True)]
         chart.tag(dots, "client", texts)
@@ -106,9 +94,9 @@ def _draw_classes(chart: Chart, axes: Axes, report: Mapping[str, Any]) -> None:
         drawn, ax=axes, pad=0.015, fraction=0.04, aspect=40,
         extend="min" if lowest < faintest and not few else "neither", extendfrac=0.02,
     )  # fmt: skip
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
+    bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
     if not few:
-        bar.ax.yaxis.set_minor_formatter(NullFormatter())
+        bar.ax.yaxis.set_minor_formatter("")
         bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
     bar.ax.tick_params(labelsize=7, length=2)
     bar.outline.set_visible(False)
@@ -154,7 +142,9 @@ def _draw_volume(axes: Axes, report: Mapping[str, Any]) -> None:
         # Whole numbers per bin: otherwise some bins hold more of them than their neighbours.
         width = np.ceil((high - low + 1) / number)
         bins = np.arange(low - 0.5, high + width, width)
-    axes.hist(volume, bins=bins.tolist(), color=COLOURS[0], edgecolor=PAPER, linewidth=0.4)
+    axes.hist(
+        volume, bins=bins.tolist(), color=style.COLOURS[0], edgecolor=style.PAPER, linewidth=0.4
+    )
     axes.set(xlabel=f"volume in {report['unit']}", ylabel="clients")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
     axes.grid(linewidth=0.6)
@@ -166,7 +156,7 @@ def _draw_distance(axes: Axes, report: Mapping[str, Any], paper: Mapping[str, An
     entropy, kl = _column(report, "entropy"), _column(report, "kl")
     many = len(entropy) > 100
     axes.scatter(
-        entropy, kl, s=7 if many else 18, color=COLOURS[0], alpha=0.35 if many else 0.7,
+        entropy, kl, s=7 if many else 18, color=style.COLOURS[0], alpha=0.35 if many else 0.7,
         linewidths=0, label="client", zorder=2, rasterized=len(entropy) > 1000,
     )  # fmt: skip
     axes.set(xlabel=f"entropy / {divisor(report)}", ylabel=f"KL from {origin(report)} (nats)")
@@ -186,7 +176,7 @@ def _draw_distance(axes: Axes, report: Mapping[str, Any], paper: Mapping[str, An
 
 def _mark_paper(axes: Axes, paper: Mapping[str, Any]) -> None:
     """Mark the clients that the paper names, and its mean and deviation."""
-    colour, (mean, sd) = COLOURS[1], paper["summary"]["entropy"]
+    colour, (mean, sd) = style.COLOURS[1], paper["summary"]["entropy"]
     if "kl" not in paper["summary"]:
         axes.axvspan(mean - sd, mean + sd, color=colour, alpha=0.12, linewidth=0, zorder=1)
         label = "paper's entropy, mean ± sd"
@@ -203,7 +193,7 @@ def _mark_paper(axes: Axes, paper: Mapping[str, Any]) -> None:
         return
     x, y, _ = zip(*known, strict=True)
     axes.scatter(
-        x, y, marker="D", s=26, facecolor=PAPER, edgecolor=colour, linewidths=1.3, zorder=4,
+        x, y, marker="D", s=26, facecolor=style.PAPER, edgecolor=colour, linewidths=1.3, zorder=4,
         label="named in the paper",
     )  # fmt: skip
     start, end = axes.get_xlim()
@@ -213,13 +203,13 @@ def _mark_paper(axes: Axes, paper: Mapping[str, Any]) -> None:
         axes.annotate(
             name, (x, y), xytext=(-6 if left else 6, 3), textcoords="offset points",
             ha="right" if left else "left", fontsize=7, color=colour, zorder=5,
-            path_effects=[withStroke(linewidth=2.0, foreground=PAPER)],
+            path_effects=[withStroke(linewidth=2.0, foreground=style.PAPER)],
         )  # fmt: skip
 
 
 def _head(axes: Axes, title: str, note: str) -> None:
     axes.set_title(title, loc="left", fontsize=9.0, fontweight="bold", pad=4)
-    axes.set_title(note, loc="right", fontsize=8.0, color=QUIET_INK, pad=4)
+    axes.set_title(note, loc="right", fontsize=8.0, color=style.QUIET_INK, pad=4)
     axes.tick_params(labelsize=8, length=3)
 
 
@@ -232,11 +222,7 @@ def examples(
 ) -> Chart:
     """Draw one row of images per client, with labels above them.
 
-    Args:
-        title: headline.
-        clients: name of each row.
-        images: for each client, ``[n, height, width]`` grey or ``[n, 3, height, width]`` colour.
-        labels: for each client, one text per image.
+    Images of a client are ``[n, height, width]`` (grey) or ``[n, 3, height, width]`` (colour).
     """
     columns = max((len(row) for row in images), default=1)
     chart = Chart(title, size=(1.6 + 0.75 * columns, 0.7 + 0.85 * len(clients)))

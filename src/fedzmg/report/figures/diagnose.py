@@ -8,16 +8,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fedzmg.report.figures.style import (
-    COLOURS,
-    INK,
-    PAPER,
-    QUIET_INK,
-    Chart,
-    line_style,
-    styled,
-    wrapped,
-)
+from fedzmg.report.figures import style
+from fedzmg.report.figures.style import Chart, line_style, styled, wrapped
 from fedzmg.results.diagnosis import by_name, ratio, rows, when
 
 
@@ -45,14 +37,14 @@ def diagnosis(data: Mapping[str, Any]) -> Chart:
 
 
 def _draw_shares(axes: Axes, data: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> None:
-    centred, blue, red = by_name(data["centred"]), COLOURS[0], COLOURS[1]
+    centred, blue, red = by_name(data["centred"]), style.COLOURS[0], style.COLOURS[1]
     for y, layer in enumerate(layers):
         without_mean = centred.get(layer["name"], {}).get("share", {}).get("mean")
         for values, mark, face, edge, label in (
             (layer["shares"], "|", blue, blue, "a client"),
             ([layer["share"]["mean"]], "o", blue, blue, "mean over clients"),
             ([layer["forbidden"]], "D", red, red, "loss gradient"),
-            ([without_mean], "s", PAPER, INK, "mean, inputs centred"),
+            ([without_mean], "s", style.PAPER, style.INK, "mean, inputs centred"),
         ):
             known = [value for value in values if value is not None]
             if known:
@@ -71,14 +63,14 @@ def _draw_distances(
 ) -> None:
     drift = [point["drift"].get(one["name"]) for one in layers]
     for offset, colour, label, pairs in (
-        (-0.18, COLOURS[2], "distance of gradients", [one["distance"] for one in layers]),
-        (0.18, COLOURS[5], "drift of local models", drift),
+        (-0.18, style.COLOURS[2], "distance of gradients", [one["distance"] for one in layers]),
+        (0.18, style.COLOURS[5], "drift of local models", drift),
     ):
         found = {y + offset: ratio(pair) for y, pair in enumerate(pairs)}
         known = {y: value for y, value in found.items() if value is not None}
         if known:
             axes.barh(list(known), list(known.values()), height=0.34, color=colour, label=label)
-    axes.axvline(1.0, color=QUIET_INK, linewidth=0.9)
+    axes.axvline(1.0, color=style.QUIET_INK, linewidth=0.9)
     _name_layers(axes, layers, "squared distance of clients, projected over plain")
     axes.tick_params(labelleft=False)
 
@@ -86,9 +78,9 @@ def _draw_distances(
 def _draw_along(axes: Axes, points: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     table = zip(*(rows(point) for point in points), strict=True)
     for i, (name, row) in enumerate(zip(names, table, strict=True)):
-        style = {**line_style(i), "marker": "o", "markersize": 3.0, "linewidth": 1.5}
+        options = {**line_style(i), "marker": "o", "markersize": 3.0, "linewidth": 1.5}
         means = [layer["share"]["mean"] for layer in row]
-        axes.plot([point["round"] for point in points], means, label=name, **style)
+        axes.plot([point["round"] for point in points], means, label=name, **options)
     axes.set(xlabel="round of plain FedAvg", ylabel="mean component, mean over clients")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))

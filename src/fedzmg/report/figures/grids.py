@@ -11,16 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Rectangle
 
-from fedzmg.report.figures.style import (
-    COLOURS,
-    COLUMNS,
-    PAPER,
-    QUIET_INK,
-    Chart,
-    format_axis,
-    styled,
-    wrapped,
-)
+from fedzmg.report.figures import style
+from fedzmg.report.figures.style import Chart, format_axis, styled, wrapped
 from fedzmg.results.formatting import is_share, value_text
 from fedzmg.results.grids import Field, field, limits_of, name_of
 
@@ -58,7 +50,7 @@ def _heat_maps(grid: Mapping[str, Any], names: Sequence[str]) -> Chart:
     if high == low:
         low, high = low - 0.5, high + 0.5
     fields = [every[name] for name in names]
-    across = min(len(fields), COLUMNS)
+    across = min(len(fields), style.COLUMNS)
     down = -(-len(fields) // across)
     width = max(2.6, _CELL_INCHES * max(len(one.column_values) for one in fields) + 1.0)
     height = _CELL_INCHES * max(len(one.row_values) for one in fields) + 0.75
@@ -81,7 +73,7 @@ def _heat_maps(grid: Mapping[str, Any], names: Sequence[str]) -> Chart:
             row, column = one.position(entries[name]["best"]["options"])
             axes.add_patch(
                 Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, clip_on=False, zorder=5,
-                          edgecolor=COLOURS[1], linewidth=2.2)
+                          edgecolor=style.COLOURS[1], linewidth=2.2)
             )  # fmt: skip
     bar = chart.body.colorbar(drawn, ax=list(panels[: len(fields)]), pad=0.02, aspect=28)
     bar.outline.set_visible(False)
@@ -115,7 +107,14 @@ def _draw_cells(axes: Axes, one: Field, grid: Mapping[str, Any], low: float, hig
     shades = _SHADES if higher else _SHADES.reversed()
     axes.set_facecolor(_DIVERGED)
     drawn = axes.pcolormesh(
-        edges[1], edges[0], scores, cmap=shades, vmin=low, vmax=high, edgecolors=PAPER, linewidth=1
+        edges[1],
+        edges[0],
+        scores,
+        cmap=shades,
+        vmin=low,
+        vmax=high,
+        edgecolors=style.PAPER,
+        linewidth=1,
     )
     numbered = max(scores.shape) <= _NUMBERED_CELLS
     for (row, column), score in np.ndenumerate(one.scores):
@@ -136,7 +135,7 @@ def _name_cells(axes: Axes, one: Field, title: str, note: str, xlabel: str) -> N
     axes.set_title(title, loc="left", fontsize=9.5, fontweight="bold", pad=pad)
     axes.annotate(
         note, (0.0, 1.0), xycoords="axes fraction", xytext=(0.0, 3.5), fontsize=8.0,
-        textcoords="offset points", color=QUIET_INK, va="bottom",
+        textcoords="offset points", color=style.QUIET_INK, va="bottom",
     )  # fmt: skip
     rows = _ticks(one.row_values) if one.rows else [""]
     axes.set_xticks(range(len(one.column_values)), _ticks(one.column_values), fontsize=7.5)

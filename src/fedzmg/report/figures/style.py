@@ -18,7 +18,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
 from fedzmg.report.writing import write
@@ -41,31 +40,14 @@ INK, QUIET_INK, GRID, GHOST, PAPER = "#222222", "#6b6b6b", "#e4e4e4", "#dddddd",
 # Default settings: a user's matplotlibrc must not change a figure.
 STYLE: dict[Any, Any] = {
     **{k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith("backend")},
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9.0,
-    "text.color": INK,
-    "text.parse_math": False,
-    "axes.edgecolor": QUIET_INK,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.8,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.formatter.use_mathtext": False,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "legend.frameon": False,
-    "legend.fontsize": 8.0,
-    "legend.handlelength": 3.2,
-    "path.simplify": False,
-    "xtick.color": QUIET_INK,
-    "ytick.color": QUIET_INK,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "svg.hashsalt": "fedzmg",
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
+    **{"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9.0},
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), QUIET_INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("text.parse_math", "axes.formatter.use_mathtext", "path.simplify"), False),
+    **{"axes.linewidth": 0.8, "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.7},
+    **{"legend.fontsize": 8.0, "legend.handlelength": 3.2},
+    **{"svg.hashsalt": "fedzmg", "svg.fonttype": "none", "pdf.fonttype": 42},
 }
 _METADATA: dict[str, dict[str, str | None]] = {
     "png": {"Software": None},
@@ -97,13 +79,7 @@ class Series(NamedTuple):
 
 
 class Chart(Figure):
-    """A figure with words for the page around it.
-
-    Args:
-        title: headline, wrapped to the width of the figure.
-        caption: sentences for the page on how to read the figure.
-        size: inches of width and height.
-    """
+    """A figure with a headline, and a caption that only the page shows; sizes are in inches."""
 
     def __init__(
         self, title: str, caption: str = "", size: tuple[float, float] = (6.4, 4.0)
@@ -236,15 +212,12 @@ def line_style(position: int) -> dict[str, Any]:
 
 def format_axis(axes: Axes, metric: str, *, vertical: bool = True, signed: bool = False) -> None:
     """Write the ticks of an axis in percent, or in points if signed, if the metric is a share."""
+
+    def text(value: float, _: float) -> str:
+        return signed_text(round(100 * value, 6), ".6g") if signed else f"{100 * value:.6g} %"
+
     if is_share(metric):
-
-        def text(value: float, _: int | None) -> str:
-            if signed:
-                return signed_text(round(100 * value, 6), ".6g")
-            return f"{100 * value:.6g} %"
-
-        axis = axes.yaxis if vertical else axes.xaxis
-        axis.set_major_formatter(FuncFormatter(text))
+        (axes.yaxis if vertical else axes.xaxis).set_major_formatter(text)
 
 
 def usual_range(values: Iterable[float]) -> tuple[float, float] | None:
@@ -265,14 +238,14 @@ def usual_range(values: Iterable[float]) -> tuple[float, float] | None:
 
 def use_log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
     """Make an axis logarithmic, with powers of ten in plain characters."""
-    axes.set(**{f"{name}scale": "log"})
 
-    def text(value: float, _: int | None) -> str:
+    def text(value: float, _: float) -> str:
         return "10" + str(round(math.log10(value))).translate(_SUPERSCRIPTS) if value > 0 else ""
 
+    axes.set(**{f"{name}scale": "log"})
     axis = axes.xaxis if name == "x" else axes.yaxis
-    axis.set_major_formatter(FuncFormatter(text))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(text)
+    axis.set_minor_formatter("")
 
 
 def rendered(figure: Figure, suffix: str) -> bytes:
@@ -284,15 +257,7 @@ def rendered(figure: Figure, suffix: str) -> bytes:
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write a figure as PNG and SVG and return both paths.
-
-    Args:
-        figure: any figure.
-        stem: path without a suffix; missing directories are made.
-
-    Raises:
-        InputError: if a file cannot be written.
-    """
+    """Write a figure as PNG and SVG, below a path without a suffix, and return both paths."""
     # Not with_suffix: a name such as lr0.1 has a dot of its own.
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("png", "svg")]
     for path in paths:
