@@ -39,9 +39,10 @@ def made_up(top: float = 0.5, runs: int = 3) -> NDArray[np.float64]:
 
 def drawn(
     runs: dict[str, Any], metric: str = "accuracy", *, task: str = "toy", every: int = 5,
-    threshold: float = 0.7,
+    threshold: float = 0.7, layout: bool = False,
 ) -> Chart:  # fmt: skip
     """Draw the curves of runs, which diverge at their first non-finite value."""
+    draw = figures.curves if layout else figures.curves.__wrapped__  # type: ignore[attr-defined]
     found = []
     for name, own in runs.items():
         for seed, values in enumerate(np.asarray(own, dtype=float)):
@@ -54,8 +55,7 @@ def drawn(
             protocol = {"rounds": rounds[-1], "eval_every": every, "threshold": threshold}
             spec = {"task": task, "algorithm": name, "seed": seed, "protocol": protocol}
             found.append(Run("", "", spec, {"metric": metric}, log, label=name))
-    chart = figures.curves(study_result(group_study(found, {"algorithms": list(runs)}, [])))
-    assert chart is not None
+    chart: Chart = draw(study_result(group_study(found, {"algorithms": list(runs)}, [])))
     return chart
 
 
@@ -145,14 +145,15 @@ LONG = "WIDE $ method with a long name and (many=options) of every kind"
 )
 def test_everything_lies_within_the_figure(number: int, name: str) -> None:
     runs = {f"{name} {i}": made_up(0.3 + 0.01 * i) for i in range(number)}
-    chart = drawn(runs, threshold=0.4, task="a title of two lines because it is so long " * 2)
+    title = "a title of two lines because it is so long " * 2
+    chart = drawn(runs, threshold=0.4, task=title, layout=True)
     check_layout(chart)
     assert "".join(chart.heading.get_text().split()) == "".join(chart.title.split())
 
 
 def test_many_series_get_a_panel_per_family_over_all_others() -> None:
     names = [f"alg{i}" for i in range(10)] + ["fedadam", "fedadam:reddi"]
-    chart = drawn({name: [[0.0] * 6, [1.0] * 6] for name in names})
+    chart = drawn({name: [[0.0] * 6, [1.0] * 6] for name in names}, layout=True)
     panels = [axes for axes in chart.axes if axes.get_visible()]
     assert [axes.get_title(loc="left") for axes in panels] == names[:-1]
     shown = [text.get_text() for text in panels[-1].get_legend().get_texts()]  # type: ignore[union-attr]

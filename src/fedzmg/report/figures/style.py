@@ -154,11 +154,13 @@ class Chart(Figure):
             self.tag(filled, label)
         return line
 
-    def name_series(self, handles: Sequence[Artist], labels: Sequence[str]) -> None:
-        """Draw a legend right of the axes, or below them if labels are long."""
+    def name_series(
+        self, handles: Sequence[Artist], labels: Sequence[str], *, below: bool = False
+    ) -> None:
+        """Draw a legend right of the axes, or below them, as always if labels are long."""
         if not labels:
             return
-        if max(map(len, labels)) <= WIDE_LABEL:
+        if not below and max(map(len, labels)) <= WIDE_LABEL:
             columns = -(-len(labels) // _LEGEND_ROWS)
             legend = self.body.legend(handles, labels, loc="outside right upper", ncols=columns)
         else:

@@ -59,88 +59,66 @@ CHARTS: dict[str, Plot] = {
         "Variance that projection removes",
         "Isotropic noise loses 1/d. The gain is large only where the noise is an intensity shift.",
         "share of the noise along 1 (intensity noise)", "share removed",
-        {
-            "rho + (1 - rho)/d": Stroke(BLACK, "\u03c1 + (1 \u2212 \u03c1)/d", DASHES[1], 1.2),
-            "measured": Stroke(BLUE, "", "none", marker="o"),
-        },
-        log="", percent=True,
+        {"rho + (1 - rho)/d": Stroke(BLACK, "\u03c1 + (1 \u2212 \u03c1)/d", DASHES[1], 1.2),
+         "measured": Stroke(BLUE, "", "none", marker="o")}, log="", percent=True,
     ),
     "T5": Plot(
         "Convergence when the condition on the start holds",
         "Both fall like 1/t. Marks: the exact expectation, by a recursion of mean and covariance.",
         _STEPS, _ERROR,
-        {
-            "FedZMG": Stroke(BLUE, "FedZMG, measured"),
-            "FedAvg": Stroke(RED, "FedAvg, measured"),
-            "FedZMG, exact": Stroke(BLUE, "FedZMG, exact expectation", "none", marker="o"),
-            "FedAvg, exact": Stroke(RED, "FedAvg, exact expectation", "none", marker="s"),
-        },
-        slope=-1.0,
+        {"FedZMG": Stroke(BLUE, "FedZMG, measured"),
+         "FedAvg": Stroke(RED, "FedAvg, measured"),
+         "FedZMG, exact": Stroke(BLUE, "FedZMG, exact expectation", "none", marker="o"),
+         "FedAvg, exact": Stroke(RED, "FedAvg, exact expectation", "none", marker="s")}, slope=-1.0,
     ),
     "T5-gain": Plot(
         "What projection gains when noise is isotropic",
         "A twelfth of the noise, which is what isotropic noise has along 1.",
         _STEPS, f"quotient of {_ERROR}",
-        {
-            "gain": Stroke(BLUE, "FedZMG / FedAvg, measured"),
-            "gain, exact": Stroke(BLACK, "(d \u2212 1)/d, d = 12", DASHES[1], 1.1),
-        },
-        log="x",
+        {"gain": Stroke(BLUE, "FedZMG / FedAvg, measured"),
+         "gain, exact": Stroke(BLACK, "(d \u2212 1)/d, d = 12", DASHES[1], 1.1)}, log="x",
     ),
     "T6": Plot(
         "Where FedZMG goes from another start",
         "FedZMG stays away from the optimum by what is predicted, and converges to the optimum on "
         "the hyperplane through its start.", _STEPS, "expected squared distance",
-        {
-            "FedZMG to w*": Stroke(SKY, "FedZMG to the optimum", width=3.0),
-            "predicted |w_c - w*|^2": Stroke(BLACK, "predicted distance", DASHES[1], 1.1),
-            "FedAvg to w*": Stroke(RED, "FedAvg to the optimum", DASHES[2]),
-            "FedZMG to w_c": Stroke(BLUE, "FedZMG to the optimum on its hyperplane"),
-        },
+        {"FedZMG to w*": Stroke(SKY, "FedZMG to the optimum", width=3.0),
+         "predicted |w_c - w*|^2": Stroke(BLACK, "predicted distance", DASHES[1], 1.1),
+         "FedAvg to w*": Stroke(RED, "FedAvg to the optimum", DASHES[2]),
+         "FedZMG to w_c": Stroke(BLUE, "FedZMG to the optimum on its hyperplane")},
     ),
     "T7": Plot(
         "Weight decay wears the sum away",
         "The sum that the proof needs to be constant follows the product of (1 - λ n).",
         _STEPS, "1'w",
-        {
-            "1'w_t": Stroke(SKY, "measured", width=3.0),
-            "product": Stroke(BLACK, "1'w at first \u00d7 Π (1 \u2212 λ n)", DASHES[1], 1.1),
-        },
-        log="x",
+        {"1'w_t": Stroke(SKY, "measured", width=3.0),
+         "product": Stroke(BLACK, "1'w at first \u00d7 Π (1 \u2212 λ n)", DASHES[1], 1.1)}, log="x",
     ),
     "T9": Plot(
         "Logistic regression from w = 0",
         "The loss stays above its minimum by the gap to the constrained minimum.",
         _STEPS, "loss above",
-        {
-            "FedZMG to F*": Stroke(SKY, "FedZMG above F*", width=3.0),
-            "FedAvg to F*": Stroke(RED, "FedAvg above F*", DASHES[2]),
-            "FedZMG to F(w_c)": Stroke(BLUE, "FedZMG above F(w_c)"),
-        },
+        {"FedZMG to F*": Stroke(SKY, "FedZMG above F*", width=3.0),
+         "FedAvg to F*": Stroke(RED, "FedAvg above F*", DASHES[2]),
+         "FedZMG to F(w_c)": Stroke(BLUE, "FedZMG above F(w_c)")},
     ),
     "T10": Plot(
         "The theorem's bound and what is measured",
         "The bound is true, and far from what happens.", _STEPS, _ERROR,
-        {
-            "FedAvg's bound": Stroke(RED, "", DASHES[1]),
-            "FedZMG's bound": Stroke(BLUE, "", DOTTED, 2.6),
-            "bound on the hyperplane": Stroke(GREEN, "", DASHES[2], 1.2),
-            "FedAvg": Stroke(RED, "FedAvg, measured"),
-            "FedZMG": Stroke(BLUE, "FedZMG, measured", DASHES[1]),
-        },
-        gap=("FedZMG's bound", "FedZMG"),
+        {"FedAvg's bound": Stroke(RED, "", DASHES[1]),
+         "FedZMG's bound": Stroke(BLUE, "", DOTTED, 2.6),
+         "bound on the hyperplane": Stroke(GREEN, "", DASHES[2], 1.2),
+         "FedAvg": Stroke(RED, "FedAvg, measured"),
+         "FedZMG": Stroke(BLUE, "FedZMG, measured", DASHES[1])}, gap=("FedZMG's bound", "FedZMG"),
     ),
     "T12": Plot(
         "Energy of the mean component along training",
         "The first layer sees a white background, so most of its gradient is mean.",
         "rounds of FedZMG on digits", "share of |gradient|² removed",
-        {
-            "layer 1, convolution": Stroke(BLUE),
-            "layer 2, convolution": Stroke(RED, "", DASHES[1]),
-            "layer 3, dense": Stroke(GREEN, "", DASHES[2]),
-            "layer 4, dense": Stroke(PINK, "", DASHES[3]),
-        },
-        log="", percent=True,
+        {"layer 1, convolution": Stroke(BLUE),
+         "layer 2, convolution": Stroke(RED, "", DASHES[1]),
+         "layer 3, dense": Stroke(GREEN, "", DASHES[2]),
+         "layer 4, dense": Stroke(PINK, "", DASHES[3])}, log="", percent=True,
     ),
     "E6": Plot(
         "Weight decay forgets the start", "Whatever sum a start has, it dies like a power of t.",
@@ -151,8 +129,8 @@ CHARTS: dict[str, Plot] = {
     "E7": Plot(
         "A network: what vanishes and what stays",
         "The projected gradient vanishes; the rest of the gradient stays.", "steps", "norm",
-        {"|grad F|": Stroke(RED, "gradient"), "|Phi grad F|": Stroke(BLUE, "projected gradient")},
-        log="y",
+        {"|grad F|": Stroke(RED, "gradient"),
+         "|Phi grad F|": Stroke(BLUE, "projected gradient")}, log="y",
     ),
 }  # fmt: skip
 
@@ -213,15 +191,8 @@ def _lines(plot: Plot, series: Series) -> Chart:
         _draw_gap(axes, *(series[name] for name in plot.gap))
     if plot.slope is not None:
         _draw_slope(axes, *series[next(iter(plot.strokes))], plot.slope)
-    _legend(chart)
+    chart.name_series(*axes.get_legend_handles_labels(), below=True)
     return chart
-
-
-def _legend(chart: Chart) -> None:
-    handles, labels = chart.axes[0].get_legend_handles_labels()
-    columns = 3 if len(labels) == 3 else 2
-    legend = chart.body.legend(handles, labels, loc="outside lower center", ncols=columns)
-    chart.tag_legend(legend, [str(label) for label in labels])
 
 
 def _draw_gap(axes: Axes, upper: Points, lower: Points) -> None:
@@ -263,7 +234,7 @@ def _bars(
     if log:
         use_log_scale(axes, "y")
         axes.set_ylim(bottom=0.1, top=4.0 * max(map(max, rows.values())))
-    _legend(chart)
+    chart.name_series(*axes.get_legend_handles_labels(), below=True)
     return chart
 
 

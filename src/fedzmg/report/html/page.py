@@ -99,14 +99,8 @@ def _fill(**parts: Any) -> str:
 
 def _without_runs(material: Material) -> list[str]:
     """Describe a page without runs."""
-    words = []
-    for extra in material.grids:
-        entries = list(extra.content["algorithms"].values())
-        points = sum(len(entry["points"]) for entry in entries)
-        words.append(
-            f"A grid over {' and '.join(axes_of(extra.content))} on {name_of(extra.content)}: "
-            f"{count_text(points, 'point')}, {count_text(len(entries), 'algorithm')}."
-        )
+    grids = [extra.content for extra in material.grids]
+    words = [f"A grid over {' and '.join(axes_of(one))} on {name_of(one)}." for one in grids]
     if material.heterogeneity:
         sets = count_text(len(material.heterogeneity), "data set")
         words.append(f"The clients of {sets}, described by their data; nothing is trained.")
