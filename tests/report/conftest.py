@@ -33,53 +33,67 @@ def line(round_: int, metric: float | str | None, **changes: Any) -> dict[str, A
 Write = Callable[..., Path]
 
 
-@pytest.fixture
-def write_run(tmp_path: Path) -> Write:
+def write(
+    directory: Path,
+    algorithm: str,
+    seed: int,
+    metrics: Sequence[float],
+    *,
+    every: int = 1,
+    rounds: int | None = None,
+    task: str = "digits",
+    threshold: float = 0.5,
+    lr: float = 0.1,
+    lines: Sequence[dict[str, Any]] | None = None,
+    manifest: dict[str, Any] | None = None,
+) -> Path:
     """Write a run with one evaluation every ``every`` rounds, starting with the first."""
-
-    def write(
-        place: str,
-        algorithm: str,
-        seed: int,
-        metrics: Sequence[float],
-        *,
-        every: int = 1,
-        rounds: int | None = None,
-        task: str = "digits",
-        threshold: float = 0.5,
-        lr: float = 0.1,
-        lines: Sequence[dict[str, Any]] | None = None,
-        manifest: dict[str, Any] | None = None,
-    ) -> Path:
-        directory = tmp_path / place
-        directory.mkdir(parents=True)
-        if lines is None:
-            lines = [
-                line(r, metrics[(r - 1) // every] if (r - 1) % every == 0 else None)
-                for r in range(1, every * len(metrics) + 1)
-            ]
-        asked = rounds if rounds is not None else len(lines)
-        (directory / "spec.toml").write_text(
-            f'task = "{task}"\nalgorithm = "{algorithm}"\nseed = {seed}\n\n[protocol]\n'
-            f"rounds = {asked}\ncohort = 2\neval_every = {every}\nthreshold = {threshold}\n\n"
-            f"[client]\nlr = {lr}\n\n[server]\nlr = 1.0\n"
-        )
-        (directory / "manifest.json").write_text(json.dumps({**MANIFEST, **(manifest or {})}))
-        text = "".join(json.dumps(one) + "\n" for one in lines)
-        (directory / "metrics.jsonl").write_text(text)
-        return directory
-
-    return write
+    directory.mkdir(parents=True)
+    if lines is None:
+        lines = [
+            line(r, metrics[(r - 1) // every] if (r - 1) % every == 0 else None)
+            for r in range(1, every * len(metrics) + 1)
+        ]
+    asked = rounds if rounds is not None else len(lines)
+    (directory / "spec.toml").write_text(
+        f'task = "{task}"\nalgorithm = "{algorithm}"\nseed = {seed}\n\n[protocol]\n'
+        f"rounds = {asked}\ncohort = 2\neval_every = {every}\nthreshold = {threshold}\n\n"
+        f"[client]\nlr = {lr}\n\n[server]\nlr = 1.0\n"
+    )
+    (directory / "manifest.json").write_text(json.dumps({**MANIFEST, **(manifest or {})}))
+    text = "".join(json.dumps(one) + "\n" for one in lines)
+    (directory / "metrics.jsonl").write_text(text)
+    return directory
 
 
-@pytest.fixture
-def study(write_run: Write, tmp_path: Path) -> Path:
-    """Two algorithms, three seeds, ten rounds; differences 0.1, 0.2 and 0.3."""
+def write_study(place: Path) -> Path:
+    """Write two algorithms, three seeds, ten rounds; differences 0.1, 0.2 and 0.3."""
     for seed, (ours, theirs) in enumerate([(0.6, 0.5), (0.8, 0.6), (1.0, 0.7)]):
         for name, top in (("fedzmg", ours), ("fedavg", theirs)):
             rising = [top * share for share in (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1, 1, 1)]
-            write_run(f"study/{name}/seed-{seed}", name, seed, rising)
-    return tmp_path / "study"
+            write(place / name / f"seed-{seed}", name, seed, rising)
+    return place
+
+
+@pytest.fixture
+def write_run(tmp_path: Path) -> Write:
+    """Write a run below the temporary directory."""
+    return lambda place, *args, **options: write(tmp_path / place, *args, **options)
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """A study of two algorithms."""
+    return write_study(tmp_path / "study")
+
+
+@pytest.fixture(scope="session")
+def study_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of the study, with its figures."""
+    from fedzmg.report.html.page import render
+    from fedzmg.results.reading import read
+
+    return render(read([write_study(tmp_path_factory.mktemp("page") / "study")]))
 
 
 @pytest.fixture

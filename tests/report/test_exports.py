@@ -1,4 +1,4 @@
-"""Tables and figures as files."""
+"""Tables and figures as files: only our own are replaced, and the same results give the same."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import csv
 import hashlib
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,15 +25,22 @@ from fedzmg.results.study_result import study_result
 Write = Callable[..., Path]
 
 
-def rows_of(markdown: str) -> list[list[str]]:
-    lines = [line for line in markdown.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Draw one figure of a study, without content; the list has the formats asked for."""
+    asked: list[str] = []
+
+    def rendered(chart: Any, suffix: str) -> bytes:
+        asked.append(suffix)
+        return f"<svg>{suffix}</svg>".encode()
+
+    monkeypatch.setattr(figures, "STUDY_FIGURES", {"seeds": figures.STUDY_FIGURES["seeds"]})
+    monkeypatch.setattr(figures, "rendered", rendered)
+    monkeypatch.setattr("fedzmg.report.html.blocks.rendered", rendered)
+    return asked
 
 
-def records_of(comma_separated: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(comma_separated, newline="")))
-
-
+@pytest.mark.usefixtures("quick")
 def test_command_writes_beside_the_runs_and_leaves_them_alone(study: Path) -> None:
     before = {path: path.read_bytes() for path in study.rglob("*") if path.is_file()}
     page, listed = (study / "report" / name for name in ("report.html", "written.json"))
@@ -45,13 +55,12 @@ def test_command_writes_beside_the_runs_and_leaves_them_alone(study: Path) -> No
 
 
 def test_several_studies_do_not_overwrite_each_other(
-    study: Path, write_run: object, tmp_path: Path
+    study: Path, write_run: Write, tmp_path: Path
 ) -> None:
-    write_run("other/a", "fedavg", 0, [0.1, 0.2, 0.3], task="plays")  # type: ignore[operator]
+    write_run("other/a", "fedavg", 0, [0.1, 0.2, 0.3], task="plays")
     material = read([study, tmp_path / "other"])
-    written = [
-        name for name, _ in exports.tables(material, [study_result(s) for s in material.studies])
-    ]
+    results = [study_result(study) for study in material.studies]
+    written = [name for name, _ in exports.tables(material, results)]
     assert len(written) == len(set(written)) == 36
     assert "tables/2-plays-scores.csv" in written
 
@@ -86,6 +95,7 @@ def test_a_broken_write_leaves_the_old_file(
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.usefixtures("quick")
 def test_grid_becomes_a_heat_map_file(tmp_path: Path, grid: dict[str, Any]) -> None:
     (tmp_path / "grid.json").write_text(json.dumps(grid))
     material = read([tmp_path])
@@ -95,10 +105,9 @@ def test_grid_becomes_a_heat_map_file(tmp_path: Path, grid: dict[str, Any]) -> N
         f"figures/{stem}.{suffix}" for stem in charts for suffix in ("png", "svg", "pdf")
     }
     written = {name: content.decode() for name, content in exports.tables(material, [])}
-    _, _, [name, point, score, *_, remark] = rows_of(written["tables/grid.md"])
-    assert (name, point, score) == ("fedzmg", "client.lr 0.1, server.lr 10", "50.00 %")
-    assert remark == "on the border"
-    [row] = records_of(written["tables/grid.csv"])
+    assert "| fedzmg | client.lr 0.1, server.lr 10 | 50.00 % |" in written["tables/grid.md"]
+    assert "| on the border |" in written["tables/grid.md"]
+    [row] = csv.DictReader(io.StringIO(written["tables/grid.csv"], newline=""))
     assert (row["client.lr"], row["score"], row["border"]) == ("0.1", "0.5", "client.lr")
     assert (row["points"], row["diverged"], row["neighbours_low"]) == ("6", "0", "0.4")
 
@@ -107,13 +116,11 @@ def names(place: Path) -> set[str]:
     return {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_report_leaves_nothing_of_an_earlier_one(
-    study: Path, write_run: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study: Path, write_run: Write, tmp_path: Path
 ) -> None:
     """Afterwards the directory is as if only the last report had been written, and one's own."""
-    # What a figure shows takes long to draw and does not matter here.
-    monkeypatch.setattr(figures, "STUDY_FIGURES", {"seeds": figures.seeds})
-    monkeypatch.setattr(figures, "FORMATS", ("png", "svg"))
     write_run("other/a", "fedavg", 0, [0.1, 0.2, 0.3], task="plays")
     both, one = [str(study), str(tmp_path / "other")], [str(study)]
 
@@ -132,12 +139,12 @@ def test_a_report_leaves_nothing_of_an_earlier_one(
     edited.write_text(edited.read_text() + "a remark of mine")
     before = names(used)
 
-    said = report(one, "used")
-    assert "tables/2-plays-scores.md of an earlier report was changed since" in said
+    output = report(one, "used")
+    assert "tables/2-plays-scores.md of an earlier report was changed since" in output
     kept = {*mine, "tables/2-plays-scores.md"}
     assert names(used) == names(tmp_path / "fresh") | kept
     gone = len(before - names(used))
-    assert f"{gone} files of an earlier report there are removed" in said
+    assert f"{gone} files of an earlier report there are removed" in output
     for name in names(tmp_path / "fresh"):
         assert (used / name).read_bytes() == (tmp_path / "fresh" / name).read_bytes(), name
     assert all((used / name).read_text() == text for name, text in mine.items())
@@ -146,28 +153,19 @@ def test_a_report_leaves_nothing_of_an_earlier_one(
     assert names(used) == {"report.html", "written.json", *kept}
     assert not list((tmp_path / "used" / "figures").glob("*.png"))
     report(one, "fresh", "--page-only")
-    assert sorted(path.name for path in (tmp_path / "fresh").iterdir()) == [
-        "report.html", "written.json",
-    ]  # fmt: skip
+    assert names(tmp_path / "fresh") == {"report.html", "written.json"}
 
 
-def test_unchanged_figures_are_not_rendered_again(
-    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [result] = [study_result(one) for one in read([study]).studies]
-    chart = figures.seeds(result)
-    assert chart is not None
-    files = dict(exports.figures({"seeds": chart}, tmp_path))
+def test_unchanged_figures_are_not_rendered_again(tmp_path: Path, quick: list[str]) -> None:
+    drawn: Any = {"seeds": None}
+    files = dict(exports.figures(drawn, tmp_path))
     writing.replace_files(tmp_path, files)
-    rendered = figures.rendered
-    asked: list[str] = []
-    monkeypatch.setattr(
-        figures, "rendered", lambda chart, suffix: asked.append(suffix) or rendered(chart, suffix)
-    )
-    assert dict(exports.figures({"seeds": chart}, tmp_path)) == files
-    assert asked == ["svg"]
+    quick.clear()
+    assert dict(exports.figures(drawn, tmp_path)) == files
+    assert quick == ["svg"]
     (tmp_path / "figures" / "seeds.svg").write_text("other")
-    assert dict(exports.figures({"seeds": chart}, tmp_path)) == files
+    assert dict(exports.figures(drawn, tmp_path)) == files
+    assert quick == ["svg", "svg", "png", "pdf"]
 
 
 def test_tables_and_links_are_not_replaced_either(tmp_path: Path) -> None:
@@ -253,3 +251,64 @@ def test_what_ends_halfway_is_known_to_the_next_report(
     assert names(tmp_path) == {"first", writing.LIST}
     writing.replace_files(tmp_path, {"third": b"3"})
     assert names(tmp_path) == {"third", writing.LIST}
+
+
+STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+
+
+def hashes(place: Path) -> dict[str, str]:
+    return {
+        path.relative_to(place).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(place.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("files", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_another_process_place_and_day_give_the_same_bytes(
+    write_run: Any, grid: dict[str, Any], tmp_path: Path, files: bool
+) -> None:
+    for name in ("fedzmg", "fedavg"):
+        for seed in range(2):
+            tops = [0.1 * seed, 0.5, 0.5, 0.5, 0.6]
+            write_run(f"study/{name}/seed-{seed}", name, seed, tops, task="mnist-by-writer")
+    here, arguments = tmp_path / "here", ["report", str(tmp_path / "study")]
+    if files:
+        (tmp_path / "grid").mkdir()
+        (tmp_path / "grid" / "grid.json").write_text(json.dumps(grid))
+        arguments.append(str(tmp_path / "grid"))
+    else:
+        arguments.append("--page-only")
+    done = CliRunner().invoke(app, [*arguments, "--out", str(here)])
+    assert done.exit_code == 0, done.output
+    found = hashes(here)
+    stems = ("curves", "differences", "traffic", "seeds", "grid-fedzmg", "grid-heat-maps")
+    assert {name for name in found if name.startswith("figures/")} == {
+        f"figures/{stem}.{suffix}" for stem in stems for suffix in STARTS if files
+    }
+    for suffix, start in STARTS.items() if files else ():
+        assert (here / "figures" / f"seeds.{suffix}").read_bytes().startswith(start)
+
+    # Other hashes of strings, another day, and somebody's own taste.
+    settings = tmp_path / "matplotlibrc"
+    settings.write_text("axes.titlesize: 30\nlines.linewidth: 9\n")
+    away = tmp_path / "away"
+    away.mkdir()
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "7",
+        "SOURCE_DATE_EPOCH": "86400",
+        "TZ": "Asia/Tokyo",
+        "MATPLOTLIBRC": str(settings),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    # A figure needs no window, and so nothing that may open one.
+    program = (
+        "import sys\nfrom fedzmg.cli import main\ntry:\n    main()\n"
+        "finally:\n    assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, *arguments, "--out", "there"],
+        cwd=away, env=environment, check=True, capture_output=True,
+    )  # fmt: skip
+    assert hashes(away / "there") == found

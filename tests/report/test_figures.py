@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.report import figures
-from fedzmg.report.figures.curves import MOST_IN_ONE_PANEL
-from fedzmg.report.figures.style import Chart, line_style, usual_range
+from fedzmg.report.figures.style import MOST_IN_ONE_PANEL, Chart, line_style, usual_range
 from fedzmg.results.averaging import band_around
 from fedzmg.results.grouping import group_study
 from fedzmg.results.reading import read
 from fedzmg.results.runs import Log, Run
-from fedzmg.results.study_result import StudyResult, study_result
+from fedzmg.results.study_result import study_result
 from fedzmg.simulation import ClientMetrics
 
 ROUNDS = np.arange(1, 101, 5)
@@ -40,9 +39,10 @@ def made_up(top: float = 0.5, runs: int = 3) -> NDArray[np.float64]:
 
 def drawn(
     runs: dict[str, Any], metric: str = "accuracy", *, task: str = "toy", every: int = 5,
-    threshold: float = 0.7,
+    threshold: float = 0.7, layout: bool = False,
 ) -> Chart:  # fmt: skip
     """Draw the curves of runs, which diverge at their first non-finite value."""
+    draw = figures.curves if layout else figures.curves.__wrapped__  # type: ignore[attr-defined]
     found = []
     for name, own in runs.items():
         for seed, values in enumerate(np.asarray(own, dtype=float)):
@@ -55,9 +55,7 @@ def drawn(
             protocol = {"rounds": rounds[-1], "eval_every": every, "threshold": threshold}
             spec = {"task": task, "algorithm": name, "seed": seed, "protocol": protocol}
             found.append(Run("", "", spec, {"metric": metric}, log, label=name))
-    study = group_study(found, {"algorithms": list(runs)}, [])
-    chart = figures.curves(study_result(study))
-    assert chart is not None
+    chart: Chart = draw(study_result(group_study(found, {"algorithms": list(runs)}, [])))
     return chart
 
 
@@ -92,58 +90,44 @@ def check_layout(chart: Chart) -> None:
         assert not a.padded(-1.0).overlaps(b)
 
 
-def test_mean_and_sample_deviation() -> None:
+def test_mean_deviation_threshold_and_texts_of_a_curve() -> None:
     runs = made_up()
-    chart = drawn({"FedAvg": runs})
+    chart = drawn({"FedAvg": runs}, threshold=0.75)
     [axes], [band] = chart.axes, edges(chart)
     np.testing.assert_allclose(heights(axes.lines[0]), runs.mean(axis=0))
-    mean, deviation = runs[:, 0].mean(), runs[:, 0].std(ddof=1)
-    assert band.min() == pytest.approx(mean - deviation)
+    assert band.min() == pytest.approx(runs[:, 0].mean() - runs[:, 0].std(ddof=1))
     assert np.asarray(axes.lines[0].get_xdata()).tolist() == ROUNDS.tolist()
     assert axes.get_xlim()[0] == 0.0
-    assert axes.get_xlabel() == "round"
-    assert axes.get_ylabel() == "test accuracy"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "test accuracy")
     assert "Mean of 3 runs" in chart.caption
+    assert "threshold 75 %" in texts(chart)
+    assert heights(axes.lines[-1])[0] == 0.75
+    assert axes.get_ylim()[1] > 0.75
+    [series] = [one for one in chart.series.values() if one.points]
+    assert (series.label, len(series.points)) == ("FedAvg", len(ROUNDS))
+    mean, deviation = 100 * runs[:, 1].mean(), 100 * runs[:, 1].std(ddof=1)
+    assert series.points[1] == f"round 6: {mean:.2f} ± {deviation:.2f} %"
     alone = drawn({"FedAvg": made_up(runs=1)})
     assert edges(alone) == []
     assert "One run" in alone.caption
-
-
-def test_points_are_named_for_the_pointer() -> None:
-    chart = drawn({"FedAvg": made_up()})
-    [series] = [one for one in chart.series.values() if one.points]
-    assert (series.label, len(series.points)) == ("FedAvg", len(ROUNDS))
-    runs = 100 * made_up()
-    mean, deviation = runs[:, 1].mean(), runs[:, 1].std(ddof=1)
-    assert series.points[1] == f"round 6: {mean:.2f} ± {deviation:.2f} %"
+    for number in (1, 2):
+        drawn({"FedAvg": np.zeros((2, number))}, threshold=0.0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_diverged_run_is_left_out_and_counted(bad: float) -> None:
+def test_diverged_runs_are_left_out_and_a_cross_ends_a_lost_series(bad: float) -> None:
     runs = made_up()
     runs[1, 7:] = bad
     chart = drawn({"FedAvg": runs})
     np.testing.assert_allclose(heights(chart.axes[0].lines[0]), runs[[0, 2]].mean(axis=0))
     assert "FedAvg (1 diverged)" in texts(chart)
-
-
-def test_a_series_of_diverged_runs_ends_in_a_cross() -> None:
-    runs = made_up()
-    runs[:, 12:] = np.nan
-    runs[2, 7:] = np.inf
+    runs[:, 12:] = bad
     chart = drawn({"FedAvg": runs})
     line, cross, _ = chart.axes[0].lines
     np.testing.assert_allclose(heights(line), runs[:, :7].mean(axis=0))
     assert cross.get_marker() == "x"
     assert list(np.asarray(cross.get_xdata())) == [ROUNDS[6]]
     assert "FedAvg (diverged)" in texts(chart)
-
-
-def test_thresholds_are_named_lines_in_view() -> None:
-    chart = drawn({"FedAvg": made_up()}, threshold=0.75)
-    assert "threshold 75 %" in texts(chart)
-    assert heights(chart.axes[0].lines[-1])[0] == 0.75
-    assert chart.axes[0].get_ylim()[1] > 0.75
 
 
 def test_forty_series_have_distinct_styles() -> None:
@@ -153,20 +137,23 @@ def test_forty_series_have_distinct_styles() -> None:
     assert all(a["linestyle"] != b["linestyle"] for a, b in itertools.pairwise(styles))
 
 
-@pytest.mark.parametrize("number", [1, 4, MOST_IN_ONE_PANEL, 24])
+LONG = "WIDE $ method with a long name and (many=options) of every kind"
+
+
 @pytest.mark.parametrize(
-    "name", ["FedAvg", "WIDE $ method with a long name and (many=options) of every kind"]
+    ("number", "name"), [(1, LONG), (MOST_IN_ONE_PANEL, "A"), (MOST_IN_ONE_PANEL, LONG), (12, LONG)]
 )
 def test_everything_lies_within_the_figure(number: int, name: str) -> None:
     runs = {f"{name} {i}": made_up(0.3 + 0.01 * i) for i in range(number)}
-    chart = drawn(runs, threshold=0.4, task="a title of two lines because it is so long " * 2)
+    title = "a title of two lines because it is so long " * 2
+    chart = drawn(runs, threshold=0.4, task=title, layout=True)
     check_layout(chart)
     assert "".join(chart.heading.get_text().split()) == "".join(chart.title.split())
 
 
 def test_many_series_get_a_panel_per_family_over_all_others() -> None:
     names = [f"alg{i}" for i in range(10)] + ["fedadam", "fedadam:reddi"]
-    chart = drawn({name: [[0.0] * 6, [1.0] * 6] for name in names})
+    chart = drawn({name: [[0.0] * 6, [1.0] * 6] for name in names}, layout=True)
     panels = [axes for axes in chart.axes if axes.get_visible()]
     assert [axes.get_title(loc="left") for axes in panels] == names[:-1]
     shown = [text.get_text() for text in panels[-1].get_legend().get_texts()]  # type: ignore[union-attr]
@@ -175,27 +162,16 @@ def test_many_series_get_a_panel_per_family_over_all_others() -> None:
     check_layout(chart)
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_short_and_constant_curves(number: int) -> None:
-    drawn({"FedAvg": np.zeros((2, number))}, threshold=0.0)
-
-
-def test_long_curves_are_thinned_and_say_so() -> None:
+def test_long_curves_are_thinned() -> None:
     chart = drawn({"a": [[0.001 * i for i in range(700)]]}, every=1)
     assert "one of 3 evaluations" in chart.caption
     assert np.asarray(chart.axes[0].lines[0].get_xdata()).tolist() == list(range(1, 701, 3))
     assert chart.axes[0].get_xlim() == (0.0, 700.0)
 
 
-# Bands
-
-
-SHARES = arrays(
-    np.float64, st.tuples(st.integers(2, 5), st.integers(1, 6)), elements=st.floats(0.0, 1.0)
+@given(
+    arrays(np.float64, st.tuples(st.integers(2, 5), st.integers(1, 6)), elements=st.floats(0, 1))
 )
-
-
-@given(SHARES)
 def test_a_band_of_shares_is_the_deviation_within_0_and_1(runs: np.ndarray) -> None:
     mean, spread = runs.mean(axis=0), runs.std(axis=0, ddof=1)
     low, high, cut = band_around(mean, spread, "accuracy")
@@ -209,24 +185,18 @@ def test_a_band_of_shares_is_the_deviation_within_0_and_1(runs: np.ndarray) -> N
     # Nothing is known about a distance, and this accuracy is counted in percent.
     [("squared distance", [0.5, 2.0]), ("accuracy", [0.5, 85.0])],
 )
-def test_what_is_not_known_to_be_a_share_is_left_alone(metric: str, mean: list[float]) -> None:
+def test_a_band_of_other_metrics_is_not_cut(metric: str, mean: list[float]) -> None:
     low, high, cut = band_around(np.array(mean), np.array([1.0, 20.0]), metric)
     assert (low.tolist(), high.tolist()) == ([-0.5, mean[1] - 20.0], [1.5, mean[1] + 20.0])
     assert not cut
 
 
-def test_a_run_that_collapsed_does_not_stretch_the_axis() -> None:
+def test_outliers_do_not_stretch_the_axes() -> None:
     fine, lost = [0.5, 0.8, 0.9, 0.95, 0.97, 0.99], [0.5, 0.8, 0.9, 0.1, 0.1, 0.1]
     chart = drawn({"fedzmg": [fine] * 3, "fedadam": [fine, fine, lost]})
     assert edges(chart)[1].max() == 1.0
     assert chart.axes[0].get_ylim()[1] < 1.05
     assert "cut to possible values" in chart.caption
-    assert "cut" not in drawn({"fedzmg": [[0.5] * 6, [0.6] * 6]}).caption
-    [band] = edges(drawn({"fedzmg": [[5.0] * 6, [0.1] * 6]}, metric="squared distance"))
-    assert band.min() < 0.0
-
-
-def test_outliers_do_not_set_the_limits() -> None:
     usual = [0.1 * i for i in range(40)]
     assert usual_range(usual) is None
     limits = usual_range([*usual, 1e26])
@@ -234,77 +204,52 @@ def test_outliers_do_not_set_the_limits() -> None:
     assert 4.0 < limits[1] < 10.0
 
 
-# Studies
-
-
-def result_of(place: Path) -> StudyResult:
-    [study] = read([place]).studies
-    return study_result(study)
-
-
 def test_figures_of_a_study(study: Path) -> None:
     for path in study.glob("*/seed-*"):
-        metric = np.arange(1, 11) / 10
-        clients = np.arange(10)
+        metric, who = np.arange(1, 11) / 10, np.arange(10)
         RunDirectory(path).save_clients(
-            [ClientMetrics(10, "training", 10, clients, clients + 5, metric, 1 - metric)]
+            [ClientMetrics(10, "training", 10, who, who + 5, metric, 1 - metric)]
         )
-    result = result_of(study)
-    charts = {name: make(result) for name, make in figures.STUDY_FIGURES.items()}
-    assert {name for name, chart in charts.items() if chart is not None} == {
-        "curves", "differences", "seeds", "traffic", "clients",
-    }  # fmt: skip
-    for chart in filter(None, charts.values()):
+    result = study_result(read([study]).studies[0])
+    made = {name: make(result) for name, make in figures.STUDY_FIGURES.items()}
+    charts = {name: chart for name, chart in made.items() if chart is not None}
+    assert list(charts) == ["curves", "differences", "seeds", "traffic", "clients"]
+    for chart in charts.values():
         check_layout(chart)
         assert chart.title.startswith("digits")
 
-    def values(chart: Chart | None, label: str) -> list[list[float]]:
-        assert chart is not None
+    def values(name: str, label: str) -> list[list[float]]:
+        chart = charts[name]
         keys = {key for key, one in chart.series.items() if one.label == label and one.points}
         lines = [line for line in chart.axes[0].lines if line.get_gid() in keys]
         return [np.asarray(line.get_xdata(), dtype=float).tolist() for line in lines]
 
     # The reference minus the other, as in the table of tests.
-    assert values(charts["differences"], "fedavg") == [[pytest.approx(0.2)]]
-    assert values(charts["seeds"], "fedzmg") == [pytest.approx([0.6, 0.8, 1.0])]
-    assert values(charts["traffic"], "fedavg") == [pytest.approx(np.arange(2.0, 21.0, 2.0))]
+    assert values("differences", "fedavg") == [[pytest.approx(0.2)]]
+    assert values("seeds", "fedzmg") == [pytest.approx([0.6, 0.8, 1.0])]
+    assert values("traffic", "fedavg") == [pytest.approx(np.arange(2.0, 21.0, 2.0))]
 
 
 def test_many_algorithms_of_a_study(write_run: Any, tmp_path: Path, log_line: Any) -> None:
     for i in range(12):
         lines = [log_line(r, 0.04 * i, client_loss=[0.0, 1.0, 2.0, 3.0, 4.0]) for r in (1, 2, 3)]
         write_run(f"many/a{i}", f"a{i}", 0, [], lines=lines)
-    result = result_of(tmp_path / "many")
+    result = study_result(read([tmp_path / "many"]).studies[0])
     for name in ("traffic", "client-loss"):
         chart = figures.STUDY_FIGURES[name](result)
         assert chart is not None
-        labels = {one.label for one in chart.series.values()}
-        assert labels == {f"a{i}" for i in range(12)}
+        assert {one.label for one in chart.series.values()} == {f"a{i}" for i in range(12)}
         check_layout(chart)
 
 
-# Files
-
-
-def test_save_writes_both_formats_under_the_whole_stem(tmp_path: Path) -> None:
-    before = dict(matplotlib.rcParams)
-    png, svg = figures.save(drawn({"FedAvg": made_up()}), tmp_path / "new" / "lr0.1")
-    assert (png.name, svg.name) == ("lr0.1.png", "lr0.1.svg")
-    assert png.read_bytes().startswith(b"\x89PNG")
-    assert b"<svg" in svg.read_bytes()
-    assert b">FedAvg</text>" in svg.read_bytes()
-    assert dict(matplotlib.rcParams) == before
-
-
-def test_the_same_data_give_the_same_bytes() -> None:
-    charts = [drawn({"FedZMG": made_up(), "FedAvg": made_up(0.4)}, threshold=0.3) for _ in "ab"]
-    for suffix in figures.FORMATS:
-        first, again, other = (figures.rendered(charts[i], suffix) for i in (0, 0, 1))
-        assert first == again == other, suffix
-        assert b"date>" not in first
-
-
-def test_pictures_of_examples() -> None:
+def test_examples_and_files_under_the_whole_stem(tmp_path: Path) -> None:
     images = [np.zeros((2, 4, 4), np.uint8), np.zeros((1, 3, 4, 4), np.uint8)]
     chart = figures.examples("digits", ["a", "b"], images, [["1", "2"], ["3"]])
     assert sum(bool(axes.images) for axes in chart.axes if isinstance(axes, Axes)) == 3
+    before = dict(matplotlib.rcParams)
+    png, svg = figures.save(chart, tmp_path / "new" / "lr0.1")
+    assert (png.name, svg.name) == ("lr0.1.png", "lr0.1.svg")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert b">digits</text>" in svg.read_bytes()
+    assert figures.rendered(chart, "png") == png.read_bytes()
+    assert dict(matplotlib.rcParams) == before

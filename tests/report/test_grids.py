@@ -104,15 +104,11 @@ def labelled(labels: list[str], axes: dict[str, list[float]] | None = None) -> d
 @pytest.mark.parametrize(
     ("labels", "axes"),
     [
-        # The last one is wider than its cells, and the scale of colours stands beside it.
-        (["plain", "Adam: projection + momentum + decay"], SQUARE),
-        # Cells as wide as three panels leave them, and a title of two lines above.
-        (["fedzmg", "fedavg", "fedadam"], {axis: [*RATES, 1.0] for axis in SQUARE}),
         ([LONG, LONG.replace(" ", "-")], SQUARE),
         ([LONG], {**SQUARE, **FURTHER}),
         (["a", "b", "c", "d", LONG], {"client.lr": [0.1, 1.0], "server.lr": [1.0]}),
     ],
-    ids=["one", "three", "long", "options", "short-row"],
+    ids=["long", "options", "short-row"],
 )
 def test_words_of_heat_maps_are_inside_and_cover_nothing(
     labels: list[str], axes: dict[str, list[float]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import shlex
@@ -13,11 +12,18 @@ from xml.etree import ElementTree
 
 import pytest
 from scipy import special
+from typer.testing import CliRunner
 
+from fedzmg.cli import app
+from fedzmg.report.figures import curves, heat_map
+from fedzmg.report.html import reproduce
 from fedzmg.report.html.page import render
+from fedzmg.report.tables.study import scores
 from fedzmg.results import paper
 from fedzmg.results.formatting import MINUS, NONE
 from fedzmg.results.reading import read
+from fedzmg.results.study_result import study_result
+from fedzmg.results.summary import summary
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -44,11 +50,6 @@ class Outline(HTMLParser):
             if target is not None and not target.startswith(("#", "data:")):
                 self.outside.append(target)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.handle_endtag(tag)
-
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
@@ -60,10 +61,8 @@ class Outline(HTMLParser):
         return " ".join(" ".join(self.words).replace("\u00a0", " ").replace(MINUS, "-").split())
 
 
-def test_page_is_whole_in_itself(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(study.parent)
-    text = render(read([Path("study")]))
-    page = Outline(text)
+def test_page_is_whole_in_itself(study_page: str) -> None:
+    page = Outline(text := study_page)
     assert page.open == []
     assert page.outside == []
     assert len(page.ids) == len(set(page.ids))
@@ -71,7 +70,12 @@ def test_page_is_whole_in_itself(study: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "@import" not in text
     assert set(re.findall(r"url\((.)", text)) == {"#"}
     assert {one[1:] for one in re.findall(r"#s0-[\w-]+", text)} <= set(page.ids)
-    assert str(study.parent) not in text
+
+
+def commands(*places: Path) -> list[list[str]]:
+    """Return the words of every command that the page offers."""
+    blocks = [one for one in reproduce.section(read(list(places))).blocks if one.kind == "commands"]
+    return [shlex.split(line) for block in blocks for line in block.content]
 
 
 @pytest.mark.parametrize(
@@ -84,8 +88,7 @@ def test_commands_work_where_the_report_was_asked_for(
     (tmp_path / "my results" / "s" / "study.toml").write_text("")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / stand)
-    page = html.unescape(render(read([Path(given)]), drawn={}))
-    lines = [shlex.split(line) for line in re.findall(r"(?:<code>|\n)(fedzmg [^<\n]+)", page)]
+    lines = commands(Path(given))
     assert [words[1] for words in lines] == ["study", "run", "report"]
     assert all(Path(words[2]).exists() for words in lines)
     assert [words[4] for words in lines[:2]] == ["reproduced/s", "reproduced/s/fedavg/seed-0"]
@@ -96,17 +99,14 @@ def test_commands_of_a_grid_are_recorded_as_they_were_given(
     study: Path, grid: dict[str, Any], tmp_path: Path
 ) -> None:
     made = "fedzmg grid digits.toml --set rounds=40 --out runs/g"
-    for name in ("fedavg", "fedzmg"):
+    for name, text in {"a": json.dumps({"command": made}), "b": json.dumps({}), "c": "{"}.items():
         (tmp_path / "g" / name).mkdir(parents=True)
-        (tmp_path / "g" / name / "manifest.json").write_text(json.dumps({"command": made}))
-    (tmp_path / "g" / "damaged").mkdir()
-    (tmp_path / "g" / "damaged" / "manifest.json").write_text("{")
+        (tmp_path / "g" / name / "manifest.json").write_text(text)
     (tmp_path / "g" / "grid.json").write_text(json.dumps(grid))
     (tmp_path / "g" / "grid.toml").write_text('task = "digits"\n')
-    page = html.unescape(render(read([study, tmp_path / "g"])))
-    assert page.count(made) == 1
+    assert commands(study, tmp_path / "g").count(made.split()) == 1
     (tmp_path / "g" / "grid.toml").write_text('task = "mine"\n')
-    assert made not in render(read([study, tmp_path / "g"]))
+    assert made.split() not in commands(study, tmp_path / "g")
 
 
 @pytest.mark.parametrize(
@@ -114,45 +114,75 @@ def test_commands_of_a_grid_are_recorded_as_they_were_given(
     [(".", "results/s", "results/g"), ("results/s", ".", "../g"), ("results", "s", "g")],
 )
 def test_a_study_finds_the_grid_that_was_kept_with_it(
-    write_run: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    stand: str,
-    given: str,
+    write_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand: str, given: str,
     found: str,
-) -> None:
+) -> None:  # fmt: skip
     write_run("results/s/fedavg/seed-0", "fedavg", 0, [0.1, 0.2])
-    plan = tmp_path / "results" / "s" / "study.toml"
-    made = tmp_path / "runs" / "g"
+    plan, made = tmp_path / "results" / "s" / "study.toml", tmp_path / "runs" / "g"
     plan.write_text(f'task = "digits"\nrates = "{made.as_posix()}"\n')
     monkeypatch.chdir(tmp_path / stand)
 
-    def command() -> list[str]:
-        page = html.unescape(render(read([Path(given)]), drawn={}))
-        return shlex.split(re.findall(r"(?:<code>|\n)(fedzmg study [^<\n]+)", page)[0])
+    def options() -> list[str]:
+        return commands(Path(given))[0][3:-2]
 
     def grid(place: Path, task: str) -> None:
         place.mkdir(parents=True, exist_ok=True)
         (place / "grid.json").write_text(f'{{"task": "{task}"}}')
 
-    assert "--set" not in command()  # it is nowhere
+    assert options() == []  # it is nowhere
     grid(tmp_path / "results" / "g", "plays")
-    assert "--set" not in command()  # it is another
+    assert options() == []  # it is another
     grid(tmp_path / "results" / "g", "digits")
-    assert command()[3:5] == ["--set", f"rates={found}"]
+    assert options() == ["--set", f"rates={found}"]
     grid(made, "digits")
-    assert "--set" not in command()  # it is where it was
+    assert options() == []  # it is where it was
     for text in ('task = "digits"', 'task = "digits"\nrates = "tuned"'):
         plan.write_text(text)
-        assert "--set" not in command()
+        assert options() == []
 
 
 def test_names_cannot_break_out(write_run: Any, tmp_path: Path) -> None:
     bad = "<script>alert(1)</script>&'"
     write_run("all/x", bad, 0, [0.1, 0.2, 0.3, 0.4])
-    text = render(read([tmp_path / "all"]))
+    material = read([tmp_path / "all"])
+    chart = curves(study_result(material.studies[0]))
+    text = render(material, drawn={"curves": chart})  # type: ignore[dict-item]
     assert "<script>alert" not in text
     assert bad in Outline(text).text
+
+
+@pytest.fixture
+def pets(write_run: Any) -> Path:
+    """A run of a task that a user made in Python."""
+    made: Path = write_run("all/pets", "fedavg", 0, [0.1, 0.2], task="pets",
+                           manifest={"command": "Python"})  # fmt: skip
+    return made
+
+
+def test_no_command_is_offered_for_a_task_made_in_python(pets: Path, write_run: Any) -> None:
+    report = ["fedzmg", "report", pets.as_posix(), "--out", "reproduced/report"]
+    assert commands(pets) == [report]
+    assert "The task pets was made in Python" in render(read([pets]), drawn={})
+    digits = write_run("all/digits", "fedavg", 0, [0.1, 0.2])
+    specs = [words[2] for words in commands(pets.parent) if words[1] == "run"]
+    assert specs == [f"{digits.as_posix()}/spec.toml"]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "call"),
+    [
+        ("run", "spec.toml", "fedzmg.compare(task, ..., out=DIR)"),
+        ("validate", "spec.toml", "fedzmg.compare(task, ..., out=DIR)"),
+        ("verify", "", "verify(DIR, task=task)"),
+        ("diagnose", "", "fedzmg.diagnose.diagnose(task, params=...)"),
+    ],
+)
+def test_commands_name_the_call_to_make_instead(
+    pets: Path, name: str, file: str, call: str
+) -> None:
+    done = CliRunner().invoke(app, [name, str(pets / file)])
+    assert str(done.exception).startswith(f"{pets / file} is of 'pets'")
+    assert str(done.exception).endswith(call)
 
 
 def charts(text: str) -> list[ElementTree.Element]:
@@ -162,8 +192,8 @@ def charts(text: str) -> list[ElementTree.Element]:
     ]
 
 
-def test_figures_carry_series_for_the_script_and_colours_of_the_page(study: Path) -> None:
-    found = {one.get("aria-label", ""): one for one in charts(render(read([study])))}
+def test_figures_carry_series_for_the_script_and_colours_of_the_page(study_page: str) -> None:
+    found = {one.get("aria-label", ""): one for one in charts(study_page)}
     assert list(found) == [
         "digits, 3 seeds: test accuracy by round", "digits: fedzmg minus each of the others",
         "digits: final accuracy of every seed", "digits: test accuracy by traffic",
@@ -220,34 +250,26 @@ def test_paper_numbers_agree_with_each_other() -> None:
 
 def test_grids_and_heterogeneity_alone_make_a_page(grid: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "grid.json").write_text(json.dumps(grid))
-    clients = [
-        {"client": f"c{i}", "volume": 10 + i, "distinct": 2, "entropy": 0.5, "gini": 0.5,
-         "kl": 0.1 * i, "dominant_class": "1", "dominant_share": 0.5}
-        for i in range(3)
-    ]  # fmt: skip
     report = {
         "name": "cifar100", "unit": "examples", "entropy": "classes", "reference": "pooled",
-        "total": 500, "sample": 3, "seed": 0, "labels": ["0", "1"], "clients": clients,
-        "counts": [[5, 5]] * 3, "summary": {"entropy": {"mean": 0.5, "sd": 0.1}},
+        "total": 500, "sample": 3, "seed": 0, "labels": ["0", "1"], "clients": [],
+        "summary": {"entropy": {"mean": 0.5, "sd": 0.1}},
     }  # fmt: skip
     (tmp_path / "heterogeneity.json").write_text(json.dumps(report))
-    text = render(read([tmp_path]))
+    text = render(read([tmp_path]), drawn={"grid-fedzmg": heat_map(grid, "fedzmg")})
     words = Outline(text).text
-    assert "A grid over client.lr and server.lr on digits: 6 points, 1 algorithm." in words
+    assert "A grid over client.lr and server.lr on digits." in words
     assert "The clients of 1 data set, described by their data" in words
-    assert "no training runs" not in words
     assert "Best: client.lr = 0.1, server.lr = 10: 50.00 %" in words
     assert "The best point is on the border of client.lr" in words
     assert "entropy 0.500 ± 0.100 0.56 ± 0.07 -0.060" in words
-    assert [one.get("aria-label", "").split(":")[0] for one in charts(text)] == [
-        "digits", "Heterogeneity of cifar100", "cifar100",
-    ]  # fmt: skip
+    assert [one.get("aria-label", "").split(":")[0] for one in charts(text)] == ["digits"]
 
 
 @pytest.mark.parametrize("kind", ["grid", "study"])
 def test_a_reduced_protocol_says_so_in_every_heading_of_its_task(kind: str) -> None:
     kept = Path(__file__).parents[2] / "results" / f"shakespeare-by-role-reduced-{kind}"
-    text = render(read([kept]))
+    text = render(read([kept]), drawn={})
     headings = re.findall(r"<(?:title|h1|h2|h3)>([^<]*shakespeare-by-role[^<]*)<", text)
     assert len(headings) >= 3
     assert all("reduced protocol" in heading for heading in headings), headings
@@ -262,7 +284,7 @@ def test_grids_and_studies_share_a_page(
         (tmp_path / name).mkdir()
         (tmp_path / name / "grid.json").write_text(json.dumps({**grid, "label": name}))
         places.append(tmp_path / name)
-    page = Outline(render(read(places)))
+    page = Outline(render(read(places), drawn={}))
     sections = r"s\d+|grids|heterogeneity|reproduce"
     found = [one for one in page.ids if re.fullmatch(sections, one)]
     assert found == ["s0", "s1", "grids", "reproduce"]
@@ -270,3 +292,71 @@ def test_grids_and_studies_share_a_page(
     again = shlex.join(["fedzmg", "report", *map(str, places)])
     for words in ("digits, first", "digits, second", again):
         assert words in page.text
+
+
+@pytest.mark.parametrize(("server_lr", "warned"), [(1.0, True), (10.0, False)])
+def test_rates_on_the_border_of_the_grid_are_in_the_summary(
+    study: Path, grid: dict[str, Any], tmp_path: Path, server_lr: float, warned: bool
+) -> None:
+    # The runs have client.lr = 0.1 and server.lr = 1; a grid that chose others is not theirs.
+    grid["algorithms"]["fedzmg"]["best"]["options"] = {"client.lr": 0.1, "server.lr": server_lr}
+    found = summary(study_result(read([study]).studies[0]), [grid])
+    assert any("fedzmg (client.lr)" in words for words in found) == warned
+
+
+ASKED = """
+task = "digits"
+label = "trial"
+seeds = [0, 1, 2]
+rounds = 10
+window = 4
+tests = "reference"
+thresholds = []
+[algorithms.ours]
+algorithm = "fedavg"
+label = "FedAvg, ours"
+[algorithms."the other"]
+algorithm = "fedavg"
+label = "plain"
+[algorithms.fedadam]
+"""
+
+
+def test_an_unfinished_study_is_described_truly(write_run: Any, tmp_path: Path) -> None:
+    """The first variant is finished, the second at round 3 of 10, the third not begun."""
+    rising = [0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.0, 1.0, 1.0]
+    for seed in range(3):
+        write_run(f"s/ours/seed-{seed}", "fedavg", seed, rising)
+        write_run(f"s/the-other/seed-{seed}", "fedavg", seed, rising[:3], rounds=10, lr=0.2)
+    place = tmp_path / "s"
+    (place / "study.toml").write_text(ASKED)
+    material = read([place])
+    [study] = material.studies
+    assert list(study.members) == ["FedAvg, ours", "plain"]
+    assert study.awaited == {"fedadam": 3}
+    page = render(material, drawn={})
+    assert page.count('href="#s0"') == 1
+    assert "#s1" not in page
+    assert "2 of 3 algorithms" in page
+    result = study_result(study)
+    assert summary(result) == [
+        "FedAvg, ours ends at 100.00 % final accuracy on digits, trial (mean over 3 seeds).",
+        "It first holds 50 % (mean of 4 evaluations) after 5 rounds.",
+        "6 of 9 runs are not finished.",
+    ]
+    assert "Still to come: fedadam (3 runs)." in result.notes
+    assert "No late-stage mean: plain has yet to hold the threshold." in result.notes
+    assert not any("seed" in note and "no test" in note for note in result.notes)
+    ours, plain = scores(result).rows
+    assert [cell.text for cell in plain[2:6]] == ["not yet"] * 4
+    assert (plain[6].text, ours[6].text) == ("6.0 so far", "20.0")
+
+    def keep(source: Path, name: str) -> str:
+        done = CliRunner().invoke(app, ["keep", str(source), "--out", str(tmp_path / name)])
+        assert done.exit_code == 0
+        return done.stderr
+
+    assert f"the study {place} is not finished (3 of 9 trained)" in keep(place, "whole")
+    assert "is not finished" in keep(place / "the-other" / "seed-0", "run")
+    assert keep(place / "ours", "finished") == ""
+    assert len(read([tmp_path / "whole"]).studies) == 1

@@ -38,8 +38,8 @@ FACTORS = [
 ]
 LABELS = [f"average: {own}" for own in FACTORS]
 JOINED = [label.replace(": ", "-").replace(" + ", "-") for label in LABELS]
-WIDTHS = pytest.mark.parametrize("width", [60, 80, 200])
-LONG = pytest.mark.parametrize("labels", [LABELS, JOINED, ["fedzmg", "fedavg"]])
+WIDTHS = pytest.mark.parametrize("width", [60, 200])
+LONG = pytest.mark.parametrize("labels", [LABELS, JOINED])
 
 
 def printed(shown: RenderableType, width: int) -> list[str]:
@@ -68,7 +68,7 @@ WORD = st.text("abcdefgh", min_size=1, max_size=12)
 NAMES = st.lists(st.lists(WORD, min_size=1, max_size=6).map(" ".join), min_size=1, max_size=4)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(NAMES, st.data(), st.integers(40, 120))
 def test_names_are_folded_between_words_and_numbers_never(
     names: list[str], data: st.DataObject, width: int
@@ -93,7 +93,7 @@ def test_names_are_folded_between_words_and_numbers_never(
     assert letters == " ".join(names).split() * len(blocks)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(st.text(max_size=40))
 def test_no_control_character_reaches_the_terminal(text: str) -> None:
     hostile = f"[red]{text}\x1b]0;title\x07\x9b31m\u202e"
@@ -141,7 +141,7 @@ def test_lists_and_cards(width: int, arguments: list[str], names: list[str]) -> 
 
 
 @pytest.mark.parametrize("name", [name for name, one in ALGORITHMS.items() if one.about])
-@pytest.mark.parametrize("width", [40, 80, 100])
+@pytest.mark.parametrize("width", [40, 100])
 def test_docstrings_lose_nothing_but_markup(name: str, width: int) -> None:
     about = ALGORITHMS[name].about.strip()
     shown = prose(about, width)
@@ -154,30 +154,24 @@ def test_docstrings_lose_nothing_but_markup(name: str, width: int) -> None:
             assert len(line) > width or line in shown.splitlines()
 
 
-@pytest.mark.parametrize("name", ["compare-all", "ablation-factors-study"])
-def test_a_study_shows_every_score_and_test(name: str) -> None:
-    [study] = read([RESULTS / name]).studies
-    result = study_result(study)
+@pytest.mark.parametrize("name", ["compare-all", "mnist-by-writer-study"])
+def test_a_study_shows_every_score_test_and_note(name: str) -> None:
+    result = study_result(read([RESULTS / name]).studies[0])
     numbers = []
     for score in result.scores:
         assert score.mean is not None
         numbers += [percent(score.mean), percent(score.sd or 0.0)]
         numbers += [f"{one:,}" for one in score.arrivals.values() if one is not None]
     for one in result.tests:
-        test = one.test
-        for value in (test.mean_difference, test.ci_low, test.ci_high):
+        for value in (one.test.mean_difference, one.test.ci_low, one.test.ci_high):
             numbers.append(f"{100 * value:+.2f}".replace("-", "\u2212"))
-    for width in (60, 80, 200):
+    for width in (60, 200):
         lines = printed(views.study(result, width), width)
         check(lines, width, numbers, [score.label for score in result.scores])
         inferred = {s.algorithm for s in result.scores if ALGORITHMS[s.algorithm].inferred}
         assert all(one in lines[-1] or one in lines[-2] for one in inferred)
-
-
-def test_notes_of_a_study_name_runs_that_fell_back() -> None:
-    [study] = read([RESULTS / "mnist-by-writer-study"]).studies
-    shown = " ".join(" ".join(printed(views.study(study_result(study), 80), 80)).split())
-    assert "fedadam, seed 0, fell back from 98.46 % to 12.75 %" in shown
+        words = " ".join(" ".join(lines).split())
+        assert all(note in words for note in result.notes)
 
 
 @WIDTHS
@@ -236,10 +230,7 @@ FIELDS = ("train_loss", "loss", "metric", "client_loss")
 
 @WIDTHS
 @LONG
-@pytest.mark.parametrize(
-    "right", ["results/precision-bf16", "runs/ablation-of-every-factor-with-a"]
-)
-def test_a_difference_shows_every_number(width: int, labels: list[str], right: str) -> None:
+def test_a_difference_shows_every_number(width: int, labels: list[str]) -> None:
     changes = [Change("options", "client.lr", 0.03162277660168379, "runs/cifar100-grid", ("a",)),
                Change("versions", "commit", "ab" * 20, "cd" * 20, ())]  # fmt: skip
     curves, scores = [], []
@@ -260,8 +251,9 @@ def test_a_difference_shows_every_number(width: int, labels: list[str], right: s
         ]
         numbers += [f"{test.p:.3g}", f"{largest['loss']:.3g}", str(1000 + i)]
         numbers += [] if first is None else [str(first)]
-    found = Difference("results/precision-float32", right, "accuracy", True, tuple(changes),
-                       tuple(curves), tuple(scores), (), ("b/seed-1",))  # fmt: skip
+    places = ("results/precision-float32", "runs/ablation-of-every-factor-with-a")
+    found = Difference(*places, "accuracy", True, tuple(changes), tuple(curves), tuple(scores), (),
+                       ("b/seed-1",))  # fmt: skip
     lines = printed(inspection.diff(found, ASPECTS, width), width)
     check(lines, width, numbers, [f"{label}/seed-0" for label in labels])
     assert any(line.endswith("b/seed-1") for line in lines)

@@ -72,6 +72,7 @@ def test_study_at_work(planned: Path, write_run: Write) -> None:
     write_run("study/fedzmg/seed-1", "fedzmg", 1, [0.2] * 9 + [0.5])
     at_work = write_run("study/with-clip/seed-0", "fedavg", 0, [0.1, 0.9, 0.7], rounds=10)
     held(planned)
+    assert only(at_work).alive  # a run of a study is held by it
     held(at_work)
     work = only(planned)
     assert states(work) == ["done", "done", "running", "waiting"]
@@ -95,8 +96,8 @@ def test_interrupted_and_diverged_and_stopped(
     lines = [log_line(1, 0.1), log_line(2, "nan", diverged=True, loss="inf")]
     write_run("study/fedzmg/seed-1", "fedzmg", 1, [], lines=lines, rounds=10)
     early = write_run("study/with-clip/seed-0", "fedavg", 0, [0.1, 0.9, 0.7], rounds=10)
-    said = {"format": 1, "round": 3, "why": "cannot_win", "words": "too slow"}
-    (early / "stopped.json").write_text(json.dumps(said))
+    why = {"format": 1, "round": 3, "why": "cannot_win", "words": "too slow"}
+    (early / "stopped.json").write_text(json.dumps(why))
     work = only(planned)
     assert states(work) == ["interrupted", "diverged", "stopped", "waiting"]
     assert [one.ended for one in work.trainings] == [False, False, True, False]
@@ -119,34 +120,19 @@ def test_lone_run_and_several_together(tmp_path: Path, write_run: Write) -> None
     works = Watch(tmp_path).look()
     assert [(work.kind, work.complete) for work in works] == [("run", True), ("run", False)]
     assert only(tmp_path / "a").trainings[0].name == "fedzmg/seed-0"
-    shown = io.StringIO()
-    Console(width=100, file=shown).print(watch_view.screen(works, 100))
-    assert "interrupted" in shown.getvalue()
-
-
-def test_run_of_a_study_is_held_by_it(planned: Path, write_run: Write) -> None:
-    run = write_run("study/fedzmg/seed-0", "fedzmg", 0, [0.2] * 4, rounds=10)
-    held(planned)
-    assert only(run).alive
+    assert any("interrupted" in line for line in seen(works, window(height=60)))
 
 
 def test_a_comparison_is_known_by_its_plan(tmp_path: Path) -> None:
     """It is written before the first round, so that every run to come is named."""
-    place = tmp_path / "c"
-    task = fedzmg.tasks.get("digits")
+    names = ["fedzmg", "fedadam:reddi"]
+    task, place = fedzmg.tasks.get("quadratic"), tmp_path / "c"
     with pytest.raises(MemoryError):
-        fedzmg.compare(
-            task, ["fedzmg", "fedadam:reddi"], seeds=2, rounds=4, out=place, engine="vectorized",
-            progress=Stop(1),
-        )  # fmt: skip
+        fedzmg.compare(task, names, seeds=2, rounds=4, out=place, progress=Stop(1))
     work = only(place)
-    assert (work.kind, work.task, work.complete) == ("study", "digits", False)
-    assert [(one.name, one.state) for one in work.trainings] == [
-        ("fedzmg/seed-0", "interrupted"),
-        ("fedzmg/seed-1", "interrupted"),
-        ("fedadam:reddi/seed-0", "waiting"),
-        ("fedadam:reddi/seed-1", "waiting"),
-    ]
+    assert (work.kind, work.task, work.complete) == ("study", "quadratic", False)
+    assert [one.name for one in work.trainings] == [f"{n}/seed-{s}" for n in names for s in (0, 1)]
+    assert states(work) == ["interrupted"] * 2 + ["waiting"] * 2
     assert Watch(place).unfinished() == [f"the study {place} is not finished (0 of 4 trained)"]
 
 
@@ -235,19 +221,10 @@ def test_watch_ends_where_nobody_is_at_work(
     again = "nobody is at work: run the same command again to continue: fedzmg study my.toml --out"
     assert again in done.stdout
     assert json.loads(watch(planned, "--json").stdout)["works"][0]["command"] == made["command"]
-    assert again in watch(planned, "--once").stdout
     for arguments in (["--wait"], ["--wait", "--json"]):
         assert isinstance(watch(planned, *arguments).exception, Waits)
-
-
-@pytest.mark.usefixtures("no_waiting")
-def test_watch_goes_on_while_anybody_is_at_work(tmp_path: Path, write_run: Write) -> None:
-    write_run("left", "fedzmg", 0, [0.2] * 4, rounds=8)
-    at_work = write_run("at-work", "fedavg", 0, [0.2] * 4, rounds=8)
-    held(at_work)
-    assert isinstance(watch(tmp_path).exception, Waits)
-    (at_work / LOCK).unlink()
-    assert watch(tmp_path).exit_code == 0
+    held(planned)
+    assert isinstance(watch(planned.parent).exception, Waits)
 
 
 def window(width: int = 100, height: int = 24) -> Console:
@@ -300,7 +277,7 @@ def test_no_window_gets_more_lines_than_it_has(
     for i in range(4):
         write_run(f"left-{i}", "fedzmg", i, [0.2] * 4, rounds=8)
     for works in (Watch(tall).look(), Watch(grid).look(), Watch(Path()).look()):
-        for height in (2, 11, 26):
+        for height in (2, 15):
             lines = seen(works, window(width, height))
             assert 0 < len(lines) < height
     # Works that nobody is at work on are the first to lose their tables.
@@ -319,18 +296,14 @@ def test_variants_are_called_by_their_labels(tmp_path: Path, write_run: Write, g
         "[algorithms.fedavg]\n"
     )
     write_run("study/average-plain/seed-0", "fedzmg", 0, [0.2, 0.5])
-    for shown in (watch(place).stdout, watch(place, "--once").stdout):
-        assert "average: plain [sgd]/seed-0" in shown
-        assert "average-plain" not in shown
-    assert "fedavg/seed-0" in watch(place, "--once").stdout
+    shown = watch(place, "--once").stdout
+    assert "average: plain [sgd]/seed-0" in shown
+    assert "average-plain" not in shown
+    assert "fedavg/seed-0" in shown
     # For programs, names are those of directories.
     [work] = json.loads(watch(place, "--json").stdout)["works"]
     assert work["best"] == "average-plain/seed-0"
     assert [one["group"] for one in work["trainings"]] == ["average-plain", "fedavg"]
-    assert list(work["trainings"][0]) == [
-        "name", "group", "state", "round", "rounds", "ended", "evaluated", "metric", "seconds",
-        "why",
-    ]  # fmt: skip
     plan = grid / "grid.toml"
     plan.write_text(plan.read_text().replace(".fedavg]", '.fedavg]\nlabel = "the average"'))
     write_rows(grid / "fedavg", [{"trial": 0, "round": 6, "metric": 0.5}])
@@ -340,22 +313,12 @@ def test_variants_are_called_by_their_labels(tmp_path: Path, write_run: Write, g
     assert "fedavg" not in shown
 
 
-def test_algorithms_may_be_listed_by_name(tmp_path: Path) -> None:
-    (tmp_path / "study.toml").write_text(
-        'kind = "study"\ntask = "digits"\nrounds = 2\nseeds = [0]\nalgorithms = ["fedzmg:all"]\n'
-    )
-    [one] = only(tmp_path).trainings
-    assert (one.name, one.shown, one.point) == ("fedzmg:all/seed-0", "fedzmg:all/seed-0", "seed-0")
-    assert "fedzmg:all/seed-0" in watch(tmp_path, "--once").stdout
-
-
 LINES = [json.dumps({"round": r, "metric": r / 10}) + "\n" for r in (1, 2, 3, 2, 3, 4)]
 
 
 @settings(max_examples=30)
 @given(st.lists(st.integers(0, len("".join(LINES))), max_size=6))
-def test_tail_of_any_pieces_reads_what_the_whole_says(cuts: list[int]) -> None:
-    """Whatever a reader sees of a growing file, it never sees half a line."""
+def test_tail_of_any_pieces_reads_whole_lines(cuts: list[int]) -> None:
     content = "".join(LINES).encode()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"

@@ -107,9 +107,8 @@ def theory(
 
     Exit code 1 if a derived value is not reproduced.
     """
-    from fedzmg.report.exports import write_theory_figures, write_theory_page
     from fedzmg.report.tables.theory import markdown, overview
-    from fedzmg.report.writing import check_place, staged
+    from fedzmg.report.writing import check_place, staged, write
     from fedzmg.terminal import views
     from fedzmg.terminal.render import render
     from fedzmg.theory import FULL, QUICK, run
@@ -135,11 +134,16 @@ def theory(
     elif as_markdown:
         typer.echo(markdown(findings), nl=False)
     if html is not None:
-        write_theory_page(findings, html)
+        from fedzmg.report.html.page import theory_page
+
+        write(html, theory_page(findings).encode(), "choose another file")
         output.print_path("page", html, err=quiet)
     if plot:
         with staged(out, "theory") as folder:
-            drawn = write_theory_figures(findings, folder)
+            from fedzmg.report.figures import save, theory
+
+            charts = [item for finding in findings for item in theory(finding).items()]
+            drawn = [path for name, chart in charts for path in save(chart, folder / name)]
         for path in drawn:
             output.print_path("figure", out / path.name, err=quiet)
     if len(findings) > 1 and not quiet:

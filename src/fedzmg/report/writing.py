@@ -41,11 +41,7 @@ def check_place(directory: Path, remedy: str = ELSEWHERE) -> None:
 
 
 def write(path: Path, content: bytes, remedy: str = ELSEWHERE) -> None:
-    """Write a file and the directories above it.
-
-    Raises:
-        InputError: if it cannot be written.
-    """
+    """Write a file and the directories above it; raise InputError if that is impossible."""
     with _writing(path, remedy):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, content)
@@ -65,8 +61,7 @@ def staged(out: Path, writer: str) -> Iterator[Path]:
     """Yield a temporary directory whose files then replace those of the same names in ``out``.
 
     Raises:
-        InputError: if a file cannot be written, or exists and the command ``writer`` did not write
-            it; then nothing is changed.
+        InputError: if a file cannot be written, or if ``writer`` did not write it.
     """
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
@@ -77,13 +72,8 @@ def staged(out: Path, writer: str) -> Iterator[Path]:
 def replace_files(out: Path, files: Mapping[str, bytes]) -> Cleared:
     """Write a report's files and remove those that only an earlier report wrote.
 
-    Args:
-        out: a directory; it is made.
-        files: contents by name; a name may have folders, with ``/``.
-
     Raises:
-        InputError: if a file cannot be written, or exists and no report wrote it; then nothing is
-            changed.
+        InputError: if a file cannot be written, or if no report wrote it; then nothing changes.
     """
     before = _lists(out, REPORT)[REPORT]
     _write_all(out, files, REPORT)

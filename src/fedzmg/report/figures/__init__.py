@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fedzmg.report.figures.clients import client_loss, clients, clients_by_round, diverged, dropped
+from fedzmg.report.figures import runs
 from fedzmg.report.figures.curves import curves, traffic
+from fedzmg.report.figures.data import distances, examples, heterogeneity
 from fedzmg.report.figures.diagnose import diagnosis
-from fedzmg.report.figures.examples import examples
 from fedzmg.report.figures.grids import heat_map, heat_maps
-from fedzmg.report.figures.heterogeneity import distances, heterogeneity
-from fedzmg.report.figures.rows import differences, seeds
 from fedzmg.report.figures.style import FORMATS, Chart, rendered, save
 from fedzmg.report.figures.theory import theory
 from fedzmg.results import paper
@@ -20,22 +18,21 @@ from fedzmg.results.reading import Material
 from fedzmg.results.study_result import StudyResult
 
 __all__ = [
-    "FORMATS", "STUDY_FIGURES", "Chart", "client_loss", "clients", "clients_by_round",
-    "curves", "diagnosis", "differences", "distances", "diverged", "draw", "dropped",
-    "examples", "grid_names", "heat_map", "heat_maps", "heterogeneity", "numbered", "rendered",
-    "save", "seeds", "study_prefixes", "theory", "traffic",
+    "FORMATS", "STUDY_FIGURES", "Chart", "curves", "diagnosis", "distances", "draw", "examples",
+    "grid_names", "heat_map", "heat_maps", "heterogeneity", "numbered", "rendered", "save",
+    "study_prefixes", "theory",
 ]  # fmt: skip
 
 STUDY_FIGURES: dict[str, Callable[[StudyResult], Chart | None]] = {
     "curves": curves,
-    "differences": differences,
-    "seeds": seeds,
+    "differences": runs.differences,
+    "seeds": runs.seeds,
     "traffic": traffic,
-    "refused-uploads": dropped,
-    "diverged": diverged,
-    "clients": clients,
-    "clients-by-round": clients_by_round,
-    "client-loss": client_loss,
+    "refused-uploads": runs.dropped,
+    "diverged": runs.diverged,
+    "clients": runs.clients,
+    "clients-by-round": runs.clients_by_round,
+    "client-loss": runs.client_loss,
 }
 """Figures of a study by the stem of their files; each is None where there is nothing to draw."""
 
@@ -44,8 +41,7 @@ def draw(material: Material, results: Sequence[StudyResult]) -> dict[str, Chart]
     """Draw every figure of a report, by the stem of its files."""
     found: dict[str, Chart | None] = {}
     for prefix, result in zip(study_prefixes(results), results, strict=True):
-        for name, make in STUDY_FIGURES.items():
-            found[prefix + name] = make(result)
+        found |= {prefix + name: make(result) for name, make in STUDY_FIGURES.items()}
     for prefix, extra in zip(grid_names(material), material.grids, strict=True):
         for name in extra.content["algorithms"]:
             found[f"{prefix}-{slug(name)}"] = heat_map(extra.content, name)

@@ -3,301 +3,197 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
-from fedzmg.report.figures.style import (
-    COLOURS,
-    DOTTED,
-    GHOST,
-    MARKERS,
-    QUIET_INK,
-    Chart,
-    format_axis,
-    line_style,
-    styled,
-    wrapped,
-)
-from fedzmg.results.averaging import band_around
+from fedzmg.report.figures import style
+from fedzmg.report.figures.style import Chart, styled, wrapped
+from fedzmg.results.averaging import Curve, band_around
 from fedzmg.results.formatting import MIB, count_text, goal_text, spread_text, value_text
-from fedzmg.results.grouping import family
+from fedzmg.results.grouping import Study, family
 from fedzmg.results.study_result import StudyResult
 
-MOST_IN_ONE_PANEL = 10
 MOST_POINTS = 300
 """Vertices of a drawn curve; longer curves are thinned."""
-COLUMNS = 4
 _LONG_PANEL_LABEL = 26
 """Characters of a label beyond which the legend of a panel moves below it."""
-_PANEL_INCHES = (2.5, 1.9)
 _STEPS = [1, 2, 2.5, 5, 10]
+_MOVED = "MiB moved, all clients, both ways"
 
 
-class MeanCurve(NamedTuple):
-    """A mean curve of several runs."""
-
-    label: str
-    x: NDArray[Any]
-    mean: NDArray[np.float64]
-    spread: NDArray[np.float64] | None
-    averaged: int
-    broke_off: bool = False
-    """True if every run diverged."""
-
-    def thinned(self) -> MeanCurve:
-        """Keep every n-th point and the last."""
-        step = -(-len(self.x) // MOST_POINTS)
-        if step <= 1:
-            return self
-        kept = sorted({*range(0, len(self.x), step), len(self.x) - 1})
-        spread = None if self.spread is None else self.spread[kept]
-        return self._replace(x=self.x[kept], mean=self.mean[kept], spread=spread)
+def _shown(result: StudyResult) -> dict[str, Curve]:
+    """Return the curves by label, each with every n-th point and the last."""
+    found = {}
+    for score in result.scores:
+        if (curve := score.curve) is not None:
+            number = len(curve.mean)
+            kept = sorted({*range(0, number, -(-number // MOST_POINTS)), number - 1})
+            thin = {name: part[kept] for name, part in curve._asdict().items() if np.ndim(part)}
+            found[score.shown_label] = curve._replace(**thin)
+    return found
 
 
 @styled
 def curves(result: StudyResult) -> Chart | None:
     """Draw the mean test curve of every algorithm; None if nothing was evaluated."""
-    study = result.study
-    lines = [
-        MeanCurve(s.shown_label, c.rounds, c.mean, c.spread, c.averaged, c.broke_off)
-        for s in result.scores
-        if (c := s.curve) is not None
-    ]
-    if not lines:
+    study, shown = result.study, _shown(result)
+    if not shown:
         return None
     seeds = count_text(len({run.seed for run in study.runs}), "seed")
-    return _drawn(lines, f"{study.name}, {seeds}", study.metric, study.thresholds)
+    title = f"{study.name}, {seeds}: test {study.metric} by round"
+    caption = _caption(result, shown)
+    if len(shown) > style.MOST_IN_ONE_PANEL:
+        return _panels(shown, title, caption, study)
+    chart = Chart(title, caption, (9.0, 4.8))
+    _one_panel(chart, shown, study, "rounds").set_xlabel("round")
+    return chart
 
 
 @styled
 def traffic(result: StudyResult) -> Chart | None:
     """Draw the metric against traffic: curves, or final values of many algorithms."""
-    study = result.study
-    lines = [
-        MeanCurve(s.shown_label, c.mib, c.mean, c.spread, c.averaged, c.broke_off)
-        for s in result.scores
-        if (c := s.curve) is not None
-    ]
-    if not lines:
+    study, shown = result.study, _shown(result)
+    if not shown:
         return None
-    xlabel = "MiB moved, all clients, both ways"
-    if len(lines) <= MOST_IN_ONE_PANEL:
-        chart = Chart(
-            f"{study.name}: test {study.metric} by traffic",
-            "The further left, the cheaper.",
-        )
-        _one_panel(chart, [line.thinned() for line in lines], study.metric, study.thresholds, "MiB")
-        chart.axes[0].set_xlabel(xlabel)
-        chart.axes[0].xaxis.set_major_formatter("{x:,.10g}")
+    if len(shown) <= style.MOST_IN_ONE_PANEL:
+        title = f"{study.name}: test {study.metric} by traffic"
+        chart = Chart(title, "The further left, the cheaper.")
+        axes = _one_panel(chart, shown, study, "mib")
+        axes.set_xlabel(_MOVED)
+        axes.xaxis.set_major_formatter("{x:,.10g}")
         return chart
-    chart = Chart(
-        f"{study.name}: final {study.metric} by traffic",
-        "Each mark is an algorithm: high and left is good.",
-        (8.5, 4.8),
-    )
-    axes = chart.body.add_subplot()
-    labels = []
-    for i, score in enumerate(result.ranked):
-        if score.mean is not None and math.isfinite(score.mean):
-            x = score.traffic["total"] / MIB
-            (mark,) = axes.plot(
-                [x], [score.mean], linestyle="none", markersize=6.0,
-                marker=MARKERS[1 + i // 7 % 6], color=COLOURS[i % len(COLOURS)],
-            )  # fmt: skip
-            text = f"{x:,.0f} MiB: {spread_text(score.mean, score.sd, study.metric)}"
-            chart.tag(mark, score.label, [text])
-            labels.append(score.label)
-    axes.grid()
-    axes.set_xlabel(f"{xlabel}, one run")
-    axes.set_ylabel(f"final {study.metric}")
-    format_axis(axes, study.metric)
-    chart.name_series(axes.get_lines(), labels)
+    title = f"{study.name}: final {study.metric} by traffic"
+    chart = Chart(title, "Each mark is an algorithm: high and left is good.", (8.5, 4.8))
+    axes = chart.panel(f"{_MOVED}, one run", f"final {study.metric}", study.metric)
+    found = [score for score in result.ranked if math.isfinite(score.mean or 0.0)]
+    for i, score in enumerate(found):
+        x = score.traffic["total"] / MIB
+        (mark,) = axes.plot(
+            [x], [score.mean or 0.0], linestyle="none", markersize=6.0,
+            marker=style.MARKERS[1 + i // 7 % 6], color=style.COLOURS[i % len(style.COLOURS)],
+        )  # fmt: skip
+        text = f"{x:,.0f} MiB: {spread_text(score.mean, score.sd, study.metric)}"
+        chart.tag(mark, score.label, [text])
+    chart.name_series(axes.get_lines(), [score.label for score in found])
     return chart
 
 
-def _drawn(lines: Sequence[MeanCurve], title: str, metric: str, levels: Sequence[float]) -> Chart:
-    caption = _caption(lines, metric)
-    title = f"{title}: test {metric} by round"
-    thin = [line.thinned() for line in lines]
-    if len(lines) > MOST_IN_ONE_PANEL:
-        return _panels(thin, title, caption, metric, levels)
-    chart = Chart(title, caption, (9.0, 4.8))
-    axes = _one_panel(chart, thin, metric, levels, "round")
-    axes.set_xlabel("round")
-    return chart
-
-
-def _one_panel(
-    chart: Chart, lines: Sequence[MeanCurve], metric: str, levels: Sequence[float], unit: str
-) -> Axes:
-    axes = chart.body.add_subplot()
-    named: list[tuple[float, Artist, str]] = []
-    for i, line in enumerate(lines):
-        artist = _draw_line(chart, axes, line, i, metric, unit, zorder=3.0 - 0.5 * i / len(lines))
-        named.append((float(line.mean[-1]), artist, line.label))
-    _draw_levels(axes, levels)
-    axes.grid()
-    axes.set_ylabel(f"test {metric}")
-    _limit(axes, lines)
-    format_axis(axes, metric)
+def _one_panel(chart: Chart, shown: Mapping[str, Curve], study: Study, by: str) -> Axes:
+    axes = chart.panel("", f"test {study.metric}", study.metric)
+    handles: dict[str, Line2D] = {}
+    for i, (label, curve) in enumerate(shown.items()):
+        order = 3.0 - 0.5 * i / len(shown)
+        handles[label] = _draw(chart, axes, label, curve, i, study.metric, by, zorder=order)
+    levels = _draw_levels(axes, study)
+    _limit(axes, shown, by)
     # Names are in the order in which the curves end.
-    named.sort(key=lambda one: -one[0])
-    _, handles, labels = (list(column) for column in zip(*named, strict=True))
-    for level in levels:
-        handles.append(Line2D([], [], color=QUIET_INK, linestyle=DOTTED, linewidth=1.2))
-        labels.append(f"threshold {goal_text(level, metric)}")
-    chart.name_series(handles, labels)
+    labels = sorted(shown, key=lambda label: -shown[label].mean[-1])
+    names = [f"threshold {goal_text(level, study.metric)}" for level in study.thresholds]
+    chart.name_series([*map(handles.__getitem__, labels), *levels], [*labels, *names])
     return axes
 
 
-def _panels(
-    lines: Sequence[MeanCurve], title: str, caption: str, metric: str, levels: Sequence[float]
-) -> Chart:
+def _panels(shown: Mapping[str, Curve], title: str, caption: str, study: Study) -> Chart:
     """Draw a panel per family over all other curves in grey, the reference in every panel."""
-    families: dict[str, list[MeanCurve]] = {}
-    for line in lines:
-        families.setdefault(family(line.label), []).append(line)
-    rows = -(-len(families) // COLUMNS)
-    width, height = _PANEL_INCHES
-    long = max(len(line.label) for line in lines) > _LONG_PANEL_LABEL
+    families: dict[str, list[str]] = {}
+    for label in shown:
+        families.setdefault(family(label), []).append(label)
+    long = max(map(len, shown)) > _LONG_PANEL_LABEL
     entries = max(map(len, families.values())) + 1
-    below = 0.28 * entries if long else 0.0
-    chart = Chart(
-        title,
-        f"{caption} Grey: all other algorithms.",
-        (COLUMNS * width, rows * (height + below) + 0.8),
-    )
-    grid = chart.body.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
-    everything = _joined(lines)
-    reference = lines[0]
-    for axes, (name, members) in zip(grid.flat, families.items(), strict=False):
-        axes.plot(*everything, color=GHOST, linewidth=0.6, zorder=1)
-        shown = list(members)
-        handles = [
-            _draw_line(chart, axes, line, i, metric, "round", zorder=4.0, width=1.4)
-            for i, line in enumerate(members)
-        ]
+    height = 1.9 + (0.28 * entries if long else 0.0)
+    size = (2.5 * style.COLUMNS, -(-len(families) // style.COLUMNS) * height + 0.8)
+    chart = Chart(title, f"{caption} Grey: all other algorithms.", size)
+    panels = chart.small_panels(list(families), "round", f"test {study.metric}", study.metric)
+    # All curves in one line with gaps.
+    gap = np.array([np.nan])
+    x = np.concatenate([part for curve in shown.values() for part in (curve.rounds, gap)])
+    y = np.concatenate([part for curve in shown.values() for part in (curve.mean, gap)])
+    reference, first = next(iter(shown.items()))
+    for axes, members in zip(panels, families.values(), strict=True):
+        axes.plot(x, y, color=style.GHOST, linewidth=0.6, zorder=1)
+        handles = []
+        for i, label in enumerate(members):
+            own = (label, shown[label], i, study.metric, "rounds")
+            handles.append(_draw(chart, axes, *own, zorder=4.0, linewidth=1.4))
+        labels = list(members)
         if reference not in members:
-            (dotted,) = axes.plot(
-                reference.x, reference.mean, color=QUIET_INK, linewidth=1.0, zorder=2,
-                linestyle=(0, (1.2, 1.2)),
-            )  # fmt: skip
-            shown.append(reference)
-            handles.append(dotted)
-        _draw_levels(axes, levels)
-        axes.grid(linewidth=0.6)
-        axes.tick_params(labelsize=7)
-        format_axis(axes, metric)
-        axes.set_title(wrapped(name, 26), loc="left", fontsize=9.0, fontweight="bold", pad=3)
+            handles += axes.plot(
+                first.rounds,
+                first.mean,
+                color=style.QUIET_INK,
+                linewidth=1.0,
+                linestyle=style.DASHES[3],
+            )
+            labels.append(reference)
+        _draw_levels(axes, study)
         corner: dict[str, Any] = {"loc": "best"}
         if long:
             corner = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.16), "borderaxespad": 0.0}
         legend = axes.legend(
-            handles, [wrapped(line.label, 36) for line in shown], fontsize=6.5, handlelength=2.0,
+            handles, [wrapped(label, 36) for label in labels], fontsize=6.5, handlelength=2.0,
             borderpad=0.1, labelspacing=0.3, **corner,
         )  # fmt: skip
-        chart.tag_legend(legend, [line.label for line in shown])
-    _limit(grid.flat[0], lines)
-    for axes in grid.flat[len(families) :]:
-        axes.set_visible(False)
-    # Panels above the gaps of a short last row keep their tick labels.
-    for axes in grid.flat[max(0, len(families) - COLUMNS) : len(families)]:
-        axes.tick_params(labelbottom=True)
-    chart.body.supxlabel("round", fontsize=9.0)
-    chart.body.supylabel(f"test {metric}", fontsize=9.0)
+        chart.tag_legend(legend, labels)
+    _limit(panels[0], shown, "rounds")
     return chart
 
 
-def _joined(lines: Sequence[MeanCurve]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Join curves into one with gaps."""
-    gap = np.array([np.nan])
-    x = [part for line in lines for part in (line.x, gap)]
-    y = [part for line in lines for part in (line.mean, gap)]
-    return np.concatenate(x), np.concatenate(y)
-
-
-def _draw_line(
-    chart: Chart,
-    axes: Axes,
-    line: MeanCurve,
-    position: int,
-    metric: str,
-    unit: str,
-    *,
-    zorder: float,
-    width: float = 1.7,
-) -> Line2D:
+def _draw(
+    chart: Chart, axes: Axes, label: str, curve: Curve, position: int, metric: str, by: str,
+    **options: Any,
+) -> Line2D:  # fmt: skip
     """Draw a curve with a band of one standard deviation; a cross ends one that diverged."""
-    style = line_style(position)
-    if len(line.x) == 1 and not style["marker"]:
-        style["marker"] = "o"
-    every = max(1, len(line.x) // 8)
-    (artist,) = axes.plot(
-        line.x, line.mean, linewidth=width, zorder=zorder, markevery=every, **style
-    )
-    spreads: Sequence[float | None] = [None] * len(line.x)
-    if line.spread is not None:
-        low, high, _ = band_around(line.mean, line.spread, metric)
-        band = axes.fill_between(
-            line.x, low, high, color=style["color"], alpha=0.14, linewidth=0.0, zorder=2.0
-        )
-        chart.tag(band, line.label)
-        spreads = line.spread.tolist()
+    x, mean, band = getattr(curve, by), curve.mean, None
+    spreads: list[Any] = [None] * len(mean)
+    if curve.spread is not None:
+        spreads, band = curve.spread.tolist(), band_around(mean, curve.spread, metric)[:2]
+    form = "round {:,g}" if by == "rounds" else "{:,.1f} MiB"
     texts = [
-        f"{_position(unit, x)}: {spread_text(mean, spread, metric)}"
-        for x, mean, spread in zip(line.x.tolist(), line.mean.tolist(), spreads, strict=True)
+        f"{form.format(at)}: {spread_text(value, spread, metric)}"
+        for at, value, spread in zip(x.tolist(), mean.tolist(), spreads, strict=True)
     ]
-    chart.tag(artist, line.label, texts)
-    if line.broke_off:
+    line = chart.curve(axes, x, mean, label, position, texts, band, **options)
+    if curve.broke_off:
         (cross,) = axes.plot(
-            line.x[-1:], line.mean[-1:], color=style["color"], marker="x", markersize=6.0,
-            markeredgewidth=1.7, linestyle="none", clip_on=False, zorder=4.5,
+            x[-1:], mean[-1:], "x", color=line.get_color(), markersize=6.0, markeredgewidth=1.7,
+            clip_on=False, zorder=4.5,
         )  # fmt: skip
-        chart.tag(cross, line.label)
-    return artist
+        chart.tag(cross, label)
+    return line
 
 
-def _position(unit: str, x: float) -> str:
-    return f"{unit} {x:,g}" if unit == "round" else f"{x:,.1f} {unit}"
+def _draw_levels(axes: Axes, study: Study) -> list[Line2D]:
+    dotted: dict[str, Any] = {"color": style.QUIET_INK, "linestyle": style.DOTTED}
+    return [axes.axhline(at, linewidth=1.2, zorder=1.5, **dotted) for at in study.thresholds]
 
 
-def _draw_levels(axes: Axes, levels: Sequence[float]) -> None:
-    for level in levels:
-        axes.axhline(level, color=QUIET_INK, linestyle=DOTTED, linewidth=1.2, zorder=1.5)
-
-
-def _limit(axes: Axes, lines: Sequence[MeanCurve]) -> None:
+def _limit(axes: Axes, shown: Mapping[str, Curve], by: str) -> None:
     """Start at zero and end with the longest curve."""
-    axes.set_xlim(0.0, max(float(line.x[-1]) for line in lines) or 1.0)
+    axes.set_xlim(0.0, max(float(getattr(curve, by)[-1]) for curve in shown.values()) or 1.0)
     axes.margins(y=0.04)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=_STEPS, min_n_ticks=1))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=_STEPS))
 
 
-def _caption(lines: Sequence[MeanCurve], metric: str) -> str:
+def _caption(result: StudyResult, shown: Mapping[str, Curve]) -> str:
     """Describe the number of averaged runs, the thinning and the last values."""
-    counts = sorted({line.averaged for line in lines})
-    number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    metric, drawn = result.study.metric, shown.values()
+    counts = sorted({curve.averaged for curve in drawn})
+    number = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
     words = f"Mean of {number} runs; the band is one standard deviation either way"
-    cut = any(
-        line.spread is not None and band_around(line.mean, line.spread, metric).cut
-        for line in lines
-    )
+    cut = any(c.spread is not None and band_around(c.mean, c.spread, metric).cut for c in drawn)
     words += ", cut to possible values." if cut else "."
     if counts == [1]:
         words = "One run each."
-    longest = max(len(line.x) for line in lines)
-    if longest > MOST_POINTS:
-        step = -(-longest // MOST_POINTS)
+    step = -(-max(len(s.curve.mean) for s in result.scores if s.curve is not None) // MOST_POINTS)
+    if step > 1:
         words += f" Drawn with one of {step} evaluations; tables and files have all of them."
-    ends = [f"{line.label} {value_text(float(line.mean[-1]), metric)}" for line in lines]
-    if len(ends) <= MOST_IN_ONE_PANEL:
+    if len(shown) <= style.MOST_IN_ONE_PANEL:
+        ends = [f"{name} {value_text(float(c.mean[-1]), metric)}" for name, c in shown.items()]
         words += f" Last values: {', '.join(ends)}."
     return words

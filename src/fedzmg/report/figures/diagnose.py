@@ -8,38 +8,27 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fedzmg.report.figures.style import (
-    COLOURS,
-    INK,
-    PAPER,
-    QUIET_INK,
-    Chart,
-    line_style,
-    styled,
-    wrapped,
-)
+from fedzmg.report.figures import style
+from fedzmg.report.figures.style import Chart, line_style, styled, wrapped
 from fedzmg.results.diagnosis import by_name, ratio, rows, when
 
 
 @styled
 def diagnosis(data: Mapping[str, Any]) -> Chart:
     """Draw mean shares by layer, the spread after projection, and the shares along a run."""
-    moving = len(data["points"]) > 1
-    expect = data["verdict"]["expect"]
+    points, expect = data["points"], data["verdict"]["expect"]
     outlook = "no verdict" if expect == "unclear" else f"expect {expect}"
-    title = f"{data['task']}, {when(data['points'][0])}: {outlook}"
-    layers = list(rows(data["points"][0]))
+    layers, moving = list(rows(points[0])), len(points) > 1
     names = [wrapped(layer["name"], 40) for layer in layers]
     below = sum(1 + name.count("\n") for name in names) if moving else 3
-    columns = 3 if moving else 2
-    height = 2.4 + 0.22 * len(layers) + 0.17 * below
-    chart = Chart(title, size=(4.6 * columns + 0.6, height))
-    panels = chart.body.subplots(1, columns, squeeze=False)[0]
-    _draw_shares(panels[0], data, layers)
-    _draw_distances(panels[1], data, layers)
-    if moving:
-        _draw_along(panels[2], data)
-    for axes in panels:
+    size = (4.6 * (2 + moving) + 0.6, 2.4 + 0.22 * len(layers) + 0.17 * below)
+    chart = Chart(f"{data['task']}, {when(points[0])}: {outlook}", size=size)
+    shares, spread, *along = chart.body.subplots(1, 2 + moving)
+    _draw_shares(shares, data, layers)
+    _draw_distances(spread, points[0], layers)
+    if along:
+        _draw_along(along[0], points, names)
+    for axes in (shares, spread, *along):
         axes.grid()
         if axes.get_legend_handles_labels()[0]:
             # Outside the axes, where entries cannot be taken for data.
@@ -48,61 +37,57 @@ def diagnosis(data: Mapping[str, Any]) -> Chart:
 
 
 def _draw_shares(axes: Axes, data: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> None:
-    centred = by_name(data["centred"])
+    centred, blue, red = by_name(data["centred"]), style.COLOURS[0], style.COLOURS[1]
     for y, layer in enumerate(layers):
-        shares = [share for share in layer["shares"] if share is not None]
-        first = y == 0
-        axes.plot(
-            shares, [y] * len(shares), "|", color=COLOURS[0], alpha=0.35, markersize=11.0,
-            label="a client" if first else None,
-        )  # fmt: skip
         without_mean = centred.get(layer["name"], {}).get("share", {}).get("mean")
-        for value, mark, face, edge, label in (
-            (layer["share"]["mean"], "o", COLOURS[0], COLOURS[0], "mean over clients"),
-            (layer["forbidden"], "D", COLOURS[1], COLOURS[1], "loss gradient"),
-            (without_mean, "s", PAPER, INK, "mean, inputs centred"),
+        for values, mark, face, edge, label in (
+            (layer["shares"], "|", blue, blue, "a client"),
+            ([layer["share"]["mean"]], "o", blue, blue, "mean over clients"),
+            ([layer["forbidden"]], "D", red, red, "loss gradient"),
+            ([without_mean], "s", style.PAPER, style.INK, "mean, inputs centred"),
         ):
-            if value is not None:
+            known = [value for value in values if value is not None]
+            if known:
+                each = mark == "|"
                 axes.plot(
-                    [value], [y], mark, color=face, markersize=6.0, markeredgecolor=edge,
-                    label=label if first else None,
+                    known, [y] * len(known), mark, color=face, markeredgecolor=edge,
+                    markersize=11.0 if each else 6.0, alpha=0.35 if each else None,
+                    label=None if y else label,
                 )  # fmt: skip
-    _dress_rows(axes, layers, "share of gradient energy that is mean component")
+    _name_layers(axes, layers, "share of gradient energy that is mean component")
     axes.set_xlim(-0.02, 1.02)
 
 
 def _draw_distances(
-    axes: Axes, data: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]
+    axes: Axes, point: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]
 ) -> None:
-    drift = data["points"][0]["drift"]
+    drift = [point["drift"].get(one["name"]) for one in layers]
     for offset, colour, label, pairs in (
-        (-0.18, COLOURS[2], "distance of gradients", [one["distance"] for one in layers]),
-        (0.18, COLOURS[5], "drift of local models", [drift.get(one["name"]) for one in layers]),
+        (-0.18, style.COLOURS[2], "distance of gradients", [one["distance"] for one in layers]),
+        (0.18, style.COLOURS[5], "drift of local models", drift),
     ):
-        found = {i + offset: length for i, pair in enumerate(pairs)
-                 if (length := ratio(pair)) is not None}  # fmt: skip
-        if found:
-            axes.barh(list(found), list(found.values()), height=0.34, color=colour, label=label)
-    axes.axvline(1.0, color=QUIET_INK, linewidth=0.9)
-    _dress_rows(axes, layers, "squared distance of clients, projected over plain")
+        found = {y + offset: ratio(pair) for y, pair in enumerate(pairs)}
+        known = {y: value for y, value in found.items() if value is not None}
+        if known:
+            axes.barh(list(known), list(known.values()), height=0.34, color=colour, label=label)
+    axes.axvline(1.0, color=style.QUIET_INK, linewidth=0.9)
+    _name_layers(axes, layers, "squared distance of clients, projected over plain")
     axes.tick_params(labelleft=False)
 
 
-def _draw_along(axes: Axes, data: Mapping[str, Any]) -> None:
-    rounds = [point["round"] for point in data["points"]]
-    for i, row in enumerate(zip(*(rows(point) for point in data["points"]), strict=True)):
-        style = {**line_style(i), "marker": "o", "markersize": 3.0}
+def _draw_along(axes: Axes, points: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    table = zip(*(rows(point) for point in points), strict=True)
+    for i, (name, row) in enumerate(zip(names, table, strict=True)):
+        options = {**line_style(i), "marker": "o", "markersize": 3.0, "linewidth": 1.5}
         means = [layer["share"]["mean"] for layer in row]
-        axes.plot(rounds, means, linewidth=1.5, label=wrapped(row[0]["name"], 40), **style)
-    axes.set_xlabel("round of plain FedAvg")
-    axes.set_ylabel("mean component, mean over clients")
+        axes.plot([point["round"] for point in points], means, label=name, **options)
+    axes.set(xlabel="round of plain FedAvg", ylabel="mean component, mean over clients")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_ylim(0.0, 1.02)
 
 
-def _dress_rows(axes: Axes, layers: Sequence[Mapping[str, Any]], label: str) -> None:
+def _name_layers(axes: Axes, layers: Sequence[Mapping[str, Any]], label: str) -> None:
     axes.set_yticks(range(len(layers)), [wrapped(one["name"], 30) for one in layers])
-    axes.set_ylim(len(layers) - 0.5, -0.5)
+    axes.set(ylim=(len(layers) - 0.5, -0.5), xlabel=label)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel(label)

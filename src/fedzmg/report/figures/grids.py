@@ -11,15 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Rectangle
 
-from fedzmg.report.figures.style import (
-    COLOURS,
-    PAPER,
-    QUIET_INK,
-    Chart,
-    format_axis,
-    styled,
-    wrapped,
-)
+from fedzmg.report.figures import style
+from fedzmg.report.figures.style import Chart, format_axis, styled, wrapped
 from fedzmg.results.formatting import is_share, value_text
 from fedzmg.results.grids import Field, field, limits_of, name_of
 
@@ -48,61 +41,45 @@ def heat_maps(grid: Mapping[str, Any]) -> Chart:
 
 @styled
 def _heat_maps(grid: Mapping[str, Any], names: Sequence[str]) -> Chart:
-    higher = grid["higher_is_better"]
+    entries = grid["algorithms"]
     every = {
-        name: field(entry, higher_is_better=higher) for name, entry in grid["algorithms"].items()
+        name: field(entry, higher_is_better=grid["higher_is_better"])
+        for name, entry in entries.items()
     }
     low, high = limits_of(list(every.values()))
     if high == low:
         low, high = low - 0.5, high + 0.5
     fields = [every[name] for name in names]
-    across = min(len(fields), 4)
+    across = min(len(fields), style.COLUMNS)
     down = -(-len(fields) // across)
     width = max(2.6, _CELL_INCHES * max(len(one.column_values) for one in fields) + 1.0)
     height = _CELL_INCHES * max(len(one.row_values) for one in fields) + 0.75
-    entries = [grid["algorithms"][name] for name in names]
-    characters = int(13.0 * (width - 0.5))
-    words = [_words(grid, *one, characters) for one in zip(entries, fields, strict=True)]
+    words = [_words(grid, entries[name], every[name], int(13.0 * (width - 0.5))) for name in names]
     height += 0.17 * max(sum(1 + text.count("\n") for text in one) for one in words)
-    chart = Chart(_title(grid, entries), "", (across * width + 1.1, down * height + 0.7))
-    panels = chart.body.subplots(down, across, squeeze=False)
-    drawn: Any = None
-    for axes, entry, one, (title, note, below) in zip(
-        panels.flat, entries, fields, words, strict=False
-    ):
-        drawn = _draw_cells(axes, one, grid, low, high)
-        if entry["best"] is not None:
-            row, column = one.position(entry["best"]["options"])
-            frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, clip_on=False, zorder=5)
-            frame.set(edgecolor=COLOURS[1], linewidth=2.2)
-            axes.add_patch(frame)
-        pad = 6.5 + 11.0 * (note.count("\n") + 1)
-        axes.set_title(title, loc="left", fontsize=9.5, fontweight="bold", pad=pad)
-        axes.annotate(
-            note, (0.0, 1.0), xycoords="axes fraction", xytext=(0.0, 3.5), fontsize=8.0,
-            textcoords="offset points", color=QUIET_INK, va="bottom",
-        )  # fmt: skip
-        axes.set_xlabel(below)
-        axes.set_xticks(range(len(one.column_values)), _ticks(one.column_values), fontsize=7.5)
-        rows = _ticks(one.row_values) if one.rows else [""]
-        axes.set_yticks(range(len(one.row_values)), rows, fontsize=7.5)
-        axes.set_ylabel(_AXIS_NAMES.get(one.rows, one.rows))
-    for axes in panels.flat[len(fields) :]:
+    half = "tuning half" if grid["selection"] == "tune" else "whole test set"
+    alone = f"{entries[names[0]]['label']} on " if len(entries) > len(names) == 1 else ""
+    title = (
+        f"{alone}{name_of(grid)}: {grid['metric']} on the {half}, mean after each of the last "
+        f"{grid['last']} of {grid['rounds']} rounds"
+    )
+    chart = Chart(title, "", (across * width + 1.1, down * height + 0.7))
+    panels = chart.body.subplots(down, across, squeeze=False).flat
+    for axes in panels[len(fields) :]:
         axes.set_visible(False)
-    bar = chart.body.colorbar(drawn, ax=list(panels.flat[: len(fields)]), pad=0.02, aspect=28)
+    for axes, name, one, text in zip(panels, names, fields, words, strict=False):
+        drawn = _draw_cells(axes, one, grid, low, high)
+        _name_cells(axes, one, *text)
+        if entries[name]["best"] is not None:
+            row, column = one.position(entries[name]["best"]["options"])
+            axes.add_patch(
+                Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, clip_on=False, zorder=5,
+                          edgecolor=style.COLOURS[1], linewidth=2.2)
+            )  # fmt: skip
+    bar = chart.body.colorbar(drawn, ax=list(panels[: len(fields)]), pad=0.02, aspect=28)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=7.5, length=2)
     format_axis(bar.ax, grid["metric"])
     return chart
-
-
-def _title(grid: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str:
-    half = "tuning half" if grid["selection"] == "tune" else "whole test set"
-    name = f"{entries[0]['label']} on " if len(grid["algorithms"]) > 1 and len(entries) == 1 else ""
-    return (
-        f"{name}{name_of(grid)}: {grid['metric']} on the {half}, mean after each of the last "
-        f"{grid['last']} of {grid['rounds']} rounds"
-    )
 
 
 def _words(
@@ -113,9 +90,9 @@ def _words(
     if best is not None:
         options = ", ".join(f"{k.removesuffix('.lr')} {v:.3g}" for k, v in best["options"].items())
         note = f"best {value_text(best['score'], grid['metric'])} at {options}"
-        note += " (border)" if best["border"] else ""
-        note += "; \u00d7 diverged" if one.diverged.any() else ""
-        note += "; \u2013 stopped" if one.stopped.any() else ""
+        note += " (border)" * best["border"]
+        note += "; \u00d7 diverged" * bool(one.diverged.any())
+        note += "; \u2013 stopped" * bool(one.stopped.any())
     below = _AXIS_NAMES.get(one.columns, one.columns)
     if one.others:
         below += f"; best over {', '.join(one.others)}"
@@ -124,13 +101,20 @@ def _words(
 
 
 def _draw_cells(axes: Axes, one: Field, grid: Mapping[str, Any], low: float, high: float) -> Any:
-    higher, metric = grid["higher_is_better"], grid["metric"]
+    higher, share = grid["higher_is_better"], is_share(grid["metric"])
     scores = np.ma.masked_where(one.diverged | ~np.isfinite(one.scores), one.scores)
     edges = [np.arange(size + 1) - 0.5 for size in scores.shape]
     shades = _SHADES if higher else _SHADES.reversed()
     axes.set_facecolor(_DIVERGED)
     drawn = axes.pcolormesh(
-        edges[1], edges[0], scores, cmap=shades, vmin=low, vmax=high, edgecolors=PAPER, linewidth=1
+        edges[1],
+        edges[0],
+        scores,
+        cmap=shades,
+        vmin=low,
+        vmax=high,
+        edgecolors=style.PAPER,
+        linewidth=1,
     )
     numbered = max(scores.shape) <= _NUMBERED_CELLS
     for (row, column), score in np.ndenumerate(one.scores):
@@ -140,14 +124,25 @@ def _draw_cells(axes: Axes, one: Field, grid: Mapping[str, Any], low: float, hig
             axes.plot(column, row, marker="_", color=_MARK, markersize=6)
         elif numbered and math.isfinite(score):
             depth = (score - low) / (high - low)
-            dark = depth > 0.55 if higher else depth < 0.45
-            text = f"{100 * score:.1f}" if is_share(metric) else f"{score:.2g}"
-            ink = _LIGHT_TEXT if dark else _DARK_TEXT
+            ink = _LIGHT_TEXT if (depth if higher else 1.0 - depth) > 0.55 else _DARK_TEXT
+            text = f"{100 * score:.1f}" if share else f"{score:.2g}"
             axes.text(column, row, text, ha="center", va="center", fontsize=8.0, color=ink)
-    axes.set_aspect("equal")
+    return drawn
+
+
+def _name_cells(axes: Axes, one: Field, title: str, note: str, xlabel: str) -> None:
+    pad = 6.5 + 11.0 * (note.count("\n") + 1)
+    axes.set_title(title, loc="left", fontsize=9.5, fontweight="bold", pad=pad)
+    axes.annotate(
+        note, (0.0, 1.0), xycoords="axes fraction", xytext=(0.0, 3.5), fontsize=8.0,
+        textcoords="offset points", color=style.QUIET_INK, va="bottom",
+    )  # fmt: skip
+    rows = _ticks(one.row_values) if one.rows else [""]
+    axes.set_xticks(range(len(one.column_values)), _ticks(one.column_values), fontsize=7.5)
+    axes.set_yticks(range(len(rows)), rows, fontsize=7.5)
+    axes.set(xlabel=xlabel, ylabel=_AXIS_NAMES.get(one.rows, one.rows), aspect="equal")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    return drawn
 
 
 def _ticks(values: Sequence[float]) -> list[str]:

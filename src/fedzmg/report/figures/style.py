@@ -17,7 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
 from fedzmg.report.writing import write
 from fedzmg.results.formatting import is_share, signed_text
@@ -39,31 +40,14 @@ INK, QUIET_INK, GRID, GHOST, PAPER = "#222222", "#6b6b6b", "#e4e4e4", "#dddddd",
 # Default settings: a user's matplotlibrc must not change a figure.
 STYLE: dict[Any, Any] = {
     **{k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith("backend")},
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9.0,
-    "text.color": INK,
-    "text.parse_math": False,
-    "axes.edgecolor": QUIET_INK,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.8,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.formatter.use_mathtext": False,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "legend.frameon": False,
-    "legend.fontsize": 8.0,
-    "legend.handlelength": 3.2,
-    "path.simplify": False,
-    "xtick.color": QUIET_INK,
-    "ytick.color": QUIET_INK,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "svg.hashsalt": "fedzmg",
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
+    **{"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9.0},
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), QUIET_INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("text.parse_math", "axes.formatter.use_mathtext", "path.simplify"), False),
+    **{"axes.linewidth": 0.8, "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.7},
+    **{"legend.fontsize": 8.0, "legend.handlelength": 3.2},
+    **{"svg.hashsalt": "fedzmg", "svg.fonttype": "none", "pdf.fonttype": 42},
 }
 _METADATA: dict[str, dict[str, str | None]] = {
     "png": {"Software": None},
@@ -71,6 +55,10 @@ _METADATA: dict[str, dict[str, str | None]] = {
     "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
 }
 FORMATS = tuple(_METADATA)
+COLUMNS = 4
+"""Panels side by side."""
+MOST_IN_ONE_PANEL = 10
+"""Series up to which one panel has them all."""
 WIDE_LABEL = 28
 """Characters of a label beyond which a legend moves below the axes."""
 _LEGEND_ROWS = 22
@@ -91,13 +79,7 @@ class Series(NamedTuple):
 
 
 class Chart(Figure):
-    """A figure with words for the page around it.
-
-    Args:
-        title: headline, wrapped to the width of the figure.
-        caption: sentences for the page on how to read the figure.
-        size: inches of width and height.
-    """
+    """A figure with a headline, and a caption that only the page shows; sizes are in inches."""
 
     def __init__(
         self, title: str, caption: str = "", size: tuple[float, float] = (6.4, 4.0)
@@ -120,19 +102,72 @@ class Chart(Figure):
         artist.set_gid(key)
         self.series[key] = Series(label, points, legend)
 
-    def name_series(self, handles: Sequence[Artist], labels: Sequence[str]) -> None:
-        """Draw a legend right of the axes, or below them if labels are long."""
+    def panel(self, xlabel: str, ylabel: str, metric: str = "") -> Axes:
+        """Add axes with a grid; the metric is on the vertical one."""
+        axes = self.body.add_subplot()
+        axes.grid()
+        axes.set(xlabel=xlabel, ylabel=ylabel)
+        format_axis(axes, metric)
+        return axes
+
+    def small_panels(
+        self, titles: Sequence[str], xlabel: str, ylabel: str, metric: str
+    ) -> list[Axes]:
+        """Add rows of panels with common axes."""
+        number, rows = len(titles), -(-len(titles) // COLUMNS)
+        grid = self.body.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False).flat
+        for axes in grid[number:]:
+            axes.set_visible(False)
+        for axes, title in zip(grid, titles, strict=False):
+            axes.grid(linewidth=0.6)
+            axes.tick_params(labelsize=7)
+            format_axis(axes, metric)
+            axes.set_title(wrapped(title, 30), loc="left", fontsize=8.5, fontweight="bold", pad=3)
+        # Panels above the gaps of a short last row keep their tick labels.
+        for axes in grid[max(0, number - COLUMNS) : number]:
+            axes.tick_params(labelbottom=True)
+        self.body.supxlabel(xlabel, fontsize=9.0)
+        self.body.supylabel(ylabel, fontsize=9.0)
+        return list(grid[:number])
+
+    def curve(
+        self,
+        axes: Axes,
+        x: Sequence[float] | NDArray[Any],
+        y: Sequence[float] | NDArray[Any],
+        label: str,
+        position: int,
+        texts: Sequence[str] = (),
+        band: Sequence[NDArray[Any]] | None = None,
+        **style: Any,
+    ) -> Line2D:
+        """Draw a line and the band around it, in the style of a position among all series."""
+        style = {"linewidth": 1.6, "markevery": -(-len(x) // 8), **line_style(position), **style}
+        if len(x) == 1:
+            style["marker"] = style["marker"] or "o"
+        (line,) = axes.plot(x, y, **style)
+        self.tag(line, label, texts)
+        if band is not None:
+            low, high = band
+            colour = style["color"]
+            filled = axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0.0)
+            self.tag(filled, label)
+        return line
+
+    def name_series(
+        self, handles: Sequence[Artist], labels: Sequence[str], *, below: bool = False
+    ) -> None:
+        """Draw a legend right of the axes, or below them, as always if labels are long."""
         if not labels:
             return
-        width = max(map(len, labels))
-        if width <= WIDE_LABEL:
+        if not below and max(map(len, labels)) <= WIDE_LABEL:
             columns = -(-len(labels) // _LEGEND_ROWS)
             legend = self.body.legend(handles, labels, loc="outside right upper", ncols=columns)
         else:
-            inches = float(self.get_figwidth())
-            lines = [wrapped(label, int(13.0 * inches)) for label in labels]
+            room = int(13.0 * self.get_figwidth())
+            lines = [wrapped(label, room) for label in labels]
             longest = max(len(line) for text in lines for line in text.split("\n"))
-            columns = max(1, int(13.0 * inches / (longest + 9)))
+            columns = max(1, room // (longest + 9))
             rows = -(-len(lines) // columns) * max(1 + text.count("\n") for text in lines)
             self.set_figheight(self.get_figheight() + 0.19 * rows)
             legend = self.body.legend(handles, lines, loc="outside lower left", ncols=columns)
@@ -179,15 +214,12 @@ def line_style(position: int) -> dict[str, Any]:
 
 def format_axis(axes: Axes, metric: str, *, vertical: bool = True, signed: bool = False) -> None:
     """Write the ticks of an axis in percent, or in points if signed, if the metric is a share."""
+
+    def text(value: float, _: float) -> str:
+        return signed_text(round(100 * value, 6), ".6g") if signed else f"{100 * value:.6g} %"
+
     if is_share(metric):
-
-        def text(value: float, _: int | None) -> str:
-            if signed:
-                return signed_text(round(100 * value, 6), ".6g")
-            return f"{100 * value:.6g} %"
-
-        axis = axes.yaxis if vertical else axes.xaxis
-        axis.set_major_formatter(FuncFormatter(text))
+        (axes.yaxis if vertical else axes.xaxis).set_major_formatter(text)
 
 
 def usual_range(values: Iterable[float]) -> tuple[float, float] | None:
@@ -208,14 +240,14 @@ def usual_range(values: Iterable[float]) -> tuple[float, float] | None:
 
 def use_log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
     """Make an axis logarithmic, with powers of ten in plain characters."""
-    axes.set(**{f"{name}scale": "log"})
 
-    def text(value: float, _: int | None) -> str:
+    def text(value: float, _: float) -> str:
         return "10" + str(round(math.log10(value))).translate(_SUPERSCRIPTS) if value > 0 else ""
 
+    axes.set(**{f"{name}scale": "log"})
     axis = axes.xaxis if name == "x" else axes.yaxis
-    axis.set_major_formatter(FuncFormatter(text))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(text)
+    axis.set_minor_formatter("")
 
 
 def rendered(figure: Figure, suffix: str) -> bytes:
@@ -227,15 +259,7 @@ def rendered(figure: Figure, suffix: str) -> bytes:
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write a figure as PNG and SVG and return both paths.
-
-    Args:
-        figure: any figure.
-        stem: path without a suffix; missing directories are made.
-
-    Raises:
-        InputError: if a file cannot be written.
-    """
+    """Write a figure as PNG and SVG, below a path without a suffix, and return both paths."""
     # Not with_suffix: a name such as lr0.1 has a dot of its own.
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("png", "svg")]
     for path in paths:

@@ -5,8 +5,10 @@ It needs no network, no other file and no script; the same directories give the 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jinja2
 
@@ -35,28 +37,22 @@ def render(
     results: Sequence[StudyResult] | None = None,
     drawn: Mapping[str, Chart] | None = None,
 ) -> str:
-    """Make the page of a report.
-
-    Args:
-        material: directories read back.
-        results: results of their studies, if they are known already.
-        drawn: figures by the stem of their files, if they are drawn already.
-    """
+    """Make the page of a report, with results and figures that are known already if given."""
     results = [study_result(study) for study in material.studies] if results is None else results
     drawn = figures.draw(material, results) if drawn is None else drawn
     searched = [extra.content for extra in material.grids]
     summaries = [" ".join(summary(result, searched)) for result in results]
     return _fill(
-        _title(material),
-        f"fedzmg report \u00b7 {', '.join(material.names)}",
-        summaries or _without_runs(material),
-        [
+        title=_title(material),
+        kicker=f"fedzmg report \u00b7 {', '.join(material.names)}",
+        summaries=summaries or _without_runs(material),
+        sections=[
             *sections.of_studies(results, drawn),
             *sections.of_grids(material, drawn),
             *sections.of_heterogeneity(material, drawn),
             reproduce.section(material),
         ],
-        f"Made by fedzmg {__version__} from the files of the runs alone.",
+        footer=f"Made by fedzmg {__version__} from the files of the runs alone.",
     )
 
 
@@ -74,13 +70,17 @@ def theory_page(findings: Sequence[Finding]) -> str:
         ]
         title = f"{key} \u00b7 {finding['title']}"
         found.append(Section(key, title, str(finding["setting"]), blocks))
-    footer = f"Made by fedzmg {__version__}: fedzmg theory --html FILE"
-    return _fill("The theory of FedZMG, checked", "fedzmg theory", [_THEORY], found, footer)
+    return _fill(
+        title="The theory of FedZMG, checked",
+        kicker="fedzmg theory",
+        summaries=[_THEORY],
+        sections=found,
+        footer=f"Made by fedzmg {__version__}: fedzmg theory --html FILE",
+    )
 
 
-def _fill(
-    title: str, kicker: str, summaries: Sequence[str], sections: Sequence[Section], footer: str
-) -> str:
+@functools.cache
+def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedzmg.report.html", "templates"),
         autoescape=True,
@@ -90,23 +90,17 @@ def _fill(
     )
     # A percent sign stays on the line of its number.
     environment.filters["unbroken"] = lambda text: str(text).replace(" %", "\u00a0%")
-    text = environment.get_template("page.html.jinja").render(
-        title=title, kicker=kicker, summaries=summaries, sections=sections, footer=footer,
-        version=__version__,
-    )  # fmt: skip
-    return re.sub(r"\n\s*\n+", "\n", text)
+    return environment.get_template("page.html.jinja")
+
+
+def _fill(**parts: Any) -> str:
+    return re.sub(r"\n\s*\n+", "\n", _template().render(version=__version__, **parts))
 
 
 def _without_runs(material: Material) -> list[str]:
     """Describe a page without runs."""
-    words = []
-    for extra in material.grids:
-        entries = list(extra.content["algorithms"].values())
-        points = sum(len(entry["points"]) for entry in entries)
-        words.append(
-            f"A grid over {' and '.join(axes_of(extra.content))} on {name_of(extra.content)}: "
-            f"{count_text(points, 'point')}, {count_text(len(entries), 'algorithm')}."
-        )
+    grids = [extra.content for extra in material.grids]
+    words = [f"A grid over {' and '.join(axes_of(one))} on {name_of(one)}." for one in grids]
     if material.heterogeneity:
         sets = count_text(len(material.heterogeneity), "data set")
         words.append(f"The clients of {sets}, described by their data; nothing is trained.")

@@ -152,9 +152,11 @@ def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section
             f"chosen on {half}, {data['examples']:,} examples",
             *([] if data["complete"] else ["not finished yet"]),
         ]
+        stems = {name: f"{stem}-{slug(name)}" for name in data["algorithms"]}
         maps = [
-            _map(data, name, drawn[f"{stem}-{slug(name)}"], f"g{i}-{j}")
-            for j, name in enumerate(data["algorithms"])
+            _map(data, name, drawn[own], f"g{i}-{j}")
+            for j, (name, own) in enumerate(stems.items())
+            if own in drawn
         ]
         blocks += [
             Block("text", " \u00b7 ".join(facts), name_of(data), "facts"),

@@ -85,10 +85,7 @@ def _cell(kind: str, value: float | None, *, difference: bool = False) -> Cell:
 def _caption(study: Study, twin: paper.Counterpart) -> Iterator[str]:
     title, (low, high) = twin.dataset.title, map(_goal, paper.THRESHOLDS)
     if twin.stands_in:
-        yield (
-            f"{study.task} only stands in for the paper's {title}: the data differ, so the "
-            "differences say little."
-        )
+        yield f"{study.task} only stands in for {title}, so the differences say little."
     yield (
         "The paper counts from 0: index 80 is round 81. Late stage: mean accuracy after the "
         f"slowest of these algorithms reached {high}. The paper's tables have {low} and {high} for "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from fedzmg.report.tables.table import Cell, Column, Table
@@ -16,34 +17,36 @@ Entry = Mapping[str, Any]
 def best_points(data: Mapping[str, Any]) -> Table:
     """Make a row per algorithm of a ``grid.json``."""
     metric, entries = str(data["metric"]), list(data["algorithms"].values())
-    stopping, best = "stop" in data, [entry["best"] for entry in entries]
-    remarked = any(one is None or one["border"] for one in best)
+    stopping, nothing = "stop" in data, {"options": {}, "score": None}
+    remarked = any(entry["best"] is None or entry["best"]["border"] for entry in entries)
 
     def point(entry: Entry) -> Cell:
-        options = {} if entry["best"] is None else entry["best"]["options"]
-        text = ", ".join(f"{key} {value:.4g}" for key, value in options.items())
+        options = (entry["best"] or nothing)["options"].items()
+        text = ", ".join(f"{key} {value:.4g}" for key, value in options)
         return Cell(text or "none", None, "words")
 
     def remark(entry: Entry) -> Cell:
-        border = entry["best"] is not None and entry["best"]["border"]
-        text = "all diverged" if entry["best"] is None else "on the border" * border
+        lost = entry["best"] is None
+        text = "all diverged" if lost else "on the border" * entry["best"]["border"]
         return Cell(text, None, "words")
 
     def diverged(entry: Entry) -> int:
         return sum(bool(point["diverged"]) for point in entry["points"])
 
-    def of_best(key: str, entry: Entry) -> Any:
-        return None if entry["best"] is None else entry["best"][key]
-
     def option(best: str, axis: str) -> Column:
         key = axis if best == "best" else f"{axis}_by_test"
-        return Column("", key, lambda e: ((e.get(best) or {}).get("options") or {}).get(axis))
+        return Column("", key, lambda e: (e.get(best) or nothing)["options"].get(axis))
 
     columns = [
         Column("algorithm", "algorithm", lambda e: str(e["label"])),
         Column("best point", "", point),
         *(option("best", axis) for axis in axes_of(data)),
-        Column("score", "score", lambda e: of_best("score", e), lambda v: value_text(v, metric)),
+        Column(
+            "score",
+            "score",
+            lambda e: (e["best"] or nothing)["score"],
+            partial(value_text, metric=metric),
+        ),
         Column("neighbours", "", lambda e: neighbours_text(e["best"], metric)),
         Column("", "neighbours_low", lambda e: min(neighbours(e["best"]), default=None)),
         Column("", "neighbours_high", lambda e: max(neighbours(e["best"]), default=None)),
@@ -51,7 +54,7 @@ def best_points(data: Mapping[str, Any]) -> Table:
         Column("", "points", lambda e: len(e["points"])),
         Column("diverged", "", lambda e: Cell(f"{diverged(e)} of {len(e['points'])}", diverged(e))),
         Column("", "diverged", diverged),
-        Column("", "score_by_test", lambda e: (e.get("best_by_test") or {}).get("score")),
+        Column("", "score_by_test", lambda e: (e.get("best_by_test") or nothing)["score"]),
         *(option("best_by_test", axis) for axis in axes_of(data)),
         Column("stopped" * stopping, "", lambda e: Cell(stopped_text(e["stopped"]), None, "words")),
         Column("remark" * remarked, "", remark),

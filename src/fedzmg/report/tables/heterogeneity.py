@@ -52,12 +52,7 @@ def side_by_side(reports: Sequence[Report]) -> Table:
 
 
 def heterogeneity(report: Report, printed: Mapping[str, Any] | None = None) -> Table:
-    """Make a row per measure: mean and deviation over clients, here and in the paper.
-
-    Args:
-        report: the measures of a data set.
-        printed: the paper's numbers; by default those of the data set with this name.
-    """
+    """Make a row per measure: mean and deviation over clients, here and in the paper."""
     printed = printed or _printed(report)
     rows = []
     records: list[Record] = []

@@ -1,4 +1,4 @@
-"""Single clients in a report: the table by hand, the charts, and a line where nothing was kept."""
+"""Tables of clients and of paired tests: known answers, and damage in one line."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from scipy import stats
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.report.html.page import render
-from fedzmg.report.tables.study import clients as sheet_of
+from fedzmg.report.tables.study import clients, paired_tests
 from fedzmg.results.over_clients import loss_bands, metric_bands, sorted_curves
 from fedzmg.results.reading import read
-from fedzmg.results.study_result import study_result
+from fedzmg.results.study_result import StudyResult, study_result
 from fedzmg.simulation import ClientMetrics
 from fedzmg.storage.client_metrics import CLIENTS, read_clients
 
@@ -27,11 +28,11 @@ Line = Callable[..., dict[str, Any]]
 
 
 def keep(directory: Path, *metrics: np.ndarray, last: int = 10, population: int = 10) -> None:
-    clients = np.arange(len(metrics[0]))
+    who = np.arange(len(metrics[0]))
     rounds = [1 + 3 * i for i in range(len(metrics) - 1)] + [last]
     RunDirectory(directory).save_clients(
         [
-            ClientMetrics(r, "training", population, clients, clients + 5, m, 1 - m)
+            ClientMetrics(r, "training", population, who, who + 5, m, 1 - m)
             for r, m in zip(rounds, metrics, strict=True)
         ]
     )
@@ -54,7 +55,7 @@ def known(study: Path, log_line: Line) -> Path:
 
 
 def test_table_by_hand(known: Path) -> None:
-    sheet = sheet_of(study_result(read([known]).studies[0]))
+    sheet = clients(study_result(read([known]).studies[0]))
     assert sheet is not None
     assert sheet.heads == (
         "algorithm", "mean", "deviation", "median", "worst 10 %", "best 10 %", "clients below 50 %",
@@ -85,7 +86,7 @@ def test_missing_and_diverged_runs_are_counted(known: Path, log_line: Line) -> N
     text = render(read([known]), drawn={})
     assert "Clients: 1 of 6 runs have no metric by client" in text
     assert "Clients: 1 of 6 runs diverged" in text
-    sheet = sheet_of(study_result(read([known]).studies[0]))
+    sheet = clients(study_result(read([known]).studies[0]))
     assert sheet is not None
     assert [(r["algorithm"], r["seed"]) for r in sheet.records] == [
         ("fedzmg", 1), ("fedzmg", 2), ("fedavg", 0), ("fedavg", 2)
@@ -142,3 +143,63 @@ def test_table_of_another_shape_is_damage(tmp_path: Path) -> None:
     (tmp_path / CLIENTS).write_bytes(content)
     with pytest.raises(InputError, match=r"a table of shape \(1, 2\)"):
         read_clients(tmp_path)
+
+
+FINALS = {
+    "fedzmg": [0.42, 0.40, 0.43, 0.41, 0.44],
+    "fedavg": [0.35, 0.36, 0.34, 0.33, 0.36],
+    "fedadam": [0.41, 0.41, 0.40, 0.42, 0.43],
+}
+
+
+def judged(
+    write_run: Any, place: Path, seeds: int, plan: dict[str, Any] | None = None
+) -> StudyResult:
+    for name, values in FINALS.items():
+        for seed, value in enumerate(values[:seeds]):
+            write_run(place / f"all/{name}/seed-{seed}", name, seed, [value] * 4)
+    if plan is not None:
+        text = f"algorithms = {list(FINALS)}\nseeds = {list(range(seeds))}\n"
+        text += "".join(f"{key} = {value!r}\n" for key, value in plan.items())
+        (place / "all" / "study.toml").write_text(text)
+    return study_result(read([place / "all"]).studies[0])
+
+
+def test_every_column_agrees_with_an_independent_computation(
+    write_run: Any, tmp_path: Path
+) -> None:
+    table = paired_tests(judged(write_run, tmp_path, 5))
+    assert table is not None
+    found = {record["second"]: record for record in table.records}
+    raw = {}
+    for name in ("fedavg", "fedadam"):
+        ours, theirs = FINALS["fedzmg"], FINALS[name]
+        expected = stats.ttest_rel(ours, theirs)
+        low, high = expected.confidence_interval(0.95)
+        flipped = stats.permutation_test(
+            (ours, theirs), lambda a, b, axis: (a - b).sum(axis), permutation_type="samples",
+            vectorized=True,
+        )  # fmt: skip
+        record, raw[name] = found[name], expected.pvalue
+        assert record["t"] == pytest.approx(expected.statistic)
+        assert record["p"] == pytest.approx(expected.pvalue)
+        assert (record["ci_low"], record["ci_high"]) == pytest.approx((low, high))
+        assert record["p_sign_flip"] == pytest.approx(flipped.pvalue)
+        assert record["d_z"] == pytest.approx(expected.statistic / 5**0.5)
+    assert found["fedavg"]["p_holm"] == pytest.approx(2 * raw["fedavg"])
+    assert found["fedadam"]["p_holm"] == pytest.approx(raw["fedadam"])
+    # All five differences from fedavg are positive: nothing can be more extreme.
+    assert found["fedavg"]["p_sign_flip"] == found["fedavg"]["p_sign_flip_floor"] == 2 / 32
+    bold = [row[0].text for row in table.rows if any(cell.kind == "yes" for cell in row)]
+    assert bold == ["fedzmg minus fedavg"]
+
+
+def test_a_study_may_ask_for_every_pair(write_run: Any, tmp_path: Path) -> None:
+    result = judged(write_run, tmp_path, 5, {"tests": "pairs"})
+    assert [(one.first, one.second) for one in result.tests] == [
+        ("fedzmg", "fedavg"), ("fedzmg", "fedadam"), ("fedavg", "fedadam"),
+    ]  # fmt: skip
+    smallest = min(result.tests, key=lambda one: one.test.p)
+    assert smallest.p_holm == pytest.approx(3 * smallest.test.p)
+    assert result.scores[1].evidence is result.tests[0]
+    assert paired_tests(judged(write_run, tmp_path / "one", 1)) is None

@@ -1,8 +1,8 @@
-"""Figures of how much clients differ, from ``heterogeneity.json``."""
+"""Figures of data: how much clients differ, from ``heterogeneity.json``, and some examples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -10,10 +10,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, LogNorm, Normalize
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
-from fedzmg.report.figures.style import COLOURS, PAPER, QUIET_INK, Chart, styled, use_log_scale
+from fedzmg.report.figures import style
+from fedzmg.report.figures.style import Chart, styled, use_log_scale, wrapped
 from fedzmg.report.tables.heterogeneity import divisor, origin, spread_text, visible, who
 
 MOST_ROWS = 500
@@ -22,25 +23,18 @@ MOST_SCATTERED = 4000
 """Dots of a scatter plot."""
 FEW_CLASSES = 5
 """Classes up to which shares are drawn on a linear scale."""
-
 _NAMED_ROWS = 30
 _NAMED_CHARACTERS = 80
 _WIDE_RANGE = 50
-_FEWEST_BINS, _MOST_BINS = 5, 30
-_SHADES = 1000.0
 # Without the lightest tones, which look white.
-_COLOURS = ListedColormap(matplotlib.colormaps["YlGnBu"](np.linspace(0.13, 1.0, 256)))
-_PAPER_COLOUR = COLOURS[1]
+_SHADES = ListedColormap(matplotlib.colormaps["YlGnBu"](np.linspace(0.13, 1.0, 256)))
+_FAINTEST = 1e-3
+"""Share of the largest value below which shades do not differ."""
 
 
 @styled
 def heterogeneity(report: Mapping[str, Any], paper: Mapping[str, Any] | None = None) -> Chart:
-    """Draw who holds which classes, how much they hold, and how far they are from the whole.
-
-    Args:
-        report: dictionary of a :class:`fedzmg.data.heterogeneity.Report`.
-        paper: the paper's numbers, marked beside the clients.
-    """
+    """Draw who holds which classes, how much they hold, and how far they are from the whole."""
     title = f"Heterogeneity of {report['name']}" if report["name"] else "Heterogeneity"
     chart = Chart(f"{title}: {who(report)}", size=(10.5, 5.6))
     grid = chart.body.add_gridspec(2, 2, width_ratios=(1.75, 1.0))
@@ -56,9 +50,9 @@ def distances(report: Mapping[str, Any]) -> Chart | None:
     clients = report.get("clients", [])
     if not 1 < len(clients) <= MOST_SCATTERED:
         return None
-    volume, kl = _column(report, "volume"), _column(report, "kl")
-    title = f"{report['name']}: how far clients are from the whole"
+    kl, volume = _column(report, "kl"), _column(report, "volume")
     names = [str(one["client"]) for one in clients]
+    title = f"{report['name']}: how far clients are from the whole"
     if len(set(volume.tolist())) > 1:
         title += ", by how much they hold"
         xlabel = f"volume ({report.get('unit', 'examples')})"
@@ -67,17 +61,11 @@ def distances(report: Mapping[str, Any]) -> Chart | None:
         names, kl = [names[i] for i in order], kl[order]
         volume, xlabel = np.arange(1.0, len(kl) + 1.0), "clients, nearest first"
     chart = Chart(title, "A dot is a client.", (6.4, 3.6))
-    axes = chart.body.add_subplot()
-    (dots,) = axes.plot(volume, kl, "o", color=COLOURS[0], alpha=0.6, markersize=3.5)
+    axes = chart.panel(xlabel, "KL divergence (nats)")
+    (dots,) = axes.plot(volume, kl, "o", color=style.COLOURS[0], alpha=0.6, markersize=3.5)
     if len(names) <= MOST_ROWS:
-        chart.tag(
-            dots,
-            "client",
-            [f"{name}: KL {k:.3f}" for name, k in zip(names, kl.tolist(), strict=True)],
-        )
-    axes.grid()
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel("KL divergence (nats)")
+        texts = [f"{name}: KL {k:.3f}" for name, k in zip(names, kl.tolist(), strict=True)]
+        chart.tag(dots, "client", texts)
     return chart
 
 
@@ -94,54 +82,42 @@ def _draw_classes(chart: Chart, axes: Axes, report: Mapping[str, Any]) -> None:
     starts = range(0, len(order), merged)
     image = np.array([shares[order[start : start + merged]].mean(axis=0) for start in starts])
     lowest, highest = float(image[image > 0].min()), float(image.max())
-    faintest = max(lowest, highest / _SHADES)
+    faintest = max(lowest, highest * _FAINTEST)
     few = image.shape[1] <= FEW_CLASSES
     # Even shares would leave a logarithmic scale without any extent.
-    logarithmic = LogNorm(min(faintest, 0.5 * highest), highest)
+    norm = Normalize(0.0, 1.0) if few else LogNorm(min(faintest, 0.5 * highest), highest)
     drawn = axes.imshow(
-        np.ma.masked_equal(image, 0.0),
-        aspect="auto",
-        interpolation="nearest",
-        cmap=_COLOURS,
-        norm=Normalize(0.0, 1.0) if few else logarithmic,
-        extent=(-0.5, image.shape[1] - 0.5, len(order), 0.0),
-    )
+        np.ma.masked_equal(image, 0.0), aspect="auto", interpolation="nearest", cmap=_SHADES,
+        norm=norm, extent=(-0.5, image.shape[1] - 0.5, len(order), 0.0),
+    )  # fmt: skip
     bar = chart.body.colorbar(
         drawn, ax=axes, pad=0.015, fraction=0.04, aspect=40,
         extend="min" if lowest < faintest and not few else "neither", extendfrac=0.02,
     )  # fmt: skip
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
+    bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
     if not few:
-        bar.ax.yaxis.set_minor_formatter(NullFormatter())
+        bar.ax.yaxis.set_minor_formatter("")
         bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
     bar.ax.tick_params(labelsize=7, length=2)
     bar.outline.set_visible(False)
-    _name_classes(axes, [visible(label) for label in report["labels"]])
+    what = "characters" if report["unit"] == "characters" else "labels"
+    scale = "linear" if few else "logarithmic"
+    _head(axes, f"Share of {what} at each client", f"white: absent; {scale} scale")
+    labels = [visible(label) for label in report["labels"]]
+    if sum(map(len, labels)) <= _NAMED_CHARACTERS:
+        axes.set_xticks(range(len(labels)), labels, fontsize=8.0 if len(labels) <= 30 else 6.0)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+    ylabel = "client, by dominant class"
     if len(order) <= _NAMED_ROWS:
         names = [_short(report["clients"][i]["client"]) for i in order]
         axes.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=7)
-        axes.set_ylabel("client, by dominant class")
     else:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        more = f"; each row is the mean of {merged}" if merged > 1 else ""
-        axes.set_ylabel(f"clients, by dominant class{more}")
-    what = "characters" if report["unit"] == "characters" else "labels"
-    _head(
-        axes,
-        f"Share of {what} at each client",
-        f"white: absent; {'linear' if few else 'logarithmic'} scale",
-    )
+        ylabel += f"; each row is the mean of {merged}" if merged > 1 else ""
+    axes.set(xlabel="class", ylabel=ylabel)
     axes.tick_params(length=2)
     axes.spines[:].set_visible(False)
-
-
-def _name_classes(axes: Axes, labels: list[str]) -> None:
-    if sum(map(len, labels)) <= _NAMED_CHARACTERS:
-        size = 8.0 if len(labels) <= 30 else 6.0
-        axes.set_xticks(range(len(labels)), labels, fontsize=size)
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
-    axes.set_xlabel("class")
 
 
 def _short(name: str) -> str:
@@ -151,29 +127,28 @@ def _short(name: str) -> str:
 
 def _draw_volume(axes: Axes, report: Mapping[str, Any]) -> None:
     """Draw a histogram of the volumes."""
-    volume = _column(report, "volume")
+    volume, summary = _column(report, "volume"), report["summary"].get("volume")
     low, high = float(volume.min()), float(volume.max())
-    wanted = int(np.clip(2 * np.sqrt(len(volume)), _FEWEST_BINS, _MOST_BINS))
+    note = f"mean ± sd: {spread_text('volume', summary)}" if summary else ""
+    number = int(np.clip(2 * np.sqrt(len(volume)), 5, 30))
     if low == high:
         bins = np.array([0.95 * low, 1.05 * low])
         axes.set_xlim(0.5 * low, 1.5 * low)
         note = f"every client holds {low:,.0f}"
+    elif high >= _WIDE_RANGE * low:
+        bins = np.geomspace(low, high * 1.0001, number + 1)
+        use_log_scale(axes, "x")
     else:
-        summary = report["summary"].get("volume")
-        note = f"mean ± sd: {spread_text('volume', summary)}" if summary else ""
-        if high >= _WIDE_RANGE * low:
-            bins = np.geomspace(low, high * 1.0001, wanted + 1)
-            use_log_scale(axes, "x")
-        else:
-            # Whole numbers per bin: otherwise some bins hold more of them than their neighbours.
-            width = np.ceil((high - low + 1) / wanted)
-            bins = np.arange(low - 0.5, high + width, width)
-    axes.hist(volume, bins=bins.tolist(), color=COLOURS[0], edgecolor=PAPER, linewidth=0.4)
-    axes.set_xlabel(f"volume in {report['unit']}")
-    axes.set_ylabel("clients")
+        # Whole numbers per bin: otherwise some bins hold more of them than their neighbours.
+        width = np.ceil((high - low + 1) / number)
+        bins = np.arange(low - 0.5, high + width, width)
+    axes.hist(
+        volume, bins=bins.tolist(), color=style.COLOURS[0], edgecolor=style.PAPER, linewidth=0.4
+    )
+    axes.set(xlabel=f"volume in {report['unit']}", ylabel="clients")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
+    axes.grid(linewidth=0.6)
     _head(axes, "Volume", note)
-    _dress(axes)
 
 
 def _draw_distance(axes: Axes, report: Mapping[str, Any], paper: Mapping[str, Any] | None) -> None:
@@ -181,11 +156,11 @@ def _draw_distance(axes: Axes, report: Mapping[str, Any], paper: Mapping[str, An
     entropy, kl = _column(report, "entropy"), _column(report, "kl")
     many = len(entropy) > 100
     axes.scatter(
-        entropy, kl, s=7 if many else 18, color=COLOURS[0], alpha=0.35 if many else 0.7,
+        entropy, kl, s=7 if many else 18, color=style.COLOURS[0], alpha=0.35 if many else 0.7,
         linewidths=0, label="client", zorder=2, rasterized=len(entropy) > 1000,
     )  # fmt: skip
-    axes.set_xlabel(f"entropy / {divisor(report)}")
-    axes.set_ylabel(f"KL from {origin(report)} (nats)")
+    axes.set(xlabel=f"entropy / {divisor(report)}", ylabel=f"KL from {origin(report)} (nats)")
+    axes.grid(linewidth=0.6)
     note = ""
     if paper is not None:
         _mark_paper(axes, paper)
@@ -193,52 +168,74 @@ def _draw_distance(axes: Axes, report: Mapping[str, Any], paper: Mapping[str, An
             note = f"paper: KL from its {paper['sample']} clients"
         # Below the axes: clients may lie anywhere inside.
         axes.legend(
-            loc="upper center", bbox_to_anchor=(0.45, -0.24), ncols=3, fontsize=7, frameon=False,
-            borderpad=0, borderaxespad=0, handletextpad=0.4, columnspacing=1.4,
+            loc="upper center", bbox_to_anchor=(0.45, -0.24), ncols=3, fontsize=7, borderpad=0,
+            borderaxespad=0, handletextpad=0.4, columnspacing=1.4,
         )  # fmt: skip
     _head(axes, "Entropy and KL", note)
-    _dress(axes)
 
 
 def _mark_paper(axes: Axes, paper: Mapping[str, Any]) -> None:
     """Mark the clients that the paper names, and its mean and deviation."""
-    mean, sd = paper["summary"]["entropy"]
+    colour, (mean, sd) = style.COLOURS[1], paper["summary"]["entropy"]
     if "kl" not in paper["summary"]:
-        axes.axvspan(mean - sd, mean + sd, color=_PAPER_COLOUR, alpha=0.12, linewidth=0, zorder=1)
-        axes.axvline(
-            mean, color=_PAPER_COLOUR, linewidth=1.2, zorder=1, label="paper's entropy, mean ± sd"
-        )
+        axes.axvspan(mean - sd, mean + sd, color=colour, alpha=0.12, linewidth=0, zorder=1)
+        label = "paper's entropy, mean ± sd"
+        axes.axvline(mean, color=colour, linewidth=1.2, zorder=1, label=label)
     else:
         height, height_sd = paper["summary"]["kl"]
         axes.errorbar(
-            mean, height, xerr=sd, yerr=height_sd, color=_PAPER_COLOUR, linewidth=1.3, capsize=2.5,
+            mean, height, xerr=sd, yerr=height_sd, color=colour, linewidth=1.3, capsize=2.5,
             zorder=3, label="paper, mean ± sd",
         )  # fmt: skip
     known = sorted((one["entropy"], one["kl"], one["client"]) for one in paper["clients"]
                    if one["kl"] is not None)  # fmt: skip
     if not known:
         return
+    x, y, _ = zip(*known, strict=True)
     axes.scatter(
-        [x for x, _, _ in known], [y for _, y, _ in known], marker="D", s=26, facecolor=PAPER,
-        edgecolor=_PAPER_COLOUR, linewidths=1.3, zorder=4, label="named in the paper",
+        x, y, marker="D", s=26, facecolor=style.PAPER, edgecolor=colour, linewidths=1.3, zorder=4,
+        label="named in the paper",
     )  # fmt: skip
     start, end = axes.get_xlim()
     for rank, (x, y, name) in enumerate(known):
-        share = (x - start) / (end - start)
         # The leftmost goes to the left if there is room, so that neighbours do not collide.
-        left = share > (0.25 if rank == 0 else 0.8)
+        left = (x - start) / (end - start) > (0.8 if rank else 0.25)
         axes.annotate(
             name, (x, y), xytext=(-6 if left else 6, 3), textcoords="offset points",
-            ha="right" if left else "left", fontsize=7, color=_PAPER_COLOUR, zorder=5,
-            path_effects=[withStroke(linewidth=2.0, foreground=PAPER)],
+            ha="right" if left else "left", fontsize=7, color=colour, zorder=5,
+            path_effects=[withStroke(linewidth=2.0, foreground=style.PAPER)],
         )  # fmt: skip
 
 
 def _head(axes: Axes, title: str, note: str) -> None:
     axes.set_title(title, loc="left", fontsize=9.0, fontweight="bold", pad=4)
-    axes.set_title(note, loc="right", fontsize=8.0, color=QUIET_INK, pad=4)
-
-
-def _dress(axes: Axes) -> None:
-    axes.grid(linewidth=0.6)
+    axes.set_title(note, loc="right", fontsize=8.0, color=style.QUIET_INK, pad=4)
     axes.tick_params(labelsize=8, length=3)
+
+
+@styled
+def examples(
+    title: str,
+    clients: Sequence[str],
+    images: Sequence[NDArray[np.uint8]],
+    labels: Sequence[Sequence[str]],
+) -> Chart:
+    """Draw one row of images per client, with labels above them.
+
+    Images of a client are ``[n, height, width]`` (grey) or ``[n, 3, height, width]`` (colour).
+    """
+    columns = max((len(row) for row in images), default=1)
+    chart = Chart(title, size=(1.6 + 0.75 * columns, 0.7 + 0.85 * len(clients)))
+    grid = chart.body.subplots(len(clients), columns, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for row, name, some, texts in zip(grid, clients, images, labels, strict=True):
+        row[0].text(
+            -0.15, 0.5, wrapped(name, 18), transform=row[0].transAxes, ha="right", va="center",
+            fontsize=8.0,
+        )  # fmt: skip
+        for axes, image, text in zip(row, some, texts, strict=False):
+            pixels = np.moveaxis(image, 0, -1) if image.ndim == 3 else image
+            axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+            axes.set_title(text, fontsize=7.0, pad=2.0)
+    return chart

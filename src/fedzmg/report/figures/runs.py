@@ -1,0 +1,288 @@
+"""Final values and differences of runs, spread over single clients, and failures by round."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from fedzmg.report.figures import style
+from fedzmg.report.figures.style import Chart, format_axis, styled, usual_range, wrapped
+from fedzmg.results import over_clients
+from fedzmg.results.formatting import is_share, p_text, value_text
+from fedzmg.results.over_clients import Bands
+from fedzmg.results.runs import Run
+from fedzmg.results.study_result import StudyResult
+
+LABEL_WIDTH = 34
+
+
+class Interval(NamedTuple):
+    """A row with a centre and an interval around it."""
+
+    label: str
+    colour: str
+    centre: float
+    low: float
+    high: float
+    note: str
+    filled: bool = True
+
+
+@styled
+def seeds(result: StudyResult) -> Chart | None:
+    """Draw the final value of every run, best algorithm first."""
+    metric = result.study.metric
+    finished = [s for s in result.ranked if all(map(math.isfinite, s.finals.values()))]
+    if not finished:
+        return None
+    labels = [score.label for score in finished]
+    caption = "A dot is a run, the upright stroke their mean; best first."
+    joined = 1 < len(finished) <= style.MOST_IN_ONE_PANEL and any(
+        len(s.finals) > 1 for s in finished
+    )
+    if joined:
+        caption += " Thin lines join runs of the same seed."
+    chart = _row_chart(f"{result.study.name}: final {metric} of every seed", caption, labels)
+    axes = chart.body.add_subplot()
+    for seed in sorted({seed for score in finished for seed in score.finals} if joined else ()):
+        pairs = [(s.finals[seed], y) for y, s in enumerate(finished) if seed in s.finals]
+        axes.plot(*zip(*pairs, strict=True), color=style.GHOST, linewidth=0.8, zorder=1)
+    for y, score in enumerate(finished):
+        own, values = (
+            style.COLOURS[result.scores.index(score) % len(style.COLOURS)],
+            score.finals.values(),
+        )
+        (dots,) = axes.plot([*values], [y] * len(values), "o", color=own, markersize=4.5, zorder=3)
+        texts = [f"seed {s}: {value_text(v, metric)}" for s, v in score.finals.items()]
+        chart.tag(dots, score.label, texts)
+        axes.plot([score.mean or 0.0], [y], "|", color=own, markersize=15, markeredgewidth=2)
+    _name_rows(axes, labels, [value_text(score.mean, metric) for score in finished])
+    axes.set_xlabel(f"final {metric}")
+    format_axis(axes, metric, vertical=False)
+    return chart
+
+
+@styled
+def differences(result: StudyResult) -> Chart | None:
+    """Draw the reference minus every other algorithm with its 95 % interval."""
+    study, rows = result.study, []
+    for i, score in enumerate(result.scores):
+        test = score.test
+        if test is not None and math.isfinite(test.mean_difference):
+            ends = (test.mean_difference, test.ci_low, test.ci_high)
+            note = f"p = {p_text(score.adjusted)}"
+            colour = style.COLOURS[i % len(style.COLOURS)]
+            rows.append(Interval(score.label, colour, *ends, note, score.significant))
+    if not rows:
+        return None
+    rows.sort(key=lambda row: row.centre)
+    side = "Right" if study.higher_is_better else "Left"
+    title = f"{study.name}: {study.reference} minus each of the others"
+    caption = (
+        f"Mean over paired seeds with its 95 % interval. {side} of zero {study.reference} is "
+        "better. Filled: significant after Holm's correction (p at the right)."
+    )
+    chart = _row_chart(title, caption, [row.label for row in rows])
+    axes = _draw_intervals(chart, rows, study.metric, signed=True)
+    limits = usual_range(end for row in rows for end in (0.0, row.low, row.high))
+    if limits is not None:
+        axes.set_xlim(*limits)
+        chart.caption += " Intervals that leave the axis are cut."
+    axes.axvline(0.0, color=style.QUIET_INK, linewidth=0.9, zorder=1.5)
+    unit = ", in points" if is_share(study.metric) else ""
+    axes.set_xlabel(f"difference of final {study.metric}{unit}")
+    return chart
+
+
+def _row_chart(title: str, caption: str, labels: Sequence[str]) -> Chart:
+    """Make a figure as high as its rows."""
+    lines = max(1 + wrapped(label, LABEL_WIDTH).count("\n") for label in labels)
+    return Chart(title, caption, (6.4, 1.35 + max(0.3, 0.1 + 0.15 * lines) * len(labels)))
+
+
+def _draw_intervals(
+    chart: Chart, rows: Sequence[Interval], metric: str, *, signed: bool = False
+) -> Axes:
+    """Draw one interval per row."""
+    axes = chart.body.add_subplot()
+    for y, row in enumerate(rows):
+        ends = [[row.centre - row.low], [row.high - row.centre]]
+        if all(math.isfinite(end[0]) for end in ends):
+            axes.errorbar([row.centre], [y], xerr=ends, color=row.colour, capsize=3, linewidth=1.6)
+        (mark,) = axes.plot(
+            [row.centre], [y], "o", color=row.colour, markersize=7, markeredgewidth=1.6, zorder=3,
+            markerfacecolor=row.colour if row.filled else style.PAPER,
+        )  # fmt: skip
+        centre, low, high = (value_text(end, metric, signed=signed) for end in row[2:5])
+        chart.tag(mark, row.label, [f"{centre} ({low} to {high})"])
+    _name_rows(axes, [row.label for row in rows], [row.note for row in rows])
+    format_axis(axes, metric, vertical=False, signed=signed)
+    return axes
+
+
+def _name_rows(axes: Axes, labels: Sequence[str], notes: Sequence[str]) -> None:
+    """Name rows at the left and note their values at the right."""
+    axes.set_yticks(range(len(labels)), [wrapped(label, LABEL_WIDTH) for label in labels])
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.grid(axis="x")
+    right = axes.secondary_yaxis("right")
+    right.set_yticks(range(len(notes)), notes)
+    right.tick_params(length=0, labelcolor=style.QUIET_INK, labelsize=8)
+    right.spines[:].set_visible(False)
+
+
+@styled
+def clients(result: StudyResult) -> Chart | None:
+    """Draw the metric of every client, worst first, or one interval per algorithm if many."""
+    study, found = result.study, over_clients.sorted_averages(result.study)
+    metric, ylabel = study.metric, f"{study.metric} on their own examples"
+    if not found:
+        return None
+    if len(found) > style.MOST_IN_ONE_PANEL:
+        rows = []
+        for label, one in found.items():
+            low, middle, high = sorted(float(one.mean[i]) for i in (10, 50, 90))
+            note = value_text(middle, metric)
+            rows.append(Interval(label, style.COLOURS[0], middle, low, high, note))
+        rows.sort(key=lambda row: row.centre, reverse=study.higher_is_better)
+        caption = "The median client (its value at the right), and 10 to 90 % of the clients."
+        chart = _row_chart(f"{study.name}: {metric} over clients", caption, [r.label for r in rows])
+        _draw_intervals(chart, rows, metric).set_xlabel(ylabel)
+        return chart
+    better = "higher" if study.higher_is_better else "lower"
+    caption = f"Clients from worst to best: the flatter and the {better}, the fairer."
+    if any(one.band is not None for one in found.values()):
+        caption += " Mean over seeds, with one standard deviation."
+    chart = Chart(f"{study.name}: {metric} of every client, worst first", caption)
+    axes = chart.panel("share of the clients, in percent", ylabel, metric)
+    x, handles = 100.0 * over_clients.SHARES, []
+    for label, curve in found.items():
+        texts = [
+            f"{share:g} % of the clients: {value_text(value, metric)} or worse"
+            for share, value in zip(x.tolist(), curve.mean.tolist(), strict=True)
+        ]
+        band = None if curve.band is None else curve.band[:2]
+        position = _position(result, label)
+        handles.append(chart.curve(axes, x, curve.mean, label, position, texts, band))
+    for level in study.thresholds:
+        axes.axhline(level, color=style.QUIET_INK, linestyle=style.DOTTED, linewidth=1.0)
+    axes.set_xlim(0.0, 100.0)
+    chart.name_series(handles, list(found))
+    return chart
+
+
+@styled
+def clients_by_round(result: StudyResult) -> Chart | None:
+    """Draw median and inner four fifths of the clients' metric by round."""
+    study = result.study
+    title = f"{study.name}: {study.metric} over clients by round"
+    caption = "The median client, and the band from 10 to 90 % of the clients; mean over seeds."
+    label = f"{study.metric} on their own examples"
+    return _banded(result, over_clients.metric_spreads(study), title, caption, label, study.metric)
+
+
+@styled
+def client_loss(result: StudyResult) -> Chart | None:
+    """Draw median and inner four fifths of the training losses of a cohort by round."""
+    study = result.study
+    joined = max(run.done for run in study.runs) > over_clients.MOST_POINTS
+    over = "seeds and neighbouring rounds" if joined else "seeds"
+    title = f"{study.name}: training loss over clients by round"
+    caption = (
+        "The median client of a cohort, and the band from 10 to 90 % of its clients; mean over "
+        f"{over}."
+    )
+    return _banded(
+        result, over_clients.loss_spreads(study), title, caption, "mean local loss", "loss"
+    )
+
+
+def _banded(
+    result: StudyResult, found: Mapping[str, Bands], title: str, caption: str, ylabel: str,
+    metric: str,
+) -> Chart | None:  # fmt: skip
+    if not found:
+        return None
+    single = len(found) <= style.MOST_IN_ONE_PANEL
+    size = (
+        (6.4, 4.0) if single else (2.5 * style.COLUMNS, 1.5 * -(-len(found) // style.COLUMNS) + 0.8)
+    )
+    chart = Chart(title, caption, size)
+    if single:
+        panels = [chart.panel("round", ylabel, metric)] * len(found)
+    else:
+        panels = chart.small_panels(list(found), "round", ylabel, metric)
+    lines = []
+    for axes, (label, bands) in zip(panels, found.items(), strict=True):
+        texts = []
+        for row in zip(*(part.tolist() for part in bands), strict=True):
+            low, middle, high = (value_text(value, metric) for value in row[1:])
+            texts.append(f"round {row[0]:g}: {middle} ({low} to {high})")
+        position = _position(result, label) if single else 0
+        band = (bands.low, bands.high)
+        lines.append(chart.curve(axes, bands.rounds, bands.middle, label, position, texts, band))
+    if single:
+        chart.name_series(lines, list(found))
+    panels[0].set_xlim(left=0.0)
+    limits = usual_range(edge for bands in found.values() for edge in (*bands.low, *bands.high))
+    if limits is not None:
+        panels[0].set_ylim(*limits)
+        chart.caption += " Values that leave the axis are cut."
+    return chart
+
+
+@styled
+def dropped(result: StudyResult) -> Chart | None:
+    """Draw how many uploads were refused in each round; None if there are none."""
+
+    def count(runs: Sequence[Run]) -> list[tuple[int, int]]:
+        totals: Counter[int] = Counter()
+        for run in runs:
+            totals.update(dict(zip(run.log.rounds, run.log.dropped, strict=True)))
+        return sorted(totals.items())
+
+    title = f"{result.study.name}: uploads refused in each round"
+    caption = "An upload is refused when it is not finite. Algorithms without any are left out."
+    return _counts(result, title, caption, "uploads, all seeds", count)
+
+
+@styled
+def diverged(result: StudyResult) -> Chart | None:
+    """Draw how many runs have diverged by round; None if there are none."""
+
+    def count(runs: Sequence[Run]) -> list[tuple[int, int]]:
+        ends = sorted(run.diverged for run in runs if run.diverged is not None)
+        last = max(run.asked or run.done for run in runs)
+        return [*((end, i) for i, end in enumerate([0, *ends])), (last, len(ends))]
+
+    title = f"{result.study.name}: runs that have diverged"
+    return _counts(result, title, "Algorithms without diverged runs are left out.", "runs", count)
+
+
+def _counts(
+    result: StudyResult, title: str, caption: str, ylabel: str,
+    count: Callable[[Sequence[Run]], list[tuple[int, int]]],
+) -> Chart | None:  # fmt: skip
+    counted = {label: count(runs) for label, runs in result.study.members.items()}
+    found = {label: pairs for label, pairs in counted.items() if any(y for _, y in pairs)}
+    if not found:
+        return None
+    chart = Chart(title, caption, (6.4, 3.6))
+    axes = chart.panel("round", ylabel)
+    for label, pairs in found.items():
+        x, y = zip(*pairs, strict=True)
+        chart.curve(axes, x, y, label, _position(result, label), drawstyle="steps-post")
+    axes.set_xlim(left=0.0)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    chart.name_series(axes.get_lines(), list(found))
+    return chart
+
+
+def _position(result: StudyResult, label: str) -> int:
+    """Return the position of an algorithm in its study, which fixes its colour."""
+    return list(result.study.members).index(label)
