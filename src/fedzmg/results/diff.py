@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.results.scores import final_score, scheduled
+from fedzmg.results.averaging import finals
+from fedzmg.results.runs import read_run
 from fedzmg.results.significance import PairedTest, paired_t
 from fedzmg.storage.formats import flat, json_words, log_lines, read_json, read_toml
 
@@ -205,30 +206,25 @@ def read(top: Path) -> Iterator[Unit]:
 
 
 def _read_run(directory: Path, name: str) -> Unit:
-    spec, rows = read_toml(directory / "spec.toml"), _rows(directory, "round")
-    seed, protocol = int(spec.get("seed", 0)), spec.get("protocol", {})
-    total, score = max(rows, default=0), None
-    due = scheduled(total, int(protocol.get("eval_every", 1)))
-    known = {r: rows[r].get("metric") for r in due if r in rows}
-    values = {r: float(metric) for r, metric in known.items() if metric is not None}
-    if any(row.get("diverged") for row in rows.values()):
-        score = math.nan
-    elif values and total >= protocol.get("rounds", math.inf):
-        score = final_score(list(values), list(values.values()), total=total)
-    finals = {} if score is None else {f"seed {seed}": score}
-    group = name.rpartition("/")[0] or str(spec.get("algorithm", ""))
-    return Unit(name, group, seed, flat(spec), _manifest(directory), rows, finals)
+    rows = _rows(directory, "round")
+    spec, run = read_toml(directory / "spec.toml"), read_run(directory, name, [])
+    ends: dict[int, float] = {}
+    if run is not None:
+        ends = finals([run]) if run.diverged is None else {run.seed: math.nan}
+    group = name.rpartition("/")[0] or str(spec["algorithm"])
+    scores = {f"seed {seed}": score for seed, score in ends.items()}
+    return Unit(name, group, spec["seed"], flat(spec), _manifest(directory), rows, scores)
 
 
 def _read_search(directory: Path, name: str) -> Unit:
-    finals = {
+    scores = {
         ", ".join(f"{key} {value:.6g}" for key, value in point["options"].items()): float(
             math.nan if point["score"] is None else point["score"]
         )
         for point in read_json(directory / "scores.json").get("points", [])
     }
     rows = _rows(directory, "trial", "round")
-    return Unit(name, name, None, {}, _manifest(directory), rows, finals)
+    return Unit(name, name, None, {}, _manifest(directory), rows, scores)
 
 
 def _rows(directory: Path, *keys: str) -> dict[Any, Mapping[str, Any]]:
