@@ -83,7 +83,11 @@ def read(directories: Sequence[Path]) -> Material:
                 run = read_run(directory, shown, notes)
                 runs += [] if run is None else [planned(run, plans)]
             for file in _REQUIRED.keys() & set(held):
-                extras[file].append(Extra(shown, _read_extra(directory / file)))
+                content = read_json(directory / file)
+                for key in _REQUIRED[file]:
+                    if key not in content:
+                        raise InputError(f"{directory / file} lacks {key!r}: {RESTORE}")
+                extras[file].append(Extra(shown, content))
             any_here |= not {"spec.toml", *_REQUIRED}.isdisjoint(held)
         if not any_here:
             raise InputError(
@@ -100,11 +104,3 @@ def read(directories: Sequence[Path]) -> Material:
         plans=tuple(files),
         notes=tuple(notes),
     )
-
-
-def _read_extra(path: Path) -> dict[str, Any]:
-    content = read_json(path)
-    for key in _REQUIRED[path.name]:
-        if key not in content:
-            raise InputError(f"{path} lacks {key!r}: {RESTORE}")
-    return content

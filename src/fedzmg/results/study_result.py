@@ -185,7 +185,7 @@ class StudyResult:
         return {
             "format": FORMAT,
             "task": study.task,
-            "label": study.label,
+            "label": str(plan.get("label") or ""),
             "metric": study.metric,
             "higher_is_better": study.higher_is_better,
             "rates": plan.get("rates"),

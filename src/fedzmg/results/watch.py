@@ -27,8 +27,6 @@ State = Literal["waiting", "running", "interrupted", "stopped", "diverged", "don
 
 PLANS: dict[Kind, str] = {"study": "study.toml", "grid": "grid.toml", "run": "spec.toml"}
 MANIFESTS = {"run": "manifest.json", "grid": "*/manifest.json", "study": "*/*/manifest.json"}
-RECENT = 20
-"""Number of last rounds that the speed is measured over."""
 
 
 class Training(NamedTuple):
@@ -275,8 +273,8 @@ def _training(
     evaluated = [row for row in rows if row.get("metric") is not None]
     scored = [row for row in evaluated if row["round"] > counted]
     metrics = [float(row["metric"]) for row in scored or evaluated[-1:]]
-    # The first round includes one-time costs.
-    recent = [float(row["seconds"]) for row in (rows[1:] or rows)[-RECENT:] if "seconds" in row]
+    # Speed of the last twenty rounds; the first round includes one-time costs.
+    recent = [float(row["seconds"]) for row in (rows[1:] or rows)[-20:] if "seconds" in row]
     states: dict[State, Any] = {
         "diverged": any(row.get("diverged") for row in rows) or early.get("why") == "diverged",
         "stopped": early, "done": ended, "running": running, "waiting": waiting,
