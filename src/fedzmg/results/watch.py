@@ -111,15 +111,12 @@ class Work(NamedTuple):
     @property
     def seconds_left(self) -> float | None:
         """Estimated time to the end at the speed so far; None before the first round."""
-        known = [(one.group, one.seconds) for one in self.trainings if one.seconds is not None]
-
-        def each(one: Training) -> float:
-            same = [seconds for group, seconds in known if group == one.group]
-            usual = same or [seconds for _, seconds in known]
-            return statistics.fmean(usual) if one.seconds is None else one.seconds
-
-        left = [one for one in self.trainings if not one.ended]
-        return sum(each(one) * (one.rounds - one.round) for one in left) if known else None
+        known = [one.seconds for one in self.trainings if one.seconds is not None]
+        if not known:
+            return None
+        usual, left = statistics.fmean(known), [one for one in self.trainings if not one.ended]
+        times = [usual if one.seconds is None else one.seconds for one in left]
+        return sum((o.rounds - o.round) * time for o, time in zip(left, times, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything for JSON; non-finite numbers become null."""
