@@ -95,12 +95,6 @@ def read(directories: Sequence[Path]) -> Material:
                 "give a directory that 'fedzmg run', 'compare', 'study', 'grid' or "
                 "'data describe' wrote"
             )
-    return Material(
-        names=names,
-        given=tuple(top.as_posix() for top in directories),
-        studies=tuple(studies(runs, plans, notes)),
-        grids=tuple(extras["grid.json"]),
-        heterogeneity=tuple(extras["heterogeneity.json"]),
-        plans=tuple(files),
-        notes=tuple(notes),
-    )
+    given, found = tuple(top.as_posix() for top in directories), studies(runs, plans, notes)
+    grids, described = (tuple(extras[name]) for name in _REQUIRED)
+    return Material(names, given, tuple(found), grids, described, tuple(files), tuple(notes))
