@@ -42,50 +42,37 @@ def pair_distance(g: np.ndarray) -> float:
     return float(np.mean([((a - b) ** 2).sum() for a, b in itertools.combinations(g, 2)]))
 
 
-def test_every_number_of_a_layer_agrees_with_loops_over_clients_and_pairs() -> None:
+def test_every_number_agrees_with_loops_over_clients_and_pairs() -> None:
     gradients, weights = random_gradients(0, 7), np.arange(1.0, 8.0)
-    layer = of(gradients, weights).layers[0]
-    g, beta = gradients["0.weight"], gradients["0.bias"]
-    shares = [1 - (projected(one) ** 2).sum() / (one**2).sum() for one in g]
-    assert np.allclose(layer.shares, shares, rtol=1e-12)
-    assert layer.share.mean == pytest.approx(np.mean(shares), rel=1e-12)
-    assert layer.share.sd == pytest.approx(np.std(shares, ddof=1), rel=1e-12)
-    assert (layer.share.low, layer.share.high) == pytest.approx((min(shares), max(shares)))
-    assert astuple(layer.distance) == pytest.approx((pair_distance(g), pair_distance(projected(g))))
-    for found, of_g in zip(astuple(layer.diversity), (g, projected(g)), strict=True):
-        assert found == pytest.approx(7 * (of_g**2).sum() / (of_g.sum(0) ** 2).sum())
-    loss = np.average(g, axis=0, weights=weights)
-    assert layer.forbidden == pytest.approx(1 - (projected(loss) ** 2).sum() / (loss**2).sum())
-    # The bias's part by least squares over all units of all clients.
-    slope = np.linalg.lstsq(beta.reshape(-1, 1), g.mean(-1).reshape(-1), rcond=None)[0][0]
-    rest = loss.mean(-1) - slope * np.average(beta, axis=0, weights=weights)
-    expected = 5 * min((rest**2).sum(), (loss.mean(-1) ** 2).sum()) / (loss**2).sum()
-    assert layer.lost == pytest.approx(expected)
-    every = sum((leaf**2).sum() for leaf in gradients.values())
-    assert layer.energy == pytest.approx((g**2).sum() / every)
-    assert (layer.inputs, layer.parameters, layer.kind) == (5, 20, "Linear")
-
-
-def test_the_whole_model_counts_biases_and_concatenates_layers() -> None:
-    gradients, weights = random_gradients(1, 5), np.ones(5)
     found = of(gradients, weights)
-    whole = np.concatenate([leaf.reshape(5, -1) for leaf in gradients.values()], 1)
-    left = np.concatenate(
-        [
-            (projected(leaf) if name.endswith("weight") else leaf).reshape(5, -1)
-            for name, leaf in gradients.items()
-        ],
-        1,
-    )
-    assert astuple(found.whole.distance) == pytest.approx(
-        (pair_distance(whole), pair_distance(left))
-    )
-    assert found.whole.forbidden == pytest.approx(
-        1 - (left.mean(0) ** 2).sum() / (whole.mean(0) ** 2).sum()
-    )
-    assert found.whole.energy == pytest.approx(1.0)
-    assert found.whole.parameters == 36
     assert [layer.name for layer in found.layers] == ["0.weight", "1.weight"]
+    every = sum((leaf**2).sum() for leaf in gradients.values())
+    # The whole model counts biases, too, and concatenates all leaves.
+    for layer, names in ((found.layers[0], ["0.weight"]), (found.whole, list(gradients))):
+        leaves = [gradients[name] for name in names]
+        lefts = [projected(gradients[n]) if "weight" in n else gradients[n] for n in names]
+        g, left = (
+            np.concatenate([one.reshape(7, -1) for one in own], 1) for own in (leaves, lefts)
+        )
+        shares = 1 - (left**2).sum(1) / (g**2).sum(1)
+        assert np.allclose(layer.shares, shares, rtol=1e-12)
+        expected = (np.mean(shares), np.std(shares, ddof=1), min(shares), max(shares))
+        assert astuple(layer.share) == pytest.approx(expected, rel=1e-12)
+        assert astuple(layer.distance) == pytest.approx((pair_distance(g), pair_distance(left)))
+        diversity = [7 * (one**2).sum() / (one.sum(0) ** 2).sum() for one in (g, left)]
+        assert astuple(layer.diversity) == pytest.approx(diversity)
+        loss, kept = (np.average(one, axis=0, weights=weights) for one in (g, left))
+        assert layer.forbidden == pytest.approx(1 - (kept**2).sum() / (loss**2).sum())
+        assert layer.energy == pytest.approx((g**2).sum() / every)
+        assert layer.parameters == g.shape[1]
+    # The bias's part by least squares over all units of all clients.
+    g, beta = gradients["0.weight"], gradients["0.bias"]
+    means, loss = g.mean(-1), np.average(g, axis=0, weights=weights)
+    slope = np.linalg.lstsq(beta.reshape(-1, 1), means.reshape(-1), rcond=None)[0][0]
+    rest = loss.mean(-1) - slope * np.average(beta, axis=0, weights=weights)
+    lost = 5 * min((rest**2).sum(), (loss.mean(-1) ** 2).sum()) / (loss**2).sum()
+    assert found.layers[0].lost == pytest.approx(lost)
+    assert (found.layers[0].inputs, found.layers[0].kind) == (5, "Linear")
 
 
 @settings(max_examples=20)

@@ -227,63 +227,17 @@ def test_watch_ends_where_nobody_is_at_work(
     assert isinstance(watch(planned.parent).exception, Waits)
 
 
-def window(width: int = 100, height: int = 24) -> Console:
-    return Console(width=width, height=height, file=io.StringIO(), force_terminal=True)
-
-
-def seen(works: list[Work], console: Console) -> list[str]:
-    fitted = watch_view.fitted(works, console)
-    return ["".join(part.text for part in row) for row in console.render_lines(fitted)]
-
-
-@pytest.fixture
-def tall(tmp_path: Path, write_run: Write, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A study of 24 runs: 20 are done, the next one is at work."""
-    monkeypatch.chdir(tmp_path)  # the same paths, and so the same lines, everywhere
-    place = Path("tall")
-    place.mkdir()
-    (place / "study.toml").write_text(
-        'kind = "study"\ntask = "digits"\nrounds = 4\nseeds = [0, 1]\n\n'
-        + "".join(f'[algorithms.m{i}]\nalgorithm = "fedzmg"\n' for i in range(12))
-    )
-    for i in range(20):
-        write_run(f"tall/m{i // 2}/seed-{i % 2}", "fedzmg", i % 2, [0.2] * 4)
-    held(place)
-    held(write_run("tall/m10/seed-0", "fedzmg", 0, [0.2] * 3, rounds=4))
-    return place
-
-
-def test_window_with_few_lines_shows_what_moves(tall: Path) -> None:
-    works = Watch(tall).look()
-    lines = seen(works, window(height=18))
-    assert len(lines) == 17
-    text = "\n".join(lines)
-    assert "m10/seed-0" in text
-    # Title, blank, head, rule and blank; then the others, four facts and a blank: six rows.
-    assert "and 18 more: 15 done, 3 waiting" in text
-    for part in ("m2/seed-0", "best so far", "about 6 s left", "held by"):
-        assert part in text
-    assert "m2/seed-1" not in text
-    whole = seen(works, window(height=60))
-    assert "more:" not in "".join(whole)
-    assert len(whole) > 24
-
-
-@pytest.mark.parametrize("width", [40, 100])
-def test_no_window_gets_more_lines_than_it_has(
-    tall: Path, grid: Path, write_run: Write, width: int
-) -> None:
-    held(grid)
-    for i in range(4):
-        write_run(f"left-{i}", "fedzmg", i, [0.2] * 4, rounds=8)
-    for works in (Watch(tall).look(), Watch(grid).look(), Watch(Path()).look()):
-        for height in (2, 15):
-            lines = seen(works, window(width, height))
-            assert 0 < len(lines) < height
-    # Works that nobody is at work on are the first to lose their tables.
-    lines = seen(Watch(Path()).look(), window(width, 48))
-    assert sum("left-" in line for line in lines) == 4
-    assert any("m10/seed-0" in line for line in lines)
+def test_what_moves_comes_first_in_a_terminal(planned: Path, write_run: Write) -> None:
+    write_run("study/fedzmg/seed-0", "fedzmg", 0, [0.2] * 10)
+    held(planned)
+    held(write_run("study/with-clip/seed-0", "fedavg", 0, [0.1, 0.9, 0.7], rounds=10))
+    console = Console(width=100, file=io.StringIO(), color_system=None)
+    with console.capture() as capture:
+        console.print(watch_view.fitted(Watch(planned).look(), console))
+    lines = capture.get().splitlines()
+    [first] = [i for i, line in enumerate(lines) if line.startswith("run ")]
+    assert [line.split()[0] for line in lines[first + 2 : first + 4]] == ["with", "fedzmg/seed-0"]
+    assert any("best so far" in line for line in lines[:first])
 
 
 @pytest.mark.usefixtures("no_waiting")

@@ -72,6 +72,14 @@ def expected(out: Path, seed: int) -> dict[str, dict[int, float]]:
     }
 
 
+def read(script: str, *arguments: Any, text: str | None = None) -> list[Any]:
+    """Run a script in a process of its own, and return the JSON lines that it prints."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    printed = subprocess.check_output(command, input=text, text=True, env=environment)
+    return [json.loads(line) for line in printed.splitlines()]
+
+
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
@@ -80,7 +88,7 @@ def out(tmp_path: Path) -> Path:
 def test_tensorboard(out: Path) -> None:
     assert track("tensorboard", out, stop=3) == "stopped\n"
     track("tensorboard", out)
-    read = """
+    script = """
 import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 found = EventAccumulator(sys.argv[1], size_guidance={"scalars": 0})
@@ -91,8 +99,7 @@ print(json.dumps({key: [(e.step, e.value) for e in found.Scalars(key)] for key i
     for seed in (0, 1):
         place = out / "tracking" / "tensorboard" / "fedzmg" / f"seed-{seed}"
         assert len(list(place.iterdir())) == 2
-        text = subprocess.check_output([sys.executable, "-c", read, str(place)], text=True)
-        shown = json.loads(text)
+        [shown] = read(script, place)
         for key, values in expected(out, seed).items():
             # As a list: rounds that were trained again are there once.
             rounds, scalars = zip(*shown[key], strict=True)
@@ -103,7 +110,7 @@ print(json.dumps({key: [(e.step, e.value) for e in found.Scalars(key)] for key i
 def test_mlflow(out: Path) -> None:
     assert track("mlflow", out, stop=3) == "stopped\n"
     track("mlflow", out)
-    read = """
+    script = """
 import json, sys
 from mlflow.tracking import MlflowClient
 client = MlflowClient(tracking_uri=sys.argv[1])
@@ -119,12 +126,7 @@ for run in client.search_runs([experiment]):
     }
 print(json.dumps(found))
 """
-    address = f"sqlite:///{out / 'tracking' / 'mlflow' / 'mlflow.db'}"
-    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
-    text = subprocess.check_output(
-        [sys.executable, "-c", read, address], text=True, env=environment
-    )
-    runs = json.loads(text)
+    [runs] = read(script, f"sqlite:///{out / 'tracking' / 'mlflow' / 'mlflow.db'}")
     assert sorted(runs) == ["fedzmg/seed-0", "fedzmg/seed-1"]
     for seed in (0, 1):
         run = runs[f"fedzmg/seed-{seed}"]
@@ -147,7 +149,7 @@ def test_wandb_offline(out: Path) -> None:
     # Two pieces each, under one id, so that they become one run when they are synced.
     assert sorted(path.stem for path in files) == sorted(f"run-{i}" for i in ids * 2)
     for seed, identity in enumerate(ids):
-        pieces = [list(history(path)) for path in files if identity in path.name]
+        pieces = [history(path) for path in files if identity in path.name]
         assert [[step for step, _ in piece] for piece in pieces] == [[1, 2, 3], [1, 2, 3, 4, 5]]
         for key, values in expected(out, seed).items():
             for piece in pieces:
@@ -156,9 +158,9 @@ def test_wandb_offline(out: Path) -> None:
         assert {s for s, row in pieces[1] if "eval/accuracy" in row} == {1, 3, 5}
 
 
-def history(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def history(path: Path) -> list[Any]:
     """Steps and values of an offline run: protocol buffers in a log of blocks, as LevelDB's is."""
-    read = """
+    script = """
 import json, sys
 from wandb.proto import wandb_internal_pb2 as format
 for line in sys.stdin:
@@ -168,11 +170,7 @@ for line in sys.stdin:
                for item in record.history.item}
         print(json.dumps([record.history.step.num, row]))
 """
-    lines = "\n".join(record.hex() for record in records(path.read_bytes()))
-    text = subprocess.check_output([sys.executable, "-c", read], input=lines, text=True)
-    for line in text.splitlines():
-        step, row = json.loads(line)
-        yield step, row
+    return read(script, text="\n".join(one.hex() for one in records(path.read_bytes())))
 
 
 def records(content: bytes) -> Iterator[bytes]:

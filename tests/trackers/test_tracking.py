@@ -18,29 +18,29 @@ from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.studies.study import run_study
+from fedzmg.simulation import History
 from fedzmg.trackers import Tracking, by_point
 
 
-def specs() -> list[RunSpec]:
-    return [RunSpec(task="toy", seed=seed, engine="vectorized") for seed in (0, 1)]
-
-
-def places(out: Path) -> list[Path]:
-    return [out / "fedzmg" / f"seed-{seed}" for seed in (0, 1)]
+def train(out: Path, makers: dict[str, Any], shown: Any = None, **options: Any) -> list[History]:
+    """Train two seeds in ``out`` with trackers."""
+    specs = [RunSpec(task="toy", seed=seed, engine="vectorized") for seed in (0, 1)]
+    directories = [out / "fedzmg" / f"seed-{seed}" for seed in (0, 1)]
+    with Tracking(makers, out, shown) as progress:
+        return run_pack(toy_task(), specs, directories, progress=progress, **options)
 
 
 def test_trackers_receive_the_numbers_of_the_log(tmp_path: Path) -> None:
     kept: list[Recorder] = []
-    with Tracking({"own": partial(Recorder, kept)}, tmp_path) as progress:
-        run_pack(toy_task(), specs(), places(tmp_path), progress=progress)
-    assert [r.run.name for r in kept if r.run] == ["fedzmg/seed-0", "fedzmg/seed-1"]
-    for recorder, place in zip(kept, places(tmp_path), strict=True):
-        assert recorder.run is not None
-        assert recorder.run.directory == tmp_path / "tracking" / "own"
-        assert recorder.run.settings["client.momentum"] == 0.9
-        assert recorder.run.settings["protocol.cohort"] == 3
+    train(tmp_path, {"own": partial(Recorder, kept)})
+    for seed, recorder in enumerate(kept):
+        run = recorder.run
+        assert run is not None
+        assert (run.name, run.directory) == (f"fedzmg/seed-{seed}", tmp_path / "tracking" / "own")
+        assert run.settings["client.momentum"] == 0.9
+        assert run.settings["protocol.cohort"] == 3
         assert recorder.ending == "finished"
-        for line in log_of(place):
+        for line in log_of(tmp_path / run.name):
             values = recorder.logged[line["round"]]
             assert values["train/loss"] == line["train_loss"]
             assert values["traffic/total_bytes_up"] == line["total_bytes_up"]
@@ -51,17 +51,13 @@ def test_trackers_receive_the_numbers_of_the_log(tmp_path: Path) -> None:
 
 def test_resumed_rounds_keep_their_steps_and_earlier_ones_are_not_repeated(tmp_path: Path) -> None:
     whole: list[Recorder] = []
-    with Tracking({"own": partial(Recorder, whole)}, tmp_path / "whole") as progress:
-        run_pack(toy_task(), specs(), progress=progress)
+    train(tmp_path / "whole", {"own": partial(Recorder, whole)})
     kept: list[Recorder] = []
-    with (
-        pytest.raises(MemoryError),
-        Tracking({"own": partial(Recorder, kept)}, tmp_path, ProgressLog(stop=3)) as progress,
-    ):
-        run_pack(toy_task(), specs(), places(tmp_path), progress=progress, checkpoint_seconds=0)
+    makers = {"own": partial(Recorder, kept)}
+    with pytest.raises(MemoryError):
+        train(tmp_path, makers, ProgressLog(stop=3), checkpoint_seconds=0)
     assert [r.ending for r in kept] == ["stopped", "stopped"]
-    with Tracking({"own": partial(Recorder, kept)}, tmp_path) as progress:
-        run_pack(toy_task(), specs(), places(tmp_path), progress=progress)
+    train(tmp_path, makers)
     first, second = kept[0], kept[2]
     assert second.run is not None
     assert (second.run.name, second.run.done) == ("fedzmg/seed-0", 3)
@@ -78,28 +74,24 @@ def test_a_failing_tracker_is_reported_once_and_no_round_is_lost(
     kept: list[Recorder] = []
     well: list[Recorder] = []
     shown = ProgressLog()
-    makers: dict[str, Any] = {
-        "broken": partial(Recorder, kept, fails_at=fails_at),
-        "well": partial(Recorder, well),
-    }
-    with Tracking(makers, tmp_path, shown) as progress:
-        histories = run_pack(toy_task(), specs(), places(tmp_path), progress=progress)
-        run_pack(toy_task(), [RunSpec(task="toy", seed=2, engine="vectorized")], progress=progress)
+    broken = partial(Recorder, kept, fails_at=fails_at)
+    histories = train(tmp_path, {"broken": broken, "well": partial(Recorder, well)}, shown)
     [message] = shown.messages
     assert message.startswith("broken ")
     assert message.endswith(": no such server")
-    assert shown.rounds == [1, 2, 3, 4, 5] * 2
+    assert shown.rounds == [1, 2, 3, 4, 5]
     assert [len(h.records) for h in histories] == [5, 5]
-    assert [list(r.logged) for r in well] == [[1, 2, 3, 4, 5]] * 3
+    assert [list(r.logged) for r in well] == [[1, 2, 3, 4, 5]] * 2
     assert [r.ending for r in kept] == ([None] if fails_at == 0 else ["stopped", "stopped"])
 
 
-def test_runs_of_a_study_have_its_names(tmp_path: Path) -> None:
+def test_runs_of_a_study_have_its_names_and_end_when_stopped_early(tmp_path: Path) -> None:
     kept: list[Recorder] = []
     spec = StudySpec.parse(
-        {"task": "toy", "seeds": [4], "rounds": 1, "rates": "given", "engine": "vectorized",
-         "algorithms": {"with clip": {"algorithm": "fedavg"}, "fedzmg": {},
-                        "light": {"algorithm": "fedzmg", "client": {"momentum": 0.1}}}}
+        {"task": "toy", "seeds": [4], "rounds": 8, "rates": "given", "engine": "vectorized",
+         "algorithms": {"with clip": {"algorithm": "fedavg", "client": {"lr": 1e38}}, "fedzmg": {},
+                        "light": {"algorithm": "fedzmg", "client": {"momentum": 0.1}}},
+         "stop": {"diverged": True}}
     )  # fmt: skip
     with Tracking({"own": partial(Recorder, kept)}, tmp_path / "s") as progress:
         run_study(spec, tmp_path / "s", task=toy_task(), progress=progress)
@@ -110,6 +102,10 @@ def test_runs_of_a_study_have_its_names(tmp_path: Path) -> None:
     assert len(kept) == 3
     assert kept[0].run is not None
     assert kept[0].run.project == "s"
+    for recorder, name in zip(kept, names, strict=True):
+        assert list(recorder.logged) == [line["round"] for line in log_of(tmp_path / "s" / name)]
+        assert recorder.ending == "finished"
+    assert len(kept[0].logged) < len(kept[1].logged) == 8
 
 
 def test_trials_of_a_grid_are_named_by_its_axes(tmp_path: Path) -> None:
@@ -138,18 +134,3 @@ def test_unknown_and_missing_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in trackers.TRACKERS:
         with pytest.raises(InputError, match=rf"pip install 'fedzmg\[{name}\]'"):
             trackers.named([name])
-
-
-def test_a_trial_stopped_early_logs_no_further_round(tmp_path: Path) -> None:
-    kept: list[Recorder] = []
-    spec = StudySpec.parse(
-        {"task": "toy", "seeds": [0, 1], "rounds": 8, "rates": "given", "engine": "vectorized",
-         "algorithms": {"fedavg": {"client": {"lr": 1e38}}}, "stop": {"diverged": True}}
-    )  # fmt: skip
-    with Tracking({"own": partial(Recorder, kept)}, tmp_path / "s") as progress:
-        run_study(spec, tmp_path / "s", task=toy_task(), progress=progress)
-    for recorder, seed in zip(kept, (0, 1), strict=True):
-        lines = log_of(tmp_path / "s" / "fedavg" / f"seed-{seed}")
-        assert list(recorder.logged) == [line["round"] for line in lines]
-        assert len(lines) < 8
-        assert recorder.ending == "finished"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,18 +12,9 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedzmg import ZeroMean
+from fedzmg.algorithms.mimelite import MimeLite
 from fedzmg.algorithms.sgd import SGD
-from fedzmg.contract import (
-    ClientContext,
-    ClientRule,
-    FullPass,
-    FullPassTiming,
-    Layout,
-    State,
-    Upload,
-    numbers,
-    structure,
-)
+from fedzmg.contract import ClientRule, Layout, numbers, structure
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.data.plan import ClientBatch, Stream, local_stream
 from fedzmg.diagnose.measure import Part
@@ -89,7 +80,8 @@ def gradients(
     none = np.zeros(0, np.int64)
     nothing = Stream(np.zeros((0, size), np.int64), none, np.zeros(0, np.bool_), none)
     entries = [ClientBatch(0, k, int(n), nothing) for k, n in enumerate(task.train.counts)]
-    yield from _uploads(task, FullGradient(), entries, params, weights, where)
+    # Without local steps, MimeLite only uploads its full gradient.
+    yield from _uploads(task, MimeLite(), entries, params, weights, where)
 
 
 def updates(
@@ -112,30 +104,6 @@ def updates(
     rule: ClientRule = ZeroMean(SGD(lr=lr)) if project else SGD(lr=lr)
     sizes = np.array([entry.examples for entry in entries], dtype=np.float64)
     yield from _uploads(task, rule, entries, params, sizes, where)
-
-
-@final
-@dataclass(frozen=True)
-class FullGradient(ClientRule):
-    """Client rule that sends the gradient over all of its examples and takes no step."""
-
-    @property
-    def full_pass(self) -> FullPassTiming:
-        return "start"
-
-    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        assert isinstance(full_pass, FullPass)
-        return full_pass.grad
-
-    def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> tuple[Tree, State]:
-        return params, scratch
-
-    def finish(
-        self, context: ClientContext, params: Tree, scratch: State, steps: Tensor
-    ) -> tuple[Upload, State]:
-        return Upload(scratch), context.memory
 
 
 def _uploads(
@@ -174,7 +142,8 @@ def _uploads(
                 chunks = list(Sequential(program).train(batch, sent, ()))
         for chunk in chunks:
             positions = first + np.array(chunk.batches)
-            yield row(chunk.outcomes.upload.delta, chunk.rows), weights[positions]
+            upload = chunk.outcomes.upload
+            yield row(upload.average or upload.delta, chunk.rows), weights[positions]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedzmg.contract import Layout
 from fedzmg.diagnose.clients import (
     Where,
     centred,
@@ -22,7 +21,7 @@ from fedzmg.diagnose.clients import (
     sample,
     updates,
 )
-from fedzmg.diagnose.measure import WHOLE, Measurement, Pair, Part, measure
+from fedzmg.diagnose.measure import Measurement, Pair, measure, spread_of
 from fedzmg.diagnose.verdict import Verdict, judge
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.initial import initial_params
@@ -152,8 +151,7 @@ def diagnose(
         drifts = [spread_of(parts, layout) for parts in trained]
         if not drifts or not all(math.isfinite(v) for one in drifts for v in one.values()):
             return Point(at, found, {})
-        plain, projected = drifts
-        return Point(at, found, {name: Pair(plain[name], projected[name]) for name in plain})
+        return Point(at, found, {name: Pair(*(one[name] for one in drifts)) for name in drifts[0]})
 
     say("measuring gradients" + (" and drift" if drifting else ""))
     points = [point_of(given, round)]
@@ -188,25 +186,6 @@ def diagnose(
         centred=then,
         verdict=judge(points[0].measurement, inputs=inputs, centred=then),
     )
-
-
-def spread_of(parts: Iterable[Part], layout: Layout) -> dict[str, float]:
-    """Compute the weighted mean squared distance of clients from their mean, by parameter."""
-    total, square = 0.0, dict.fromkeys(layout, 0.0)
-    mean: dict[str, Any] = dict.fromkeys(layout, 0.0)
-    for moves, weights in parts:
-        share = torch.from_numpy(weights)
-        total += float(share.sum())
-        for name, leaf in moves.items():
-            flat = leaf.detach().to("cpu", torch.float64).flatten(1)
-            square[name] += float(share @ flat.square().sum(1))
-            mean[name] = mean[name] + share @ flat
-    if total == 0.0:
-        return {}
-    found = {k: square[k] / total - float((mean[k] / total).square().sum()) for k in layout}
-    # Rounding can make a difference of large numbers negative; NaN stays.
-    found = {name: 0.0 if value < 0.0 else value for name, value in found.items()}
-    return {**found, WHOLE: sum(found.values())}
 
 
 def _check(**given: int | None) -> None:

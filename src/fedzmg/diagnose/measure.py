@@ -114,15 +114,8 @@ def measure(parts: Iterable[Part], layout: Layout) -> Measurement:
         parts: gradients, see :data:`Part`; weights need not sum to one.
         layout: roles and input axes of the parameters; layers are measured in its order.
     """
-    axes, bias_of = projected_axes(layout), _bias_of(layout)
-    sums = {name: _Sums() for name in layout}
-    weight = 0.0
-    for gradients, weights in parts:
-        share = torch.from_numpy(np.asarray(weights, dtype=np.float64))
-        weight += float(share.sum())
-        wide = {name: leaf.detach().to("cpu", torch.float64) for name, leaf in gradients.items()}
-        for name, leaf in wide.items():
-            sums[name].add(leaf, axes[name], share, wide.get(bias_of.get(name, "")))
+    sums, weight = _summed(parts, layout)
+    bias_of = _bias_of(layout)
     energies = {name: torch.cat(one.energy).numpy() for name, one in sums.items()}
     removed = {name: torch.cat(one.mean_energy).numpy() for name, one in sums.items()}
     every: Floats = np.sum(list(energies.values()), axis=0)
@@ -141,6 +134,32 @@ def measure(parts: Iterable[Part], layout: Layout) -> Measurement:
     return Measurement(tuple(layers), _layer((WHOLE, ""), shape, every, whole, every, total))
 
 
+def spread_of(parts: Iterable[Part], layout: Layout) -> dict[str, float]:
+    """Compute the weighted mean squared distance of clients from their mean, by parameter."""
+    sums, weight = _summed(parts, layout)
+    if not weight:
+        return {}
+    found = {}
+    for name, one in sums.items():
+        value = (one.weighted_energy - float(one.sums[2].square().sum()) / weight) / weight
+        # Rounding can make a difference of large numbers negative; NaN stays.
+        found[name] = 0.0 if value < 0.0 else value
+    return {**found, WHOLE: sum(found.values())}
+
+
+def _summed(parts: Iterable[Part], layout: Layout) -> tuple[dict[str, _Sums], float]:
+    """Return sums over clients by parameter, and the sum of their weights."""
+    axes, bias_of = projected_axes(layout), _bias_of(layout)
+    sums, weight = {name: _Sums() for name in layout}, 0.0
+    for gradients, weights in parts:
+        share = torch.from_numpy(np.asarray(weights, dtype=np.float64))
+        weight += float(share.sum())
+        wide = {name: leaf.detach().to("cpu", torch.float64) for name, leaf in gradients.items()}
+        for name, leaf in wide.items():
+            sums[name].add(leaf, axes[name], share, wide.get(bias_of.get(name, "")))
+    return sums, weight
+
+
 def _bias_of(layout: Layout) -> dict[str, str]:
     """Match weights to the biases of their layers."""
     found = {}
@@ -157,6 +176,7 @@ class _Sums:
 
     def __init__(self) -> None:
         self.inputs = self.parameters = 0
+        self.weighted_energy = 0.0
         self.energy: list[Tensor] = []
         self.mean_energy: list[Tensor] = []
         self.sums: list[Any] = [0.0] * 4
@@ -174,6 +194,7 @@ class _Sums:
             means = gradients.mean([axis % rank + 1 for axis in axes]).flatten(1)
             self.inputs = self.parameters // means.shape[1]
         self.energy.append(flat.square().sum(1))
+        self.weighted_energy += float(share @ self.energy[-1])
         self.mean_energy.append(self.inputs * means.square().sum(1))
         new = flat.sum(0), means.sum(0), share @ flat, share @ means
         self.sums = [old + one for old, one in zip(self.sums, new, strict=True)]

@@ -93,20 +93,14 @@ def drawn_curve(runs: Sequence[Run]) -> Curve | None:
     lived = _lived(runs)
     chosen = [run for run in lived if run.complete] or lived or list(runs)
     end = min(run.diverged or math.inf for run in chosen)
-    shared, table = _table(
-        [{r: v for r, v in run.evaluations.items() if r < end} for run in chosen]
-    )
+    curves = [{r: v for r, v in run.evaluations.items() if r < end} for run in chosen]
+    shared, table = _table(curves)
     if not shared:
         return None
     moved = [dict(zip(run.log.evaluated, run.log.moved, strict=True)) for run in chosen]
-    return Curve(
-        rounds=np.array(shared),
-        mean=table.mean(axis=0),
-        spread=table.std(axis=0, ddof=1) if len(table) > 1 else None,
-        mib=np.array([statistics.fmean(log[round_] for log in moved) / MIB for round_ in shared]),
-        averaged=len(chosen),
-        broke_off=not lived,
-    )
+    mib = np.array([statistics.fmean(log[round_] for log in moved) / MIB for round_ in shared])
+    spread = table.std(axis=0, ddof=1) if len(table) > 1 else None
+    return Curve(np.array(shared), table.mean(axis=0), spread, mib, len(chosen), not lived)
 
 
 def finals(runs: Sequence[Run], rule: scores.FinalRule = "full") -> dict[int, float]:

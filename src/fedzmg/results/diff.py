@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.results.scores import final_score, scheduled
+from fedzmg.results.averaging import finals
+from fedzmg.results.runs import read_run
 from fedzmg.results.significance import PairedTest, paired_t
 from fedzmg.storage.formats import flat, json_words, log_lines, read_json, read_toml
 
@@ -25,10 +26,6 @@ DATA = ("data_sha256", "task_sha256", "clients", "examples", "preset", "metric")
 TIME = "seconds"
 NEVER_EQUAL = ("started", "finished", "engine_reason", "command", TIME)
 """Facts of a manifest about time and command, not about the training."""
-PACKING = ("pack", "pack_changes")
-"""Facts that do not change a bit on CPUs."""
-RULES = "rules_sha256"
-"""Hash of an algorithm's equations, which older manifests lack."""
 CURVES = ("metric", "loss", "train_loss")
 
 Rows = Mapping[Any, Mapping[str, Any]]
@@ -150,12 +147,18 @@ def compare(left: Path, right: Path) -> Difference:
             "algorithms and seeds"
         )
     facts = pairs[0][0].manifest
+    plans = [
+        _unequal(*(flat(read_toml(side / name)) for side in (left, right)))
+        for name in ("study.toml", "grid.toml")
+        if (left / name).is_file() and (right / name).is_file()
+    ]
+    changes = [Change(_aspect(key), key, a, b, ()) for own in plans for key, a, b in own]
     return Difference(
         left=str(left),
         right=str(right),
         metric=str(facts.get("metric", "metric")),
         higher_is_better=bool(facts.get("higher_is_better", True)),
-        changes=(*_plan_changes(left, right), *_changes(pairs)),
+        changes=(*changes, *_changes(pairs)),
         curves=tuple(compare_logs(a.name, a.rows, b.rows) for a, b in pairs),
         scores=tuple(_scores(pairs)),
         only_left=tuple(unit.name for unit in only_left),
@@ -205,30 +208,25 @@ def read(top: Path) -> Iterator[Unit]:
 
 
 def _read_run(directory: Path, name: str) -> Unit:
-    spec, rows = read_toml(directory / "spec.toml"), _rows(directory, "round")
-    seed, protocol = int(spec.get("seed", 0)), spec.get("protocol", {})
-    total, score = max(rows, default=0), None
-    due = scheduled(total, int(protocol.get("eval_every", 1)))
-    known = {r: rows[r].get("metric") for r in due if r in rows}
-    values = {r: float(metric) for r, metric in known.items() if metric is not None}
-    if any(row.get("diverged") for row in rows.values()):
-        score = math.nan
-    elif values and total >= protocol.get("rounds", math.inf):
-        score = final_score(list(values), list(values.values()), total=total)
-    finals = {} if score is None else {f"seed {seed}": score}
-    group = name.rpartition("/")[0] or str(spec.get("algorithm", ""))
-    return Unit(name, group, seed, flat(spec), _manifest(directory), rows, finals)
+    rows = _rows(directory, "round")
+    spec, run = read_toml(directory / "spec.toml"), read_run(directory, name, [])
+    ends: dict[int, float] = {}
+    if run is not None:
+        ends = finals([run]) if run.diverged is None else {run.seed: math.nan}
+    group = name.rpartition("/")[0] or str(spec["algorithm"])
+    scores = {f"seed {seed}": score for seed, score in ends.items()}
+    return Unit(name, group, spec["seed"], flat(spec), _manifest(directory), rows, scores)
 
 
 def _read_search(directory: Path, name: str) -> Unit:
-    finals = {
+    scores = {
         ", ".join(f"{key} {value:.6g}" for key, value in point["options"].items()): float(
             math.nan if point["score"] is None else point["score"]
         )
         for point in read_json(directory / "scores.json").get("points", [])
     }
     rows = _rows(directory, "trial", "round")
-    return Unit(name, name, None, {}, _manifest(directory), rows, finals)
+    return Unit(name, name, None, {}, _manifest(directory), rows, scores)
 
 
 def _rows(directory: Path, *keys: str) -> dict[Any, Mapping[str, Any]]:
@@ -268,25 +266,17 @@ def _take_pairs(left: list[Unit], right: list[Unit]) -> list[tuple[Unit, Unit]]:
     return pairs
 
 
-def _plan_changes(left: Path, right: Path) -> Iterator[Change]:
-    """Yield differences of the files that studies and grids were made from."""
-    for name in ("study.toml", "grid.toml"):
-        if (left / name).is_file() and (right / name).is_file():
-            both = (flat(read_toml(side / name)) for side in (left, right))
-            for key, a, b in _unequal(*both):
-                yield Change(_aspect(key), key, a, b, ())
-
-
 def _changes(pairs: Sequence[tuple[Unit, Unit]]) -> list[Change]:
     """Return differences of specifications and manifests, each once with the runs it is in."""
     found: dict[str, tuple[Aspect, str, Any, Any, list[str]]] = {}
     for a, b in pairs:
         ignored = set(NEVER_EQUAL)
         if a.manifest.get("device") == b.manifest.get("device") == "cpu":
-            ignored |= {*PACKING}
-        known = all(unit.manifest.get(RULES) is not None for unit in (a, b))
+            ignored |= {"pack", "pack_changes"}  # packing changes no bit on CPUs
+        rules = "rules_sha256"  # hash of an algorithm's equations; older manifests lack it
+        known = all(unit.manifest.get(rules) is not None for unit in (a, b))
         if not known or a.spec.get("algorithm") != b.spec.get("algorithm"):
-            ignored.add(RULES)
+            ignored.add(rules)
         listed = [(_aspect(key), key, x, y) for key, x, y in _unequal(a.spec, b.spec)]
         listed += [
             ("data" if key in DATA else "versions", key, x, y)

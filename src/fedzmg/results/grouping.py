@@ -18,9 +18,6 @@ from fedzmg.results.runs import Run
 from fedzmg.storage.files import folder_name
 from fedzmg.storage.formats import flat
 
-_USUAL_REFERENCE = "fedzmg"
-"""Algorithm that comes first in studies without a plan."""
-
 
 @dataclass(frozen=True, eq=False)
 class Study:
@@ -68,11 +65,6 @@ class Study:
     def protocol(self) -> Mapping[str, Any]:
         """Protocol that all runs share."""
         return dict(self.runs[0].spec.get("protocol", {}))
-
-    @property
-    def label(self) -> str:
-        """The user's remark on the study."""
-        return str(self.plan.get("label") or "")
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -140,7 +132,7 @@ def group_study(runs: Sequence[Run], plan: Mapping[str, Any], notes: list[str]) 
     def position(label: str) -> tuple[int, bool, str]:
         known = label if label in order else members[label][0].algorithm
         index = order.index(known) if known in order else len(order)
-        return index, known != _USUAL_REFERENCE, label
+        return index, known != "fedzmg", label  # the usual reference of studies without a plan
 
     task, facts = str(runs[0].spec["task"]), runs[0].manifest
     higher = bool(facts.get("higher_is_better", True))

@@ -83,7 +83,11 @@ def read(directories: Sequence[Path]) -> Material:
                 run = read_run(directory, shown, notes)
                 runs += [] if run is None else [planned(run, plans)]
             for file in _REQUIRED.keys() & set(held):
-                extras[file].append(Extra(shown, _read_extra(directory / file)))
+                content = read_json(directory / file)
+                for key in _REQUIRED[file]:
+                    if key not in content:
+                        raise InputError(f"{directory / file} lacks {key!r}: {RESTORE}")
+                extras[file].append(Extra(shown, content))
             any_here |= not {"spec.toml", *_REQUIRED}.isdisjoint(held)
         if not any_here:
             raise InputError(
@@ -91,20 +95,6 @@ def read(directories: Sequence[Path]) -> Material:
                 "give a directory that 'fedzmg run', 'compare', 'study', 'grid' or "
                 "'data describe' wrote"
             )
-    return Material(
-        names=names,
-        given=tuple(top.as_posix() for top in directories),
-        studies=tuple(studies(runs, plans, notes)),
-        grids=tuple(extras["grid.json"]),
-        heterogeneity=tuple(extras["heterogeneity.json"]),
-        plans=tuple(files),
-        notes=tuple(notes),
-    )
-
-
-def _read_extra(path: Path) -> dict[str, Any]:
-    content = read_json(path)
-    for key in _REQUIRED[path.name]:
-        if key not in content:
-            raise InputError(f"{path} lacks {key!r}: {RESTORE}")
-    return content
+    given, found = tuple(top.as_posix() for top in directories), studies(runs, plans, notes)
+    grids, described = (tuple(extras[name]) for name in _REQUIRED)
+    return Material(names, given, tuple(found), grids, described, tuple(files), tuple(notes))

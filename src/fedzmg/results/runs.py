@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """Format of run directories."""
-_SUMMED = ("bytes_down", "bytes_up", "bytes_up_bound", "scalar_bytes_down", "scalar_bytes_up")
 
 
 class Log(NamedTuple):
@@ -174,6 +173,7 @@ def _log(records: Sequence[Mapping[str, Any]]) -> Log:
     moved = [int(one["total_bytes_down"]) + int(one["total_bytes_up"]) for one in records]
     evaluated = [i for i, one in enumerate(records) if one.get("metric") is not None]
     losses = [one.get("client_loss") for one in records]
+    sizes = ("bytes_down", "bytes_up", "bytes_up_bound", "scalar_bytes_down", "scalar_bytes_up")
     return Log(
         rounds=tuple(int(one["round"]) for one in records),
         dropped=tuple(int(one["dropped"]) for one in records),
@@ -183,7 +183,7 @@ def _log(records: Sequence[Mapping[str, Any]]) -> Log:
         metrics=tuple(float(records[i]["metric"]) for i in evaluated),
         moved=tuple(moved[i] for i in evaluated),
         traffic={
-            **{name: sum(one[name] for one in records) for name in _SUMMED},
+            **{name: sum(one[name] for one in records) for name in sizes},
             "kept": records[-1].get("bytes_kept", 0) if records else 0,
             "total": moved[-1] if records else 0,
         },

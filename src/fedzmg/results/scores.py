@@ -20,9 +20,6 @@ FinalRule: TypeAlias = Literal["full", "author"]
 RULES: tuple[ThresholdRule, ...] = get_args(ThresholdRule)
 FINAL_RULES: tuple[FinalRule, ...] = get_args(FinalRule)
 
-_SLACK = 8 * sys.float_info.epsilon
-"""Relative tolerance for means that tie with a threshold."""
-
 
 def scheduled(total: int, every: int) -> range | list[int]:
     """Return the rounds whose evaluations count for scores.
@@ -62,7 +59,8 @@ def rounds_to_threshold(
     finite = sliding_window_view(np.isfinite(heights), window).all(axis=1)
     windows = sliding_window_view(np.where(np.isfinite(heights), heights, 0.0), window)
     reached = windows.min(axis=1) if rule == "rolling_min" else windows.mean(axis=1)
-    qualifies = finite & (reached >= threshold - _SLACK * abs(threshold))
+    slack = 8 * sys.float_info.epsilon * abs(threshold)  # means may tie with the threshold
+    qualifies = finite & (reached >= threshold - slack)
     if rule == "stays_above":
         # A window that is still followed by one below the threshold has not settled.
         qualifies = np.logical_and.accumulate(qualifies[::-1])[::-1]

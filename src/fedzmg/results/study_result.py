@@ -124,7 +124,7 @@ class StudyResult:
         for label in others:
             if seeds[label] != seeds[first]:
                 both = f"{label} has the seeds {seeds[label]} and {first} {seeds[first]}"
-                raise InputError(f"histories: {both}; give the same seeds in the same order")
+                raise InputError(f"histories: {both}; runs are paired: give the same in order")
         runs = [Run.of_history(h, label) for label, each in histories.items() for h in each]
         order: dict[str, Any] = {"algorithms": list(histories)}
         return study_result(group_study(runs, plan or order, []), histories)
@@ -185,7 +185,7 @@ class StudyResult:
         return {
             "format": FORMAT,
             "task": study.task,
-            "label": study.label,
+            "label": str(plan.get("label") or ""),
             "metric": study.metric,
             "higher_is_better": study.higher_is_better,
             "rates": plan.get("rates"),

@@ -27,8 +27,6 @@ State = Literal["waiting", "running", "interrupted", "stopped", "diverged", "don
 
 PLANS: dict[Kind, str] = {"study": "study.toml", "grid": "grid.toml", "run": "spec.toml"}
 MANIFESTS = {"run": "manifest.json", "grid": "*/manifest.json", "study": "*/*/manifest.json"}
-RECENT = 20
-"""Number of last rounds that the speed is measured over."""
 
 
 class Training(NamedTuple):
@@ -113,15 +111,12 @@ class Work(NamedTuple):
     @property
     def seconds_left(self) -> float | None:
         """Estimated time to the end at the speed so far; None before the first round."""
-        known = [(one.group, one.seconds) for one in self.trainings if one.seconds is not None]
-
-        def each(one: Training) -> float:
-            same = [seconds for group, seconds in known if group == one.group]
-            usual = same or [seconds for _, seconds in known]
-            return statistics.fmean(usual) if one.seconds is None else one.seconds
-
-        left = [one for one in self.trainings if not one.ended]
-        return sum(each(one) * (one.rounds - one.round) for one in left) if known else None
+        known = [one.seconds for one in self.trainings if one.seconds is not None]
+        if not known:
+            return None
+        usual, left = statistics.fmean(known), [one for one in self.trainings if not one.ended]
+        times = [usual if one.seconds is None else one.seconds for one in left]
+        return sum((o.rounds - o.round) * time for o, time in zip(left, times, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything for JSON; non-finite numbers become null."""
@@ -275,8 +270,8 @@ def _training(
     evaluated = [row for row in rows if row.get("metric") is not None]
     scored = [row for row in evaluated if row["round"] > counted]
     metrics = [float(row["metric"]) for row in scored or evaluated[-1:]]
-    # The first round includes one-time costs.
-    recent = [float(row["seconds"]) for row in (rows[1:] or rows)[-RECENT:] if "seconds" in row]
+    # Speed of the last twenty rounds; the first round includes one-time costs.
+    recent = [float(row["seconds"]) for row in (rows[1:] or rows)[-20:] if "seconds" in row]
     states: dict[State, Any] = {
         "diverged": any(row.get("diverged") for row in rows) or early.get("why") == "diverged",
         "stopped": early, "done": ended, "running": running, "waiting": waiting,

@@ -19,7 +19,6 @@ from fedzmg.results.formatting import NONE, signed_text, value_text
 from fedzmg.terminal.render import render
 
 MOST_ROWS = 40
-_HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def diff(found: Difference, asked: Collection[str], width: int) -> RenderableType:
@@ -74,7 +73,7 @@ def _value(value: Any) -> str:
     if value is None:
         return "-"
     text = value if isinstance(value, str) else json.dumps(value)
-    return text[:12] if _HASH.fullmatch(text) else text
+    return text[:12] if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", text) else text
 
 
 def _curves(found: Difference) -> Iterator[Table | str]:

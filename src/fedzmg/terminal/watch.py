@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import get_args
 
-from rich.console import Console, Group, RenderableType
-from rich.text import Text
+from rich.console import Console, RenderableType
 
 from fedzmg.provenance import PYTHON
 from fedzmg.report.tables.table import Cell, Table
-from fedzmg.results.formatting import duration, plain, value_text
+from fedzmg.results.formatting import duration, value_text
 from fedzmg.results.watch import State, Training, Work
-from fedzmg.terminal.render import render
+from fedzmg.terminal.render import bold, render
 
 MOST_ROWS = 30
 """Runs that are shown one by one; more of them are grouped by algorithm."""
@@ -26,57 +23,32 @@ FIRST: tuple[State, ...] = ("running", "interrupted", "diverged", "stopped", "do
 
 def screen(works: Iterable[Work], width: int) -> RenderableType:
     """Show everything."""
-    return render(itertools.chain.from_iterable(_parts(work) for work in works), width)
+    return render(itertools.chain.from_iterable(map(_parts, works)), width)
 
 
-def fitted(works: Sequence[Work], console: Console) -> RenderableType:
-    """Show as much as the terminal has lines for: fewer rows, then lines instead of tables."""
-
-    def view(only_alive: bool, most: int) -> RenderableType:
-        parts = (
-            [_one_line(line(work))] if only_alive and not work.alive else _parts(work, most)
-            for work in works
-        )
-        return render(itertools.chain.from_iterable(parts), console.width)
-
-    def size(only_alive: bool, most: int) -> int:
-        return len(console.render_lines(view(only_alive, most)))
-
-    height = max(console.height - 1, 1)
-    counts = range(1, max((len(work.trainings) for work in works), default=0) + 2)
-    for alone in (False, True):
-        most = bisect_right(counts, height, key=partial(size, alone))
-        if most:
-            return view(alone, most)
-    lines = [line(work) for work in sorted(works, key=lambda work: not work.alive)]
-    if len(lines) > height:
-        lines[height - 1 :] = [f"and {len(lines) - height + 1} more"]
-    return Group(*map(_one_line, lines))
+def fitted(works: Iterable[Work], console: Console) -> RenderableType:
+    """Show everything, what moves first: a terminal that is too short cuts off the end."""
+    moving = [
+        work._replace(trainings=tuple(sorted(work.trainings, key=lambda t: FIRST.index(t.state))))
+        for work in sorted(works, key=lambda work: not work.alive)
+    ]
+    return screen(moving, console.width)
 
 
-def _one_line(text: str) -> Text:
-    return Text(plain(text), no_wrap=True, overflow="ellipsis")
-
-
-def _parts(work: Work, most: int | None = None) -> Iterator[Table | str]:
-    """Make the table of a piece of work, at most so many rows, and the facts below it."""
-    title = f"{work.directory}: {work.kind} of {work.task}" if work.task else work.directory
+def _parts(work: Work) -> Iterator[Table | RenderableType]:
+    """Make the facts of a piece of work and the table below them."""
+    yield bold(f"{work.directory}: {work.kind} of {work.task}" if work.task else work.directory)
+    yield from facts(work)
+    yield ""
     each = work.kind != "grid" and len(work.trainings) <= MOST_ROWS
     groups: dict[str, list[Training]] = {}
     for one in work.trainings:
         groups.setdefault(one.name if each else one.group, []).append(one)
-    order = sorted(groups, key=lambda name: min(FIRST.index(one.state) for one in groups[name]))
-    hidden = order[most:] if most else []
-    shown = [own for name, own in groups.items() if name not in hidden]
-    yield _table(title, work, shown, each) if shown else f"{title}\n"
-    if hidden:
-        others = states(one for name in hidden for one in groups[name])
-        yield f"and {len(hidden)} more: {others}"
-    yield from facts(work)
-    yield ""
+    if groups:
+        yield _table(work, list(groups.values()), each)
 
 
-def _table(title: str, work: Work, groups: Sequence[Sequence[Training]], each: bool) -> Table:
+def _table(work: Work, groups: Sequence[Sequence[Training]], each: bool) -> Table:
     """Make a row per training, or per algorithm with its best training."""
     rows, metric = [], work.metric
     for own in groups:
@@ -96,13 +68,12 @@ def _table(title: str, work: Work, groups: Sequence[Sequence[Training]], each: b
     if not each:
         point = "best point" if work.kind == "grid" else "best run"
         heads = ("algorithm", "state", "round", f"best {metric}", point)
-    return Table("", title, heads, rows, words=2)
+    return Table("", "", heads, rows, words=2)
 
 
 def facts(work: Work) -> list[str]:
     """Describe the best run, the speed, the time left and the owner of the lock."""
-    found = []
-    best = work.best
+    found, best = [], work.best
     if best is not None:
         value = f"{work.metric} {_metric(work, best)}"
         found.append(f"best so far: {best.shown}, {value} after round {best.evaluated}")

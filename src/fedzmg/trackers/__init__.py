@@ -105,23 +105,18 @@ class Tracking:
         def start(name: str) -> None:
             own = self._open[name] = []
             for i, trial in enumerate(simulation.trials):
+                run, project = self._naming(self._label, trial), self._out.resolve().name
+                facts, directory = settings(simulation, i), self._out / FOLDER / name
                 tracker = self._makers[name]()
-                tracker.start(
-                    TrackedRun(
-                        self._naming(self._label, trial), self._out.resolve().name or "fedzmg",
-                        settings(simulation, i), self._out / FOLDER / name, self._done,
-                    )
-                )  # fmt: skip
+                tracker.start(TrackedRun(run, project or "fedzmg", facts, directory, self._done))
                 own.append(tracker)
 
         def log(name: str) -> None:
-            metric = simulation.task.metric.name
-            for i, (tracker, record) in enumerate(
-                zip(self._open[name], report.records, strict=True)
-            ):
+            for i, record in enumerate(report.records):
                 # A trial stopped in this round still logs it.
                 if i not in self._stopped:
-                    tracker.log(report.round, values(record, metric))
+                    own = values(record, simulation.task.metric.name)
+                    self._open[name][i].log(report.round, own)
 
         self._for_each([name for name in self._makers if name not in self._open], start)
         self._for_each(self._open, log)
@@ -251,12 +246,10 @@ class MLflow:
     def _create(self, run: TrackedRun, *, local: bool) -> str:
         from mlflow.entities import Param
 
-        found = self._client.get_experiment_by_name(run.project)
-        if found is None:
-            artifacts = (run.directory / "artifacts").absolute().as_uri() if local else None
-            experiment = self._client.create_experiment(run.project, artifact_location=artifacts)
-        else:
-            experiment = found.experiment_id
+        artifacts = (run.directory / "artifacts").absolute().as_uri() if local else None
+        if self._client.get_experiment_by_name(run.project) is None:
+            self._client.create_experiment(run.project, artifact_location=artifacts)
+        experiment = self._client.get_experiment_by_name(run.project).experiment_id
         made = self._client.create_run(experiment, run_name=run.name).info.run_id
         params = [Param(key, str(value)) for key, value in run.settings.items()]
         self._client.log_batch(made, params=params)
