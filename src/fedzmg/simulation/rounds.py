@@ -95,13 +95,7 @@ class Simulation:
         )
         self._test = task.test.to(device, dtype)
         self._clients, self._servers = (
-            PackedRule.of(
-                getattr(shared, side),
-                [getattr(t.algorithm, side) for t in self.trials],
-                dtype,
-                device,
-            )
-            for side in ("client", "server")
+            PackedRule.of(side, shared, self.trials, dtype, device) for side in ("client", "server")
         )
         self.planner = planner or RoundPlanner(task, [trial.seed for trial in self.trials])
         self.round = 0

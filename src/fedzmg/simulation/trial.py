@@ -69,17 +69,21 @@ class PackedRule(NamedTuple):
 
     @classmethod
     def of(
-        cls, rule: Any, each: Sequence[Any], dtype: torch.dtype, device: torch.device
+        cls,
+        side: str,
+        shared: Algorithm,
+        trials: Sequence[Trial],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> PackedRule:
-        """Pack the rules of ``each`` trial, which equal ``rule`` except for their numbers."""
-        values = [numbers(own) for own in each]
-        return cls(
-            rule,
-            {
-                path: torch.tensor([v[path] for v in values], dtype=dtype, device=device)
-                for path in values[0]
-            },
-        )
+        """Pack the rules of trials that share an algorithm: its client side or its server side."""
+        values = [numbers(getattr(trial.algorithm, side)) for trial in trials]
+        columns = {path: [own[path] for own in values] for path in values[0]}
+        stacked = {
+            path: torch.tensor(column, dtype=dtype, device=device)
+            for path, column in columns.items()
+        }
+        return cls(getattr(shared, side), stacked)
 
     def map(self, function: Callable[..., Any], *args: Any) -> Any:
         """Map ``function(rule, *args)`` over trials, the rule bound to each trial's numbers."""
