@@ -153,7 +153,8 @@ class Rule:
 
     def for_layout(self, layout: Layout) -> Self:
         """Return this rule with the roles and input axes of a model's parameters."""
-        return self
+        inner = {name: rule.for_layout(layout) for name, rule in inner_rules(self).items()}
+        return dataclasses.replace(self, **inner) if inner else self  # type: ignore[type-var]
 
 
 class ClientRule(Rule, ABC):

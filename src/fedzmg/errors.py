@@ -57,15 +57,13 @@ def unknown(kind: str, name: str, known: Iterable[str], *commands: str) -> Input
     close = _close(name, names)
     hint = f": did you mean {' or '.join(map(repr, close))}?" if close else ""
     more = len(names) - _MOST_NAMED
+    tail = f" and {more} more" if more > 0 else ""
+    rest = f" (known: {', '.join(names[:_MOST_NAMED])}{tail})"
     if commands and (close or more > 0):
-        *others, last = map(repr, commands)
-        who = f"{', '.join(others)} and {last} show" if others else f"{last} shows"
-        rest = f" ({who} all)"
+        verb = "show" if len(commands) > 1 else "shows"
+        rest = f" ({' and '.join(map(repr, commands))} {verb} all)"
     elif close and more > 0:
         rest = ""
-    else:
-        tail = f" and {more} more" if more > 0 else ""
-        rest = f" (known: {', '.join(names[:_MOST_NAMED])}{tail})"
     return InputError(f"unknown {kind} {name!r}{hint}{rest}")
 
 

@@ -34,12 +34,10 @@ class Metric:
     higher_is_better: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise InputError(f"metric name = {self.name!r}: expected text; Metric(NAME, FUNCTION)")
-        if not callable(self.function):
+        if not isinstance(self.name, str) or not self.name or not callable(self.function):
             raise InputError(
-                f"metric {self.name}: function = {self.function!r}; expected a function of outputs "
-                "and targets that returns one value per example"
+                f"metric name = {self.name!r}, function = {self.function!r}: expected a text, and "
+                "a function of outputs and targets that returns one value per example"
             )
 
     @property

@@ -148,18 +148,10 @@ _REFLECTED: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _flatten(tree: Tree) -> tuple[list[Tensor], tuple[str, ...]]:
-    return list(tree.values()), tuple(tree)
-
-
-def _unflatten(leaves: Any, names: tuple[str, ...]) -> Tree:
-    return Tree(dict(zip(names, leaves, strict=True)))
-
-
 pytree.register_pytree_node(
     Tree,
-    _flatten,
-    _unflatten,
+    lambda tree: (list(tree.values()), tuple(tree)),
+    lambda leaves, names: Tree(dict(zip(names, leaves, strict=True))),
     serialized_type_name="fedzmg.Tree",
     flatten_with_keys_fn=lambda tree: (
         [(pytree.MappingKey(name), leaf) for name, leaf in tree.items()],

@@ -120,7 +120,7 @@ print((after - before) // 1024)
 def test_memory_of_3400_clients_of_a_large_model_stays_off_the_process() -> None:
     """6 GB in float32 for the whole population; the process holds a few cohorts at most."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, "12"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", SCRIPT, "5"], capture_output=True, text=True, check=True
     )
     cohort = 10 * 422_511 * 4 / 2**20
     assert int(done.stdout) < 8 * cohort

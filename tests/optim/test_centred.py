@@ -15,7 +15,7 @@ from fedzmg.algorithms.projection import zero_mean
 from fedzmg.errors import InputError
 from fedzmg.models import CharGRU, layout_of
 from fedzmg.optim import Centred, zero_mean_
-from fedzmg.optim.tensors import centre_
+from fedzmg.optim.centred import centre_
 from golden_problems import GOLDEN
 
 TENSORS = GOLDEN["algorithms"]["projection_tensors"]

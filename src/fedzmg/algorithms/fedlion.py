@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.info import AlgorithmInfo
+from fedzmg.algorithms.moments import AverageSharedState
 from fedzmg.contract import (
     Algorithm,
     ClientContext,
@@ -39,7 +40,6 @@ from fedzmg.contract import (
     FullPass,
     Number,
     Result,
-    ServerRule,
     State,
     Stepped,
     Upload,
@@ -89,16 +89,13 @@ class LionTicks(ClientRule):
 
 @final
 @dataclass(frozen=True)
-class FedLionServer(ServerRule):
+class FedLionServer(AverageSharedState):
     """Server that moves by the mean number of ticks and keeps the mean momentum."""
 
     pairing = "fedlion"
 
     def init(self, params: Tree) -> State:
         return params.zeros()
-
-    def share(self, state: State) -> State:
-        return state
 
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
         momentum, lr = cohort.average

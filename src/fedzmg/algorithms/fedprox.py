@@ -54,10 +54,6 @@ from fedzmg.contract import (
 from fedzmg.tree import Tree
 
 
-def _pulled(grad: Tree, mu: Number, params: Tree, centre: Tree) -> Tree:
-    return grad + mu * (params - centre)
-
-
 @final
 @dataclass(frozen=True)
 class Prox(Wrapper):
@@ -68,8 +64,8 @@ class Prox(Wrapper):
     mu: Number = number(0.01, low=0, doc="strength of the pull to the global model")
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
-        pulled = _pulled(grad, self.mu, params, context.params)
-        return self.inner.step(context, params, scratch, pulled)
+        grad = grad + self.mu * (params - context.params)
+        return self.inner.step(context, params, scratch, grad)
 
 
 @final
@@ -91,8 +87,8 @@ class ServerSetProx(Wrapper):
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         (mu, _), (loss, inside) = context.shared, scratch
-        pulled = _pulled(grad, mu, params, context.params)
-        params, inside = self.inner.step(_inside(context), params, inside, pulled)
+        grad = grad + mu * (params - context.params)
+        params, inside = self.inner.step(_inside(context), params, inside, grad)
         return params, (loss, inside)
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:

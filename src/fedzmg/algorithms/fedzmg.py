@@ -64,7 +64,7 @@ class ZeroMean(GradientWrapper):
 
     def for_layout(self, layout: Layout) -> Self:
         axes = projected_axes(layout, self.project, self.embedding_axis, self.biases)
-        return replace(self, inner=self.inner.for_layout(layout), axes=axes)
+        return replace(super().for_layout(layout), axes=axes)
 
     def centred(self, grad: Tree) -> Tree:
         """Return the zero-mean part of a gradient."""

@@ -62,10 +62,6 @@ class AverageMomentum(AverageSharedState):
         return params.zeros()
 
 
-HEAVY_BALL = SharedMomentum()
-AVERAGING = SharedMomentum(momentum=0.9, form="averaging")
-
-
 def _info(algorithm: Algorithm, summary: str, source: str) -> AlgorithmInfo:
     return AlgorithmInfo(algorithm, summary=summary, source=source, down=2, up=2, server_keeps=1)
 
@@ -73,12 +69,17 @@ def _info(algorithm: Algorithm, summary: str, source: str) -> AlgorithmInfo:
 FAMILY = "shared optimizer state"
 ALGORITHMS = (
     _info(
-        Algorithm("mfl", HEAVY_BALL, AverageMomentum()),
+        Algorithm("mfl", SharedMomentum(), AverageMomentum()),
         "clients continue the server's heavy-ball momentum; model and momentum averaged",
         "Liu et al. 2020",
     ),
     _info(
-        Algorithm("mfl:averaging", AVERAGING, AverageMomentum(), weights="uniform"),
+        Algorithm(
+            "mfl:averaging",
+            SharedMomentum(momentum=0.9, form="averaging"),
+            AverageMomentum(),
+            weights="uniform",
+        ),
         "MFL with averaging momentum and equal weights",
         "Mills et al. 2022",
     ),

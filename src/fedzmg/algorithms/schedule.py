@@ -31,12 +31,9 @@ from fedzmg.contract import (
     ClientContext,
     ClientRule,
     Cohort,
-    FullPass,
     Number,
-    Result,
     Rule,
     State,
-    Stepped,
     chain,
     choice,
     inner_rules,
@@ -124,16 +121,7 @@ class ClientSchedule(Schedule, Wrapper):
 
     wrapper_kind = "schedule"
 
-    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        return self._now(context).begin(context, full_pass)
-
-    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
-        return self._now(context).step(context, params, scratch, grad)
-
-    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        return self._now(context).finish(context, params, scratch, steps)
-
-    def _now(self, context: ClientContext) -> ClientRule:
+    def inner_at(self, context: ClientContext) -> ClientRule:
         return self.at(self.inner, context.round, context.params)
 
 

@@ -48,8 +48,9 @@ class Wrapper(ClientRule):
 
     inner: ClientRule
 
-    def for_layout(self, layout: Layout) -> Self:
-        return replace(self, inner=self.inner.for_layout(layout))
+    def inner_at(self, context: ClientContext) -> ClientRule:
+        """Return the rule inside for a round."""
+        return self.inner
 
     @property
     def full_pass(self) -> FullPassTiming:
@@ -63,16 +64,16 @@ class Wrapper(ClientRule):
         return self.inner.init_memory(params)
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        return self.inner.begin(context, full_pass)
+        return self.inner_at(context).begin(context, full_pass)
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
-        return self.inner.step(context, params, scratch, grad)
+        return self.inner_at(context).step(context, params, scratch, grad)
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
         return self.inner.end_epoch(scratch, loss)
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        return self.inner.finish(context, params, scratch, steps)
+        return self.inner_at(context).finish(context, params, scratch, steps)
 
 
 class GradientWrapper(Wrapper):
@@ -99,9 +100,6 @@ class ServerWrapper(ServerRule):
     """A server rule around another; subclasses override what they change."""
 
     inner: ServerRule
-
-    def for_layout(self, layout: Layout) -> Self:
-        return replace(self, inner=self.inner.for_layout(layout))
 
     def init(self, params: Tree) -> State:
         return self.inner.init(params)
@@ -173,7 +171,7 @@ class Projected(ServerWrapper):
 
     def for_layout(self, layout: Layout) -> Self:
         axes = projected_axes(layout, "all", self.embedding_axis, self.biases)
-        return replace(self, inner=self.inner.for_layout(layout), axes=axes)
+        return replace(super().for_layout(layout), axes=axes)
 
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
         if self.axes is None:

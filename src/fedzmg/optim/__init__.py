@@ -7,8 +7,7 @@
 
 from __future__ import annotations
 
-from fedzmg.optim.centred import Centred
-from fedzmg.optim.tensors import zero_mean_
+from fedzmg.optim.centred import Centred, zero_mean_
 from fedzmg.optim.zero_mean_sgd import ZeroMeanSGD
 
 __all__ = ["Centred", "ZeroMeanSGD", "zero_mean_"]

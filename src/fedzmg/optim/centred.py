@@ -1,17 +1,56 @@
-"""Wrapper that centres the final step of any torch optimizer."""
+"""Gradients centred in place, and any torch optimizer with its final step centred."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedzmg.errors import InputError
-from fedzmg.optim.axes import Axes, Known, axes_of, check_names, inputs, model_axes
-from fedzmg.optim.tensors import local, sum_of_inputs
+from fedzmg.optim.axes import (
+    Axes,
+    Known,
+    axes_of,
+    check_names,
+    inputs,
+    model_axes,
+    warn_of_single_inputs,
+)
+from fedzmg.optim.updates import dense, local, sum_of_inputs
+
+
+@torch.no_grad()
+def centre_(pairs: Iterable[tuple[Tensor, Axes]]) -> None:
+    """Subtract from each tensor its mean over its axes, in place."""
+    for tensor, axes in pairs:
+        if axes and tensor.numel():
+            total = sum_of_inputs(dense(tensor, axes), axes)
+            local(tensor).sub_(total, alpha=1 / inputs(tensor.shape, axes))
+
+
+def zero_mean_(model: nn.Module, axes: Mapping[str, Axes] | None = None) -> None:
+    """Centre the gradients of a model in place: call it between ``backward`` and any ``step``.
+
+    With clipping, clip first and centre afterwards if the step must be zero-mean; with a scaler,
+    unscale first only if something else needs it: centring commutes with a factor.
+
+    Args:
+        model: any module; parameters without a gradient are skipped.
+        axes: input axes of parameters of your own modules, by name.
+
+    >>> layer = nn.Linear(2, 1)
+    >>> layer(torch.tensor([[3.0, 5.0]])).sum().backward()
+    >>> zero_mean_(layer)
+    >>> layer.weight.grad
+    tensor([[-1.,  1.]])
+    """
+    known = model_axes(model, axes)
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+    warn_of_single_inputs((names[p], p, over) for p, over in known.items())
+    centre_((p.grad, over) for p, over in known.items() if p.grad is not None)
 
 
 class Centred(Optimizer):

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from fedzmg.models.kernels.precision import HAS_TRITON
+from fedzmg.optim import updates
 from fedzmg.optim.axes import Axes, inputs
-from fedzmg.optim.tensors import inputs_sharded, local, sum_of_inputs, with_strides_of, without_gaps
 from fedzmg.optim.updates import Numbers, Weights
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -84,7 +84,7 @@ def _form_of(
     shape: tuple[int, ...], strides: tuple[int, ...], axes: Axes, sums_given: bool, aligned: bool
 ) -> Form | None:
     order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
-    if not without_gaps(shape, strides):
+    if not updates.without_gaps(shape, strides):
         return None
     entries, count = math.prod(shape), inputs(shape, axes)
     if not axes or not entries:
@@ -164,7 +164,7 @@ class Plan:
         found: dict[int, Form] = {}
         sums: dict[int, Tensor] = {}
         for i, (param, axes) in enumerate(zip(here.params, here.axes, strict=True)):
-            split = inputs_sharded(weights.params[i], axes)
+            split = updates.inputs_sharded(weights.params[i], axes)
             form = form_of(param, axes, sums_given=split, aligned=aligned[i])
             if form is None or here.grads[i].dtype != param.dtype:
                 continue
@@ -229,14 +229,14 @@ class Launcher:
         plan = self._planned(weights, here, grads_at, capturable)
         if not (plan.plain and all(map(Tensor.is_contiguous, here.grads))):
             # Copies stay alive until the kernel is queued; memory is reused in stream order.
-            grads = [with_strides_of(here.grads[i], here.params[i]) for i in plan.ours]
+            grads = [updates.with_strides_of(here.grads[i], here.params[i]) for i in plan.ours]
             grads_at = _addresses(grads)
         for i, total in plan.sums.items():
             grad, axes = weights.grads[i], weights.axes[i]
-            if inputs_sharded(grad, axes):
-                total.copy_(sum_of_inputs(grad, axes))
+            if updates.inputs_sharded(grad, axes):
+                total.copy_(updates.sum_of_inputs(grad, axes))
             else:
-                torch.sum(local(grad), dim=axes, keepdim=True, dtype=total.dtype, out=total)
+                torch.sum(updates.local(grad), dim=axes, keepdim=True, dtype=total.dtype, out=total)
         if plan.programs:
             first = here.params[0]
             buffer = bool(here.velocities)

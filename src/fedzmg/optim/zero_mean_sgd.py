@@ -16,8 +16,7 @@ from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.optim import fused, updates
 from fedzmg.optim.axes import Axes, Known, axes_of, check_names, model_axes, model_layout
-from fedzmg.optim.tensors import dense, is_sharded, sharded_like
-from fedzmg.optim.updates import Numbers, Weights
+from fedzmg.optim.updates import Numbers, Weights, dense, is_sharded, sharded_like
 
 Params: TypeAlias = (
     nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]

@@ -30,7 +30,7 @@ from fedzmg.simulation.history import History, Record
 from fedzmg.simulation.planning import RoundPlanner
 from fedzmg.simulation.records import RoundFacts, message_sizes
 from fedzmg.simulation.server import Checkpoint, Snapshot, next_snapshot, restored_snapshot
-from fedzmg.simulation.trial import PackedRule, Trial, pack
+from fedzmg.simulation.trial import PackedRule, Trial, shared_algorithm
 from fedzmg.tasks.fit import check
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, row, stack, tree_map
@@ -81,11 +81,11 @@ class Simulation:
         self.device, self.dtype, self.precision = device, dtype, precision
         self.deterministic = deterministic or device.type != "cuda"
         self._memory_places = memory_places
-        packed = pack(task, self.trials)
-        self.weights = packed.weights
+        shared = shared_algorithm(task, self.trials)
+        self.weights = shared.weights
         half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
         self.program = Program(
-            rule=packed.client,
+            rule=shared.client,
             objective=replace(task.objective, model=task.model.to(device, dtype), layers_in=half),
             data=task.train.to(device, dtype),
             prepare=task.prepare,
@@ -94,8 +94,9 @@ class Simulation:
             longest=task.protocol.batching.steps(int(task.train.counts.max())),
         )
         self._test = task.test.to(device, dtype)
-        self._clients = PackedRule.of(packed.client, [t.client for t in packed.each], dtype, device)
-        self._servers = PackedRule.of(packed.server, [t.server for t in packed.each], dtype, device)
+        self._clients, self._servers = (
+            PackedRule.of(side, shared, self.trials, dtype, device) for side in ("client", "server")
+        )
         self.planner = planner or RoundPlanner(task, [trial.seed for trial in self.trials])
         self.round = 0
         self.snapshot, self.memory = self._begin(restored)

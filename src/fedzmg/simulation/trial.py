@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -69,17 +69,21 @@ class PackedRule(NamedTuple):
 
     @classmethod
     def of(
-        cls, rule: Any, each: Sequence[Any], dtype: torch.dtype, device: torch.device
+        cls,
+        side: str,
+        shared: Algorithm,
+        trials: Sequence[Trial],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> PackedRule:
-        """Pack the rules of ``each`` trial, which equal ``rule`` except for their numbers."""
-        values = [numbers(own) for own in each]
-        return cls(
-            rule,
-            {
-                path: torch.tensor([v[path] for v in values], dtype=dtype, device=device)
-                for path in values[0]
-            },
-        )
+        """Pack the rules of trials that share an algorithm: its client side or its server side."""
+        values = [numbers(getattr(trial.algorithm, side)) for trial in trials]
+        columns = {path: [own[path] for own in values] for path in values[0]}
+        stacked = {
+            path: torch.tensor(column, dtype=dtype, device=device)
+            for path, column in columns.items()
+        }
+        return cls(getattr(shared, side), stacked)
 
     def map(self, function: Callable[..., Any], *args: Any) -> Any:
         """Map ``function(rule, *args)`` over trials, the rule bound to each trial's numbers."""
@@ -87,46 +91,29 @@ class PackedRule(NamedTuple):
             return torch.vmap(lambda n, *a: function(bind(self.rule, n), *a))(self.numbers, *args)
 
 
-class Pack(NamedTuple):
-    """Algorithms that differ in numbers only, and the rules that they share."""
-
-    each: list[Algorithm]
-    client: Any
-    server: Any
-    weights: str
-
-
-def pack(task: Task, trials: Sequence[Trial]) -> Pack:
-    """Check that trials have equal structure, and return the rules that they share."""
+def shared_algorithm(task: Task, trials: Sequence[Trial]) -> Algorithm:
+    """Check that trials have equal structure, and return the algorithm without its numbers."""
     if not trials:
         raise InputError("no trial to simulate: give at least one")
-    fitted = [_fitted(task, trial) for trial in trials]
-    shapes = [_shape(algorithm) for algorithm in fitted]
+    shapes = [_shape(task, trial) for trial in trials]
     for trial, shape in zip(trials, shapes, strict=True):
         if shape != shapes[0]:
             raise InputError(
                 f"trials of {trials[0].algorithm.name} and {trial.algorithm.name} differ in more "
                 "than numbers: simulate them in separate calls"
             )
-    return Pack(fitted, *shapes[0])
+    return shapes[0]
 
 
 def packs(task: Task, trials: Sequence[Trial]) -> list[list[int]]:
     """Group trials that can train together, in the order of their first ones."""
-    shapes: list[Any] = []
-    found: list[list[int]] = []
-    for i, trial in enumerate(trials):
-        shape = _shape(_fitted(task, trial))
-        if shape not in shapes:
-            shapes.append(shape)
-            found.append([])
-        found[shapes.index(shape)].append(i)
-    return found
+    shapes = [_shape(task, trial) for trial in trials]
+    found: dict[int, list[int]] = {}
+    for i, shape in enumerate(shapes):
+        found.setdefault(shapes.index(shape), []).append(i)
+    return list(found.values())
 
 
-def _fitted(task: Task, trial: Trial) -> Algorithm:
-    return trial.algorithm.for_layout(task.model.layout)
-
-
-def _shape(algorithm: Algorithm) -> tuple[Any, Any, str]:
-    return structure(algorithm.client), structure(algorithm.server), algorithm.weights
+def _shape(task: Task, trial: Trial) -> Algorithm:
+    own = trial.algorithm.for_layout(task.model.layout)
+    return replace(own, name="", client=structure(own.client), server=structure(own.server))
