@@ -172,7 +172,7 @@ def _rate(size: Size, found: Finding) -> None:
 
 @check(
     "T6",
-    "The condition on the start, and where the method goes without it",
+    "Condition on the start, and the limit without it",
     "E |w_t - w*|^2 <= delta/(gamma + t), as the theorem states without a condition on w_0",
     f"{ON_THE_HYPERPLANE}in general the limit is the minimiser on the hyperplane of w_0",
 )
