@@ -320,10 +320,7 @@ def _logistic(size: Size, found: Finding) -> None:
         kernel, bias = gradients.tensor_split([plain.dims], -1)
         return torch.cat([descent.zero_mean(kernel), bias], -1)
 
-    for name, problem, basis in (
-        ("", plain, inside),
-        ("with a free bias: ", biased, padded),
-    ):
+    for name, problem, basis in (("", plain, inside), ("with a free bias: ", biased, padded)):
         start = torch.zeros(problem.dims, dtype=REAL)
         optimum, limit = (problem.optimum(start, b) for b in (eye(problem.dims), basis))
         least, inner = float(problem.value(optimum)), float(problem.value(limit))
