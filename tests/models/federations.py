@@ -32,11 +32,13 @@ def federation(module: nn.Module, x: Any, y: Any = LABELS, **more: Any) -> Task:
     return Task.from_arrays(module, x, y, OWNERS, test=(x, y), cohort=3, batch_size=3, **more)
 
 
-def assert_engines_agree(task: Task, dtype: torch.dtype) -> None:
+def assert_engines_agree(
+    task: Task, dtype: torch.dtype, engines: tuple[Any, Any] = ("sequential", "vectorized")
+) -> None:
     """One round gives the same model by both engines, and another one than it began with."""
     loop, mapped = (
-        simulate(task, [Trial.of("fedzmg")], rounds=1, engine=engine, dtype=dtype)[0]  # type: ignore[arg-type]
-        for engine in ("sequential", "vectorized")
+        simulate(task, [Trial.of("fedzmg")], rounds=1, engine=engine, dtype=dtype)[0]
+        for engine in engines
     )
     start, moved = initial_params(task.model, task.init, 0), 0.0
     for name, leaf in loop.params.items():

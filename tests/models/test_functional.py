@@ -129,15 +129,14 @@ def test_randomness_and_mixed_examples_are_rejected(name: str) -> None:
     "module",
     [
         nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)),
-        dense(lambda m, x: m.layer(x)),
         dense(lambda m, x: (m.layer(x), x)),  # type: ignore[arg-type,return-value]
         dense(lambda m, x: (m.layer(x), x.sum(), None)),  # type: ignore[arg-type,return-value]
         dense(lambda m, x: m.layer(x) * math.inf),
         dense(lambda m, x: m.layer(x) * 1e30),
     ],
-    ids=["dropout", "plain", "two-outputs", "a-sum-besides", "infinite", "huge"],
+    ids=["dropout", "two-outputs", "a-sum-besides", "infinite", "huge"],
 )
-def test_trying_out_gives_the_outputs_of_what_is_fine(module: nn.Module) -> None:
+def test_try_out_returns_the_outputs_of_a_supported_model(module: nn.Module) -> None:
     model = FunctionalModel(module)
     for rows in (1, 2, 3):
         x = inputs(rows, 3)
@@ -168,5 +167,5 @@ def test_a_model_that_cannot_be_mapped_is_rejected_in_one_line(name: str) -> Non
 def test_a_module_that_cannot_be_copied_is_rejected() -> None:
     module = nn.Linear(3, 2)
     module.cache = module.weight * 2  # type: ignore[assignment]
-    with pytest.raises(InputError, match="cannot be copied"):
+    with pytest.raises(InputError, match="copied"):
         FunctionalModel(module)

@@ -53,14 +53,14 @@ class Problem(NamedTuple):
     module: nn.Module
     x: Tensor
     y: Tensor
-    place: dict[str, tuple[str, str]]
+    names: dict[str, tuple[str, str]]
     """PyTorch's name: Keras's name, and the key of TO_TORCH."""
     rows: Array | None = None
     """For the dense kernel behind a flattened image: Keras's row of every PyTorch column."""
 
     def to_torch(self, weights: Weights) -> Tree:
         out = {}
-        for name, (source, rule) in self.place.items():
+        for name, (source, rule) in self.names.items():
             values = weights[source]
             if self.rows is not None and rule == "dense.kernel":
                 values = values[self.rows]
@@ -79,8 +79,8 @@ def dense_problem() -> Problem:
     def loss(w: Weights) -> Any:
         return keras.cross_entropy(keras.dense(x, w["dense.kernel"], w["dense.bias"]), y)
 
-    place = {"weight": ("dense.kernel", "dense.kernel"), "bias": ("dense.bias", "bias")}
-    return Problem(weights, loss, nn.Linear(4, 3), torch.from_numpy(x), torch.from_numpy(y), place)
+    names = {"weight": ("dense.kernel", "dense.kernel"), "bias": ("dense.bias", "bias")}
+    return Problem(weights, loss, nn.Linear(4, 3), torch.from_numpy(x), torch.from_numpy(y), names)
 
 
 def image_problem() -> Problem:
@@ -104,7 +104,7 @@ def image_problem() -> Problem:
         nn.Conv2d(channels, filters, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(half * half * filters, outputs),
     )  # fmt: skip
-    place = {
+    names = {
         "0.weight": ("conv.kernel", "conv.kernel"),
         "0.bias": ("conv.bias", "bias"),
         "4.weight": ("dense.kernel", "dense.kernel"),
@@ -112,7 +112,7 @@ def image_problem() -> Problem:
     }
     rows = np.arange(half * half * filters).reshape(half, half, filters).transpose(2, 0, 1)
     images = torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
-    return Problem(weights, loss, module, images, torch.from_numpy(y), place, rows.reshape(-1))
+    return Problem(weights, loss, module, images, torch.from_numpy(y), names, rows.reshape(-1))
 
 
 def text_problem() -> Problem:
@@ -136,7 +136,7 @@ def text_problem() -> Problem:
         )  # fmt: skip
         return keras.cross_entropy(keras.dense(states, w["dense.kernel"], w["dense.bias"]), y)
 
-    place = {
+    names = {
         "embedding.weight": ("embedding.embeddings", "embedding.embeddings"),
         "gru.weight_ih_l0": ("gru.kernel", "gru.kernel"),
         "gru.weight_hh_l0": ("gru.recurrent_kernel", "gru.recurrent_kernel"),
@@ -146,7 +146,7 @@ def text_problem() -> Problem:
         "dense.bias": ("dense.bias", "bias"),
     }
     module = CharGRU(vocabulary, dim, units)
-    return Problem(weights, loss, module, torch.from_numpy(tokens), torch.from_numpy(y), place)
+    return Problem(weights, loss, module, torch.from_numpy(tokens), torch.from_numpy(y), names)
 
 
 PROBLEMS = {"dense": dense_problem(), "image": image_problem(), "text": text_problem()}
@@ -161,13 +161,10 @@ def torch_gradient(problem: Problem, params: Tree) -> Tree:
     return Tree(dict(zip(tracked, slopes, strict=True)))
 
 
-def client_rule(problem: Problem) -> ZeroMean:
-    rule = ZeroMean(SGD(lr=LR, momentum=MOMENTUM, decay=DECAY))
-    return rule.for_layout(layout_of(problem.module))
-
-
 def torch_steps(problem: Problem, steps: int) -> Tree:
-    rule, params = client_rule(problem), problem.to_torch(problem.weights)
+    rule = ZeroMean(SGD(lr=LR, momentum=MOMENTUM, decay=DECAY))
+    rule = rule.for_layout(layout_of(problem.module))
+    params = problem.to_torch(problem.weights)
     context = ClientContext(params, (), (), torch.tensor(1), torch.tensor(len(problem.x)))
     scratch = rule.begin(context, ())
     for _ in range(steps):
@@ -189,11 +186,10 @@ def test_gradients_are_transposes(name: str) -> None:
     assert all(float(leaf.abs().max()) > 1e-4 for leaf in expected.values())
 
 
-@pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_fedzmg_steps_are_transposes(name: str, steps: int) -> None:
+def test_fedzmg_steps_are_transposes(name: str) -> None:
     problem = PROBLEMS[name]
     expected = keras.fedzmg_steps(
-        problem.loss, problem.weights, lr=LR, momentum=MOMENTUM, decay=DECAY, steps=steps
+        problem.loss, problem.weights, lr=LR, momentum=MOMENTUM, decay=DECAY, steps=2
     )
-    assert_same(torch_steps(problem, steps), problem.to_torch(expected))
+    assert_same(torch_steps(problem, 2), problem.to_torch(expected))

@@ -72,15 +72,9 @@ def test_models_on_the_same_images_and_one_model_on_many() -> None:
 @pytest.mark.parametrize("choice", [True, False], ids=["ours", "grouped"])
 @pytest.mark.parametrize(
     ("channels", "filters", "size", "taps"),
-    [
-        (3, 32, 32, 3),
-        (32, 32, 32, 3),
-        (32, 64, 16, 3),
-        (64, 64, 16, 3),
-        (1, 32, 28, 5),
-        (32, 64, 14, 5),
-    ],
-)
+    [(3, 32, 32, 3), (32, 32, 32, 3), (32, 64, 16, 3), (64, 64, 16, 3), (1, 32, 28, 5),
+     (32, 64, 14, 5)],
+)  # fmt: skip
 def test_convolutions_of_the_papers_models(
     channels: int, filters: int, size: int, taps: int, choice: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,23 +142,14 @@ def test_recurrence_against_the_fused_layer(mapped: bool) -> None:
     with rounding("float32"):
         expected = torch.stack([theirs(part)[0] for part in x])
         slopes = torch.autograd.grad(expected, list(theirs.parameters()), signal)
+        named = {n: ours.get_parameter(n) for n, _ in theirs.named_parameters()}
         if mapped:
-            params = {
-                n: torch.stack([p.detach()] * 2).requires_grad_()
-                for n, p in ours.named_parameters()
-            }
+            many = {n: torch.stack([p, p]) for n, p in named.items()}
             call = torch.vmap(lambda p, part: torch.func.functional_call(ours, p, (part,)))
-            got = call(params, x)
-            each = torch.autograd.grad(
-                got, [params[n] for n, _ in theirs.named_parameters()], signal
-            )
-            mine = [slope.sum(0) for slope in each]
+            got = call(many, x)
         else:
             got = torch.stack([ours(part) for part in x])
-            named = dict(ours.named_parameters())
-            mine = torch.autograd.grad(
-                got, [named[n] for n, _ in theirs.named_parameters()], signal
-            )
+        mine = torch.autograd.grad(got, list(named.values()), signal)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
     for a, e in zip(mine, slopes, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4 * float(e.abs().max()))

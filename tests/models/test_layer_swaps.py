@@ -33,14 +33,12 @@ Use = Callable[[nn.Module], Any]
 CASES: dict[str, tuple[Callable[[], nn.Module], Use]] = {
     "bilinear": (lambda: nn.Bilinear(3, 4, 5), lambda m: m(real(6, 3), real(6, 4))),
     "bilinear-no-bias": (
-        lambda: nn.Bilinear(3, 4, 5, bias=False),
-        lambda m: m(real(2, 6, 3), real(2, 6, 4)),
+        lambda: nn.Bilinear(3, 4, 5, bias=False), lambda m: m(real(2, 6, 3), real(2, 6, 4))
     ),
     "linear": (lambda: nn.Linear(3, 4), lambda m: m(real(6, 3))),
     "linear-no-bias": (lambda: nn.Linear(3, 4, bias=False), lambda m: m(real(2, 6, 3))),
     "convolution": (
-        lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2),
-        lambda m: m(real(2, 4, 7, 6)),
+        lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2), lambda m: m(real(2, 4, 7, 6))
     ),
     "convolution-reflected": (
         lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect", bias=False),
@@ -59,8 +57,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Use]] = {
     "lstm-cell-one-row": (lambda: nn.LSTMCell(3, 4, bias=False), lambda m: m(real(3))),
     "rnn-cell": (lambda: nn.RNNCell(3, 4), lambda m: m(real(6, 3), m(real(6, 3) + 1))),
     "rnn-cell-relu": (
-        lambda: nn.RNNCell(3, 4, nonlinearity="relu"),
-        lambda m: m(real(6, 3), m(real(6, 3) + 1)),
+        lambda: nn.RNNCell(3, 4, nonlinearity="relu"), lambda m: m(real(6, 3), m(real(6, 3) + 1))
     ),
     "attention": (attention, lambda m: m(real(2, 5, 8), real(2, 5, 8) + 1, real(2, 5, 8))),
     "attention-causal": (
@@ -74,8 +71,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Use]] = {
         lambda m: m(real(2, 5, 8), real(2, 6, 3), real(2, 6, 4), whole(2, 2, 6).bool(), False),
     ),
     "attention-per-head": (
-        attention,
-        lambda m: m(*[real(2, 5, 8)] * 3, average_attn_weights=False),
+        attention, lambda m: m(*[real(2, 5, 8)] * 3, average_attn_weights=False)
     ),
 }  # fmt: skip
 

@@ -235,28 +235,17 @@ def time_rounds(
     flops, moved = cost.flops * done, cost.bytes * done
     floor = max(flops / machine.flops, moved / machine.bandwidth)
     return Timing(
-        workload=task.name,
-        algorithm=algorithm,
-        engine=simulation.choice.path,
-        precision=precision,
-        trials=trials,
-        clients=trials * task.protocol.cohort,
-        steps=round(done),
-        cold_seconds=cold,
-        round_ms=1e3 * median,
-        trial_round_ms=1e3 * median / trials,
-        steps_per_second=done / median,
-        flops=flops,
-        bytes=moved,
-        matmul_share=flops / median / machine.flops,
-        bandwidth_share=moved / median / machine.bandwidth,
-        floor_ms=1e3 * floor,
+        workload=task.name, algorithm=algorithm, engine=simulation.choice.path,
+        precision=precision, trials=trials, clients=trials * task.protocol.cohort,
+        steps=round(done), cold_seconds=cold, round_ms=1e3 * median,
+        trial_round_ms=1e3 * median / trials, steps_per_second=done / median,
+        flops=flops, bytes=moved, matmul_share=flops / median / machine.flops,
+        bandwidth_share=moved / median / machine.bandwidth, floor_ms=1e3 * floor,
         over_floor=median / floor,
         peak_mib=torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else host_peak_mib(),
-        padded_over_useful=simulation.padding(),
-        deterministic=simulation.deterministic,
+        padded_over_useful=simulation.padding(), deterministic=simulation.deterministic,
         outside_steps=1 - statistics.median(spent) / median if spent else None,
-    )
+    )  # fmt: skip
 
 
 def measure_all(
@@ -265,12 +254,10 @@ def measure_all(
     precisions: Sequence[str],
     trials: Sequence[int | str],
     *,
-    rounds: int,
-    algorithm: str,
-    deterministic: bool = False,
     device: torch.device,
+    **options: Any,
 ) -> Iterator[Timing]:
-    """Time every combination."""
+    """Time every combination; ``options`` are those of :func:`time_rounds`."""
     for kind, names, known in (
         ("workload", workloads, list(WORKLOADS)),
         ("engine", engines, get_args(EngineName)),
@@ -286,11 +273,8 @@ def measure_all(
         for name in workloads:
             task = WORKLOADS[name]()
             for engine, count in itertools.product(engines, trials):
-                yield time_rounds(
-                    task, machine, algorithm=algorithm, engine=engine,  # type: ignore[arg-type]
-                    precision=precision, trials=count, rounds=rounds,  # type: ignore[arg-type]
-                    deterministic=deterministic, device=device,
-                )  # fmt: skip
+                setting: Any = {"engine": engine, "precision": precision, "trials": count}
+                yield time_rounds(task, machine, device=device, **setting, **options)
 
 
 def machine(device: torch.device) -> str:

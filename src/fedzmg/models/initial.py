@@ -38,9 +38,17 @@ def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tr
     module = copy.deepcopy(model.module)
     for prefix, child in module.named_modules():
         own = {n: p for n, p in child.named_parameters(recurse=False) if p.requires_grad}
-        if own:
-            with torch.no_grad():
-                _start(child, own, scheme, prefix, torch_stream(seed, "init", prefix))
+        if not own:
+            continue
+        generator = torch_stream(seed, "init", prefix)
+        with torch.no_grad():
+            if callable(scheme):
+                scheme(child, generator)
+            elif not all(_fill(child, n, p, scheme, generator) for n, p in own.items()):
+                raise InputError(
+                    f"layer {prefix or 'model'!r} is a {type(child).__name__}, which initializer "
+                    f"{scheme!r} cannot start: pass init='given' or a function (module, generator)"
+                )
     named = dict(module.named_parameters())
     return Tree({name: named[name].detach().clone() for name in model.layout})
 
@@ -50,24 +58,6 @@ def check_scheme(scheme: object) -> None:
     known = ["torch", "keras", "given"]
     if not callable(scheme) and scheme not in known:
         raise unknown("initializer", str(scheme), known)
-
-
-def _start(
-    module: nn.Module,
-    own: dict[str, nn.Parameter],
-    scheme: Initializer,
-    prefix: str,
-    generator: torch.Generator,
-) -> None:
-    if callable(scheme):
-        return scheme(module, generator)
-    for name, values in own.items():
-        if not _fill(module, name, values, scheme, generator):
-            raise InputError(
-                f"layer {prefix or 'model'!r} is a {type(module).__name__}, which initializer "
-                f"{scheme!r} cannot start: pass init='given' or a function (module, generator)"
-            )
-    return None
 
 
 def _fill(

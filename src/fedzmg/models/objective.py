@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,14 +14,8 @@ from fedzmg.tree import Tree
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one loss per example."""
-
-
-class PrepareFunction(Protocol):
-    """Stored inputs -> model inputs, e.g. bytes to floats; called on the device."""
-
-    def __call__(self, x: Tensor, dtype: torch.dtype, /) -> Tensor:
-        """Convert a batch of stored inputs."""
-        ...
+PrepareFunction: TypeAlias = Callable[[Tensor, torch.dtype], Tensor]
+"""Stored inputs -> model inputs, e.g. bytes to floats; called on the device."""
 
 
 class Batch(NamedTuple):

@@ -172,7 +172,7 @@ def _rate(size: Size, found: Finding) -> None:
 
 @check(
     "T6",
-    "The condition on the start, and where the method goes without it",
+    "Condition on the start, and the limit without it",
     "E |w_t - w*|^2 <= delta/(gamma + t), as the theorem states without a condition on w_0",
     f"{ON_THE_HYPERPLANE}in general the limit is the minimiser on the hyperplane of w_0",
 )
@@ -320,10 +320,7 @@ def _logistic(size: Size, found: Finding) -> None:
         kernel, bias = gradients.tensor_split([plain.dims], -1)
         return torch.cat([descent.zero_mean(kernel), bias], -1)
 
-    for name, problem, basis in (
-        ("", plain, inside),
-        ("with a free bias: ", biased, padded),
-    ):
+    for name, problem, basis in (("", plain, inside), ("with a free bias: ", biased, padded)):
         start = torch.zeros(problem.dims, dtype=REAL)
         optimum, limit = (problem.optimum(start, b) for b in (eye(problem.dims), basis))
         least, inner = float(problem.value(optimum)), float(problem.value(limit))

@@ -205,7 +205,7 @@ def _fixed_point(problem: Quadratics, start: Tensor, n: float) -> Tensor:
 
 @check(
     "E6",
-    "Where weight decay leads",
+    "Limit with weight decay",
     "the limit minimises F + lambda |w|^2 / 2 among vectors of zero sum, whatever the start",
 )
 def _decay_limit(size: Size, found: Finding) -> None:

@@ -13,8 +13,6 @@ Rule: TypeAlias = Literal["near", "relative", "at most", "at least"]
 Series: TypeAlias = dict[str, tuple[Sequence[float], Sequence[float]]]
 """Curves by name: x and y."""
 
-HOLDS, FAILS, DISAGREES = "holds", "fails as stated", "not reproduced"
-
 
 class Size(NamedTuple):
     """Amount of computation; smaller is faster and coarser."""
@@ -101,17 +99,15 @@ class Finding:
         otherwise our derivation is wrong and gives no verdict on the paper.
         """
         if not all(line.agrees for line in self.lines if not line.stated):
-            return DISAGREES
+            return "not reproduced"
         if all(line.agrees for line in self.lines):
-            return HOLDS
-        return f"{FAILS}; holds {self.remedy}" if self.remedy else FAILS
+            return "holds"
+        return f"fails as stated; holds {self.remedy}" if self.remedy else "fails as stated"
 
     def as_dict(self) -> dict[str, Any]:
         """Convert for JSON."""
-        return {
-            **{
-                name: getattr(self, name) for name in ("id", "title", "claim", "setting", "verdict")
-            },
+        texts = ("id", "title", "claim", "setting", "verdict")
+        return {name: getattr(self, name) for name in texts} | {
             "lines": [{**line._asdict(), "agrees": line.agrees} for line in self.lines],
             "series": {name: [list(x), list(y)] for name, (x, y) in self.series.items()},
         }
