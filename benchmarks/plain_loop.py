@@ -3,7 +3,8 @@
     python benchmarks/plain_loop.py cifar100 --device cuda --precision tf32
 
 The loop trains one client after another with ``torch.optim.SGD`` (momentum, no projection), on
-data that is already on the device, with the same batch size and number of steps. Prints milliseconds per round and their ratio.
+data that is already on the device, with the same batch size and number of steps. Prints
+milliseconds per round and their ratio.
 """
 
 from __future__ import annotations
