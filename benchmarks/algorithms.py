@@ -3,7 +3,7 @@
     python benchmarks/algorithms.py [--out benchmarks/results/algorithms-cpu.json]
 
 The 54,000-parameter MLP of ``engines.py``, vectorized engine, one trial of 10 clients. Rounds of
-the algorithms are interleaved, so that a busy machine slows all of them alike; the median counts.
+the algorithms are interleaved against the effect of a busy machine, and medians are reported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedzmg.simulation import Simulation, Trial
 
 
 def local_training(name: str) -> tuple[Simulation, list[float]]:
-    """A simulation whose local training can be timed alone."""
+    """Build a simulation and an empty list of its times."""
     simulation = Simulation(
         mlp_task(), [Trial.of(name)], rounds=10**6, device=torch.device("cpu"),
         dtype=torch.float32, engine="vectorized",
@@ -41,13 +41,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     runs = {name: local_training(name) for name in ALGORITHMS}
-    for turn in range(arguments.rounds + 2):
+    for repeat in range(arguments.rounds + 2):
         for simulation, times in runs.values():
             probe = simulation.probe()
             began = time.perf_counter()
             for _ in simulation.engine.train(*probe):
                 pass
-            if turn > 1:
+            if repeat > 1:  # after warming up
                 steps = probe.steps
                 times.append(1e3 * (time.perf_counter() - began) / steps)
     medians = {name: statistics.median(times) for name, (_, times) in runs.items()}

@@ -3,8 +3,8 @@
     python benchmarks/engines.py [--out benchmarks/results/engines-cpu.json]
 
 Two problems: the ``digits`` preset, and a 54,000-parameter MLP on 10 clients of 40 examples, batch
-20, 4 epochs. All paths do the same FedAvg round on the same batches; rounds of the paths are
-interleaved, so that a busy machine slows all of them alike, and the median counts.
+20, 4 epochs. All paths run the same FedAvg round on the same batches. Their rounds are interleaved
+against the effect of a busy machine, and medians are reported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LR = 0.05
 
 
 def mlp_task() -> Task:
-    """Random bytes as images: speed does not depend on what they show."""
+    """Build a task on random bytes: speed does not depend on the images."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (10 * 40, 28, 28), dtype=np.uint8)
     y = rng.integers(0, 10, len(x))

@@ -2,13 +2,11 @@
 
     python benchmarks/optimizer.py [--device cuda] [--out benchmarks/results/optimizer-cpu.json]
 
-The paper's three models and a ResNet-18, float32, momentum 0.9, with and without weight decay. Both
-sides get the same options; gradients are random and there all the time, so that nothing but the
-step is measured. Steps of all ways are interleaved, so that a busy machine slows all of them alike.
-The ratio is that of the medians; the ratio of the fastest steps is beside it. On one thread time is
-what the process spent computing, so that other programs do not count. Otherwise it is by the clock,
-as the fastest step always is, and a busy machine spoils the medians. Bytes are counted from what
-each way reads and writes, not measured.
+The paper's three models and a ResNet-18, float32, momentum 0.9, with and without weight decay. All
+optimizers have the same options and fixed random gradients: only the step is measured. Steps are
+interleaved against the effect of a busy machine. Ratios of medians and of the fastest steps are
+reported. Medians are CPU time on one thread and wall-clock time otherwise; the fastest step is
+always wall-clock time. Bytes are counted, not measured.
 
 Needs torch, and triton for the fused kernel; nothing else of the library's dependencies.
 """
@@ -35,7 +33,7 @@ from torch import nn
 
 
 def library() -> tuple[Any, Any]:
-    """``fedzmg.models`` and ``fedzmg.optim``, also where only torch is installed."""
+    """Import ``fedzmg.models`` and ``fedzmg.optim``, even if only torch is installed."""
     source = Path(__file__).resolve().parents[1] / "src"
     try:
         importlib.import_module("fedzmg")
@@ -63,7 +61,7 @@ BYTES_LIMIT = 1.1
 
 
 def ways(device: str) -> dict[str, dict[str, Any]]:
-    """Names and options of what is measured; those of torch first."""
+    """Return the options of every measured optimizer by name, torch's first."""
     found: dict[str, dict[str, Any]] = {
         "SGD foreach": {"foreach": True},
         "SGD fused": {"fused": True},
@@ -78,7 +76,7 @@ def ways(device: str) -> dict[str, dict[str, Any]]:
 
 
 def bytes_moved(name: str, model: nn.Module, decay: bool, device: str) -> tuple[float, float]:
-    """Bytes that a step reads and writes, and the part of it that a cache may serve."""
+    """Count the bytes that a step reads and writes, and those that a cache may serve."""
     entries = sum(p.numel() for p in model.parameters())
     layout = MODELS.layout_of(model)
     weights = [(p, layout[n].input_axes) for n, p in model.named_parameters()]
@@ -112,7 +110,7 @@ def bytes_moved(name: str, model: nn.Module, decay: bool, device: str) -> tuple[
 
 
 def optimizer_of(name: str, model: nn.Module, decay: float, options: dict[str, Any]) -> Any:
-    """One of the ways, on a model of its own."""
+    """Build one of the measured optimizers."""
     if name.startswith("SGD"):
         params = list(model.parameters())
         return torch.optim.SGD(params, 0.01, momentum=0.9, weight_decay=decay, **options)
@@ -133,7 +131,7 @@ def timed(step: Callable[[], object], device: str) -> tuple[float, float]:
 
 
 def device_ms(step: Callable[[], object], repeats: int = 30) -> float:
-    """Time of a step on the GPU alone: steps one after the other, without waiting in between."""
+    """Measure a step on the GPU alone, without synchronising between steps."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start.record()
@@ -145,7 +143,7 @@ def device_ms(step: Callable[[], object], repeats: int = 30) -> float:
 
 
 def graph_ms(step: Callable[[], object]) -> float | None:
-    """Time of a step replayed from a recorded graph: what is left without Python."""
+    """Measure a step replayed from a CUDA graph, without Python."""
     try:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -164,7 +162,7 @@ def graph_ms(step: Callable[[], object]) -> float | None:
 def measure(
     network: str, decay: float, device: str, steps: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """All ways of one model, interleaved, for so many seconds once kernels are compiled."""
+    """Measure all optimizers on one model, interleaved, after kernels are compiled."""
     torch.manual_seed(0)
     optimizers: dict[str, Any] = {}
     model = NETWORKS[network]().to(device)
@@ -220,7 +218,7 @@ def measure(
 
 
 def table(rows: list[dict[str, Any]], device: str) -> None:
-    """Print the ways of one model."""
+    """Print the results of one model."""
     first = rows[0]
     print(f"\n{first['model']}, decay {first['decay']:g}, {first['steps']} steps each")
     on_gpu = f"{'on GPU ms':>10} {'graph ms':>9} {'GB/s':>6}" if device == "cuda" else ""
@@ -238,7 +236,7 @@ def table(rows: list[dict[str, Any]], device: str) -> None:
 
 
 def verdicts(rows: list[dict[str, Any]], device: str) -> dict[str, Any]:
-    """The largest overheads, against the limits."""
+    """Compare the largest overheads with the limits."""
 
     def worst(way: str, key: str) -> float | None:
         return max((row[key] for row in rows if row["way"] == way), default=None)

@@ -1,10 +1,10 @@
-"""The paper's local training as one writes it in plain PyTorch, against fedzmg, in one run.
+"""Time of the paper's local training in plain PyTorch and in fedzmg, in one run.
 
     python benchmarks/plain_loop.py cifar100 --device cuda --precision tf32
 
-The loop trains one client after another with ``torch.optim.SGD`` (momentum, no projection: the
-least that FedZMG's clients do), on data that already lies on the device, with the same batch size
-and number of steps. Prints milliseconds per round and their ratio.
+The loop trains one client after another with ``torch.optim.SGD`` (momentum, no projection), on
+data that is already on the device, with the same batch size and number of steps. Prints
+milliseconds per round and their ratio.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def plain_round(
     momentum: float = 0.0,
     bf16: bool = False,
 ) -> int:
-    """One round of federated averaging as a loop over clients, batches and layers.
+    """Train one round of federated averaging as a loop over clients and batches.
 
-    Clients of equal weight train a copy of the model on their batches; the mean of what they come
-    to becomes the model. Returns the number of local steps.
+    Clients have equal weights; the mean of their models becomes the model. Returns the number of
+    local steps.
     """
     params = list(model.parameters())
     start = [p.detach().clone() for p in params]
@@ -65,7 +65,7 @@ def plain_round(
 
 
 def rounds_of(task: Task, device: torch.device, precision: str) -> Callable[[], None]:
-    """A function that trains one round of a task on a cohort and batches drawn on the device."""
+    """Return a function that trains one round on a cohort and batches drawn on the device."""
     model: nn.Module = copy.deepcopy(task.model.source).to(device).train()
     if task.name in ("shakespeare", "ragged-text"):
         model.gru = nn.GRU(256, 1024, batch_first=True).to(device)  # cuDNN's own
@@ -101,7 +101,7 @@ def _forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def median_ms(function: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """Milliseconds of one call, after two that warm up."""
+    """Measure the median milliseconds of a call, after two calls to warm up."""
     for _ in range(2):
         function()
     seconds = []

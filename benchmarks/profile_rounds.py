@@ -38,7 +38,7 @@ def profile_workload(
 ) -> dict[str, Any]:
     """Profile rounds of one workload after two rounds of warm-up."""
     device = torch.device("cuda")
-    task = WORKLOADS[name].build()
+    task = WORKLOADS[name]()
     task = replace(task, protocol=replace(task.protocol, eval_every=NEVER))
     packed = [Trial.of(algorithm, seed=0, client_lr=0.01 * (1 + i / 1000)) for i in range(trials)]
     simulation = Simulation(

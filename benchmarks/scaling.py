@@ -1,13 +1,13 @@
-"""Does cost grow with the work and with nothing else? Packed clients, and clients nobody asks.
+"""Scaling of the cost with packed clients and with the size of the population.
 
     python benchmarks/scaling.py --device cuda --precision tf32 --out scaling.json
 
-First table: the paper's CIFAR-100 network with 10, 100 and 1,000 clients training side by side;
-milliseconds per client and step should fall and then stay. Second table: a small network and ten
-clients a round out of a thousand, a hundred thousand and a million; a round, and drawing its
-cohort, should cost the same, and memory should grow by the examples alone. Every population is
-measured in a process of its own, and memory by that process's own peak: the libraries alone take
-some hundred MiB of it, and making the examples takes more than keeping them.
+First table: the paper's CIFAR-100 network with 10, 100 and 1,000 clients training together;
+milliseconds per client and step should fall, then stay constant. Second table: a small network and
+ten clients per round out of a thousand, a hundred thousand and a million. A round should cost the
+same, and memory should grow only by the examples. Every population has its own process, whose peak
+memory is reported: libraries take some hundred MiB of it, and building the examples takes more than
+keeping them.
 """
 
 from __future__ import annotations

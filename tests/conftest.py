@@ -1,10 +1,17 @@
-"""What every test runs under: one thread, and chance that is the same in every run and order."""
+"""Settings of all tests: one thread, fixed randomness, no GPU; and a runner of commands."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import settings
+
+from fedzmg.cli import main
 
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci")
@@ -30,3 +37,35 @@ def _without_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Bits are promised on CPUs; only tests marked ``gpu`` see a GPU."""
     if request.node.get_closest_marker("gpu") is None:
         monkeypatch.setattr("fedzmg.simulation.training.has_gpu", lambda: False)
+
+
+class Done(NamedTuple):
+    """Result of a command."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def fedzmg(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
+    """Run a command in an empty directory, as wide as a terminal that shows whole tables."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("FEDZMG_DATA", str(tmp_path / "data"))
+    monkeypatch.delenv("FEDZMG_MIRROR", raising=False)
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["fedzmg", *arguments])
+        capsys.readouterr()
+        code: str | int | None = 0
+        try:
+            main()
+        except SystemExit as left:
+            code = left.code
+        assert isinstance(code, int)
+        return Done(code, *capsys.readouterr())
+
+    return run

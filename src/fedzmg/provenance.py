@@ -49,7 +49,7 @@ def _commit() -> dict[str, Any]:
             return None
         return done.stdout.strip()
 
-    # A checkout that merely contains the environment says nothing about this package.
+    # Another checkout may contain the environment in which this package is installed.
     if git("ls-files", "--error-unmatch", __file__) is None:
         return {"commit": None, "dirty": None}
     return {

@@ -1,26 +1,39 @@
-"""Training commands as a user types them: results, bad input, interruptions."""
+"""Commands as a user types them: results, bad input, interruptions."""
 
 from __future__ import annotations
 
 import errno
 import json
+import shutil
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedzmg import trackers
 from fedzmg.cli import main
 from fedzmg.cli.output import UNFINISHED
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.simulation import RoundReport
 from fedzmg.terminal.live import Display
+from fedzmg.trackers import Ending, TrackedRun, TrackerInfo
 
 FILES = Path(__file__).parents[2] / "experiments"
 GRID, STUDY = str(FILES / "digits-grid.toml"), str(FILES / "digits-study.toml")
 QUICK = ["--rounds", "2", "--engine", "vectorized", "--set", "protocol.epochs=1",
          "--set", "protocol.cohort=2"]  # fmt: skip
+SMALL = """kind = "study"
+task = "logistic"
+algorithms = ["fedzmg"]
+rates = "given"
+engine = "vectorized"
+seeds = [0]
+rounds = 2
+eval_every = 1
+"""
 SHORT = ["--set", "rounds=1", "--set", 'algorithms=["fedzmg"]']
 
 
@@ -53,7 +66,7 @@ def test_compare_shows_table_figure_and_directory(tmp_path: Path, fedzmg: Any) -
 
 
 def test_run_writes_a_run_directory_and_exports(tmp_path: Path, fedzmg: Any) -> None:
-    done = fedzmg("run", "digits", "--set", "client.lr=0.05", *QUICK, "--json")
+    done = fedzmg("run", "logistic", "--set", "client.lr=0.05", *QUICK, "--json")
     assert done.code == 0, done.err
     summary = json.loads(done.out)
     spec = Path(summary["directory"]) / "spec.toml"
@@ -279,12 +292,11 @@ def test_half_written_directory_is_refused_and_left_alone(tmp_path: Path, fedzmg
 
 
 def test_time_limit_is_an_exit_code_and_the_same_command_continues(fedzmg: Any) -> None:
-    command = ["study", STUDY, "--set", "seeds=[0]", "--set", "rounds=2",
-               "--set", 'algorithms=["fedzmg"]']  # fmt: skip
-    done = fedzmg(*command, "--max-minutes", "1e-9")
+    Path("small.toml").write_text(SMALL)
+    done = fedzmg("study", "small.toml", "--max-minutes", "1e-9")
     assert done.code == UNFINISHED
     assert "after round 1 of 2" in done.err
-    assert fedzmg(*command).code == 0
+    assert fedzmg("study", "small.toml").code == 0
 
 
 def test_ctrl_c_keeps_everything(
@@ -295,7 +307,7 @@ def test_ctrl_c_keeps_everything(
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Display, "advance", press)
-    done = fedzmg("run", "digits", *QUICK, "--rounds", "9", "--out", "r")
+    done = fedzmg("run", "logistic", *QUICK, "--rounds", "9", "--out", "r")
     assert done.code == 130
     assert "nothing is lost, run the same command again" in done.err
     log = (tmp_path / "r" / "metrics.jsonl").read_text()
@@ -305,3 +317,53 @@ def test_ctrl_c_keeps_everything(
     kept = RunDirectory(tmp_path / "r").checkpoint()
     assert kept is not None
     assert kept.round in (len(rounds), len(rounds) - 1)
+
+
+class Recorder:
+    """A tracker that keeps its steps in the class."""
+
+    steps: list[int] = []  # noqa: RUF012
+
+    def start(self, run: TrackedRun) -> None:
+        assert run.name == "fedzmg/seed-0"
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        assert values["eval/squared distance"] >= 0
+        self.steps.append(step)
+
+    def finish(self, ending: Ending) -> None:
+        assert ending == "finished"
+
+
+def test_study_is_tracked_watched_compared_and_verified(
+    fedzmg: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(trackers.TRACKERS, "recorder", TrackerInfo(Recorder, ()))
+    Path("small.toml").write_text(SMALL)
+    done = fedzmg("study", "small.toml", "--out", "s", "--track", "recorder")
+    assert done.code == 0, done.err
+    assert Recorder.steps == [1, 2]
+
+    seen = fedzmg("watch", "s")  # complete, so it ends by itself
+    assert seen.code == 0
+    assert "1 done, round 2 of 2" in seen.out
+    assert "fedzmg/seed-0" in fedzmg("watch", "s", "--once").out
+    [work] = json.loads(fedzmg("watch", "s", "--json").out)["works"]
+    assert (work["complete"], work["lock"]) == (True, None)
+
+    shutil.copytree("s", "t")
+    assert fedzmg("diff", "s", "t").code == 0
+    same = fedzmg("verify", "s", "--rounds", "1")
+    assert same.code == 0, same.err
+    assert "bit for bit" in same.out
+
+    log = Path("t/fedzmg/seed-0/metrics.jsonl")
+    log.write_text(log.read_text().replace('"loss": ', '"loss": 1', 1))
+    differ = fedzmg("diff", "s", "t")
+    assert differ.code == 1
+    assert "they differ in curves" in differ.out
+    assert fedzmg("diff", "s", "t", "--only", "spec,versions").code == 0
+    assert json.loads(fedzmg("diff", "s", "t", "--json").out)["equal"]["curves"] is False
+    unlike = fedzmg("verify", "t", "--rounds", "1", "--json")
+    assert unlike.code == 1
+    assert json.loads(unlike.out)["runs"][0]["first"] == 1

@@ -16,6 +16,7 @@ import fedzmg.cli
 from fedzmg.__main__ import main
 from fedzmg.cli import output
 
+Hook = Callable[[Callable[[], None]], None]
 LINE = "\nfedzmg: interrupted before anything was done\n"
 
 
@@ -47,7 +48,7 @@ def fail() -> None:
 
 
 @pytest.fixture
-def while_loading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+def while_loading(monkeypatch: pytest.MonkeyPatch) -> Hook:
     def hook(happening: Callable[[], None]) -> None:
         monkeypatch.delitem(sys.modules, "fedzmg.cli")
         monkeypatch.setattr(fedzmg, "cli", fedzmg.cli)  # is put back, too
@@ -57,7 +58,7 @@ def while_loading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Non
 
 
 def test_ctrl_c_while_torch_loads_ends_at_once(
-    while_loading: Callable[[Callable[[], None]], None],
+    while_loading: Hook,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -71,7 +72,7 @@ def test_ctrl_c_while_torch_loads_ends_at_once(
 
 
 def test_ctrl_c_while_libraries_load_is_one_line(
-    while_loading: Callable[[Callable[[], None]], None], capsys: pytest.CaptureFixture[str]
+    while_loading: Hook, capsys: pytest.CaptureFixture[str]
 ) -> None:
     while_loading(press)
     with pytest.raises(SystemExit) as left:
@@ -81,16 +82,14 @@ def test_ctrl_c_while_libraries_load_is_one_line(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_missing_library_is_not_an_interruption(
-    while_loading: Callable[[Callable[[], None]], None],
-) -> None:
+def test_missing_library_is_not_an_interruption(while_loading: Hook) -> None:
     while_loading(fail)
     with pytest.raises(ImportError, match="no such library"):
         main()
 
 
 def test_an_ignored_signal_stays_ignored(
-    while_loading: Callable[[Callable[[], None]], None],
+    while_loading: Hook,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -66,9 +66,9 @@ def test_compare_changes_the_task_of_all(here: Path) -> None:
     common = ["compare", "chars74k", "--algorithms", "fedzmg,fedavg", "--seeds", "1", *QUICK]
     for setting in ("protocol.cohort=1", "protocol.epochs=1", "preset.polarity=ink-one"):
         common += ["--set", setting]
-    place = Path(parsed(*common)["directory"])
+    made = Path(parsed(*common)["directory"])
     for name in ("fedzmg", "fedavg"):
-        assert RunSpec.read(place / name / "seed-0/spec.toml").preset["polarity"] == "ink-one"
+        assert RunSpec.read(made / name / "seed-0/spec.toml").preset["polarity"] == "ink-one"
     with pytest.raises(InputError, match=r"preset\.polarity cannot be set for one algorithm"):
         parsed(*common, "--set", "fedavg.preset.polarity=ink-one")
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from typer import Argument, Option
+from typer import Argument
 
 from fedzmg.cli import output
-from fedzmg.cli.options import Cache, Json, setting
+from fedzmg.cli.options import Cache, Json, Texts, flag, opt, setting
 from fedzmg.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -25,10 +25,7 @@ app = typer.Typer(help="Show, get and import data sets.", no_args_is_help=True)
 
 Name = Annotated[str, Argument(help="A data set of 'fedzmg data list'.")]
 Mirror = Annotated[
-    str | None,
-    Option(
-        metavar="URL", help="Address or folder to download from.", show_default="$FEDZMG_MIRROR"
-    ),
+    str | None, opt("Address or folder to download from.", "$FEDZMG_MIRROR", metavar="URL")
 ]
 Files = Annotated[
     list[Path], Argument(metavar="FILE...", help="The files, an archive or a folder of them.")
@@ -36,16 +33,12 @@ Files = Annotated[
 Shown = Annotated[
     str, Argument(help="A data set of 'fedzmg data list', digits, plays, or a path of yours.")
 ]
-Split = Annotated[str, Option(help="train or test.")]
-Out = Annotated[
-    Path | None, Option(help="Folder for files.", show_default="runs/data-NAME", metavar="DIR")
-]
-PartitionName = Annotated[
-    str | None, Option(help="Partition: iid, dirichlet, shards, quantity, pachinko.")
-]
-Clients = Annotated[int | None, Option(min=1, help="Number of clients of the partition.")]
-Seed = Annotated[int, Option(help="Seed of the partition and of the sample.")]
-Settings = Annotated[list[str] | None, setting("Option of the partition, e.g. alpha=0.1.")]
+Split = Annotated[str, opt("train or test.")]
+Out = Annotated[Path | None, opt("Folder for files.", "runs/data-NAME", metavar="DIR")]
+PartitionName = Annotated[str | None, opt("Partition: iid, dirichlet, shards, quantity, pachinko.")]
+Clients = Annotated[int | None, opt("Number of clients of the partition.", min=1)]
+Seed = Annotated[int, opt("Seed of the partition and of the sample.")]
+Settings = Annotated[Texts, setting("Option of the partition, e.g. alpha=0.1.")]
 
 
 @app.command(name="list")
@@ -110,25 +103,12 @@ def path(
 def describe(
     name: Shown,
     split: Split = "train",
-    sample: Annotated[
-        int | None, Option(min=2, help="Measure this many clients.", show_default="all")
-    ] = None,
-    entropy: Annotated[
-        str | None, Option(help="Divide by the logarithm of all 'classes' or of those 'present'.")
-    ] = None,
-    reference: Annotated[
-        str | None, Option(help="KL from 'global' or from the 'pooled' sample.")
-    ] = None,
-    as_paper: Annotated[
-        bool, Option("--as-paper", help="Ten clients, pooled, measured as in the paper.")
-    ] = False,
-    client_column: Annotated[
-        str | None,
-        Option(metavar="COLUMN", help="Client column of a table.", show_default="client"),
-    ] = None,
-    label_column: Annotated[
-        str, Option(metavar="COLUMN", help="Label column of a table.")
-    ] = "label",
+    sample: Annotated[int | None, opt("Measure this many clients.", "all", min=2)] = None,
+    entropy: Annotated[str | None, opt("Normalise by all 'classes' or those 'present'.")] = None,
+    reference: Annotated[str | None, opt("KL from 'global' or from the 'pooled' sample.")] = None,
+    as_paper: Annotated[bool, flag("--as-paper", "Measure ten clients as in the paper.")] = False,
+    client_column: Annotated[str | None, opt("Client column of a table.", "client")] = None,
+    label_column: Annotated[str, opt("Label column of a table.")] = "label",
     partition: PartitionName = None,
     clients: Clients = None,
     seed: Seed = 0,
@@ -183,8 +163,8 @@ def describe(
 def show(
     name: Shown,
     split: Split = "train",
-    rows: Annotated[int, Option(min=1, max=40, help="Clients to show.")] = 6,
-    columns: Annotated[int, Option(min=1, max=40, help="Examples of each.")] = 10,
+    rows: Annotated[int, opt("Clients to show.", min=1, max=40)] = 6,
+    columns: Annotated[int, opt("Examples of each.", min=1, max=40)] = 10,
     partition: PartitionName = None,
     clients: Clients = None,
     seed: Seed = 0,

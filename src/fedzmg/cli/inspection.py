@@ -12,24 +12,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.live import Live
-from typer import Argument, Option
+from typer import Argument
 
 from fedzmg.cli import output
-from fedzmg.cli.options import Json
+from fedzmg.cli.options import Json, flag, opt
 from fedzmg.errors import unknown
 
 if TYPE_CHECKING:
     from fedzmg.results.watch import Watch, Work
 
 DIFFERENT = 1
+"""Exit code of differences."""
+Directory = Annotated[
+    Path, Argument(metavar="DIR", help="A run, study or grid, or a directory of some.")
+]
 
 
 def watch(
-    directory: Annotated[Path, Argument(metavar="DIR", help="A run, study or grid, or some.")],
-    once: Annotated[bool, Option("--once", help="Show the state once and end.")] = False,
-    every: Annotated[float, Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    directory: Directory,
+    once: Annotated[bool, flag("--once", "Show the state once and end.")] = False,
+    every: Annotated[float, opt("Seconds between two looks.", min=0.1)] = 2.0,
     wait: Annotated[
-        bool, Option("--wait", help="Stay until all is trained, also while no process works.")
+        bool, flag("--wait", "Stay until all is trained, even if nothing runs.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -77,12 +81,7 @@ def diff(
     left: Annotated[Path, Argument(metavar="A", help="A run, study or grid.")],
     right: Annotated[Path, Argument(metavar="B", help="Another one.")],
     only: Annotated[
-        str | None,
-        Option(
-            help="What to compare, comma-separated: spec, options, versions, data, curves, scores, "
-            "runs.",
-            show_default="all",
-        ),
+        str | None, opt("spec, options, versions, data, curves, scores, runs, by commas.", "all")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -101,13 +100,9 @@ def diff(
 
 
 def verify(
-    directory: Annotated[
-        Path, Argument(metavar="DIR", help="A run directory, one that holds some, or a grid.")
-    ],
-    rounds: Annotated[int, Option(min=1, help="First rounds to train again.")] = 3,
-    runs: Annotated[
-        int | None, Option(min=1, help="Only so many runs.", show_default="all")
-    ] = None,
+    directory: Directory,
+    rounds: Annotated[int, opt("First rounds to train again.", min=1)] = 3,
+    runs: Annotated[int | None, opt("Only so many runs.", "all", min=1)] = None,
     as_json: Json = False,
 ) -> None:
     """Train the first rounds again: same bits here? Exit code 0 if so, 1 if not."""
@@ -127,7 +122,7 @@ def verify(
 
 def list_(
     name: Annotated[str | None, Argument(help="Algorithm or task to describe.")] = None,
-    task: Annotated[str | None, Option(help="Show costs in bytes for this task.")] = None,
+    task: Annotated[str | None, opt("Show costs in bytes for this task.")] = None,
     as_json: Json = False,
 ) -> None:
     """List algorithms and tasks, or describe one of them."""
@@ -159,19 +154,11 @@ def list_(
 def report(
     directories: Annotated[
         list[Path],
-        Argument(
-            metavar="DIR...",
-            help="Runs, studies, grids, what 'fedzmg data describe' wrote, or "
-            "directories that hold some.",
-        ),
+        Argument(metavar="DIR...", help="Runs, studies, grids, descriptions of data, or some."),
     ],
-    out: Annotated[
-        Path | None, Option(help="Directory to write to.", show_default="DIR/report")
-    ] = None,
-    page_only: Annotated[
-        bool, Option("--page-only", help="Leave out the files of tables and figures.")
-    ] = False,
-    open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
+    out: Annotated[Path | None, opt("Directory to write to.", "DIR/report")] = None,
+    page_only: Annotated[bool, flag("--page-only", "Write no tables and figures.")] = False,
+    open_: Annotated[bool, flag("--open", "Open the page in a browser.")] = False,
 ) -> None:
     """Write one self-contained HTML page about runs, grids or clients, and its tables and figures.
 
@@ -199,13 +186,8 @@ def report(
 
 
 def keep(
-    directory: Annotated[
-        Path,
-        Argument(metavar="DIR", help="A run, study or grid, or some of them."),
-    ],
-    out: Annotated[
-        Path | None, Option(help="Where the copy goes.", show_default="results/NAME")
-    ] = None,
+    directory: Directory,
+    out: Annotated[Path | None, opt("Where the copy goes.", "results/NAME")] = None,
 ) -> None:
     """Copy results without checkpoints, logs compressed; report, diff and verify read the copy."""
     from fedzmg.experiment.keep import keep as keep_results
@@ -220,9 +202,7 @@ def keep(
 
 def export(
     run_directory: Annotated[Path, Argument(help="A run directory.")],
-    to: Annotated[
-        Path | None, Option(help="File to write.", show_default="RUN/model.safetensors")
-    ] = None,
+    to: Annotated[Path | None, opt("File to write.", "RUN/model.safetensors")] = None,
 ) -> None:
     """Write a run's trained model as a plain state dict in safetensors."""
     from fedzmg.experiment.run_directory import export_model

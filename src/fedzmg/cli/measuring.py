@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from typer import Argument, Option
+from typer import Argument
 
 from fedzmg.cli import output
-from fedzmg.cli.options import ENGINES, Device, Json, setting
+from fedzmg.cli.options import ENGINES, Device, Json, Texts, flag, opt, setting
 from fedzmg.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -37,21 +37,14 @@ def bench(
             show_default=f"{', '.join(ON_CPU)} on a CPU; {', '.join(ON_GPU)} on a GPU",
         ),
     ] = None,
-    engine: Annotated[
-        str,
-        Option(help=f"Comma-separated: {ENGINES}"),
-    ] = "auto",
-    precision: Annotated[
-        str, Option(help="Comma-separated: float32; on a GPU also tf32, bf16.")
-    ] = "float32",
-    trials: Annotated[str, Option(help="Comma-separated: numbers of trials per pack.")] = "1",
-    rounds: Annotated[int, Option(min=1, help="Rounds per measurement; there are three.")] = 5,
-    algorithm: Annotated[str, Option(help="An algorithm of 'fedzmg list'.")] = "fedzmg",
+    engine: Annotated[str, opt(f"Comma-separated: {ENGINES}")] = "auto",
+    precision: Annotated[str, opt("Comma-separated: float32; GPU: tf32, bf16.")] = "float32",
+    trials: Annotated[str, opt("Comma-separated: numbers of trials per pack.")] = "1",
+    rounds: Annotated[int, opt("Rounds per measurement; there are three.", min=1)] = 5,
+    algorithm: Annotated[str, opt("An algorithm of 'fedzmg list'.")] = "fedzmg",
     device: Device = "auto",
-    deterministic: Annotated[
-        bool, Option(help="On a GPU: use kernels that give the same bits in every process.")
-    ] = False,
-    out: Annotated[Path | None, Option(help="Write the numbers to this JSON file.")] = None,
+    deterministic: Annotated[bool, opt("GPU: kernels that always give the same bits.")] = False,
+    out: Annotated[Path | None, opt("Write the numbers to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Time rounds on random data of a task's shape: speed, memory, distance to the floor."""
@@ -89,18 +82,12 @@ def bench(
 
 
 def theory(
-    checks: Annotated[
-        list[str] | None, Argument(help="T1 to T12, E1 to E9.", show_default="all")
-    ] = None,
-    plot: Annotated[bool, Option("--plot", help="Write figures as PNG and SVG.")] = False,
-    out: Annotated[Path, Option(help="Directory for figures.")] = Path("runs/theory"),
-    html: Annotated[
-        Path | None, Option(help="Write a page with tables and figures to this file.")
-    ] = None,
-    quick: Annotated[
-        bool, Option("--quick", help="Fewer repetitions and steps: faster and coarser.")
-    ] = False,
-    as_markdown: Annotated[bool, Option("--markdown", help="Print a Markdown table.")] = False,
+    checks: Annotated[Texts, Argument(help="T1 to T12, E1 to E9.", show_default="all")] = None,
+    plot: Annotated[bool, flag("--plot", "Write figures as PNG and SVG.")] = False,
+    out: Annotated[Path, opt("Directory for figures.")] = Path("runs/theory"),
+    html: Annotated[Path | None, opt("Write a page with tables and figures to this file.")] = None,
+    quick: Annotated[bool, flag("--quick", "Fewer repetitions: faster and coarser.")] = False,
+    as_markdown: Annotated[bool, flag("--markdown", "Print a Markdown table.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check the theory: predicted value, measured value and verdict of every claim.
@@ -157,33 +144,18 @@ def diagnose(
     what: Annotated[
         str, Argument(metavar="TASK|RUN", help="A task of 'fedzmg list', or a run directory.")
     ] = "digits",
-    clients: Annotated[int, Option(min=1, help="Largest number of clients to measure.")] = 50,
-    examples: Annotated[int, Option(min=1, help="Largest number of examples per client.")] = 256,
-    drifting: Annotated[
-        int, Option(min=0, help="Clients whose local training is followed; 0: none.")
-    ] = 10,
-    along: Annotated[int, Option(min=0, help="Rounds of plain FedAvg to train and measure.")] = 0,
+    clients: Annotated[int, opt("Largest number of clients to measure.", min=1)] = 50,
+    examples: Annotated[int, opt("Largest number of examples per client.", min=1)] = 256,
+    drifting: Annotated[int, opt("Clients whose local training is followed; 0: none.", min=0)] = 10,
+    along: Annotated[int, opt("Rounds of plain FedAvg to train and measure.", min=0)] = 0,
     every: Annotated[
-        int | None,
-        Option(min=1, help="Rounds between measurements.", show_default="a fifth of --along"),
+        int | None, opt("Rounds per measurement.", "a fifth of --along", min=1)
     ] = None,
-    lr: Annotated[
-        float | None,
-        Option(
-            help="Client learning rate of local training.", show_default="the task's for fedavg"
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        Option(help="Seed of clients, weights and batches.", show_default="0, or the run's"),
-    ] = None,
-    set_: Annotated[
-        list[str] | None, setting("e.g. preset.centring=image, protocol.epochs=1.")
-    ] = None,
+    lr: Annotated[float | None, opt("Client learning rate.", "the task's for fedavg")] = None,
+    seed: Annotated[int | None, opt("Seed of everything random.", "0, or the run's")] = None,
+    set_: Annotated[Texts, setting("e.g. preset.centring=image, protocol.epochs=1.")] = None,
     device: Device = "auto",
-    out: Annotated[
-        Path | None, Option(help="Directory for files.", show_default="runs/diagnose-NAME")
-    ] = None,
+    out: Annotated[Path | None, opt("Directory for files.", "runs/diagnose-NAME")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure whether the projection will help: table by layer, figure and a verdict."""

@@ -11,10 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
-from typer import Argument, Option
+from typer import Argument
 
 from fedzmg.cli import output
-from fedzmg.cli.options import DEVICES, ENGINES, Device, Json, Out, Rounds, Track, setting
+from fedzmg.cli.options import (
+    DEVICES,
+    ENGINES,
+    Device,
+    Json,
+    Out,
+    Rounds,
+    Texts,
+    Track,
+    opt,
+    setting,
+)
 from fedzmg.errors import InputError
 
 if TYPE_CHECKING:  # a command that only prints help does without torch
@@ -24,15 +35,12 @@ if TYPE_CHECKING:  # a command that only prints help does without torch
 
 File = Annotated[Path, Argument(help="A TOML file; experiments/ has examples.")]
 Settings = Annotated[
-    list[str] | None,
-    setting("e.g. rounds=20, seeds=[0,1], protocol.cohort=5, fedavg.client.lr=0.1."),
+    Texts, setting("e.g. rounds=20, seeds=[0,1], protocol.cohort=5, fedavg.client.lr=0.1.")
 ]
-FileOut = Annotated[
-    Path | None, Option(help="Directory for results.", show_default="runs/ and the file's name")
-]
+FileOut = Annotated[Path | None, opt("Directory for results.", "runs/ and the file's name")]
 Minutes = Annotated[
     float | None,
-    Option(help="End cleanly after so many minutes (exit code 75); the same command continues."),
+    opt("End cleanly after so many minutes (exit code 75); the same command continues."),
 ]
 
 
@@ -97,15 +105,10 @@ class Work(NamedTuple):
 def compare(
     task: Annotated[str, Argument(help="A task of 'fedzmg list'.")] = "digits",
     algorithms: Annotated[
-        str, Option(help="Comma-separated, or all; the first is the reference of the tests.")
+        str, opt("Comma-separated, or all; the first is the reference of the tests.")
     ] = "fedzmg,fedavg,fedavg:momentum,fedadam",
     seeds: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Paired seeds for each.",
-            show_default="3, or 2 for more than ten algorithms",
-        ),
+        int | None, opt("Paired seeds for each.", "3, or 2 for more than ten algorithms", min=1)
     ] = None,
     rounds: Rounds = None,
     set_: Annotated[
@@ -114,7 +117,7 @@ def compare(
             "e.g. fedavg.client.lr=0.03, or preset.centring=image for all.", "ALGORITHM.KEY=VALUE"
         ),
     ] = None,
-    engine: Annotated[str, Option(help=ENGINES)] = "auto",
+    engine: Annotated[str, opt(ENGINES)] = "auto",
     device: Device = "auto",
     out: Out = None,
     track: Track = None,
@@ -145,14 +148,12 @@ def compare(
 
 def run(
     task: Annotated[str, Argument(help="A task of 'fedzmg list', or a file NAME.toml.")],
-    algorithm: Annotated[
-        str | None, Option(help="An algorithm of 'fedzmg list'.", show_default="fedzmg")
-    ] = None,
-    seed: Annotated[int | None, Option(help="Fixes every random choice.", show_default="0")] = None,
+    algorithm: Annotated[str | None, opt("An algorithm of 'fedzmg list'.", "fedzmg")] = None,
+    seed: Annotated[int | None, opt("Fixes every random choice.", "0")] = None,
     rounds: Rounds = None,
-    set_: Annotated[list[str] | None, setting("e.g. client.lr=0.03, protocol.cohort=5.")] = None,
-    engine: Annotated[str | None, Option(help=ENGINES, show_default="auto")] = None,
-    device: Annotated[str | None, Option(help=DEVICES, show_default="auto")] = None,
+    set_: Annotated[Texts, setting("e.g. client.lr=0.03, protocol.cohort=5.")] = None,
+    engine: Annotated[str | None, opt(ENGINES, "auto")] = None,
+    device: Annotated[str | None, opt(DEVICES, "auto")] = None,
     out: Out = None,
     track: Track = None,
     as_json: Json = False,

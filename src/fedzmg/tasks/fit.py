@@ -32,7 +32,7 @@ def check(task: Task) -> None:
     if task.tune is not None:
         parts["tuning data"] = task.tune
     for what, data in parts.items():
-        # A copy, so that a prepare function that works in place spoils nothing.
+        # A copy: a prepare function may work in place.
         x, y = Examples(data.x[:2].clone(), data.y[:2]).to(data.x.device, dtype)
         try:
             with torch.no_grad():

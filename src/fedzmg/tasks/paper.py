@@ -60,7 +60,7 @@ class PaperTask(Preset):
     """Common part of the paper's tasks: clients of the catalog, test examples in one pool."""
 
     selection: Literal["half", "test"] = decision(
-        "half", "test examples used for reports: half (the other chooses rates), or all"
+        "half", "test examples that report results: half (the other half tunes), or all"
     )
     initializer: Literal["keras", "torch"] = decision(
         "keras", "library whose initial weights are used"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedzmg.data.columns import Columns, Owners, Strings
+from fedzmg.data.columns import Columns, Owners
 from fedzmg.data.federated import Examples, FederatedData, examples
 from fedzmg.data.plan import Batching
 from fedzmg.errors import InputError, unknown
@@ -271,7 +271,7 @@ def _examples(columns: Columns, what: str) -> Examples:
             "fedzmg.data.formats.tabular.read_table(FILE), or use Task.from_arrays"
         )
     for name in "xy":
-        if isinstance(columns.columns.get(name, Strings), Strings | type):
+        if not isinstance(columns.columns.get(name), np.ndarray):
             raise InputError(
                 f"the {what} has no column {name!r} of numbers but {', '.join(columns.columns)}: "
                 "name its columns when you read it, or turn text into numbers and use "
