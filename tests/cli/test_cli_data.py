@@ -206,12 +206,12 @@ def test_ctrl_c_leaves_nothing_half_done(files: list[str], tmp_path: Path) -> No
         ALONE + "import time\n"
         "from fedzmg import cli\n"
         "from fedzmg.data import column_store\n"
-        "real = column_store._fill\n"
+        "real = column_store.save\n"
         "def late(place, *rest):\n"
         "    made = real(place, *rest)\n"
         "    print('now', flush=True)\n"
         "    time.sleep(60)\n"
-        "column_store._fill = late\n"
+        "column_store.save = late\n"
         "cli.main()\n"
     )
     environment = {**os.environ, "FEDZMG_DATA": str(tmp_path / "data"), "OMP_NUM_THREADS": "1"}

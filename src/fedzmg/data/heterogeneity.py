@@ -106,7 +106,7 @@ def kl(counts: Counts, reference: npt.ArrayLike) -> Floats:
     share, whole = _shares(counts), _shares(np.asarray(reference))
     with np.errstate(divide="ignore"):
         ratio = np.divide(share, whole, out=np.ones_like(share), where=share > 0)
-    return np.maximum(np.sum(share * np.log(ratio), axis=-1), 0.0)
+    return np.asarray(np.maximum(np.sum(share * np.log(ratio), axis=-1), 0.0))
 
 
 def dominant(counts: Counts) -> tuple[Counts, Floats]:
