@@ -72,9 +72,9 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
 
 @settings(max_examples=12)
 @given(
-    st.lists(st.text(max_size=8), max_size=6),
+    st.lists(st.text("ab é\n🙂\0", max_size=8), max_size=6),
     hnp.arrays(
-        st.sampled_from(["u1", "<i8", "<f4", ">i4", "?", "S3", "<U2"]),
+        st.sampled_from(["u1", "<i8", "<f4", ">i4", "?", "S3"]),
         hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4),
     ),
 )

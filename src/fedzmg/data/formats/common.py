@@ -206,7 +206,6 @@ def assemble(
         ids, names = labels(y, where, classes)
         if len(ids) != len(order):
             raise InputError(f"{where}: {len(ids)} labels for {len(order)} rows: give one for each")
-        columns["y"] = ids[order]
     if callable(features):
         columns["x"] = features(order)
     elif isinstance(features, np.ndarray):
@@ -214,6 +213,8 @@ def assemble(
         columns["x"] = np.ascontiguousarray(features[order], dtype=dtype)
     elif features is not None:
         columns["text"] = pack([features[i] for i in order], where)
+    if y is not None:
+        columns["y"] = ids[order]
     if names:
         plain = (n if n.isprintable() and not set(',"') & set(n) else json.dumps(n) for n in names)
         notes = (*notes, f"classes: {', '.join(plain)}")
