@@ -161,13 +161,6 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         archive.extract(tmp_path / "none", tmp_path / "out", ["*"])
 
 
-def test_an_encrypted_zip_is_refused(tmp_path: Path) -> None:
-    data = bytearray(zip_bytes({"train.bin": b"secret"}))
-    for magic, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        data[data.index(magic) + offset] |= 1
-    assert "encrypted" in refused(tmp_path, bytes(data))
-
-
 @settings(max_examples=40)
 @given(st.data())
 def test_nothing_but_the_documented_error_escapes(data: st.DataObject) -> None:

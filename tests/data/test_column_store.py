@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 import fedzmg
 from fedzmg.data import column_store
-from fedzmg.data.columns import Allocate, Array, Columns, Owners, Strings
+from fedzmg.data.columns import Array, Columns, Owners, Strings
 from fedzmg.errors import InputError
 
 ALONE = f"""
@@ -33,12 +33,9 @@ def _without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
-def images(allocate: Allocate, rows: int = 6) -> Columns:
-    x = allocate("x", (rows, 4, 4), np.uint8)
-    x[:] = np.arange(rows * 16).reshape(rows, 4, 4) % 251
-    y = allocate("y", (rows,), np.int64)
-    y[:] = np.arange(rows) % 3
-    return Columns({"x": x, "y": y}, Owners(("ann", "b/ö"), np.array([0, 2, rows])), ("one note",))
+def images() -> Columns:
+    columns = {"x": np.arange(96, dtype=np.uint8).reshape(6, 4, 4), "y": np.arange(6) % 3}
+    return Columns(columns, Owners(("ann", "b/ö"), np.array([0, 2, 6])), ("one note",))
 
 
 def strings(texts: list[str]) -> Strings:
@@ -55,7 +52,7 @@ def text_of(column: Strings) -> list[str]:
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
-    fingerprint = column_store.save(tmp_path / "s", images)
+    fingerprint = column_store.save(tmp_path / "s", images())
     loaded = column_store.load(tmp_path / "s")
     assert fingerprint == column_store.fingerprint(loaded)
     np.testing.assert_array_equal(loaded.array("x").ravel(), np.arange(96))
@@ -73,29 +70,11 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_arrays_that_were_not_allocated_are_copied(tmp_path: Path) -> None:
-    other = np.asfortranarray(np.arange(24.0).reshape(4, 6))
-
-    def fill(allocate: Allocate) -> Columns:
-        more = allocate("y", (9,), np.int64)
-        more[:] = np.arange(9)
-        allocate("unused", (100,), np.uint8)
-        return Columns({"x": other, "y": more[3:7], "z": more[3:7], "text": strings(list("abcd"))})
-
-    column_store.save(tmp_path / "s", fill)
-    loaded = column_store.load(tmp_path / "s")
-    np.testing.assert_array_equal(loaded.array("x"), other)
-    np.testing.assert_array_equal(loaded.array("y"), [3, 4, 5, 6])
-    np.testing.assert_array_equal(loaded.array("z"), [3, 4, 5, 6])
-    assert text_of(loaded.strings("text")) == ["a", "b", "c", "d"]
-    assert not list((tmp_path / "s").glob("*unused*"))
-
-
 @settings(max_examples=12)
 @given(
-    st.lists(st.text(max_size=8), max_size=6),
+    st.lists(st.text("ab é\n🙂\0", max_size=8), max_size=6),
     hnp.arrays(
-        st.sampled_from(["u1", "<i8", "<f4", ">i4", "?", "S3", "<U2"]),
+        st.sampled_from(["u1", "<i8", "<f4", ">i4", "?", "S3"]),
         hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4),
     ),
 )
@@ -109,7 +88,7 @@ def test_any_columns_come_back_with_the_same_fingerprint(
     with tempfile.TemporaryDirectory() as folder:
         for number, columns in enumerate(made):
             place = Path(folder) / str(number)
-            column_store.save(place, lambda _, columns=columns: columns)
+            column_store.save(place, columns)
             loaded = column_store.load(place)
             assert column_store.fingerprint(loaded) == column_store.fingerprint(columns)
             for name, column in columns.columns.items():
@@ -146,14 +125,8 @@ from fedzmg.errors import InputError
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
 
-def fill(allocate):
-    small = allocate("y", (10,), np.int64)
-    x = allocate("x", (10, 2**20), np.uint8)
-    x[:] = 1
-    return Columns({{"x": x, "y": small}})
-
 try:
-    column_store.save(Path({str(tmp_path)!r}) / "s", fill)
+    column_store.save(Path({str(tmp_path)!r}) / "s", Columns({{"x": np.ones(2**22)}}))
 except InputError as error:
     print(error)
 """
@@ -172,11 +145,8 @@ def edit(directory: Path, **values: object) -> None:
 
 def test_a_damaged_store_is_refused_with_a_remedy(tmp_path: Path) -> None:
     def save(name: str) -> Path:
-        def fill(allocate: Allocate) -> Columns:
-            made = images(allocate)
-            return Columns({**made.columns, "t": strings(list("abcdef"))}, made.owners)
-
-        column_store.save(tmp_path / name, fill)
+        columns = {**images().columns, "t": strings(list("abcdef"))}
+        column_store.save(tmp_path / name, Columns(columns, images().owners))
         return tmp_path / name
 
     def cut(path: Path) -> None:
@@ -206,6 +176,6 @@ def test_a_damaged_store_is_refused_with_a_remedy(tmp_path: Path) -> None:
 
 def test_names_and_types_that_cannot_be_stored_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"column '\.\./x' cannot be stored"):
-        column_store.save(tmp_path / "s", lambda _: Columns({"../x": np.arange(2)}))
-    with pytest.raises(InputError, match="holds Python objects"):
-        column_store.save(tmp_path / "t", lambda _: Columns({"x": np.array([{}, {}])}))
+        column_store.save(tmp_path / "s", Columns({"../x": np.arange(2)}))
+    with pytest.raises(InputError, match="column 'x'"):
+        column_store.save(tmp_path / "t", Columns({"x": np.array([{}, {}])}))

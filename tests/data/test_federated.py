@@ -39,23 +39,6 @@ def test_grouping(owners: list[str]) -> None:
     assert int(data.offsets[-1]) == len(owners)
 
 
-@pytest.mark.parametrize(
-    ("ids", "names"),
-    [
-        ([10, 9, 10], ("9", "10")),
-        (["b", "a", "b"], ("a", "b")),
-        (np.array([1.5, 0.5, 1.5]), ("0.5", "1.5")),
-        (torch.tensor([3, 1, 3]), ("1", "3")),
-        ((True, False, True), ("False", "True")),
-    ],
-)
-def test_ids_are_sorted_as_what_they_are(ids: Any, names: tuple[str, ...]) -> None:
-    data = FederatedData.from_arrays([0.0, 1.0, 2.0], [0, 1, 2], ids)
-    assert data.names == names
-    assert of_client(data, 0) == [1.0]
-    assert of_client(data, 1) == [0.0, 2.0]
-
-
 def test_names_fix_the_order() -> None:
     data = FederatedData.from_arrays([1.0, 2.0, 3.0], [0, 0, 0], [7, 8, 7], names=[8, 7])
     assert data.names == ("8", "7")

@@ -36,16 +36,6 @@ def test_characters_are_counted_over_all_snippets_of_a_client() -> None:
     assert found.labels[-1] == "*"
 
 
-def test_labels_of_named_clients() -> None:
-    columns = Columns(
-        {"x": np.zeros((5, 2, 2), np.uint8), "y": np.array([0, 0, 2, 1, 1])},
-        Owners(("p", "q"), np.array([0, 3, 5])),
-    )
-    found = population(columns, classes=4, partition=None)
-    assert found.counts.tolist() == [[2, 0, 1, 0], [0, 2, 0, 0]]
-    assert found.partition is None
-
-
 def test_embedded_digits_are_dealt_out_as_the_preset_does() -> None:
     found = population(
         embedded_columns("digits", "train"),

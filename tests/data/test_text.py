@@ -46,7 +46,10 @@ def test_unknown_characters_follow_the_rule(oov: Unknown, other: int) -> None:
     assert ids.dtype == np.uint8
 
 
-@given(st.lists(st.text(max_size=30), max_size=5), st.sampled_from(["last", "author"]))
+@given(
+    st.lists(st.text(CHARACTERS + "éÆ…🙂[0", max_size=30), max_size=5),
+    st.sampled_from(["last", "author"]),
+)
 def test_encode_reads_one_id_per_character(texts: list[str], oov: Unknown) -> None:
     ids, offsets = encode(*stored(texts), oov)
     unknown = {"last": 65, "author": 0}[oov]

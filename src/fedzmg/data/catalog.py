@@ -26,7 +26,7 @@ from typing import Any
 
 from fedzmg.data import column_store, formats, sources
 from fedzmg.data.cache import SILENT, Progress, file_hash, lock, root, size_of, writing
-from fedzmg.data.columns import Allocate, Columns
+from fedzmg.data.columns import Columns
 from fedzmg.data.fetch import download
 from fedzmg.data.formats.common import reading, refuse_row
 from fedzmg.data.sources import SOURCES, Form, source
@@ -228,9 +228,8 @@ def _store(
     try:
         for split, paths in splits.items():
             progress.begin(f"reading {split}", None)
-            fill = partial(_read, name, split, form, paths)
-            fingerprints.append(f"{split} {column_store.save(target / split, fill)}\n")
-            columns = column_store.load(target / split)
+            columns = _read(name, split, form, paths)
+            fingerprints.append(f"{split} {column_store.save(target / split, columns)}\n")
             counts[split] = columns.clients, columns.rows
             notes += [f"{split}: {note}" for note in columns.notes]
         record = {
@@ -256,10 +255,10 @@ def _store(
     return load(name, base)
 
 
-def _read(name: str, split: str, form: Form, paths: Sequence[Path], allocate: Allocate) -> Columns:
+def _read(name: str, split: str, form: Form, paths: Sequence[Path]) -> Columns:
     """Read a split, refuse that of another set, and note counts other than the official ones."""
     options = {**form.options, "split": split} if form.whole else form.options
-    columns = formats.reader(form.format)(paths, allocate, **options)
+    columns = formats.reader(form.format)(paths, **options)
     what, where = source(name), ", ".join(map(str, paths))
     lacking = set(what.columns) - set(columns.columns)
     if lacking:

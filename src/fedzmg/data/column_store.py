@@ -13,70 +13,25 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedzmg.data.cache import writing
-from fedzmg.data.columns import Allocate, Array, Column, Columns, Owners, Strings
+from fedzmg.data.columns import Array, Column, Columns, Owners, Strings
 from fedzmg.errors import InputError
-from fedzmg.storage.files import sync_directory
+from fedzmg.storage.files import write_atomic
 
 FORMAT = 1
 
 
-def save(directory: Path, fill: Callable[[Allocate], Columns]) -> str:
-    """Write the columns that ``fill`` makes, and return their fingerprint.
-
-    Args:
-        directory: a directory to make; after an error it holds a part of the files.
-        fill: makes the columns. Arrays that it allocates are mapped to files; others are copied.
-    """
-    with writing(directory):
-        directory.mkdir(parents=True)
-        content = _fill(directory, fill)
-        (directory / "meta.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-        for path in directory.iterdir():
-            with path.open("rb+") as file:
-                os.fsync(file.fileno())
-        sync_directory(directory)
-    return str(content["fingerprint"])
-
-
-def _fill(folder: Path, fill: Callable[[Allocate], Columns]) -> dict[str, Any]:
-    """Write the arrays and return the content of ``meta.json``."""
-    made: dict[str, Array] = {}
-
-    def allocate(name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Map a new file, with its disk space reserved."""
-        if np.dtype(dtype).hasobject:
-            raise InputError(f"column {name!r} cannot be stored: it holds Python objects")
-        path = folder / f"{name}.npy"
-        path.unlink(missing_ok=True)  # a reader may allocate a column twice
-        array = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
-        if array.size and hasattr(os, "posix_fallocate"):
-            # A mapped file that finds the disk full later kills the process.
-            with path.open("rb+") as file:
-                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        made[name] = array
-        return array
-
-    columns = fill(lambda name, shape, dtype: allocate(f"column.{name}", shape, dtype))
-    arrays = _arrays(columns)
-    for name, array in arrays.items():
-        if made.get(name) is not array:
-            allocate(name, array.shape, array.dtype)[...] = array
-    for name, array in made.items():
-        array.flush()  # type: ignore[attr-defined]
-        if name not in arrays:
-            (folder / f"{name}.npy").unlink()
-    return {
+def save(directory: Path, columns: Columns) -> str:
+    """Write columns to a new directory and return their fingerprint."""
+    content = {
         "format": FORMAT,
         "rows": columns.rows,
         "columns": {
@@ -87,14 +42,28 @@ def _fill(folder: Path, fill: Callable[[Allocate], Columns]) -> dict[str, Any]:
         "notes": list(columns.notes),
         "fingerprint": fingerprint(columns),
     }
+    with writing(directory):
+        directory.mkdir(parents=True)
+        for name, array in _arrays(columns).items():
+            with (directory / f"{name}.npy").open("xb") as file:
+                try:
+                    np.save(file, array, allow_pickle=False)
+                except OSError as error:  # NumPy counts the bytes but does not say why
+                    raise OSError(error.errno or errno.ENOSPC, str(error)) from None
+                os.fsync(file.fileno())
+        write_atomic(directory / "meta.json", json.dumps(content, indent=1).encode())
+    return str(content["fingerprint"])
 
 
 def _arrays(columns: Columns) -> dict[str, Array]:
     """Return every array under the name of its file."""
     arrays: dict[str, Array] = {}
     for name, column in columns.columns.items():
-        if not name.isidentifier():
-            raise InputError(f"column {name!r} cannot be stored: use letters, digits and '_'")
+        plain = isinstance(column, Strings) or not column.dtype.hasobject
+        if not name.isidentifier() or not plain:
+            raise InputError(
+                f"column {name!r} cannot be stored: use a name of letters, and no Python objects"
+            )
         if isinstance(column, Strings):
             arrays[f"column.{name}.bytes"] = column.text
             arrays[f"column.{name}.offsets"] = column.offsets

@@ -7,7 +7,7 @@ stored), ``y`` (labels, int64), ``coarse`` (coarse labels), ``text`` (strings).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,13 +17,6 @@ import numpy.typing as npt
 from fedzmg.errors import InputError
 
 Array: TypeAlias = npt.NDArray[Any]
-Allocate: TypeAlias = Callable[[str, tuple[int, ...], npt.DTypeLike], Array]
-"""(column, shape, dtype) -> an array to fill; lets a reader write directly into a file."""
-
-
-def in_memory(name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:  # noqa: ARG001
-    """Allocate a column in memory."""
-    return np.empty(shape, dtype)
 
 
 class Strings(NamedTuple):

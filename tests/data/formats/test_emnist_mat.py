@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.io
 from fuzzing import damaged, fuzz_tests
-from test_arrays import refuse_to_allocate, rows_of
+from test_arrays import rows_of
 
 from fedzmg.data.formats import emnist_mat
 from fedzmg.errors import InputError
@@ -58,14 +58,6 @@ def test_files_that_scipy_wrote(tmp_path: Path, packed: bool, split: str) -> Non
     }
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.float32, np.int64])
-def test_labels_of_every_type(tmp_path: Path, dtype: Any) -> None:
-    labels = np.array([5, 0, 61, 1, 2, 3, 4], dtype)[:, None]
-    columns = read(tmp_path, mat(emnist(labels=labels, writers=None)))
-    assert columns.array("y").tolist() == [5, 0, 61, 1, 2, 3, 4]
-    assert columns.owners is None
-
-
 @pytest.mark.parametrize(
     ("dataset", "match"),
     [
@@ -81,7 +73,7 @@ def test_labels_of_every_type(tmp_path: Path, dtype: Any) -> None:
 )
 def test_other_layouts_are_refused(tmp_path: Path, dataset: Any, match: str) -> None:
     with pytest.raises(InputError, match=f"a.mat.*{match}"):
-        read(tmp_path, mat(dataset), allocate=refuse_to_allocate)
+        read(tmp_path, mat(dataset))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fuzzing import damaged, fuzz_tests
-from test_arrays import refuse_to_allocate, rows_of
+from test_arrays import rows_of
 
 from fedzmg.data.formats import idx
 from fedzmg.errors import InputError
@@ -114,7 +114,7 @@ def test_files_that_do_not_fit_are_refused(
     tmp_path: Path, images: bytes, labels: bytes, match: str
 ) -> None:
     with pytest.raises(InputError, match=match):
-        idx.read_idx(write(tmp_path, a=images, b=labels), refuse_to_allocate)
+        idx.read_idx(write(tmp_path, a=images, b=labels))
 
 
 @pytest.mark.parametrize(
@@ -137,17 +137,17 @@ def test_archive_bombs_are_refused(
             file.write(bytes(2**20))
     paths = [path, *write(tmp_path, labels=LABELS)]
     with pytest.raises(InputError, match=match):
-        idx.read_idx(paths, refuse_to_allocate)
+        idx.read_idx(paths)
 
 
-def read_one(paths: list[Path], allocate: Any) -> Any:
+def read_one(paths: list[Path]) -> None:
     """Read a damaged file as images, as labels and as writers."""
     files = write(paths[0].parent, i=IMAGES, l=LABELS, w=b"a\nb")
     refusals = []
     for damage in range(3):
         chosen = [paths[0] if number == damage else file for number, file in enumerate(files)]
         try:
-            idx.read_idx(chosen[:2], allocate, writers=chosen[2])
+            idx.read_idx(chosen[:2], writers=chosen[2])
         except InputError as error:
             refusals.append(error)
     if refusals:

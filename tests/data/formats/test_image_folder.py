@@ -12,7 +12,7 @@ import pytest
 from fuzzing import damaged, fuzz_tests
 from hypothesis import strategies as st
 from PIL import Image
-from test_arrays import refuse_to_allocate, rows_of
+from test_arrays import rows_of
 
 from fedzmg.data.formats import common, image_folder
 from fedzmg.errors import InputError
@@ -187,7 +187,7 @@ def test_images_that_unpack_to_gigabytes_are_refused(tmp_path: Path, side: int) 
     body = chunk(b"IDAT", zlib.compress(bytes(10**6))) + chunk(b"IEND", b"")
     put(tmp_path / "a/0/bomb.png", b"\x89PNG\r\n\x1a\n" + header + body)
     with pytest.raises(InputError, match=r"bomb.png: cannot be read .*(limit|exceeds|large|range)"):
-        image_folder.read_image_folder([tmp_path], refuse_to_allocate)
+        image_folder.read_image_folder([tmp_path])
 
 
 def test_many_flat_images_are_refused_as_a_whole(
@@ -197,7 +197,7 @@ def test_many_flat_images_are_refused_as_a_whole(
     for name in range(4):
         put(tmp_path / f"a/0/{name}.png", Image.new("L", (1000, 1000)))
     with pytest.raises(InputError, match=r"0\.png and 3 more images: claims 4,000,000 bytes"):
-        image_folder.read_image_folder([tmp_path], refuse_to_allocate)
+        image_folder.read_image_folder([tmp_path])
 
 
 FORMS = ("PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "PPM")
@@ -205,14 +205,14 @@ IMAGES = st.one_of(*(damaged(packed(picture(0, "RGB"), form)) for form in FORMS)
 TABLES = damaged(b"file,label\ni.png,dog\n", b'file,label\n"i.png","a ""b"""\n')
 
 
-def read_image(paths: list[Path], _: Any) -> Any:
+def read_image(paths: list[Path]) -> Any:
     """Read a damaged file as an image."""
     root = paths[0].with_name("images")
     put(root / "a/0/i.png", paths[0].read_bytes())
     return named_after(paths[0], root)
 
 
-def read_labels(paths: list[Path], _: Any) -> Any:
+def read_labels(paths: list[Path]) -> Any:
     """Read a damaged file as a table of labels."""
     root = paths[0].with_name("tables")
     put(root / "a/i.png", picture())

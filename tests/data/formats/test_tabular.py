@@ -12,7 +12,7 @@ import pytest
 from fuzzing import damaged, fuzz_tests
 from hypothesis import strategies as st
 from PIL import Image
-from test_arrays import refuse_to_allocate, rows_of, texts
+from test_arrays import rows_of, texts
 
 from fedzmg.data.columns import Columns
 from fedzmg.data.formats import common, tabular
@@ -142,7 +142,7 @@ def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
 )
 def test_csv_that_does_not_fit_is_refused(tmp_path: Path, table: Any, match: str) -> None:
     with pytest.raises(InputError, match=match) as caught:
-        read(tmp_path, table, allocate=refuse_to_allocate)
+        read(tmp_path, table)
     assert str(tmp_path / "t.csv") in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -188,11 +188,11 @@ def test_rows_and_strings_that_repeat_too_often_are_refused(
     monkeypatch.setattr(common, "_SMALL", 2**20)
     many = np.zeros(10**6, np.int8)
     with pytest.raises(InputError, match="archive bomb"):
-        read(tmp_path, parquet(client=many, label=many, f=many), allocate=refuse_to_allocate)
+        read(tmp_path, parquet(client=many, label=many, f=many))
     once = pa.DictionaryArray.from_arrays(many[:4000].astype(np.int32), ["x" * 10_000])
     bomb = parquet(client=many[:4000], label=many[:4000], t=once)
     with pytest.raises(InputError, match="archive bomb"):
-        read(tmp_path, bomb, allocate=refuse_to_allocate)
+        read(tmp_path, bomb)
 
 
 PARQUET = [

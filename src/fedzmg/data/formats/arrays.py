@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from fedzmg.data.columns import Allocate, Array, Columns, in_memory
+from fedzmg.data.columns import Array, Columns
 from fedzmg.data.formats import common
 from fedzmg.data.formats.common import Paths
 from fedzmg.errors import InputError
@@ -26,10 +26,10 @@ def from_arrays(x: Any, y: Any = None, clients: Any = None) -> Columns:
         y: a label for each row, whole numbers or names of classes.
         clients: the client of each row, whole numbers or strings.
     """
-    return _columns("arrays", in_memory, (), x, y, clients)
+    return _columns("arrays", (), x, y, clients)
 
 
-def read_arrays(paths: Paths, allocate: Allocate = in_memory) -> Columns:
+def read_arrays(paths: Paths) -> Columns:
     """Read one ``.npz`` file with arrays x, y and clients, or one ``.npy`` file for each.
 
     Without clients the rows belong to nobody yet. Nothing is unpickled.
@@ -49,16 +49,11 @@ def read_arrays(paths: Paths, allocate: Allocate = in_memory) -> Columns:
         raise InputError(
             f"{where}: no array 'x' or 'y': write numpy.savez(FILE, x=..., y=..., clients=...)"
         )
-    return _columns(where, allocate, notes, **found)
+    return _columns(where, notes, **found)
 
 
 def _columns(
-    where: str,
-    allocate: Allocate,
-    notes: tuple[str, ...],
-    x: Any,
-    y: Any = None,
-    clients: Any = None,
+    where: str, notes: tuple[str, ...], x: Any, y: Any = None, clients: Any = None
 ) -> Columns:
     with common.reading(f"{where}: x", "give rows of equal shape"):
         text = isinstance(x, list | tuple) and any(isinstance(row, str | bytes) for row in x)
@@ -71,7 +66,7 @@ def _columns(
     if not text:
         common.check_numbers(values, f"{where}: x")
     grouping = common.by_client(clients, rows, where)
-    return common.assemble(where, grouping, values, y, allocate=allocate, notes=notes)
+    return common.assemble(where, grouping, values, y, notes=notes)
 
 
 def _members(path: Path, found: dict[str, Array]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedzmg.data.columns import Allocate, Array, Columns, in_memory
+from fedzmg.data.columns import Array, Columns
 from fedzmg.data.formats.common import Paths, as_paths, join, reading, refuse_row
 
 # fmt: off
@@ -35,22 +35,20 @@ _ALLOWED = {
 }
 
 
-def read_cifar_binary(paths: Paths, allocate: Allocate = in_memory) -> Columns:
+def read_cifar_binary(paths: Paths) -> Columns:
     """Read ``train.bin`` or ``test.bin``; several files are put one after the other."""
-    return _read_all(paths, allocate, _records)
+    return _read_all(paths, _records)
 
 
-def read_cifar_python(paths: Paths, allocate: Allocate = in_memory) -> Columns:
+def read_cifar_python(paths: Paths) -> Columns:
     """Read the pickled ``train`` or ``test``; several files are put one after the other.
 
     The unpickler accepts NumPy arrays, rebuilds them itself, and runs nothing.
     """
-    return _read_all(paths, allocate, _unpickled)
+    return _read_all(paths, _unpickled)
 
 
-def _read_all(
-    paths: Paths, allocate: Allocate, read_one: Callable[[Path], dict[str, Array]]
-) -> Columns:
+def _read_all(paths: Paths, read_one: Callable[[Path], dict[str, Array]]) -> Columns:
     files = []
     for path in as_paths(paths):
         with reading(str(path), _REMEDY):
@@ -60,7 +58,7 @@ def _read_all(
             wrong = np.array(FINE_TO_COARSE)[fine] != coarse
             refuse_row(wrong, f"{path}: coarse label", coarse, f"not of its fine label: {_REMEDY}")
     names = ("x", "y", "coarse")
-    return Columns({name: join(allocate, name, [file[name] for file in files]) for name in names})
+    return Columns({name: join([file[name] for file in files]) for name in names})
 
 
 def _records(path: Path) -> dict[str, Array]:

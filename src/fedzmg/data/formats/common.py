@@ -13,16 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedzmg.data.columns import (
-    Allocate,
-    Array,
-    Column,
-    Columns,
-    Owners,
-    Strings,
-    in_memory,
-    rows_of,
-)
+from fedzmg.data.columns import Array, Column, Columns, Owners, Strings, rows_of
 from fedzmg.errors import InputError, unknown
 
 _SMALL = 2**26
@@ -196,7 +187,6 @@ def assemble(
     y: Any = None,
     *,
     classes: Sequence[str] | None = None,
-    allocate: Allocate = in_memory,
     notes: Sequence[str] = (),
 ) -> Columns:
     """Make sorted columns of numbers, strings or images, and of their labels.
@@ -207,7 +197,6 @@ def assemble(
         features: inputs of all rows, not sorted yet.
         y: labels, whole numbers or names of classes.
         classes: names of classes in the order of their ids; sorted by default.
-        allocate: makes the columns ``x`` and ``y``.
         notes: unexpected properties, for the user.
     """
     columns: dict[str, Column] = {}
@@ -220,22 +209,16 @@ def assemble(
     if callable(features):
         columns["x"] = features(order)
     elif isinstance(features, np.ndarray):
-        columns["x"] = fill(allocate, "x", features[order])
+        dtype = features.dtype.newbyteorder("=")
+        columns["x"] = np.ascontiguousarray(features[order], dtype=dtype)
     elif features is not None:
         columns["text"] = pack([features[i] for i in order], where)
     if y is not None:
-        columns["y"] = fill(allocate, "y", ids[order])
+        columns["y"] = ids[order]
     if names:
         plain = (n if n.isprintable() and not set(',"') & set(n) else json.dumps(n) for n in names)
         notes = (*notes, f"classes: {', '.join(plain)}")
     return Columns(columns, grouping.owners, tuple(notes), names)
-
-
-def fill(allocate: Allocate, name: str, values: Array) -> Array:
-    """Copy values into an allocated column, in native byte order."""
-    column = allocate(name, values.shape, values.dtype.newbyteorder("="))
-    column[...] = values
-    return column
 
 
 def pack(values: Sequence[Any], where: str) -> Strings:
@@ -245,21 +228,17 @@ def pack(values: Sequence[Any], where: str) -> Strings:
     return Strings(np.frombuffer(bytearray().join(encoded), np.uint8), offsets)
 
 
-def join(allocate: Allocate, name: str, parts: Sequence[Column]) -> Column:
+def join(parts: Sequence[Column]) -> Column:
     """Concatenate parts of a column; numbers of different types become float32."""
     texts = [part for part in parts if isinstance(part, Strings)]
     if texts:
         lengths = np.concatenate([np.diff(part.offsets) for part in texts])
-        offsets = fill(allocate, f"{name}.offsets", np.cumsum([0, *lengths], dtype=np.int64))
-        return Strings(_concatenate(allocate, f"{name}.bytes", [t.text for t in texts]), offsets)
-    return _concatenate(allocate, name, [part for part in parts if not isinstance(part, Strings)])
-
-
-def _concatenate(allocate: Allocate, name: str, arrays: Sequence[Array]) -> Array:
+        text = np.concatenate([part.text for part in texts])
+        return Strings(text, np.cumsum([0, *lengths], dtype=np.int64))
+    arrays = [part for part in parts if not isinstance(part, Strings)]
     types = {array.dtype for array in arrays}
     dtype = types.pop() if len(types) == 1 else np.dtype(np.float32)
-    column = allocate(name, (sum(map(len, arrays)), *arrays[0].shape[1:]), dtype)
-    return np.concatenate(arrays, out=column, casting="unsafe")
+    return np.concatenate(arrays, dtype=dtype, casting="unsafe")
 
 
 class Client(NamedTuple):
@@ -270,7 +249,7 @@ class Client(NamedTuple):
     columns: Mapping[str, Column]
 
 
-def collect(where: str, read: Callable[[bool], Iterable[Client]], allocate: Allocate) -> Columns:
+def collect(where: str, read: Callable[[bool], Iterable[Client]]) -> Columns:
     """Join the columns of all clients.
 
     ``read(packed)`` yields the clients; if packed, fractions that are multiples of 1/255 are bytes.
@@ -287,7 +266,7 @@ def collect(where: str, read: Callable[[bool], Iterable[Client]], allocate: Allo
     for client, shapes in zip(filled[1:], others, strict=True):
         if shapes != first:
             raise InputError(f"{client.where}: has {shapes} where others have {first}: correct it")
-    columns = {n: join(allocate, n, [client.columns[n] for client in filled]) for n in first}
+    columns = {n: join([client.columns[n] for client in filled]) for n in first}
     notes = []
     empty = [client.name for client in clients if not client.columns]
     if empty:

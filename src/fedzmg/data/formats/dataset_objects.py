@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedzmg.data.columns import Array, Columns, in_memory
+from fedzmg.data.columns import Array, Columns
 from fedzmg.data.formats import common
 from fedzmg.data.formats.common import Features, Grouping
 from fedzmg.data.formats.image_folder import decode_all
@@ -136,9 +136,7 @@ def _columns(
         if isinstance(first, str):
             features = _values(parts, name)
         elif _is_image(first):
-            features = partial(
-                decode_all, _entries(parts, name), allocate=in_memory, size=size, grey=grey
-            )
+            features = partial(decode_all, _entries(parts, name), size=size, grey=grey)
         elif np.ndim(first) > 1:
             features = _stack(parts, name)
     if features is None and chosen:

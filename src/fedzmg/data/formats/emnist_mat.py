@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedzmg.data.columns import Allocate, Columns, in_memory
+from fedzmg.data.columns import Columns
 from fedzmg.data.formats import common
 from fedzmg.data.formats.common import Paths
 from fedzmg.errors import unknown
@@ -12,12 +12,11 @@ from fedzmg.errors import unknown
 _REMEDY = "give one of NIST's EMNIST files, in the format of MATLAB 5 to 7.2"
 
 
-def read_mat(paths: Paths, allocate: Allocate = in_memory, *, split: str = "train") -> Columns:
+def read_mat(paths: Paths, *, split: str = "train") -> Columns:
     """Read one split of one file, images upright, sorted by writer where the file names writers.
 
     Args:
         paths: the one file.
-        allocate: makes the columns ``x`` [n, 28, 28] uint8 and ``y`` [n] int64.
         split: ``train`` or ``test``.
     """
     if split not in ("train", "test"):
@@ -39,4 +38,4 @@ def read_mat(paths: Paths, allocate: Allocate = in_memory, *, split: str = "trai
         if labels.dtype.kind not in "biuf":
             raise ValueError(f"labels are {labels.dtype}")
     grouping = common.by_client(writers, len(upright), where)
-    return common.assemble(where, grouping, upright, labels, allocate=allocate)
+    return common.assemble(where, grouping, upright, labels)

@@ -14,7 +14,7 @@ from typing import IO, cast
 
 import numpy as np
 
-from fedzmg.data.columns import Allocate, Array, Columns, in_memory
+from fedzmg.data.columns import Array, Columns
 from fedzmg.data.formats import common
 from fedzmg.data.formats.common import OnePath, Paths
 from fedzmg.errors import InputError
@@ -23,18 +23,11 @@ _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4"}
 _LONGEST_NAME = 256
 
 
-def read_idx(
-    paths: Paths,
-    allocate: Allocate = in_memory,
-    *,
-    transposed: bool = False,
-    writers: OnePath | None = None,
-) -> Columns:
+def read_idx(paths: Paths, *, transposed: bool = False, writers: OnePath | None = None) -> Columns:
     """Read an images file and a labels file, in any order.
 
     Args:
         paths: the two files.
-        allocate: makes the columns ``x`` [n, height, width] uint8 and ``y`` [n] int64.
         transposed: swap rows and columns of the images; EMNIST's own files need it.
         writers: a file with the writer of each image: an idx file, or one id a line.
     """
@@ -48,7 +41,7 @@ def read_idx(
     clients = None if writers is None else _writers(common.as_paths(writers)[0], len(images))
     grouping = common.by_client(clients, len(images), str(writers))
     x = images.swapaxes(1, 2) if transposed else images
-    return common.assemble(where, grouping, x, labels, allocate=allocate)
+    return common.assemble(where, grouping, x, labels)
 
 
 def _open(path: Path) -> IO[bytes]:

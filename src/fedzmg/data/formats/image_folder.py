@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedzmg.data.columns import Allocate, Array, Columns, in_memory
+from fedzmg.data.columns import Array, Columns
 from fedzmg.data.formats import common
 from fedzmg.data.formats.common import Ids, Paths
 from fedzmg.errors import InputError
@@ -30,7 +30,6 @@ _REMEDY = "replace or remove it"
 
 def read_image_folder(
     paths: Paths,
-    allocate: Allocate = in_memory,
     *,
     size: tuple[int, int] | None = None,
     grey: bool | None = None,
@@ -40,7 +39,6 @@ def read_image_folder(
 
     Args:
         paths: the one folder.
-        allocate: makes the columns ``x`` uint8 and ``y`` int64.
         size: resize every image to this height and width; without it all must have one size.
         grey: convert every image to grey (True) or colour (False); without it all must be one.
         classes: names of labels in the order of their ids; sorted by default.
@@ -68,10 +66,9 @@ def read_image_folder(
     return common.assemble(
         str(root),
         common.group(*common.codes(clients)),
-        partial(decode_all, sources, allocate=allocate, size=size, grey=grey, stored=stored),
+        partial(decode_all, sources, size=size, grey=grey, stored=stored),
         labels,
         classes=classes,
-        allocate=allocate,
         notes=notes,
     )
 
@@ -114,7 +111,6 @@ def _add_labels(path: Path, folder: str, tables: dict[str, str]) -> None:
 def decode_all(
     sources: Iterable[tuple[str, Any]],
     order: Ids,
-    allocate: Allocate,
     size: tuple[int, int] | None = None,
     grey: bool | None = None,
     *,
@@ -126,7 +122,6 @@ def decode_all(
         sources: for each image its name in messages, and a path, bytes (also as in a struct of
             Hugging Face), or an image of Pillow.
         order: image ``order[i]`` goes to row ``i``.
-        allocate: makes the column ``x``.
         size: height and width to resize to; None keeps them.
         grey: convert to grey (True) or colour (False); None keeps what is stored.
         stored: bytes of the images in files, which bound the result; None for no bound.
@@ -156,7 +151,7 @@ def decode_all(
                 if stored is not None:
                     named = f"{where} and {len(order) - 1} more images"
                     common.refuse_bomb(named, len(order) * pixels.nbytes, stored)
-                x = allocate("x", (len(order), *pixels.shape), np.uint8)
+                x = np.empty((len(order), *pixels.shape), np.uint8)
             if pixels.shape != x.shape[1:]:
                 raise InputError(
                     f"{where}: has shape {pixels.shape}, the first {x.shape[1:]}: set size and grey"

@@ -20,16 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from fedzmg.data.columns import Allocate, Array, Column, Columns, in_memory
+from fedzmg.data.columns import Array, Column, Columns
 from fedzmg.data.formats import common
 from fedzmg.data.formats.common import REMEDY, Client, Paths
 from fedzmg.errors import InputError
 
 
-def read_leaf(paths: Paths, allocate: Allocate = in_memory) -> Columns:
+def read_leaf(paths: Paths) -> Columns:
     """Read shards of one data set; each shard is held in memory while it is read."""
     files = common.as_paths(paths)
-    return common.collect(str(files[0]), partial(_users, files), allocate)
+    return common.collect(str(files[0]), partial(_users, files))
 
 
 def _users(paths: Sequence[Path], packed: bool) -> Iterator[Client]:

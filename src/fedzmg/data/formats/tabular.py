@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedzmg.data.columns import Allocate, Array, Columns, in_memory
+from fedzmg.data.columns import Array, Columns
 from fedzmg.data.formats import common
 from fedzmg.data.formats.common import Features, Paths
 from fedzmg.data.formats.image_folder import decode_all
@@ -28,7 +28,6 @@ _STRINGS = {"string", "large_string", "string_view", "binary", "large_binary"}
 
 def read_table(
     paths: Paths,
-    allocate: Allocate = in_memory,
     *,
     client: str | None = "client",
     label: str | None = "label",
@@ -41,7 +40,6 @@ def read_table(
 
     Args:
         paths: a Parquet or CSV file, or several.
-        allocate: makes the columns ``x`` and ``y``.
         client: the column with the client of each row; None if rows belong to nobody yet.
         label: the column with labels, whole numbers or names of classes; None for no labels.
         features: the columns to learn from; all others by default. An empty list reads labels and
@@ -75,12 +73,12 @@ def read_table(
     if isinstance(first, list) and isinstance(first[0], bytes) and len(chosen) == 1:
         stored = sum(path.stat().st_size for path in files)
         images = ((f"{where}: image in row {i}", image) for i, image in enumerate(first))
-        inputs = partial(decode_all, images, allocate=allocate, size=size, grey=grey, stored=stored)
+        inputs = partial(decode_all, images, size=size, grey=grey, stored=stored)
     elif len(chosen) > 1 or isinstance(first, np.ndarray):
         inputs = common.side_by_side(chosen, where)
     grouping = common.by_client(columns.get(client), table.num_rows, where)
     y = columns.get(label)
-    return common.assemble(where, grouping, inputs, y, classes=classes, allocate=allocate)
+    return common.assemble(where, grouping, inputs, y, classes=classes)
 
 
 def _table(

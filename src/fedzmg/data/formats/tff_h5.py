@@ -22,7 +22,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fedzmg.data.columns import Allocate, Array, Column, Columns, in_memory
+from fedzmg.data.columns import Array, Column, Columns
 from fedzmg.data.formats import common
 from fedzmg.data.formats.common import REMEDY, Client, Paths
 from fedzmg.errors import InputError
@@ -37,16 +37,15 @@ _DATASETS: dict[str, tuple[str, tuple[int, ...], str]] = {
 """Column, shape of a row and kinds of dtype of each dataset."""
 
 
-def read_h5(paths: Paths, allocate: Allocate = in_memory, *, classes: int | None = None) -> Columns:
+def read_h5(paths: Paths, *, classes: int | None = None) -> Columns:
     """Read files of one of the three layouts.
 
     Args:
         paths: files, whose clients are put one after the other.
-        allocate: makes the columns: ``x`` and ``y`` (and ``coarse``), or ``text``.
         classes: labels must be smaller than this.
     """
     files = common.as_paths(paths)
-    return common.collect(str(files[0]), partial(_clients, files, classes), allocate)
+    return common.collect(str(files[0]), partial(_clients, files, classes))
 
 
 def _clients(paths: Sequence[Path], classes: int | None, packed: bool) -> Iterator[Client]:
@@ -119,7 +118,7 @@ def _column(name: str, values: Array, where: str, classes: int | None, *, packed
     if name == "snippets":
         return common.pack(values.tolist(), where)
     if name == "image":
-        return values.transpose(0, 3, 1, 2)
+        return np.ascontiguousarray(values.transpose(0, 3, 1, 2))
     if name == "pixels":
         pixels = values.astype(np.float32, copy=False)
         bad = ~((pixels >= 0) & (pixels <= 1))
