@@ -17,7 +17,8 @@ Entry = Mapping[str, Any]
 def best_points(data: Mapping[str, Any]) -> Table:
     """Make a row per algorithm of a ``grid.json``."""
     metric, entries = str(data["metric"]), list(data["algorithms"].values())
-    stopping, nothing = "stop" in data, {"options": {}, "score": None}
+    stopping = "stop" in data
+    nothing: dict[str, Any] = {"options": {}, "score": None}
     remarked = any(entry["best"] is None or entry["best"]["border"] for entry in entries)
 
     def point(entry: Entry) -> Cell:
