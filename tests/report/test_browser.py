@@ -44,43 +44,33 @@ window.addEventListener("load", () => {
           outer.top - box.top, box.bottom - outer.bottom) > 1) out.push(text.textContent);
     }
   }
+  const boxes = Array.from(document.querySelectorAll(".scroll"));
+  const cut = Math.max(...boxes.map((box) => box.scrollWidth - box.clientWidth));
+  const found = {charts: charts.length, drawn: drawn.length, over: wide, out, cut};
+  const report = () => { document.title = "PROBE" + JSON.stringify(found) + "END"; };
+  if (!charts.length) return report();
   const [chart] = charts, line = chart.querySelector("[data-points]");
   const name = line.dataset.series;
   const entries = Array.from(chart.querySelectorAll("[data-legend]"));
   const legend = entries.find((e) => e.dataset.series === name);
   legend.dispatchEvent(new MouseEvent("click", {bubbles: true}));
-  const hidden = getComputedStyle(line).display;
+  found.hidden = getComputedStyle(line).display;
   legend.dispatchEvent(new MouseEvent("click", {bubbles: true}));
   const [x, y] = line.querySelector("path").getAttribute("d").match(/[\\d.]+/g).map(Number);
   const at = new DOMPoint(x, y).matrixTransform(chart.getScreenCTM());
   const where = {clientX: at.x, clientY: at.y, bubbles: true};
   chart.dispatchEvent(new PointerEvent("pointermove", where));
-  const tip = chart.closest("figure").querySelector("output").textContent;
-  document.title = "PROBE" + JSON.stringify({charts: charts.length, drawn: drawn.length, over: wide,
-    hidden, shown: getComputedStyle(line).display, tip, out}) + "END";
+  found.tip = chart.closest("figure").querySelector("output").textContent;
+  found.shown = getComputedStyle(line).display;
+  report();
 });
 </script>
 """
 
 
-def browse(page: Path, profile: Path, width: int) -> tuple[str, str]:
-    """Return the page after its scripts have run, and the browser's log."""
-    assert BROWSER is not None
-    done = subprocess.run(
-        [
-            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync",
-            "--disable-dev-shm-usage", f"--user-data-dir={profile}", "--enable-logging=stderr",
-            f"--window-size={width},900", "--timeout=5000", "--dump-dom",
-            page.as_uri(),
-        ],
-        capture_output=True, text=True, timeout=180, check=True,
-    )  # fmt: skip
-    return done.stdout, done.stderr
-
-
 def probed(text: str, folder: Path, width: int) -> dict[str, Any]:
-    """Return what the probe measures in a page of some width."""
+    """Return the probe's measurements in a page of some width."""
+    assert BROWSER is not None
     page = folder / "page.html"
     page.write_text(text.replace("</body>", PROBE + "</body>"))
     if width < 500:
@@ -97,16 +87,25 @@ def probed(text: str, folder: Path, width: int) -> dict[str, Any]:
         )
         page = folder / "frame.html"
         page.write_text(frame)
-    document, complaints = browse(page, folder / "profile", width)
-    assert [line for line in complaints.splitlines() if "CONSOLE" in line] == []
-    found = re.search(r"<title>PROBE(.*?)END</title>", document)
+    done = subprocess.run(
+        [
+            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            "--disable-dev-shm-usage", f"--user-data-dir={folder / 'profile'}",
+            "--enable-logging=stderr", f"--window-size={width},900", "--timeout=5000",
+            "--dump-dom", page.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=180, check=True,
+    )  # fmt: skip
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    found = re.search(r"<title>PROBE(.*?)END</title>", done.stdout)
     assert found is not None
     return dict(json.loads(html.unescape(found[1])))
 
 
 @pytest.mark.parametrize("width", [1280, 360])
-def test_page_in_a_browser(study: Path, tmp_path: Path, width: int) -> None:
-    found = probed(render(read([study])), tmp_path, width)
+def test_page_in_a_browser(study_page: str, tmp_path: Path, width: int) -> None:
+    found = probed(study_page, tmp_path, width)
     assert found["charts"] == found["drawn"] == 4
     assert found["over"] <= 0
     assert found["out"] == []
@@ -127,17 +126,7 @@ def test_data_sets_side_by_side_are_not_cut_off(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "heterogeneity.json").write_text(json.dumps(report))
-    probe = (
-        '<script>window.addEventListener("load", () => { document.title = "PROBE over=" + '
-        'Math.max(...Array.from(document.querySelectorAll(".scroll"), (one) => one.scrollWidth - '
-        "one.clientWidth)); });</script>"
-    )
-    page = tmp_path / "page.html"
-    page.write_text(render(read([tmp_path])).replace("</body>", probe + "</body>"))
-    document, _ = browse(page, tmp_path / "profile", 1200)
-    found = re.search(r"PROBE over=(\d+)", document)
-    assert found is not None
-    assert int(found[1]) == 0
+    assert probed(render(read([tmp_path])), tmp_path, 1200)["cut"] == 0
 
 
 @pytest.mark.parametrize("width", [1600, 700])

@@ -21,7 +21,7 @@ _DROPPED = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</met
 
 
 class Block(NamedTuple):
-    """A part of a section, drawn by the template's macro of the same kind; none if it is empty."""
+    """A part of a section, drawn by the template; none if it is empty."""
 
     kind: str
     """``commands``, ``notes``, ``pairs``, ``pictures``, ``table``, ``text`` or ``tiles``."""

@@ -7,17 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedzmg.report.figures import STUDY_FIGURES, Chart, grid_names, numbered, study_prefixes
-from fedzmg.report.html.blocks import (
-    Block,
-    Picture,
-    Section,
-    picture,
-    pictures_block,
-    table_block,
-)
+from fedzmg.report.html.blocks import Block, Picture, Section, picture, pictures_block, table_block
 from fedzmg.report.tables import study as tables
 from fedzmg.report.tables.beside_paper import beside_paper
-from fedzmg.report.tables.grids import best_points, neighbours_text
+from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.results import paper
 from fedzmg.results.averaging import averaged_words
@@ -29,7 +22,7 @@ from fedzmg.results.formatting import (
     slug,
     value_text,
 )
-from fedzmg.results.grids import field, name_of
+from fedzmg.results.grids import name_of
 from fedzmg.results.grouping import Study
 from fedzmg.results.reading import Material
 from fedzmg.results.scores import RULES
@@ -178,9 +171,7 @@ def _map(data: Mapping[str, Any], name: str, chart: Chart, key: str) -> Picture:
     best, caption, warning = entry["best"], "Every point diverged.", ""
     if best is not None:
         caption = f"Best: {_options(best)}: {value_text(best['score'], metric)}."
-        around, other = neighbours_text(best, metric), entry.get("best_by_test")
-        if around:
-            caption += f" Its neighbours: {around}."
+        other = entry.get("best_by_test")
         if other is not None:
             same = other["options"] == best["options"]
             chosen = "the same point" if same else _options(other)
@@ -189,19 +180,11 @@ def _map(data: Mapping[str, Any], name: str, chart: Chart, key: str) -> Picture:
         if best["border"]:
             edges = ", ".join(best["border_axes"])
             warning = f"The best point is on the border of {edges}: a wider grid may do better."
-    stopped = int(field(entry, higher_is_better=data["higher_is_better"]).stopped.sum())
-    if stopped:
-        caption += f" {count_text(stopped, 'point')} stopped early."
-    title = str(entry["label"])
-    return Picture(title, caption, warning, picture(chart, key).svg, wide=False)
+    return Picture(str(entry["label"]), caption, warning, picture(chart, key).svg, wide=False)
 
 
 def _options(best: Mapping[str, Any]) -> str:
-    texts = {
-        key: f"{value:.3g}" if isinstance(value, float) else setting_text(value)
-        for key, value in best["options"].items()
-    }
-    return ", ".join(f"{key} = {text}" for key, text in texts.items())
+    return ", ".join(f"{key} = {value:.3g}" for key, value in best["options"].items())
 
 
 def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section]:

@@ -31,6 +31,11 @@ def best_points(data: Mapping[str, Any]) -> Table:
         text = "all diverged" if lost else "on the border" * entry["best"]["border"]
         return Cell(text, None, "words")
 
+    def around(entry: Entry) -> str | None:
+        found = _neighbours(entry["best"])
+        ends = (value_text(end, metric) for end in (min(found), max(found))) if found else ()
+        return " to ".join(ends).replace(" % to", " to") or None
+
     def diverged(entry: Entry) -> int:
         return sum(bool(point["diverged"]) for point in entry["points"])
 
@@ -48,9 +53,9 @@ def best_points(data: Mapping[str, Any]) -> Table:
             lambda e: (e["best"] or nothing)["score"],
             partial(value_text, metric=metric),
         ),
-        Column("neighbours", "", lambda e: neighbours_text(e["best"], metric)),
-        Column("", "neighbours_low", lambda e: min(neighbours(e["best"]), default=None)),
-        Column("", "neighbours_high", lambda e: max(neighbours(e["best"]), default=None)),
+        Column("neighbours", "", around),
+        Column("", "neighbours_low", lambda e: min(_neighbours(e["best"]), default=None)),
+        Column("", "neighbours_high", lambda e: max(_neighbours(e["best"]), default=None)),
         Column("", "border", lambda e: e["best"] and " ".join(e["best"]["border_axes"])),
         Column("", "points", lambda e: len(e["points"])),
         Column("diverged", "", lambda e: Cell(f"{diverged(e)} of {len(e['points'])}", diverged(e))),
@@ -74,19 +79,9 @@ def best_points(data: Mapping[str, Any]) -> Table:
     return Table.build("grid", title, columns, entries, f"{caption}.")
 
 
-def neighbours(best: Mapping[str, Any] | None) -> list[float]:
-    """Return the scores one step away from the best point."""
+def _neighbours(best: Mapping[str, Any] | None) -> list[float]:
     around = () if best is None else best["neighbours"]
     return [one["score"] for one in around if one["score"] is not None]
-
-
-def neighbours_text(best: Mapping[str, Any] | None, metric: str) -> str | None:
-    """Format the range of those scores; None if there are none."""
-    around = neighbours(best)
-    if not around:
-        return None
-    low, high = value_text(min(around), metric), value_text(max(around), metric)
-    return f"{low.removesuffix(' %')} to {high}"
 
 
 def stopped_text(counts: Mapping[str, int]) -> str:
