@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/guide.md", "docs/data.md", "docs/optimizer.md"]
+    "page", ["README.md", "docs/guide.md", "docs/data.md", "docs/diagnose.md", "docs/optimizer.md"]
 )
 def test_blocks_of_a_page_run_in_order(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)

@@ -87,9 +87,8 @@ class Run:
     @property
     def complete(self) -> bool:
         """True if every round is there or the run diverged."""
-        if self.diverged is not None:
-            return True
-        return bool(self.log.evaluated) and self.asked is not None and self.done >= self.asked
+        trained = bool(self.log.evaluated) and self.done >= (self.asked or math.inf)
+        return trained or self.diverged is not None
 
     @property
     def evaluations(self) -> dict[int, float]:
