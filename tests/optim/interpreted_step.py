@@ -82,9 +82,13 @@ def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
     return made
 
 
-def trained(params: list[nn.Parameter], steps: int, **options: Any) -> list[Tensor]:
+def optimizer_of(params: list[nn.Parameter], **options: Any) -> ZeroMeanSGD:
     axes = [axes for _, axes in SHAPES.values()] + [(1, 2, 3)]
-    optimizer = ZeroMeanSGD([{"params": params, "input_axes": axes}], **{"lr": 0.1, **options})
+    return ZeroMeanSGD([{"params": params, "input_axes": axes}], **{"lr": 0.1, **options})
+
+
+def trained(params: list[nn.Parameter], steps: int, **options: Any) -> list[Tensor]:
+    optimizer = optimizer_of(params, **options)
     torch.manual_seed(1)
     for _ in range(steps):
         for p in params:
@@ -103,22 +107,15 @@ def difference(got: list[Tensor], expected: list[Tensor]) -> float:
 def scaled_step(found_inf: float) -> float:
     """Take a step of gradients that a scaler has multiplied by 8, or found to be infinite."""
     params, plain = parameters(torch.float32), parameters(torch.float32)
-    optimizers = [
-        ZeroMeanSGD(
-            [{"params": p, "input_axes": [a for _, a in SHAPES.values()] + [(1, 2, 3)]}],
-            lr=0.1,
-            **options,
-        )
-        for p, options in ((params, {"fused": True}), (plain, {"foreach": False}))
-    ]
+    ours: Any = optimizer_of(params, fused=True)
+    reference = optimizer_of(plain, foreach=False)
     for a, b in zip(params, plain, strict=True):
         b.grad = torch.randn(b.shape)
         a.grad = 8 * b.grad
-    optimizers[0].grad_scale = torch.tensor(8.0)  # type: ignore[attr-defined]
-    optimizers[0].found_inf = torch.tensor(found_inf)  # type: ignore[attr-defined]
-    optimizers[0].step()
+    ours.grad_scale, ours.found_inf = torch.tensor(8.0), torch.tensor(found_inf)
+    ours.step()
     if not found_inf:
-        optimizers[1].step()
+        reference.step()
     return difference([p.detach() for p in params], [p.detach() for p in plain])
 
 
@@ -168,35 +165,30 @@ def moving() -> float:
     return difference(*results) / len(events)  # every step rounds anew
 
 
-def count_launches() -> Callable[[], int]:
-    """Return a function that counts launches since its last call."""
-    launched, launch = 0, fused._launch
+LAUNCHED: list[object] = []
+"""A mark for every launch since it was last cleared."""
 
-    def counted(*args: Any) -> None:
-        nonlocal launched
-        launched += 1
-        launch(*args)
 
-    def asked() -> int:
-        nonlocal launched
-        before, launched = launched, 0
-        return before
+def counted(*args: Any, launch: Callable[..., None] = fused._launch) -> None:
+    LAUNCHED.append(args)
+    launch(*args)
 
-    fused._launch = counted
-    return asked
+
+fused._launch = counted
 
 
 def main() -> None:
-    launches, found = count_launches(), {}
+    found: dict[str, float] = {}
     for name, chosen in OPTIONS.items():
         expected = trained(parameters(torch.float32), 2, **chosen, foreach=False)
-        assert launches() == 0
+        assert not LAUNCHED
         for way in ("fused", "foreach") if ALL else ("fused",):
             got = trained(parameters(torch.float32), 2, **chosen, **{way: True})
             found[f"{name}, {way}"] = difference(got, expected)
             # Velocities alone are not all of these steps, so the kernel is no help for lists.
             alone = way == "foreach" and name in ("without momentum", "nesterov")
-            assert launches() == (0 if alone else 2), (name, way)
+            assert len(LAUNCHED) == (0 if alone else 2), (name, way)
+            LAUNCHED.clear()
     for dtype in (torch.float16, torch.bfloat16) if ALL else ():
         exact = trained([nn.Parameter(p.double()) for p in parameters(dtype)], 1, foreach=False)
         got = trained(parameters(dtype), 1, fused=True)

@@ -23,18 +23,13 @@ Known: TypeAlias = Mapping[str, Axes] | Mapping[Tensor, Axes]
 """Axes that the user gave by name, or the model's by parameter."""
 
 
-def model_axes(model: nn.Module, axes: Mapping[str, Axes] | None = None) -> dict[Tensor, Axes]:
-    """Return the input axes of all parameters of a model, frozen ones included if known."""
-    return model_layout(model, axes)[0]
-
-
 def model_layout(
     model: nn.Module, axes: Mapping[str, Axes] | None = None
 ) -> tuple[dict[Tensor, Axes], set[Tensor]]:
     """Return the input axes of a model's parameters, and its biases and norms by their role.
 
     Vectors and scalars are never centred, so an unknown type of module matters only if it has
-    weights of two or more axes. Frozen ones of unknown type are left out.
+    weights of two or more axes. Frozen ones are included, but those of unknown type.
     """
     given_axes: dict[str, Axes] = dict(axes or {})
     frozen: dict[Tensor, set[Axes | None]] = {}
@@ -64,10 +59,7 @@ def model_layout(
     for parameter, candidates in frozen.items():
         if len(candidates) == 1 and (one := candidates.pop()) is not None:
             known[parameter] = one
-    spared: set[Tensor] = {
-        named[name] for name, info in layout.items() if info.role in ("bias", "norm")
-    }
-    return known, spared
+    return known, {named[n] for n, info in layout.items() if info.role in ("bias", "norm")}
 
 
 def _by_type(module: nn.Module, own_name: str, rank: int) -> Axes | None:

@@ -16,7 +16,7 @@ from fedzmg.optim.axes import (
     axes_of,
     check_names,
     inputs,
-    model_axes,
+    model_layout,
     warn_of_single_inputs,
 )
 from fedzmg.optim.updates import dense, local, sum_of_inputs
@@ -47,7 +47,7 @@ def zero_mean_(model: nn.Module, axes: Mapping[str, Axes] | None = None) -> None
     >>> layer.weight.grad
     tensor([[-1.,  1.]])
     """
-    known = model_axes(model, axes)
+    known = model_layout(model, axes)[0]
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     warn_of_single_inputs((names[p], p, over) for p, over in known.items())
     centre_((p.grad, over) for p, over in known.items() if p.grad is not None)
@@ -96,7 +96,7 @@ class Centred(Optimizer):
         self.optimizer = optimizer
         self._known: Known | None = axes
         if model is not None:
-            self._known = model_axes(model, axes)
+            self._known = model_layout(model, axes)[0]
         elif axes is not None:
             check_names(axes, optimizer.param_groups)
         chosen = [axes_of(group, self._known) for group in optimizer.param_groups]

@@ -30,14 +30,6 @@ REPEATED = re.compile(r"(Scan|Vmap)[A-Z]|__layer_stack")
 """Names that Flax and Haiku give stacked layers, whose parameters have one axis more."""
 
 
-def _none(*_: object) -> Axes:
-    return ()
-
-
-def _vocabulary(layer: list[str], own: str, shapes: Mapping[str, Shape]) -> Axes | None:
-    return (0,) if len(shapes["/".join([*layer, own])]) == 2 else None
-
-
 def _inputs_first(layer: list[str], own: str, shapes: Mapping[str, Shape]) -> Axes | None:
     rank, name = len(shapes["/".join([*layer, own])]), layer[-1] if layer else ""
     if name.startswith(("Einsum", "ConvLocal")):
@@ -71,8 +63,11 @@ def _flax_kernel(layer: list[str], own: str, shapes: Mapping[str, Shape]) -> Axe
 INPUT_AXES: dict[str, AxisRule] = {
     "kernel": _flax_kernel,
     **dict.fromkeys(("w", "w_i", "w_h"), _inputs_first),
-    **dict.fromkeys(("embedding", "embeddings"), _vocabulary),
-    **dict.fromkeys(("bias", "scale", "b", "offset"), _none),
+    **dict.fromkeys(
+        ("embedding", "embeddings"),
+        lambda layer, own, shapes: (0,) if len(shapes["/".join([*layer, own])]) == 2 else None,
+    ),
+    **dict.fromkeys(("bias", "scale", "b", "offset"), lambda *_: ()),
 }
 """Rule for each name of a parameter, in both interfaces of Flax and in Haiku."""
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.optim import fused, updates
-from fedzmg.optim.axes import Axes, Known, axes_of, check_names, model_axes, model_layout
+from fedzmg.optim.axes import Axes, Known, axes_of, check_names, model_layout
 from fedzmg.optim.updates import Numbers, Weights, dense, is_sharded, sharded_like
 
 Params: TypeAlias = (
@@ -95,7 +95,7 @@ class ZeroMeanSGD(Optimizer):
             name = params_or_model.__name__
             raise InputError(f"the model is the class {name}: pass {name}(...)")
         if isinstance(params_or_model, nn.Module):
-            self._known, axes = model_axes(params_or_model, axes), None
+            self._known, axes = model_layout(params_or_model, axes)[0], None
             params = _trainable(params_or_model)
         super().__init__(params, defaults)
         if axes is not None:
