@@ -148,7 +148,7 @@ def test_lists_and_cards(fedzmg: Command) -> None:
         (["compare", "--set", "fedavg.protocol.cohort=4"], "protocol.cohort"),
         (["compare", "--seeds", "0"], "0 is not in the range"),
         (["compare", "--algorithms", "fedavg", "--out", "file/below"], "file/below"),
-        (["export", "nothing"], "nothing is not a directory"),
+        (["export", "nothing"], "nothing holds no spec.toml"),
         (["export", "."], ". holds no spec.toml"),
         (["run", "file"], "file is a file, not a task"),
         (["run", "digits", "--algorithm", "fedzmg,fedavg"], "a run has one; use 'fedzmg compare"),
