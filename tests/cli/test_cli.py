@@ -180,7 +180,7 @@ def test_validate_checks_the_grid_of_a_study(
         (["compare", "--out", "study"], "study is not empty"),
         (["compare", "x.toml"], "'fedzmg study x.toml'"),
         (["compare", "--track", "tensorbord"], "'tensorboard'?"),
-        (["export", "nothing"], "nothing is not a directory"),
+        (["export", "nothing"], "nothing holds no spec.toml"),
         (["export", "study"], "study/fedavg/seed-0"),
         (["watch", "none"], "none is not a directory"),
         (["watch", "data"], "holds no run"),

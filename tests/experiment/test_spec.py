@@ -82,7 +82,7 @@ WRAPPED = [
 
 
 @pytest.mark.parametrize("settings", WRAPPED, ids=lambda settings: " ".join(settings))
-@pytest.mark.parametrize("name", ["fedzmg", "fedavg", "fedadam:reddi"])
+@pytest.mark.parametrize("name", ["fedzmg", "fedadam:reddi"])
 def test_resolved_file_builds_the_equal_algorithm(
     tmp_path: Path, name: str, settings: dict[str, Value]
 ) -> None:

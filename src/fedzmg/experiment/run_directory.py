@@ -31,9 +31,9 @@ from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.simulation import Checkpoint, ClientMetrics, Record
 from fedzmg.storage import lock
 from fedzmg.storage.checkpoint import (
-    Binding,
     StoredCheckpoint,
     UnusableCheckpoint,
+    bound_to,
     read_checkpoint,
     write_checkpoint,
 )
@@ -76,7 +76,7 @@ class RunDirectory:
         if not (self.path / "spec.toml").is_file():
             inside = min(self.path.glob("*/seed-*/spec.toml"), default=None)
             remedy = "another directory" if inside is None else f"a run in it, {inside.parent}"
-            raise InputError(f"{self.path} is not a run, it holds no spec.toml: pass {remedy}")
+            raise InputError(f"{self.path} holds no spec.toml, it is not a run: pass {remedy}")
         return RunSpec.read(self.path / "spec.toml")
 
     def manifest(self) -> dict[str, Any]:
@@ -97,8 +97,8 @@ class RunDirectory:
         return [by_round[round_] for round_ in sorted(by_round)]
 
     @functools.cached_property
-    def _binding(self) -> Binding:
-        return Binding.to_file(self.path / "spec.toml", (self.spec().seed,))
+    def _binding(self) -> str:
+        return bound_to(self.path / "spec.toml")
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint."""

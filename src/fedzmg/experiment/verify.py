@@ -2,14 +2,12 @@
 
 Runs that were packed together are packed again. On a CPU a trial does not depend on the others, so
 a run can also be verified alone; on a GPU it cannot. A grid logs only some rounds. Nothing is
-written to the results: client memory goes to a temporary directory.
+written to the results.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,16 +85,6 @@ class _Kept(NamedTuple):
     spec: RunSpec | GridSpec
     facts: Mapping[str, Any]
     rows: Rows
-
-    def notes(self) -> list[str]:
-        """Return reasons why bits may differ on any machine."""
-        facts, notes = self.facts, []
-        threads = str(facts.get("threads"))
-        if os.environ.get("OMP_NUM_THREADS", threads) != threads:
-            notes.append("OMP_NUM_THREADS is set, which may override the recorded threads")
-        if facts.get("device") == "cuda" and not facts.get("deterministic"):
-            notes.append("trained without deterministic = true, so bits may differ on a GPU")
-        return notes
 
     def judge(self, repeated: Rows, now: Mapping[str, Any], notes: Iterable[str]) -> Verdict:
         """Compare logs, and the manifest with the present one."""
@@ -204,7 +192,7 @@ def _verify_pack(task: Task, pack: Sequence[_Kept], wanted: int) -> dict[Path, V
     found: dict[Path, Verdict] = {}
     for members in same_structure(plain, trials):  # one, unless a file has changed
         first, end = pack[members[0]], min(wanted, plain.protocol.rounds)
-        notes = first.notes()
+        notes: list[str] = []
         rounds, now = _repeat(first, plain, [trials[i] for i in members], end, notes)
         for i, member in enumerate(members):
             repeated: Rows = {each[i].round: json_words(each[i]._asdict()) for each in rounds}
@@ -235,7 +223,7 @@ def _verify_grid(
             raise InputError(f"{path} has no finished round yet: nothing can be compared")
         say(f"{name}, {len(trials)} trials: first rounds")
         kept = _Kept(path, name, spec, facts, {key: json_words(row) for key, row in rows.items()})
-        notes, now, repeated = kept.notes(), dict[str, Any](), dict[Any, Mapping[str, Any]]()
+        notes, now, repeated = list[str](), dict[str, Any](), dict[Any, Mapping[str, Any]]()
         if len(logged) < wanted:
             notes.append(f"a grid logs only some rounds, here {', '.join(map(str, logged))}")
         for pack in packs(spec, range(len(trials))):
@@ -283,15 +271,14 @@ def _repeat(
             chunk = change["chunk"]
         else:
             end = min(end, change["round"] - 1)
+    if facts.get("device") == "cuda" and not facts.get("deterministic"):
+        notes.append("trained without deterministic = true, so bits may differ on a GPU")
     if end < wanted:
         notes.append(f"only up to round {end}: the pack changed then")
-    with _environment(kept.name, facts) as device, tempfile.TemporaryDirectory() as memory:
-        paths = [Path(memory, str(i)) for i in range(len(trials))]
-        for path in paths:
-            path.mkdir()
+    with _environment(kept.name, facts) as device:
         engine = recorded_engine(facts)
         training = build_simulation(
-            task, trials, spec, paths, recorded=engine, device=device, chunk=chunk
+            task, trials, spec, None, recorded=engine, device=device, chunk=chunk
         )
         rounds = []
         for _ in range(end):

@@ -1,15 +1,14 @@
 """Checkpoint files: safetensors whose header holds a hash of the whole file.
 
-The header binds a file to its specification, its seeds and its trials, so a checkpoint that was
-copied from another run is rejected. Metadata and round are part of the hashed bytes.
+The header binds a file to its specification and its trials, so a checkpoint that was copied from
+another run is rejected. Metadata and round are part of the hashed bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from fedzmg.storage.files import replacing
 
-FORMAT = 2
+FORMAT = 3
 _BLANK = "0" * 64
 """Placeholder for the hash while the file is hashed."""
 _KEY = b'"sha256":"'
@@ -29,19 +28,9 @@ class UnusableCheckpoint(Exception):
     """A checkpoint file that is damaged or belongs to another training."""
 
 
-class Binding(NamedTuple):
-    """The training that a checkpoint belongs to."""
-
-    spec_sha256: str
-    """Hash of the specification file."""
-    seeds: tuple[int, ...]
-    trials: tuple[int, ...]
-    """Numbers of the trials that train together; a run is trial 0."""
-
-    @classmethod
-    def to_file(cls, spec: Path, seeds: tuple[int, ...], trials: tuple[int, ...] = (0,)) -> Binding:
-        """Bind to a specification file."""
-        return cls(hashlib.sha256(spec.read_bytes()).hexdigest(), seeds, trials)
+def bound_to(spec: Path, trials: Sequence[int] = (0,)) -> str:
+    """Name the training of a checkpoint: a specification file and the trials of a pack."""
+    return f"{hashlib.sha256(spec.read_bytes()).hexdigest()} {list(trials)}"
 
 
 class StoredCheckpoint(NamedTuple):
@@ -52,7 +41,7 @@ class StoredCheckpoint(NamedTuple):
     """Named tensors by trial; a stopped trial has none."""
 
 
-def write_checkpoint(path: Path, checkpoint: StoredCheckpoint, binding: Binding) -> None:
+def write_checkpoint(path: Path, checkpoint: StoredCheckpoint, binding: str) -> None:
     """Replace a checkpoint file."""
     tensors = {
         f"{trial}|{name}": tensor
@@ -62,7 +51,7 @@ def write_checkpoint(path: Path, checkpoint: StoredCheckpoint, binding: Binding)
     metadata = {
         "format": str(FORMAT),
         "round": str(checkpoint.round),
-        "binding": json.dumps(binding),
+        "binding": binding,
         "sha256": _BLANK,
     }
     with replacing(path) as temporary:
@@ -77,7 +66,7 @@ def write_checkpoint(path: Path, checkpoint: StoredCheckpoint, binding: Binding)
             file.write(digest)
 
 
-def read_checkpoint(path: Path, binding: Binding) -> StoredCheckpoint:
+def read_checkpoint(path: Path, binding: str) -> StoredCheckpoint:
     """Read a checkpoint; ``UnusableCheckpoint`` if it is damaged or of another training."""
     try:
         with path.open("rb") as file:
@@ -88,7 +77,7 @@ def read_checkpoint(path: Path, binding: Binding) -> StoredCheckpoint:
             metadata = content.metadata()
             if int(metadata["format"]) != FORMAT:
                 raise UnusableCheckpoint(f"it has format {metadata['format']}, not {FORMAT}")
-            if metadata["binding"] != json.dumps(binding):
+            if metadata["binding"] != binding:
                 raise UnusableCheckpoint("it belongs to another training")
             tensors: dict[int, dict[str, Tensor]] = {}
             for name in content.keys():  # noqa: SIM118

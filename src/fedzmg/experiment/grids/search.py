@@ -26,9 +26,9 @@ from fedzmg.experiment.training import (
 )
 from fedzmg.simulation import Checkpoint, Record, RoundReport, Simulation, Trial
 from fedzmg.storage.checkpoint import (
-    Binding,
     StoredCheckpoint,
     UnusableCheckpoint,
+    bound_to,
     read_checkpoint,
     write_checkpoint,
 )
@@ -249,9 +249,8 @@ class Search(TrainingStorage):
         return [i for i in self._pack if i not in stops or stops[i].round > done]
 
     @property
-    def _binding(self) -> Binding:
-        seeds = tuple(self._trials[i].seed for i in self._pack)
-        return Binding.to_file(self.path.parent / "grid.toml", seeds, tuple(self._pack))
+    def _binding(self) -> str:
+        return bound_to(self.path.parent / "grid.toml", self._pack)
 
     def _load(self) -> StoredCheckpoint | None:
         """Read the pack's checkpoint; report one that cannot be used."""
