@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import shutil
@@ -21,13 +22,13 @@ from toys import Stop, same, toy
 from fedzmg import Task
 from fedzmg.errors import InputError
 from fedzmg.experiment.run import run_pack
-from fedzmg.experiment.run_directory import CHECKPOINT
+from fedzmg.experiment.run_directory import NEWEST, PREVIOUS
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.simulation import History
 from fedzmg.storage.client_metrics import CLIENTS
 
 KILLS = 20
-FEW = 3
+FEW = 5
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals and limits")
 
 
@@ -118,7 +119,7 @@ def test_kills_do_not_move_a_bit(tmp_path: Path, kills: int) -> None:
     # Lines that were superseded are still there, and nothing else is left of the crashes.
     assert lines(tmp_path / "run") > len(whole.records)
     assert {p.name for p in (tmp_path / "run").iterdir()} == {
-        "spec.toml", "manifest.json", "metrics.jsonl", CHECKPOINT, CLIENTS,
+        "spec.toml", "manifest.json", "metrics.jsonl", NEWEST, PREVIOUS, CLIENTS,
         "memory.rows", "memory.stamps",
     }  # fmt: skip
 
@@ -168,6 +169,14 @@ class Room:
         return self.function(*arguments) if self.left >= 0 else no_room()
 
 
+CUTS: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "half": lambda content: content[: len(content) // 2],
+    "last byte": lambda content: content[:-1],
+    "zeros": lambda content: content[: len(content) // 2] + bytes(len(content) // 2),
+}
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, History]:
     place = tmp_path_factory.mktemp("stopped") / "run"
@@ -203,20 +212,31 @@ def test_full_disk_at_any_moment_is_one_line(
     assert same([stopped[1]], [resumed])
 
 
-@pytest.mark.parametrize("name", [CHECKPOINT, "metrics.jsonl"])
-@pytest.mark.parametrize("zeros", [False, True])
-def test_cut_files_are_refused_and_the_remedy_works(
-    tmp_path: Path, stopped: tuple[Path, History], name: str, zeros: bool
+@pytest.mark.parametrize(
+    ("cut", "log"),
+    [("empty", False), ("zeros", False), ("half", True), ("last byte", True), ("zeros", True)],
+)
+def test_power_loss_in_the_middle_of_the_newest_files(
+    tmp_path: Path, stopped: tuple[Path, History], cut: str, log: bool
 ) -> None:
-    """The checkpoint is cut, or the last line of the log, which it needs."""
-    place = shutil.copytree(stopped[0], tmp_path / "run")
-    content = (place / name).read_bytes()
-    half = len(content) - len(content.splitlines()[-1]) // 2
-    (place / name).write_bytes(content[:half] + bytes(len(content) - half if zeros else 0))
-    with pytest.raises(InputError, match=f"{CHECKPOINT} cannot be used"):
-        run_pack(task_of(8), [spec("scaffold")], [place])
-    (place / CHECKPOINT).unlink()
-    assert same([stopped[1]], run_pack(task_of(8), [spec("scaffold")], [place]))
+    """The newest checkpoint is cut, or the last line of the log, which it needs."""
+    place, whole = tmp_path / "run", stopped[1]
+    shutil.copytree(stopped[0], place)
+    path = place / ("metrics.jsonl" if log else NEWEST)
+    content = path.read_bytes()
+    start = content.rstrip(b"\n").rindex(b"\n") + 1 if log else 0
+    path.write_bytes(content[:start] + CUTS[cut](content[start:]))
+    progress = Stop(99, pack=99)
+    [resumed] = run_pack(task_of(8), [spec("scaffold")], [place], progress=progress)
+    assert same([whole], [resumed])
+    if log and cut == "last byte":  # only the end of the line was lost
+        assert progress.lines == []
+    else:
+        assert len(progress.lines) == 1
+        assert path.name in progress.said
+        assert "from round 4" in progress.said
+    records = [json.loads(text) for text in path.read_bytes().splitlines()[-3:]] if log else []
+    assert all(record["round"] in (6, 7, 8) for record in records)
 
 
 def test_rows_written_after_the_checkpoint_may_be_torn(

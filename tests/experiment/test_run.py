@@ -22,9 +22,9 @@ from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory, export_model
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.models import FunctionalModel
-from fedzmg.simulation import History
+from fedzmg.simulation import History, RoundReport
 
-CHECKPOINT = "checkpoint.safetensors"
+NEWEST, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 
 
 def task(seed: int = 0) -> Task:
@@ -119,13 +119,16 @@ def test_directory_of_another_training_is_refused(tmp_path: Path) -> None:
         run_pack(task(), specs(), places(tmp_path))
 
 
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(
+    ("lost", "together"), [([NEWEST], False), ([NEWEST], True), ([NEWEST, PREVIOUS], True)]
+)
 def test_runs_of_a_pack_at_different_rounds_continue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: list[str], together: bool
 ) -> None:
-    """On a GPU the width of a pack changes the last bits, so the whole pack starts again."""
+    """On a GPU the width of a pack changes the last bits, so it goes back to a common round."""
     stop(tmp_path, "fedzmg", 4)
-    (tmp_path / "seed-1" / CHECKPOINT).unlink()
+    for name in lost:
+        (tmp_path / "seed-1" / name).unlink()
     expected = whole("fedzmg")
     monkeypatch.setattr(running, "_must_stay_together", lambda spec: together)
     widths: list[int] = []
@@ -139,7 +142,7 @@ def test_runs_of_a_pack_at_different_rounds_continue(
     progress = Stop(99)
     assert same(expected, run_pack(task(), specs(), places(tmp_path), progress=progress))
     assert widths == ([2] if together else [1, 1])
-    assert ("start again from round 1" in progress.said) == together
+    assert (f"seed-0: back to round {3 if len(lost) == 1 else 0}" in progress.said) == together
     # Complete runs are read, not repeated.
     run_pack(task(), specs(), places(tmp_path))
     assert len(widths) == (1 if together else 2)
@@ -148,35 +151,117 @@ def test_runs_of_a_pack_at_different_rounds_continue(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("split", [False, True])
-def test_deterministic_pack_on_a_gpu_continues_bit_for_bit(tmp_path: Path, split: bool) -> None:
+@pytest.mark.parametrize("lost", [[], [NEWEST]], ids=["whole", "split"])
+def test_deterministic_pack_on_a_gpu_continues_bit_for_bit(tmp_path: Path, lost: list[str]) -> None:
     wanted = specs(device="cuda", deterministic=True, engine="cuda_graph")
-    expected = run_pack(task(), wanted)
+    whole = run_pack(task(), wanted)
     with pytest.raises(MemoryError):
         run_pack(task(), wanted, places(tmp_path), progress=Stop(4), checkpoint_seconds=0)
-    if split:
-        (tmp_path / "seed-1" / CHECKPOINT).unlink()
-    assert same(expected, run_pack(task(), wanted, places(tmp_path)))
+    for name in lost:
+        (tmp_path / "seed-1" / name).unlink()
+    assert same(whole, run_pack(task(), wanted, places(tmp_path)))
 
 
-def test_checkpoint_of_another_seed_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "rounds"),
+    [("fedadam", (3,)), ("scaffold", (2, 4, 5))],
+)
+def test_previous_checkpoint_leads_to_the_same_bits(
+    tmp_path: Path, algorithm: str, rounds: tuple[int, ...]
+) -> None:
+    """Half of the clients take part in every round, so every slot is in use."""
+    for after in rounds:
+        stop(tmp_path, algorithm, after)
+        for place in places(tmp_path):
+            damage(place / NEWEST)
+    progress = Stop(99)
+    found = run_pack(task(), specs(algorithm), places(tmp_path), progress=progress)
+    assert same(whole(algorithm), found)
+    for line, place in zip(progress.lines, places(tmp_path), strict=True):
+        assert f"{place}/checkpoint.safetensors cannot be used (its hash" in line
+        assert f"from round {rounds[-1] - 1}" in line
+    # Even the last checkpoint of a complete run may be lost.
+    damage(tmp_path / "seed-1" / NEWEST)
+    assert same(whole(algorithm), run_pack(task(), specs(algorithm), places(tmp_path)))
+
+
+def test_checkpoint_of_another_seed_is_not_used(tmp_path: Path) -> None:
     """A file with a valid hash is rejected if it belongs to another run."""
     stop(tmp_path, "fedzmg", 4)
-    content = (tmp_path / "seed-1" / CHECKPOINT).read_bytes()
-    (tmp_path / "seed-0" / CHECKPOINT).write_bytes(content)
+    content = (tmp_path / "seed-1" / NEWEST).read_bytes()
+    (tmp_path / "seed-0" / NEWEST).write_bytes(content)
+    progress = Stop(99)
+    assert same(whole("fedzmg"), run_pack(task(), specs(), places(tmp_path), progress=progress))
+    assert len(progress.lines) == 1
+    assert "belongs to another training" in progress.said
+    assert "from round 3" in progress.said
+    for name in (NEWEST, PREVIOUS):
+        (tmp_path / "seed-0" / name).write_bytes(content)
     with pytest.raises(InputError, match="belongs to another training") as caught:
         run_pack(task(), specs(), places(tmp_path))
     assert "\n" not in str(caught.value)
 
 
-def test_damaged_checkpoint_is_refused_and_the_remedy_works(tmp_path: Path) -> None:
+def test_previous_checkpoint_survives_continuing_from_the_newest(tmp_path: Path) -> None:
+    """Restored memory must not overwrite memory that the previous checkpoint needs."""
     stop(tmp_path, "scaffold", 4)
-    damage(tmp_path / "seed-0" / CHECKPOINT)
-    with pytest.raises(InputError, match=f"{CHECKPOINT} cannot be used.*hash.*remove"):
+    stop(tmp_path, "scaffold", 5, seconds=1e9)
+    for place in places(tmp_path):
+        (place / NEWEST).write_bytes(b"")
+    progress = Stop(99)
+    found = run_pack(task(), specs("scaffold"), places(tmp_path), progress=progress)
+    assert same(whole("scaffold"), found)
+    assert "0 bytes" in progress.lines[0]
+
+
+def test_previous_checkpoint_survives_rounds_after_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New memory must not overwrite memory that the previous checkpoint needs."""
+    clock = [0.0]
+    monkeypatch.setattr(training.time, "monotonic", lambda: clock[0])
+
+    class Ticks(Stop):
+        def advance(self, report: RoundReport) -> None:
+            # Checkpoints are due after rounds 2, 4 and 6.
+            clock[0] += 10.0 if report.round in (1, 3, 5) else 0.0
+            super().advance(report)
+
+    longer = specs("scaffold", protocol={"rounds": 10})
+    whole = run_pack(task(), longer)
+    with pytest.raises(MemoryError):
+        run_pack(task(), longer, places(tmp_path), progress=Ticks(9), checkpoint_seconds=5)
+    for place in places(tmp_path):
+        damage(place / NEWEST)
+    progress = Stop(99)
+    assert same(whole, run_pack(task(), longer, places(tmp_path), progress=progress))
+    assert "from round 4" in progress.lines[0]
+
+
+def test_without_usable_checkpoints_the_remedy_works(tmp_path: Path) -> None:
+    stop(tmp_path, "scaffold", 4)
+    for name in (NEWEST, PREVIOUS):
+        damage(tmp_path / "seed-0" / name)
+    with pytest.raises(
+        InputError, match=f"{NEWEST} cannot be used.*{PREVIOUS} cannot be used.*remove"
+    ):
         run_pack(task(), specs("scaffold"), places(tmp_path))
-    (tmp_path / "seed-0" / CHECKPOINT).unlink()
+    for name in (NEWEST, PREVIOUS):
+        (tmp_path / "seed-0" / name).unlink()
     (tmp_path / "seed-0" / "memory.stamps").write_bytes(b"cut")
     assert same(whole("scaffold"), run_pack(task(), specs("scaffold"), places(tmp_path)))
+
+
+def test_much_memory_is_copied_in_small_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedzmg.experiment.run.COPIED_BYTES", 1)
+    stop(tmp_path, "scaffold", 4, seconds=1e9)
+    kept = RunDirectory(tmp_path / "seed-0").position()
+    assert kept is not None
+    assert (kept.checkpoint.round, kept.before) == (4, 3)
+    copied = {n.split("|")[1] for n in kept.checkpoint.tensors if n.startswith("memory|")}
+    assert len(copied) == 3
 
 
 def test_complete_run_is_read_from_a_read_only_directory(
@@ -210,7 +295,7 @@ def test_manifest_describes_the_execution(tmp_path: Path) -> None:
     assert facts["pack"] == ["fedzmg/seed-0", "fedzmg/seed-1"]
     assert facts["data_sha256"] == task().train.fingerprint()
     assert {p.name for p in (tmp_path / "seed-0").iterdir()} == {
-        "spec.toml", "manifest.json", "metrics.jsonl", CHECKPOINT, "clients.safetensors",
+        "spec.toml", "manifest.json", "metrics.jsonl", NEWEST, "clients.safetensors",
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.run_directory import FORMAT, RunDirectory
+from fedzmg.experiment.run_directory import FORMAT, Position, RunDirectory
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.simulation import Checkpoint, Record
 from fedzmg.storage.files import write_atomic
@@ -38,10 +38,18 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def saved(directory: RunDirectory, *rounds: int) -> Path:
+    before = 0
     for round_ in rounds:
         tensors = {"model.params['a']": torch.tensor([float(round_)])}
-        directory.save(Checkpoint(round_, tensors))
+        directory.save(Checkpoint(round_, tensors), before)
+        before = round_
     return directory.path / "checkpoint.safetensors"
+
+
+def position(directory: RunDirectory) -> Position:
+    found = directory.position()
+    assert found is not None
+    return found
 
 
 def test_round_trip(directory: RunDirectory) -> None:
@@ -81,18 +89,35 @@ def test_log_lines_supersede_and_damage_is_named(directory: RunDirectory) -> Non
         directory.records()
 
 
+def test_two_generations_are_kept(directory: RunDirectory) -> None:
+    newest = saved(directory, 2, 5, 9)
+    kept = position(directory)
+    assert (kept.checkpoint.round, kept.before, kept.rejected) == (9, 5, "")
+    newest.unlink()
+    kept = position(directory)
+    assert (kept.checkpoint.round, kept.before) == (5, 2)
+    assert "checkpoint.safetensors is missing" in kept.rejected
+    reader = directory.checkpoint()
+    assert reader is not None
+    assert reader.round == 5
+
+
 def test_every_flipped_bit_and_every_cut_is_found(directory: RunDirectory) -> None:
     """Header, round, binding, tensors: the hash covers the whole file."""
-    path = saved(directory, 2, 5)
-    content = path.read_bytes()
-    flips = [
-        content[:i] + bytes([content[i] ^ 1 << i % 8]) + content[i + 1 :]
-        for i in range(len(content))
-    ]
-    for broken in (content + b"\0", *flips, *(content[:i] for i in range(len(content)))):
-        path.write_bytes(broken)
-        with pytest.raises(InputError, match=r"checkpoint\.safetensors cannot be used"):
-            directory.checkpoint()
+    newest = saved(directory, 2, 5)
+    content = newest.read_bytes()
+    newest.write_bytes(content + b"\0")
+    assert position(directory).checkpoint.round == 2
+    for at in range(len(content)):
+        for broken in (content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :],
+                       content[:at]):  # fmt: skip
+            newest.write_bytes(broken)
+            assert (position(directory).checkpoint.round, at) == (2, at)
+    with pytest.raises(InputError, match="from round 2"):
+        directory.checkpoint()
+    (directory.path / "checkpoint.previous.safetensors").unlink()
+    with pytest.raises(InputError, match="cannot be used"):
+        directory.checkpoint()
 
 
 def test_checkpoint_belongs_to_its_specification_and_seed(directory: RunDirectory) -> None:
@@ -102,18 +127,21 @@ def test_checkpoint_belongs_to_its_specification_and_seed(directory: RunDirector
         other.create(RunSpec(task="digits", **changes), FACTS)
         (other.path / "checkpoint.safetensors").write_bytes(content)
         with pytest.raises(InputError, match="another training"):
-            other.checkpoint()
+            other.position()
 
 
-def test_checkpoint_ahead_of_the_log_is_refused(directory: RunDirectory) -> None:
-    saved(directory, 5)
+def test_checkpoint_ahead_of_the_log_is_not_used(directory: RunDirectory) -> None:
+    saved(directory, 2, 5)
+    kept = directory.position(logged=range(1, 5))
+    assert kept is not None
+    assert kept.checkpoint.round == 2
+    assert "metrics.jsonl lacks rounds" in kept.rejected
     with pytest.raises(InputError, match=r"metrics\.jsonl lacks rounds"):
-        directory.checkpoint(logged=range(1, 5))
-    assert directory.checkpoint(logged=range(1, 6)) is not None
+        directory.position(logged=[2, 3])
 
 
-@pytest.mark.parametrize("moves", [0, 1])
-def test_crash_around_the_move_keeps_a_whole_checkpoint(
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_crash_between_any_two_moves_keeps_a_whole_checkpoint(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, moves: int
 ) -> None:
     saved(directory, 2, 5)
@@ -130,11 +158,11 @@ def test_crash_around_the_move_keeps_a_whole_checkpoint(
         patch.setattr("os.replace", crash)
         patch.setattr("os.unlink", lambda path: None)  # a killed process cleans nothing up
         with contextlib.suppress(SystemExit):
-            directory.save(Checkpoint(9, {"a": torch.ones(1)}))
-    kept = directory.checkpoint()
-    assert kept is not None
-    assert kept.round == (9 if moves else 5)
-    directory.repair(afresh=False)
+            directory.save(Checkpoint(9, {"a": torch.ones(1)}), 5)
+    kept = position(directory)
+    assert kept.checkpoint.round == (9 if moves == 2 else 5)
+    directory.repair(kept)
+    assert directory.position() == kept._replace(rejected="")
     assert not [p for p in directory.path.iterdir() if p.name.startswith(".")]
 
 

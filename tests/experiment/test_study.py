@@ -309,7 +309,7 @@ def test_deterministic_pack_without_checkpoints_starts_again_as_a_whole(
     assert late.checkpoint().round == 2  # type: ignore[union-attr]
     seen = Stop(99)
     again = scored(plan, tmp_path, progress=seen)
-    assert "start again from round 1" in seen.said
+    assert "back to round 0" in seen.said
     assert again == whole
     for seed in (3, 7):
         log = (tmp_path / "fedavg" / f"seed-{seed}" / "metrics.jsonl").read_bytes()

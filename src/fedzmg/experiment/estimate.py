@@ -27,6 +27,8 @@ from fedzmg.tree import num_bytes
 
 LINE_BYTES = {"run": 480, "grid": 260}
 """Approximate size of a line of metrics.jsonl."""
+CHECKPOINTS = 2
+"""Generations of a run's checkpoint."""
 SECONDS = 2.0
 """Time limit of all measurements, as far as it can be foreseen."""
 TRIALS = 8
@@ -97,13 +99,13 @@ def estimate(spec: RunSpec | GridSpec | StudySpec, *, timed: bool = True) -> Est
         # Two slots for every client that is ever sampled.
         memory = 2 * row.client_keeps * model * min(preset.clients, cohort * rounds)
         state = (1 + row.server_keeps) * model
-        # One algorithm at a time, and a new checkpoint beside the old one.
         if is_grid:
+            # One algorithm at a time, and a new checkpoint beside the old one.
             during = max(during, trials * (2 * state + memory))
             after += trials * evaluations * LINE_BYTES["grid"]
         else:
-            during = max(during, trials * state)
-            after += trials * (state + memory + rounds * LINE_BYTES["run"])
+            kept = trials * (CHECKPOINTS * state + memory + rounds * LINE_BYTES["run"])
+            during, after = during + kept, after + kept
     found = Estimate(
         kind=getattr(spec, "kind", "run"),
         task=spec.task,
@@ -113,7 +115,7 @@ def estimate(spec: RunSpec | GridSpec | StudySpec, *, timed: bool = True) -> Est
         evaluations=evaluations,
         bytes_down=round(down),
         bytes_up=round(up),
-        disk_bytes=round(during + after),
+        disk_bytes=round(during + (after if is_grid else 0)),
         disk_bytes_after=round(after),
         missing=missing,
     )

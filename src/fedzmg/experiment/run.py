@@ -8,6 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
+from fedzmg.data.plan import sample_cohort
 from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError
 from fedzmg.experiment import early_stopping, manifest
@@ -16,7 +19,7 @@ from fedzmg.experiment.early_stopping import Ask, Stopped
 from fedzmg.experiment.plan_directory import ANOTHER, first_difference
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import FACT
-from fedzmg.experiment.run_directory import RunDirectory
+from fedzmg.experiment.run_directory import Position, RunDirectory
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
 from fedzmg.experiment.training import (
     TrainingStorage,
@@ -26,7 +29,6 @@ from fedzmg.experiment.training import (
     training_loop,
 )
 from fedzmg.simulation import (
-    Checkpoint,
     ClientMetrics,
     History,
     Record,
@@ -37,9 +39,12 @@ from fedzmg.simulation import (
 from fedzmg.storage.formats import flat
 from fedzmg.storage.lock import Hold, hold
 from fedzmg.tasks.task import Task
-from fedzmg.tree import Tree
+from fedzmg.tree import Tree, named_leaves, refill, row
 
 CHECKPOINT_SECONDS = 10.0
+COPIED_BYTES = 256 << 20
+"""Size of copied client memory at which a checkpoint is due."""
+COPIED = "memory|"
 
 
 class Job(NamedTuple):
@@ -49,7 +54,7 @@ class Job(NamedTuple):
     directory: RunDirectory | None = None
     facts: Mapping[str, Any] | None = None
     """Manifest of a run that has begun."""
-    checkpoint: Checkpoint | None = None
+    position: Position | None = None
     done: int = 0
     """Rounds that need not be repeated."""
     complete: bool = False
@@ -58,6 +63,11 @@ class Job(NamedTuple):
     clients: tuple[ClientMetrics, ...] = ()
     stopped: Stopped | None = None
     """The decision to stop it early, if there is one."""
+
+    @property
+    def before(self) -> int:
+        """Round of the previous checkpoint."""
+        return 0 if self.position is None else self.position.before
 
     @property
     def engine(self) -> EngineChoice | None:
@@ -105,26 +115,29 @@ def run_pack(
     }
     with hold([directory.path for directory in to_hold.values()], progress.say) as held:
         for i, directory in to_hold.items():
-            jobs[i] = _open_job(task, runs[i], directory, models=models, held=True)
-        if together and len({job.done for job in jobs}) > 1:
-            progress.say(f"{label}: its runs are at different rounds; all start again from round 1")
+            jobs[i] = _open_job(task, runs[i], directory, progress, models=models)
+        if together:
+            least = min(job.done for job in jobs if not job.complete)
+            if any(job.position is None and job.done > least for job in jobs):
+                least = 0  # a run without a checkpoint can only start again
             for i, directory in to_hold.items():
-                directory.repair(afresh=True)
-                jobs[i] = Job(runs[i], directory, jobs[i].facts)
+                if jobs[i].done > least:
+                    progress.say(f"{directory.path}: back to round {least}, where its pack is")
+                    jobs[i] = _open_job(task, runs[i], directory, progress, until=least)
         histories: dict[int, History] = {}
-        groups: dict[tuple[int, EngineChoice | None], list[int]] = defaultdict(list)
+        groups: dict[tuple[int, int, EngineChoice | None], list[int]] = defaultdict(list)
         for i, job in enumerate(jobs):
             if job.complete:
-                params = Tree({}) if job.checkpoint is None else job.checkpoint.params()
+                params = Tree({}) if job.position is None else job.position.checkpoint.params()
                 records = tuple(job.records)
                 histories[i] = History(task, job.run.trial, records, params, job.clients)
             else:
                 # A crash between two checkpoints leaves runs at different rounds. Packing does not
                 # change a bit, so they continue in separate packs.
-                groups[job.done, job.engine].append(i)
+                groups[job.done, job.before, job.engine].append(i)
         if not groups:
             progress.begin(label, rounds, rounds)
-        for (done, _), members in groups.items():
+        for (done, _, _), members in groups.items():
             progress.begin(label, rounds, done)
             pack = [jobs[i] for i in members]
             ask, limit = stop or (lambda _: {}), budget or Budget()
@@ -137,11 +150,15 @@ def _open_job(
     task: Task,
     run: ResolvedRun,
     directory: RunDirectory | None,
+    progress: Progress | None = None,
+    until: int | None = None,
     *,
-    models: bool,
-    held: bool = False,
+    models: bool = True,
 ) -> Job:
-    """Read a run directory and check that it holds this run; repair it if it is ``held``."""
+    """Read a run directory and check that it holds this run; reject later checkpoints.
+
+    With ``progress``, this process holds the directory and repairs it after a crash.
+    """
     job = Job(run, directory)
     if directory is None:
         return job
@@ -153,23 +170,27 @@ def _open_job(
         facts = directory.manifest()
         manifest.refuse_other_task(directory.path, facts, task)
         records = {record.round: record for record in directory.records()}
-        checkpoint = directory.checkpoint(logged=records)
+        position = directory.position(logged=records, until=until)
         stopped = early_stopping.read(directory.path)
         last = task.protocol.rounds if stopped is None else stopped.round
-        done = 0 if checkpoint is None else checkpoint.round
+        done = 0 if position is None else position.checkpoint.round
         logged = manifest.FINISHED in facts and records.keys() >= set(range(1, last + 1))
-        if checkpoint is None and logged and not models:
+        if position is None and logged and not models:
             done = last
         job = Job(
-            run, directory, facts, checkpoint, done,
+            run, directory, facts, position, done,
             complete=done >= last,
             records=[records[round_] for round_ in range(1, done + 1)],
             clients=directory.clients(until=done),
             stopped=stopped,
         )  # fmt: skip
-    if held:
+    if progress is not None:
+        if until is None and job.position is not None and job.position.rejected:
+            progress.say(
+                f"{job.position.rejected}: the previous checkpoint is used, from round {job.done}"
+            )
         with named_write_errors(directory.path):
-            directory.repair(afresh=job.checkpoint is None)
+            directory.repair(job.position)
     return job
 
 
@@ -189,6 +210,12 @@ def _train(
 ) -> list[History]:
     """Train runs that are at the same round to their end."""
     first = jobs[0]
+    restored = []
+    for job in jobs:
+        if job.position is not None:
+            tensors = job.position.checkpoint.tensors
+            own = {name: t for name, t in tensors.items() if not name.startswith(COPIED)}
+            restored.append(job.position.checkpoint._replace(tensors=own))
     with named_write_errors(None if first.directory is None else first.directory.path):
         simulation = build_simulation(
             task,
@@ -197,8 +224,9 @@ def _train(
             [job.directory.path for job in jobs if job.directory is not None],
             recorded=first.engine,
             chunk=recorded_chunk(first.facts, task, len(jobs)) if first.facts else None,
-            restored=[job.checkpoint for job in jobs if job.checkpoint is not None],
+            restored=restored,
         )
+        _restore_memory(jobs, simulation)
         storage = RunStorage(jobs, simulation, progress, stop)
     training_loop(
         simulation, storage, progress,
@@ -262,18 +290,25 @@ class RunStorage(TrainingStorage):
             early_stopping.write(self._directories[i].path, new[i])
         return sorted({*new, *(i for i, one in known.items() if one.round == report.round)})
 
+    def is_large(self, simulation: Simulation) -> bool:
+        visits = (simulation.round - self._saved_round) * simulation.task.protocol.cohort
+        clients = min(visits, len(simulation.task.train))
+        return clients * simulation.memory.kept_bytes > COPIED_BYTES
+
     def save(self, simulation: Simulation, stopping: Collection[int]) -> None:
         before, ended = self._saved_round, simulation.round == simulation.rounds
         active = [i for i in self._directories if i not in simulation.stopped_trials]
         simulation.memory.flush()
         for i in active:
-            directory = self._directories[i]
+            directory, checkpoint = self._directories[i], simulation.checkpoint(i)
             # Evaluations of clients come first, so that a checkpoint never lacks them.
             if self.clients[i] and self.clients[i][-1].round > before:
                 directory.save_clients(self.clients[i])
-            directory.save(simulation.checkpoint(i))
-        # Only now may client memory that the earlier checkpoints need be overwritten.
-        simulation.memory.commit(simulation.round)
+            tensors = checkpoint.tensors | _copies(simulation, i, before)
+            directory.save(checkpoint._replace(tensors=tensors), before)
+        # Only now may memory that the checkpoint before the last needs be overwritten. The last
+        # one has copies of what it needs.
+        simulation.memory.commit(before)
         self._saved_round = simulation.round
         for i in active:
             # The log alone does not tell: its last line precedes the last checkpoint.
@@ -291,3 +326,41 @@ class RunStorage(TrainingStorage):
         change = {"round": simulation.round, "pack": [names[i] for i in left]}
         for i in self._directories.keys() & left:
             manifest.note_change(self._directories[i].path, "pack_changes", change)
+
+
+def _copies(simulation: Simulation, trial: int, since: int) -> dict[str, Tensor]:
+    """Copy the memory of clients that trained since the last checkpoint.
+
+    Every client has two slots on disk and there are three values: of the previous checkpoint, of
+    the newest one and of the current round. The slots hold the first and the last; the newest
+    checkpoint holds its own. After the last round nothing is overwritten any more.
+    """
+    if simulation.memory.is_empty or simulation.round == simulation.rounds:
+        return {}
+    protocol, seed = simulation.task.protocol, simulation.trials[trial].seed
+    size, replacement = len(simulation.task.train), protocol.replacement
+    clients: set[int] = set()
+    for round_ in range(since + 1, simulation.round + 1):
+        cohort = sample_cohort(seed, round_, size, protocol.cohort, replacement=replacement)
+        clients.update(cohort.tolist())
+    return {
+        f"{COPIED}{client}|{path}": tensor[0]
+        for client in sorted(clients)
+        for path, tensor in named_leaves(simulation.memory.read([(trial, client)])).items()
+    }
+
+
+def _restore_memory(jobs: Sequence[Job], simulation: Simulation) -> None:
+    """Restore the client memory that checkpoints hold; keep what the previous ones need."""
+    simulation.memory.commit(jobs[0].before)
+    for i, job in enumerate(jobs):
+        if job.position is None or simulation.memory.is_empty:
+            continue
+        copies: dict[int, dict[str, Tensor]] = defaultdict(dict)
+        for name, tensor in job.position.checkpoint.tensors.items():
+            if name.startswith(COPIED):
+                client, _, path = name.removeprefix(COPIED).partition("|")
+                copies[int(client)][path] = tensor
+        blank = row(simulation.memory.fresh, i)
+        memories = {client: refill(blank, named) for client, named in copies.items()}
+        simulation.memory.put(i, simulation.round, memories)

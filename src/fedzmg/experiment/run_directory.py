@@ -2,14 +2,15 @@
 
 ::
 
-    spec.toml                   the specification with every default written out
-    manifest.json               versions, device, commit, data hash, execution path
-    metrics.jsonl               one line per round, append-only; later lines supersede
-    checkpoint.safetensors      the newest checkpoint
-    memory.rows, memory.stamps  state that clients keep between rounds, if they do
-    clients.safetensors         metric and loss on each client's own examples, by round
-    stopped.json                round and reason, if the run was stopped early
-    lock.json                   the process that trains, while there is one
+    spec.toml                        the specification with every default written out
+    manifest.json                    versions, device, commit, data hash, execution path
+    metrics.jsonl                    one line per round, append-only; later lines supersede
+    checkpoint.safetensors           the newest checkpoint
+    checkpoint.previous.safetensors  the one before, in case the newest is damaged
+    memory.rows, memory.stamps       state that clients keep between rounds, if they do
+    clients.safetensors              metric and loss on each client's own examples, by round
+    stopped.json                     round and reason, if the run was stopped early
+    lock.json                        the process that trains, while there is one
 
 The format number changes when older versions would misread a directory. New fields of the log and
 new files do not change it: readers ignore unknown fields and do without missing ones.
@@ -18,10 +19,11 @@ new files do not change it: readers ignore unknown fields and do without missing
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors.torch
@@ -38,12 +40,24 @@ from fedzmg.storage.checkpoint import (
     write_checkpoint,
 )
 from fedzmg.storage.client_metrics import CLIENTS, ClientTable, read_clients, write_clients
-from fedzmg.storage.files import is_leftover, remove_leftovers, write_atomic
+from fedzmg.storage.files import is_leftover, remove_leftovers, sync_directory, write_atomic
 from fedzmg.storage.formats import append_log, log_lines, read_json, write_json
 
 FORMAT = 1
-CHECKPOINT = "checkpoint.safetensors"
+NEWEST = "checkpoint.safetensors"
+PREVIOUS = "checkpoint.previous.safetensors"
 LOG = "metrics.jsonl"
+
+
+class Position(NamedTuple):
+    """The checkpoint that a run continues from."""
+
+    checkpoint: Checkpoint
+    before: int
+    """Round of the checkpoint before this one. Client memory that changed between the two is
+    copied into this one."""
+    rejected: str = ""
+    """The reason why a newer checkpoint is not used."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +114,10 @@ class RunDirectory:
     def _binding(self) -> str:
         return bound_to(self.path / "spec.toml")
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Replace the checkpoint."""
-        stored = StoredCheckpoint(checkpoint.round, {0: checkpoint.tensors})
-        write_checkpoint(self.path / CHECKPOINT, stored, self._binding)
+    def save(self, checkpoint: Checkpoint, before: int = 0) -> None:
+        """Write a checkpoint; the newest one so far, of round ``before``, becomes the previous."""
+        stored = StoredCheckpoint(checkpoint.round, before, {0: checkpoint.tensors})
+        write_checkpoint(self.path / NEWEST, stored, self._binding, keep=self.path / PREVIOUS)
 
     def save_clients(self, found: Sequence[ClientMetrics]) -> None:
         """Write all evaluations of single clients."""
@@ -132,32 +146,62 @@ class RunDirectory:
             if until is None or round_ <= until
         )
 
-    def checkpoint(self, logged: Container[int] | None = None) -> Checkpoint | None:
-        """Read the checkpoint, whose rounds must be ``logged``; None before the first one."""
-        path = self.path / CHECKPOINT
-        if not path.exists():
-            return None
-        try:
-            found = read_checkpoint(path, self._binding)
-            if logged is not None and any(r not in logged for r in range(1, found.round + 1)):
-                raise UnusableCheckpoint(f"{LOG} lacks rounds before {found.round}")
-        except UnusableCheckpoint as error:
-            raise InputError(
-                f"{path} cannot be used ({error}): restore it, or remove it to start this run "
-                "again from round 1"
-            ) from None
-        return Checkpoint(found.round, dict(found.tensors[0]))
+    def position(
+        self, logged: Container[int] | None = None, until: int | None = None
+    ) -> Position | None:
+        """Read the newest usable checkpoint; None before the first one.
 
-    def repair(self, *, afresh: bool) -> None:
-        """Remove leftovers of a crash before training continues, or starts ``afresh``."""
+        Checkpoints of rounds that are not ``logged``, or after round ``until``, are rejected.
+        """
+        reasons = []
+        for path in (self.path / NEWEST, self.path / PREVIOUS):
+            try:
+                # Reading the binding needs a specification, so a missing file comes first.
+                if not path.exists():
+                    raise FileNotFoundError
+                found = read_checkpoint(path, self._binding)
+                if until is not None and found.round > until:
+                    raise UnusableCheckpoint(f"it is of round {found.round}")
+                if logged is not None and any(r not in logged for r in range(1, found.round + 1)):
+                    raise UnusableCheckpoint(f"{LOG} lacks rounds before {found.round}")
+            except FileNotFoundError:
+                reasons.append(f"{path} is missing")
+            except UnusableCheckpoint as error:
+                reasons.append(f"{path} cannot be used ({error})")
+            else:
+                checkpoint = Checkpoint(found.round, dict(found.tensors[0]))
+                return Position(checkpoint, found.previous, "; ".join(reasons))
+        if until is not None or all(reason.endswith(" is missing") for reason in reasons):
+            return None
+        raise InputError(
+            f"{'; '.join(reasons)}: restore one of them, or remove {NEWEST} and {PREVIOUS} to "
+            "start this run again from round 1"
+        )
+
+    def checkpoint(self) -> Checkpoint | None:
+        """Read the newest checkpoint without repairing anything; None before the first one."""
+        found = self.position()
+        # A crash between the two renames leaves only the previous one, which is then the newest.
+        if found is not None and found.rejected and (self.path / NEWEST).exists():
+            raise InputError(
+                f"{found.rejected}: run the same command again, it continues from round "
+                f"{found.checkpoint.round}"
+            )
+        return None if found is None else found.checkpoint
+
+    def repair(self, position: Position | None) -> None:
+        """Remove leftovers of a crash and damaged checkpoints before training continues."""
         if not self.path.is_dir():
             return
-        for name in ("manifest.json", "spec.toml", CHECKPOINT, CLIENTS):
+        for name in ("manifest.json", "spec.toml", NEWEST, CLIENTS):
             remove_leftovers(self.path / name)
-        if afresh:
+        if position is None:
             # No checkpoint needs the client memory, which a crash may have left incomplete.
-            for name in (CHECKPOINT, "memory.rows", "memory.stamps"):
+            for name in (NEWEST, PREVIOUS, "memory.rows", "memory.stamps"):
                 (self.path / name).unlink(missing_ok=True)
+        elif position.rejected:
+            os.replace(self.path / PREVIOUS, self.path / NEWEST)
+            sync_directory(self.path)
 
 
 def export_model(run: Path, to: Path | None = None) -> Path:

@@ -37,12 +37,16 @@ class StoredCheckpoint(NamedTuple):
     """State of trials after a round."""
 
     round: int
+    previous: int
+    """Round of the checkpoint before this one."""
     tensors: Mapping[int, Mapping[str, Tensor]]
     """Named tensors by trial; a stopped trial has none."""
 
 
-def write_checkpoint(path: Path, checkpoint: StoredCheckpoint, binding: str) -> None:
-    """Replace a checkpoint file."""
+def write_checkpoint(
+    path: Path, checkpoint: StoredCheckpoint, binding: str, keep: Path | None = None
+) -> None:
+    """Replace a checkpoint file; ``keep`` is the new name of the old one."""
     tensors = {
         f"{trial}|{name}": tensor
         for trial, named in checkpoint.tensors.items()
@@ -51,10 +55,11 @@ def write_checkpoint(path: Path, checkpoint: StoredCheckpoint, binding: str) -> 
     metadata = {
         "format": str(FORMAT),
         "round": str(checkpoint.round),
+        "previous": str(checkpoint.previous),
         "binding": binding,
         "sha256": _BLANK,
     }
-    with replacing(path) as temporary:
+    with replacing(path, keep) as temporary:
         try:
             # Straight to the file: a second copy of a pack may not fit into memory.
             safetensors.torch.save_file(tensors, temporary, metadata)
@@ -83,7 +88,7 @@ def read_checkpoint(path: Path, binding: str) -> StoredCheckpoint:
             for name in content.keys():  # noqa: SIM118
                 trial, _, own = name.partition("|")
                 tensors.setdefault(int(trial), {})[own] = content.get_tensor(name)
-        return StoredCheckpoint(int(metadata["round"]), tensors)
+        return StoredCheckpoint(int(metadata["round"]), int(metadata["previous"]), tensors)
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -58,13 +58,18 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file that replaces ``path`` when the block ends without an error."""
+def replacing(path: Path, keep: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary file that replaces ``path`` when the block ends without an error.
+
+    The old file is renamed to ``keep``. A crash between the two renames leaves only this one.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
+        if keep is not None and path.exists():
+            os.replace(path, keep)
         os.replace(temporary, path)
         sync_directory(path.parent)
     except BaseException:

@@ -292,7 +292,7 @@ class Search(TrainingStorage):
             for i, trial in enumerate(self._active)
             if i not in simulation.stopped_trials
         }
-        stored = StoredCheckpoint(simulation.round, tensors)
+        stored = StoredCheckpoint(simulation.round, simulation.round, tensors)
         write_checkpoint(self._checkpoint, stored, self._binding)
         simulation.memory.commit(simulation.round)
 
