@@ -71,6 +71,8 @@ def mirrored(url: str, mirror: str | None) -> str:
     if mirror is None:
         return url
     name = urlsplit(url).path.rpartition("/")[2]
+    if "@" in urlsplit(mirror).netloc:  # messages and logs name the address
+        raise InputError("the mirror's address holds a user name, which is not supported")
     if "://" in mirror:
         return f"{mirror.rstrip('/')}/{name}"
     return (Path(mirror).expanduser().absolute() / unquote(name)).as_uri()
