@@ -104,7 +104,7 @@ def test_unsuitable_parts_are_rejected_in_one_line(changes: dict[str, Any], mess
 
 @pytest.mark.parametrize(("name", "function"), [(accuracy, "accuracy"), ("m", None), ("", abs)])
 def test_a_metric_needs_a_name_and_a_function(name: Any, function: Any) -> None:
-    with pytest.raises(InputError, match=r"^metric .*expected (text; Metric|a function)"):
+    with pytest.raises(InputError, match="^metric name = "):
         Metric(name, function)
 
 
