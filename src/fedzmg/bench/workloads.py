@@ -9,7 +9,7 @@ import numpy.typing as npt
 from torch import nn
 
 from fedzmg.models.networks import CharGRU, cifar100_cnn, emnist_cnn, mlp
-from fedzmg.tasks.paper import token_ids
+from fedzmg.tasks.real import token_ids
 from fedzmg.tasks.task import Task, unit_pixels
 
 

@@ -58,7 +58,7 @@ def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None)
 
 
 def task_card(data: Mapping[str, Any], name: str, width: int) -> RenderableType:
-    """Show the card that :meth:`fedzmg.tasks.TaskInfo.describe` makes."""
+    """Show the card that :meth:`fedzmg.tasks.Preset.describe` makes."""
     model, tuned = data["model"], data["tuned"]
     state = f"not here yet: {data['missing']}" if data["missing"] else "here"
     facts = {

@@ -77,7 +77,7 @@ class Experiment(Strict):
     def _known_keys(self) -> list[str]:
         entry = tasks.TASKS.get(self.task)
         keys = [key for key in type(self).model_fields if key not in self.tables]
-        keys += [] if entry is None else [f"preset.{name}" for name in entry.preset.options()]
+        keys += [] if entry is None else [f"preset.{name}" for name in entry.options()]
         keys += [f"protocol.{name}" for name in Protocol.__dataclass_fields__]
         keys += [f"stop.{name}" for name in self.keys_of(["stop"])] if "stop" in self.tables else []
         bases = [algorithms.get(name) for name in self.bases() if name in algorithms.ALGORITHMS]

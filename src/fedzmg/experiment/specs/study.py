@@ -74,7 +74,7 @@ class StudySpec(Plan):
 
     def check(self, task: Task | None = None) -> None:
         if task is None:
-            can_report_all = "selection" in tasks.info(self.task).preset.options()
+            can_report_all = "selection" in tasks.info(self.task).options()
             all_report = can_report_all and self.preset.get("selection") == "test"
         else:
             can_report_all = "selection" in task.preset
