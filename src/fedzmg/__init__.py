@@ -28,32 +28,11 @@ if TYPE_CHECKING:
     from fedzmg.tree import Tree
 
 __all__ = [
-    "ACCURACY",
-    "Algorithm",
-    "ClientRule",
-    "History",
-    "InputError",
-    "Metric",
-    "Protocol",
-    "ServerRule",
-    "StudyResult",
-    "Task",
-    "Tree",
-    "Trial",
-    "Tuned",
-    "__version__",
-    "algorithms",
-    "compare",
-    "data",
-    "diagnose",
-    "models",
-    "optim",
-    "simulate",
-    "tasks",
-    "trackers",
-    "tune",
+    "ACCURACY", "Algorithm", "ClientRule", "History", "InputError", "Metric", "Protocol",
+    "ServerRule", "StudyResult", "Task", "Tree", "Trial", "Tuned", "__version__", "algorithms",
+    "compare", "data", "diagnose", "models", "optim", "simulate", "tasks", "trackers", "tune",
     "verify",
-]
+]  # fmt: skip
 
 _NAMES = {
     "api": ("compare", "tune"),

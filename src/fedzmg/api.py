@@ -28,8 +28,6 @@ from fedzmg.tasks.tuned import tuned, tunings
 
 COMPARED = ("fedzmg", "fedavg", "fedavg:momentum", "fedadam")
 """Algorithms of a comparison by default."""
-SHARED = ("task", "preset", "protocol", "algorithm", "seed", "engine", "device")
-"""Settings that all algorithms of a comparison share."""
 
 
 def algorithm_names(text: str) -> list[str]:
@@ -78,8 +76,13 @@ def comparison_spec(
     """Build the study of a comparison; ``fields`` may be ``rounds``, ``engine`` and ``device``."""
     for key in settings:
         for name in algorithms:
-            if key.startswith(f"{name}."):
-                _check_option(name, key.removeprefix(f"{name}."))
+            own = key.removeprefix(f"{name}.")
+            table = own.partition(".")[0]
+            if own == key or table in ("client", "server", "weights"):
+                continue
+            if table in ("task", "preset", "protocol", "algorithm", "seed", "engine", "device"):
+                raise InputError(f"{own} cannot be set for one algorithm ({name}), only for all")
+            raise unknown("key", own, known_options(registry.get(name)), f"fedzmg list {name}")
     # Evaluations and rounds are at the top of a study file, in the protocol of a run.
     lifted = {key: f"protocol.{key}" for key in ("rounds", "eval_every")}
     values = {key: v for key, v in settings.items() if key not in lifted.values()}
@@ -228,11 +231,32 @@ def _task(task: Any, preset: Mapping[str, Any] | None) -> Task:
     """Return the task that was given or named."""
     if isinstance(task, str):
         return tasks.get(task, preset)
-    if preset:
-        raise InputError("preset: expected with the name of a task; this task is built already")
     if not isinstance(task, Task):
         raise InputError(f"task: expected a Task or a name, not {type(task).__name__}")
+    if preset:
+        raise InputError(f"preset = {preset!r}: expected with the name of a task, not with a Task")
     return task
+
+
+def _names(algorithms: Any) -> list[str]:
+    """Return names of algorithms as a list."""
+    if isinstance(algorithms, str):
+        return algorithm_names(algorithms)
+    if isinstance(algorithms, Sequence) and all(isinstance(name, str) for name in algorithms):
+        return list(algorithms)
+    raise InputError(
+        f"algorithms = {algorithms!r}: expected names; train an algorithm of your own with "
+        "simulate(task, [Trial(algorithm, seed)]) and compare by StudyResult.from_histories"
+    )
+
+
+def _seeds(seeds: Any, first: int = 0) -> list[int]:
+    """Return seeds that were given as their number or one by one."""
+    try:
+        listed = range(first, first + seeds) if isinstance(seeds, int) else seeds
+        return [operator.index(seed) for seed in listed]
+    except TypeError:
+        raise InputError(f"seeds = {seeds!r}: expected their number or a list of them") from None
 
 
 def _axes(axes: Any) -> dict[str, list[float]]:
@@ -248,35 +272,20 @@ def _axes(axes: Any) -> dict[str, list[float]]:
 
 def _flat_settings(settings: Any, algorithms: Sequence[str]) -> dict[str, Any]:
     """Return settings by ``ALGORITHM.KEY``; equal protocol settings of all keep their own key."""
-    settings = {} if settings is None else settings
-    tables = list(settings.values()) if isinstance(settings, Mapping) else [None]
-    if not all(isinstance(table, Mapping) and all(map(_is_text, table)) for table in tables):
-        raise InputError(f"settings = {settings!r}: expected {{'fedavg': {{'client.lr': 0.03}}}}")
     found = {}
-    for name, own in settings.items():
-        if name not in algorithms:
-            raise unknown("algorithm in settings", name, algorithms)
-        for key, value in own.items():
-            shared = all(settings.get(other, {}).get(key) == value for other in algorithms)
-            if shared and key.startswith("protocol."):
-                found[key] = value
-            else:
-                _check_option(name, key)
-                found[f"{name}.{key}"] = value
+    try:
+        for name, own in (settings or {}).items():
+            if name not in algorithms:
+                raise unknown("algorithm in settings", name, algorithms)
+            for key, value in own.items():
+                shared = key.startswith("protocol.") and all(
+                    settings.get(other, {}).get(key) == value for other in algorithms
+                )
+                found[key if shared else f"{name}.{key}"] = value
+    except AttributeError:  # a part is not a mapping, a key is not text
+        example = {"fedavg": {"client.lr": 0.03}}
+        raise InputError(f"settings = {settings!r}: expected {example}") from None
     return found
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _check_option(name: str, key: str) -> None:
-    """Refuse a key that is not an option of one algorithm."""
-    table = key.partition(".")[0]
-    if table in SHARED:
-        raise InputError(f"{key} cannot be set for one algorithm ({name}): it is the same for all")
-    if table not in ("client", "server", "weights"):
-        raise unknown("key", key, known_options(registry.get(name)), f"fedzmg list {name}")
 
 
 @contextlib.contextmanager
@@ -293,27 +302,3 @@ def _shown(
 
     with Display(Console(stderr=True), task.metric.name, packs) as display:
         yield display
-
-
-def _names(algorithms: Any) -> list[str]:
-    """Return names of algorithms as a list."""
-    if isinstance(algorithms, str):
-        return algorithm_names(algorithms)
-    if not isinstance(algorithms, Sequence) or not all(map(_is_text, algorithms)):
-        raise InputError(
-            f"algorithms = {algorithms!r}: expected names; train an algorithm of your own with "
-            "simulate(task, [Trial(algorithm, seed)]) and compare by StudyResult.from_histories"
-        )
-    return list(algorithms)
-
-
-def _seeds(seeds: Any, first: int = 0) -> list[int]:
-    """Return seeds that were given as their number or one by one."""
-    if isinstance(seeds, int):
-        seeds = range(first, first + seeds)
-    try:
-        return [operator.index(seed) for seed in seeds]
-    except TypeError:
-        raise InputError(
-            f"seeds = {seeds!r}: give their number, 3, or a list of them, [0, 1, 2]"
-        ) from None
