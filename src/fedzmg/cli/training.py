@@ -13,19 +13,8 @@ import typer
 from rich.console import Console
 from typer import Argument
 
-from fedzmg.cli import output
-from fedzmg.cli.options import (
-    DEVICES,
-    ENGINES,
-    Device,
-    Json,
-    Out,
-    Rounds,
-    Texts,
-    Track,
-    opt,
-    setting,
-)
+from fedzmg.cli import common
+from fedzmg.cli.common import DEVICES, ENGINES, Device, Json, Texts, opt, setting
 from fedzmg.errors import InputError
 
 if TYPE_CHECKING:  # a command that only prints help does without torch
@@ -33,6 +22,12 @@ if TYPE_CHECKING:  # a command that only prints help does without torch
     from fedzmg.tasks.task import Task
     from fedzmg.trackers import Make, Naming, Tracking
 
+Rounds = Annotated[int | None, opt("Instead of the task's own number of rounds.")]
+Out = Annotated[Path | None, opt("Directory for results.", "under runs/")]
+Track = Annotated[
+    str | None,
+    opt("Show every round also to trackers, comma-separated: tensorboard, mlflow, wandb."),
+]
 File = Annotated[Path, Argument(help="A TOML file; experiments/ has examples.")]
 Settings = Annotated[
     Texts, setting("e.g. rounds=20, seeds=[0,1], protocol.cohort=5, fedavg.client.lr=0.1.")
@@ -72,12 +67,12 @@ class Work(NamedTuple):
             ):
                 yield progress
         except TimeLimitReached as error:
-            output.say(f"{error}, run the same command again to continue")
-            raise SystemExit(output.UNFINISHED) from None
+            common.say(f"{error}, run the same command again to continue")
+            raise SystemExit(common.UNFINISHED) from None
 
     def show(self, data: Mapping[str, Any], view: Any) -> None:
         """Print a result."""
-        output.show({**data, "directory": str(self.directory)}, view, self.as_json)
+        common.show({**data, "directory": str(self.directory)}, view, self.as_json)
 
     def train_study(self, spec: StudySpec, max_minutes: float | None = None, **more: bool) -> None:
         """Train a study and show its scores and curves."""
@@ -96,10 +91,10 @@ class Work(NamedTuple):
         self.show(result.as_dict(), lambda width: views.study(result, width))
         if not self.as_json:
             seconds = sum(run.log.seconds for run in result.study.runs)
-            output.print_path("time", f"{seconds:,.0f} s")
+            common.print_path("time", f"{seconds:,.0f} s")
             for what, path in zip(("figure", ""), written, strict=False):
-                output.print_path(what, path)
-            output.print_path("study", self.directory)
+                common.print_path(what, path)
+            common.print_path("study", self.directory)
 
 
 def compare(
@@ -142,7 +137,7 @@ def compare(
     )
     directory = out or Path("runs") / f"compare-{task}-{_digest(spec.model_dump())}"
     _refuse_to_replace(directory, spec)
-    output.say(*chosen.notes, *tuning_notes(task, names, settings))
+    common.say(*chosen.notes, *tuning_notes(task, names, settings))
     Work(chosen, directory, makers, as_json).train_study(spec, grow=True)
 
 
@@ -179,20 +174,20 @@ def run(
     chosen = settings.pop("algorithm", algorithm)
     spec, left_out = spec.for_algorithm(str(chosen or spec.algorithm))
     if left_out:
-        output.say(
+        common.say(
             f"{', '.join(left_out)} of {task} left out: they were not chosen for {spec.algorithm}"
         )
     options = {"seed": seed, "protocol.rounds": rounds, "engine": engine, "device": device}
     given = {key: value for key, value in options.items() if value is not None}
     spec = spec.with_settings({**given, **settings})
-    with output.mistakes_in(task, set_) if from_file else contextlib.nullcontext():
+    with common.mistakes_in(task, set_) if from_file else contextlib.nullcontext():
         built = spec.build_task()
         notes = tuning_notes(spec.task, [spec.algorithm], [f"client.{k}" for k in spec.client])
         resolved = spec.resolve(built)
         spec = resolved.spec
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
     directory = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
-    output.say(*built.notes, *notes)
+    common.say(*built.notes, *notes)
     work = Work(built, directory, makers, as_json)
     with work.shown() as progress:
         say_changed_runs({spec.algorithm: [(resolved, directory)]}, directory, progress.say)
@@ -207,7 +202,7 @@ def run(
         text = f"diverged in round {diverged}: try a smaller client.lr\n{text}"
     work.show(summary, lambda _: text)
     if not as_json:
-        output.print_path("run", directory)
+        common.print_path("run", directory)
 
 
 def grid(
@@ -238,10 +233,10 @@ def grid(
     if not as_json:
         manifests = [read_json(folder / "manifest.json") for folder in folders.values()]
         seconds = sum(manifest.get("seconds", 0.0) for manifest in manifests)
-        output.say(*warnings(data))
-        output.print_path("time", f"{seconds:,.0f} s")
-        output.print_path("figure", written)
-        output.print_path("grid", directory)
+        common.say(*warnings(data))
+        common.print_path("time", f"{seconds:,.0f} s")
+        common.print_path("figure", written)
+        common.print_path("grid", directory)
 
 
 def study(
@@ -266,7 +261,7 @@ def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
 
     spec = _read(file, None, set_)
     to_do: list[str] = []
-    with output.mistakes_in(file, set_):
+    with common.mistakes_in(file, set_):
         if isinstance(spec, StudySpec):
             try:
                 find_rates(spec)  # raises for a grid that does not fit
@@ -274,7 +269,7 @@ def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
                 to_do = [str(error)]
             to_do += [f"{file}: {remark}" for remark in spec.remarks()]
         found = estimate(spec).as_dict()
-    output.say(*to_do)
+    common.say(*to_do)
     lines = [f"{what:<12} {text}" for what, text in views.estimate(found)]
     if as_json:
         lines = [json.dumps(found)]
@@ -309,12 +304,12 @@ def _prepare(
 
     makers = trackers.named(track)
     spec = _read(file, kind, settings)
-    with output.mistakes_in(file, settings):
+    with common.mistakes_in(file, settings):
         spec.check()
         task = spec.build_task()
         spec.check(task)
     remarks = spec.remarks() if kind == "study" else []
-    output.say(*task.notes, *(f"{file}: {remark}" for remark in remarks))
+    common.say(*task.notes, *(f"{file}: {remark}" for remark in remarks))
     return spec, Work(task, out or Path("runs") / file.stem, makers, as_json)
 
 
