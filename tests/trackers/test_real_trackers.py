@@ -46,7 +46,7 @@ assert not shown.messages, shown.messages
 
 
 def track(name: str, out: Path, stop: int = 0) -> str:
-    for module in TRACKERS[name].modules:
+    for module in TRACKERS[name][1]:
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed: pip install 'fedzmg[{name}]'")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB_", "MLFLOW_"))}
