@@ -6,7 +6,8 @@ import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -23,7 +24,8 @@ MOST_LINES = 8
 BEST_SHOWN = 3
 
 
-class TrialState(NamedTuple):
+@dataclass
+class TrialState:
     """State of one trial of a pack; rounds are None or 0 before the event."""
 
     name: str
@@ -39,21 +41,21 @@ class TrialState(NamedTuple):
     diverged: int | None = None
     stopped: int | None = None
 
-    def after(self, record: Any, *, stopped_trials: bool, higher: bool) -> TrialState:
-        """Return the state one round later; a stopped trial keeps its state."""
-        if stopped_trials and self.stopped is not None:
-            return self
-        new = self._replace(train_loss=record.train_loss, trained=record.round)
+    def update(self, record: Any, *, stopped: bool, higher: bool) -> None:
+        """Take over a round; a stopped trial keeps its state."""
+        if self.stopped is not None:
+            return
+        self.train_loss, self.trained = record.train_loss, record.round
         if record.diverged and self.diverged is None:
-            new = new._replace(diverged=record.round)
-        if stopped_trials:
-            new = new._replace(stopped=record.round)
+            self.diverged = record.round
+        if stopped:
+            self.stopped = record.round
         if record.metric is None:
-            return new
-        better = self.best is None or (record.metric > self.best) == higher
-        if better and record.metric != self.best and not record.diverged:
-            new = new._replace(best=record.metric, best_round=record.round)
-        return new._replace(metric=record.metric, evaluated=record.round)
+            return
+        self.metric, self.evaluated = record.metric, record.round
+        better = self.best is None or (record.metric - self.best) * (1 if higher else -1) > 0
+        if better and not record.diverged:
+            self.best, self.best_round = record.metric, record.round
 
     @property
     def state(self) -> str:
@@ -115,10 +117,8 @@ class Display:
             self._trials = [TrialState(name) for name in names(simulation.trials)]
         if report.round - self._first == 1:
             self._begun = time.monotonic()  # the first round also chooses and compiles
-        self._trials = [
-            seen.after(record, stopped_trials=i in simulation.stopped_trials, higher=self._higher)
-            for i, (seen, record) in enumerate(zip(self._trials, report.records, strict=True))
-        ]
+        for i, (seen, record) in enumerate(zip(self._trials, report.records, strict=True)):
+            seen.update(record, stopped=i in simulation.stopped_trials, higher=self._higher)
         last = report.round == self._rounds or len(simulation.stopped_trials) == len(report.records)
         due = last or time.monotonic() - self._printed > LINE_SECONDS
         if due and not self._console.is_terminal:
