@@ -23,8 +23,8 @@ from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.studies.study import run_study, study_packs
 from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import Device, EngineName
+from fedzmg.tasks.preset import tuned, tunings
 from fedzmg.tasks.task import Task
-from fedzmg.tasks.tuned import tuned, tunings
 
 COMPARED = ("fedzmg", "fedavg", "fedavg:momentum", "fedadam")
 """Algorithms of a comparison by default."""
@@ -48,15 +48,14 @@ def tuning_notes(
     ``options`` replaces the preset's tuned options.
     """
     known, searches = tuned(task) if options is None else options, tunings(task)
-    given = {name for name in names if f"{name}.client.lr" in settings or "client.lr" in settings}
-    # Unknown names are reported elsewhere.
-    left = [name for name in names if name in ALGORITHMS and name not in given]
-    notes = [
-        f"{name} on {task}: {searches[name].remark}"
-        for name in left
-        if name in searches and searches[name].remark and known.get(name) == searches[name].options
-    ]
-    untuned = [name for name in left if name not in known]
+    notes, untuned = [], []
+    for name in names:
+        if {"client.lr", f"{name}.client.lr"} & set(settings) or name not in ALGORITHMS:
+            continue  # unknown names are reported elsewhere
+        if name not in known:
+            untuned.append(name)
+        elif name in searches and searches[name].remark and known[name] == searches[name].options:
+            notes.append(f"{name} on {task}: {searches[name].remark}")
     if untuned:
         more = f" and {len(untuned) - 3} more" if len(untuned) > 3 else ""
         notes.append(
@@ -88,18 +87,10 @@ def comparison_spec(
     values = {key: v for key, v in settings.items() if key not in lifted.values()}
     top = {key: settings[dotted] for key, dotted in lifted.items() if dotted in settings}
     top |= {key: value for key, value in fields.items() if value is not None}
-    spec = StudySpec.parse(
-        {
-            "task": task.name,
-            "algorithms": list(algorithms),
-            "seeds": list(seeds),
-            "rounds": task.protocol.rounds,
-            "eval_every": task.protocol.eval_every,
-            "preset": dict(task.preset),
-            "rates": "known",
-            **top,
-        }
-    ).with_settings(values)
+    study: dict[str, Any] = {"task": task.name, "preset": dict(task.preset)}
+    study |= {"rounds": task.protocol.rounds, "eval_every": task.protocol.eval_every}
+    study |= {"algorithms": list(algorithms), "seeds": list(seeds), "rates": "known"}
+    spec = StudySpec.parse(study | top).with_settings(values)
     spec.check(task)
     return spec
 
@@ -202,21 +193,11 @@ def tune(
     chosen, algorithms = _task(task, preset), _names(algorithms)
     numbers, directory = _seeds(seeds, first=1000), None if out is None else Path(out)
     total = chosen.protocol.rounds if rounds is None else rounds
-    spec = GridSpec.parse(
-        {
-            "task": chosen.name,
-            "preset": dict(chosen.preset),
-            "algorithms": algorithms,
-            "axes": _axes(axes),
-            "seeds": numbers,
-            "rounds": total,
-            "last": min(10, total) if last is None and isinstance(total, int) else last,
-            "selection": selection,
-            "engine": engine,
-            "device": device,
-        }
-    )
-    spec = spec.with_settings(_flat_settings(settings, algorithms))
+    last = min(10, total) if last is None and isinstance(total, int) else last
+    given: dict[str, Any] = {"task": chosen.name, "preset": dict(chosen.preset), "last": last}
+    given |= {"algorithms": algorithms, "axes": _axes(axes), "seeds": numbers, "rounds": total}
+    given |= {"selection": selection, "engine": engine, "device": device}
+    spec = GridSpec.parse(given).with_settings(_flat_settings(settings, algorithms))
     with contextlib.ExitStack() as stack:
         shown = stack.enter_context(_shown(progress, chosen, spec.packs()))
         kept = directory is not None

@@ -22,8 +22,8 @@ from fedzmg.data import catalog
 from fedzmg.data.plan import local_stream
 from fedzmg.data.text import CHARACTERS
 from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.tasks.preset import tunings
 from fedzmg.tasks.real import Pixels
-from fedzmg.tasks.tuned import tunings
 
 IMAGES = ("emnist62", "emnist10", "emnist10-head62", "mnist-by-writer", "chars74k")
 TEXTS = ("shakespeare", "shakespeare-by-role")

@@ -122,18 +122,13 @@ class Convex(Preset):
         problem = self.problem()
         x, y = problem.x.astype(np.float32), problem.y.astype(np.float32)
         target = problem.optimum if self.distance == "optimum" else problem.constrained
+        model = FunctionalModel(Column(problem.start, target, self.l2))
+        train = FederatedData.from_arrays(x, y, problem.owners)
+        # The mean loss over the training examples is minimised, and it is also reported.
         return Task(
-            name=self.name,
-            model=FunctionalModel(Column(problem.start, target, self.l2)),
-            train=FederatedData.from_arrays(x, y, problem.owners),
-            # The mean loss over these examples is minimised, and it is also reported.
-            test=examples(x, y),
-            loss=self.loss,
-            metric=DISTANCE,
-            init="given",
-            protocol=self.protocol,
-            preset=self.options(),
-        )
+            self.name, model, train, examples(x, y), self.loss, DISTANCE, init="given",
+            protocol=self.protocol, preset=self.options(),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

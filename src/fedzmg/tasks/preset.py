@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from torch import nn
@@ -20,10 +23,32 @@ from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.tasks.task import Protocol, Task
-from fedzmg.tasks.tuned import tuned, tunings
 from fedzmg.tree import num_bytes
 
 Value: TypeAlias = bool | int | float | str
+
+
+class Tuning(NamedTuple):
+    """Best point of a search for one algorithm on one task."""
+
+    options: Mapping[str, float]
+    source: str
+    """File or directory of the search, with every score."""
+    remark: str = ""
+    """Reason to distrust the point; empty if there is none."""
+
+
+@cache
+def tunings(task: str) -> Mapping[str, Tuning]:
+    """Return kept searches by algorithm name; ``tools/tune.py --adopt`` writes them."""
+    text = resources.files(__package__).joinpath("tuned.json").read_text(encoding="utf-8")
+    return {name: Tuning(**fields) for name, fields in json.loads(text).get(task, {}).items()}
+
+
+@cache
+def tuned(task: str) -> Mapping[str, Mapping[str, float]]:
+    """Return tuned options by algorithm name; empty for a task that was never tuned."""
+    return {name: found.options for name, found in tunings(task).items()}
 
 
 def decision(default: str | float, doc: str, *, low: int = 0) -> Any:
@@ -112,17 +137,10 @@ class Preset(ABC):
             notes = (*notes, f"{few}{protocol.cohort}")
             protocol = dataclasses.replace(protocol, cohort=len(train))
         return Task(
-            name=self.name,
-            model=FunctionalModel(self.network()),
-            train=train,
-            tune=tune,
-            test=test,
-            protocol=protocol,
-            options=tuned(self.name),
-            preset=self.options() if preset is None else preset,
-            notes=tuple(notes),
-            **parts,
-        )
+            self.name, FunctionalModel(self.network()), train, test, tune=tune, protocol=protocol,
+            options=tuned(self.name), preset=self.options() if preset is None else preset,
+            notes=tuple(notes), **parts,
+        )  # fmt: skip
 
     def decisions(self) -> list[Decision]:
         """List the options in order of declaration."""

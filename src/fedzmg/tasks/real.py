@@ -182,18 +182,14 @@ class PaperTask(Preset):
 
 @dataclass(frozen=True)
 class Pixels:
-    """Conversion of stored pixels to the unit interval, optionally inverted or centred.
-
-    Args:
-        polarity: ``background-one`` keeps pixels as the files have them, where the background of
-            a character is the largest value; ``ink-one`` inverts them.
-        centring: ``image`` subtracts each image's own mean, over all its pixels and channels.
-        axes: number of trailing axes of one image; those before are batches and clients.
-    """
+    """Conversion of stored pixels, where background is largest, to the unit interval."""
 
     polarity: Polarity = "background-one"
+    """``ink-one`` inverts pixels."""
     centring: Centring = "none"
+    """``image`` subtracts each image's own mean, over all its pixels and channels."""
     axes: int = 2
+    """Number of trailing axes of one image."""
 
     def __call__(self, x: Tensor, dtype: torch.dtype, /) -> Tensor:
         # Pixels that are not multiples of 1/255 are stored as floating-point fractions.

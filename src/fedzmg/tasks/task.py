@@ -235,18 +235,13 @@ class Task:
         Raises:
             InputError: for parts that do not fit together; the message names the remedy.
         """
+        tuning = None if tune is None else examples(*_pair(tune, "tune"), what="tuning data")
         return cls(
-            name=name,
-            model=FunctionalModel(model, axes),
-            train=FederatedData.from_arrays(x, y, clients, client_names),
-            test=examples(*_pair(test, "test"), what="test data"),
-            tune=None if tune is None else examples(*_pair(tune, "tune"), what="tuning data"),
-            loss=loss,
-            metric=metric,
-            prepare=prepare,
-            init=init,
-            protocol=Protocol().with_options(protocol),
-        )
+            name, FunctionalModel(model, axes),
+            FederatedData.from_arrays(x, y, clients, client_names),
+            examples(*_pair(test, "test"), what="test data"),
+            loss, metric, prepare, init, Protocol().with_options(protocol), tuning,
+        )  # fmt: skip
 
     @classmethod
     def from_columns(

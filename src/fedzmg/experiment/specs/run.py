@@ -18,8 +18,8 @@ from fedzmg.experiment.specs.strict import Setting, Strict, Value, parse_setting
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation import Device, EngineName, Trial
 from fedzmg.storage.formats import flat
+from fedzmg.tasks.preset import tuned
 from fedzmg.tasks.task import Protocol, Task
-from fedzmg.tasks.tuned import tuned
 
 __all__ = ["DTYPES", "Experiment", "ResolvedRun", "RunSpec", "Value", "parse_setting"]
 

@@ -11,8 +11,8 @@ import pydantic
 from fedzmg import tasks
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.plan import Plan, Seeds, StudyStop
+from fedzmg.tasks.preset import tuned
 from fedzmg.tasks.task import Task
-from fedzmg.tasks.tuned import tuned
 
 NO_GRID = ("tuned", "known", "given")
 """Values of ``rates`` that do not name the directory of a grid."""
