@@ -43,13 +43,10 @@ class _Commands(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Commands,
-    help="Train, compare and deploy federated algorithms.",
-    invoke_without_command=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    cls=_Commands, help="Train, compare and deploy federated algorithms.",
+    invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-)
+)  # fmt: skip
 
 for command in (  # in the order of the help
     training.compare, training.run, inspection.list_, training.grid, training.study,

@@ -46,13 +46,17 @@ Cache = Annotated[
 ]
 
 
-def show(data: Any, view: Callable[[int], RenderableType], as_json: bool) -> None:
-    """Print data as JSON, or a view of it as wide as the terminal."""
+def show(
+    data: Any, view: Callable[[int], RenderableType], as_json: bool, **paths: Path | str
+) -> None:
+    """Print data as JSON, or a view of it as wide as the terminal and the paths of its files."""
     if as_json:
         typer.echo(json.dumps(data))
-    else:
-        console = Console()
-        console.print(view(console.width))
+        return
+    console = Console()
+    console.print(view(console.width))
+    for what, path in paths.items():
+        print_path(what, path)
 
 
 @contextlib.contextmanager
@@ -83,10 +87,10 @@ def plain(text: str, *, err: bool = False) -> None:
     render.say(Console(stderr=err), text)
 
 
-def notes(lines: Iterable[str]) -> None:
+def notes(lines: Iterable[str], *, err: bool = False) -> None:
     """Print notes on data."""
     for line in lines:
-        plain(f"note: {line}")
+        plain(f"note: {line}", err=err)
 
 
 def check_directory(directory: Path, files: Iterable[str], writer: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,9 +45,9 @@ def list_(cache: Cache = None, as_json: Json = False) -> None:
     from fedzmg.terminal import cards
 
     found = {name: _summary(name, cache) for name in SOURCES}
-    common.show(found, lambda width: cards.data_sets(found, width), as_json)
-    if not as_json:
-        common.notes(f"{name}: {note}" for name, one in found.items() for note in one["notes"])
+    common.show(found, partial(cards.data_sets, found), as_json)
+    notes = [f"{name}: {note}" for name, one in found.items() for note in one["notes"]]
+    common.notes(notes, err=as_json)
 
 
 @app.command()
@@ -136,19 +137,13 @@ def describe(
     data = {**found.as_dict(), "split": part, "partition": shown.partition, "made": provenance()}
     with staged(directory, "data describe") as folder:
         write_description(data, paper.described(name), folder)
-    common.show(
-        {**data, "directory": str(directory)},
-        lambda width: views.description(data, paper.described(name), width),
-        as_json,
-    )
-    if as_json:
-        return
+    view = partial(views.description, data, paper.described(name))
+    files = {"figure": directory / "heterogeneity.png", "files": directory}
+    common.show({**data, "directory": str(directory)}, view, as_json, **files)
     twin = paper.twin(name)
     if twin is not None and twin != name:
-        common.plain(f"The paper's column is about its own {twin}, not about {name}.")
-    common.notes(shown.notes)
-    common.print_path("figure", directory / "heterogeneity.png")
-    common.print_path("files", directory)
+        common.plain(f"The paper's column is about its own {twin}, not about {name}.", err=as_json)
+    common.notes(shown.notes, err=as_json)
 
 
 @app.command()

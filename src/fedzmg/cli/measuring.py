@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,19 +64,15 @@ def bench(
     found: list[Timing] = []
     for timing in measure_all(
         workloads or (ON_CPU if target.type == "cpu" else ON_GPU),
-        engine.split(","),
-        precision.split(","),
+        engine.split(","), precision.split(","),
         [int(count) if count.isdigit() else count for count in trials.split(",")],
-        rounds=rounds,
-        algorithm=algorithm,
-        deterministic=deterministic,
-        device=target,
-    ):
+        rounds=rounds, algorithm=algorithm, deterministic=deterministic, device=target,
+    ):  # fmt: skip
         found.append(timing)
         common.plain(views.timing_line(timing.as_dict()), err=as_json)
     data = {"environment": environment(target), "timings": [t.as_dict() for t in found]}
     # Before the file: its disk may be full.
-    common.show(data, lambda width: views.timings(data, width), as_json)
+    common.show(data, partial(views.timings, data), as_json)
     if out is not None:
         with named_write_errors(out):
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -181,10 +178,8 @@ def diagnose(
     with staged(directory, WRITER) as folder:
         write_json(folder / "diagnosis.json", data)
         figures.save(figures.diagnosis(data), folder / "diagnosis")
-    shown = {**data, "directory": str(directory)}
-    common.show(shown, lambda width: views.diagnosis(data, width), as_json)
-    if not as_json:
-        common.print_path("figure", directory / "diagnosis.png")
+    shown, figure = {**data, "directory": str(directory)}, directory / "diagnosis.png"
+    common.show(shown, partial(views.diagnosis, data), as_json, figure=figure)
 
 
 def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, int]:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -70,9 +71,9 @@ class Work(NamedTuple):
             common.say(f"{error}, run the same command again to continue")
             raise SystemExit(common.UNFINISHED) from None
 
-    def show(self, data: Mapping[str, Any], view: Any) -> None:
+    def show(self, data: Mapping[str, Any], view: Any, **paths: Path | str) -> None:
         """Print a result."""
-        common.show({**data, "directory": str(self.directory)}, view, self.as_json)
+        common.show({**data, "directory": str(self.directory)}, view, self.as_json, **paths)
 
     def train_study(self, spec: StudySpec, max_minutes: float | None = None, **more: bool) -> None:
         """Train a study and show its scores and curves."""
@@ -88,13 +89,11 @@ class Work(NamedTuple):
             )  # fmt: skip
         chart = figures.curves(result)
         written = [] if chart is None else figures.save(chart, self.directory / "curves")
-        self.show(result.as_dict(), lambda width: views.study(result, width))
-        if not self.as_json:
-            seconds = sum(run.log.seconds for run in result.study.runs)
-            common.print_path("time", f"{seconds:,.0f} s")
-            for what, path in zip(("figure", ""), written, strict=False):
-                common.print_path(what, path)
-            common.print_path("study", self.directory)
+        seconds = sum(run.log.seconds for run in result.study.runs)
+        paths: dict[str, Path] = dict(zip(("figure", ""), written, strict=False))
+        paths["study"] = self.directory
+        view = partial(views.study, result)
+        self.show(result.as_dict(), view, time=f"{seconds:,.0f} s", **paths)
 
 
 def compare(
@@ -200,9 +199,7 @@ def run(
     text = f"{metric} {last.metric:.4f}, loss {last.loss:.4f} after {last.round} rounds"
     if diverged is not None:
         text = f"diverged in round {diverged}: try a smaller client.lr\n{text}"
-    work.show(summary, lambda _: text)
-    if not as_json:
-        common.print_path("run", directory)
+    work.show(summary, lambda _: text, run=directory)
 
 
 def grid(
@@ -229,14 +226,12 @@ def grid(
     folders = {name: directory / spec.folder(name) for name in data["algorithms"]}
     for name, folder in folders.items():
         figures.save(figures.heat_map(data, name), folder / "heat-map")
-    work.show(data, lambda width: views.grid(data, width))
+    manifests = [read_json(folder / "manifest.json") for folder in folders.values()]
+    seconds = f"{sum(manifest.get('seconds', 0.0) for manifest in manifests):,.0f} s"
+    view = partial(views.grid, data)
+    work.show(data, view, time=seconds, figure=written, grid=directory)
     if not as_json:
-        manifests = [read_json(folder / "manifest.json") for folder in folders.values()]
-        seconds = sum(manifest.get("seconds", 0.0) for manifest in manifests)
         common.say(*warnings(data))
-        common.print_path("time", f"{seconds:,.0f} s")
-        common.print_path("figure", written)
-        common.print_path("grid", directory)
 
 
 def study(
@@ -270,10 +265,8 @@ def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
             to_do += [f"{file}: {remark}" for remark in spec.remarks()]
         found = estimate(spec).as_dict()
     common.say(*to_do)
-    lines = [f"{what:<12} {text}" for what, text in views.estimate(found)]
-    if as_json:
-        lines = [json.dumps(found)]
-    typer.echo("\n".join(lines))
+    lines = (f"{what:<12} {text}" for what, text in views.estimate(found).items())
+    typer.echo(json.dumps(found) if as_json else "\n".join(lines))
 
 
 def schema(kind: Annotated[str, Argument(help="grid, study or run.")] = "study") -> None:

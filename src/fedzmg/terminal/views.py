@@ -62,8 +62,8 @@ def description(
     return render([bold(f"{named['name']}: {who(report)}\n"), table, clients], width)
 
 
-def estimate(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """List the cost of a specification as pairs of names and texts."""
+def estimate(data: Mapping[str, Any]) -> dict[str, str]:
+    """Describe the cost of a specification by name."""
     trials, rounds = data["trials"], data["rounds"]
     down, up, disk, kept = (
         bytes_text(data[key])
@@ -86,7 +86,7 @@ def estimate(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         probe = f" ({data['probe']})" if data.get("probe") else ""
         here = f"about {duration(data['seconds'])} here ({data['device']}, {data['engine']})"
         found["time"] = f"{here}, {source}{probe}"
-    return list(found.items())
+    return found
 
 
 def timing_line(timing: Mapping[str, Any]) -> str:
