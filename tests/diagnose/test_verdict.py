@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedzmg import tasks
 from fedzmg.diagnose import ClientSpread, Layer, Measurement, diagnose, judge
-from fedzmg.diagnose.clients import in_order_of_use
+from fedzmg.diagnose.diagnosis import in_order_of_use
 from fedzmg.diagnose.measure import WHOLE, Pair
 from fedzmg.models.initial import initial_params
 from fedzmg.tasks import Task

@@ -54,7 +54,7 @@ def list_(cache: Cache = None, as_json: Json = False) -> None:
 def get(name: Name, cache: Cache = None, mirror: Mirror = None) -> None:
     """Download a data set from its official address and check it."""
     from fedzmg.data import catalog
-    from fedzmg.terminal.downloads import Downloads
+    from fedzmg.terminal.live import Downloads
 
     with Downloads(Console(stderr=True)) as progress:
         dataset = catalog.get(name, cache, mirror, progress)
@@ -65,7 +65,7 @@ def get(name: Name, cache: Cache = None, mirror: Mirror = None) -> None:
 def import_(name: Name, files: Files, cache: Cache = None) -> None:
     """Make a data set from files you have."""
     from fedzmg.data import catalog
-    from fedzmg.terminal.downloads import Downloads
+    from fedzmg.terminal.live import Downloads
 
     with Downloads(Console(stderr=True)) as progress:
         dataset = catalog.import_files(name, files, cache, progress)

@@ -137,19 +137,19 @@ def diagnose(
         raise InputError(f"every = {every}: there is no training to measure; pass along too")
     say = progress or (lambda _: None)
     target = resolve_device(device)
-    drawn, part = _excerpt(task, clients, examples, seed)
+    drawn, part = excerpt(task, clients, examples, seed)
     weights = task.train.counts[drawn].astype(np.float64)
     shuffled = stream(seed, "probe", "diagnose", "drift").permutation(drawn)
     followed = np.sort(shuffled[:drifting])
     start = initial_params(task.model, task.init, seed)
     given = start if params is None else _matched(params, start, task)
-    layout = _in_order_of_use(task, start)
+    layout = in_order_of_use(task, start)
 
     def point_of(model: Tree, at: int) -> Point:
         model = model.map(lambda leaf: leaf.to(target, dtype))
-        found = measure(_gradients(part, model, weights), layout)
+        found = measure(gradients(part, model, weights), layout)
         trained = [
-            _updates(task, model, followed, lr=rate, project=project, seed=seed)
+            updates(task, model, followed, lr=rate, project=project, seed=seed)
             for project in ((False, True) if len(followed) > 1 else ())
         ]
         drifts = [spread_of(parts, layout) for parts in trained]
@@ -160,11 +160,11 @@ def diagnose(
     say("measuring gradients" + (" and drift" if drifting else ""))
     points = [point_of(given, round)]
     then = None
-    if params is None and (other := _centred(part)) is not None:
+    if params is None and (other := centred(part)) is not None:
         say("measuring with centred inputs")
         model = start.map(lambda leaf: leaf.to(target, dtype))
-        then = measure(_gradients(other, model, weights), layout)
-    inputs = _input_share(part)
+        then = measure(gradients(other, model, weights), layout)
+    inputs = input_share(part)
     if along:
         step = every or max(1, along // 5)
 
@@ -210,7 +210,7 @@ def _matched(params: Mapping[str, Tensor], start: Tree, task: Task) -> Tree:
     return Tree({name: params[name].detach() for name in start})
 
 
-def _excerpt(
+def excerpt(
     task: Task, most_clients: int, most_examples: int, seed: int
 ) -> tuple[npt.NDArray[np.int64], Task]:
     """Draw clients that have examples; return their positions and a task of some of their examples.
@@ -235,7 +235,7 @@ def _excerpt(
     return clients, replace(task, train=part, protocol=protocol, test_owners=None)
 
 
-def _gradients(task: Task, params: Tree, weights: npt.NDArray[np.float64]) -> Iterator[Part]:
+def gradients(task: Task, params: Tree, weights: npt.NDArray[np.float64]) -> Iterator[Part]:
     """Yield the gradients of every client's mean loss, without dropout, and the weights."""
     size = min(PASS_SIZE, int(task.train.counts.max()))
     none = np.zeros(0, np.int64)
@@ -245,7 +245,7 @@ def _gradients(task: Task, params: Tree, weights: npt.NDArray[np.float64]) -> It
     yield from _uploads(task, MimeLite(), entries, params, weights)
 
 
-def _updates(
+def updates(
     task: Task,
     params: Tree,
     clients: npt.NDArray[np.int64],
@@ -303,7 +303,7 @@ def _uploads(
             yield row(upload.average or upload.delta, chunk.rows), weights[positions]
 
 
-def _centred(task: Task) -> Task | None:
+def centred(task: Task) -> Task | None:
     """Subtract the mean of every input of a task; None for token ids."""
     some = _some_inputs(task, 2)
     if some is None:
@@ -317,7 +317,7 @@ def _centred(task: Task) -> Task | None:
     return replace(task, prepare=prepare)
 
 
-def _input_share(task: Task, examples: int = 2048) -> float | None:
+def input_share(task: Task, examples: int = 2048) -> float | None:
     """Compute the mean component's share of the inputs' energy; None for token ids."""
     x = _some_inputs(task, examples)
     if x is None:
@@ -336,7 +336,7 @@ def _some_inputs(task: Task, examples: int) -> Tensor | None:
     return made if made.is_floating_point() and made.ndim > 1 else None
 
 
-def _in_order_of_use(task: Task, params: Tree) -> Layout:
+def in_order_of_use(task: Task, params: Tree) -> Layout:
     """Order a model's layout by use; parameters without a part in the loss come last."""
     own = params.map(lambda leaf: leaf.detach().clone().requires_grad_())
     dtype = next(iter(own.values())).dtype
