@@ -21,7 +21,7 @@ from fedzmg.errors import InputError
 if TYPE_CHECKING:  # a command that only prints help does without torch
     from fedzmg.experiment.specs.study import StudySpec
     from fedzmg.tasks.task import Task
-    from fedzmg.trackers import Make, Naming, Tracking
+    from fedzmg.trackers import Naming, Tracking
 
 Rounds = Annotated[int | None, opt("Instead of the task's own number of rounds.")]
 Out = Annotated[Path | None, opt("Directory for results.", "under runs/")]
@@ -45,7 +45,7 @@ class Work(NamedTuple):
 
     task: Task
     directory: Path
-    trackers: Mapping[str, Make]
+    track: str | None
     as_json: bool
 
     @contextlib.contextmanager
@@ -60,11 +60,11 @@ class Work(NamedTuple):
         from fedzmg.experiment.control import TimeLimitReached
         from fedzmg.terminal.live import Display
 
-        console = Console(stderr=self.as_json)
+        console, makers = Console(stderr=self.as_json), trackers.named(self.track)
         try:
             with (
                 Display(console, self.task.metric.name, packs, sizes) as display,
-                trackers.Tracking(self.trackers, self.directory, display, naming) as progress,
+                trackers.Tracking(makers, self.directory, display, naming) as progress,
             ):
                 yield progress
         except TimeLimitReached as error:
@@ -118,11 +118,10 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Train algorithms on paired seeds; table, figure and run directories."""
-    from fedzmg import tasks, trackers
+    from fedzmg import tasks
     from fedzmg.api import algorithm_names, comparison_spec, tuning_notes
     from fedzmg.experiment.specs.strict import parse_settings
 
-    makers = trackers.named(track)
     if task.endswith(".toml"):
         raise InputError(f"{task}: compare takes a task, not a file; use 'fedzmg study {task}'")
     names = algorithm_names(algorithms)
@@ -137,7 +136,7 @@ def compare(
     directory = out or Path("runs") / f"compare-{task}-{_digest(spec.model_dump())}"
     _refuse_to_replace(directory, spec)
     common.say(*chosen.notes, *tuning_notes(task, names, settings))
-    Work(chosen, directory, makers, as_json).train_study(spec, grow=True)
+    Work(chosen, directory, track, as_json).train_study(spec, grow=True)
 
 
 def run(
@@ -153,7 +152,6 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train one algorithm on one task, or the run of a spec file."""
-    from fedzmg import trackers
     from fedzmg.api import tuning_notes
     from fedzmg.experiment.rules_hash import say_changed_runs
     from fedzmg.experiment.run import run_pack
@@ -161,7 +159,6 @@ def run(
     from fedzmg.experiment.specs.run import RunSpec, parse_setting
     from fedzmg.storage.files import folder_name
 
-    makers = trackers.named(track)
     if (Path(task) / "spec.toml").is_file():
         raise InputError(
             f"{task} is a run directory: 'fedzmg run {task}/spec.toml --out {task}' continues it"
@@ -187,7 +184,7 @@ def run(
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
     directory = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
     common.say(*built.notes, *notes)
-    work = Work(built, directory, makers, as_json)
+    work = Work(built, directory, track, as_json)
     with work.shown() as progress:
         say_changed_runs({spec.algorithm: [(resolved, directory)]}, directory, progress.say)
         [history] = run_pack(built, [resolved], [directory], progress=progress)
@@ -293,9 +290,6 @@ def _prepare(
     as_json: bool,
 ) -> tuple[Any, Work]:
     """Check everything that can be checked before anything is written."""
-    from fedzmg import trackers
-
-    makers = trackers.named(track)
     spec = _read(file, kind, settings)
     with common.mistakes_in(file, settings):
         spec.check()
@@ -303,7 +297,7 @@ def _prepare(
         spec.check(task)
     remarks = spec.remarks() if kind == "study" else []
     common.say(*task.notes, *(f"{file}: {remark}" for remark in remarks))
-    return spec, Work(task, out or Path("runs") / file.stem, makers, as_json)
+    return spec, Work(task, out or Path("runs") / file.stem, track, as_json)
 
 
 def _refuse_to_replace(directory: Path, spec: StudySpec) -> None:
