@@ -38,7 +38,7 @@ from fedzmg.data.embedded import load_digits
 from fedzmg.data.federated import Examples, FederatedData, examples
 from fedzmg.data.partition import dirichlet
 from fedzmg.diagnose import diagnose
-from fedzmg.diagnose.clients import Centred, excerpt, sample
+from fedzmg.diagnose.diagnosis import centred, excerpt
 from fedzmg.errors import InputError
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.networks import CharGRU, digits_cnn, mlp
@@ -62,9 +62,11 @@ class Case:
     protocol: Mapping[str, Any] = field(default_factory=dict)
 
 
-def with_centred_inputs(task: Task, axes: int) -> Task:
+def with_centred_inputs(task: Task) -> Task:
     """Subtract each example's own mean."""
-    return replace(task, prepare=Centred(task.prepare, axes))
+    made = centred(task)
+    assert made is not None
+    return made
 
 
 def inverted(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -116,7 +118,7 @@ def brightened(spread: float) -> Task:
 
 def some(task: Task, clients: int, most: int, model: nn.Module, held_out: int = 1500) -> Task:
     """Slice a task: some clients, some of their examples, a smaller model."""
-    part, _ = excerpt(task, sample(task, clients, 0), most, 0)
+    _, part = excerpt(task, clients, most, 0)
     tune, test = (
         Examples(*(column[:held_out] for column in kept))
         for kept in (task.tune or task.test, task.test)
@@ -175,10 +177,10 @@ DEVELOPMENT = {
 
 VALIDATION = {
     "digits": Case(digits, 20),
-    "digits, centred": Case(lambda: with_centred_inputs(digits(), 2), 20),
+    "digits, centred": Case(lambda: with_centred_inputs(digits()), 20),
     "digits, ink 1": Case(lambda: digits(prepare=inverted), 20),
     "digits, brightened": Case(lambda: brightened(0.3), 20),
-    "digits, brightened, centred": Case(lambda: with_centred_inputs(brightened(0.3), 2), 20),
+    "digits, brightened, centred": Case(lambda: with_centred_inputs(brightened(0.3)), 20),
     "digits, logistic regression": Case(
         lambda: digits(model=FunctionalModel(mlp(784, outputs=10))), 30
     ),

@@ -28,52 +28,26 @@ if TYPE_CHECKING:
     from fedzmg.tree import Tree
 
 __all__ = [
-    "ACCURACY",
-    "Algorithm",
-    "ClientRule",
-    "History",
-    "InputError",
-    "Metric",
-    "Protocol",
-    "ServerRule",
-    "StudyResult",
-    "Task",
-    "Tree",
-    "Trial",
-    "Tuned",
-    "__version__",
-    "algorithms",
-    "compare",
-    "data",
-    "diagnose",
-    "models",
-    "optim",
-    "simulate",
-    "tasks",
-    "trackers",
-    "tune",
+    "ACCURACY", "Algorithm", "ClientRule", "History", "InputError", "Metric", "Protocol",
+    "ServerRule", "StudyResult", "Task", "Tree", "Trial", "Tuned", "__version__", "algorithms",
+    "compare", "data", "diagnose", "models", "optim", "simulate", "tasks", "trackers", "tune",
     "verify",
-]
+]  # fmt: skip
 
-_NAMES = {
-    "api": ("compare", "tune"),
-    "contract": ("Algorithm", "ClientRule", "ServerRule"),
-    "errors": ("InputError",),
-    "evaluation": ("ACCURACY", "Metric"),
-    "experiment.grids.tuned": ("Tuned",),
-    "experiment.verify": ("verify",),
-    "results.study_result": ("StudyResult",),
-    "simulation": ("History", "Trial", "simulate"),
-    "tasks.task": ("Protocol", "Task"),
-    "tree": ("Tree",),
-}
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = {
+    "ACCURACY": "evaluation", "Algorithm": "contract", "ClientRule": "contract",
+    "History": "simulation", "InputError": "errors", "Metric": "evaluation",
+    "Protocol": "tasks.task", "ServerRule": "contract", "StudyResult": "results.study_result",
+    "Task": "tasks.task", "Tree": "tree", "Trial": "simulation",
+    "Tuned": "experiment.grids.tuned", "compare": "api", "simulate": "simulation", "tune": "api",
+    "verify": "experiment.verify",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> "Any":
     """Load a name when it is asked for: torch takes seconds, and ``fedzmg --help`` needs none."""
-    if name in _HOMES:
-        return getattr(import_module(f"fedzmg.{_HOMES[name]}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"fedzmg.{_MODULES[name]}"), name)
     if name in __all__:
         return import_module(f"fedzmg.{name}")
     raise AttributeError(f"module 'fedzmg' has no attribute {name!r}")

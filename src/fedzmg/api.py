@@ -23,13 +23,11 @@ from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.studies.study import run_study, study_packs
 from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import Device, EngineName
+from fedzmg.tasks.preset import tuned, tunings
 from fedzmg.tasks.task import Task
-from fedzmg.tasks.tuned import tuned, tunings
 
 COMPARED = ("fedzmg", "fedavg", "fedavg:momentum", "fedadam")
 """Algorithms of a comparison by default."""
-SHARED = ("task", "preset", "protocol", "algorithm", "seed", "engine", "device")
-"""Settings that all algorithms of a comparison share."""
 
 
 def algorithm_names(text: str) -> list[str]:
@@ -50,15 +48,14 @@ def tuning_notes(
     ``options`` replaces the preset's tuned options.
     """
     known, searches = tuned(task) if options is None else options, tunings(task)
-    given = {name for name in names if f"{name}.client.lr" in settings or "client.lr" in settings}
-    # Unknown names are reported elsewhere.
-    left = [name for name in names if name in ALGORITHMS and name not in given]
-    notes = [
-        f"{name} on {task}: {searches[name].remark}"
-        for name in left
-        if name in searches and searches[name].remark and known.get(name) == searches[name].options
-    ]
-    untuned = [name for name in left if name not in known]
+    notes, untuned = [], []
+    for name in names:
+        if {"client.lr", f"{name}.client.lr"} & set(settings) or name not in ALGORITHMS:
+            continue  # unknown names are reported elsewhere
+        if name not in known:
+            untuned.append(name)
+        elif name in searches and searches[name].remark and known[name] == searches[name].options:
+            notes.append(f"{name} on {task}: {searches[name].remark}")
     if untuned:
         more = f" and {len(untuned) - 3} more" if len(untuned) > 3 else ""
         notes.append(
@@ -78,25 +75,22 @@ def comparison_spec(
     """Build the study of a comparison; ``fields`` may be ``rounds``, ``engine`` and ``device``."""
     for key in settings:
         for name in algorithms:
-            if key.startswith(f"{name}."):
-                _check_option(name, key.removeprefix(f"{name}."))
+            own = key.removeprefix(f"{name}.")
+            table = own.partition(".")[0]
+            if own == key or table in ("client", "server", "weights"):
+                continue
+            if table in ("task", "preset", "protocol", "algorithm", "seed", "engine", "device"):
+                raise InputError(f"{own} cannot be set for one algorithm ({name}), only for all")
+            raise unknown("key", own, known_options(registry.get(name)), f"fedzmg list {name}")
     # Evaluations and rounds are at the top of a study file, in the protocol of a run.
     lifted = {key: f"protocol.{key}" for key in ("rounds", "eval_every")}
     values = {key: v for key, v in settings.items() if key not in lifted.values()}
     top = {key: settings[dotted] for key, dotted in lifted.items() if dotted in settings}
     top |= {key: value for key, value in fields.items() if value is not None}
-    spec = StudySpec.parse(
-        {
-            "task": task.name,
-            "algorithms": list(algorithms),
-            "seeds": list(seeds),
-            "rounds": task.protocol.rounds,
-            "eval_every": task.protocol.eval_every,
-            "preset": dict(task.preset),
-            "rates": "known",
-            **top,
-        }
-    ).with_settings(values)
+    study: dict[str, Any] = {"task": task.name, "preset": dict(task.preset)}
+    study |= {"rounds": task.protocol.rounds, "eval_every": task.protocol.eval_every}
+    study |= {"algorithms": list(algorithms), "seeds": list(seeds), "rates": "known"}
+    spec = StudySpec.parse(study | top).with_settings(values)
     spec.check(task)
     return spec
 
@@ -199,21 +193,11 @@ def tune(
     chosen, algorithms = _task(task, preset), _names(algorithms)
     numbers, directory = _seeds(seeds, first=1000), None if out is None else Path(out)
     total = chosen.protocol.rounds if rounds is None else rounds
-    spec = GridSpec.parse(
-        {
-            "task": chosen.name,
-            "preset": dict(chosen.preset),
-            "algorithms": algorithms,
-            "axes": _axes(axes),
-            "seeds": numbers,
-            "rounds": total,
-            "last": min(10, total) if last is None and isinstance(total, int) else last,
-            "selection": selection,
-            "engine": engine,
-            "device": device,
-        }
-    )
-    spec = spec.with_settings(_flat_settings(settings, algorithms))
+    last = min(10, total) if last is None and isinstance(total, int) else last
+    given: dict[str, Any] = {"task": chosen.name, "preset": dict(chosen.preset), "last": last}
+    given |= {"algorithms": algorithms, "axes": _axes(axes), "seeds": numbers, "rounds": total}
+    given |= {"selection": selection, "engine": engine, "device": device}
+    spec = GridSpec.parse(given).with_settings(_flat_settings(settings, algorithms))
     with contextlib.ExitStack() as stack:
         shown = stack.enter_context(_shown(progress, chosen, spec.packs()))
         kept = directory is not None
@@ -228,11 +212,32 @@ def _task(task: Any, preset: Mapping[str, Any] | None) -> Task:
     """Return the task that was given or named."""
     if isinstance(task, str):
         return tasks.get(task, preset)
-    if preset:
-        raise InputError("preset: expected with the name of a task; this task is built already")
     if not isinstance(task, Task):
         raise InputError(f"task: expected a Task or a name, not {type(task).__name__}")
+    if preset:
+        raise InputError(f"preset = {preset!r}: expected with the name of a task, not with a Task")
     return task
+
+
+def _names(algorithms: Any) -> list[str]:
+    """Return names of algorithms as a list."""
+    if isinstance(algorithms, str):
+        return algorithm_names(algorithms)
+    if isinstance(algorithms, Sequence) and all(isinstance(name, str) for name in algorithms):
+        return list(algorithms)
+    raise InputError(
+        f"algorithms = {algorithms!r}: expected names; train an algorithm of your own with "
+        "simulate(task, [Trial(algorithm, seed)]) and compare by StudyResult.from_histories"
+    )
+
+
+def _seeds(seeds: Any, first: int = 0) -> list[int]:
+    """Return seeds that were given as their number or one by one."""
+    try:
+        listed = range(first, first + seeds) if isinstance(seeds, int) else seeds
+        return [operator.index(seed) for seed in listed]
+    except TypeError:
+        raise InputError(f"seeds = {seeds!r}: expected their number or a list of them") from None
 
 
 def _axes(axes: Any) -> dict[str, list[float]]:
@@ -248,35 +253,20 @@ def _axes(axes: Any) -> dict[str, list[float]]:
 
 def _flat_settings(settings: Any, algorithms: Sequence[str]) -> dict[str, Any]:
     """Return settings by ``ALGORITHM.KEY``; equal protocol settings of all keep their own key."""
-    settings = {} if settings is None else settings
-    tables = list(settings.values()) if isinstance(settings, Mapping) else [None]
-    if not all(isinstance(table, Mapping) and all(map(_is_text, table)) for table in tables):
-        raise InputError(f"settings = {settings!r}: expected {{'fedavg': {{'client.lr': 0.03}}}}")
     found = {}
-    for name, own in settings.items():
-        if name not in algorithms:
-            raise unknown("algorithm in settings", name, algorithms)
-        for key, value in own.items():
-            shared = all(settings.get(other, {}).get(key) == value for other in algorithms)
-            if shared and key.startswith("protocol."):
-                found[key] = value
-            else:
-                _check_option(name, key)
-                found[f"{name}.{key}"] = value
+    try:
+        for name, own in (settings or {}).items():
+            if name not in algorithms:
+                raise unknown("algorithm in settings", name, algorithms)
+            for key, value in own.items():
+                shared = key.startswith("protocol.") and all(
+                    settings.get(other, {}).get(key) == value for other in algorithms
+                )
+                found[key if shared else f"{name}.{key}"] = value
+    except AttributeError:  # a part is not a mapping, a key is not text
+        example = {"fedavg": {"client.lr": 0.03}}
+        raise InputError(f"settings = {settings!r}: expected {example}") from None
     return found
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _check_option(name: str, key: str) -> None:
-    """Refuse a key that is not an option of one algorithm."""
-    table = key.partition(".")[0]
-    if table in SHARED:
-        raise InputError(f"{key} cannot be set for one algorithm ({name}): it is the same for all")
-    if table not in ("client", "server", "weights"):
-        raise unknown("key", key, known_options(registry.get(name)), f"fedzmg list {name}")
 
 
 @contextlib.contextmanager
@@ -293,27 +283,3 @@ def _shown(
 
     with Display(Console(stderr=True), task.metric.name, packs) as display:
         yield display
-
-
-def _names(algorithms: Any) -> list[str]:
-    """Return names of algorithms as a list."""
-    if isinstance(algorithms, str):
-        return algorithm_names(algorithms)
-    if not isinstance(algorithms, Sequence) or not all(map(_is_text, algorithms)):
-        raise InputError(
-            f"algorithms = {algorithms!r}: expected names; train an algorithm of your own with "
-            "simulate(task, [Trial(algorithm, seed)]) and compare by StudyResult.from_histories"
-        )
-    return list(algorithms)
-
-
-def _seeds(seeds: Any, first: int = 0) -> list[int]:
-    """Return seeds that were given as their number or one by one."""
-    if isinstance(seeds, int):
-        seeds = range(first, first + seeds)
-    try:
-        return [operator.index(seed) for seed in seeds]
-    except TypeError:
-        raise InputError(
-            f"seeds = {seeds!r}: give their number, 3, or a list of them, [0, 1, 2]"
-        ) from None

@@ -34,25 +34,17 @@ def command(arguments: Sequence[str]) -> str:
 
 def _commit() -> dict[str, Any]:
     """Return the commit of the source tree, if the package runs from one."""
-    here = Path(__file__).parent
 
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(here), *arguments],
-                capture_output=True,
-                text=True,
-                timeout=10,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout.strip()
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
 
-    # Another checkout may contain the environment in which this package is installed.
-    if git("ls-files", "--error-unmatch", __file__) is None:
+    try:
+        # Another checkout may contain the environment in which this package is installed.
+        git("ls-files", "--error-unmatch", __file__)
+        dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
+        return {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
+    except (OSError, subprocess.SubprocessError):
         return {"commit": None, "dirty": None}
-    return {
-        "commit": git("rev-parse", "HEAD"),
-        "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
-    }

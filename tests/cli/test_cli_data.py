@@ -19,8 +19,7 @@ from fedzmg.data.fetch import file_hash
 from fedzmg.data.sources import SOURCES, Remote
 from fedzmg.report.html.page import render
 from fedzmg.results.reading import read
-from fedzmg.terminal import downloads
-from fedzmg.terminal.downloads import Downloads
+from fedzmg.terminal.live import Downloads
 
 
 def write(path: Path, clients: int, rows: int) -> Path:
@@ -164,7 +163,6 @@ def test_progress_is_a_bar_in_a_terminal() -> None:
     assert any("[a].gz" in line and "━" in line for line in last)
     assert "reading train" in out.getvalue()
     assert "a.gz: 10.0 MiB" not in out.getvalue()
-    assert downloads.LINE_SECONDS == 5
 
 
 def test_description_and_page_name_the_command(fedzmg: Any, tmp_path: Path) -> None:

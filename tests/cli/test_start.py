@@ -14,7 +14,7 @@ import pytest
 import fedzmg
 import fedzmg.cli
 from fedzmg.__main__ import main
-from fedzmg.cli import output
+from fedzmg.cli import common
 
 Hook = Callable[[Callable[[], None]], None]
 LINE = "\nfedzmg: interrupted before anything was done\n"
@@ -108,15 +108,15 @@ def test_a_path_is_one_line_with_every_character(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     path = Path("runs") / "[bold]" / ("long-" * 40)
-    output.print_path("figure", path)
-    output.print_path("", path, err=True)
+    common.print_path("figure", path)
+    common.print_path("", path, err=True)
     shown = capsys.readouterr()
     assert shown.out == f"figure  {path}\n"
     assert shown.err == f"        {path}\n"
 
 
 def test_notes_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    output.say("first", "second")
-    output.say()
+    common.say("first", "second")
+    common.say()
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "fedzmg: first\nfedzmg: second\n")

@@ -74,7 +74,7 @@ def test_a_run_directory_is_measured_at_its_checkpoint(tmp_path: Path) -> None:
     [
         (["digit"], "did you mean 'digits'"),
         (["not/there"], "'not/there'"),
-        (["quadratic", "--set", "client.lr=1"], "expected preset.FIELD=VALUE"),
+        (["quadratic", "--set", "client.lr=1"], "client.lr=1"),
         (["quadratic", "--set", "preset.starts=zero_sum"], "did you mean 'start'"),
         (["."], "spec.toml"),
         (["quadratic", "--every", "3"], "every = 3"),

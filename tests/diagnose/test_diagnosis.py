@@ -88,8 +88,8 @@ def same_point(one: Point, two: Point) -> None:
 def test_clients_side_by_side_or_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     task = linear_task(clients=7, model=mlp(6, 4, outputs=3))
     together = diagnose(task, **DOUBLE)
-    monkeypatch.setattr("fedzmg.diagnose.clients.MOST_CLIENTS", 3)
-    monkeypatch.setattr("fedzmg.diagnose.clients.PASS_SIZE", 4)
+    monkeypatch.setattr("fedzmg.diagnose.diagnosis.MOST_CLIENTS", 3)
+    monkeypatch.setattr("fedzmg.diagnose.diagnosis.PASS_SIZE", 4)
     apart = diagnose(task, **DOUBLE)
     same_point(together.points[0], apart.points[0])
 

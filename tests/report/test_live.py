@@ -59,15 +59,17 @@ def test_best_is_remembered_with_its_round_and_a_stopped_trial_keeps_its_state()
     seen = TrialState("a")
     for round_, metric in ((1, 0.1), (6, 0.5), (11, 0.3)):
         one = SimpleNamespace(round=round_, metric=metric, train_loss=1.0, diverged=False)
-        seen = seen.after(one, stopped_trials=False, higher=True)
+        seen.update(one, stopped=False, higher=True)
     assert (seen.metric, seen.best, seen.best_round) == (0.3, 0.5, 6)
     gone = SimpleNamespace(round=12, metric=0.0, train_loss=9.0, diverged=True)
-    seen = seen.after(gone, stopped_trials=True, higher=True)
-    assert seen.state == "diverged, stopped after round 12"
+    seen.update(gone, stopped=True, higher=True)
     later = SimpleNamespace(round=13, metric=None, train_loss=float("nan"), diverged=True)
-    assert seen.after(later, stopped_trials=True, higher=True) == seen
-    lower = SimpleNamespace(round=2, metric=0.4, train_loss=1.0, diverged=False)
-    assert TrialState("b", best=0.5).after(lower, stopped_trials=False, higher=False).best == 0.4
+    seen.update(later, stopped=True, higher=True)
+    assert (seen.state, seen.trained) == ("diverged, stopped after round 12", 12)
+    lower = TrialState("b", best=0.5)
+    lower.update(SimpleNamespace(round=2, metric=0.4, train_loss=1.0, diverged=False),
+                 stopped=False, higher=False)  # fmt: skip
+    assert lower.best == 0.4
 
 
 def test_plain_lines_describe_a_pack(monkeypatch: pytest.MonkeyPatch) -> None:

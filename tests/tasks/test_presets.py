@@ -22,8 +22,8 @@ from fedzmg.data import catalog
 from fedzmg.data.plan import local_stream
 from fedzmg.data.text import CHARACTERS
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.tasks.paper import Pixels
-from fedzmg.tasks.tuned import tunings
+from fedzmg.tasks.preset import tunings
+from fedzmg.tasks.real import Pixels
 
 IMAGES = ("emnist62", "emnist10", "emnist10-head62", "mnist-by-writer", "chars74k")
 TEXTS = ("shakespeare", "shakespeare-by-role")
@@ -205,7 +205,7 @@ def test_every_decision_is_recorded_and_moves_the_fingerprint(name: str, cache: 
     seen: set[str] = set()
     for options in DECISIONS[name]:
         task = tasks.get(name, options)
-        assert task.preset == {**tasks.info(name).preset.options(), **options}
+        assert task.preset == {**tasks.info(name).options(), **options}
         assert task.fingerprint() not in seen
         seen.add(task.fingerprint())
     assert task.fingerprint() == tasks.get(name, DECISIONS[name][-1]).fingerprint()
@@ -256,7 +256,7 @@ def test_a_cohort_is_at_most_the_clients_that_are_here(
     catalog.import_files("emnist62", parts, tmp_path / "cache")
     monkeypatch.setenv("FEDZMG_DATA", str(tmp_path / "cache"))
     task = tasks.get("emnist62")
-    assert task.protocol == tasks.info("emnist62").preset.protocol.with_options({"cohort": 4})
+    assert task.protocol == tasks.info("emnist62").protocol.with_options({"cohort": 4})
     assert "4 clients" in task.notes[-1]
     spec = RunSpec(task="emnist62", algorithm="fedavg", protocol={"cohort": 3})
     assert replace(task, protocol=spec.build_protocol(task)).protocol.cohort == 3

@@ -33,12 +33,12 @@ from fedzmg.experiment.specs.run import RunSpec
 
 name, out, stop = sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]) or None
 specs = [RunSpec(task="toy", seed=seed, engine="vectorized") for seed in (0, 1)]
-places = [out / "fedzmg" / f"seed-{seed}" for seed in (0, 1)]
+directories = [out / "fedzmg" / f"seed-{seed}" for seed in (0, 1)]
 shown = ProgressLog(stop)
 try:
     with trackers.Tracking(trackers.named(name), out, shown) as progress:
         # No checkpoint before the crash: all of its rounds are trained again.
-        run_pack(toy_task(), specs, places, progress=progress, checkpoint_seconds=1e9)
+        run_pack(toy_task(), specs, directories, progress=progress, checkpoint_seconds=1e9)
 except MemoryError:
     print("stopped")
 assert not shown.messages, shown.messages
@@ -46,7 +46,7 @@ assert not shown.messages, shown.messages
 
 
 def track(name: str, out: Path, stop: int = 0) -> str:
-    for module in TRACKERS[name].modules:
+    for module in TRACKERS[name][1]:
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed: pip install 'fedzmg[{name}]'")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB_", "MLFLOW_"))}
@@ -97,9 +97,9 @@ keys = found.Tags()["scalars"]
 print(json.dumps({key: [(e.step, e.value) for e in found.Scalars(key)] for key in keys}))
 """
     for seed in (0, 1):
-        place = out / "tracking" / "tensorboard" / "fedzmg" / f"seed-{seed}"
-        assert len(list(place.iterdir())) == 2
-        [shown] = read(script, place)
+        folder = out / "tracking" / "tensorboard" / "fedzmg" / f"seed-{seed}"
+        assert len(list(folder.iterdir())) == 2
+        [shown] = read(script, folder)
         for key, values in expected(out, seed).items():
             # As a list: rounds that were trained again are there once.
             rounds, scalars = zip(*shown[key], strict=True)

@@ -71,5 +71,5 @@ class ProgressLog(Silent):
         self.messages.append(text)
 
 
-def log_of(place: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+def log_of(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]

@@ -29,8 +29,6 @@ from fedzmg.simulation import EngineName, RoundReport, Simulation, Trial
 from fedzmg.tasks.task import Task
 from fedzmg.tree import leaves, num_bytes
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
 
 class Machine(NamedTuple):
     """Peak operations and bytes per second."""
@@ -81,10 +79,9 @@ def host_peak_mib() -> float:
 
     On Linux ``getrusage`` starts with the peak of the parent process, ``/proc`` does not.
     """
-    with contextlib.suppress(OSError):
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 2**10
+    with contextlib.suppress(OSError, IndexError):
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
     # Linux counts in KiB, macOS in bytes.
     unit = 2**20 if platform.system() == "Darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
@@ -93,7 +90,7 @@ def host_peak_mib() -> float:
 def reset_host_peak() -> None:
     """Reset the peak to the current size, where the system can."""
     with contextlib.suppress(OSError):
-        _CLEAR.write_text("5")
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 class Cost(NamedTuple):
@@ -111,8 +108,7 @@ def step_cost(task: Task, algorithm: Algorithm) -> Cost:
     params = task.model.params()
     dtype = next(iter(params.values())).dtype
     size = task.protocol.batch_size
-    rows = torch.arange(size) % task.train.examples.size
-    x, y = (column[rows] for column in task.train.examples)
+    x, y = (column[torch.arange(size) % len(column)] for column in task.train.examples)
     key: Any = torch.zeros((), dtype=torch.int64) if task.model.needs_key else ()
     batch = Batch(task.prepare(x, dtype), y, torch.full((size,), 1 / size), key)
     tracked = params.map(lambda leaf: leaf.detach().clone().requires_grad_())
@@ -230,7 +226,7 @@ def time_rounds(
         on_steps.append(simulation.step_seconds())
     cost = step_cost(task, packed[0].algorithm)
     median = statistics.median(times)
-    done = sum(record.steps for report in reports for record in report.records) / len(reports)
+    done = sum(one.steps for report in reports for one in report.records) / len(reports)
     spent = [each / rounds for each in on_steps if each is not None]
     flops, moved = cost.flops * done, cost.bytes * done
     floor = max(flops / machine.flops, moved / machine.bandwidth)

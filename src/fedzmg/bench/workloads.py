@@ -3,63 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from fedzmg.models.networks import CharGRU, cifar100_cnn, emnist_cnn, mlp
-from fedzmg.tasks.paper import token_ids
+from fedzmg.tasks.real import token_ids
 from fedzmg.tasks.task import Task, unit_pixels
 
 
 def _images(
-    name: str, model: nn.Module, clients: int, each: int, shape: tuple[int, ...], classes: int
-) -> Task:
+    name: str, model: Callable[[], nn.Module], shape: tuple[int, ...], classes: int, each: int,
+    *, clients: int,
+) -> Task:  # fmt: skip
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (clients * each, *shape), dtype=np.uint8)
     y = rng.integers(0, classes, len(x))
     return Task.from_arrays(
-        model, x, y, np.repeat(np.arange(clients), each), test=(x[:1000], y[:1000]),
+        model(), x, y, np.repeat(np.arange(clients), each), test=(x[:1000], y[:1000]),
         name=name, prepare=unit_pixels, init="keras",
         cohort=10, batch_size=16, epochs=4, straddle=True,
     )  # fmt: skip
 
 
-def _text(name: str, sizes: npt.NDArray[np.int64], rng: np.random.Generator) -> Task:
+def _text(name: str, ragged: bool, *, clients: int = 100) -> Task:
+    rng = np.random.default_rng(0)
+    sizes = np.full(clients, 48)
+    if ragged:
+        sizes = np.maximum(8, np.exp(rng.normal(3.0, 1.2, clients)).astype(int))
     text = rng.integers(0, 66, (int(sizes.sum()), 101)).astype(np.uint8)
     x, y = text[:, :-1], text[:, 1:].astype(np.int64)
     return Task.from_arrays(
-        CharGRU(66, 256, 1024), x, y, np.repeat(np.arange(len(sizes)), sizes),
+        CharGRU(66, 256, 1024), x, y, np.repeat(np.arange(clients), sizes),
         test=(x[:64], y[:64]), name=name, prepare=token_ids, init="keras",
         cohort=10, batch_size=8, epochs=4, keep_partial=False,
     )  # fmt: skip
 
 
-def cifar100(clients: int = 500) -> Task:
-    """Build the paper's CIFAR-100: 100 images a client, 25 steps of 16."""
-    return _images("cifar100", cifar100_cnn(), clients, 100, (3, 32, 32), 100)
-
-
-def emnist62(clients: int = 340) -> Task:
-    """Build the paper's EMNIST: 200 images a client, 50 steps of 16."""
-    return _images("emnist62", emnist_cnn(), clients, 200, (28, 28), 62)
-
-
-def shakespeare(clients: int = 100) -> Task:
-    """Build the paper's Shakespeare: 48 sequences of 100 characters a client, 24 steps of 8."""
-    return _text("shakespeare", np.full(clients, 48), np.random.default_rng(0))
-
-
-def ragged_text(clients: int = 100) -> Task:
-    """Build roles whose volumes differ by two orders of magnitude."""
-    rng = np.random.default_rng(0)
-    sizes = np.maximum(8, np.exp(rng.normal(3.0, 1.2, clients)).astype(int))
-    return _text("ragged-text", sizes, rng)
-
-
-def small_mlp(clients: int = 100) -> Task:
-    """Build a 54,000-parameter network on 40 examples a client, for a laptop's CPU."""
+def _vectors(*, clients: int = 100) -> Task:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(clients * 40, 784)).astype(np.float32)
     y = rng.integers(0, 10, len(x))
@@ -70,7 +52,13 @@ def small_mlp(clients: int = 100) -> Task:
 
 
 WORKLOADS: dict[str, Callable[..., Task]] = {
-    "mlp": small_mlp, "cifar100": cifar100, "emnist62": emnist62, "shakespeare": shakespeare,
-    "ragged-text": ragged_text,
-}  # fmt: skip
-"""Builders by name."""
+    # 54,000 parameters, for a laptop's CPU.
+    "mlp": _vectors,
+    # The paper's models, with 25, 50 and 24 steps a client.
+    "cifar100": partial(_images, "cifar100", cifar100_cnn, (3, 32, 32), 100, 100, clients=500),
+    "emnist62": partial(_images, "emnist62", emnist_cnn, (28, 28), 62, 200, clients=340),
+    "shakespeare": partial(_text, "shakespeare", False),
+    # Volumes of roles differ by two orders of magnitude.
+    "ragged-text": partial(_text, "ragged-text", True),
+}
+"""Builders by name; all take a number of ``clients``."""

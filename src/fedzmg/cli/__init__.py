@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedzmg.cli import data, inspection, measuring, training
-from fedzmg.cli.output import INTERRUPTED
+from fedzmg.cli.common import INTERRUPTED
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.results.formatting import plain
 from fedzmg.version import __version__
@@ -38,20 +38,15 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except Interrupted as error:  # typer would reduce it to an exit code
-            _interrupted(
-                f"after round {error.done} of {error.rounds}; nothing is lost, run the same "
-                "command again to continue"
-            )
+            done = f" after round {error.done} of {error.rounds}; nothing is lost"
+            _interrupted(f"{done}, run the same command again to continue")
 
 
 app = typer.Typer(
-    cls=_Commands,
-    help="Train, compare and deploy federated algorithms.",
-    invoke_without_command=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    cls=_Commands, help="Train, compare and deploy federated algorithms.",
+    invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-)
+)  # fmt: skip
 
 for command in (  # in the order of the help
     training.compare, training.run, inspection.list_, training.grid, training.study,
@@ -89,7 +84,7 @@ def main() -> None:
     except InputError as error:
         _fail(str(error))
     except KeyboardInterrupt:
-        _interrupted("before anything was done; run the same command again")
+        _interrupted("; run the same command again to continue")
     except OSError as error:
         if error.errno not in REFUSED:
             raise
@@ -104,7 +99,7 @@ def main() -> None:
 
 
 def _interrupted(message: str) -> NoReturn:
-    typer.echo(f"\nfedzmg: interrupted {message}", err=True)
+    typer.echo(f"\nfedzmg: interrupted{message}", err=True)
     sys.exit(INTERRUPTED)
 
 

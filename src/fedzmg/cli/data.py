@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,14 +10,13 @@ import typer
 from rich.console import Console
 from typer import Argument
 
-from fedzmg.cli import output
-from fedzmg.cli.options import Cache, Json, Texts, flag, opt, setting
+from fedzmg.cli import common
+from fedzmg.cli.common import Cache, Json, Texts, flag, opt, setting
 from fedzmg.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from fedzmg.data.catalog import Dataset
     from fedzmg.data.population import Population
-    from fedzmg.terminal.downloads import Downloads
 
 app = typer.Typer(help="Show, get and import data sets.", no_args_is_help=True)
 
@@ -48,31 +45,31 @@ def list_(cache: Cache = None, as_json: Json = False) -> None:
     from fedzmg.terminal import cards
 
     found = {name: _summary(name, cache) for name in SOURCES}
-    output.show(found, lambda width: cards.data_sets(found, width), as_json)
-    if not as_json:
-        for name, one in found.items():
-            for note in one["notes"]:
-                output.plain(f"note: {name}: {note}")
+    common.show(found, partial(cards.data_sets, found), as_json)
+    notes = [f"{name}: {note}" for name, one in found.items() for note in one["notes"]]
+    common.notes(notes, err=as_json)
 
 
 @app.command()
 def get(name: Name, cache: Cache = None, mirror: Mirror = None) -> None:
     """Download a data set from its official address and check it."""
     from fedzmg.data import catalog
+    from fedzmg.terminal.live import Downloads
 
-    with _progress() as progress:
+    with Downloads(Console(stderr=True)) as progress:
         dataset = catalog.get(name, cache, mirror, progress)
-    _report(dataset, cache)
+    _report(dataset)
 
 
 @app.command(name="import")
 def import_(name: Name, files: Files, cache: Cache = None) -> None:
     """Make a data set from files you have."""
     from fedzmg.data import catalog
+    from fedzmg.terminal.live import Downloads
 
-    with _progress() as progress:
+    with Downloads(Console(stderr=True)) as progress:
         dataset = catalog.import_files(name, files, cache, progress)
-    _report(dataset, cache)
+    _report(dataset)
 
 
 @app.command()
@@ -93,10 +90,7 @@ def path(
     from fedzmg.data import catalog
     from fedzmg.data.cache import root
 
-    if name is not None:
-        catalog.load(name, cache)  # raises if it is not stored
-    found = None if name is None else catalog.stored(name, cache)
-    typer.echo(str(root(cache) if found is None else found.path))
+    typer.echo(str(root(cache) if name is None else catalog.load(name, cache).path))
 
 
 @app.command()
@@ -127,7 +121,7 @@ def describe(
 
     title = _title(name)
     directory = out or Path("runs") / f"data-{title}"
-    output.check_directory(directory, DESCRIPTION, "data describe")
+    common.check_directory(directory, DESCRIPTION, "data describe")
     columns = (client_column, label_column)
     shown = _population(name, split, partition, clients, seed, set_, cache, columns)
     if as_paper:
@@ -143,20 +137,13 @@ def describe(
     data = {**found.as_dict(), "split": part, "partition": shown.partition, "made": provenance()}
     with staged(directory, "data describe") as folder:
         write_description(data, paper.described(name), folder)
-    output.show(
-        {**data, "directory": str(directory)},
-        lambda width: views.description(data, paper.described(name), width),
-        as_json,
-    )
-    if as_json:
-        return
+    view = partial(views.description, data, paper.described(name))
+    files = {"figure": directory / "heterogeneity.png", "files": directory}
+    common.show({**data, "directory": str(directory)}, view, as_json, **files)
     twin = paper.twin(name)
     if twin is not None and twin != name:
-        output.plain(f"The paper's column is about its own {twin}, not about {name}.")
-    for note in shown.notes:
-        output.plain(f"note: {note}")
-    output.print_path("figure", directory / "heterogeneity.png")
-    output.print_path("files", directory)
+        common.plain(f"The paper's column is about its own {twin}, not about {name}.", err=as_json)
+    common.notes(shown.notes, err=as_json)
 
 
 @app.command()
@@ -189,17 +176,17 @@ def show(
     if shown.unit == "characters":
         text = shown.columns.strings("text")
         for client, span in spans.items():
-            output.plain(f"{client}: {span.stop - span.start:,} snippets")
+            common.plain(f"{client}: {span.stop - span.start:,} snippets")
             for row in range(span.start, min(span.stop, span.start + min(columns, 3))):
                 start, end = text.offsets[row : row + 2]
                 words = bytes(text.text[start : min(end, start + 200)]).decode(errors="replace")
-                output.plain("    " + words.replace("\n", "\n    "))
+                common.plain("    " + words.replace("\n", "\n    "))
         return
     x, y = shown.columns.array("x"), shown.columns.array("y")
     if x.ndim not in (3, 4):
         raise InputError(f"{name!r} holds arrays of shape {x.shape[1:]}, not images")
     directory = out or Path("runs") / f"data-{_title(name)}"
-    output.check_directory(directory, ("examples.png", "examples.svg"), "data show")
+    common.check_directory(directory, ("examples.png", "examples.svg"), "data show")
     part = f", {split}" if _is_named(name) else ""
     picture = figures.examples(
         f"{_title(name)}{part}: {len(spans)} of {len(shown.names):,} clients",
@@ -209,7 +196,7 @@ def show(
     )
     with staged(directory, "data show") as folder:
         figures.save(picture, folder / "examples")
-    output.print_path("figure", directory / "examples.png")
+    common.print_path("figure", directory / "examples.png")
 
 
 def _is_named(name: str) -> bool:
@@ -241,23 +228,18 @@ def _population(
     from fedzmg.data.sources import EMBEDDED, SOURCES, source
     from fedzmg.experiment.specs.run import parse_setting
 
-    if not _is_named(name) and not is_path(name):
+    named = _is_named(name)
+    if not named and not is_path(name):
         known = [*SOURCES, *EMBEDDED]
         raise unknown("data set, file or folder", name, known, "fedzmg data list")
-    if table != (None, "label") and (_is_named(name) or not is_table(name)):
+    if table != (None, "label") and (named or not is_table(name)):
         raise InputError("--client-column and --label-column are for tables: leave them out")
     classes: int | None = None
-    if not _is_named(name):
+    if not named:
         if split != "train":
             raise InputError(f"{name}: a path has no splits: leave out --split")
         client, label = table
-        client = client or ("client" if partition is None else None)
-        try:
-            columns = read_path(name, client, label)
-        except InputError as error:
-            lacks = is_table(name) and "unknown column" in str(error)
-            remedy = "; set --client-column and --label-column" if lacks else ""
-            raise InputError(f"{error}{remedy}") from None
+        columns = read_path(name, client or ("client" if partition is None else None), label)
     elif name in EMBEDDED:
         columns, classes = embedded_columns(name, split), 10
     else:
@@ -290,49 +272,29 @@ def _summary(name: str, cache: Path | None) -> dict[str, Any]:
         state, notes = "damaged", [str(error)]
     if found is not None:
         state, notes = "here", list(found.notes)
-    counts = known.counts if found is None else found.counts
-    folders = [root(cache) / part / name for part in ("sets", "downloads")]
     return {
         "title": known.title,
         "citation": known.citation,
         "terms": known.terms,
         "state": state,
         "counts": {
-            split: {"clients": clients, "examples": examples}
-            for split, (clients, examples) in counts.items()
+            split: dict(zip(("clients", "examples"), numbers, strict=True))
+            for split, numbers in (found or known).counts.items()
         },
         "classes": known.classes,
-        "bytes": sum(size_of(folder) for folder in folders),
-        "fingerprint": None if found is None else found.fingerprint,
-        "path": None if found is None else str(found.path),
+        "bytes": sum(size_of(root(cache) / part / name) for part in ("sets", "downloads")),
+        "fingerprint": found and found.fingerprint,
+        "path": found and str(found.path),
         "notes": notes,
         "addresses": [remote.url for remote in known.remotes],
         "files": [form.files for form in known.forms],
     }
 
 
-@contextlib.contextmanager
-def _progress() -> Iterator[Downloads]:
-    """Show progress; after Ctrl-C, explain how to continue."""
-    from fedzmg.terminal.downloads import Downloads
-
-    try:
-        with Downloads(Console(stderr=True)) as progress:
-            yield progress
-    except KeyboardInterrupt:
-        typer.echo("\nfedzmg: interrupted; run the same command again to continue", err=True)
-        sys.exit(output.INTERRUPTED)
-
-
-def _report(dataset: Dataset, cache: Path | None) -> None:
+def _report(dataset: Dataset) -> None:
     """Print counts, notes and folder of a new data set."""
-    from fedzmg.data import catalog
-
     for split, columns in dataset.splits.items():
         clients = "" if columns.clients is None else f"{columns.clients:,} clients, "
-        output.plain(f"{dataset.name} {split}: {clients}{columns.rows:,} examples")
-    for note in dataset.notes:
-        output.plain(f"note: {note}")
-    found = catalog.stored(dataset.name, cache)
-    if found is not None:
-        output.plain(f"stored in {found.path}")
+        common.plain(f"{dataset.name} {split}: {clients}{columns.rows:,} examples")
+    common.notes(dataset.notes)
+    common.plain(f"stored in {dataset.path}")

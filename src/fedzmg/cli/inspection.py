@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from typer import Argument
 
-from fedzmg.cli import output
-from fedzmg.cli.options import Json, flag, opt
+from fedzmg.cli import common
+from fedzmg.cli.common import Json, flag, opt
 from fedzmg.errors import unknown
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ def watch(
                 before, shown = shown, [view.line(work) for work in works]
                 for line in shown:
                     if line not in before:
-                        output.plain(f"{time.strftime('%H:%M:%S')} {line}")
+                        common.plain(f"{time.strftime('%H:%M:%S')} {line}")
     except KeyboardInterrupt:  # the usual way to leave
-        raise SystemExit(output.INTERRUPTED) from None
+        raise SystemExit(common.INTERRUPTED) from None
 
 
 def _looks(found: Watch, every: float, once: bool, wait: bool) -> Iterator[list[Work]]:
@@ -94,7 +94,7 @@ def diff(
 
     asked = aspects(only)
     found = compare(left, right)
-    output.show(found.as_dict(), lambda width: views.diff(found, asked, width), as_json)
+    common.show(found.as_dict(), lambda width: views.diff(found, asked, width), as_json)
     if found.differs(asked):
         raise SystemExit(DIFFERENT)
 
@@ -115,7 +115,7 @@ def verify(
     data = [verdict.as_dict() for verdict in found]
     good = all(verdict.reproduced for verdict in found)
     shown = {"reproduced": good, "runs": data}
-    output.show(shown, lambda width: views.verify(data, width), as_json)
+    common.show(shown, lambda width: views.verify(data, width), as_json)
     if not good:
         raise SystemExit(DIFFERENT)
 
@@ -133,10 +133,10 @@ def list_(
     size = None if task is None else tasks.info(task).describe()["model"]["bytes"]
     if name in tasks.TASKS:
         data = tasks.info(name).describe()
-        output.show(data, lambda width: cards.task_card(data, name, width), as_json)
+        common.show(data, lambda width: cards.task_card(data, name, width), as_json)
     elif name in algorithms.ALGORITHMS:
         data = card(algorithms.ALGORITHMS[name], size)
-        output.show(data, lambda width: cards.algorithm_card(data, width, task), as_json)
+        common.show(data, lambda width: cards.algorithm_card(data, width, task), as_json)
     elif name is not None:
         known = [*algorithms.ALGORITHMS, *tasks.TASKS]
         raise unknown("algorithm or task", name, known, "fedzmg list")
@@ -144,11 +144,11 @@ def list_(
         data = {
             "algorithms": {n: card(info, size) for n, info in algorithms.ALGORITHMS.items()},
             "tasks": {
-                n: {"summary": info.summary, "data": info.data, "missing": info.missing}
+                n: {"summary": info.summary, "data": info.data or None, "missing": info.missing}
                 for n, info in tasks.TASKS.items()
             },
         }
-        output.show(data, lambda width: cards.tables(data, width), as_json)
+        common.show(data, lambda width: cards.tables(data, width), as_json)
 
 
 def report(
@@ -172,15 +172,15 @@ def report(
     outcomes = [study_result(study) for study in material.studies]
     folder = out or directories[0] / "report"
     written = publish(material, outcomes, folder, page_only=page_only)
-    output.print_path("page", written.page)
+    common.print_path("page", written.page)
     for what, paths in (("tables", written.tables), ("figures", written.figures)):
         if paths:
-            output.print_path(what, f"{folder / what} ({len(paths)} files)")
-    output.say(*material.notes)
+            common.print_path(what, f"{folder / what} ({len(paths)} files)")
+    common.say(*material.notes)
     if written.cleared.removed:
-        output.say(f"{len(written.cleared.removed)} files of an earlier report there are removed")
+        common.say(f"{len(written.cleared.removed)} files of an earlier report there are removed")
     for name in written.cleared.kept:
-        output.say(f"{name} of an earlier report was changed since and is left alone")
+        common.say(f"{name} of an earlier report was changed since and is left alone")
     if open_:
         webbrowser.open(written.page.resolve().as_uri())
 
@@ -196,8 +196,8 @@ def keep(
 
     kept = keep_results(directory, out or Path("results") / directory.resolve().name)
     after, before = (bytes_text(size) for size in (kept.bytes, kept.bytes_before))
-    output.print_path("kept", f"{kept.path} ({kept.files} files, {after} of {before})")
-    output.say(*(f"{words}; keep it again when it is" for words in Watch(directory).unfinished()))
+    common.print_path("kept", f"{kept.path} ({kept.files} files, {after} of {before})")
+    common.say(*(f"{words}; keep it again when it is" for words in Watch(directory).unfinished()))
 
 
 def export(

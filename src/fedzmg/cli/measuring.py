@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from typer import Argument
 
-from fedzmg.cli import output
-from fedzmg.cli.options import ENGINES, Device, Json, Texts, flag, opt, setting
+from fedzmg.cli import common
+from fedzmg.cli.common import ENGINES, Device, Json, Texts, flag, opt, setting
 from fedzmg.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -56,25 +58,21 @@ def bench(
     from fedzmg.terminal import views
 
     if out is not None:
-        output.check_file(out)
+        common.check_file(out)
     algorithms.get(algorithm)
     target = resolve_device(device)
     found: list[Timing] = []
     for timing in measure_all(
         workloads or (ON_CPU if target.type == "cpu" else ON_GPU),
-        engine.split(","),
-        precision.split(","),
+        engine.split(","), precision.split(","),
         [int(count) if count.isdigit() else count for count in trials.split(",")],
-        rounds=rounds,
-        algorithm=algorithm,
-        deterministic=deterministic,
-        device=target,
-    ):
+        rounds=rounds, algorithm=algorithm, deterministic=deterministic, device=target,
+    ):  # fmt: skip
         found.append(timing)
-        output.plain(views.timing_line(timing.as_dict()), err=as_json)
+        common.plain(views.timing_line(timing.as_dict()), err=as_json)
     data = {"environment": environment(target), "timings": [t.as_dict() for t in found]}
     # Before the file: its disk may be full.
-    output.show(data, lambda width: views.timings(data, width), as_json)
+    common.show(data, partial(views.timings, data), as_json)
     if out is not None:
         with named_write_errors(out):
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +101,7 @@ def theory(
     if plot:
         check_place(out)
     if html is not None:
-        output.check_file(html)
+        common.check_file(html)
     quiet = as_json or as_markdown
     console = Console(stderr=quiet)
     findings, begun = [], time.perf_counter()
@@ -111,7 +109,7 @@ def theory(
         finding = found.as_dict()
         findings.append(finding)
         if quiet:
-            output.plain(f"{found.id}: {found.verdict}", err=True)
+            common.plain(f"{found.id}: {found.verdict}", err=True)
         else:
             console.print(views.finding(finding, console.width))
     seconds = time.perf_counter() - begun
@@ -124,7 +122,7 @@ def theory(
         from fedzmg.report.html.page import theory_page
 
         write(html, theory_page(findings).encode(), "choose another file")
-        output.print_path("page", html, err=quiet)
+        common.print_path("page", html, err=quiet)
     if plot:
         with staged(out, "theory") as folder:
             from fedzmg.report.figures import save, theory
@@ -132,10 +130,10 @@ def theory(
             charts = [item for finding in findings for item in theory(finding).items()]
             drawn = [path for name, chart in charts for path in save(chart, folder / name)]
         for path in drawn:
-            output.print_path("figure", out / path.name, err=quiet)
+            common.print_path("figure", out / path.name, err=quiet)
     if len(findings) > 1 and not quiet:
         console.print(render([overview(findings)], console.width))
-    output.plain(views.findings_summary(findings, seconds), err=quiet)
+    common.plain(views.findings_summary(findings, seconds), err=quiet)
     if any(finding["verdict"] == "not reproduced" for finding in findings):
         raise SystemExit(NOT_REPRODUCED)
 
@@ -167,7 +165,7 @@ def diagnose(
 
     task, params, round_, own_seed = _subject(what, set_ or [])
     directory = out or Path("runs") / f"diagnose-{task.name}{f'-round-{round_}' if round_ else ''}"
-    output.check_directory(directory, FILES, WRITER)
+    common.check_directory(directory, FILES, WRITER)
     with Console(stderr=as_json).status("measuring") as status:
         found = measure(
             task, params=params, round=round_, clients=clients, examples=examples,
@@ -180,45 +178,35 @@ def diagnose(
     with staged(directory, WRITER) as folder:
         write_json(folder / "diagnosis.json", data)
         figures.save(figures.diagnosis(data), folder / "diagnosis")
-    shown = {**data, "directory": str(directory)}
-    output.show(shown, lambda width: views.diagnosis(data, width), as_json)
-    if not as_json:
-        output.print_path("figure", directory / "diagnosis.png")
+    shown, figure = {**data, "directory": str(directory)}, directory / "diagnosis.png"
+    common.show(shown, partial(views.diagnosis, data), as_json, figure=figure)
 
 
 def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, int]:
     """Load task, model, round and seed of a task's name or a run directory."""
-    from dataclasses import replace
-
     from fedzmg import tasks
     from fedzmg.experiment.run_directory import RunDirectory
     from fedzmg.experiment.specs.files import refuse_own_task
-    from fedzmg.experiment.specs.run import parse_setting
+    from fedzmg.experiment.specs.run import RunSpec, parse_setting
 
-    path = Path(what)
+    params, round_ = None, 0
     if what in tasks.TASKS:
-        changed: dict[str, dict[str, Any]] = {"preset": {}, "protocol": {}}
         for text in settings:
-            key, value = parse_setting(text)
-            table, _, name = key.partition(".")
-            if table not in changed:
-                raise InputError(
-                    f"--set {text}: expected preset.FIELD=VALUE or protocol.FIELD=VALUE"
-                )
-            changed[table][name] = value
-        task = tasks.get(what, changed["preset"])
-        protocol = task.protocol.with_options(changed["protocol"])
-        return replace(task, protocol=protocol), None, 0, 0
-    if not path.is_dir():
+            if not text.startswith(("preset.", "protocol.")):
+                raise InputError(f"--set {text}: expected preset.FIELD or protocol.FIELD=VALUE")
+        spec = RunSpec(task=what).with_settings(dict(map(parse_setting, settings)))
+    elif not Path(what).is_dir():
         raise unknown("task or run directory", what, tasks.TASKS, "fedzmg list")
-    if settings:
+    elif settings:
         raise InputError(f"--set {settings[0]}: the settings of the run {what} are fixed")
-    directory = RunDirectory(path)
-    spec = directory.spec()
-    refuse_own_task(spec.task, path, OWN)
-    checkpoint = directory.checkpoint()
-    if checkpoint is None:
-        raise InputError(f"{what} has no checkpoint: let the run finish a round, or train it again")
+    else:
+        directory = RunDirectory(Path(what))
+        spec = directory.spec()
+        refuse_own_task(spec.task, directory.path, OWN)
+        checkpoint = directory.checkpoint()
+        if checkpoint is None:
+            raise InputError(f"{what} has no checkpoint: train the run for a round or more")
+        params, round_ = checkpoint.params(), checkpoint.round
     task = spec.build_task()
     task = replace(task, protocol=spec.build_protocol(task))
-    return task, checkpoint.params(), checkpoint.round, spec.seed
+    return task, params, round_, spec.seed

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -13,26 +14,21 @@ import typer
 from rich.console import Console
 from typer import Argument
 
-from fedzmg.cli import output
-from fedzmg.cli.options import (
-    DEVICES,
-    ENGINES,
-    Device,
-    Json,
-    Out,
-    Rounds,
-    Texts,
-    Track,
-    opt,
-    setting,
-)
+from fedzmg.cli import common
+from fedzmg.cli.common import DEVICES, ENGINES, Device, Json, Texts, opt, setting
 from fedzmg.errors import InputError
 
 if TYPE_CHECKING:  # a command that only prints help does without torch
     from fedzmg.experiment.specs.study import StudySpec
     from fedzmg.tasks.task import Task
-    from fedzmg.trackers import Make, Naming, Tracking
+    from fedzmg.trackers import Naming, Tracking
 
+Rounds = Annotated[int | None, opt("Instead of the task's own number of rounds.")]
+Out = Annotated[Path | None, opt("Directory for results.", "under runs/")]
+Track = Annotated[
+    str | None,
+    opt("Show every round also to trackers, comma-separated: tensorboard, mlflow, wandb."),
+]
 File = Annotated[Path, Argument(help="A TOML file; experiments/ has examples.")]
 Settings = Annotated[
     Texts, setting("e.g. rounds=20, seeds=[0,1], protocol.cohort=5, fedavg.client.lr=0.1.")
@@ -49,7 +45,7 @@ class Work(NamedTuple):
 
     task: Task
     directory: Path
-    trackers: Mapping[str, Make]
+    track: str | None
     as_json: bool
 
     @contextlib.contextmanager
@@ -64,20 +60,20 @@ class Work(NamedTuple):
         from fedzmg.experiment.control import TimeLimitReached
         from fedzmg.terminal.live import Display
 
-        console = Console(stderr=self.as_json)
+        console, makers = Console(stderr=self.as_json), trackers.named(self.track)
         try:
             with (
                 Display(console, self.task.metric.name, packs, sizes) as display,
-                trackers.Tracking(self.trackers, self.directory, display, naming) as progress,
+                trackers.Tracking(makers, self.directory, display, naming) as progress,
             ):
                 yield progress
         except TimeLimitReached as error:
-            output.say(f"{error}, run the same command again to continue")
-            raise SystemExit(output.UNFINISHED) from None
+            common.say(f"{error}, run the same command again to continue")
+            raise SystemExit(common.UNFINISHED) from None
 
-    def show(self, data: Mapping[str, Any], view: Any) -> None:
+    def show(self, data: Mapping[str, Any], view: Any, **paths: Path | str) -> None:
         """Print a result."""
-        output.show({**data, "directory": str(self.directory)}, view, self.as_json)
+        common.show({**data, "directory": str(self.directory)}, view, self.as_json, **paths)
 
     def train_study(self, spec: StudySpec, max_minutes: float | None = None, **more: bool) -> None:
         """Train a study and show its scores and curves."""
@@ -93,13 +89,11 @@ class Work(NamedTuple):
             )  # fmt: skip
         chart = figures.curves(result)
         written = [] if chart is None else figures.save(chart, self.directory / "curves")
-        self.show(result.as_dict(), lambda width: views.study(result, width))
-        if not self.as_json:
-            seconds = sum(run.log.seconds for run in result.study.runs)
-            output.print_path("time", f"{seconds:,.0f} s")
-            for what, path in zip(("figure", ""), written, strict=False):
-                output.print_path(what, path)
-            output.print_path("study", self.directory)
+        seconds = sum(run.log.seconds for run in result.study.runs)
+        paths: dict[str, Path] = dict(zip(("figure", ""), written, strict=False))
+        paths["study"] = self.directory
+        view = partial(views.study, result)
+        self.show(result.as_dict(), view, time=f"{seconds:,.0f} s", **paths)
 
 
 def compare(
@@ -124,11 +118,10 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Train algorithms on paired seeds; table, figure and run directories."""
-    from fedzmg import tasks, trackers
+    from fedzmg import tasks
     from fedzmg.api import algorithm_names, comparison_spec, tuning_notes
     from fedzmg.experiment.specs.strict import parse_settings
 
-    makers = trackers.named(track)
     if task.endswith(".toml"):
         raise InputError(f"{task}: compare takes a task, not a file; use 'fedzmg study {task}'")
     names = algorithm_names(algorithms)
@@ -142,8 +135,8 @@ def compare(
     )
     directory = out or Path("runs") / f"compare-{task}-{_digest(spec.model_dump())}"
     _refuse_to_replace(directory, spec)
-    output.say(*chosen.notes, *tuning_notes(task, names, settings))
-    Work(chosen, directory, makers, as_json).train_study(spec, grow=True)
+    common.say(*chosen.notes, *tuning_notes(task, names, settings))
+    Work(chosen, directory, track, as_json).train_study(spec, grow=True)
 
 
 def run(
@@ -159,7 +152,6 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train one algorithm on one task, or the run of a spec file."""
-    from fedzmg import trackers
     from fedzmg.api import tuning_notes
     from fedzmg.experiment.rules_hash import say_changed_runs
     from fedzmg.experiment.run import run_pack
@@ -167,7 +159,6 @@ def run(
     from fedzmg.experiment.specs.run import RunSpec, parse_setting
     from fedzmg.storage.files import folder_name
 
-    makers = trackers.named(track)
     if (Path(task) / "spec.toml").is_file():
         raise InputError(
             f"{task} is a run directory: 'fedzmg run {task}/spec.toml --out {task}' continues it"
@@ -179,21 +170,21 @@ def run(
     chosen = settings.pop("algorithm", algorithm)
     spec, left_out = spec.for_algorithm(str(chosen or spec.algorithm))
     if left_out:
-        output.say(
+        common.say(
             f"{', '.join(left_out)} of {task} left out: they were not chosen for {spec.algorithm}"
         )
     options = {"seed": seed, "protocol.rounds": rounds, "engine": engine, "device": device}
     given = {key: value for key, value in options.items() if value is not None}
     spec = spec.with_settings({**given, **settings})
-    with output.mistakes_in(task, set_) if from_file else contextlib.nullcontext():
+    with common.mistakes_in(task, set_) if from_file else contextlib.nullcontext():
         built = spec.build_task()
         notes = tuning_notes(spec.task, [spec.algorithm], [f"client.{k}" for k in spec.client])
         resolved = spec.resolve(built)
         spec = resolved.spec
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
     directory = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
-    output.say(*built.notes, *notes)
-    work = Work(built, directory, makers, as_json)
+    common.say(*built.notes, *notes)
+    work = Work(built, directory, track, as_json)
     with work.shown() as progress:
         say_changed_runs({spec.algorithm: [(resolved, directory)]}, directory, progress.say)
         [history] = run_pack(built, [resolved], [directory], progress=progress)
@@ -205,9 +196,7 @@ def run(
     text = f"{metric} {last.metric:.4f}, loss {last.loss:.4f} after {last.round} rounds"
     if diverged is not None:
         text = f"diverged in round {diverged}: try a smaller client.lr\n{text}"
-    work.show(summary, lambda _: text)
-    if not as_json:
-        output.print_path("run", directory)
+    work.show(summary, lambda _: text, run=directory)
 
 
 def grid(
@@ -234,14 +223,12 @@ def grid(
     folders = {name: directory / spec.folder(name) for name in data["algorithms"]}
     for name, folder in folders.items():
         figures.save(figures.heat_map(data, name), folder / "heat-map")
-    work.show(data, lambda width: views.grid(data, width))
+    manifests = [read_json(folder / "manifest.json") for folder in folders.values()]
+    seconds = f"{sum(manifest.get('seconds', 0.0) for manifest in manifests):,.0f} s"
+    view = partial(views.grid, data)
+    work.show(data, view, time=seconds, figure=written, grid=directory)
     if not as_json:
-        manifests = [read_json(folder / "manifest.json") for folder in folders.values()]
-        seconds = sum(manifest.get("seconds", 0.0) for manifest in manifests)
-        output.say(*warnings(data))
-        output.print_path("time", f"{seconds:,.0f} s")
-        output.print_path("figure", written)
-        output.print_path("grid", directory)
+        common.say(*warnings(data))
 
 
 def study(
@@ -266,7 +253,7 @@ def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
 
     spec = _read(file, None, set_)
     to_do: list[str] = []
-    with output.mistakes_in(file, set_):
+    with common.mistakes_in(file, set_):
         if isinstance(spec, StudySpec):
             try:
                 find_rates(spec)  # raises for a grid that does not fit
@@ -274,11 +261,9 @@ def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
                 to_do = [str(error)]
             to_do += [f"{file}: {remark}" for remark in spec.remarks()]
         found = estimate(spec).as_dict()
-    output.say(*to_do)
-    lines = [f"{what:<12} {text}" for what, text in views.estimate(found)]
-    if as_json:
-        lines = [json.dumps(found)]
-    typer.echo("\n".join(lines))
+    common.say(*to_do)
+    lines = (f"{what:<12} {text}" for what, text in views.estimate(found).items())
+    typer.echo(json.dumps(found) if as_json else "\n".join(lines))
 
 
 def schema(kind: Annotated[str, Argument(help="grid, study or run.")] = "study") -> None:
@@ -305,17 +290,14 @@ def _prepare(
     as_json: bool,
 ) -> tuple[Any, Work]:
     """Check everything that can be checked before anything is written."""
-    from fedzmg import trackers
-
-    makers = trackers.named(track)
     spec = _read(file, kind, settings)
-    with output.mistakes_in(file, settings):
+    with common.mistakes_in(file, settings):
         spec.check()
         task = spec.build_task()
         spec.check(task)
     remarks = spec.remarks() if kind == "study" else []
-    output.say(*task.notes, *(f"{file}: {remark}" for remark in remarks))
-    return spec, Work(task, out or Path("runs") / file.stem, makers, as_json)
+    common.say(*task.notes, *(f"{file}: {remark}" for remark in remarks))
+    return spec, Work(task, out or Path("runs") / file.stem, track, as_json)
 
 
 def _refuse_to_replace(directory: Path, spec: StudySpec) -> None:

@@ -5,13 +5,6 @@ from fedzmg.diagnose.measure import ClientSpread, Layer, Measurement, measure
 from fedzmg.diagnose.verdict import Verdict, judge
 
 __all__ = [
-    "ClientSpread",
-    "Diagnosis",
-    "Layer",
-    "Measurement",
-    "Point",
-    "Verdict",
-    "diagnose",
-    "judge",
+    "ClientSpread", "Diagnosis", "Layer", "Measurement", "Point", "Verdict", "diagnose", "judge",
     "measure",
-]
+]  # fmt: skip

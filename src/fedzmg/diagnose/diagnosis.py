@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedzmg.diagnose.clients import (
-    Where,
-    centred,
-    excerpt,
-    gradients,
-    in_order_of_use,
-    input_share,
-    sample,
-    updates,
-)
-from fedzmg.diagnose.measure import Measurement, Pair, measure, spread_of
+from fedzmg.algorithms.fedzmg import ZeroMean
+from fedzmg.algorithms.mimelite import MimeLite
+from fedzmg.algorithms.sgd import SGD
+from fedzmg.contract import ClientRule, Layout, numbers, structure
+from fedzmg.data.federated import Examples, FederatedData
+from fedzmg.data.plan import ClientBatch, Stream, local_stream
+from fedzmg.diagnose.measure import Measurement, Pair, Part, measure, spread_of
 from fedzmg.diagnose.verdict import Verdict, judge
+from fedzmg.engine.local import Broadcast, Program
+from fedzmg.engine.sequential import Sequential
+from fedzmg.engine.vectorized import Vectorized
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.initial import initial_params
+from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, rounding
 from fedzmg.seeds import stream
 from fedzmg.simulation import Device, RoundReport, Trial, resolve_device, simulate
 from fedzmg.tasks.task import Task
-from fedzmg.tree import Tree, row
+from fedzmg.tree import Tree, num_bytes, row
 
 CLIENTS, EXAMPLES, DRIFTING = 50, 256, 10
 LEARNING_RATE = 0.05
 """Client learning rate for a task without a tuned one for FedAvg."""
+MEMORY = 128 * 2**20
+"""Memory limit for models and gradients of clients trained side by side, in bytes."""
+MOST_CLIENTS = 8
+PASS_SIZE = 32
+"""Examples per forward pass."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,7 @@ class Diagnosis:
     def as_dict(self) -> dict[str, Any]:
         """Convert for JSON."""
         data = asdict(self)
-        data["points"] = [
-            {"round": point["round"], **point["measurement"], "drift": point["drift"]}
-            for point in data["points"]
-        ]
+        data["points"] = [{**point.pop("measurement"), **point} for point in data["points"]]
         return data
 
 
@@ -133,9 +136,9 @@ def diagnose(
     if every is not None and not along:
         raise InputError(f"every = {every}: there is no training to measure; pass along too")
     say = progress or (lambda _: None)
-    where = Where(resolve_device(device), dtype)
-    drawn = sample(task, clients, seed)
-    part, weights = excerpt(task, drawn, examples, seed)
+    target = resolve_device(device)
+    drawn, part = excerpt(task, clients, examples, seed)
+    weights = task.train.counts[drawn].astype(np.float64)
     shuffled = stream(seed, "probe", "diagnose", "drift").permutation(drawn)
     followed = np.sort(shuffled[:drifting])
     start = initial_params(task.model, task.init, seed)
@@ -143,9 +146,10 @@ def diagnose(
     layout = in_order_of_use(task, start)
 
     def point_of(model: Tree, at: int) -> Point:
-        found = measure(gradients(part, model, weights, where), layout)
+        model = model.map(lambda leaf: leaf.to(target, dtype))
+        found = measure(gradients(part, model, weights), layout)
         trained = [
-            updates(task, model, followed, where, lr=rate, project=project, seed=seed)
+            updates(task, model, followed, lr=rate, project=project, seed=seed)
             for project in ((False, True) if len(followed) > 1 else ())
         ]
         drifts = [spread_of(parts, layout) for parts in trained]
@@ -158,7 +162,8 @@ def diagnose(
     then = None
     if params is None and (other := centred(part)) is not None:
         say("measuring with centred inputs")
-        then = measure(gradients(other, start, weights, where), layout)
+        model = start.map(lambda leaf: leaf.to(target, dtype))
+        then = measure(gradients(other, model, weights), layout)
     inputs = input_share(part)
     if along:
         step = every or max(1, along // 5)
@@ -171,21 +176,13 @@ def diagnose(
         # Evaluations are not used: one suffices.
         quiet = replace(task, protocol=replace(task.protocol, eval_every=along))
         simulate(quiet, Trial.of("fedavg", seed, client_lr=rate), rounds=along,
-                 device=where.device.type,  # type: ignore[arg-type]
+                 device=target.type,  # type: ignore[arg-type]
                  dtype=dtype, observer=observe)  # fmt: skip
     return Diagnosis(
-        task=task.name,
-        total=len(task.train),
-        clients=part.train.names,
-        examples=examples,
-        seed=seed,
-        lr=rate,
-        drifting=len(followed),
-        inputs=inputs,
-        points=tuple(points),
-        centred=then,
-        verdict=judge(points[0].measurement, inputs=inputs, centred=then),
-    )
+        task=task.name, total=len(task.train), clients=part.train.names, examples=examples,
+        seed=seed, lr=rate, drifting=len(followed), inputs=inputs, points=tuple(points),
+        centred=then, verdict=judge(points[0].measurement, inputs=inputs, centred=then),
+    )  # fmt: skip
 
 
 def _check(**given: int | None) -> None:
@@ -211,3 +208,145 @@ def _matched(params: Mapping[str, Tensor], start: Tree, task: Task) -> Tree:
             want = tuple(leaf.shape)
             raise InputError(f"params[{name!r}] is {got}: expected a tensor of shape {want}")
     return Tree({name: params[name].detach() for name in start})
+
+
+def excerpt(
+    task: Task, most_clients: int, most_examples: int, seed: int
+) -> tuple[npt.NDArray[np.int64], Task]:
+    """Draw clients that have examples; return their positions and a task of some of their examples.
+
+    Nothing is trained on this task: it may be smaller than a cohort.
+    """
+    data = task.train
+    present = np.flatnonzero(data.counts)
+    chosen = stream(seed, "probe", "diagnose").permutation(len(present))[:most_clients]
+    clients = np.sort(present[chosen]).astype(np.int64)
+    rows = []
+    for client in clients.tolist():
+        drawn = stream(seed, "probe", "diagnose", client).permutation(data.counts[client])
+        rows.append(data.offsets[client] + np.sort(drawn[:most_examples]))
+    x, y = (column[torch.from_numpy(np.concatenate(rows))] for column in data.examples)
+    part = FederatedData(
+        Examples(x, y),
+        np.cumsum([0, *map(len, rows)], dtype=np.int64),
+        tuple(data.names[client] for client in clients.tolist()),
+    )
+    protocol = replace(task.protocol, cohort=1)
+    return clients, replace(task, train=part, protocol=protocol, test_owners=None)
+
+
+def gradients(task: Task, params: Tree, weights: npt.NDArray[np.float64]) -> Iterator[Part]:
+    """Yield the gradients of every client's mean loss, without dropout, and the weights."""
+    size = min(PASS_SIZE, int(task.train.counts.max()))
+    none = np.zeros(0, np.int64)
+    nothing = Stream(np.zeros((0, size), np.int64), none, np.zeros(0, np.bool_), none)
+    entries = [ClientBatch(0, k, int(n), nothing) for k, n in enumerate(task.train.counts)]
+    # Without local steps, MimeLite only uploads its full gradient.
+    yield from _uploads(task, MimeLite(), entries, params, weights)
+
+
+def updates(
+    task: Task,
+    params: Tree,
+    clients: npt.NDArray[np.int64],
+    *,
+    lr: float,
+    project: bool,
+    seed: int,
+) -> Iterator[Part]:
+    """Yield the clients' updates ``w - w_k`` after one round of local SGD."""
+    data, entries = task.train, []
+    for client in clients.tolist():
+        first, size = int(data.offsets[client]), int(data.counts[client])
+        steps = local_stream(task.protocol.batching, seed, 1, client, 0, first, size)
+        if len(steps):
+            entries.append(ClientBatch(0, client, size, steps))
+    rule: ClientRule = ZeroMean(SGD(lr=lr)) if project else SGD(lr=lr)
+    sizes = np.array([entry.examples for entry in entries], dtype=np.float64)
+    yield from _uploads(task, rule, entries, params, sizes)
+
+
+def _uploads(
+    task: Task,
+    rule: ClientRule,
+    entries: Sequence[ClientBatch],
+    params: Tree,
+    weights: npt.NDArray[np.float64],
+) -> Iterator[Part]:
+    """Yield what clients upload, computed on the device and in the precision of ``params``."""
+    fitted = rule.for_layout(task.model.layout)
+    leaf = next(iter(params.values()))
+    device, dtype = leaf.device, leaf.dtype
+    program = Program(
+        rule=structure(fitted), data=task.train.to(device, dtype), prepare=task.prepare,
+        objective=replace(task.objective, model=task.model.to(device, dtype)),
+        dtype=dtype, device=device, full_pass_size=PASS_SIZE,
+    )  # fmt: skip
+    values = {
+        path: torch.tensor([value], dtype=dtype, device=device)
+        for path, value in numbers(fitted).items()
+    }
+    own = params.map(lambda leaf: leaf[None])
+    sent = Broadcast(own, (), values, torch.ones(1, dtype=torch.int64, device=device))
+    # Each client holds model, scratch, gradient and update at once.
+    width = max(2, min(MOST_CLIENTS, MEMORY // (4 * num_bytes(params))))
+    for first in range(0, len(entries), width):
+        batch = list(entries[first : first + width])
+        with onednn(ONEDNN_BY_DEFAULT), rounding("float32"):
+            try:
+                chunks = list(Vectorized(program).train(batch, sent, ()))
+            except InputError:  # the model cannot be vectorized over clients
+                chunks = list(Sequential(program).train(batch, sent, ()))
+        for chunk in chunks:
+            positions = first + np.array(chunk.batches)
+            upload = chunk.outcomes.upload
+            yield row(upload.average or upload.delta, chunk.rows), weights[positions]
+
+
+def centred(task: Task) -> Task | None:
+    """Subtract the mean of every input of a task; None for token ids."""
+    some = _some_inputs(task, 2)
+    if some is None:
+        return None
+    axes = tuple(range(1 - some.ndim, 0))
+
+    def prepare(x: Tensor, dtype: torch.dtype) -> Tensor:
+        made = task.prepare(x, dtype)
+        return made - made.mean(axes, keepdim=True)
+
+    return replace(task, prepare=prepare)
+
+
+def input_share(task: Task, examples: int = 2048) -> float | None:
+    """Compute the mean component's share of the inputs' energy; None for token ids."""
+    x = _some_inputs(task, examples)
+    if x is None:
+        return None
+    flat = x.double().flatten(1)
+    energy = float(flat.square().sum())
+    return flat.shape[1] * float(flat.mean(1).square().sum()) / energy if energy > 0 else None
+
+
+def _some_inputs(task: Task, examples: int) -> Tensor | None:
+    x = task.train.examples.x
+    every = max(1, len(x) // examples)
+    dtype = next(iter(task.model.params().values())).dtype
+    # A prepare function may work in place.
+    made = task.prepare(x[::every][:examples].clone(), dtype)
+    return made if made.is_floating_point() and made.ndim > 1 else None
+
+
+def in_order_of_use(task: Task, params: Tree) -> Layout:
+    """Order a model's layout by use; parameters without a part in the loss come last."""
+    own = params.map(lambda leaf: leaf.detach().clone().requires_grad_())
+    dtype = next(iter(own.values())).dtype
+    x, y = Examples(*(c[:1].clone() for c in task.train.examples)).to(torch.device("cpu"), dtype)
+    seen: list[str] = []
+    for name, leaf in own.items():
+        # A gradient is complete as soon as the first use of its parameter is differentiated.
+        leaf.register_hook(lambda _, name=name: seen.append(name))  # type: ignore[no-untyped-call]
+    with torch.enable_grad():
+        loss = task.loss(task.model.evaluate(own, task.prepare(x, dtype)), y).sum()
+        torch.autograd.backward(loss)
+    layout = task.model.layout
+    return {name: layout[name] for name in dict.fromkeys([*reversed(seen), *layout])}

@@ -115,14 +115,14 @@ def measure(parts: Iterable[Part], layout: Layout) -> Measurement:
         layout: roles and input axes of the parameters; layers are measured in its order.
     """
     sums, weight = _summed(parts, layout)
-    bias_of = _bias_of(layout)
     energies = {name: torch.cat(one.energy).numpy() for name, one in sums.items()}
     removed = {name: torch.cat(one.mean_energy).numpy() for name, one in sums.items()}
     every: Floats = np.sum(list(energies.values()), axis=0)
     total = dict.fromkeys(("sum", "sum_mean", "loss", "loss_mean", "lost"), 0.0)
     layers = []
     for name, info in layout.items():
-        one, bias = sums[name], sums.get(bias_of.get(name, ""))
+        one = sums[name]
+        bias = sums.get(one.bias)
         numbers = one.energies(weight, bias, embedding=info.layer == "Embedding")
         total = {key: value + numbers[key] for key, value in total.items()}
         if one.inputs:
@@ -149,32 +149,26 @@ def spread_of(parts: Iterable[Part], layout: Layout) -> dict[str, float]:
 
 def _summed(parts: Iterable[Part], layout: Layout) -> tuple[dict[str, _Sums], float]:
     """Return sums over clients by parameter, and the sum of their weights."""
-    axes, bias_of = projected_axes(layout), _bias_of(layout)
-    sums, weight = {name: _Sums() for name in layout}, 0.0
+    sums, weight = {name: _Sums(axes) for name, axes in projected_axes(layout).items()}, 0.0
+    for name, one in sums.items():
+        owner, dot, own = name.rpartition(".")
+        bias = owner + dot + own.replace("weight", "bias")
+        if bias != name and bias in layout and layout[bias].role == "bias":
+            one.bias = bias
     for gradients, weights in parts:
         share = torch.from_numpy(np.asarray(weights, dtype=np.float64))
         weight += float(share.sum())
         wide = {name: leaf.detach().to("cpu", torch.float64) for name, leaf in gradients.items()}
         for name, leaf in wide.items():
-            sums[name].add(leaf, axes[name], share, wide.get(bias_of.get(name, "")))
+            sums[name].add(leaf, share, wide.get(sums[name].bias))
     return sums, weight
-
-
-def _bias_of(layout: Layout) -> dict[str, str]:
-    """Match weights to the biases of their layers."""
-    found = {}
-    for name in layout:
-        owner, dot, own = name.rpartition(".")
-        bias = owner + dot + own.replace("weight", "bias")
-        if bias != name and bias in layout and layout[bias].role == "bias":
-            found[name] = bias
-    return found
 
 
 class _Sums:
     """Sums over clients of one parameter's gradient and its means, in double precision."""
 
-    def __init__(self) -> None:
+    def __init__(self, axes: tuple[int, ...]) -> None:
+        self.axes, self.bias = axes, ""  # name of the bias of the same layer
         self.inputs = self.parameters = 0
         self.weighted_energy = 0.0
         self.energy: list[Tensor] = []
@@ -183,15 +177,13 @@ class _Sums:
         """Gradients and their means, plain and weighted."""
         self._fit = torch.zeros(2, dtype=torch.float64)
 
-    def add(
-        self, gradients: Tensor, axes: tuple[int, ...], share: Tensor, bias: Tensor | None
-    ) -> None:
+    def add(self, gradients: Tensor, share: Tensor, bias: Tensor | None) -> None:
         """Add some clients, with the gradients of the layer's bias."""
         flat, rank = gradients.flatten(1), gradients.ndim - 1
         means = flat[:, :0]
         self.parameters = flat.shape[1]
-        if axes:
-            means = gradients.mean([axis % rank + 1 for axis in axes]).flatten(1)
+        if self.axes:
+            means = gradients.mean([axis % rank + 1 for axis in self.axes]).flatten(1)
             self.inputs = self.parameters // means.shape[1]
         self.energy.append(flat.square().sum(1))
         self.weighted_energy += float(share @ self.energy[-1])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedzmg.diagnose.measure import Layer, Measurement
+from fedzmg.results.formatting import NONE
 
 Expectation = Literal["gain", "little", "loss", "unclear"]
 
@@ -76,16 +77,16 @@ def _expect(
     clear = kept is not None and abs(kept - 1.0) >= TIE
     if lost >= LOST and clients < ENOUGH and not clear:
         return "unclear", (
-            f"the projection forbids {_percent(lost)} of the loss gradient for good, and {clients} "
+            f"the projection forbids {percent(lost)} of the loss gradient for good, and {clients} "
             f"client{'s are' if clients > 1 else ' is'} too few to say whether that is signal: "
             "no verdict, look at more or train with and without"
         )
     if lost >= LOST and (kept is None or kept > 1.0):
         return "loss", (
-            f"the projection forbids {_percent(lost)} of the loss gradient for good, which clients "
+            f"the projection forbids {percent(lost)} of the loss gradient for good, which clients "
             "agree on and no bias can make up for: expect a loss"
         )
-    mean = f"{_percent(share)} of the first layer's gradient ({first.name}) is its mean component"
+    mean = f"{percent(share)} of the first layer's gradient ({first.name}) is its mean component"
     if clients == 1:
         return "unclear", f"{mean}, but one client does not speak for others: no verdict"
     if share >= SHARE:
@@ -116,20 +117,20 @@ def _evidence(
     """Describe the measurements behind a verdict, one sentence each."""
     share, kept = whole.share, whole.distance.kept
     if share.mean is not None:
-        spread = f"{_percent(share.low)} to {_percent(share.high)}"
-        yield f"{_percent(share.mean)} of a client's whole gradient is mean component ({spread})"
+        spread = f"{percent(share.low)} to {percent(share.high)}"
+        yield f"{percent(share.mean)} of a client's whole gradient is mean component ({spread})"
     if kept is not None:
-        closer = f"closer by {_percent(1.0 - kept)} of their squared distance"
+        closer = f"closer by {percent(1.0 - kept)} of their squared distance"
         yield f"the projection brings gradients of two clients {closer}"
     if whole.forbidden is None:
         yield "the averaged gradient is zero: this is a stationary point"
     else:
-        sums = f"{_percent(whole.forbidden)} of the loss gradient lies along sums that never move"
-        yield f"{sums}; biases can do the same but for {_percent(whole.lost)}"
+        sums = f"{percent(whole.forbidden)} of the loss gradient lies along sums that never move"
+        yield f"{sums}; biases can do the same but for {percent(whole.lost)}"
     shares = {layer.name: layer.share.mean for layer in centred.layers} if centred else {}
     if shares.get(first.name) is not None:
-        left = f"leaves {_percent(shares[first.name])} of the first layer's gradient in its mean"
-        yield f"centring every input instead {left}, now {_percent(first.share.mean)}"
+        left = f"leaves {percent(shares[first.name])} of the first layer's gradient in its mean"
+        yield f"centring every input instead {left}, now {percent(first.share.mean)}"
     kept = first.diversity.kept
     if kept is not None and clients > 1:
         meaning = "is what clients agree on" if kept > 1.0 else "is where clients differ"
@@ -141,14 +142,14 @@ def _evidence(
         yield f"a verdict on so few clients ({clients}) is uncertain: {ENOUGH} or more are better"
 
 
-def _percent(value: float | None) -> str:
-    r"""Format a share.
+def percent(value: float | None) -> str:
+    """Format a share.
 
-    >>> _percent(0.314), _percent(0.0042), _percent(0.00001), _percent(0.0)
-    ('31 %', '0.4 %', 'less than 0.1 %', '0 %')
+    >>> percent(0.314), percent(0.0042), percent(0.00001), percent(0.0)
+    ('31 %', '0.4 %', '< 0.1 %', '0 %')
     """
     if value is None:
-        return "?"
+        return NONE
     if 0 < value < 0.001:
-        return "less than 0.1 %"
+        return "< 0.1 %"
     return f"{100 * value:.1f} %" if 0 < value < 0.095 else f"{100 * value:.0f} %"

@@ -77,9 +77,8 @@ class Estimate:
 
 def estimate(spec: RunSpec | GridSpec | StudySpec, *, timed: bool = True) -> Estimate:
     """Check a specification and count its costs; ``timed`` measures a few steps, if it can."""
-    entry = tasks.info(spec.task)
-    preset = entry.preset.with_options(spec.preset)
-    missing = replace(entry, preset=preset).missing
+    preset = tasks.info(spec.task).with_options(spec.preset)
+    missing = preset.missing
     task = None if missing else spec.build_task()
     first, counts = _trials(spec, task)
     top = {key: getattr(spec, key) for key in ("rounds", "eval_every") if hasattr(spec, key)}

@@ -31,7 +31,6 @@ from fedzmg.simulation.planning import RoundPlanner
 from fedzmg.simulation.records import RoundFacts, message_sizes
 from fedzmg.simulation.server import Checkpoint, Snapshot, next_snapshot, restored_snapshot
 from fedzmg.simulation.trial import PackedRule, Trial, shared_algorithm
-from fedzmg.tasks.fit import check
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, row, stack, tree_map
 
@@ -76,7 +75,7 @@ class Simulation:
         memory_places: Sequence[Path] | None = None,
         planner: RoundPlanner | None = None,
     ) -> None:
-        check(task)
+        task.check()
         self.task, self.trials, self.rounds = task, list(trials), rounds
         self.device, self.dtype, self.precision = device, dtype, precision
         self.deterministic = deterministic or device.type != "cuda"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fedzmg.errors import unknown
 from fedzmg.tasks.convex import Logistic, Quadratic
-from fedzmg.tasks.embedded import Digits, Plays
-from fedzmg.tasks.paper import Characters, Cifar100, NextCharacter
-from fedzmg.tasks.preset import Preset, TaskInfo
+from fedzmg.tasks.preset import Preset
+from fedzmg.tasks.real import Characters, Cifar100, Digits, NextCharacter, Plays
 from fedzmg.tasks.task import Protocol, Task
 
-__all__ = ["TASKS", "Preset", "Protocol", "Task", "TaskInfo", "get", "info"]
+__all__ = ["TASKS", "Preset", "Protocol", "Task", "get", "info"]
 
 _SUMMARIES = {
     "digits": "8,000 MNIST digits on 160 label-skewed clients, small CNN (embedded)",
@@ -42,12 +42,12 @@ _PRESETS = (
     Quadratic("quadratic", 8),
     Logistic("logistic", 6, l2=0.05),
 )
-TASKS = {preset.name: TaskInfo(preset, _SUMMARIES[preset.name]) for preset in _PRESETS}
+TASKS = {p.name: replace(p, summary=_SUMMARIES[p.name]) for p in _PRESETS}
 """Presets by name. Stand-ins are other real data in the layout of the paper's data sets."""
 
 
-def info(name: str) -> TaskInfo:
-    """Return the description of a preset."""
+def info(name: str) -> Preset:
+    """Return the preset of that name, known without its data."""
     if not isinstance(name, str) or name not in TASKS:
         raise unknown("task", str(name), TASKS, "fedzmg list")
     return TASKS[name]
@@ -63,4 +63,4 @@ def get(name: str, options: Mapping[str, Any] | None = None) -> Task:
         InputError: for an unknown name or field (the nearest is suggested), a wrong value, or
             data that is not here yet.
     """
-    return info(name).preset.with_options(options or {}).build()
+    return info(name).with_options(options or {}).build()

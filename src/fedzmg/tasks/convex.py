@@ -85,6 +85,7 @@ class Convex(Preset):
     """Common part of both problems."""
 
     l2: float = 0.0
+    loss: LossFunction = half_square
     start: Literal["shifted", "zero_sum"] = decision(
         "shifted", "initial model: with 1'(w_0 - w*) = 12, or 0"
     )
@@ -92,11 +93,6 @@ class Convex(Preset):
         "optimum", "target of the metric: w*, or the optimum on the start's hyperplane"
     )
     problem_seed: int = decision(0, "seed of the problem")
-
-    @property
-    @abstractmethod
-    def loss(self) -> LossFunction:
-        """Loss of one example."""
 
     def network(self) -> nn.Module:
         return Column(np.zeros(INPUTS), np.zeros(INPUTS), self.l2)
@@ -126,18 +122,13 @@ class Convex(Preset):
         problem = self.problem()
         x, y = problem.x.astype(np.float32), problem.y.astype(np.float32)
         target = problem.optimum if self.distance == "optimum" else problem.constrained
+        model = FunctionalModel(Column(problem.start, target, self.l2))
+        train = FederatedData.from_arrays(x, y, problem.owners)
+        # The mean loss over the training examples is minimised, and it is also reported.
         return Task(
-            name=self.name,
-            model=FunctionalModel(Column(problem.start, target, self.l2)),
-            train=FederatedData.from_arrays(x, y, problem.owners),
-            # The mean loss over these examples is minimised, and it is also reported.
-            test=examples(x, y),
-            loss=self.loss,
-            metric=DISTANCE,
-            init="given",
-            protocol=self.protocol,
-            preset=self.options(),
-        )
+            self.name, model, train, examples(x, y), self.loss, DISTANCE, init="given",
+            protocol=self.protocol, preset=self.options(),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -150,10 +141,6 @@ class Quadratic(Convex):
     """
 
     protocol = Protocol(rounds=200, cohort=8, batch_size=20, eval_every=5, threshold=0.01)
-
-    @property
-    def loss(self) -> LossFunction:
-        return half_square
 
     def clients_data(self) -> tuple[np.random.Generator, list[tuple[Real, Real]]]:
         rng = np.random.default_rng([self.problem_seed, 1])
@@ -181,10 +168,7 @@ class Logistic(Convex):
     """
 
     protocol = Protocol(rounds=200, cohort=6, batch_size=20, eval_every=5, threshold=0.01)
-
-    @property
-    def loss(self) -> LossFunction:
-        return log_loss
+    loss: LossFunction = log_loss
 
     def clients_data(self) -> tuple[np.random.Generator, list[tuple[Real, Real]]]:
         rng = np.random.default_rng([self.problem_seed, 2])

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from torch import nn
@@ -20,10 +23,32 @@ from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.tasks.task import Protocol, Task
-from fedzmg.tasks.tuned import tuned, tunings
 from fedzmg.tree import num_bytes
 
 Value: TypeAlias = bool | int | float | str
+
+
+class Tuning(NamedTuple):
+    """Best point of a search for one algorithm on one task."""
+
+    options: Mapping[str, float]
+    source: str
+    """File or directory of the search, with every score."""
+    remark: str = ""
+    """Reason to distrust the point; empty if there is none."""
+
+
+@cache
+def tunings(task: str) -> Mapping[str, Tuning]:
+    """Return kept searches by algorithm name; ``tools/tune.py --adopt`` writes them."""
+    text = resources.files(__package__).joinpath("tuned.json").read_text(encoding="utf-8")
+    return {name: Tuning(**fields) for name, fields in json.loads(text).get(task, {}).items()}
+
+
+@cache
+def tuned(task: str) -> Mapping[str, Mapping[str, float]]:
+    """Return tuned options by algorithm name; empty for a task that was never tuned."""
+    return {name: found.options for name, found in tunings(task).items()}
 
 
 def decision(default: str | float, doc: str, *, low: int = 0) -> Any:
@@ -74,14 +99,14 @@ class Preset(ABC):
     """Number of training clients in the whole data set."""
     data: str = ""
     """Name of the data set in the catalog; empty if it ships with the package."""
+    summary: str = ""
     protocol: ClassVar[Protocol]
 
     def __post_init__(self) -> None:
         for option in self.decisions():
             if not option.valid:
-                raise InputError(
-                    f"preset.{option.name} = {option.value!r}: expected {option.range}"
-                )
+                given = f"preset.{option.name} = {option.value!r}"
+                raise InputError(f"{given}: expected {option.range}")
 
     @abstractmethod
     def network(self) -> nn.Module:
@@ -112,32 +137,20 @@ class Preset(ABC):
             notes = (*notes, f"{few}{protocol.cohort}")
             protocol = dataclasses.replace(protocol, cohort=len(train))
         return Task(
-            name=self.name,
-            model=FunctionalModel(self.network()),
-            train=train,
-            tune=tune,
-            test=test,
-            protocol=protocol,
-            options=tuned(self.name),
-            preset=self.options() if preset is None else preset,
-            notes=tuple(notes),
-            **parts,
-        )
+            self.name, FunctionalModel(self.network()), train, test, tune=tune, protocol=protocol,
+            options=tuned(self.name), preset=self.options() if preset is None else preset,
+            notes=tuple(notes), **parts,
+        )  # fmt: skip
 
     def decisions(self) -> list[Decision]:
         """List the options in order of declaration."""
         hints = typing.get_type_hints(type(self))
-        return [
-            Decision(
-                field.name,
-                getattr(self, field.name),
-                field.default,
-                typing.get_args(hints[field.name]),
-                **field.metadata,
-            )
-            for field in dataclasses.fields(self)
-            if field.metadata
-        ]
+        found = []
+        for field in dataclasses.fields(self):
+            if field.metadata:
+                value, words = getattr(self, field.name), typing.get_args(hints[field.name])
+                found.append(Decision(field.name, value, field.default, words, **field.metadata))
+        return found
 
     def options(self) -> dict[str, Value]:
         """Return every option's value by name."""
@@ -152,31 +165,17 @@ class Preset(ABC):
             raise InputError(f"preset = {dict(options)}: the task {self.name!r} has no options")
         for name in options:
             if name not in known:
-                raise unknown(
-                    f"preset field of {self.name}", name, known, f"fedzmg list {self.name}"
-                )
+                command = f"fedzmg list {self.name}"
+                raise unknown(f"preset field of {self.name}", name, known, command)
         return dataclasses.replace(self, **options)
-
-
-@dataclass(frozen=True)
-class TaskInfo:
-    """A preset and its description, known without its data."""
-
-    preset: Preset
-    summary: str
-
-    @property
-    def data(self) -> str | None:
-        """Name of its data set in the catalog; None if it ships with the package."""
-        return self.preset.data or None
 
     @property
     def missing(self) -> str:
-        """Command that fetches its data; empty if nothing is missing."""
+        """Command that fetches the data; empty if nothing is missing."""
         from fedzmg.data import catalog
         from fedzmg.data.sources import source
 
-        if self.data is None or self.data in catalog.present():
+        if not self.data or self.data in catalog.present():
             return ""
         if source(self.data).remotes:
             return f"fedzmg data get {self.data}"
@@ -184,21 +183,20 @@ class TaskInfo:
 
     def describe(self) -> dict[str, Any]:
         """Return data, clients, model, protocol, tuned options and fields, ready for JSON."""
-        preset = self.preset
-        params = FunctionalModel(preset.network()).params()
+        params = FunctionalModel(self.network()).params()
         parameters = sum(leaf.numel() for leaf in params.values())
         return {
-            "name": preset.name,
+            "name": self.name,
             "summary": self.summary,
-            "about": inspect.cleandoc(type(preset).__doc__ or ""),
-            "data": self.data,
+            "about": inspect.cleandoc(type(self).__doc__ or ""),
+            "data": self.data or None,
             "missing": self.missing,
-            "clients": preset.clients,
+            "clients": self.clients,
             "model": {"parameters": parameters, "bytes": num_bytes(params)},
-            "protocol": dict(vars(preset.protocol)),
-            "tuned": {name: found._asdict() for name, found in tunings(preset.name).items()},
+            "protocol": dict(vars(self.protocol)),
+            "tuned": {name: found._asdict() for name, found in tunings(self.name).items()},
             "fields": [
                 {"key": f"preset.{o.name}", "default": o.value, "range": o.range, "doc": o.doc}
-                for o in preset.decisions()
+                for o in self.decisions()
             ],
         }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -20,9 +21,14 @@ from fedzmg.data.plan import Batching
 from fedzmg.errors import InputError, unknown
 from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models.functional import FunctionalModel
-from fedzmg.models.initial import Initializer
-from fedzmg.models.objective import LossFunction, Objective, PrepareFunction, cross_entropy
-from fedzmg.tasks.fit import check
+from fedzmg.models.initial import Initializer, check_scheme
+from fedzmg.models.objective import (
+    LossFunction,
+    Objective,
+    PrepareFunction,
+    cross_entropy,
+    masked_cross_entropy,
+)
 from fedzmg.tree import num_bytes
 
 
@@ -105,7 +111,56 @@ class Task:
     """Notes on the data, such as counts that differ from the official."""
 
     def __post_init__(self) -> None:
-        check(self)
+        self.check()
+
+    def check(self) -> None:
+        """Reject parts that do not fit together."""
+        for what, good, expected in (
+            ("name", isinstance(self.name, str) and self.name, "text"),
+            ("metric", isinstance(self.metric, Metric), "fedzmg.Metric(NAME, FUNCTION)"),
+            ("loss", _is_function(self.loss), "a function (outputs, targets) -> losses"),
+            ("prepare", _is_function(self.prepare), "a function (inputs, dtype) -> inputs"),
+        ):
+            if not good:
+                value = getattr(self, what)
+                kind = (
+                    f"class {value.__name__}" if isinstance(value, type) else type(value).__name__
+                )
+                raise InputError(f"{what}: expected {expected}, not {kind}")
+        check_scheme(self.init)
+        clients, protocol = len(self.train), self.protocol
+        if protocol.cohort > clients and not protocol.replacement:
+            raise InputError(
+                f"cohort = {protocol.cohort} but there are {clients} clients: choose a smaller "
+                "cohort or replacement=True"
+            )
+        self.metric.check_level("threshold", protocol.threshold)
+        params = self.model.params()
+        dtype = next(iter(params.values())).dtype
+        parts = {"training": self.train.examples, "test": self.test, "tuning": self.tune}
+        for what, data in parts.items():
+            if data is None:
+                continue
+            # A copy: a prepare function may modify its input.
+            x, y = Examples(data.x[:2].clone(), data.y[:2]).to(data.x.device, dtype)
+            shape, kind = tuple(x.shape)[1:], str(x.dtype).removeprefix("torch.")
+            with _named(f"the model cannot read {what} data of shape {shape} and type {kind}"):
+                outputs = self.model.try_out(params, self.prepare(x, dtype))
+            if self.loss in (cross_entropy, masked_cross_entropy):
+                padded = self.loss is masked_cross_entropy
+                _check_labels(data.y.clamp(min=0) if padded else data.y, outputs, f"{what} data")
+            for name, function in (
+                ("loss", self.loss),
+                (f"metric {self.metric.name}", self.metric.function),
+            ):
+                with _named(f"the {name} fails on the model's outputs"):
+                    values: Any = function(outputs, y)
+                if not isinstance(values, Tensor) or values.shape != (len(y),):
+                    got = tuple(values.shape) if isinstance(values, Tensor) else type(values)
+                    raise InputError(
+                        f"the {name} gave {got} for {len(y)} examples: return one value per "
+                        "example (for a torch loss: reduction='none')"
+                    )
 
     def __repr__(self) -> str:
         model, protocol = self.model, self.protocol
@@ -180,18 +235,13 @@ class Task:
         Raises:
             InputError: for parts that do not fit together; the message names the remedy.
         """
+        tuning = None if tune is None else examples(*_pair(tune, "tune"), what="tuning data")
         return cls(
-            name=name,
-            model=FunctionalModel(model, axes),
-            train=FederatedData.from_arrays(x, y, clients, client_names),
-            test=examples(*_pair(test, "test"), what="test data"),
-            tune=None if tune is None else examples(*_pair(tune, "tune"), what="tuning data"),
-            loss=loss,
-            metric=metric,
-            prepare=prepare,
-            init=init,
-            protocol=Protocol().with_options(protocol),
-        )
+            name, FunctionalModel(model, axes),
+            FederatedData.from_arrays(x, y, clients, client_names),
+            examples(*_pair(test, "test"), what="test data"),
+            loss, metric, prepare, init, Protocol().with_options(protocol), tuning,
+        )  # fmt: skip
 
     @classmethod
     def from_columns(
@@ -201,20 +251,16 @@ class Task:
         *,
         test: Columns,
         tune: Columns | None = None,
-        name: str = "custom",
-        loss: LossFunction = cross_entropy,
-        metric: Metric = ACCURACY,
         prepare: PrepareFunction | None = None,
-        init: Initializer = "torch",
         axes: Mapping[str, tuple[int, ...]] | None = None,
-        **protocol: Any,
+        **options: Any,
     ) -> Task:
         """Build a task from a module and columns read by ``fedzmg.data.formats``.
 
         ``train``, ``test`` and ``tune`` hold columns ``x`` and ``y`` with the same ``classes``;
         ``train`` also names the clients. Test rows of a training client count as its own. By
-        default ``prepare`` divides bytes by 255 and keeps everything else as stored. Other
-        arguments are those of :meth:`from_arrays`.
+        default ``prepare`` divides bytes by 255 and keeps everything else as stored. ``options``
+        and other arguments are those of :meth:`from_arrays`.
         """
         given = {"training data": train, "test data": test}
         if tune is not None:
@@ -234,19 +280,18 @@ class Task:
                 )
         owners = None if test.owners is None else match_clients(train.owners.names, test.owners)
         bytes_ = held["training data"].x.dtype == torch.uint8
+        parts = {key: options.pop(key) for key in ("loss", "metric", "init") if key in options}
         return cls(
-            name=name,
+            name=options.pop("name", "custom"),
             model=FunctionalModel(model, axes),
             train=FederatedData(held["training data"], train.owners.offsets, train.owners.names),
             test=held["test data"],
             tune=held.get("tuning data"),
-            loss=loss,
-            metric=metric,
             prepare=prepare or (unit_pixels if bytes_ else as_stored),
-            init=init,
-            protocol=Protocol().with_options(protocol),
+            protocol=Protocol().with_options(options),
             test_owners=owners if owners is not None and (owners >= 0).any() else None,
             notes=tuple(dict.fromkeys(n for columns in given.values() for n in columns.notes)),
+            **parts,
         )
 
 
@@ -255,6 +300,44 @@ def match_clients(train: Sequence[str], test: Owners) -> npt.NDArray[np.int64]:
     position = {name: i for i, name in enumerate(train)}
     matched = np.array([position.get(name, -1) for name in test.names], np.int64)
     return np.repeat(matched, np.diff(test.offsets))
+
+
+@contextlib.contextmanager
+def _named(failure: str) -> Iterator[None]:
+    """Reject a user's own module or function that raises anything."""
+    try:
+        with torch.no_grad():
+            yield
+    except InputError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__} {next(iter(str(error).splitlines()), '')}".rstrip()
+        raise InputError(f"{failure}: {reason}") from error
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, type)
+
+
+def _check_labels(y: Tensor, logits: Any, what: str) -> None:
+    """Reject labels that the outputs cannot predict."""
+    if not isinstance(logits, Tensor):
+        raise InputError(
+            f"the model gives a {type(logits).__name__} for {what}: return one tensor, or pass "
+            "your own loss and metric"
+        )
+    outputs = logits.shape[-1]
+    if y.is_floating_point() or y.ndim != logits.ndim - 1:
+        raise InputError(
+            f"{what} has {y.dtype} labels of shape {tuple(y.shape)} for outputs of shape "
+            f"{tuple(logits.shape)}: give one whole number per prediction"
+        )
+    for label in (int(y.min()), int(y.max())):
+        if not 0 <= label < outputs:
+            raise InputError(
+                f"{what} holds the label {label} but the model has {outputs} outputs "
+                f"(labels 0 to {outputs - 1}): change the labels or the last layer"
+            )
 
 
 def _pair(given: Any, name: str) -> Sequence[Any]:

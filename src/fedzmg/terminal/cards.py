@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -58,7 +58,7 @@ def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None)
 
 
 def task_card(data: Mapping[str, Any], name: str, width: int) -> RenderableType:
-    """Show the card that :meth:`fedzmg.tasks.TaskInfo.describe` makes."""
+    """Show the card that :meth:`fedzmg.tasks.Preset.describe` makes."""
     model, tuned = data["model"], data["tuned"]
     state = f"not here yet: {data['missing']}" if data["missing"] else "here"
     facts = {
@@ -105,7 +105,7 @@ def data_sets(found: Mapping[str, Mapping[str, Any]], width: int) -> RenderableT
 
 
 def prose(text: str, width: int) -> str:
-    r"""Strip a docstring of its markup and break equations that are too wide between their parts.
+    r"""Strip a docstring of its markup and break equations that are too wide.
 
     Lines of paragraphs are joined; a line that ends with a full stop ends its paragraph.
 
@@ -120,21 +120,11 @@ def prose(text: str, width: int) -> str:
     blocks = []
     for block in re.split(r"\n\s*\n", text.strip("\n")):
         if block.startswith(" "):
-            blocks.append("\n".join(_equation(line, width) for line in block.splitlines()))
+            lines = (
+                textwrap.fill(ln, width, subsequent_indent=" " * 8) for ln in block.splitlines()
+            )
+            blocks.append("\n".join(lines))
         else:
             joined = re.sub(r"(?<!\.)\n", " ", re.sub(r":?:$", ":", block.replace("``", "")))
             blocks.append(joined if joined != ":" else "")
     return "\n\n".join(filter(None, blocks))
-
-
-def _equation(line: str, width: int) -> str:
-    """Move parts of a line, which are two or more blanks apart, below it where it is too wide."""
-    if cell_len(line) <= width:
-        return line
-    indent = " " * (len(line) - len(line.lstrip()))
-    shown, *parts = re.split(r"\s{2,}", line.strip())
-    shown = indent + shown
-    for part in parts:
-        wide = cell_len(f"{shown.splitlines()[-1]}  {part}") > width
-        shown += f"\n{indent}    {part}" if wide else f"  {part}"
-    return shown

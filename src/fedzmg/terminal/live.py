@@ -1,4 +1,4 @@
-"""Progress of training: every packed trial in a terminal, plain lines elsewhere."""
+"""Progress of training and of downloads: live in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedzmg.results.formatting import duration, plain, value_text
+from fedzmg.results.formatting import bytes_text, duration, plain, value_text
 from fedzmg.terminal.render import bold, say
 
 LINE_SECONDS = 5.0
@@ -23,7 +25,8 @@ MOST_LINES = 8
 BEST_SHOWN = 3
 
 
-class TrialState(NamedTuple):
+@dataclass
+class TrialState:
     """State of one trial of a pack; rounds are None or 0 before the event."""
 
     name: str
@@ -39,21 +42,21 @@ class TrialState(NamedTuple):
     diverged: int | None = None
     stopped: int | None = None
 
-    def after(self, record: Any, *, stopped_trials: bool, higher: bool) -> TrialState:
-        """Return the state one round later; a stopped trial keeps its state."""
-        if stopped_trials and self.stopped is not None:
-            return self
-        new = self._replace(train_loss=record.train_loss, trained=record.round)
+    def update(self, record: Any, *, stopped: bool, higher: bool) -> None:
+        """Take over a round; a stopped trial keeps its state."""
+        if self.stopped is not None:
+            return
+        self.train_loss, self.trained = record.train_loss, record.round
         if record.diverged and self.diverged is None:
-            new = new._replace(diverged=record.round)
-        if stopped_trials:
-            new = new._replace(stopped=record.round)
+            self.diverged = record.round
+        if stopped:
+            self.stopped = record.round
         if record.metric is None:
-            return new
-        better = self.best is None or (record.metric > self.best) == higher
-        if better and record.metric != self.best and not record.diverged:
-            new = new._replace(best=record.metric, best_round=record.round)
-        return new._replace(metric=record.metric, evaluated=record.round)
+            return
+        self.metric, self.evaluated = record.metric, record.round
+        better = self.best is None or (record.metric - self.best) * (1 if higher else -1) > 0
+        if better and not record.diverged:
+            self.best, self.best_round = record.metric, record.round
 
     @property
     def state(self) -> str:
@@ -115,10 +118,8 @@ class Display:
             self._trials = [TrialState(name) for name in names(simulation.trials)]
         if report.round - self._first == 1:
             self._begun = time.monotonic()  # the first round also chooses and compiles
-        self._trials = [
-            seen.after(record, stopped_trials=i in simulation.stopped_trials, higher=self._higher)
-            for i, (seen, record) in enumerate(zip(self._trials, report.records, strict=True))
-        ]
+        for i, (seen, record) in enumerate(zip(self._trials, report.records, strict=True)):
+            seen.update(record, stopped=i in simulation.stopped_trials, higher=self._higher)
         last = report.round == self._rounds or len(simulation.stopped_trials) == len(report.records)
         due = last or time.monotonic() - self._printed > LINE_SECONDS
         if due and not self._console.is_terminal:
@@ -224,3 +225,50 @@ def names(trials: Any) -> list[str]:
             ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in values)
         )
     return found
+
+
+class Downloads:
+    """Bars of pieces of work in a terminal, else a plain line now and then."""
+
+    def __init__(self, console: Console) -> None:
+        name = TextColumn("{task.description:<24}", markup=False)
+        columns = (name, BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._console, self._printed = console, 0.0
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None:
+            self._finish()
+        self._bars.stop()
+
+    def begin(self, what: str, total: int | None) -> None:
+        """Start a piece of work of ``total`` bytes, or of unknown size."""
+        current = [(bar.description, bar.total) for bar in self._bars.tasks[-1:]]
+        if (plain(what), total) in current:
+            return  # another attempt at the same piece
+        self._finish()
+        self._bars.add_task(plain(what), total=total)
+        self._printed = time.monotonic()
+        if not self._console.is_terminal:
+            self.say(what if total is None else f"{what}: {bytes_text(total)}")
+
+    def advance(self, done: int) -> None:
+        """Show that so many bytes are done."""
+        bar = self._bars.tasks[-1]
+        self._bars.update(bar.id, completed=done)
+        if not self._console.is_terminal and time.monotonic() - self._printed > LINE_SECONDS:
+            self._printed = time.monotonic()
+            whole = "" if bar.total is None else f" of {bytes_text(bar.total)}"
+            self.say(f"{bar.description}: {bytes_text(done)}{whole}")
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        say(self._console, text)
+
+    def _finish(self) -> None:
+        for bar in self._bars.tasks[-1:]:
+            self._bars.update(bar.id, total=bar.total or 1, completed=bar.total or 1)

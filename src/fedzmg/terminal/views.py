@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from fedzmg.algorithms import ALGORITHMS
+from fedzmg.diagnose.verdict import percent
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import SHOWN_CLIENTS, client_by_client, heterogeneity, who
 from fedzmg.report.tables.study import paired_tests, scores, thresholds
@@ -62,8 +63,8 @@ def description(
     return render([bold(f"{named['name']}: {who(report)}\n"), table, clients], width)
 
 
-def estimate(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """List the cost of a specification as pairs of names and texts."""
+def estimate(data: Mapping[str, Any]) -> dict[str, str]:
+    """Describe the cost of a specification by name."""
     trials, rounds = data["trials"], data["rounds"]
     down, up, disk, kept = (
         bytes_text(data[key])
@@ -86,7 +87,7 @@ def estimate(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         probe = f" ({data['probe']})" if data.get("probe") else ""
         here = f"about {duration(data['seconds'])} here ({data['device']}, {data['engine']})"
         found["time"] = f"{here}, {source}{probe}"
-    return list(found.items())
+    return found
 
 
 def timing_line(timing: Mapping[str, Any]) -> str:
@@ -149,7 +150,7 @@ def diagnosis(data: Mapping[str, Any], width: int) -> RenderableType:
     if len(data["points"]) > 1:
         heads = ["layer", *(str(point["round"]) for point in data["points"])]
         layers = zip(*(rows(point) for point in data["points"]), strict=True)
-        along = [[own[0]["name"], *(_percent(o["share"]["mean"]) for o in own)] for own in layers]
+        along = [[own[0]["name"], *(percent(o["share"]["mean"]) for o in own)] for own in layers]
         title = "Mean component along plain FedAvg by round, mean over clients"
         parts.append(Table.of(title, heads, along))
     style = _VERDICTS[verdict["expect"]]
@@ -164,25 +165,19 @@ def _layers(data: Mapping[str, Any]) -> Table:
     cells = []
     for layer in rows(point):
         name, share = layer["name"], layer["share"]
-        mean = _percent(share["mean"])
+        mean = percent(share["mean"])
         if share["sd"] is not None:
             mean = f"{100 * share['mean']:.0f} ± {100 * share['sd']:.0f} %"
         diversity = (layer["diversity"][side] for side in ("before", "after"))
         cells.append([
-            name, f"{layer['inputs']:,}" if layer["inputs"] else "", _percent(layer["energy"]),
-            mean, _percent(layer["forbidden"]), _percent(layer["lost"]),
-            _percent(ratio(layer["distance"])),
+            name, f"{layer['inputs']:,}" if layer["inputs"] else "", percent(layer["energy"]),
+            mean, percent(layer["forbidden"]), percent(layer["lost"]),
+            percent(ratio(layer["distance"])),
             " → ".join(NONE if one is None else f"{one:.3g}" for one in diversity),
-            _percent(ratio(point["drift"].get(name))),
-            *([_percent(centred[name]["share"]["mean"])] if centred else []),
+            percent(ratio(point["drift"].get(name))),
+            *([percent(centred[name]["share"]["mean"])] if centred else []),
         ])  # fmt: skip
     who = f"{len(data['clients']):,} clients"
     if len(data["clients"]) != data["total"]:
         who = f"{len(data['clients']):,} of {data['total']:,} clients (seed {data['seed']})"
     return Table.of(f"{data['task']}, {when(point)}: {who}", heads, cells)
-
-
-def _percent(value: float | None) -> str:
-    if value is None:
-        return NONE
-    return f"{100 * value:.1f} %" if 0.0005 < value < 0.0995 else f"{100 * value:.0f} %"

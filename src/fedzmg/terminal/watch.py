@@ -77,34 +77,23 @@ def facts(work: Work) -> list[str]:
     if best is not None:
         value = f"{work.metric} {_metric(work, best)}"
         found.append(f"best so far: {best.shown}, {value} after round {best.evaluated}")
-    if work.alive and not work.complete:
-        found += _pace(work)
     if work.owner is not None:
         found.append(f"held by {work.owner}{'' if work.alive else ', which is gone'}")
-    if not work.alive:
-        found.append("complete" if work.complete else _abandoned(work))
-    return found
+    return [*found, *(["complete"] if work.complete and not work.alive else _pace(work))]
 
 
 def line(work: Work) -> str:
     """Describe a piece of work in one line."""
     if work.kind == "starting":
-        return f"{work.directory}: {'starting' if work.alive else _abandoned(work)}"
+        return f"{work.directory}: {'starting' if work.alive else ''.join(_pace(work))}"
     current = [one for one in work.trainings if one.state == "running"] or work.trainings
-    best = work.best
-    parts = [
-        f"{work.directory}: {states(work.trainings)}",
-        f"round {_rounds(current)} of {current[0].rounds}",
-    ]
-    if best is not None:
+    parts = [f"{work.directory}: {states(work.trainings)}"]
+    parts += [f"round {_rounds(current)} of {current[0].rounds}"]
+    if (best := work.best) is not None:
         old = best.evaluated is not None and best.evaluated < best.round
         after = f", after round {best.evaluated}" if old else ""
         parts.append(f"best {work.metric} {_metric(work, best)} ({best.shown}{after})")
-    if work.alive and not work.complete:
-        parts += _pace(work)
-    elif not work.complete:
-        parts.append(_abandoned(work))
-    return ", ".join(parts)
+    return ", ".join([*parts, *_pace(work)])
 
 
 def states(trainings: Iterable[Training]) -> str:
@@ -128,17 +117,17 @@ def _metric(work: Work, one: Training | None) -> str:
 
 
 def _pace(work: Work) -> list[str]:
-    """Describe speed and time left of work in progress."""
+    """Describe speed and time left of work in progress, or the way to continue it."""
+    if work.complete:
+        return []
+    if not work.alive:
+        remedy = f"run the same command again to continue: {work.command or ''}".removesuffix(": ")
+        if work.command == PYTHON:
+            call = "tune" if work.kind == "grid" else "compare"
+            remedy = f"make the same call of fedzmg.{call} again to continue"
+        return [f"nobody is at work: {remedy}"]
     running = sum(one.state == "running" for one in work.trainings)
     beside = f" of {running} side by side" if running > 1 else ""
     found = [] if work.rate is None else [f"{work.rate:.3g} rounds/s{beside}"]
     left = work.seconds_left
     return found if left is None else [*found, f"about {duration(left)} left"]
-
-
-def _abandoned(work: Work) -> str:
-    if work.command == PYTHON:
-        call = "tune" if work.kind == "grid" else "compare"
-        return f"nobody is at work: make the same call of fedzmg.{call} again to continue"
-    command = f": {work.command}" if work.command else ""
-    return f"nobody is at work: run the same command again to continue{command}"

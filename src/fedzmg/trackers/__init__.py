@@ -28,8 +28,6 @@ from fedzmg.simulation import Record, RoundReport, Simulation, Trial
 from fedzmg.storage.files import folder_name, write_atomic
 from fedzmg.version import __version__
 
-FOLDER = "tracking"
-
 Ending = Literal["finished", "stopped"]
 
 
@@ -83,9 +81,7 @@ class Tracking:
     ) -> None:
         self._makers, self._out = dict(trackers), Path(out)
         self._inner, self._naming = progress or Silent(), naming or by_seed
-        self._label, self._rounds, self._done = "", 0, 0
         self._open: dict[str, list[Tracker]] = {}
-        self._stopped: frozenset[int] = frozenset()
 
     def __enter__(self) -> Self:
         return self
@@ -96,30 +92,30 @@ class Tracking:
     def begin(self, label: str, rounds: int, done: int) -> None:
         self._close("stopped")
         self._label, self._rounds, self._done = label, rounds, done
-        self._stopped = frozenset()
+        self._stopped: frozenset[int] = frozenset()
         self._inner.begin(label, rounds, done)
 
     def advance(self, report: RoundReport) -> None:
         simulation = report.simulation
 
-        def start(name: str) -> None:
-            own = self._open[name] = []
-            for i, trial in enumerate(simulation.trials):
-                run, project = self._naming(self._label, trial), self._out.resolve().name
-                facts, directory = settings(simulation, i), self._out / FOLDER / name
-                tracker = self._makers[name]()
-                tracker.start(TrackedRun(run, project or "fedzmg", facts, directory, self._done))
-                own.append(tracker)
-
         def log(name: str) -> None:
+            if name not in self._open:
+                own = self._open[name] = []
+                project, directory = self._out.resolve().name, self._out / "tracking" / name
+                for trial in simulation.trials:
+                    run, facts = self._naming(self._label, trial), settings(simulation, trial)
+                    tracker = self._makers[name]()
+                    tracker.start(
+                        TrackedRun(run, project or "fedzmg", facts, directory, self._done)
+                    )
+                    own.append(tracker)
             for i, record in enumerate(report.records):
                 # A trial stopped in this round still logs it.
                 if i not in self._stopped:
-                    own = values(record, simulation.task.metric.name)
-                    self._open[name][i].log(report.round, own)
+                    metric = simulation.task.metric.name
+                    self._open[name][i].log(report.round, values(record, metric))
 
-        self._for_each([name for name in self._makers if name not in self._open], start)
-        self._for_each(self._open, log)
+        self._for_each(self._makers, log)
         self._stopped = simulation.stopped_trials
         if report.round == self._rounds or simulation.all_stopped:
             self._close("finished")
@@ -177,14 +173,14 @@ def values(record: Record, metric: str) -> dict[str, float]:
     return {key: float(getattr(record, name)) for key, name in keys.items()}
 
 
-def settings(simulation: Simulation, trial: int) -> dict[str, Any]:
+def settings(simulation: Simulation, trial: Trial) -> dict[str, Any]:
     """Collect a trial's settings, with flat keys."""
-    chosen, task = simulation.trials[trial], simulation.task
+    task = simulation.task
     return {
         "task": task.name,
-        "algorithm": chosen.algorithm.name,
-        "seed": chosen.seed,
-        **chosen.algorithm.options(),
+        "algorithm": trial.algorithm.name,
+        "seed": trial.seed,
+        **trial.algorithm.options(),
         **{f"preset.{key}": value for key, value in task.preset.items()},
         **{f"protocol.{key}": value for key, value in vars(task.protocol).items()},
         "engine": simulation.choice.path,
@@ -281,26 +277,17 @@ class WeightsAndBiases:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        run.directory.mkdir(parents=True, exist_ok=True)
+        # One id for all pieces of a resumed run: they become one run when synced.
+        own_id = _kept_id(run, lambda: secrets.token_hex(8))
+        project = os.environ.get("WANDB_PROJECT", "fedzmg")
+        options = wandb.Settings(
+            mode=os.environ.get("WANDB_MODE", "offline"), silent=True, console="off",
+            disable_git=True, save_code=False, x_disable_stats=True,
+        )  # fmt: skip
         self._run = wandb.init(
-            dir=str(run.directory),
-            project=os.environ.get("WANDB_PROJECT", "fedzmg"),
-            group=run.project,
-            name=run.name,
-            # One id for all pieces of a resumed run: they become one run when synced.
-            id=_kept_id(run, lambda: secrets.token_hex(8)),
-            resume="allow",
-            reinit="create_new",
-            config=dict(run.settings),
-            settings=wandb.Settings(
-                mode=os.environ.get("WANDB_MODE", "offline"),
-                silent=True,
-                console="off",
-                disable_git=True,
-                save_code=False,
-                x_disable_stats=True,
-            ),
-        )
+            dir=str(run.directory), project=project, group=run.project, name=run.name, id=own_id,
+            resume="allow", reinit="create_new", config=dict(run.settings), settings=options,
+        )  # fmt: skip
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -312,27 +299,18 @@ class WeightsAndBiases:
 def _kept_id(run: TrackedRun, make: Callable[[], str]) -> str:
     """Return the id that a run was tracked under before, or make and keep a new one."""
     path = run.directory / "ids" / f"{run.name.replace('/', '--')}.txt"
-    if path.is_file():
-        return path.read_text().strip()
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = make()
-    write_atomic(path, made.encode())
-    return made
+    if not path.is_file():
+        write_atomic(path, make().encode())
+    return path.read_text().strip()
 
 
-class TrackerInfo(NamedTuple):
-    """Factory and requirements of a tracker."""
-
-    make: Make
-    modules: tuple[str, ...]
-    """Required modules, installed by the extra of the tracker's name."""
-
-
-TRACKERS: dict[str, TrackerInfo] = {
-    "tensorboard": TrackerInfo(TensorBoard, ("tensorboard",)),
-    "mlflow": TrackerInfo(MLflow, ("mlflow", "sqlalchemy", "alembic")),
-    "wandb": TrackerInfo(WeightsAndBiases, ("wandb",)),
+TRACKERS: dict[str, tuple[Make, tuple[str, ...]]] = {
+    "tensorboard": (TensorBoard, ("tensorboard",)),
+    "mlflow": (MLflow, ("mlflow", "sqlalchemy", "alembic")),
+    "wandb": (WeightsAndBiases, ("wandb",)),
 }
+"""Factories and required modules, which the extra of the tracker's name installs."""
 
 
 def named(names: str | Sequence[str] | None) -> dict[str, Make]:
@@ -346,10 +324,9 @@ def named(names: str | Sequence[str] | None) -> dict[str, Make]:
     for name in filter(None, map(str.strip, listed)):
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS)
-        for module in TRACKERS[name].modules:
+        found[name], modules = TRACKERS[name]
+        for module in modules:
             if importlib.util.find_spec(module) is None:
-                raise InputError(
-                    f"tracker {name!r} needs the package {module!r}: pip install 'fedzmg[{name}]'"
-                )
-        found[name] = TRACKERS[name].make
+                remedy = f"pip install 'fedzmg[{name}]'"
+                raise InputError(f"tracker {name!r} needs the package {module!r}: {remedy}")
     return found

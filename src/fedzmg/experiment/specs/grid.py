@@ -94,7 +94,7 @@ class GridSpec(Plan):
     def build_task(self) -> Task:
         """Build the task; with ``selection = "test"`` all test examples choose."""
         preset = dict(self.preset)
-        if self.selection == "test" and "selection" in tasks.info(self.task).preset.options():
+        if self.selection == "test" and "selection" in tasks.info(self.task).options():
             preset["selection"] = "test"
         return tasks.get(self.task, preset)
 

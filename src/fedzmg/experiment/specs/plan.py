@@ -214,7 +214,7 @@ class Plan(Experiment):
     def check(self, task: Task | None = None) -> None:
         """Refuse a plan that could not run, without data; ``task`` is a user's own."""
         if task is None:
-            preset = tasks.info(self.task).preset.with_options(self.preset)
+            preset = tasks.info(self.task).with_options(self.preset)
             protocol, clients = preset.protocol, preset.clients
         else:
             protocol, clients = task.protocol, len(task.train)

@@ -18,8 +18,8 @@ from fedzmg.experiment.specs.strict import Setting, Strict, Value, parse_setting
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation import Device, EngineName, Trial
 from fedzmg.storage.formats import flat
+from fedzmg.tasks.preset import tuned
 from fedzmg.tasks.task import Protocol, Task
-from fedzmg.tasks.tuned import tuned
 
 __all__ = ["DTYPES", "Experiment", "ResolvedRun", "RunSpec", "Value", "parse_setting"]
 
@@ -77,7 +77,7 @@ class Experiment(Strict):
     def _known_keys(self) -> list[str]:
         entry = tasks.TASKS.get(self.task)
         keys = [key for key in type(self).model_fields if key not in self.tables]
-        keys += [] if entry is None else [f"preset.{name}" for name in entry.preset.options()]
+        keys += [] if entry is None else [f"preset.{name}" for name in entry.options()]
         keys += [f"protocol.{name}" for name in Protocol.__dataclass_fields__]
         keys += [f"stop.{name}" for name in self.keys_of(["stop"])] if "stop" in self.tables else []
         bases = [algorithms.get(name) for name in self.bases() if name in algorithms.ALGORITHMS]

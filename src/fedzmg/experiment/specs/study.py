@@ -11,8 +11,8 @@ import pydantic
 from fedzmg import tasks
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.plan import Plan, Seeds, StudyStop
+from fedzmg.tasks.preset import tuned
 from fedzmg.tasks.task import Task
-from fedzmg.tasks.tuned import tuned
 
 NO_GRID = ("tuned", "known", "given")
 """Values of ``rates`` that do not name the directory of a grid."""
@@ -74,7 +74,7 @@ class StudySpec(Plan):
 
     def check(self, task: Task | None = None) -> None:
         if task is None:
-            can_report_all = "selection" in tasks.info(self.task).preset.options()
+            can_report_all = "selection" in tasks.info(self.task).options()
             all_report = can_report_all and self.preset.get("selection") == "test"
         else:
             can_report_all = "selection" in task.preset

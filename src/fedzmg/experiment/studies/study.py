@@ -157,7 +157,7 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
     data = read_json(grid / "grid.json", REMAKE, FORMAT)
     if data["task"] != spec.task:
         raise InputError(f"{grid} chose rates for {data['task']!r}, not for {spec.task!r}")
-    halves = spec.task in tasks.TASKS and "selection" in tasks.info(spec.task).preset.options()
+    halves = spec.task in tasks.TASKS and "selection" in tasks.info(spec.task).options()
     if data["selection"] == "test" and halves and spec.preset.get("selection") != "test":
         raise InputError(
             f"the whole test set chose the rates of {grid}, so half of it cannot report as if it "

@@ -1,4 +1,4 @@
-"""Results and messages of commands."""
+"""Options, results and messages of commands."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
+from typer import Option
 
 from fedzmg.errors import InputError
 from fedzmg.results.formatting import plain as printable
@@ -18,15 +19,44 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 UNFINISHED = 75
 """Exit code after the time limit: run the same command again."""
+DEVICES = "auto, cpu or cuda."
+ENGINES = "auto (measured), sequential, vectorized, compiled, cuda_graph or compiled_cuda_graph."
 
 
-def show(data: Any, view: Callable[[int], RenderableType], as_json: bool) -> None:
-    """Print data as JSON, or a view of it as wide as the terminal."""
+def opt(help: str, shown: str | bool = True, **more: Any) -> Any:
+    """Declare an option; ``shown`` describes a default that depends on something else."""
+    return Option(help=help, show_default=shown, **more)
+
+
+def flag(name: str, help: str) -> Any:
+    """Declare a switch without a negative form."""
+    return Option(name, help=help)
+
+
+def setting(help: str, metavar: str = "KEY=VALUE") -> Any:
+    """Declare the option ``--set``, which can be given several times."""
+    return Option("--set", metavar=metavar, help=help)
+
+
+Texts = list[str] | None
+Json = Annotated[bool, flag("--json", "Print JSON for a program to read.")]
+Device = Annotated[str, opt(DEVICES)]
+Cache = Annotated[
+    Path | None, opt("Data folder.", "$FEDZMG_DATA or the user's cache", metavar="DIR")
+]
+
+
+def show(
+    data: Any, view: Callable[[int], RenderableType], as_json: bool, **paths: Path | str
+) -> None:
+    """Print data as JSON, or a view of it as wide as the terminal and the paths of its files."""
     if as_json:
         typer.echo(json.dumps(data))
-    else:
-        console = Console()
-        console.print(view(console.width))
+        return
+    console = Console()
+    console.print(view(console.width))
+    for what, path in paths.items():
+        print_path(what, path)
 
 
 @contextlib.contextmanager
@@ -55,6 +85,12 @@ def plain(text: str, *, err: bool = False) -> None:
     from fedzmg.terminal import render
 
     render.say(Console(stderr=err), text)
+
+
+def notes(lines: Iterable[str], *, err: bool = False) -> None:
+    """Print notes on data."""
+    for line in lines:
+        plain(f"note: {line}", err=err)
 
 
 def check_directory(directory: Path, files: Iterable[str], writer: str) -> None:
