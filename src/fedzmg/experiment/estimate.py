@@ -96,8 +96,8 @@ def estimate(spec: RunSpec | GridSpec | StudySpec, *, timed: bool = True) -> Est
         row = algorithms.ALGORITHMS[name]
         moved = model * cohort * rounds * trials
         down, up = down + row.down * moved, up + row.up * moved
-        # Two slots for every client that is ever sampled.
-        memory = 2 * row.client_keeps * model * min(preset.clients, cohort * rounds)
+        # Three slots for every client that is ever sampled.
+        memory = 3 * row.client_keeps * model * min(preset.clients, cohort * rounds)
         state = (1 + row.server_keeps) * model
         if is_grid:
             # One algorithm at a time, and a new checkpoint beside the old one.

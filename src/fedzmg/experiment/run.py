@@ -8,9 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from fedzmg.data.plan import sample_cohort
 from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError
 from fedzmg.experiment import early_stopping, manifest
@@ -39,12 +36,9 @@ from fedzmg.simulation import (
 from fedzmg.storage.formats import flat
 from fedzmg.storage.lock import Hold, hold
 from fedzmg.tasks.task import Task
-from fedzmg.tree import Tree, named_leaves, refill, row
+from fedzmg.tree import Tree
 
 CHECKPOINT_SECONDS = 10.0
-COPIED_BYTES = 256 << 20
-"""Size of copied client memory at which a checkpoint is due."""
-COPIED = "memory|"
 
 
 class Job(NamedTuple):
@@ -210,12 +204,6 @@ def _train(
 ) -> list[History]:
     """Train runs that are at the same round to their end."""
     first = jobs[0]
-    restored = []
-    for job in jobs:
-        if job.position is not None:
-            tensors = job.position.checkpoint.tensors
-            own = {name: t for name, t in tensors.items() if not name.startswith(COPIED)}
-            restored.append(job.position.checkpoint._replace(tensors=own))
     with named_write_errors(None if first.directory is None else first.directory.path):
         simulation = build_simulation(
             task,
@@ -224,9 +212,10 @@ def _train(
             [job.directory.path for job in jobs if job.directory is not None],
             recorded=first.engine,
             chunk=recorded_chunk(first.facts, task, len(jobs)) if first.facts else None,
-            restored=restored,
+            restored=[job.position.checkpoint for job in jobs if job.position is not None],
         )
-        _restore_memory(jobs, simulation)
+        # Also protect what the checkpoint before needs, in case the newest gets damaged.
+        simulation.memory.commit(first.before, simulation.round)
         storage = RunStorage(jobs, simulation, progress, stop)
     training_loop(
         simulation, storage, progress,
@@ -290,11 +279,6 @@ class RunStorage(TrainingStorage):
             early_stopping.write(self._directories[i].path, new[i])
         return sorted({*new, *(i for i, one in known.items() if one.round == report.round)})
 
-    def is_large(self, simulation: Simulation) -> bool:
-        visits = (simulation.round - self._saved_round) * simulation.task.protocol.cohort
-        clients = min(visits, len(simulation.task.train))
-        return clients * simulation.memory.kept_bytes > COPIED_BYTES
-
     def save(self, simulation: Simulation, stopping: Collection[int]) -> None:
         before, ended = self._saved_round, simulation.round == simulation.rounds
         active = [i for i in self._directories if i not in simulation.stopped_trials]
@@ -304,11 +288,9 @@ class RunStorage(TrainingStorage):
             # Evaluations of clients come first, so that a checkpoint never lacks them.
             if self.clients[i] and self.clients[i][-1].round > before:
                 directory.save_clients(self.clients[i])
-            tensors = checkpoint.tensors | _copies(simulation, i, before)
-            directory.save(checkpoint._replace(tensors=tensors), before)
-        # Only now may memory that the checkpoint before the last needs be overwritten. The last
-        # one has copies of what it needs.
-        simulation.memory.commit(before)
+            directory.save(checkpoint, before)
+        # Only now may memory that the checkpoint before the last needs be overwritten.
+        simulation.memory.commit(before, simulation.round)
         self._saved_round = simulation.round
         for i in active:
             # The log alone does not tell: its last line precedes the last checkpoint.
@@ -326,41 +308,3 @@ class RunStorage(TrainingStorage):
         change = {"round": simulation.round, "pack": [names[i] for i in left]}
         for i in self._directories.keys() & left:
             manifest.note_change(self._directories[i].path, "pack_changes", change)
-
-
-def _copies(simulation: Simulation, trial: int, since: int) -> dict[str, Tensor]:
-    """Copy the memory of clients that trained since the last checkpoint.
-
-    Every client has two slots on disk and there are three values: of the previous checkpoint, of
-    the newest one and of the current round. The slots hold the first and the last; the newest
-    checkpoint holds its own. After the last round nothing is overwritten any more.
-    """
-    if simulation.memory.is_empty or simulation.round == simulation.rounds:
-        return {}
-    protocol, seed = simulation.task.protocol, simulation.trials[trial].seed
-    size, replacement = len(simulation.task.train), protocol.replacement
-    clients: set[int] = set()
-    for round_ in range(since + 1, simulation.round + 1):
-        cohort = sample_cohort(seed, round_, size, protocol.cohort, replacement=replacement)
-        clients.update(cohort.tolist())
-    return {
-        f"{COPIED}{client}|{path}": tensor[0]
-        for client in sorted(clients)
-        for path, tensor in named_leaves(simulation.memory.read([(trial, client)])).items()
-    }
-
-
-def _restore_memory(jobs: Sequence[Job], simulation: Simulation) -> None:
-    """Restore the client memory that checkpoints hold; keep what the previous ones need."""
-    simulation.memory.commit(jobs[0].before)
-    for i, job in enumerate(jobs):
-        if job.position is None or simulation.memory.is_empty:
-            continue
-        copies: dict[int, dict[str, Tensor]] = defaultdict(dict)
-        for name, tensor in job.position.checkpoint.tensors.items():
-            if name.startswith(COPIED):
-                client, _, path = name.removeprefix(COPIED).partition("|")
-                copies[int(client)][path] = tensor
-        blank = row(simulation.memory.fresh, i)
-        memories = {client: refill(blank, named) for client, named in copies.items()}
-        simulation.memory.put(i, simulation.round, memories)

@@ -54,8 +54,7 @@ class Position(NamedTuple):
 
     checkpoint: Checkpoint
     before: int
-    """Round of the checkpoint before this one. Client memory that changed between the two is
-    copied into this one."""
+    """Round of the checkpoint before this one."""
     rejected: str = ""
     """The reason why a newer checkpoint is not used."""
 

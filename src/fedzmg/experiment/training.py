@@ -58,10 +58,6 @@ class TrainingStorage(ABC):
     def early_stops(self, report: RoundReport) -> Collection[int]:
         """Decide and record early stops; return the trials that stop after this round."""
 
-    def is_large(self, _: Simulation) -> bool:
-        """Return whether a checkpoint has grown so large that it is due."""
-        return False
-
 
 def training_loop(
     simulation: Simulation,
@@ -92,7 +88,7 @@ def training_loop(
                     ends = storage.keeps_models and (finished or bool(stopping))
                     leaves = (requested.is_set() or spent) and not finished
                     late = time.monotonic() - saved_at > interval and not finished
-                    is_due = ends or leaves or late or storage.is_large(simulation)
+                    is_due = ends or leaves or late
                     if is_due:
                         began = time.monotonic()
                         storage.save(simulation, stopping)
