@@ -193,17 +193,16 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
     from fedzmg import tasks
     from fedzmg.experiment.run_directory import RunDirectory
     from fedzmg.experiment.specs.files import refuse_own_task
-    from fedzmg.experiment.specs.run import parse_setting
+    from fedzmg.experiment.specs.strict import parse_settings
 
     path = Path(what)
     if what in tasks.TASKS:
         changed: dict[str, dict[str, Any]] = {"preset": {}, "protocol": {}}
-        for text in settings:
-            key, value = parse_setting(text)
+        for key, value in parse_settings(settings).items():
             table, _, name = key.partition(".")
             if table not in changed:
                 raise InputError(
-                    f"--set {text}: expected preset.FIELD=VALUE or protocol.FIELD=VALUE"
+                    f"--set {key}: expected preset.FIELD=VALUE or protocol.FIELD=VALUE"
                 )
             changed[table][name] = value
         task = tasks.get(what, changed["preset"])

@@ -161,10 +161,11 @@ def run(
     """Train one algorithm on one task, or the run of a spec file."""
     from fedzmg import trackers
     from fedzmg.api import tuning_notes
-    from fedzmg.experiment.rules_hash import say_changed_runs
+    from fedzmg.experiment.rules_hash import say_changed
     from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.specs import files as spec_files
-    from fedzmg.experiment.specs.run import RunSpec, parse_setting
+    from fedzmg.experiment.specs.run import RunSpec
+    from fedzmg.experiment.specs.strict import parse_settings
     from fedzmg.storage.files import folder_name
 
     makers = trackers.named(track)
@@ -175,7 +176,7 @@ def run(
     from_file = task.endswith(".toml")
     spec = spec_files.read(Path(task), "run") if from_file else RunSpec(task=task)
     assert isinstance(spec, RunSpec)
-    settings = dict(parse_setting(text) for text in set_ or [])
+    settings = parse_settings(set_ or [])
     chosen = settings.pop("algorithm", algorithm)
     spec, left_out = spec.for_algorithm(str(chosen or spec.algorithm))
     if left_out:
@@ -195,7 +196,8 @@ def run(
     output.say(*built.notes, *notes)
     work = Work(built, directory, makers, as_json)
     with work.shown() as progress:
-        say_changed_runs({spec.algorithm: [(resolved, directory)]}, directory, progress.say)
+        trained = [(spec.algorithm, resolved.trial.algorithm, directory)]
+        say_changed(trained, directory, progress.say)
         [history] = run_pack(built, [resolved], [directory], progress=progress)
     last, metric, diverged = history.records[-1], built.metric.name, history.diverged
     summary = {

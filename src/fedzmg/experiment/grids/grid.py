@@ -26,7 +26,7 @@ from fedzmg.experiment.control import Budget, checkpoint_interval
 from fedzmg.experiment.grids.search import Search, built, known_facts, trials_of
 from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
 from fedzmg.experiment.progress import Progress, Silent
-from fedzmg.experiment.rules_hash import have_changed, say_changed
+from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.specs.grid import GridSpec
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
@@ -59,14 +59,13 @@ def run_grid(
     folders = {name: out / spec.folder(name) for name in spec.algorithms}
     with claimed(out, spec, "grid.toml", progress.say) as (held, _):
         found: dict[str, Any] = {}
-        changed = []
+        trained = []
         # Finished algorithms are only read, but they must be of the same data.
         for name, inner in folders.items():
             known_facts(inner, task)
             [trial] = built(spec, name, task, trials_of(spec, name)[:1])
-            if have_changed(trial.algorithm, inner):
-                changed.append(spec.shown(name))
-        say_changed(changed, out, progress.say)
+            trained.append((spec.shown(name), trial.algorithm, inner))
+        say_changed(trained, out, progress.say)
         for name, inner in folders.items():
             if not (inner / "scores.json").is_file():
                 Search(spec, name, task, inner, progress, budget, seconds, held, reporting).run()
