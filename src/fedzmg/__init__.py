@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedzmg.contract import Algorithm, ClientRule, ServerRule
     from fedzmg.errors import InputError
     from fedzmg.evaluation import ACCURACY, Metric
-    from fedzmg.experiment.grids.tuned import Tuned
+    from fedzmg.experiment.grids.grid import Tuned
     from fedzmg.experiment.verify import verify
     from fedzmg.results.study_result import StudyResult
     from fedzmg.simulation import History, Trial, simulate
@@ -60,7 +60,7 @@ _NAMES = {
     "contract": ("Algorithm", "ClientRule", "ServerRule"),
     "errors": ("InputError",),
     "evaluation": ("ACCURACY", "Metric"),
-    "experiment.grids.tuned": ("Tuned",),
+    "experiment.grids.grid": ("Tuned",),
     "experiment.verify": ("verify",),
     "results.study_result": ("StudyResult",),
     "simulation": ("History", "Trial", "simulate"),

@@ -14,12 +14,10 @@ from fedzmg.errors import InputError
 from fedzmg.experiment import estimate as pace
 from fedzmg.experiment.estimate import estimate
 from fedzmg.experiment.specs import files as spec_files
-from fedzmg.experiment.specs.files import schema
-from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.files import GridSpec, StudySpec, schema
 from fedzmg.experiment.specs.plan import PAPER_RATES
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.strict import parse_settings
-from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.terminal import views
 
 ROOT = Path(__file__).parents[2]

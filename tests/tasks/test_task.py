@@ -50,7 +50,7 @@ NORMALISED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     ("changes", "message"),
     [
         ({"y": Y[:-1]}, r"\(30, 4\).*\(29,\)"),
-        ({"clients": WHO[:-1]}, r"\(29,\) for 30"),
+        ({"clients": WHO[:-1]}, r"29 client ids for 30"),
         ({"client_names": [0, 1, 2, 3, 4, "x"]}, "'x'"),
         ({"client_names": [0, 1]}, "names"),
         ({"client_names": 5}, "client_names = 5"),

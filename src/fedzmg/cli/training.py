@@ -29,7 +29,7 @@ from fedzmg.cli.options import (
 from fedzmg.errors import InputError
 
 if TYPE_CHECKING:  # a command that only prints help does without torch
-    from fedzmg.experiment.specs.study import StudySpec
+    from fedzmg.experiment.specs.files import StudySpec
     from fedzmg.tasks.task import Task
     from fedzmg.trackers import Make, Naming, Tracking
 
@@ -262,7 +262,7 @@ def study(
 def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
     """Check a run, grid or study file and estimate its cost; nothing is written."""
     from fedzmg.experiment.estimate import estimate
-    from fedzmg.experiment.specs.study import StudySpec
+    from fedzmg.experiment.specs.files import StudySpec
     from fedzmg.experiment.studies.study import MissingGrid, find_rates
     from fedzmg.terminal import views
 

@@ -17,9 +17,8 @@ from fedzmg import algorithms, tasks
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.evaluation import evaluate
 from fedzmg.experiment.grids.grid import choosing
-from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.run import DTYPES, RunSpec
-from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.simulation import Simulation, Trial, resolve_device
 from fedzmg.tasks.task import Task

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 
 from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError
-from fedzmg.experiment import early_stopping, manifest
-from fedzmg.experiment.control import Budget, checkpoint_interval, named_write_errors
-from fedzmg.experiment.early_stopping import Ask, Stopped
+from fedzmg.experiment import control, manifest
 from fedzmg.experiment.plan_directory import ANOTHER, first_difference
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import FACT
@@ -55,7 +53,7 @@ class Job(NamedTuple):
     """True if nothing is left to train."""
     records: Sequence[Record] = ()
     clients: tuple[ClientMetrics, ...] = ()
-    stopped: Stopped | None = None
+    stopped: control.Stopped | None = None
     """The decision to stop it early, if there is one."""
 
     @property
@@ -76,8 +74,8 @@ def run_pack(
     *,
     progress: Progress | None = None,
     checkpoint_seconds: float | None = None,
-    stop: Ask | None = None,
-    budget: Budget | None = None,
+    stop: control.Ask | None = None,
+    budget: control.Budget | None = None,
     label: str | None = None,
     models: bool = True,
 ) -> list[History]:
@@ -96,7 +94,7 @@ def run_pack(
     task = replace(task, protocol=first.build_protocol(task))
     rounds, seconds = (
         task.protocol.rounds,
-        checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds),
+        control.checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds),
     )
     directories = [RunDirectory(path) for path in paths] if paths else [None] * len(runs)
     # Complete runs are only read: they need no lock and may be read-only.
@@ -134,7 +132,7 @@ def run_pack(
         for (done, _, _), members in groups.items():
             progress.begin(label, rounds, done)
             pack = [jobs[i] for i in members]
-            ask, limit = stop or (lambda _: {}), budget or Budget()
+            ask, limit = stop or (lambda _: {}), budget or control.Budget()
             found = _train(task, pack, progress, held, ask, limit, seconds)
             histories |= zip(members, found, strict=True)
     return [histories[i] for i in range(len(jobs))]
@@ -165,7 +163,7 @@ def _open_job(
         manifest.refuse_other_task(directory.path, facts, task)
         records = {record.round: record for record in directory.records()}
         position = directory.position(logged=records, until=until)
-        stopped = early_stopping.read(directory.path)
+        stopped = control.read_stop(directory.path)
         last = task.protocol.rounds if stopped is None else stopped.round
         done = 0 if position is None else position.checkpoint.round
         logged = manifest.FINISHED in facts and records.keys() >= set(range(1, last + 1))
@@ -183,7 +181,7 @@ def _open_job(
             progress.say(
                 f"{job.position.rejected}: the previous checkpoint is used, from round {job.done}"
             )
-        with named_write_errors(directory.path):
+        with control.named_write_errors(directory.path):
             directory.repair(job.position)
     return job
 
@@ -198,13 +196,13 @@ def _train(
     jobs: Sequence[Job],
     progress: Progress,
     held: Hold,
-    stop: Ask,
-    budget: Budget,
+    stop: control.Ask,
+    budget: control.Budget,
     checkpoint_seconds: float,
 ) -> list[History]:
     """Train runs that are at the same round to their end."""
     first = jobs[0]
-    with named_write_errors(None if first.directory is None else first.directory.path):
+    with control.named_write_errors(None if first.directory is None else first.directory.path):
         simulation = build_simulation(
             task,
             [job.run.trial for job in jobs],
@@ -231,7 +229,7 @@ class RunStorage(TrainingStorage):
     keeps_models = True
 
     def __init__(
-        self, jobs: Sequence[Job], simulation: Simulation, progress: Progress, stop: Ask
+        self, jobs: Sequence[Job], simulation: Simulation, progress: Progress, stop: control.Ask
     ) -> None:
         self._jobs, self._saved_round, self._stop = list(jobs), simulation.round, stop
         self._directories = {i: j.directory for i, j in enumerate(jobs) if j.directory is not None}
@@ -276,7 +274,7 @@ class RunStorage(TrainingStorage):
         known = {i: job.stopped for i, job in enumerate(self._jobs) if job.stopped is not None}
         new = {i: decision for i, decision in self._stop(report).items() if i not in known}
         for i in self._directories.keys() & new:
-            early_stopping.write(self._directories[i].path, new[i])
+            control.write_stop(self._directories[i].path, new[i])
         return sorted({*new, *(i for i, one in known.items() if one.round == report.round)})
 
     def save(self, simulation: Simulation, stopping: Collection[int]) -> None:
@@ -297,14 +295,11 @@ class RunStorage(TrainingStorage):
             if ended or i in stopping:
                 manifest.note(self._directories[i].path, **{manifest.FINISHED: manifest.now()})
 
-    def note_chunk(self, simulation: Simulation) -> None:
-        change = {"round": simulation.round, "chunk": simulation.chunk}
-        for directory in self._directories.values():
-            manifest.note_change(directory.path, "chunk_changes", change)
-
-    def note_pack(self, simulation: Simulation) -> None:
+    def note_change(self, simulation: Simulation, name: str) -> None:
         names = manifest.members(simulation)
         left = [i for i in range(len(self._jobs)) if i not in simulation.stopped_trials]
-        change = {"round": simulation.round, "pack": [names[i] for i in left]}
+        pack = {"pack": [names[i] for i in left]}
+        fact = {"chunk": simulation.chunk} if name == "chunk_changes" else pack
         for i in self._directories.keys() & left:
-            manifest.note_change(self._directories[i].path, "pack_changes", change)
+            path = self._directories[i].path
+            manifest.note_change(path, name, {"round": simulation.round, **fact})

@@ -58,11 +58,11 @@ class Strict(pydantic.BaseModel):
         if isinstance(reason, ValueError):  # raised by one of our validators
             return InputError(f"{key}: {reason}" if key else str(reason))
         message = str(error["msg"]).replace("greater than or equal to", "at least")
-        expected = message.removeprefix("Input should be ")
+        message = message.replace("Input should be", "expected")
         if key != whole:  # of a union of plain types pydantic names only the first
-            expected = "a number, true, false or text"
+            message = "expected a number, true, false or text"
         key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", key)
-        return InputError(f"{key} = {error.get('input')!r}: expected {expected}")
+        return InputError(f"{key} = {error.get('input')!r}: {message}")
 
     @classmethod
     def keys_of(cls, table: Iterable[str]) -> list[str]:
