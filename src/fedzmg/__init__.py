@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedzmg.contract import Algorithm, ClientRule, ServerRule
     from fedzmg.errors import InputError
     from fedzmg.evaluation import ACCURACY, Metric
-    from fedzmg.experiment.grids.tuned import Tuned
+    from fedzmg.experiment.grids.grid import Tuned
     from fedzmg.experiment.verify import verify
     from fedzmg.results.study_result import StudyResult
     from fedzmg.simulation import History, Trial, simulate
@@ -39,7 +39,7 @@ _MODULES = {
     "History": "simulation", "InputError": "errors", "Metric": "evaluation",
     "Protocol": "tasks.task", "ServerRule": "contract", "StudyResult": "results.study_result",
     "Task": "tasks.task", "Tree": "tree", "Trial": "simulation",
-    "Tuned": "experiment.grids.tuned", "compare": "api", "simulate": "simulation", "tune": "api",
+    "Tuned": "experiment.grids.grid", "compare": "api", "simulate": "simulation", "tune": "api",
     "verify": "experiment.verify",
 }  # fmt: skip
 

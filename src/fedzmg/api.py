@@ -15,11 +15,9 @@ from fedzmg import tasks
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.algorithms.options import known_options
 from fedzmg.errors import InputError, Interrupted, unknown
-from fedzmg.experiment.grids.grid import run_grid
-from fedzmg.experiment.grids.tuned import Tuned
+from fedzmg.experiment.grids.grid import Tuned, run_grid
 from fedzmg.experiment.progress import Progress
-from fedzmg.experiment.specs.grid import GridSpec
-from fedzmg.experiment.specs.study import StudySpec
+from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.studies.study import run_study, study_packs
 from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import Device, EngineName

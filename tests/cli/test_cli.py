@@ -15,11 +15,11 @@ import pytest
 
 from fedzmg import trackers
 from fedzmg.cli import main
-from fedzmg.cli.output import UNFINISHED
+from fedzmg.cli.common import UNFINISHED
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.simulation import RoundReport
 from fedzmg.terminal.live import Display
-from fedzmg.trackers import Ending, TrackedRun, TrackerInfo
+from fedzmg.trackers import Ending, TrackedRun
 
 FILES = Path(__file__).parents[2] / "experiments"
 GRID, STUDY = str(FILES / "digits-grid.toml"), str(FILES / "digits-study.toml")
@@ -338,7 +338,7 @@ class Recorder:
 def test_study_is_tracked_watched_compared_and_verified(
     fedzmg: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(trackers.TRACKERS, "recorder", TrackerInfo(Recorder, ()))
+    monkeypatch.setitem(trackers.TRACKERS, "recorder", (Recorder, ()))
     Path("small.toml").write_text(SMALL)
     done = fedzmg("study", "small.toml", "--out", "s", "--track", "recorder")
     assert done.code == 0, done.err

@@ -21,7 +21,7 @@ import pytest
 from test_column_store import ALONE
 from test_fetch import Recorder
 
-from fedzmg.data import catalog, column_store
+from fedzmg.data import catalog
 from fedzmg.data.catalog import Dataset
 from fedzmg.data.sources import SOURCES, Remote, Source
 from fedzmg.errors import InputError
@@ -392,14 +392,14 @@ def test_a_failure_keeps_the_version_that_was_there(
     first = catalog.import_files("tiny", pair, cache)
     before = left(cache)
     other = make_pair(tmp_path / "other", seed=1)
-    real = column_store.save
+    real = catalog.save_columns
 
     def interrupted(directory: Path, *rest: Any, **more: Any) -> None:
         if directory.name == "test":
             raise KeyboardInterrupt
         real(directory, *rest, **more)
 
-    monkeypatch.setattr(column_store, "save", interrupted)
+    monkeypatch.setattr(catalog, "save_columns", interrupted)
     with pytest.raises(KeyboardInterrupt):
         catalog.import_files("tiny", other, cache)
     with pytest.raises(KeyboardInterrupt):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import fedzmg
-from fedzmg.data import column_store
+from fedzmg.data import columns as column_store
 from fedzmg.data.columns import Array, Columns, Owners, Strings
 from fedzmg.errors import InputError
 
@@ -52,8 +52,8 @@ def text_of(column: Strings) -> list[str]:
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
-    fingerprint = column_store.save(tmp_path / "s", images())
-    loaded = column_store.load(tmp_path / "s")
+    fingerprint = column_store.save_columns(tmp_path / "s", images())
+    loaded = column_store.load_columns(tmp_path / "s")
     assert fingerprint == column_store.fingerprint(loaded)
     np.testing.assert_array_equal(loaded.array("x").ravel(), np.arange(96))
     np.testing.assert_array_equal(loaded.array("y"), [0, 1, 2, 0, 1, 2])
@@ -63,7 +63,9 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.owners.offsets, [0, 2, 6])
     assert loaded.notes == ("one note",)
     loaded.array("x")[:] = 9  # does not change the file
-    np.testing.assert_array_equal(column_store.load(tmp_path / "s").array("x").ravel(), range(96))
+    np.testing.assert_array_equal(
+        column_store.load_columns(tmp_path / "s").array("x").ravel(), range(96)
+    )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["s"]
     assert sorted(p.name for p in (tmp_path / "s").iterdir()) == [
         "clients.npy", "column.x.npy", "column.y.npy", "meta.json",
@@ -88,8 +90,8 @@ def test_any_columns_come_back_with_the_same_fingerprint(
     with tempfile.TemporaryDirectory() as folder:
         for number, columns in enumerate(made):
             place = Path(folder) / str(number)
-            column_store.save(place, columns)
-            loaded = column_store.load(place)
+            column_store.save_columns(place, columns)
+            loaded = column_store.load_columns(place)
             assert column_store.fingerprint(loaded) == column_store.fingerprint(columns)
             for name, column in columns.columns.items():
                 if not isinstance(column, Strings):
@@ -119,14 +121,14 @@ def test_a_file_that_the_system_does_not_let_grow_is_one_line(tmp_path: Path) ->
 import resource
 from pathlib import Path
 import numpy as np
-from fedzmg.data import column_store
+from fedzmg.data import columns as column_store
 from fedzmg.data.columns import Columns
 from fedzmg.errors import InputError
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
 
 try:
-    column_store.save(Path({str(tmp_path)!r}) / "s", Columns({{"x": np.ones(2**22)}}))
+    column_store.save_columns(Path({str(tmp_path)!r}) / "s", Columns({{"x": np.ones(2**22)}}))
 except InputError as error:
     print(error)
 """
@@ -146,7 +148,7 @@ def edit(directory: Path, **values: object) -> None:
 def test_a_damaged_store_is_refused_with_a_remedy(tmp_path: Path) -> None:
     def save(name: str) -> Path:
         columns = {**images().columns, "t": strings(list("abcdef"))}
-        column_store.save(tmp_path / name, Columns(columns, images().owners))
+        column_store.save_columns(tmp_path / name, Columns(columns, images().owners))
         return tmp_path / name
 
     def cut(path: Path) -> None:
@@ -167,7 +169,7 @@ def test_a_damaged_store_is_refused_with_a_remedy(tmp_path: Path) -> None:
     (save("noise") / "column.x.npy").write_bytes(b"\x00" * 300)
     for place in sorted(tmp_path.iterdir()):
         with pytest.raises(InputError) as caught:
-            column_store.load(place)
+            column_store.load_columns(place)
         message = str(caught.value)
         assert message.startswith(f"stored data {place} is damaged ("), place
         assert message.endswith("run 'fedzmg data import' or 'fedzmg data get' again")
@@ -176,6 +178,6 @@ def test_a_damaged_store_is_refused_with_a_remedy(tmp_path: Path) -> None:
 
 def test_names_and_types_that_cannot_be_stored_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"column '\.\./x' cannot be stored"):
-        column_store.save(tmp_path / "s", Columns({"../x": np.arange(2)}))
+        column_store.save_columns(tmp_path / "s", Columns({"../x": np.arange(2)}))
     with pytest.raises(InputError, match="column 'x'"):
-        column_store.save(tmp_path / "t", Columns({"x": np.array([{}, {}])}))
+        column_store.save_columns(tmp_path / "t", Columns({"x": np.array([{}, {}])}))

@@ -7,8 +7,7 @@ import pytest
 
 from fedzmg import tasks
 from fedzmg.data.columns import Columns, Owners, Strings
-from fedzmg.data.heterogeneity import owners_of
-from fedzmg.data.population import DEFAULT_PARTITIONS, embedded_columns, population
+from fedzmg.data.heterogeneity import DEFAULT_PARTITIONS, embedded_columns, owners_of, population
 from fedzmg.data.text import CHARACTERS
 from fedzmg.errors import InputError
 

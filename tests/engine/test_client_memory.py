@@ -24,30 +24,33 @@ def slots(path: Path) -> Slots:
 
 actions = st.lists(
     st.one_of(
-        st.sets(st.integers(0, CLIENTS - 1), min_size=1), st.just("checkpoint"), st.just("crash")
+        st.sets(st.integers(0, CLIENTS - 1), min_size=1),
+        st.sampled_from(["checkpoint", "crash", "damage"]),
     ),
     max_size=30,
 )
 
 
 @given(actions)
-def test_every_crash_leads_back_to_the_last_checkpoint(
+def test_every_crash_leads_back_to_either_checkpoint(
     tmp_path_factory: pytest.TempPathFactory, actions: list[object]
 ) -> None:
-    """A model of the store: a dict now, and the dict at the last checkpoint."""
+    """A model of the store: a dict now, and the dicts at the last two checkpoints."""
     path = tmp_path_factory.mktemp("memory")
     store = slots(path)
     now: dict[int, float] = {}
-    kept, round_, kept_round = dict(now), 0, 0
+    kept, round_ = [(0, dict(now))] * 2, 0
     for action in actions:
         if action == "checkpoint":
             store.flush()
-            store.committed = round_
-            kept, kept_round = dict(now), round_
-        elif action == "crash":
+            kept = [kept[1], (round_, dict(now))]
+            store.committed = (kept[0][0], round_)
+        elif action in ("crash", "damage"):
             store = slots(path)
-            store.rewind(kept_round)
-            now, round_ = dict(kept), kept_round
+            kept = kept if action == "crash" else kept[:1] * 2
+            round_, now = kept[1][0], dict(kept[1][1])
+            store.rewind(round_)
+            store.committed = (kept[0][0], round_)
         else:
             round_ += 1
             for client in action:  # type: ignore[attr-defined]
@@ -62,7 +65,7 @@ def test_every_crash_leads_back_to_the_last_checkpoint(
 def test_half_written_row_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = slots(tmp_path)
     store.write(1, 1, np.array([1.0, 1.0]))
-    store.committed = 1
+    store.committed = (1,)
 
     def power_loss(self: object, index: int, values: object) -> None:
         raise KeyboardInterrupt

@@ -22,7 +22,7 @@ from fedzmg.experiment.grids import search
 from fedzmg.experiment.grids.grid import choosing, run_grid
 from fedzmg.experiment.grids.score import choose_best, neighbours, warnings
 from fedzmg.experiment.plan_directory import read_rows
-from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.verify import verify
 from fedzmg.simulation import Trial, simulate
 

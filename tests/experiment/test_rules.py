@@ -20,8 +20,7 @@ from fedzmg.contract import Algorithm, ServerRule
 from fedzmg.experiment import rules_hash as rules
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.rules_hash import rules_sha256
-from fedzmg.experiment.specs.grid import GridSpec
-from fedzmg.experiment.specs.study import StudySpec
+from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.experiment.verify import verify
 from fedzmg.results.diff import compare as compare_directories

@@ -252,18 +252,6 @@ def test_without_usable_checkpoints_the_remedy_works(tmp_path: Path) -> None:
     assert same(whole("scaffold"), run_pack(task(), specs("scaffold"), places(tmp_path)))
 
 
-def test_much_memory_is_copied_in_small_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedzmg.experiment.run.COPIED_BYTES", 1)
-    stop(tmp_path, "scaffold", 4, seconds=1e9)
-    kept = RunDirectory(tmp_path / "seed-0").position()
-    assert kept is not None
-    assert (kept.checkpoint.round, kept.before) == (4, 3)
-    copied = {n.split("|")[1] for n in kept.checkpoint.tensors if n.startswith("memory|")}
-    assert len(copied) == 3
-
-
 def test_complete_run_is_read_from_a_read_only_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,7 +304,7 @@ def test_export_is_a_state_dict_of_the_trained_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithms": []}, "at least one"),
+        ({"algorithms": []}, "algorithms = "),
         ({"algorithms": ["fedavg", "fedavg"]}, "each once"),
         ({"rounds": 0}, "rounds = 0"),
         ({"settings": {"fedzmg": {"client.lr": "fast"}}}, "lr = 'fast'"),

@@ -15,17 +15,15 @@ from toys import Stop, bare, toy
 
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Metric
-from fedzmg.experiment import early_stopping as stopping
-from fedzmg.experiment.early_stopping import Stopped
+from fedzmg.experiment.control import Stopped, write_stop
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.grids.score import Known, choose_best, neighbours, warnings
 from fedzmg.experiment.grids.stops import Rule, Stops, dominated, unsettled
 from fedzmg.experiment.plan_directory import read_lines, read_rows
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory
-from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.simulation import RoundReport
 
@@ -281,7 +279,7 @@ def test_run_that_goes_on_beside_one_that_stopped_does_not_notice(tmp_path: Path
     with pytest.raises(MemoryError):
         run_pack(toy(), specs, places, progress=Stop(3), stop=ask, checkpoint_seconds=1e9)
     # As if the process had ended between the line and the checkpoint.
-    stopping.write(places[1], Stopped(4, "halving", "as an example"))
+    write_stop(places[1], Stopped(4, "halving", "as an example"))
     first = run_pack(toy(), specs, places, checkpoint_seconds=1e9)
     assert [len(h.records) for h in first] == [6, 4, 6]
     for i, (place, other) in enumerate(zip(places, whole, strict=True)):

@@ -18,9 +18,8 @@ from fedzmg.experiment.control import TimeLimitReached
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory
-from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.studies.study import find_rates, run_study, study_packs, study_runs
 from fedzmg.results.averaging import finals
 from fedzmg.results.runs import Run

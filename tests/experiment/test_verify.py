@@ -20,9 +20,8 @@ from fedzmg.experiment import manifest, training
 from fedzmg.experiment import verify as module
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.run import run_pack
-from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.experiment.verify import verify
 
@@ -210,19 +209,6 @@ def test_neighbours_on_a_gpu_are_found_among_all_variants(
     assert together == [4]
     assert verdict.reproduced
     assert "pack" not in [fact.name for fact in verdict.facts], "the same ones, in their order"
-
-
-def test_settings_that_no_longer_fit_their_pack_are_verified_alone(
-    varied: Path, tmp_path: Path, together: list[int]
-) -> None:
-    place = shutil.copytree(varied, tmp_path / "study")
-    spec = place / "heavy" / "seed-5" / "spec.toml"
-    text = spec.read_text()
-    spec.write_text(text.replace('project = "all"', 'project = "none"'))
-    assert spec.read_text() != text
-    found = {v.name: v.reproduced for v in verify(place, rounds=2, task=toy())}
-    assert found == {name: name != "heavy/seed-5" for name in MEMBERS}
-    assert together == [3, 1]
 
 
 @pytest.mark.parametrize(

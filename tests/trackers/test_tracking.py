@@ -14,9 +14,8 @@ from fedzmg import trackers
 from fedzmg.errors import InputError
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.run import run_pack
-from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.simulation import History
 from fedzmg.trackers import Tracking, by_point

@@ -16,7 +16,7 @@ from fedzmg.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from fedzmg.data.catalog import Dataset
-    from fedzmg.data.population import Population
+    from fedzmg.data.heterogeneity import Population
 
 app = typer.Typer(help="Show, get and import data sets.", no_args_is_help=True)
 
@@ -224,9 +224,9 @@ def _population(
     """Read a data set or a path and count what every client holds."""
     from fedzmg.data import catalog
     from fedzmg.data.formats import is_path, is_table, read_path
-    from fedzmg.data.population import DEFAULT_PARTITIONS, embedded_columns, population
+    from fedzmg.data.heterogeneity import DEFAULT_PARTITIONS, embedded_columns, population
     from fedzmg.data.sources import EMBEDDED, SOURCES, source
-    from fedzmg.experiment.specs.run import parse_setting
+    from fedzmg.experiment.specs.strict import parse_settings
 
     named = _is_named(name)
     if not named and not is_path(name):
@@ -250,7 +250,7 @@ def _population(
     options: dict[str, Any] = {}
     if partition is not None:
         options = {"name": partition, "clients": clients, "seed": seed}
-        options |= dict(parse_setting(text) for text in settings or [])
+        options |= parse_settings(settings or [])
     elif settings or clients:
         raise InputError("--set and --clients need a partition: add --partition NAME")
     elif columns.owners is None and (name, split) in DEFAULT_PARTITIONS:

@@ -187,14 +187,15 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
     from fedzmg import tasks
     from fedzmg.experiment.run_directory import RunDirectory
     from fedzmg.experiment.specs.files import refuse_own_task
-    from fedzmg.experiment.specs.run import RunSpec, parse_setting
+    from fedzmg.experiment.specs.run import RunSpec
+    from fedzmg.experiment.specs.strict import parse_settings
 
     params, round_ = None, 0
     if what in tasks.TASKS:
         for text in settings:
             if not text.startswith(("preset.", "protocol.")):
                 raise InputError(f"--set {text}: expected preset.FIELD or protocol.FIELD=VALUE")
-        spec = RunSpec(task=what).with_settings(dict(map(parse_setting, settings)))
+        spec = RunSpec(task=what).with_settings(parse_settings(settings))
     elif not Path(what).is_dir():
         raise unknown("task or run directory", what, tasks.TASKS, "fedzmg list")
     elif settings:

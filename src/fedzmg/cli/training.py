@@ -19,7 +19,7 @@ from fedzmg.cli.common import DEVICES, ENGINES, Device, Json, Texts, opt, settin
 from fedzmg.errors import InputError
 
 if TYPE_CHECKING:  # a command that only prints help does without torch
-    from fedzmg.experiment.specs.study import StudySpec
+    from fedzmg.experiment.specs.files import StudySpec
     from fedzmg.tasks.task import Task
     from fedzmg.trackers import Naming, Tracking
 
@@ -153,10 +153,11 @@ def run(
 ) -> None:
     """Train one algorithm on one task, or the run of a spec file."""
     from fedzmg.api import tuning_notes
-    from fedzmg.experiment.rules_hash import say_changed_runs
+    from fedzmg.experiment.rules_hash import say_changed
     from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.specs import files as spec_files
-    from fedzmg.experiment.specs.run import RunSpec, parse_setting
+    from fedzmg.experiment.specs.run import RunSpec
+    from fedzmg.experiment.specs.strict import parse_settings
     from fedzmg.storage.files import folder_name
 
     if (Path(task) / "spec.toml").is_file():
@@ -166,7 +167,7 @@ def run(
     from_file = task.endswith(".toml")
     spec = spec_files.read(Path(task), "run") if from_file else RunSpec(task=task)
     assert isinstance(spec, RunSpec)
-    settings = dict(parse_setting(text) for text in set_ or [])
+    settings = parse_settings(set_ or [])
     chosen = settings.pop("algorithm", algorithm)
     spec, left_out = spec.for_algorithm(str(chosen or spec.algorithm))
     if left_out:
@@ -186,7 +187,8 @@ def run(
     common.say(*built.notes, *notes)
     work = Work(built, directory, track, as_json)
     with work.shown() as progress:
-        say_changed_runs({spec.algorithm: [(resolved, directory)]}, directory, progress.say)
+        trained = [(spec.algorithm, resolved.trial.algorithm, directory)]
+        say_changed(trained, directory, progress.say)
         [history] = run_pack(built, [resolved], [directory], progress=progress)
     last, metric, diverged = history.records[-1], built.metric.name, history.diverged
     summary = {
@@ -247,7 +249,7 @@ def study(
 def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
     """Check a run, grid or study file and estimate its cost; nothing is written."""
     from fedzmg.experiment.estimate import estimate
-    from fedzmg.experiment.specs.study import StudySpec
+    from fedzmg.experiment.specs.files import StudySpec
     from fedzmg.experiment.studies.study import MissingGrid, find_rates
     from fedzmg.terminal import views
 

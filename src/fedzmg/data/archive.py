@@ -33,13 +33,9 @@ _OPENERS: dict[bytes, Callable[[IO[bytes]], Any]] = {
 def extract(
     archive: Path, into: Path, wanted: Sequence[str], progress: Progress = SILENT
 ) -> list[Path]:
-    """Unpack an archive, or a single compressed file, into a folder; return the files, sorted.
+    """Unpack an archive, or a single compressed file, into a new folder; return the files, sorted.
 
-    Args:
-        archive: zip, tar (also compressed), or one file as gz, bz2, xz or lzma.
-        into: a folder to make; after an error it may hold some of the files.
-        wanted: patterns for the names of members without folders.
-        progress: receives progress updates.
+    ``wanted`` are patterns for the names of members without folders.
     """
     count = total = 0
 

@@ -24,14 +24,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedzmg.data import column_store, formats, sources
+from fedzmg.data import formats, sources
 from fedzmg.data.cache import SILENT, Progress, file_hash, lock, root, size_of, writing
-from fedzmg.data.columns import Columns
+from fedzmg.data.columns import Columns, load_columns, save_columns
 from fedzmg.data.fetch import download
 from fedzmg.data.formats.common import reading, refuse_row
 from fedzmg.data.sources import SOURCES, Form, source
 from fedzmg.errors import InputError
-from fedzmg.storage.files import sync_directory, write_atomic
+from fedzmg.storage.files import sync_directory
+from fedzmg.storage.formats import write_json
 
 FORMAT = 1
 
@@ -72,7 +73,7 @@ def load(name: str, cache: Path | None = None) -> Dataset:
 
 
 def _open(found: Dataset) -> Dataset:
-    splits = {split: column_store.load(found.path / split) for split in found.counts}
+    splits = {split: load_columns(found.path / split) for split in found.counts}
     return replace(found, splits=splits)
 
 
@@ -113,14 +114,7 @@ def present(cache: Path | None = None) -> dict[str, Dataset]:
 def get(
     name: str, cache: Path | None = None, mirror: str | None = None, progress: Progress = SILENT
 ) -> Dataset:
-    """Download a set from its official address unless it is stored already.
-
-    Args:
-        name: a set of the catalog.
-        cache: the data folder, instead of the default one.
-        mirror: address or folder to use instead.
-        progress: receives progress updates.
-    """
+    """Download a set from its official address, or a ``mirror``, unless it is stored already."""
     what = source(name)
     base = root(cache)
     if not what.remotes:
@@ -189,9 +183,9 @@ def _locked(name: str, base: Path, progress: Progress) -> Iterator[Path]:
 def _convert(
     name: str, files: Sequence[Path], base: Path, workspace: Path, progress: Progress
 ) -> Dataset:
-    loose, packed = sources.find(name, files)
-    given = []
-    for path in sorted((*packed, *loose)):
+    """Convert the files of a set and replace its record."""
+    found, given = sources.find(name, files), list[dict[str, Any]]()
+    for path in found:
         with reading(str(path)):
             size = path.stat().st_size
             given.append({"name": path.name, "sha256": file_hash(path), "bytes": size})
@@ -201,35 +195,25 @@ def _convert(
             opened = _open(here)
             progress.say(f"{name}: these files are imported already")
             return opened
-    unpacked = sources.unpack(name, packed, workspace, progress)
-    form, splits = sources.choose(name, [*loose, *unpacked])
-    return _store(name, form, splits, given, base, progress)
-
-
-def _store(
-    name: str,
-    form: Form,
-    splits: Mapping[str, Sequence[Path]],
-    given: Sequence[Mapping[str, Any]],
-    base: Path,
-    progress: Progress,
-) -> Dataset:
-    """Convert the files of a set and replace its record."""
-    home = base / "sets" / name
-    target = home / f"data-{uuid.uuid4().hex[:12]}"
+    unpacked = [
+        sources.unpack(name, path, workspace / str(i), progress) for i, path in enumerate(found)
+    ]
+    form, splits = sources.choose(name, [path for paths in unpacked for path in paths])
     official = {remote.name: remote.sha256 for remote in source(name).remotes}
     notes = [
         f"{file['name']} is not the official file: its SHA-256 is {file['sha256']}"
         for file in given
         if official.get(file["name"], file["sha256"]) != file["sha256"]
     ]
+    home = base / "sets" / name
+    target = home / f"data-{uuid.uuid4().hex[:12]}"
     counts: dict[str, tuple[int | None, int]] = {}
     fingerprints: list[str] = []
     try:
         for split, paths in splits.items():
             progress.begin(f"reading {split}", None)
             columns = _read(name, split, form, paths)
-            fingerprints.append(f"{split} {column_store.save(target / split, columns)}\n")
+            fingerprints.append(f"{split} {save_columns(target / split, columns)}\n")
             counts[split] = columns.clients, columns.rows
             notes += [f"{split}: {note}" for note in columns.notes]
         record = {
@@ -239,11 +223,11 @@ def _store(
             "fingerprint": hashlib.sha256("".join(sorted(fingerprints)).encode()).hexdigest(),
             "counts": counts,
             "notes": notes,
-            "sources": list(given),
+            "sources": given,
         }
         with writing(home):
             sync_directory(target)
-            write_atomic(home / "set.json", json.dumps(record, indent=1).encode())
+            write_json(home / "set.json", record)
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         with contextlib.suppress(OSError):

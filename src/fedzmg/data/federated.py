@@ -74,6 +74,20 @@ def _tensor(values: Any, what: str) -> Tensor:
     return tensor
 
 
+def number_clients(clients: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Return the sorted client ids, and for each example the position of its own."""
+    try:
+        ids = np.asarray(clients)
+        present, owners = np.unique(ids, return_inverse=True)
+    except (TypeError, ValueError):
+        raise InputError("client ids cannot be sorted: give numbers or strings") from None
+    if ids.ndim != 1 or len(ids) == 0:
+        raise InputError(f"client ids have shape {ids.shape}: give one per example")
+    for row in np.flatnonzero(ids != ids):
+        raise InputError(f"example {row} has the client id nan: give it a number or a string")
+    return present, owners.astype(np.int64)
+
+
 @dataclass(frozen=True)
 class FederatedData:
     """Training examples sorted by client; client ``i`` owns ``offsets[i]:offsets[i + 1]``."""
@@ -95,17 +109,11 @@ class FederatedData:
             names: all client ids, if their order or completeness matters.
         """
         data = examples(x, y, what="training data")
-        try:
-            ids = np.asarray(clients)
-            present, owner = np.unique(ids, return_inverse=True)
-        except (TypeError, ValueError):
-            raise InputError("client ids cannot be sorted: give numbers or strings") from None
-        if ids.shape != (data.size,):
+        present, owner = number_clients(clients)
+        if len(owner) != data.size:
             raise InputError(
-                f"client ids have shape {ids.shape} for {data.size} examples: give one per example"
+                f"{len(owner)} client ids for {data.size} examples: give one per example"
             )
-        for row in np.flatnonzero(ids != ids):
-            raise InputError(f"example {row} has the client id nan: give it a number or a string")
         labels = [str(name) for name in present]
         if names is not None:
             wanted = [str(name) for name in names] if isinstance(names, Iterable) else []

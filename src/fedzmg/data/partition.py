@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedzmg.data.columns import Columns
+from fedzmg.data.federated import number_clients
 from fedzmg.errors import InputError, unknown
 from fedzmg.seeds import stream
 
@@ -108,20 +109,12 @@ def natural(ids: npt.ArrayLike, clients: int | None = None) -> Owners:
 
     ``clients`` is the expected number of different ids, if known.
     """
-    each = np.asarray(ids)
-    if each.ndim != 1 or len(each) == 0:
-        raise InputError(f"client ids have shape {each.shape}: give one per example")
-    try:
-        present, owners = np.unique(each, return_inverse=True)
-    except TypeError:
-        raise InputError("client ids cannot be sorted: give numbers or strings") from None
-    if present[-1] != present[-1]:
-        raise InputError("a client id is nan: give every example a number or a string")
+    present, owners = number_clients(ids)
     if clients is not None and clients != len(present):
         raise InputError(
             f"clients = {clients}: the ids name {len(present)} clients, which cannot be chosen"
         )
-    return owners.astype(np.int64)
+    return owners
 
 
 def pachinko(

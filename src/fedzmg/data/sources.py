@@ -96,37 +96,36 @@ def expected(what: Source) -> str:
     return ", or ".join([*(form.files for form in what.forms), "an archive of them"])
 
 
-def find(name: str, files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+def find(name: str, files: Sequence[Path]) -> list[Path]:
     """Find the files of the data set among those given, and archives that may hold some."""
-    what = source(name)
-    loose: list[Path] = []
-    packed: list[Path] = []
+    what, found = source(name), list[Path]()
     for path in files:
         if not path.exists():
             raise InputError(f"{path}: there is no such file or folder")
-        found = _fitting(what, sorted(path.rglob("*")) if path.is_dir() else [path])
-        if found:
-            loose += found
-        elif path.is_file() and (
+        own = _fitting(what, sorted(path.rglob("*")) if path.is_dir() else [path])
+        packed = path.is_file() and (
             archive.is_archive(path) or _fitting(what, [path.with_suffix("")])
-        ):
-            packed.append(path)
-        else:
-            raise InputError(f"{path} holds no file of {name!r}: give {expected(what)}")
-    return loose, packed
+        )
+        found += own or [path] * bool(packed)
+        if not own and not packed:
+            raise _no_file(name, path)
+    return sorted(found)
 
 
-def unpack(name: str, packed: Sequence[Path], workspace: Path, progress: Progress) -> list[Path]:
-    """Unpack the files of the data set from archives below ``workspace``."""
+def unpack(name: str, path: Path, workspace: Path, progress: Progress) -> list[Path]:
+    """Unpack the files of the data set from an archive; return any other file itself."""
     what = source(name)
+    if _fitting(what, [path]):
+        return [path]
     wanted = [pattern for form in what.forms for pattern in form.accepted]
-    files: list[Path] = []
-    for number, path in enumerate(packed):
-        found = archive.extract(path, workspace / f"{number}-{path.name}", wanted, progress)
-        if not found:
-            raise InputError(f"{path} holds no file of {name!r}: give {expected(what)}")
-        files += found
-    return files
+    found = archive.extract(path, workspace / path.name, wanted, progress)
+    if not found:
+        raise _no_file(name, path)
+    return found
+
+
+def _no_file(name: str, path: Path) -> InputError:
+    return InputError(f"{path} holds no file of {name!r}: give {expected(source(name))}")
 
 
 def choose(name: str, files: Sequence[Path]) -> tuple[Form, dict[str, list[Path]]]:

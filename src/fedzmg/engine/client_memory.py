@@ -1,9 +1,9 @@
 """State that clients keep between the rounds they take part in.
 
-Every visited client has two slots, each stamped with the round that wrote it. A write never touches
-the slot that the last committed round relies on. To go back to that round is to take, for every
-client, the newest slot that is not younger. A checkpoint of a committed round need only name it;
-one of a later round has to carry copies.
+Every visited client has three slots, each stamped with the round that wrote it: for the previous
+checkpoint, the newest one and the current round. A write never touches a slot that a checkpoint
+relies on. To go back to a checkpoint is to take, for every client, the newest slot that is not
+younger.
 
 Slots are in sparse files. Only the cohort's share is ever in memory and on the device.
 """
@@ -28,6 +28,7 @@ from fedzmg.errors import InputError
 from fedzmg.tree import Flat, flatten_rows, leaves, row, tree_map, unflatten_rows
 
 NEVER = -1
+SLOTS = 3
 
 
 class FileRows:
@@ -66,14 +67,14 @@ class FileRows:
 
 
 class Slots:
-    """Two stamped slots per client of one trial."""
+    """Stamped slots of the clients of one trial."""
 
     def __init__(self, directory: Path, clients: int, width: int, dtype: npt.DTypeLike) -> None:
         self._rows = FileRows(directory / "memory.rows", width, dtype)
-        self._stamp_rows = FileRows(directory / "memory.stamps", 2, np.int64)
-        self._stamps = np.full((clients, 2), NEVER, dtype=np.int64)
-        self.committed = 0
-        """Round whose state a checkpoint needs."""
+        self._stamp_rows = FileRows(directory / "memory.stamps", SLOTS, np.int64)
+        self._stamps = np.full((clients, SLOTS), NEVER, dtype=np.int64)
+        self.committed: tuple[int, ...] = (0,)
+        """Rounds whose state a checkpoint needs, at most two."""
         self.path = self._stamp_rows.path
         self.saved = self.path.exists()
         """The file has the stamps of all clients."""
@@ -81,7 +82,7 @@ class Slots:
             known = np.fromfile(self.path, dtype=np.int64)
             if known.size != self._stamps.size:
                 raise InputError(f"{self.path} is damaged: restore it or start afresh")
-            self._stamps = known.reshape(clients, 2)
+            self._stamps = known.reshape(clients, SLOTS)
 
     def visited(self) -> list[int]:
         """List clients that have a memory."""
@@ -92,16 +93,17 @@ class Slots:
         stamps = self._stamps[client]
         if stamps.max() == NEVER:
             return None
-        return self._rows.read(2 * client + int(stamps.argmax()))
+        return self._rows.read(SLOTS * client + int(stamps.argmax()))
 
     def write(self, client: int, round_: int, values: npt.NDArray[Any]) -> None:
-        """Write a client's memory, but not to the slot of the last checkpoint."""
+        """Write a client's memory, but not to the slot of a checkpoint."""
         stamps = self._stamps[client]
-        newest = int(stamps.argmax())
-        slot = newest if stamps[newest] > self.committed else 1 - newest
+        needed = {int(np.where(stamps <= r, stamps, NEVER).argmax()) for r in self.committed}
+        # The newest of the others is of the current rounds, if there is one.
+        slot = max(set(range(SLOTS)) - needed, key=lambda i: int(stamps[i]))
         # A crash in the middle of the row must not leave half of it under a valid stamp.
         self._stamp(client, slot, NEVER)
-        self._rows.write(2 * client + slot, values)
+        self._rows.write(SLOTS * client + slot, values)
         self._stamp(client, slot, round_)
 
     def _stamp(self, client: int, slot: int, round_: int) -> None:
@@ -124,7 +126,7 @@ class Slots:
     def rewind(self, round_: int) -> None:
         """Forget everything younger than a checkpoint."""
         self._stamps[self._stamps > round_] = NEVER
-        self.committed = round_
+        self.committed = (round_,)
         if self.saved:
             self._save_stamps()
 
@@ -196,10 +198,10 @@ class MemoryStore:
         for slots in () if self._is_temporary else self._trials:
             slots.flush()
 
-    def commit(self, round_: int) -> None:
-        """Protect the state after this round, which a checkpoint names."""
+    def commit(self, *rounds: int) -> None:
+        """Protect the states after these rounds, which checkpoints name."""
         for slots in self._trials:
-            slots.committed = round_
+            slots.committed = rounds
 
     def rewind(self, trial: int, round_: int) -> None:
         """Take one trial back to a checkpoint's round."""

@@ -17,9 +17,8 @@ from fedzmg import algorithms, tasks
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.evaluation import evaluate
 from fedzmg.experiment.grids.grid import choosing
-from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.run import DTYPES, RunSpec
-from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.simulation import Simulation, Trial, resolve_device
 from fedzmg.tasks.task import Task
@@ -95,8 +94,8 @@ def estimate(spec: RunSpec | GridSpec | StudySpec, *, timed: bool = True) -> Est
         row = algorithms.ALGORITHMS[name]
         moved = model * cohort * rounds * trials
         down, up = down + row.down * moved, up + row.up * moved
-        # Two slots for every client that is ever sampled.
-        memory = 2 * row.client_keeps * model * min(preset.clients, cohort * rounds)
+        # Three slots for every client that is ever sampled.
+        memory = 3 * row.client_keeps * model * min(preset.clients, cohort * rounds)
         state = (1 + row.server_keeps) * model
         if is_grid:
             # One algorithm at a time, and a new checkpoint beside the old one.

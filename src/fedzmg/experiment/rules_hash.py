@@ -13,14 +13,12 @@ import hashlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from fedzmg.contract import Algorithm, chain
-from fedzmg.experiment.run_directory import RunDirectory
-from fedzmg.experiment.specs.run import ResolvedRun
 from fedzmg.storage.formats import read_json
 
 FACT = "rules_sha256"
@@ -34,34 +32,22 @@ def rules_sha256(algorithm: Algorithm) -> str | None:
     return _hash(tuple(type(rule) for rule in rules))
 
 
-def have_changed(algorithm: Algorithm, directory: Path) -> bool:
-    """Return whether a directory was trained by other rules than an algorithm has now."""
-    path, now = directory / "manifest.json", rules_sha256(algorithm)
-    then = read_json(path).get(FACT) if path.is_file() else None
-    return None not in (then, now) and then != now
-
-
-def say_changed(names: Iterable[str], out: Path, say: Callable[[str], None]) -> None:
-    """Report algorithms whose rules have changed in one line, if there are any."""
-    if found := ", ".join(dict.fromkeys(names)):
-        say(f"{found}: rules have changed since {out} was trained; choose another --out")
-
-
-def say_changed_runs(
-    runs: Mapping[str, Iterable[tuple[ResolvedRun, Path]]], out: Path, say: Callable[[str], None]
+def say_changed(
+    trained: Iterable[tuple[str, Algorithm, Path]], out: Path, say: Callable[[str], None]
 ) -> None:
-    """Report existing runs, by displayed name, whose rules have changed.
+    """Report algorithms, by displayed name, whose rules have changed since a directory's training.
 
-    A directory of another run is not reported; it will be refused.
+    Only a directory with a manifest has been trained.
     """
     changed = []
-    for name, each in runs.items():
-        for (spec, trial), path in each:
-            directory = RunDirectory(path)
-            has_changed = directory.exists and have_changed(trial.algorithm, path)
-            if has_changed and directory.spec() == spec:
-                changed.append(name)
-    say_changed(changed, out, say)
+    for name, algorithm, directory in trained:
+        path, now = directory / "manifest.json", rules_sha256(algorithm)
+        then = read_json(path).get(FACT) if path.is_file() else None
+        if None not in (then, now) and then != now:
+            changed.append(name)
+    if changed:
+        names = ", ".join(dict.fromkeys(changed))
+        say(f"{names}: rules have changed since {out} was trained; choose another --out")
 
 
 @functools.cache

@@ -8,14 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from fedzmg.data.plan import sample_cohort
 from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError
-from fedzmg.experiment import early_stopping, manifest
-from fedzmg.experiment.control import Budget, checkpoint_interval, named_write_errors
-from fedzmg.experiment.early_stopping import Ask, Stopped
+from fedzmg.experiment import control, manifest
 from fedzmg.experiment.plan_directory import ANOTHER, first_difference
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import FACT
@@ -39,12 +34,9 @@ from fedzmg.simulation import (
 from fedzmg.storage.formats import flat
 from fedzmg.storage.lock import Hold, hold
 from fedzmg.tasks.task import Task
-from fedzmg.tree import Tree, named_leaves, refill, row
+from fedzmg.tree import Tree
 
 CHECKPOINT_SECONDS = 10.0
-COPIED_BYTES = 256 << 20
-"""Size of copied client memory at which a checkpoint is due."""
-COPIED = "memory|"
 
 
 class Job(NamedTuple):
@@ -61,7 +53,7 @@ class Job(NamedTuple):
     """True if nothing is left to train."""
     records: Sequence[Record] = ()
     clients: tuple[ClientMetrics, ...] = ()
-    stopped: Stopped | None = None
+    stopped: control.Stopped | None = None
     """The decision to stop it early, if there is one."""
 
     @property
@@ -82,8 +74,8 @@ def run_pack(
     *,
     progress: Progress | None = None,
     checkpoint_seconds: float | None = None,
-    stop: Ask | None = None,
-    budget: Budget | None = None,
+    stop: control.Ask | None = None,
+    budget: control.Budget | None = None,
     label: str | None = None,
     models: bool = True,
 ) -> list[History]:
@@ -102,7 +94,7 @@ def run_pack(
     task = replace(task, protocol=first.build_protocol(task))
     rounds, seconds = (
         task.protocol.rounds,
-        checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds),
+        control.checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds),
     )
     directories = [RunDirectory(path) for path in paths] if paths else [None] * len(runs)
     # Complete runs are only read: they need no lock and may be read-only.
@@ -140,7 +132,7 @@ def run_pack(
         for (done, _, _), members in groups.items():
             progress.begin(label, rounds, done)
             pack = [jobs[i] for i in members]
-            ask, limit = stop or (lambda _: {}), budget or Budget()
+            ask, limit = stop or (lambda _: {}), budget or control.Budget()
             found = _train(task, pack, progress, held, ask, limit, seconds)
             histories |= zip(members, found, strict=True)
     return [histories[i] for i in range(len(jobs))]
@@ -171,7 +163,7 @@ def _open_job(
         manifest.refuse_other_task(directory.path, facts, task)
         records = {record.round: record for record in directory.records()}
         position = directory.position(logged=records, until=until)
-        stopped = early_stopping.read(directory.path)
+        stopped = control.read_stop(directory.path)
         last = task.protocol.rounds if stopped is None else stopped.round
         done = 0 if position is None else position.checkpoint.round
         logged = manifest.FINISHED in facts and records.keys() >= set(range(1, last + 1))
@@ -189,7 +181,7 @@ def _open_job(
             progress.say(
                 f"{job.position.rejected}: the previous checkpoint is used, from round {job.done}"
             )
-        with named_write_errors(directory.path):
+        with control.named_write_errors(directory.path):
             directory.repair(job.position)
     return job
 
@@ -204,19 +196,13 @@ def _train(
     jobs: Sequence[Job],
     progress: Progress,
     held: Hold,
-    stop: Ask,
-    budget: Budget,
+    stop: control.Ask,
+    budget: control.Budget,
     checkpoint_seconds: float,
 ) -> list[History]:
     """Train runs that are at the same round to their end."""
     first = jobs[0]
-    restored = []
-    for job in jobs:
-        if job.position is not None:
-            tensors = job.position.checkpoint.tensors
-            own = {name: t for name, t in tensors.items() if not name.startswith(COPIED)}
-            restored.append(job.position.checkpoint._replace(tensors=own))
-    with named_write_errors(None if first.directory is None else first.directory.path):
+    with control.named_write_errors(None if first.directory is None else first.directory.path):
         simulation = build_simulation(
             task,
             [job.run.trial for job in jobs],
@@ -224,9 +210,10 @@ def _train(
             [job.directory.path for job in jobs if job.directory is not None],
             recorded=first.engine,
             chunk=recorded_chunk(first.facts, task, len(jobs)) if first.facts else None,
-            restored=restored,
+            restored=[job.position.checkpoint for job in jobs if job.position is not None],
         )
-        _restore_memory(jobs, simulation)
+        # Also protect what the checkpoint before needs, in case the newest gets damaged.
+        simulation.memory.commit(first.before, simulation.round)
         storage = RunStorage(jobs, simulation, progress, stop)
     training_loop(
         simulation, storage, progress,
@@ -242,7 +229,7 @@ class RunStorage(TrainingStorage):
     keeps_models = True
 
     def __init__(
-        self, jobs: Sequence[Job], simulation: Simulation, progress: Progress, stop: Ask
+        self, jobs: Sequence[Job], simulation: Simulation, progress: Progress, stop: control.Ask
     ) -> None:
         self._jobs, self._saved_round, self._stop = list(jobs), simulation.round, stop
         self._directories = {i: j.directory for i, j in enumerate(jobs) if j.directory is not None}
@@ -287,13 +274,8 @@ class RunStorage(TrainingStorage):
         known = {i: job.stopped for i, job in enumerate(self._jobs) if job.stopped is not None}
         new = {i: decision for i, decision in self._stop(report).items() if i not in known}
         for i in self._directories.keys() & new:
-            early_stopping.write(self._directories[i].path, new[i])
+            control.write_stop(self._directories[i].path, new[i])
         return sorted({*new, *(i for i, one in known.items() if one.round == report.round)})
-
-    def is_large(self, simulation: Simulation) -> bool:
-        visits = (simulation.round - self._saved_round) * simulation.task.protocol.cohort
-        clients = min(visits, len(simulation.task.train))
-        return clients * simulation.memory.kept_bytes > COPIED_BYTES
 
     def save(self, simulation: Simulation, stopping: Collection[int]) -> None:
         before, ended = self._saved_round, simulation.round == simulation.rounds
@@ -304,63 +286,20 @@ class RunStorage(TrainingStorage):
             # Evaluations of clients come first, so that a checkpoint never lacks them.
             if self.clients[i] and self.clients[i][-1].round > before:
                 directory.save_clients(self.clients[i])
-            tensors = checkpoint.tensors | _copies(simulation, i, before)
-            directory.save(checkpoint._replace(tensors=tensors), before)
-        # Only now may memory that the checkpoint before the last needs be overwritten. The last
-        # one has copies of what it needs.
-        simulation.memory.commit(before)
+            directory.save(checkpoint, before)
+        # Only now may memory that the checkpoint before the last needs be overwritten.
+        simulation.memory.commit(before, simulation.round)
         self._saved_round = simulation.round
         for i in active:
             # The log alone does not tell: its last line precedes the last checkpoint.
             if ended or i in stopping:
                 manifest.note(self._directories[i].path, **{manifest.FINISHED: manifest.now()})
 
-    def note_chunk(self, simulation: Simulation) -> None:
-        change = {"round": simulation.round, "chunk": simulation.chunk}
-        for directory in self._directories.values():
-            manifest.note_change(directory.path, "chunk_changes", change)
-
-    def note_pack(self, simulation: Simulation) -> None:
+    def note_change(self, simulation: Simulation, name: str) -> None:
         names = manifest.members(simulation)
         left = [i for i in range(len(self._jobs)) if i not in simulation.stopped_trials]
-        change = {"round": simulation.round, "pack": [names[i] for i in left]}
+        pack = {"pack": [names[i] for i in left]}
+        fact = {"chunk": simulation.chunk} if name == "chunk_changes" else pack
         for i in self._directories.keys() & left:
-            manifest.note_change(self._directories[i].path, "pack_changes", change)
-
-
-def _copies(simulation: Simulation, trial: int, since: int) -> dict[str, Tensor]:
-    """Copy the memory of clients that trained since the last checkpoint.
-
-    Every client has two slots on disk and there are three values: of the previous checkpoint, of
-    the newest one and of the current round. The slots hold the first and the last; the newest
-    checkpoint holds its own. After the last round nothing is overwritten any more.
-    """
-    if simulation.memory.is_empty or simulation.round == simulation.rounds:
-        return {}
-    protocol, seed = simulation.task.protocol, simulation.trials[trial].seed
-    size, replacement = len(simulation.task.train), protocol.replacement
-    clients: set[int] = set()
-    for round_ in range(since + 1, simulation.round + 1):
-        cohort = sample_cohort(seed, round_, size, protocol.cohort, replacement=replacement)
-        clients.update(cohort.tolist())
-    return {
-        f"{COPIED}{client}|{path}": tensor[0]
-        for client in sorted(clients)
-        for path, tensor in named_leaves(simulation.memory.read([(trial, client)])).items()
-    }
-
-
-def _restore_memory(jobs: Sequence[Job], simulation: Simulation) -> None:
-    """Restore the client memory that checkpoints hold; keep what the previous ones need."""
-    simulation.memory.commit(jobs[0].before)
-    for i, job in enumerate(jobs):
-        if job.position is None or simulation.memory.is_empty:
-            continue
-        copies: dict[int, dict[str, Tensor]] = defaultdict(dict)
-        for name, tensor in job.position.checkpoint.tensors.items():
-            if name.startswith(COPIED):
-                client, _, path = name.removeprefix(COPIED).partition("|")
-                copies[int(client)][path] = tensor
-        blank = row(simulation.memory.fresh, i)
-        memories = {client: refill(blank, named) for client, named in copies.items()}
-        simulation.memory.put(i, simulation.round, memories)
+            path = self._directories[i].path
+            manifest.note_change(path, name, {"round": simulation.round, **fact})

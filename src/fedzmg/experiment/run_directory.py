@@ -40,7 +40,7 @@ from fedzmg.storage.checkpoint import (
     write_checkpoint,
 )
 from fedzmg.storage.client_metrics import CLIENTS, ClientTable, read_clients, write_clients
-from fedzmg.storage.files import is_leftover, remove_leftovers, sync_directory, write_atomic
+from fedzmg.storage.files import remove_leftovers, sync_directory, write_atomic
 from fedzmg.storage.formats import append_log, log_lines, read_json, write_json
 
 FORMAT = 1
@@ -54,8 +54,7 @@ class Position(NamedTuple):
 
     checkpoint: Checkpoint
     before: int
-    """Round of the checkpoint before this one. Client memory that changed between the two is
-    copied into this one."""
+    """Round of the checkpoint before this one."""
     rejected: str = ""
     """The reason why a newer checkpoint is not used."""
 
@@ -69,14 +68,8 @@ class RunDirectory:
     @property
     def exists(self) -> bool:
         """True if a run was created; files of a crashed creation do not count."""
-        if not self.path.is_dir():
-            return False
-        names = ("manifest.json", "spec.toml", lock.NAME)
-        return any(
-            found.name not in ("manifest.json", lock.NAME, lock.GUARD)
-            and not any(is_leftover(found, name) for name in names)
-            for found in self.path.iterdir()
-        )
+        names = {found.name for found in self.path.iterdir()} if self.path.is_dir() else set()
+        return any(name[0] != "." for name in names - {"manifest.json", lock.NAME})
 
     def create(self, spec: RunSpec, manifest: Mapping[str, Any]) -> None:
         """Create a run directory."""

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from fedzmg.engine.choose import EngineChoice, EnginePlanner
 from fedzmg.errors import Interrupted
-from fedzmg.experiment import manifest
-from fedzmg.experiment.control import (
-    Budget,
-    TimeLimitReached,
-    deferred_interrupt,
-    named_write_errors,
-)
+from fedzmg.experiment import control, manifest
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.plan import Plan
 from fedzmg.experiment.specs.run import DTYPES, RunSpec
@@ -30,37 +23,28 @@ CHECKPOINT_SHARE = 0.05
 """Largest share of the time that writing checkpoints may take."""
 
 
-class TrainingStorage(ABC):
+class TrainingStorage(Protocol):
     """Stores the results of a training loop."""
 
     path: Path | None = None
     """Directory of the results; None if nothing is stored."""
-    keeps_models = False
+    keeps_models: bool = False
     """True if the last checkpoint of a trial is a result."""
 
-    @abstractmethod
     def append(self, report: RoundReport) -> RoundReport:
         """Log a round; return it with additional evaluations, if there are any."""
 
-    @abstractmethod
     def save(self, simulation: Simulation, stopping: Collection[int]) -> None:
         """Write a checkpoint; ``stopping`` are trials for which it is the last one."""
 
-    @abstractmethod
-    def note_chunk(self, simulation: Simulation) -> None:
-        """Record that another number of clients trains at once."""
+    def note_change(self, simulation: Simulation, name: str) -> None:
+        """Record the number of clients that train at once, or the trials that still train.
 
-    @abstractmethod
-    def note_pack(self, simulation: Simulation) -> None:
-        """Record the trials that still train after others stopped."""
+        ``name`` is the key in the manifest, ``chunk_changes`` or ``pack_changes``.
+        """
 
-    @abstractmethod
     def early_stops(self, report: RoundReport) -> Collection[int]:
         """Decide and record early stops; return the trials that stop after this round."""
-
-    def is_large(self, _: Simulation) -> bool:
-        """Return whether a checkpoint has grown so large that it is due."""
-        return False
 
 
 def training_loop(
@@ -69,7 +53,7 @@ def training_loop(
     progress: Progress,
     *,
     held: Hold,
-    budget: Budget,
+    budget: control.Budget,
     checkpoint_seconds: float,
 ) -> None:
     """Train the remaining rounds of a simulation and store every one.
@@ -81,18 +65,26 @@ def training_loop(
     """
     rounds, interval, saved_at = simulation.rounds, checkpoint_seconds, time.monotonic()
     try:
-        with deferred_interrupt(progress) as requested:
+        with control.deferred_interrupt(progress) as requested:
             finished = simulation.round == rounds
             while not finished:
-                with named_write_errors(storage.path):
-                    report = _train_round(simulation, storage, progress, held)
+                with control.named_write_errors(storage.path):
+                    chunk, report = simulation.chunk, simulation.run_round()
+                    held.check()
+                    if simulation.chunk != chunk:
+                        progress.say(
+                            f"round {report.round}: out of memory; from here on "
+                            f"{simulation.chunk} clients train at once"
+                        )
+                        storage.note_change(simulation, "chunk_changes")
+                    report = storage.append(report)
                     stopping, spent = storage.early_stops(report), budget.spent
                     active = len(simulation.trials) - len(simulation.stopped_trials)
                     finished = simulation.round == rounds or len(stopping) == active
                     ends = storage.keeps_models and (finished or bool(stopping))
                     leaves = (requested.is_set() or spent) and not finished
                     late = time.monotonic() - saved_at > interval and not finished
-                    is_due = ends or leaves or late or storage.is_large(simulation)
+                    is_due = ends or leaves or late
                     if is_due:
                         began = time.monotonic()
                         storage.save(simulation, stopping)
@@ -101,33 +93,18 @@ def training_loop(
                             interval = max(interval, (saved_at - began) / CHECKPOINT_SHARE)
                     if stopping:
                         simulation.stop(stopping)
-                        storage.note_pack(simulation)
+                        storage.note_change(simulation, "pack_changes")
                 progress.advance(report)
                 if requested.is_set():
                     # Also after the last round: other packs may follow, which must not begin.
                     if not is_due and not finished:
-                        with named_write_errors(storage.path):
+                        with control.named_write_errors(storage.path):
                             storage.save(simulation, ())
                     raise KeyboardInterrupt
                 if spent and not finished:
-                    raise TimeLimitReached(simulation.round, rounds)
+                    raise control.TimeLimitReached(simulation.round, rounds)
     except KeyboardInterrupt:
         raise Interrupted(simulation.round, rounds, kept=storage.path is not None) from None
-
-
-def _train_round(
-    simulation: Simulation, storage: TrainingStorage, progress: Progress, held: Hold
-) -> RoundReport:
-    chunk = simulation.chunk
-    report = simulation.run_round()
-    held.check()
-    if simulation.chunk != chunk:
-        progress.say(
-            f"round {report.round}: out of memory; from here on {simulation.chunk} clients train "
-            "at once"
-        )
-        storage.note_chunk(simulation)
-    return storage.append(report)
 
 
 def build_simulation(

@@ -22,13 +22,11 @@ from fedzmg.experiment.grids.grid import choosing
 from fedzmg.experiment.grids.search import built, evaluated, packs, trials_of
 from fedzmg.experiment.plan_directory import read_rows
 from fedzmg.experiment.run_directory import RunDirectory
-from fedzmg.experiment.specs.files import refuse_own_task
-from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.files import GridSpec, refuse_own_task
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.training import build_simulation, recorded_engine
 from fedzmg.results.diff import Rows, compare_logs
 from fedzmg.simulation import Record, Trial, resolve_device
-from fedzmg.simulation import packs as same_structure
 from fedzmg.storage.formats import json_words, read_json
 from fedzmg.tasks.task import Task
 
@@ -189,15 +187,12 @@ def _verify_pack(task: Task, pack: Sequence[_Kept], wanted: int) -> dict[Path, V
         replace(spec.resolve(plain).trial, name=run.path.parent.name)
         for run, spec in zip(pack, specs, strict=True)
     ]
-    found: dict[Path, Verdict] = {}
-    for members in same_structure(plain, trials):  # one, unless a file has changed
-        first, end = pack[members[0]], min(wanted, plain.protocol.rounds)
-        notes: list[str] = []
-        rounds, now = _repeat(first, plain, [trials[i] for i in members], end, notes)
-        for i, member in enumerate(members):
-            repeated: Rows = {each[i].round: json_words(each[i]._asdict()) for each in rounds}
-            found[pack[member].path] = pack[member].judge(repeated, now, notes)
-    return found
+    notes: list[str] = []
+    rounds, now = _repeat(pack[0], plain, trials, min(wanted, plain.protocol.rounds), notes)
+    return {
+        run.path: run.judge({r[i].round: json_words(r[i]._asdict()) for r in rounds}, now, notes)
+        for i, run in enumerate(pack)
+    }
 
 
 def _verify_grid(

@@ -33,15 +33,15 @@ class ClientTable(NamedTuple):
     loss: NDArray[np.float64]
 
 
+_WHOLE = ("client", "examples", "round")
+_NAMES = (*_WHOLE, "metric", "loss")
+"""Names of a table's arrays in the file."""
+
+
 def write_clients(directory: Path, table: ClientTable) -> None:
     """Write the file atomically."""
-    tensors: dict[str, NDArray[Any]] = {
-        "client": table.clients.astype(np.int32),
-        "examples": table.examples.astype(np.int32),
-        "round": table.rounds.astype(np.int32),
-        "metric": table.metric,
-        "loss": table.loss,
-    }
+    tensors: dict[str, NDArray[Any]] = dict(zip(_NAMES, table[2:], strict=True))
+    tensors |= {name: tensors[name].astype(np.int32) for name in _WHOLE}
     facts = {"format": str(FORMAT), "part": table.part, "population": str(table.population)}
     write_atomic(directory / CLIENTS, safetensors.numpy.save(tensors, facts))
 
@@ -53,20 +53,13 @@ def read_clients(directory: Path) -> ClientTable | None:
         return None
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            facts, metric, loss = (
-                file.metadata(),
-                file.get_tensor("metric"),
-                file.get_tensor("loss"),
-            )
-            clients, examples, rounds = (
-                file.get_tensor(name).astype(np.int64) for name in ("client", "examples", "round")
-            )
-        facts = facts["part"], int(facts["population"])
-        found = ClientTable(*facts, clients, examples, rounds, metric, loss)
+            facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in _NAMES}
+        tensors |= {name: tensors[name].astype(np.int64) for name in _WHOLE}
+        found = ClientTable(facts["part"], int(facts["population"]), *tensors.values())
         shape = len(found.rounds), len(found.clients)
         same = len(found.examples) == len(found.clients)
-        if not same or not metric.size or {metric.shape, loss.shape} != {shape}:
-            raise ValueError(f"a table of shape {metric.shape}")
+        if not same or 0 in shape or {found.metric.shape, found.loss.shape} != {shape}:
+            raise ValueError(f"a table of shape {found.metric.shape}")
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise InputError(f"{path} cannot be read ({error}): {RESTORE}") from None
     return found

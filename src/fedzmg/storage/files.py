@@ -80,15 +80,9 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[Path]:
 
 def remove_leftovers(path: Path) -> None:
     """Remove temporary files that a killed process left while it wrote ``path``."""
-    for found in path.parent.iterdir():
-        if is_leftover(found, path.name):
-            with contextlib.suppress(OSError):
-                found.unlink()
-
-
-def is_leftover(found: Path, name: str) -> bool:
-    """Return whether a file is a temporary file of :func:`replacing` for ``name``."""
-    return found.name.startswith(f".{name}.")
+    for found in path.parent.glob(f".{path.name}.*"):
+        with contextlib.suppress(OSError):
+            found.unlink()
 
 
 def sync_directory(path: Path) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.progress import Progress, Silent
-from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.simulation import Record, RoundReport, Simulation, Trial
 from fedzmg.storage.files import folder_name, write_atomic
 from fedzmg.version import __version__

@@ -115,12 +115,9 @@ def codes(values: Sequence[str]) -> tuple[Ids, tuple[str, ...]]:
 def labels(
     values: Any, where: str, classes: Sequence[str] | None = None
 ) -> tuple[Ids, tuple[str, ...]]:
-    """Convert labels to ids from 0; return the class names too, where there are names.
+    """Convert whole numbers or class names to ids from 0; return the names too, if there are any.
 
-    Args:
-        values: whole numbers from 0, or names of classes.
-        where: file and column, for messages.
-        classes: the names in the order of their ids; sorted by default.
+    ``classes`` are the names in the order of their ids; sorted by default.
     """
     given = numbers_or_strings(values, f"{where}: labels")
     names = tuple(classes or ())
@@ -189,16 +186,7 @@ def assemble(
     classes: Sequence[str] | None = None,
     notes: Sequence[str] = (),
 ) -> Columns:
-    """Make sorted columns of numbers, strings or images, and of their labels.
-
-    Args:
-        where: file, for messages.
-        grouping: order of the rows.
-        features: inputs of all rows, not sorted yet.
-        y: labels, whole numbers or names of classes.
-        classes: names of classes in the order of their ids; sorted by default.
-        notes: unexpected properties, for the user.
-    """
+    """Make sorted columns of features and labels in the order of the file."""
     columns: dict[str, Column] = {}
     names: tuple[str, ...] = ()
     order = grouping.order
@@ -229,16 +217,17 @@ def pack(values: Sequence[Any], where: str) -> Strings:
 
 
 def join(parts: Sequence[Column]) -> Column:
-    """Concatenate parts of a column; numbers of different types become float32."""
+    """Concatenate parts of a column; numbers of different types become float32, bytes fractions."""
     texts = [part for part in parts if isinstance(part, Strings)]
     if texts:
         lengths = np.concatenate([np.diff(part.offsets) for part in texts])
         text = np.concatenate([part.text for part in texts])
         return Strings(text, np.cumsum([0, *lengths], dtype=np.int64))
     arrays = [part for part in parts if not isinstance(part, Strings)]
-    types = {array.dtype for array in arrays}
-    dtype = types.pop() if len(types) == 1 else np.dtype(np.float32)
-    return np.concatenate(arrays, dtype=dtype, casting="unsafe")
+    if len({array.dtype for array in arrays}) > 1:
+        arrays = [a / np.float32(255) if a.dtype == np.uint8 else a for a in arrays]
+        return np.concatenate(arrays, dtype=np.float32, casting="unsafe")
+    return np.concatenate(arrays)
 
 
 class Client(NamedTuple):
@@ -249,16 +238,9 @@ class Client(NamedTuple):
     columns: Mapping[str, Column]
 
 
-def collect(where: str, read: Callable[[bool], Iterable[Client]]) -> Columns:
-    """Join the columns of all clients.
-
-    ``read(packed)`` yields the clients; if packed, fractions that are multiples of 1/255 are bytes.
-    """
-    clients = list(read(True))
-    types = {x.dtype for c in clients if isinstance(x := c.columns.get("x"), np.ndarray)}
-    if np.dtype(np.uint8) in types and len(types) > 1:
-        # Only some clients' fractions are bytes; read the rounded ones again as they are.
-        clients = list(read(False))
+def collect(where: str, found: Iterable[Client]) -> Columns:
+    """Join the columns of all clients."""
+    clients = list(found)
     filled = [client for client in clients if client.columns]
     if not filled:
         raise InputError(f"{where}: no client has an example: get the file again")

@@ -116,15 +116,10 @@ def decode_all(
     *,
     stored: int | None = None,
 ) -> Array:
-    """Decode images of one shape into one column.
+    """Decode images of one shape into one column; image ``order[i]`` goes to row ``i``.
 
-    Args:
-        sources: for each image its name in messages, and a path, bytes (also as in a struct of
-            Hugging Face), or an image of Pillow.
-        order: image ``order[i]`` goes to row ``i``.
-        size: height and width to resize to; None keeps them.
-        grey: convert to grey (True) or colour (False); None keeps what is stored.
-        stored: bytes of the images in files, which bound the result; None for no bound.
+    ``sources`` has for each image its name in messages, and a path, bytes (also as in a struct of
+    Hugging Face), or an image of Pillow. ``stored`` bytes in files bound the result.
     """
     try:
         from PIL import Image

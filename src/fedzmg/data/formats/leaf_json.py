@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,10 @@ from fedzmg.errors import InputError
 def read_leaf(paths: Paths) -> Columns:
     """Read shards of one data set; each shard is held in memory while it is read."""
     files = common.as_paths(paths)
-    return common.collect(str(files[0]), partial(_users, files))
+    return common.collect(str(files[0]), _users(files))
 
 
-def _users(paths: Sequence[Path], packed: bool) -> Iterator[Client]:
+def _users(paths: Sequence[Path]) -> Iterator[Client]:
     for path in paths:
         with common.reading(str(path), REMEDY):
             content = json.loads(path.read_bytes().decode("utf-8-sig"))
@@ -50,22 +49,22 @@ def _users(paths: Sequence[Path], packed: bool) -> Iterator[Client]:
                 lists = isinstance(x, list) and isinstance(y, list)
                 if not lists or not len(x) == len(y) == count:
                     raise ValueError(f"x, y and num_samples {count} differ in length")
-                columns = _columns(x, y, where, packed=packed) if x else {}
+                columns = _columns(x, y, where) if x else {}
             yield Client(name, where, columns)
 
 
-def _columns(x: list[Any], y: list[Any], where: str, *, packed: bool) -> dict[str, Column]:
+def _columns(x: list[Any], y: list[Any], where: str) -> dict[str, Column]:
     text, next_text = (set(map(type, values)) == {str} for values in (x, y))
     if text and next_text:
         return {"text": common.pack(x, f"{where}: x"), "next": common.pack(y, f"{where}: y")}
     labels, names = common.labels(y, where)
     if names:
         raise InputError(f"{where}: label {names[0]!r:.40}: expected a whole number from 0")
-    inputs = common.pack(x, f"{where}: x") if text else _numbers(x, f"{where}: x", packed=packed)
+    inputs = common.pack(x, f"{where}: x") if text else _numbers(x, f"{where}: x")
     return {"text" if text else "x": inputs, "y": labels}
 
 
-def _numbers(rows: list[Any], where: str, *, packed: bool) -> Array:
+def _numbers(rows: list[Any], where: str) -> Array:
     """Convert rows of numbers: whole numbers stay whole, fractions become bytes if they can."""
     array = np.array(rows)
     if array.ndim > 2 or array.size == 0 or array.dtype.kind not in "if":
@@ -77,6 +76,5 @@ def _numbers(rows: list[Any], where: str, *, packed: bool) -> Array:
     if array.dtype.kind == "i":
         return array
     numbers = common.as_float32(array, where)
-    fractions = packed and array.min() >= 0 and array.max() <= 1
-    small = common.as_bytes(array) if fractions else None
+    small = common.as_bytes(array) if array.min() >= 0 and array.max() <= 1 else None
     return numbers if small is None else small

@@ -15,7 +15,6 @@ import math
 import mmap
 import struct
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +44,10 @@ def read_h5(paths: Paths, *, classes: int | None = None) -> Columns:
         classes: labels must be smaller than this.
     """
     files = common.as_paths(paths)
-    return common.collect(str(files[0]), partial(_clients, files, classes))
+    return common.collect(str(files[0]), _clients(files, classes))
 
 
-def _clients(paths: Sequence[Path], classes: int | None, packed: bool) -> Iterator[Client]:
+def _clients(paths: Sequence[Path], classes: int | None) -> Iterator[Client]:
     for path in paths:
         claimed = 0
         with common.reading(str(path), REMEDY):
@@ -68,7 +67,7 @@ def _clients(paths: Sequence[Path], classes: int | None, packed: bool) -> Iterat
                     common.refuse_bomb(str(path), claimed, path.stat().st_size)
                     filled = len(next(iter(found.values()))) > 0
                     columns = {
-                        _DATASETS[key][0]: _column(key, dataset[:], where, classes, packed=packed)
+                        _DATASETS[key][0]: _column(key, dataset[:], where, classes)
                         for key, dataset in found.items()
                         if filled
                     }
@@ -114,7 +113,7 @@ def _datasets(group: h5py.Group) -> dict[str, Any]:
     return found
 
 
-def _column(name: str, values: Array, where: str, classes: int | None, *, packed: bool) -> Column:
+def _column(name: str, values: Array, where: str, classes: int | None) -> Column:
     if name == "snippets":
         return common.pack(values.tolist(), where)
     if name == "image":
@@ -127,7 +126,7 @@ def _column(name: str, values: Array, where: str, classes: int | None, *, packed
                 f"{where}: example {np.argwhere(bad)[0, 0]} has a pixel of {pixels[bad][0]:g}: "
                 "expected values from 0 to 1"
             )
-        small = common.as_bytes(pixels) if packed else None
+        small = common.as_bytes(pixels)
         return pixels if small is None else small
     most = classes - 1 if classes and name == "label" else 2**63 - 1
     bad = (values < 0) | (values > most)

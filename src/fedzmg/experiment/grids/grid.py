@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ import torch
 from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
 from fedzmg.experiment.control import Budget, checkpoint_interval
+from fedzmg.experiment.grids.score import chosen_options, warnings
 from fedzmg.experiment.grids.search import Search, built, known_facts, trials_of
 from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
 from fedzmg.experiment.progress import Progress, Silent
-from fedzmg.experiment.rules_hash import have_changed, say_changed
-from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.rules_hash import say_changed
+from fedzmg.experiment.specs.files import GridSpec
+from fedzmg.results.formatting import aligned
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 
@@ -59,14 +61,13 @@ def run_grid(
     folders = {name: out / spec.folder(name) for name in spec.algorithms}
     with claimed(out, spec, "grid.toml", progress.say) as (held, _):
         found: dict[str, Any] = {}
-        changed = []
+        trained = []
         # Finished algorithms are only read, but they must be of the same data.
         for name, inner in folders.items():
             known_facts(inner, task)
             [trial] = built(spec, name, task, trials_of(spec, name)[:1])
-            if have_changed(trial.algorithm, inner):
-                changed.append(spec.shown(name))
-        say_changed(changed, out, progress.say)
+            trained.append((spec.shown(name), trial.algorithm, inner))
+        say_changed(trained, out, progress.say)
         for name, inner in folders.items():
             if not (inner / "scores.json").is_file():
                 Search(spec, name, task, inner, progress, budget, seconds, held, reporting).run()
@@ -115,3 +116,71 @@ def _summary(spec: GridSpec, task: Task, found: Mapping[str, Any]) -> dict[str, 
         **({"stop": spec.stop.model_dump(exclude_none=True)} if spec.stops else {}),
         "algorithms": dict(found),
     }
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Best options of every algorithm on a task; ``print`` shows them."""
+
+    data: Mapping[str, Any] = field(repr=False)
+    """Content of ``grid.json``: every point and its score."""
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Best options by algorithm, as ``compare(task, ..., settings=...)`` takes them."""
+        found = self.data["algorithms"].items()
+        return {name: chosen_options(name, entry, entry["best"]) for name, entry in found}
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings about these options: borders, algorithms that only diverged."""
+        found = warnings(self.data)
+        if self.data["selection"] == "test":
+            found.append("chosen by the test set: a comparison on it is not an honest test")
+        return found
+
+    def __repr__(self) -> str:
+        """Show the best options in a line."""
+        points = (
+            f"{name} {_point(entry['best'])}" for name, entry in self.data["algorithms"].items()
+        )
+        return f"<Tuned on {self.data['task']!r}: {'; '.join(points)}>"
+
+    def __str__(self) -> str:
+        """Show a table of the best points and the warnings."""
+        data, entries = self.data, self.data["algorithms"]
+        best = [entry["best"] for entry in entries.values()]
+        columns = {
+            "algorithm": list(entries),
+            "best point": [_point(point) for point in best],
+            data["metric"]: ["" if point is None else f"{point['score']:.4f}" for point in best],
+            "points": [str(len(entry["points"])) for entry in entries.values()],
+            "diverged": [
+                str(sum(bool(point["diverged"]) for point in entry["points"]) or "")
+                for entry in entries.values()
+            ],
+        }
+        seeds = "1 seed" if len(data["seeds"]) == 1 else f"{len(data['seeds'])} seeds"
+        what = "tuning" if data["selection"] == "tune" else "test"
+        return "\n".join(
+            [
+                f"{data['task']}, {seeds}, {data['rounds']} rounds",
+                "",
+                aligned(columns, words=2),
+                "",
+                f"{data['metric']}: mean after the last {data['last']} rounds, on "
+                f"{data['examples']:,} {what} examples",
+                *self.warnings,
+            ]
+        )
+
+
+def _point(best: Mapping[str, Any] | None) -> str:
+    """Format a point.
+
+    >>> _point({"options": {"client.lr": 0.1, "server.lr": 1.0}}), _point(None)
+    ('client.lr 0.1, server.lr 1', 'none')
+    """
+    if best is None:
+        return "none"
+    return ", ".join(f"{key} {value:.4g}" for key, value in best["options"].items())

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 from fedzmg.data.federated import Examples
 from fedzmg.experiment import manifest
-from fedzmg.experiment.control import Budget, named_write_errors
-from fedzmg.experiment.early_stopping import Stopped, newly_diverged
+from fedzmg.experiment.control import Budget, Stopped, named_write_errors, newly_diverged
 from fedzmg.experiment.grids.score import counted, score
 from fedzmg.experiment.grids.stops import Stops
 from fedzmg.experiment.plan_directory import read_rows
 from fedzmg.experiment.progress import Progress
-from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.training import (
     TrainingStorage,
     build_simulation,
@@ -296,14 +295,11 @@ class Search(TrainingStorage):
         write_checkpoint(self._checkpoint, stored, self._binding)
         simulation.memory.commit(simulation.round)
 
-    def note_chunk(self, simulation: Simulation) -> None:
-        change = {"pack": self._pack[0], "round": simulation.round, "chunk": simulation.chunk}
-        manifest.note_change(self.path, "chunk_changes", change)
-
-    def note_pack(self, simulation: Simulation) -> None:
+    def note_change(self, simulation: Simulation, name: str) -> None:
         left = [t for i, t in enumerate(self._active) if i not in simulation.stopped_trials]
-        change = {"pack": self._pack[0], "round": simulation.round, "trials": left}
-        manifest.note_change(self.path, "pack_changes", change)
+        fact = {"chunk": simulation.chunk} if name == "chunk_changes" else {"trials": left}
+        change = {"pack": self._pack[0], "round": simulation.round, **fact}
+        manifest.note_change(self.path, name, change)
 
 
 def known_facts(directory: Path, task: Task) -> dict[str, Any]:

@@ -1,16 +1,221 @@
-"""Specification files: reading, JSON Schema, and tasks that only a Python program has."""
+"""Specification files: grids, studies, and readers and JSON Schema of every kind."""
 
+# ruff: noqa: RUF012 (pydantic copies mutable defaults)
 from __future__ import annotations
 
+import itertools
+import math
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
+
+import pydantic
 
 from fedzmg import algorithms, tasks
+from fedzmg.algorithms.options import known_options, number_options
 from fedzmg.errors import InputError, unknown
-from fedzmg.experiment.specs.grid import GridSpec
+from fedzmg.experiment.specs.plan import PAPER_RATES, Axes, GridStop, Plan, Seeds, StudyStop
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.specs.study import StudySpec
 from fedzmg.storage.formats import read_toml
+from fedzmg.tasks.preset import tuned
+from fedzmg.tasks.task import Task
+
+NO_GRID = ("tuned", "known", "given")
+"""Values of ``rates`` that do not name the directory of a grid."""
+
+
+class GridSpec(Plan):
+    """A search over hyper-parameters: short trainings, scored by their last rounds."""
+
+    listing: ClassVar[str] = "fedzmg schema grid"
+    tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "stop", "axes")
+
+    kind: Literal["grid"] = "grid"
+    seeds: Seeds = [1000]
+    """Seeds of the search; no reported run should use them."""
+    rounds: int = pydantic.Field(default=50, ge=1)
+    last: int = 10
+    """Number of last rounds whose mean metric is the score; a diverged trial scores 0."""
+    selection: Literal["tune", "test"] = "tune"
+    """Examples that choose: a half that reports nothing, or all test examples, as in the paper."""
+    also_by_test: bool = False
+    """Also score every point on all test examples, as the paper does. The choice of the grid does
+    not change; a study can use the other one (``rates_by = "test"``)."""
+    together: int = pydantic.Field(default=0, ge=0)
+    """Maximum number of trials that train together; 0: all of an algorithm's."""
+    axes: Axes = dict.fromkeys(("client.lr", "server.lr"), PAPER_RATES)
+    """Values by option, such as ``client.lr``; by default the paper's learning rates of clients and
+    servers. An algorithm without such an option has one axis less."""
+    stop: GridStop = GridStop()
+    """Early-stopping rule; off by default."""
+
+    @pydantic.model_validator(mode="after")
+    def _fits(self) -> Self:
+        if not 1 <= self.last <= self.rounds:
+            raise InputError(f"last = {self.last}: expected 1 to {self.rounds}, the rounds")
+        if self.also_by_test and self.selection == "test":
+            raise InputError('also_by_test = true: selection = "test" chooses by it already')
+        if self.selection == "tune" and self.preset.get("selection") == "test":
+            raise InputError(
+                'preset.selection = "test" leaves no half to choose by: set selection = "test"'
+            )
+        bound, halvings = self.stop.best_possible, self.stop.heuristic_halving
+        if bound is not None and not (self.stop.cannot_win and math.isfinite(bound)):
+            raise InputError(
+                f"stop.best_possible = {bound}: a finite number, for stop.cannot_win = true only"
+            )
+        if sorted(set(halvings) & set(range(1, self.rounds))) != halvings:
+            raise InputError(
+                f"stop.heuristic_halving = {halvings}: expected rising rounds from 1 to "
+                f"{self.rounds - 1}"
+            )
+        if halvings and self.together:
+            raise InputError(
+                "stop.heuristic_halving compares all points of an algorithm after the same round: "
+                "leave out together"
+            )
+        return self
+
+    def orders(self) -> dict[str, list[str]]:
+        # The order of axes numbers the trials.
+        own = {f"order of {n}.axes": list(v.axes or ()) for n, v in self.algorithms.items()}
+        return {"order of axes": list(self.axes), **own}
+
+    def packs(self) -> dict[str, int]:
+        """Count the packs of every algorithm's trials."""
+        trials = {name: len(self.points(name)) * len(self.seeds) for name in self.algorithms}
+        return {name: -(-n // (self.together or n)) for name, n in trials.items()}
+
+    def axes_of(self, name: str) -> Axes:
+        """Return the axes whose option an algorithm has."""
+        axes = self.algorithms[name].axes
+        known = known_options(algorithms.get(self.base(name)))
+        return {k: v for k, v in (self.axes if axes is None else axes).items() if k in known}
+
+    def points(self, name: str) -> list[dict[str, float]]:
+        """Return every combination of an algorithm's axes; the last axis varies fastest."""
+        axes = self.axes_of(name)
+        return [
+            dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
+        ]
+
+    def build_task(self) -> Task:
+        """Build the task; with ``selection = "test"`` all test examples choose."""
+        preset = dict(self.preset)
+        if self.selection == "test" and "selection" in tasks.info(self.task).options():
+            preset["selection"] = "test"
+        return tasks.get(self.task, preset)
+
+    def check(self, task: Task | None = None) -> None:
+        own = {f"axis of {n}": (v.axes, [self.base(n)]) for n, v in self.algorithms.items()}
+        for what, (axes, names) in {**own, "axis": (self.axes, self.bases())}.items():
+            found = [algorithms.get(name) for name in names]
+            known = {key for algorithm in found for key in known_options(algorithm)}
+            numbers = {key for algorithm in found for key in number_options(algorithm)}
+            for key in axes or {}:
+                if key not in known:
+                    raise unknown(what, key, numbers, f"fedzmg list {names[0]}")
+        super().check(task)
+
+    def check_algorithm(self, name: str, task: Task | None) -> None:
+        if not self.axes_of(name):
+            raise InputError(f"{name} has none of the axes {', '.join(self.axes)}: leave it out")
+        both = self.fixed(name).keys() & self.axes_of(name).keys()
+        if both:
+            raise InputError(f"{name}: {min(both)} is both fixed and an axis: choose one")
+        for point in self.points(name):
+            self.configured(name, {**self.fixed(name), **point}, task)
+
+
+class StudySpec(Plan):
+    """A comparison of algorithms on identical cohorts and batches, over several seeds."""
+
+    listing: ClassVar[str] = "fedzmg schema study"
+
+    kind: Literal["study"] = "study"
+    seeds: Seeds = [0, 1, 2, 3, 4]
+    rounds: int = pydantic.Field(default=1000, ge=1)
+    eval_every: int = pydantic.Field(default=5, ge=1)
+    client_metrics_every: int = pydantic.Field(default=0, ge=0)
+    """Interval of evaluations on each client's own examples: after rounds 1, 1 + N, ... and the
+    last; 0: only after the last."""
+    rates: str = "tuned"
+    """``tuned``: found for the task before; ``known``: the same, else defaults; ``given``: defaults
+    and the tables here; otherwise the directory of a finished grid. Options in the tables go
+    first."""
+    rates_by: Literal["tune", "test"] = "tune"
+    """Examples by which the grid's point is chosen: those set aside, or all, as in the paper; then
+    all have to report, too, which ``preset.selection = "test"`` says."""
+    thresholds: list[float] = []
+    """Thresholds of the metric; by default the task's own."""
+    window: int = pydantic.Field(default=4, ge=1)
+    """Number of evaluations whose average, or smallest, has to reach a threshold."""
+    tests: Literal["reference", "pairs"] = "reference"
+    """The family of tests: the first algorithm against every other, or every pair."""
+    stop: StudyStop = StudyStop()
+    """Early-stopping rule; off by default."""
+
+    @pydantic.model_validator(mode="after")
+    def _fits(self) -> Self:
+        if not all(map(math.isfinite, self.thresholds)):
+            raise InputError(f"thresholds = {self.thresholds!r}: expected finite numbers")
+        if self.rates_by == "test" and self.rates in NO_GRID:
+            raise InputError(
+                f'rates_by = "test" chooses among the points of a grid, and rates = {self.rates!r} '
+                "names none: leave it out, or name the grid's directory as rates"
+            )
+        if any(variant.axes is not None for variant in self.algorithms.values()):
+            raise InputError("axes belong to a grid: a study has none")
+        return self
+
+    def extends(self, kept: Plan) -> bool:
+        """Return True if this study only adds algorithms or seeds to another one."""
+        added = {"algorithms": self.algorithms, "seeds": self.seeds}
+        return (
+            all(self.algorithms.get(name) == own for name, own in kept.algorithms.items())
+            and set(kept.seeds) <= set(self.seeds)
+            and self == kept.model_copy(update=added)
+        )
+
+    def orders(self) -> dict[str, list[str]]:
+        # The others are tested against the first.
+        return {"order of algorithms": list(self.algorithms)}
+
+    def check(self, task: Task | None = None) -> None:
+        if task is None:
+            can_report_all = "selection" in tasks.info(self.task).options()
+            all_report = can_report_all and self.preset.get("selection") == "test"
+        else:
+            can_report_all = "selection" in task.preset
+            all_report = task.tune is None or task.tune.x is task.test.x
+            for level in self.thresholds:
+                task.metric.check_level("thresholds", level)
+        if self.rates_by == "test" and not all_report:
+            remedy = 'say preset.selection = "test" as well' if can_report_all else "leave it out"
+            raise InputError(
+                f'rates_by = "test": {self.task} would report on some of the examples that chose '
+                f"its rates, as if they had not: {remedy}"
+            )
+        super().check(task)
+
+    def remarks(self) -> list[str]:
+        """Return remarks on valid settings that may be mistakes."""
+        if self.eval_every <= self.rounds:
+            return []
+        return [
+            f"eval_every = {self.eval_every} is more than rounds = {self.rounds}: only the first "
+            "and the last round are evaluated; choose a smaller eval_every for curves"
+        ]
+
+    def check_algorithm(self, name: str, task: Task | None) -> None:
+        super().check_algorithm(name, task)
+        known = tuned(self.task) if task is None else task.options
+        rated = self.base(name) in known or "lr" in self.algorithms[name].client
+        if self.rates == "tuned" and not rated:
+            raise InputError(
+                f"no rates were found before for {self.base(name)} on {self.task}: name the "
+                'directory of a grid as rates, or say rates = "given"'
+            )
+
 
 Spec: TypeAlias = RunSpec | GridSpec | StudySpec
 SPECS: dict[str, type[Spec]] = {"run": RunSpec, "grid": GridSpec, "study": StudySpec}

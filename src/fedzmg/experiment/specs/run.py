@@ -14,14 +14,12 @@ from fedzmg import algorithms, tasks
 from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
 from fedzmg.errors import unknown
-from fedzmg.experiment.specs.strict import Setting, Strict, Value, parse_setting
+from fedzmg.experiment.specs.strict import Setting, Strict, Value
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation import Device, EngineName, Trial
 from fedzmg.storage.formats import flat
 from fedzmg.tasks.preset import tuned
 from fedzmg.tasks.task import Protocol, Task
-
-__all__ = ["DTYPES", "Experiment", "ResolvedRun", "RunSpec", "Value", "parse_setting"]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 

@@ -57,10 +57,12 @@ class Strict(pydantic.BaseModel):
         reason = error.get("ctx", {}).get("error")
         if isinstance(reason, ValueError):  # raised by one of our validators
             return InputError(f"{key}: {reason}" if key else str(reason))
-        # For a union of plain types pydantic names only the first type.
-        expected = "a number, true, false or text" if key != whole else _expected(error, key)
+        message = str(error["msg"]).replace("greater than or equal to", "at least")
+        message = message.replace("Input should be", "expected")
+        if key != whole:  # of a union of plain types pydantic names only the first
+            message = "expected a number, true, false or text"
         key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", key)
-        return InputError(f"{key} = {error.get('input')!r}: expected {expected}")
+        return InputError(f"{key} = {error.get('input')!r}: {message}")
 
     @classmethod
     def keys_of(cls, table: Iterable[str]) -> list[str]:
@@ -83,23 +85,6 @@ class Strict(pydantic.BaseModel):
     def to_toml(self) -> str:
         """Write a TOML document that :meth:`read` reads back."""
         return toml(self.model_dump(exclude_none=True))
-
-
-def _expected(error: Mapping[str, Any], key: str) -> str:
-    """Describe the expected value in terms of TOML."""
-    words = {
-        "bool_type": "true or false",
-        "dict_type": f"a table, [{key}]",
-        "float_type": "a number",
-        "int_from_float": "a whole number",
-        "int_type": "a whole number",
-        "list_type": f"a list, such as {key} = {_literal([error['input']])}",
-        "model_type": f"a table, [{key}]",
-        "too_short": "at least one",
-        "string_type": f'text in quotes, such as "{error["input"]}"',
-    }
-    message = str(error["msg"]).removeprefix("Input should be ")
-    return words.get(error["type"], message.replace("greater than or equal to", "at least"))
 
 
 def toml(values: Mapping[str, Any], table: str = "") -> str:
@@ -133,20 +118,12 @@ def _literal(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def parse_setting(text: str) -> tuple[str, Value]:
+def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
     """Parse ``key=value`` from the command line; a value that is not TOML is text.
 
-    >>> parse_setting("client.lr=0.03"), parse_setting("weights=uniform")
-    (('client.lr', 0.03), ('weights', 'uniform'))
+    >>> parse_settings(["client.lr=0.03", "weights=uniform", "seeds=[0, 1]"])
+    {'client.lr': 0.03, 'weights': 'uniform', 'seeds': [0, 1]}
     """
-    [(key, value)] = parse_settings([text]).items()
-    if isinstance(value, list):
-        raise InputError(f"--set {text!r}: expected a number, true, false or a word")
-    return key, value
-
-
-def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
-    """Parse several ``key=value``; a value may be a list: ``seeds=[0,1]``."""
     found: dict[str, Setting] = {}
     for text in texts:
         key, equals, given = (part.strip() for part in text.partition("="))

@@ -18,16 +18,15 @@ from pathlib import Path
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
-from fedzmg.experiment.control import Budget
-from fedzmg.experiment.early_stopping import newly_diverged
+from fedzmg.experiment.control import Budget, newly_diverged
 from fedzmg.experiment.grids.score import chosen_options
 from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
 from fedzmg.experiment.progress import Progress, Silent
-from fedzmg.experiment.rules_hash import say_changed_runs
+from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.run import run_pack
+from fedzmg.experiment.specs.files import NO_GRID, StudySpec
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
 from fedzmg.experiment.specs.strict import Value
-from fedzmg.experiment.specs.study import NO_GRID, StudySpec
 from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import History, packs
 from fedzmg.storage.formats import read_json, write_json
@@ -71,8 +70,12 @@ def run_study(
             entered = claimed(out, spec, "study.toml", progress.say, grow=grow)
             _, part = stack.enter_context(entered)
             paths = {n: [out / spec.folder(n) / f"seed-{s}" for s in spec.seeds] for n in runs}
-            planned = {spec.shown(n): list(zip(runs[n], paths[n], strict=True)) for n in runs}
-            say_changed_runs(planned, out, progress.say)
+            trained = (
+                (spec.shown(n), run.trial.algorithm, path)
+                for n in runs
+                for run, path in zip(runs[n], paths[n], strict=True)
+            )
+            say_changed(trained, out, progress.say)
         for label, names in together.items():
             found = iter(
                 run_pack(
