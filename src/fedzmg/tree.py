@@ -21,6 +21,8 @@ from torch.utils import _pytree as pytree
 T = TypeVar("T")
 Scalar: TypeAlias = float | Tensor
 """A Python number or a 0-d tensor."""
+State: TypeAlias = Any
+"""Nested trees, tuples and tensors whose structure, shapes and dtypes never change."""
 
 
 @final

@@ -31,7 +31,8 @@ OWN = '''
 from dataclasses import dataclass
 
 from fedzmg.algorithms.sgd import SGD
-from fedzmg.contract import Cohort, ServerRule
+from fedzmg.contract import ServerRule
+from fedzmg.messages import Cohort
 
 FACTOR = 0.5
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.sgd import SGD
-from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, State, number
-from fedzmg.tree import Tree
+from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, number
+from fedzmg.messages import Cohort
+from fedzmg.tree import State, Tree
 
 
 @final

@@ -31,7 +31,6 @@ from typing import Self, final, get_args
 
 from fedzmg.algorithms.fedadam import Adam
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.projection import (
     Axes,
     Biases,
@@ -43,7 +42,7 @@ from fedzmg.algorithms.projection import (
 )
 from fedzmg.algorithms.sgd import SGD
 from fedzmg.algorithms.wrapper import GradientWrapper
-from fedzmg.contract import Algorithm, Layout, choice
+from fedzmg.contract import Algorithm, AlgorithmInfo, Layout, choice
 from fedzmg.errors import InputError
 from fedzmg.tree import Tree
 

@@ -15,10 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedzmg.algorithms.clip import ClipNorm, ClipValue
-from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.schedule import ClientSchedule, Schedule, ServerSchedule
 from fedzmg.algorithms.wrapper import ServerDecay
-from fedzmg.contract import Algorithm, chain
+from fedzmg.contract import Algorithm, AlgorithmInfo, chain
 from fedzmg.errors import InputError, unknown
 
 SCHEDULE = tuple(field.name for field in dataclasses.fields(Schedule))

@@ -5,19 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, final
 
-from fedzmg.contract import (
-    ClientContext,
-    ClientRule,
-    FullPass,
-    Layout,
-    Number,
-    State,
-    Stepped,
-    choice,
-    number,
-)
+from fedzmg.contract import ClientRule, Layout, Number, choice, number
 from fedzmg.errors import InputError
-from fedzmg.tree import Tree
+from fedzmg.messages import ClientContext, FullPass, Stepped
+from fedzmg.tree import State, Tree
 
 
 @final

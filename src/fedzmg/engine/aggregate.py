@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedzmg.contract import Cohort, Upload
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.local import Chunk
+from fedzmg.messages import Cohort, Upload
 from fedzmg.tree import Flat, flatten_rows, unflatten_rows
 
 

@@ -19,7 +19,6 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
-from fedzmg.contract import State
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.local import Broadcast, Engine, Program
 from fedzmg.engine.sequential import Sequential
@@ -27,7 +26,7 @@ from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn
 from fedzmg.models.kernels.precision import HAS_TRITON
-from fedzmg.tree import num_bytes, row
+from fedzmg.tree import State, num_bytes, row
 
 PathName = Literal["sequential", "vectorized", "compiled", "cuda_graph", "compiled_cuda_graph"]
 EngineName = Literal["auto", PathName]

@@ -23,9 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedzmg.contract import State
 from fedzmg.errors import InputError
-from fedzmg.tree import Flat, flatten_rows, leaves, row, tree_map, unflatten_rows
+from fedzmg.tree import Flat, State, flatten_rows, leaves, row, tree_map, unflatten_rows
 
 NEVER = -1
 

@@ -20,14 +20,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedzmg.contract import ClientContext, ClientRule, State, bind
+from fedzmg.contract import ClientRule, bind
 from fedzmg.data.plan import Padded
 from fedzmg.engine import local
 from fedzmg.engine.local import Program, Work
+from fedzmg.messages import ClientContext
 from fedzmg.models.kernels import MappedLayers, convolution
 from fedzmg.models.kernels.precision import bits_are_kept, code_hash, precision, timer
 from fedzmg.models.objective import Batch, LossFunction, Objective, PrepareFunction
-from fedzmg.tree import Tree, leaves, row, tree_map
+from fedzmg.tree import State, Tree, leaves, row, tree_map
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,11 +14,12 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from fedzmg.contract import ClientContext, ClientRule, FullPass, State, Upload
+from fedzmg.contract import ClientRule
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.data.plan import ClientBatch
+from fedzmg.messages import ClientContext, FullPass, Upload
 from fedzmg.models.objective import Objective, PrepareFunction
-from fedzmg.tree import Tree, tree_map
+from fedzmg.tree import State, Tree, tree_map
 
 T = TypeVar("T")
 BatchT = TypeVar("BatchT")

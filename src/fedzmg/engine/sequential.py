@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from fedzmg.contract import ClientContext, FullPass, State, bind
+from fedzmg.contract import bind
 from fedzmg.data.plan import ClientBatch, Stream, full_pass
 from fedzmg.engine import local
 from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program
+from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.objective import Batch
-from fedzmg.tree import Tree, row, tree_map
+from fedzmg.tree import State, Tree, row, tree_map
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedzmg.contract import ClientContext, FullPass, State, bind
+from fedzmg.contract import bind
 from fedzmg.data.plan import ClientBatch, Padded, full_pass, pad
 from fedzmg.engine import local
 from fedzmg.engine.cuda_graph import ClientState, StepGraphs, compile_apart
 from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, Work
+from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.kernels.precision import bits_are_kept
 from fedzmg.models.objective import Batch
-from fedzmg.tree import Tree, row, tree_map
+from fedzmg.tree import State, Tree, row, tree_map
 
 MIN_WIDTH = 2
 MAX_COMPILED_WIDTHS = 4

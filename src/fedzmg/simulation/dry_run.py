@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedzmg.contract import ClientContext, Cohort, FullPass, Rule, Upload, bind, chain
+from fedzmg.contract import Rule, bind, chain
 from fedzmg.errors import InputError
+from fedzmg.messages import ClientContext, Cohort, FullPass, Upload
 from fedzmg.simulation.trial import PackedRule
 from fedzmg.tree import Tree, leaves, row, tree_map
 

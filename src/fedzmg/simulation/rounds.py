@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedzmg.contract import State
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
@@ -33,7 +32,7 @@ from fedzmg.simulation.server import Checkpoint, Snapshot, next_snapshot, restor
 from fedzmg.simulation.trial import PackedRule, Trial, shared_algorithm
 from fedzmg.tasks.fit import check
 from fedzmg.tasks.task import Task
-from fedzmg.tree import Tree, row, stack, tree_map
+from fedzmg.tree import State, Tree, row, stack, tree_map
 
 
 class _Launched(NamedTuple):

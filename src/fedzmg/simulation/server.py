@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedzmg.contract import State
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.errors import InputError
 from fedzmg.simulation.trial import PackedRule
-from fedzmg.tree import Tree, named_leaves, refill, row, stack, tree_map
+from fedzmg.tree import State, Tree, named_leaves, refill, row, stack, tree_map
 
 DIVERGED_AFTER = 3
 """Rounds in a row that lose every upload before a trial counts as diverged."""
