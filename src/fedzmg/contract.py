@@ -12,12 +12,13 @@ import dataclasses
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 
 from fedzmg.errors import InputError, unknown
@@ -351,6 +352,13 @@ def bind(rule: R, values: Mapping[str, Tensor]) -> R:
         below = {p.removeprefix(prefix): v for p, v in values.items() if p.startswith(prefix)}
         changes[name] = bind(inner, below)
     return dataclasses.replace(rule, **changes)  # type: ignore[type-var]
+
+
+def map_rule(
+    rule: Rule, function: Callable[..., Any], values: Mapping[str, Tensor], *args: Any
+) -> Any:
+    """Map ``function(rule, *args)`` over rows, the rule bound to the numbers of each row."""
+    return torch.vmap(lambda own, *a: function(bind(rule, own), *a))(dict(values), *args)
 
 
 def structure(rule: R) -> R:

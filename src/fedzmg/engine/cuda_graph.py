@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedzmg.contract import ClientRule, bind
+from fedzmg.contract import ClientRule, map_rule
 from fedzmg.data.plan import Padded
 from fedzmg.engine import local
 from fedzmg.engine.local import Program, Work
@@ -28,7 +29,7 @@ from fedzmg.messages import ClientContext
 from fedzmg.models.kernels import MappedLayers, convolution
 from fedzmg.models.kernels.precision import bits_are_kept, code_hash, precision, timer
 from fedzmg.models.objective import Batch, LossFunction, Objective, PrepareFunction
-from fedzmg.tree import State, Tree, leaves, row, tree_map
+from fedzmg.tree import Tree, leaves, row, tree_map
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,12 +74,23 @@ WARM_UPS = 2
 
 
 class Plan(NamedTuple):
-    """Batches of a round on the GPU: ``[client, step, ...]``."""
+    """Batches of a round on the device: ``[client, step, ...]``."""
 
     indices: Tensor
     weights: Tensor
+    closes: Tensor
     keys: Tensor
     lengths: Tensor
+
+    @classmethod
+    def of(cls, program: Program, padded: Padded) -> Plan:
+        """Copy a padded plan to the device."""
+        plan = cls(*(torch.from_numpy(part).to(program.device) for part in padded))
+        return plan._replace(weights=plan.weights.to(program.dtype))
+
+    def ending(self, t: int) -> Tensor:
+        """Return a flag per client: whether its epoch ends with step ``t``."""
+        return self.closes[:, t] & (self.lengths > t)
 
 
 class ClientState(NamedTuple):
@@ -133,8 +145,10 @@ class StepGraphs:
             rows = -(-rows // 2)
         return rows
 
-    def load(self, padded: Padded, state: ClientState, widths: Iterable[int]) -> ClientState:
-        """Copy a round into the buffers and return their state; capture missing graphs first."""
+    def load(
+        self, padded: Padded, state: ClientState, widths: Iterable[int]
+    ) -> tuple[ClientState, Plan]:
+        """Copy a round into the buffers and return them; capture missing graphs first."""
         clients, steps, _ = padded.indices.shape
         buffers = self._buffers.get(clients)
         if buffers is None or steps > buffers.plan.indices.shape[1]:
@@ -143,13 +157,10 @@ class StepGraphs:
             if width not in buffers.steps:
                 buffers.steps[width] = self._capture(buffers, width)
         _copy_all(leaves(buffers.state), leaves(state))
-        for target, values in zip(
-            buffers.plan[:3], (padded.indices, padded.weights, padded.keys), strict=True
-        ):
-            _upload(values, target[:, :steps])
-        _upload(padded.lengths, buffers.plan.lengths)
+        for target, part in zip(buffers.plan, padded, strict=True):
+            _upload(part, target[:, :steps] if part.ndim > 1 else target)
         buffers.time.zero_()
-        return buffers.state
+        return buffers.state, buffers.plan
 
     def replay(self, clients: int, width: int) -> None:
         """Run one step of the first ``width`` clients."""
@@ -179,18 +190,14 @@ class StepGraphs:
     def _allocate(self, padded: Padded, state: ClientState) -> _Buffers:
         clients, steps, batch = padded.indices.shape
         steps = max(steps, self._program.longest)
-        lengths = torch.zeros(clients, dtype=torch.int64, device=self._program.device)
-        plan = Plan(
-            lengths.new_zeros(clients, steps, batch),
-            lengths.new_zeros(clients, steps, batch, dtype=self._program.dtype),
-            lengths.new_zeros(clients, steps),
-            lengths,
-        )
+        shape = clients, steps, batch
+        empty = Padded._make(np.zeros(shape[: part.ndim], part.dtype) for part in padded)
+        plan = Plan.of(self._program, empty)
         own: ClientState = tree_map(
             lambda leaf: torch.empty_like(leaf, memory_format=torch.contiguous_format).copy_(leaf),
             state,
         )
-        return _Buffers(own, plan, lengths.new_zeros(()))
+        return _Buffers(own, plan, plan.lengths.new_zeros(()))
 
     def _capture(self, buffers: _Buffers, width: int) -> Callable[[], None]:
         state, plan = row(buffers.state, slice(width)), row(buffers.plan, slice(width))
@@ -310,9 +317,6 @@ def _loss_function(learnt: _Learnt) -> Callable[..., Tensor]:
 def _advance(rule: ClientRule) -> Callable[..., None]:
     """Build the second half of a step: the rule's update and the tallies, in place."""
 
-    def one(numbers: Any, *args: Any) -> tuple[Tree, State]:
-        return local.step(bind(rule, numbers), *args)
-
     def advance(
         numbers: Any,
         context: ClientContext,
@@ -323,7 +327,8 @@ def _advance(rule: ClientRule) -> Callable[..., None]:
         time: Any,
     ) -> None:
         active = (lengths > time) & work.active
-        params, scratch = torch.vmap(one)(numbers, context, work.params, work.scratch, grad, active)
+        own = context, work.params, work.scratch, grad, active
+        params, scratch = map_rule(rule, local.step, numbers, *own)
         after = local.count(work, loss, params, scratch, active)
         tree_map(lambda old, new: old.copy_(new), work, after)
 

@@ -7,7 +7,7 @@ two engines differentiate in different ways.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from fedzmg.contract import ClientRule
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.data.plan import ClientBatch
-from fedzmg.messages import ClientContext, FullPass, Upload
+from fedzmg.messages import ClientContext, FullPass, FullPassTiming, Upload
 from fedzmg.models.objective import Objective, PrepareFunction
 from fedzmg.tree import State, Tree, tree_map
 
@@ -56,6 +56,25 @@ def eager_gradient(
     return losses.detach(), Tree(dict(zip(params, filled, strict=True)))
 
 
+def full_pass(
+    loss: Callable[[Tree, BatchT], Tensor],
+    params: Tree,
+    batches: Iterable[BatchT],
+    start: Tensor,
+    timing: FullPassTiming,
+) -> FullPass:
+    """Add losses to ``start``, and gradients unless the rule needs the loss alone."""
+    grad = Tree({}) if timing == "epochs" else params.zeros()
+    for batch in batches:
+        if timing == "epochs":
+            with torch.no_grad():
+                start = start + loss(params, batch)
+        else:
+            part, slope = eager_gradient(loss, params, batch)
+            start, grad = start + part, grad + slope
+    return FullPass(start, grad)
+
+
 def start(rule: ClientRule, context: ClientContext, full_pass: FullPass | tuple[()]) -> Work:
     """Begin a client's local training at the global model."""
     zero = torch.zeros_like(context.num_examples)
@@ -75,14 +94,16 @@ def step(
     params: Tree,
     scratch: State,
     grad: Tree,
-    active: Tensor | None,
+    active: Tensor | None = None,
 ) -> tuple[Tree, State]:
     """Run one local step; ``active=None`` promises that the client is active."""
     after = rule.step(context, params, scratch, grad)
     return after if active is None else keep(active, after, (params, scratch))
 
 
-def count(work: Work, loss: Tensor, params: Tree, scratch: State, active: Tensor | None) -> Work:
+def count(
+    work: Work, loss: Tensor, params: Tree, scratch: State, active: Tensor | None = None
+) -> Work:
     """Count a step in the tallies of active clients.
 
     Tallies are the same for one client and for many, so they stay outside of the map.

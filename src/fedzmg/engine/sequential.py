@@ -42,8 +42,8 @@ class Sequential:
             loss, grad = local.eager_gradient(
                 program.objective.train, work.params, self._batch(stream, t, int(stream.counts[t]))
             )
-            after = local.step(rule, context, work.params, work.scratch, grad, active=None)
-            work = local.count(work, loss, *after, active=None)
+            after = local.step(rule, context, work.params, work.scratch, grad)
+            work = local.count(work, loss, *after)
             if rule.uses_epoch_end and stream.closes[t]:
                 full = rule.full_pass == "epochs"
                 seen = self._full_pass(batch, work.params).loss if full else None
@@ -64,14 +64,8 @@ class Sequential:
         program = self.program
         first = int(program.data.offsets[batch.client])
         stream = full_pass(program.full_pass_size, first, batch.examples)
-        parts = [self._batch(stream, t, batch.examples) for t in range(len(stream))]
+        parts = (self._batch(stream, t, batch.examples) for t in range(len(stream)))
         loss = next(iter(params.values())).new_zeros(())
-        if program.rule.full_pass == "epochs":
-            with torch.no_grad():
-                losses = [program.objective.eval_loss(params, part) for part in parts]
-            return FullPass(sum(losses, loss), Tree({}))
-        grad = params.zeros()
-        for part in parts:
-            part_loss, slope = local.eager_gradient(program.objective.eval_loss, params, part)
-            loss, grad = loss + part_loss, grad + slope
-        return FullPass(loss, grad)
+        return local.full_pass(
+            program.objective.eval_loss, params, parts, loss, program.rule.full_pass
+        )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedzmg import algorithms
 from fedzmg.algorithms.options import configure
-from fedzmg.contract import Algorithm, bind, numbers, structure
+from fedzmg.contract import Algorithm, map_rule, numbers, structure
 from fedzmg.errors import InputError
 from fedzmg.tasks.task import Task
 
@@ -88,7 +88,7 @@ class PackedRule(NamedTuple):
     def map(self, function: Callable[..., Any], *args: Any) -> Any:
         """Map ``function(rule, *args)`` over trials, the rule bound to each trial's numbers."""
         with torch.no_grad():
-            return torch.vmap(lambda n, *a: function(bind(self.rule, n), *a))(self.numbers, *args)
+            return map_rule(self.rule, function, self.numbers, *args)
 
 
 def shared_algorithm(task: Task, trials: Sequence[Trial]) -> Algorithm:
