@@ -30,7 +30,7 @@ from fedzmg.simulation import RoundReport
 OWN = '''
 from dataclasses import dataclass
 
-from fedzmg.algorithms.sgd import SGD
+from fedzmg.algorithms.fedavg import SGD
 from fedzmg.contract import ServerRule
 from fedzmg.messages import Cohort
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from fedzmg.algorithms.sgd import SGD
+from fedzmg.algorithms.fedavg import SGD
 from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, number
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree

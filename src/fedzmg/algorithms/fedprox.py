@@ -34,8 +34,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.fedavg import Average
-from fedzmg.algorithms.sgd import SGD
+from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.algorithms.wrapper import ServerWrapper, Wrapper
 from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, number
 from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self, final, get_args
 
 from fedzmg.algorithms.fedadam import Adam
-from fedzmg.algorithms.fedavg import Average
+from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.algorithms.projection import (
     Axes,
     Biases,
@@ -40,7 +40,6 @@ from fedzmg.algorithms.projection import (
     zero_mean,
     zero_mean_vector,
 )
-from fedzmg.algorithms.sgd import SGD
 from fedzmg.algorithms.wrapper import GradientWrapper
 from fedzmg.contract import Algorithm, AlgorithmInfo, Layout, choice
 from fedzmg.errors import InputError

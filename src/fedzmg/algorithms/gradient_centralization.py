@@ -29,9 +29,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from fedzmg.algorithms.fedavg import Average
+from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.algorithms.fedzmg import ZeroMean
-from fedzmg.algorithms.sgd import SGD
 from fedzmg.algorithms.wrapper import Projected, Wrapper
 from fedzmg.contract import Algorithm, AlgorithmInfo, Number, number
 from fedzmg.messages import ClientContext, Stepped

@@ -21,8 +21,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 
 from fedzmg.data.plan import ClientBatch
-from fedzmg.engine.local import Broadcast, Engine, Program
-from fedzmg.engine.sequential import Sequential
+from fedzmg.engine.local import Broadcast, Engine, Program, Sequential
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn

@@ -9,7 +9,6 @@ stay where they are.
 from __future__ import annotations
 
 import contextlib
-import functools
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedzmg.contract import ClientRule, map_rule
 from fedzmg.data.plan import Padded
@@ -28,7 +27,7 @@ from fedzmg.engine.local import Program, Work
 from fedzmg.messages import ClientContext
 from fedzmg.models.kernels import MappedLayers, convolution
 from fedzmg.models.kernels.precision import bits_are_kept, code_hash, precision, timer
-from fedzmg.models.objective import Batch, LossFunction, Objective, PrepareFunction
+from fedzmg.models.objective import Batch
 from fedzmg.tree import Tree, leaves, row, tree_map
 
 P = ParamSpec("P")
@@ -71,6 +70,9 @@ def _inductor(graph: Any, inputs: Any) -> Any:
 
 WARM_UPS = 2
 """Runs before a capture: libraries set themselves up, the compiler compiles."""
+MOST_LOSSES = 16
+_LOSSES: dict[Any, Callable[..., Tensor]] = {}
+"""Compiled losses by everything that they depend on, the last used one at the end."""
 
 
 class Plan(NamedTuple):
@@ -201,7 +203,7 @@ class StepGraphs:
 
     def _capture(self, buffers: _Buffers, width: int) -> Callable[[], None]:
         state, plan = row(buffers.state, slice(width)), row(buffers.plan, slice(width))
-        plain = _Code(_loss_function(_Learnt.of(self._program)), _advance(self._program.rule))
+        plain = _Code(_loss_function(self._program), _advance(self._program.rule))
         if self._program.device.type != "cuda":  # the same step, called instead of replayed
             code = self._compile(plain, plan) if self._compiled else plain
             return lambda: _step(self._program, code, state, plan, buffers.time)
@@ -226,12 +228,18 @@ class StepGraphs:
         return graph.replay
 
     def _compile(self, plain: _Code, plan: Plan) -> _Code:
-        learnt = _Learnt.of(self._program)
-        shapes = tuple(part.shape for part in (plan.indices, *self._program.data.examples))
+        """Compile a step; algorithms that train a task one after another share its losses."""
+        program, goal = self._program, self._program.objective
+        shapes = tuple(part.shape for part in (plan.indices, *program.data.examples))
+        task = goal.model.source, goal.loss, goal.layers_in, program.prepare, program.dtype
+        key = (*task, program.device, shapes, precision(), bits_are_kept())
         try:
-            loss = _compiled_loss(learnt, shapes, precision(), bits_are_kept())
+            loss = _LOSSES.pop(key, None) or compile_apart(plain.loss)
+            _LOSSES[key] = loss
         except TypeError:  # a user's function that has no hash
             loss = compile_apart(plain.loss)
+        if len(_LOSSES) > MOST_LOSSES:
+            del _LOSSES[next(iter(_LOSSES))]
         return _Code(loss, compile_apart(plain.advance))
 
 
@@ -264,40 +272,9 @@ def _step(program: Program, code: _Code, state: ClientState, plan: Plan, time: T
         time.add_(1)
 
 
-@dataclass(frozen=True)
-class _Learnt:
-    """Everything that the first half of a step depends on: the task, not the algorithm."""
-
-    source: nn.Module
-    loss: LossFunction
-    layers_in: torch.dtype | None
-    prepare: PrepareFunction
-    dtype: torch.dtype
-    device: torch.device
-    objective: Objective = field(compare=False)
-    """Any objective that is made of these."""
-
-    @classmethod
-    def of(cls, program: Program) -> _Learnt:
-        goal = program.objective
-        return cls(
-            goal.model.source, goal.loss, goal.layers_in, program.prepare, program.dtype,
-            program.device, goal,
-        )  # fmt: skip
-
-
-@functools.lru_cache(maxsize=16)
-def _compiled_loss(learnt: _Learnt, *_numerics: Any) -> Callable[..., Tensor]:
-    """Compile the losses of a task; algorithms that train it one after another share them.
-
-    Shapes, rounding and the choice of kernels are part of the cache key.
-    """
-    return compile_apart(_loss_function(learnt))
-
-
-def _loss_function(learnt: _Learnt) -> Callable[..., Tensor]:
+def _loss_function(program: Program) -> Callable[..., Tensor]:
     """Build the function of the clients' losses on the batches of step ``time``."""
-    objective, prepare, dtype = learnt.objective, learnt.prepare, learnt.dtype
+    objective, prepare, dtype = program.objective, program.prepare, program.dtype
     keyed = objective.model.needs_key
 
     def losses(params: dict[str, Tensor], plan: Plan, time: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -195,7 +195,7 @@ class Vectorized:
         losses = torch.vmap(program.objective.eval_loss)
         none = torch.zeros(len(batches), dtype=program.dtype, device=program.device)
         with MappedLayers():
-            return local.full_pass(losses, params, parts, none, program.rule.full_pass)
+            return local.add_full_pass(losses, params, parts, none, program.rule.full_pass)
 
 
 def eager_step(program: Program) -> MappedStep:
