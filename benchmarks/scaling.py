@@ -32,8 +32,7 @@ from fedzmg.bench.measure import (
 )
 from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.models.networks import mlp
-from fedzmg.simulation import resolve_device
-from fedzmg.simulation.planning import RoundPlanner
+from fedzmg.simulation import RoundPlanner, resolve_device
 from fedzmg.tasks.task import Task
 
 EXAMPLES, FEATURES = 8, 16

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import fedzmg
-from fedzmg.contract import ClientContext
+from fedzmg.messages import ClientContext
 from fedzmg.simulation import RoundReport
 from fedzmg.tree import Tree
 

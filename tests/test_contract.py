@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from fedzmg import algorithms
 from fedzmg.algorithms import SGD, Adam, ReddiAdam, ZeroMean
 from fedzmg.contract import (
-    ClientContext,
     ClientRule,
     Number,
     ParamInfo,
@@ -28,6 +27,7 @@ from fedzmg.contract import (
     structure,
 )
 from fedzmg.errors import InputError
+from fedzmg.messages import ClientContext
 from fedzmg.tree import Tree
 from golden_problems import make_context
 

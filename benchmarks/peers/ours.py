@@ -13,8 +13,7 @@ from fedzmg.bench.measure import NEVER
 from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import initial_params
-from fedzmg.simulation import Simulation, Trial
-from fedzmg.simulation.planning import RoundPlanner
+from fedzmg.simulation import RoundPlanner, Simulation, Trial
 from fedzmg.tasks.task import Task
 from fedzmg.tree import row
 from peers.networks import wait

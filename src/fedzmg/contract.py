@@ -1,12 +1,9 @@
-"""The whole contract between algorithms and engines.
+"""The contract between algorithms and engines; :mod:`fedzmg.messages` has the values they exchange.
 
 An algorithm is a *client rule* and a *server rule*. A rule is a frozen dataclass: its fields are
 its hyper-parameters, its methods are pure functions of trees. The same rule runs in a plain loop,
 mapped over hundreds of clients, compiled, or in a deployed client; it never sees data, devices,
 batches or other clients. Behaviour is added by wrapping a rule, never by subclassing one.
-
-Sign of a client's result, everywhere: ``delta = w_global - w_local``, a pseudo-gradient.
-"Nothing" is ``()``, never ``None``, so that every value maps over clients.
 """
 
 from __future__ import annotations
@@ -15,27 +12,24 @@ import dataclasses
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.tree import Tree
+from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
+from fedzmg.tree import State, Tree
 
 Number: TypeAlias = float | Tensor
 """A hyper-parameter that may differ between trials trained together; a 0-d tensor inside an engine,
 so it is used only arithmetically."""
 
-State: TypeAlias = Any
-"""Nested trees, tuples and tensors whose structure, shapes and dtypes never change."""
-
 Role = Literal["kernel", "recurrent_kernel", "embedding", "bias", "norm"]
-FullPassTiming = Literal["never", "start", "epochs"]
-"""``start``: loss and gradient at the global model. ``epochs``: loss there and after each epoch."""
 Weights = Literal["examples", "uniform"]
 WrapperKind = Literal["clip", "change", "project", "pull", "schedule"]
 """Effect of a wrapper on the rule inside: bound its gradients, change or project them, pull the
@@ -52,49 +46,6 @@ class ParamInfo(NamedTuple):
 
 
 Layout: TypeAlias = Mapping[str, ParamInfo]
-
-
-class FullPass(NamedTuple):
-    """Loss and gradient over all of a client's data, dropout off, computed on request."""
-
-    loss: Tensor
-    grad: Tree
-    """Empty for rules that ask for ``epochs``: they need the loss alone, a third of the work."""
-
-
-class ClientContext(NamedTuple):
-    """Everything a client knows before it trains; constant during the round."""
-
-    params: Tree
-    shared: State
-    memory: State
-    round: Tensor
-    num_examples: Tensor
-
-
-class Upload(NamedTuple):
-    """Message of one client to the server."""
-
-    delta: Tree
-    average: State = ()
-    total: State = ()
-
-
-Stepped: TypeAlias = tuple[Tree, State]
-"""Parameters and state after a local step."""
-Result: TypeAlias = tuple[Upload, State]
-"""Upload of a client, and its memory until it is sampled again."""
-
-
-class Cohort(NamedTuple):
-    """Uploads of one round, merged over the clients that count."""
-
-    delta: Tree
-    average: State
-    total: State
-    size: Tensor
-    population: Tensor
-    round: Tensor
 
 
 def number(
@@ -279,6 +230,34 @@ class Algorithm:
         return changed
 
 
+@dataclass(frozen=True)
+class AlgorithmInfo:
+    """An algorithm with its defaults, and what a user wants to know about it.
+
+    Traffic and state are declared here in multiples of the model and checked against what is
+    counted in a run. Scalars (steps, rounds, losses, learning rates) are left out.
+    """
+
+    algorithm: Algorithm
+    summary: str
+    source: str
+    """Authors and year."""
+    family: str = "others"
+    """Row of the README's table that names it."""
+    down: float = 1
+    """Sent to each client of a cohort, every round."""
+    up: float = 1
+    """Sent back."""
+    client_keeps: float = 0
+    """Kept between rounds by every client that has taken part."""
+    server_keeps: float = 0
+    """Kept by the server besides the model."""
+    inferred: str = ""
+    """Parts that we inferred because no source could be read; shown wherever results are."""
+    about: str = ""
+    """Equations and remarks: the docstring of its module, which the table fills in."""
+
+
 R = TypeVar("R", bound=Rule)
 
 
@@ -373,6 +352,13 @@ def bind(rule: R, values: Mapping[str, Tensor]) -> R:
         below = {p.removeprefix(prefix): v for p, v in values.items() if p.startswith(prefix)}
         changes[name] = bind(inner, below)
     return dataclasses.replace(rule, **changes)  # type: ignore[type-var]
+
+
+def map_rule(
+    rule: Rule, function: Callable[..., Any], values: Mapping[str, Tensor], *args: Any
+) -> Any:
+    """Map ``function(rule, *args)`` over rows, the rule bound to the numbers of each row."""
+    return torch.vmap(lambda own, *a: function(bind(rule, own), *a))(dict(values), *args)
 
 
 def structure(rule: R) -> R:

@@ -189,13 +189,8 @@ class OverClients(NamedTuple):
         """
         ranked = np.sort(values) if higher_is_better else np.sort(values)[::-1]
         tenth = max(1, round(len(ranked) / 10))
-        return cls(
-            float(ranked.mean()),
-            float(ranked.std()),
-            float(np.median(ranked)),
-            float(ranked[:tenth].mean()),
-            float(ranked[-tenth:].mean()),
-        )
+        low, high = ranked[:tenth].mean(), ranked[-tenth:].mean()
+        return cls(*map(float, (ranked.mean(), ranked.std(), np.median(ranked), low, high)))
 
 
 def share_short_of(

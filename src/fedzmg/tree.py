@@ -21,6 +21,8 @@ from torch.utils import _pytree as pytree
 T = TypeVar("T")
 Scalar: TypeAlias = float | Tensor
 """A Python number or a 0-d tensor."""
+State: TypeAlias = Any
+"""Nested trees, tuples and tensors whose structure, shapes and dtypes never change."""
 
 
 @final
@@ -132,19 +134,14 @@ class Tree(Mapping[str, Tensor]):
 
 
 _REFLECTED: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": operator.truediv,
-    "__add__": operator.add,
+    **dict.fromkeys(("add", "__add__"), operator.add),
+    **dict.fromkeys(("sub", "__sub__"), operator.sub),
+    **dict.fromkeys(("mul", "__mul__"), operator.mul),
+    **dict.fromkeys(("div", "__truediv__", "true_divide"), operator.truediv),
     "__radd__": lambda a, b: b + a,
-    "__sub__": operator.sub,
     "__rsub__": lambda a, b: b - a,
-    "__mul__": operator.mul,
     "__rmul__": lambda a, b: b * a,
-    "__truediv__": operator.truediv,
     "__rdiv__": lambda a, b: b / a,
-    "true_divide": operator.truediv,
 }
 
 

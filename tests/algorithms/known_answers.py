@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 import fedzmg
 from fedzmg import algorithms
-from fedzmg.contract import Algorithm, Cohort, ServerRule, bind, numbers
+from fedzmg.contract import Algorithm, ServerRule, bind, numbers
 from fedzmg.data.plan import ClientBatch
+from fedzmg.messages import Cohort
 from fedzmg.models import CharGRU
 from fedzmg.simulation import RoundPlanner, Simulation
 from fedzmg.tree import Tree

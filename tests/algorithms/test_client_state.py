@@ -13,7 +13,8 @@ from torch import Tensor
 from fedzmg.algorithms import SGD, Average, ZeroMean, zero_mean
 from fedzmg.algorithms.fedprox import AdaptiveMu, Prox
 from fedzmg.algorithms.scaffold import Scaffold, ScaffoldServer
-from fedzmg.contract import Algorithm, Cohort
+from fedzmg.contract import Algorithm
+from fedzmg.messages import Cohort
 from fedzmg.simulation import Simulation
 from fedzmg.tree import Tree, row
 from golden_problems import P2, P3, make_context, models, quadratic_task

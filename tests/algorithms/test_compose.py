@@ -14,14 +14,7 @@ from fedzmg.algorithms import SGD, Adam, Average, Projected, ServerSetProx, Zero
 from fedzmg.algorithms.clip import ClipNorm, ClipValue
 from fedzmg.algorithms.schedule import ClientSchedule, ServerSchedule
 from fedzmg.algorithms.wrapper import Wrapper
-from fedzmg.contract import (
-    Algorithm,
-    ClientRule,
-    ServerRule,
-    WrapperKind,
-    chain,
-    inner_rules,
-)
+from fedzmg.contract import Algorithm, ClientRule, ServerRule, WrapperKind, chain, inner_rules
 from fedzmg.errors import InputError
 
 NAMES = sorted(algorithms.ALGORITHMS)

@@ -20,17 +20,9 @@ from fedzmg.algorithms.clip import ClipNorm, ClipValue, clip_norm, clip_value
 from fedzmg.algorithms.options import configure
 from fedzmg.algorithms.schedule import ClientSchedule, Schedule, ServerSchedule
 from fedzmg.algorithms.wrapper import ServerDecay
-from fedzmg.contract import (
-    Algorithm,
-    ClientContext,
-    ClientRule,
-    FullPass,
-    Number,
-    ParamInfo,
-    chain,
-    number,
-)
+from fedzmg.contract import Algorithm, ClientRule, Number, ParamInfo, chain, number
 from fedzmg.errors import InputError
+from fedzmg.messages import ClientContext, FullPass
 from fedzmg.simulation import Simulation
 from fedzmg.tree import Tree
 from golden_problems import P2, make_context, models, quadratic_task, random_task

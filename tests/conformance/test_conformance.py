@@ -16,9 +16,10 @@ from torch import nn
 from fedzmg import Task, Trial, simulate
 from fedzmg.algorithms import ALGORITHMS, AlgorithmInfo
 from fedzmg.algorithms.options import configure
-from fedzmg.contract import ClientContext, Cohort, FullPass, Upload, bind, chain, numbers, structure
+from fedzmg.contract import bind, chain, numbers, structure
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch
+from fedzmg.messages import ClientContext, Cohort, FullPass, Upload
 from fedzmg.simulation import EnginePlanner, RoundPlanner, Simulation
 from fedzmg.tree import Tree, leaves, num_bytes, tree_map
 from golden_problems import Net, random_task

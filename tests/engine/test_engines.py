@@ -17,8 +17,7 @@ from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.engine import choose
 from fedzmg.engine.choose import EnginePlanner, Probe, can_compile
 from fedzmg.engine.cuda_graph import compile_apart
-from fedzmg.engine.local import Chunk, Engine, Program
-from fedzmg.engine.sequential import Sequential
+from fedzmg.engine.local import Chunk, Engine, Program, Sequential
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import MappedLayers, convolution, onednn
 from fedzmg.models.kernels.precision import same_bits

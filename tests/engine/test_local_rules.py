@@ -11,17 +11,10 @@ from torch import Tensor, nn
 
 from fedzmg import Algorithm, Task, Tree, Trial, simulate
 from fedzmg.algorithms import Average
-from fedzmg.contract import (
-    ClientContext,
-    ClientRule,
-    FullPass,
-    FullPassTiming,
-    Number,
-    State,
-    Upload,
-    number,
-)
+from fedzmg.contract import ClientRule, Number, number
+from fedzmg.messages import ClientContext, FullPass, FullPassTiming, Upload
 from fedzmg.simulation import Simulation
+from fedzmg.tree import State
 from golden_problems import random_task
 
 SIZES = [5, 12, 8, 3]

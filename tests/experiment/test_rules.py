@@ -29,8 +29,9 @@ from fedzmg.simulation import RoundReport
 OWN = '''
 from dataclasses import dataclass
 
-from fedzmg.algorithms.sgd import SGD
-from fedzmg.contract import Cohort, ServerRule
+from fedzmg.algorithms.fedavg import SGD
+from fedzmg.contract import ServerRule
+from fedzmg.messages import Cohort
 
 FACTOR = 0.5
 

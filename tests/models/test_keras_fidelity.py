@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedzmg import ZeroMean
-from fedzmg.algorithms.sgd import SGD
-from fedzmg.contract import ClientContext
+from fedzmg.messages import ClientContext
 from fedzmg.models import CharGRU, FunctionalModel, layout_of
 from fedzmg.tree import Tree
 from oracles import keras_layout as keras

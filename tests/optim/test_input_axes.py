@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from fedzmg.algorithms.sgd import SGD
+from fedzmg.algorithms.fedavg import SGD
 from fedzmg.errors import InputError
 from fedzmg.models import layout_of
 from fedzmg.optim import Centred, ZeroMeanSGD, axes, zero_mean_

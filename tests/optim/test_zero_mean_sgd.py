@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 
+from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedzmg import ZeroMean
-from fedzmg.algorithms.sgd import SGD
 from fedzmg.errors import InputError
 from fedzmg.models import CharGRU, CharTransformer, digits_cnn, layout_of, mlp, resnet18_gn
 from fedzmg.optim import ZeroMeanSGD

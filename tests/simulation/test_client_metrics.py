@@ -21,8 +21,9 @@ from torch import nn
 from fedzmg import Metric, Task, Trial, simulate
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.evaluation import OverClients, share_short_of
-from fedzmg.simulation import History, Simulation, clients
-from fedzmg.simulation.clients import Watched
+from fedzmg.simulation import History, Simulation
+from fedzmg.simulation import history as results
+from fedzmg.simulation.history import Watched
 from fedzmg.simulation.records import QUANTILES
 from fedzmg.tasks.task import Protocol
 from golden_problems import Net, random_task
@@ -144,7 +145,7 @@ def test_evaluating_clients_changes_no_bit() -> None:
 def test_too_little_memory_makes_smaller_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation, _ = train(images())
     whole = simulation.evaluate_clients()
-    inner, asked = clients.evaluate_by_owner, []
+    inner, asked = results.evaluate_by_owner, []
 
     def small(*args: Any, chunk: int) -> Any:
         asked.append(chunk)
@@ -152,7 +153,7 @@ def test_too_little_memory_makes_smaller_parts(monkeypatch: pytest.MonkeyPatch) 
             raise torch.OutOfMemoryError
         return inner(*args, chunk=chunk)
 
-    monkeypatch.setattr(clients, "evaluate_by_owner", small)
+    monkeypatch.setattr(results, "evaluate_by_owner", small)
     again = simulation.evaluate_clients()
     assert asked == [500, 250, 125, 62]
     assert np.array_equal(again[0].metric, whole[0].metric)
@@ -176,8 +177,8 @@ def test_watched_clients_bring_all_their_examples_and_no_others(
     counts: list[int], rounds: int, few: int, most: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clients, "FEW_EXAMPLES", few)
-        patch.setattr(clients, "MOST_CLIENTS", most)
+        patch.setattr(results, "FEW_EXAMPLES", few)
+        patch.setattr(results, "MOST_CLIENTS", most)
         task = sized(counts, rounds)
         found, longer = Watched.of(task), Watched.of(sized(counts, 2 * rounds))
         everyone = Watched.of(task, everyone=True)
@@ -191,7 +192,7 @@ def test_watched_clients_bring_all_their_examples_and_no_others(
     wanted = [i for client in found.clients for i in np.flatnonzero(owner == client)]
     assert found.positions.tolist() == wanted
     assert found.counts.tolist() == [counts[client] for client in found.clients]
-    afford = max(few, int(rounds * np.mean(counts)) // clients.SHARE_OF_TRAINING)
+    afford = max(few, int(rounds * np.mean(counts)) // results.SHARE_OF_TRAINING)
     assert found.counts.sum() <= afford or len(found.clients) == 1
     assert len(found.clients) == len(holders) or most == len(found.clients) or sum(counts) > afford
 

@@ -14,7 +14,8 @@ from torch import nn
 from fedzmg import Algorithm, InputError, Task, Tree, Trial, simulate
 from fedzmg.algorithms import SGD, Average, Prox, ZeroMean
 from fedzmg.algorithms.wrapper import Wrapper
-from fedzmg.contract import ClientContext, ClientRule, Cohort, Number, ServerRule, Upload, number
+from fedzmg.contract import ClientRule, Number, ServerRule, number
+from fedzmg.messages import ClientContext, Cohort, Upload
 
 
 def task() -> Task:

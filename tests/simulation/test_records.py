@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedzmg import Trial, simulate
-from fedzmg.contract import Upload
 from fedzmg.data.plan import ClientBatch, full_pass
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.local import Chunk, Outcome
+from fedzmg.messages import Upload
 from fedzmg.simulation.records import QUANTILES, loss_quantiles, message_size
 from fedzmg.tree import Tree
 from golden_problems import random_task

@@ -12,9 +12,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.projection import zero_mean
-from fedzmg.contract import Algorithm, Rule
+from fedzmg.contract import Algorithm, AlgorithmInfo, Rule
 from fedzmg.errors import unknown
 
 _FIRST = (

@@ -31,10 +31,10 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.info import AlgorithmInfo
+from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.moments import Moments, adam_moments, correction, no_moments
-from fedzmg.algorithms.sgd import SGD
-from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, choice, number
+from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
 

@@ -24,10 +24,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
-from fedzmg.algorithms.info import AlgorithmInfo
+from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.moments import Moments, adam_moments, correction, direction, no_moments
-from fedzmg.algorithms.sgd import SGD
-from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, choice, number
+from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
 

@@ -32,19 +32,9 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.algorithms.info import AlgorithmInfo
-from fedzmg.contract import (
-    Algorithm,
-    ClientContext,
-    ClientRule,
-    FullPass,
-    FullPassTiming,
-    Number,
-    State,
-    Stepped,
-    number,
-)
-from fedzmg.tree import Tree
+from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, number
+from fedzmg.messages import ClientContext, FullPass, FullPassTiming, Stepped
+from fedzmg.tree import State, Tree
 
 
 class Progress(NamedTuple):

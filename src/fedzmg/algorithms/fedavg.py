@@ -13,13 +13,76 @@ Degenerate cases: ``server.lr = 1`` makes the new model the weighted mean of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self, final
 
-from fedzmg.algorithms.info import AlgorithmInfo
-from fedzmg.algorithms.sgd import SGD
-from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, State, number
-from fedzmg.tree import Tree
+from fedzmg.contract import (
+    Algorithm,
+    AlgorithmInfo,
+    ClientRule,
+    Layout,
+    Number,
+    ServerRule,
+    choice,
+    number,
+)
+from fedzmg.errors import InputError
+from fedzmg.messages import ClientContext, Cohort, FullPass, Stepped
+from fedzmg.tree import State, Tree
+
+
+@final
+@dataclass(frozen=True)
+class SGD(ClientRule):
+    """Local stochastic gradient descent.
+
+    Per step::
+
+        v <- momentum v + g              (accumulating form; v = 0 at the start of every round)
+        w <- w (1 - decay lr) - lr v     (heavy_ball; decoupled: the decay never enters v)
+        w <- w (1 - decay lr) - lr (g + momentum v)                                  (nesterov)
+
+    Both forms are those of ``torch.optim.SGD``; its weight decay, however, enters the gradient.
+    Degenerate cases: ``momentum=0`` equals no momentum, whatever the form, and ``decay=0`` equals
+    no decay, bit for bit.
+    """
+
+    lr: Number = number(0.1, above=0, doc="client learning rate")
+    momentum: Number | None = number(None, low=0, below=1, doc="accumulating momentum")
+    decay: Number | None = number(None, low=0, doc="decoupled weight decay, times lr per step")
+    decay_scope: Literal["all", "kernels"] = choice(
+        "all", "kernels", doc="parameters that decay: all, or all but biases and norms"
+    )
+    form: Literal["heavy_ball", "nesterov"] = choice(
+        "heavy_ball", "nesterov", doc="form of the momentum"
+    )
+    spared: tuple[str, ...] | None = field(default=None, repr=False, metadata={"derived": True})
+    """Names of the parameters that do not decay, once the model is known."""
+
+    def for_layout(self, layout: Layout) -> Self:
+        if self.decay_scope == "all":
+            return self
+        spared = tuple(name for name, info in layout.items() if info.role in ("bias", "norm"))
+        return replace(self, spared=spared)
+
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        return () if self.momentum is None else context.params.zeros()
+
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
+        if self.momentum is not None:
+            scratch = self.momentum * scratch + grad
+            grad = grad + self.momentum * scratch if self.form == "nesterov" else scratch
+        if self.decay is not None:
+            params = self._decayed(params, 1 - self.decay * self.lr)
+        return params - self.lr * grad, scratch
+
+    def _decayed(self, params: Tree, kept: Number) -> Tree:
+        if self.decay_scope == "all":
+            return params * kept
+        if self.spared is None:
+            raise InputError("SGD does not know the model yet: call for_layout(layout) first")
+        spared = self.spared
+        return Tree({n: w if n in spared else w * kept for n, w in params.items()})
 
 
 @final

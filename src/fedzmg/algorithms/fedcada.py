@@ -32,7 +32,6 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.moments import (
     AverageSharedState,
     Moments,
@@ -40,7 +39,8 @@ from fedzmg.algorithms.moments import (
     adam_moments,
     no_moments,
 )
-from fedzmg.contract import Algorithm, ClientContext, Number, Stepped, choice, number
+from fedzmg.contract import Algorithm, AlgorithmInfo, Number, choice, number
+from fedzmg.messages import ClientContext, Stepped
 from fedzmg.tree import Tree
 
 Psi = Literal["none", "inverse_round", "exp"]

@@ -32,21 +32,9 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.info import AlgorithmInfo
-from fedzmg.contract import (
-    Algorithm,
-    ClientContext,
-    ClientRule,
-    Cohort,
-    Number,
-    Result,
-    ServerRule,
-    State,
-    Stepped,
-    Upload,
-    number,
-)
-from fedzmg.tree import Tree
+from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, ServerRule, number
+from fedzmg.messages import ClientContext, Cohort, Result, Stepped, Upload
+from fedzmg.tree import State, Tree
 
 
 class Frozen(NamedTuple):

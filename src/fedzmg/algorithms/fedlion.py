@@ -30,23 +30,10 @@ from typing import ClassVar, NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.moments import AverageSharedState
-from fedzmg.contract import (
-    Algorithm,
-    ClientContext,
-    ClientRule,
-    Cohort,
-    FullPass,
-    Number,
-    Result,
-    State,
-    Stepped,
-    Upload,
-    WrapperKind,
-    number,
-)
-from fedzmg.tree import Tree
+from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, WrapperKind, number
+from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Stepped, Upload
+from fedzmg.tree import State, Tree
 
 
 class LionState(NamedTuple):

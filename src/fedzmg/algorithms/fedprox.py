@@ -34,24 +34,11 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.fedavg import Average
-from fedzmg.algorithms.info import AlgorithmInfo
-from fedzmg.algorithms.sgd import SGD
+from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.algorithms.wrapper import ServerWrapper, Wrapper
-from fedzmg.contract import (
-    Algorithm,
-    ClientContext,
-    Cohort,
-    FullPass,
-    FullPassTiming,
-    Number,
-    Result,
-    ServerRule,
-    State,
-    Stepped,
-    number,
-)
-from fedzmg.tree import Tree
+from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, number
+from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped
+from fedzmg.tree import State, Tree
 
 
 @final

@@ -20,10 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from fedzmg.algorithms.info import AlgorithmInfo
+from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.moments import Moments, averaged, correction, direction, no_moments
-from fedzmg.algorithms.sgd import SGD
-from fedzmg.contract import Algorithm, Cohort, Number, ServerRule, number
+from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, number
+from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
 

@@ -30,8 +30,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self, final, get_args
 
 from fedzmg.algorithms.fedadam import Adam
-from fedzmg.algorithms.fedavg import Average
-from fedzmg.algorithms.info import AlgorithmInfo
+from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.algorithms.projection import (
     Axes,
     Biases,
@@ -41,9 +40,8 @@ from fedzmg.algorithms.projection import (
     zero_mean,
     zero_mean_vector,
 )
-from fedzmg.algorithms.sgd import SGD
 from fedzmg.algorithms.wrapper import GradientWrapper
-from fedzmg.contract import Algorithm, Layout, choice
+from fedzmg.contract import Algorithm, AlgorithmInfo, Layout, choice
 from fedzmg.errors import InputError
 from fedzmg.tree import Tree
 

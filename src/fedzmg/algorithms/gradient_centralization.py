@@ -29,13 +29,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from fedzmg.algorithms.fedavg import Average
+from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.algorithms.fedzmg import ZeroMean
-from fedzmg.algorithms.info import AlgorithmInfo
-from fedzmg.algorithms.sgd import SGD
 from fedzmg.algorithms.wrapper import Projected, Wrapper
-from fedzmg.contract import Algorithm, ClientContext, Number, State, Stepped, number
-from fedzmg.tree import Tree
+from fedzmg.contract import Algorithm, AlgorithmInfo, Number, number
+from fedzmg.messages import ClientContext, Stepped
+from fedzmg.tree import State, Tree
 
 
 @final

@@ -23,9 +23,8 @@ from fedzmg.algorithms.fedadagrad import Adagrad
 from fedzmg.algorithms.fedadam import Adam
 from fedzmg.algorithms.fedyogi import Yogi
 from fedzmg.algorithms.fedzmg import CLIENT
-from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.wrapper import Projected
-from fedzmg.contract import Algorithm, ServerRule
+from fedzmg.contract import Algorithm, AlgorithmInfo, ServerRule
 
 
 def _info(name: str, server: ServerRule, words: str, keeps: float) -> AlgorithmInfo:

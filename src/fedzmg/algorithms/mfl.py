@@ -26,10 +26,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
-from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.moments import AverageSharedState, SharedStateClient
-from fedzmg.contract import Algorithm, ClientContext, Number, State, Stepped, choice, number
-from fedzmg.tree import Tree
+from fedzmg.contract import Algorithm, AlgorithmInfo, Number, choice, number
+from fedzmg.messages import ClientContext, Stepped
+from fedzmg.tree import State, Tree
 
 Form = Literal["heavy_ball", "averaging"]
 

@@ -17,18 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedzmg.contract import (
-    ClientContext,
-    ClientRule,
-    Cohort,
-    FullPass,
-    Number,
-    Result,
-    ServerRule,
-    State,
-    Upload,
-)
-from fedzmg.tree import Tree
+from fedzmg.contract import ClientRule, Number, ServerRule
+from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Upload
+from fedzmg.tree import State, Tree
 
 
 class Moments(NamedTuple):

@@ -15,10 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedzmg.algorithms.clip import ClipNorm, ClipValue
-from fedzmg.algorithms.info import AlgorithmInfo
 from fedzmg.algorithms.schedule import ClientSchedule, Schedule, ServerSchedule
 from fedzmg.algorithms.wrapper import ServerDecay
-from fedzmg.contract import Algorithm, chain
+from fedzmg.contract import Algorithm, AlgorithmInfo, chain
 from fedzmg.errors import InputError, unknown
 
 SCHEDULE = tuple(field.name for field in dataclasses.fields(Schedule))
@@ -74,28 +73,25 @@ def configure(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
     changed = algorithm.with_options({name: v for name, v in options.items() if name in own})
     for key, (kind, _, _) in WRAPPERS.items():
         fields = {name: added[name] for name in _keys(key) if name in added}
-        if not fields:
-            continue
-        if key not in fields:
+        if fields and key not in fields:
             name, value = next(iter(fields.items()))
             raise InputError(
                 f"{algorithm.name}, {name} = {value!r}: belongs to a schedule; add one, for "
                 f"example {key}=cosine"
             )
-        taken = [name for name in _keys(key) if name in own]
-        if taken:
+        if fields and (taken := [name for name in _keys(key) if name in own]):
             raise InputError(
                 f"{algorithm.name}, {key}: {', '.join(taken)} is an option of the rule itself; put "
                 "the schedule around the rule in Python"
             )
-        side = key.partition(".")[0]
-        try:
-            rule = kind(
-                getattr(changed, side), **{n.partition(".")[2]: v for n, v in fields.items()}
-            )
-        except InputError as error:
-            raise InputError(f"{algorithm.name}, {key}: {error}") from None
-        changed = dataclasses.replace(changed, **{side: rule})
+        if fields:
+            side = key.partition(".")[0]
+            values = {name.partition(".")[2]: value for name, value in fields.items()}
+            try:
+                rule = kind(getattr(changed, side), **values)
+            except InputError as error:
+                raise InputError(f"{algorithm.name}, {key}: {error}") from None
+            changed = dataclasses.replace(changed, **{side: rule})
     return changed
 
 
@@ -120,16 +116,10 @@ def card(entry: AlgorithmInfo, model_bytes: int | None = None) -> dict[str, Any]
     costs = {name: getattr(entry, name) for name in ("down", "up", "client_keeps", "server_keeps")}
     if model_bytes is not None:
         costs |= {f"{name}_bytes": round(times * model_bytes) for name, times in costs.items()}
-    rows = [
-        {
-            "key": key,
-            "default": values[key],
-            "range": _range(field),
-            "doc": field.metadata.get("doc", ""),
-        }
-        for key, field in _fields(algorithm).items()
-    ]
-    weights = {"key": "weights", "default": algorithm.weights, "range": "examples, uniform"}
+    described = {
+        key: (_range(f), f.metadata.get("doc", "")) for key, f in _fields(algorithm).items()
+    }
+    described["weights"] = "examples, uniform", "weights of clients when uploads are averaged"
     return {
         "name": algorithm.name,
         "summary": entry.summary,
@@ -140,7 +130,10 @@ def card(entry: AlgorithmInfo, model_bytes: int | None = None) -> dict[str, Any]
             "server": repr(algorithm.server),
             "weights": algorithm.weights,
         },
-        "options": [*rows, weights | {"doc": "weights of clients when uploads are averaged"}],
+        "options": [
+            {"key": key, "default": values[key], "range": range_, "doc": doc}
+            for key, (range_, doc) in described.items()
+        ],
         "wrapper_options": wrapper_options(algorithm),
         "costs": costs,
         "about": inspect.cleandoc(entry.about),

@@ -30,24 +30,9 @@ from typing import Literal, final, get_args
 
 from torch import Tensor
 
-from fedzmg.algorithms.info import AlgorithmInfo
-from fedzmg.contract import (
-    Algorithm,
-    ClientContext,
-    ClientRule,
-    Cohort,
-    FullPass,
-    FullPassTiming,
-    Number,
-    Result,
-    ServerRule,
-    State,
-    Stepped,
-    Upload,
-    choice,
-    number,
-)
-from fedzmg.tree import Tree
+from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, ServerRule, choice, number
+from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
+from fedzmg.tree import State, Tree
 
 Variate = Literal["path", "start"]
 """Origin of a client's new variate: the mean gradient of its steps, or the full gradient at the

@@ -28,12 +28,9 @@ from torch import Tensor
 
 from fedzmg.algorithms.wrapper import ServerWrapper, Wrapper, rate_of
 from fedzmg.contract import (
-    ClientContext,
     ClientRule,
-    Cohort,
     Number,
     Rule,
-    State,
     chain,
     choice,
     inner_rules,
@@ -41,7 +38,8 @@ from fedzmg.contract import (
     replace_in_chain,
 )
 from fedzmg.errors import InputError
-from fedzmg.tree import Tree
+from fedzmg.messages import ClientContext, Cohort
+from fedzmg.tree import State, Tree
 
 R = TypeVar("R", bound=Rule)
 Shape = Literal["constant", "step", "cosine", "exponential"]

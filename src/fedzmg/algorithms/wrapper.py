@@ -15,25 +15,10 @@ from typing import Self, final, get_args
 from torch import Tensor
 
 from fedzmg.algorithms.projection import Axes, Biases, EmbeddingAxis, projected_axes, zero_mean
-from fedzmg.contract import (
-    ClientContext,
-    ClientRule,
-    Cohort,
-    FullPass,
-    FullPassTiming,
-    Layout,
-    Number,
-    Result,
-    Rule,
-    ServerRule,
-    State,
-    Stepped,
-    chain,
-    choice,
-    number,
-)
+from fedzmg.contract import ClientRule, Layout, Number, Rule, ServerRule, chain, choice, number
 from fedzmg.errors import InputError
-from fedzmg.tree import Tree
+from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped
+from fedzmg.tree import State, Tree
 
 
 def rate_of(rule: Rule) -> Number | None:

@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedzmg.bench.workloads import WORKLOADS
-from fedzmg.contract import Algorithm, ClientContext, FullPass
+from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, unknown
+from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.kernels import PRECISIONS, rounding
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.models.objective import Batch

@@ -12,16 +12,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedzmg import ZeroMean
 from fedzmg.algorithms.mimelite import MimeLite
-from fedzmg.algorithms.sgd import SGD
 from fedzmg.contract import ClientRule, Layout, numbers, structure
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.data.plan import ClientBatch, Stream, local_stream
 from fedzmg.diagnose.measure import Measurement, Pair, Part, measure, spread_of
 from fedzmg.diagnose.verdict import Verdict, judge
-from fedzmg.engine.local import Broadcast, Program
-from fedzmg.engine.sequential import Sequential
+from fedzmg.engine.local import Broadcast, Program, Sequential
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.initial import initial_params

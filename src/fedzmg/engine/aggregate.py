@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedzmg.contract import Cohort, Upload
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.local import Chunk
+from fedzmg.messages import Cohort, Upload
 from fedzmg.tree import Flat, flatten_rows, unflatten_rows
 
 
@@ -66,7 +66,10 @@ class Merger:
         total, total_form = flatten_rows(self.upload.total, like=averaged)
         if self._forms is None:
             self._forms = form, total_form
-            self.sums = self._empty(averaged, total)
+            rows, totals = (t.new_zeros(self._trials, t.shape[1]) for t in (averaged, total))
+            weight, loss = averaged.new_zeros(2, self._trials, dtype=torch.float64)
+            clients, dropped, steps = averaged.new_zeros(3, self._trials, dtype=torch.int64)
+            self.sums = Sums(rows, totals, weight, clients, dropped, steps, loss)
         # The largest absolute value is not finite if any is not: one pass, and nothing written.
         finite = _largest(averaged).isfinite() & _largest(total).isfinite()
         # Zero times a value that is not finite is not zero, so such a row is blanked first.
@@ -94,13 +97,6 @@ class Merger:
         order = torch.tensor(chunk.rows).to(finite.device, non_blocking=True)
         known = torch.tensor([self._weights[i] > 0 for i in chunk.batches])
         return finite[order] & known.to(finite.device, non_blocking=True)
-
-    def _empty(self, averaged: Tensor, total: Tensor) -> Sums:
-        """Make the neutral element for rows like these."""
-        rows, totals = (part.new_zeros(self._trials, part.shape[1]) for part in (averaged, total))
-        weight, loss = averaged.new_zeros(2, self._trials, dtype=torch.float64)
-        clients, dropped, steps = averaged.new_zeros(3, self._trials, dtype=torch.int64)
-        return Sums(rows, totals, weight, clients, dropped, steps, loss)
 
     def _schedule(self, chunk: Chunk) -> tuple[Any, Tensor, Tensor]:
         """Order the rows of a chunk as the cohort, trials side by side.

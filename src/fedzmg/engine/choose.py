@@ -13,21 +13,20 @@ import itertools
 import math
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import torch
 
-from fedzmg.contract import State
 from fedzmg.data.plan import ClientBatch
-from fedzmg.engine.local import Broadcast, Engine, Program
-from fedzmg.engine.sequential import Sequential
+from fedzmg.engine.local import Broadcast, Engine, Program, Sequential
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn
 from fedzmg.models.kernels.precision import HAS_TRITON
-from fedzmg.tree import num_bytes, row
+from fedzmg.tree import State, num_bytes, row
 
 PathName = Literal["sequential", "vectorized", "compiled", "cuda_graph", "compiled_cuda_graph"]
 EngineName = Literal["auto", PathName]
@@ -67,11 +66,6 @@ class Probe(NamedTuple):
     def first_steps(self, steps: int) -> Probe:
         """Shorten every client's training."""
         return self._replace(batches=[b._replace(stream=b.stream[:steps]) for b in self.batches])
-
-    def first_clients(self, count: int) -> Probe:
-        """Leave clients out."""
-        memory = row(self.memory, list(range(count)))
-        return Probe(self.batches[:count], self.broadcast, memory)
 
     @property
     def steps(self) -> int:
@@ -132,15 +126,14 @@ class EnginePlanner:
     def _choose(
         self, program: Program, probe: Callable[[], Probe], trials: int, rounds_left: int
     ) -> EngineChoice:
-        on_gpu = program.device.type == "cuda"
         if isinstance(self.engine, EngineChoice):
             return self.engine
-        if self.engine == "compiled" and on_gpu:
-            return EngineChoice("compiled_cuda_graph", "asked for")
-        if self.engine in get_args(PathName):
-            return EngineChoice(self.engine, "asked for")  # type: ignore[arg-type]
-        if self.engine != "auto":
-            raise unknown("engine", self.engine, ["auto", *get_args(PathName)])
+        on_gpu, path = program.device.type == "cuda", self.engine
+        if path not in get_args(EngineName):
+            raise unknown("engine", path, get_args(EngineName))
+        if path != "auto":
+            path = "compiled_cuda_graph" if path == "compiled" and on_gpu else path
+            return EngineChoice(path, "asked for")
         if on_gpu:
             work = rounds_left * self.trainings * (1 + (trials - 1) * PACKED_COST)
             return choose_on_gpu(program, probe(), work, self.chunk)
@@ -226,9 +219,8 @@ def choose_on_gpu(
             first_line = (str(error).splitlines() or [type(error).__name__])[0]
             return EngineChoice(slower, f"{problem} ({first_line})")
         seconds.append(min(passes[1:]))
-    mapped, replayed = (1e3 * each for each in seconds)
-    figures = f"{PROBE_STEPS} steps of a cohort: mapped {mapped:.1f} ms, as a graph "
-    figures += f"{replayed:.1f} ms"
+    times = f"mapped {1e3 * seconds[0]:.1f} ms, as a graph {1e3 * seconds[1]:.1f} ms"
+    figures = f"{times} for {PROBE_STEPS} steps of a cohort"
     saved = GRAPH_COMPILE_GAIN * seconds[1] / PROBE_STEPS * probe.steps * work
     if saved > COMPILE_SECONDS and can_compile(program.device):
         reason = f"{figures}; compiling should save {saved:.0f} s"
@@ -245,15 +237,10 @@ def can_compile(device: torch.device) -> bool:
 
 def _pass_seconds(engine: Engine, probe: Probe) -> float:
     began = time.perf_counter()
-    _train(engine, probe)
+    deque(engine.train(*probe), maxlen=0)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - began
-
-
-def _train(engine: Engine, probe: Probe) -> None:
-    for _ in engine.train(*probe):
-        pass
 
 
 def clients_that_fit(program: Program, probe: Probe) -> int | None:
@@ -267,7 +254,8 @@ def clients_that_fit(program: Program, probe: Probe) -> int | None:
     if program.device.type != "cuda" or clients <= few:
         return None
     engine, short = Vectorized(program), probe.first_steps(1)
-    low, high = (_peak_bytes(engine, short.first_clients(n)) for n in (few, clients))
+    part = Probe(short.batches[:few], short.broadcast, row(short.memory, slice(few)))
+    low, high = _peak_bytes(engine, part), _peak_bytes(engine, short)
     model = num_bytes(probe.broadcast.params) // len(probe.broadcast.round)
     each = max((high - low) / (clients - few), model) + 3 * model
     free, _ = torch.cuda.mem_get_info(program.device)
@@ -278,10 +266,10 @@ def clients_that_fit(program: Program, probe: Probe) -> int | None:
 
 def _peak_bytes(engine: Vectorized, probe: Probe) -> int:
     device = engine.program.device
-    _train(engine, probe)  # libraries allocate their workspaces
+    deque(engine.train(*probe), maxlen=0)  # libraries allocate their workspaces
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    _train(engine, probe)
+    deque(engine.train(*probe), maxlen=0)
     return torch.cuda.max_memory_allocated(device) - before
 
 

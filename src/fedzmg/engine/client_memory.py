@@ -11,6 +11,7 @@ Slots are in sparse files. Only the cohort's share is ever in memory and on the 
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import shutil
 import tempfile
@@ -23,9 +24,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedzmg.contract import State
 from fedzmg.errors import InputError
-from fedzmg.tree import Flat, flatten_rows, leaves, row, tree_map, unflatten_rows
+from fedzmg.tree import Flat, State, flatten_rows, leaves, row, tree_map, unflatten_rows
 
 NEVER = -1
 SLOTS = 3
@@ -37,15 +37,14 @@ class FileRows:
     def __init__(self, path: Path, width: int, dtype: npt.DTypeLike) -> None:
         self.path, self._dtype = path, np.dtype(dtype)
         self._bytes = width * self._dtype.itemsize
-        self._opened: int | None = None
 
-    @property
+    @functools.cached_property
     def _file(self) -> int:
         # Opened at the first use: a run directory must be complete before files are added.
-        if self._opened is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._opened = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-        return self._opened
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        weakref.finalize(self, os.close, file)
+        return file
 
     def read(self, index: int) -> npt.NDArray[Any]:
         data = os.pread(self._file, self._bytes, index * self._bytes)
@@ -60,10 +59,6 @@ class FileRows:
 
     def flush(self) -> None:
         os.fsync(self._file)
-
-    def __del__(self) -> None:
-        if self._opened is not None:
-            os.close(self._opened)
 
 
 class Slots:

@@ -9,24 +9,25 @@ stay where they are.
 from __future__ import annotations
 
 import contextlib
-import functools
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedzmg.contract import ClientContext, ClientRule, State, bind
+from fedzmg.contract import ClientRule, map_rule
 from fedzmg.data.plan import Padded
 from fedzmg.engine import local
 from fedzmg.engine.local import Program, Work
+from fedzmg.messages import ClientContext
 from fedzmg.models.kernels import MappedLayers, convolution
 from fedzmg.models.kernels.precision import bits_are_kept, code_hash, precision, timer
-from fedzmg.models.objective import Batch, LossFunction, Objective, PrepareFunction
+from fedzmg.models.objective import Batch
 from fedzmg.tree import Tree, leaves, row, tree_map
 
 P = ParamSpec("P")
@@ -69,15 +70,29 @@ def _inductor(graph: Any, inputs: Any) -> Any:
 
 WARM_UPS = 2
 """Runs before a capture: libraries set themselves up, the compiler compiles."""
+MOST_LOSSES = 16
+_LOSSES: dict[Any, Callable[..., Tensor]] = {}
+"""Compiled losses by everything that they depend on, the last used one at the end."""
 
 
 class Plan(NamedTuple):
-    """Batches of a round on the GPU: ``[client, step, ...]``."""
+    """Batches of a round on the device: ``[client, step, ...]``."""
 
     indices: Tensor
     weights: Tensor
+    closes: Tensor
     keys: Tensor
     lengths: Tensor
+
+    @classmethod
+    def of(cls, program: Program, padded: Padded) -> Plan:
+        """Copy a padded plan to the device."""
+        plan = cls(*(torch.from_numpy(part).to(program.device) for part in padded))
+        return plan._replace(weights=plan.weights.to(program.dtype))
+
+    def ending(self, t: int) -> Tensor:
+        """Return a flag per client: whether its epoch ends with step ``t``."""
+        return self.closes[:, t] & (self.lengths > t)
 
 
 class ClientState(NamedTuple):
@@ -132,8 +147,10 @@ class StepGraphs:
             rows = -(-rows // 2)
         return rows
 
-    def load(self, padded: Padded, state: ClientState, widths: Iterable[int]) -> ClientState:
-        """Copy a round into the buffers and return their state; capture missing graphs first."""
+    def load(
+        self, padded: Padded, state: ClientState, widths: Iterable[int]
+    ) -> tuple[ClientState, Plan]:
+        """Copy a round into the buffers and return them; capture missing graphs first."""
         clients, steps, _ = padded.indices.shape
         buffers = self._buffers.get(clients)
         if buffers is None or steps > buffers.plan.indices.shape[1]:
@@ -142,13 +159,10 @@ class StepGraphs:
             if width not in buffers.steps:
                 buffers.steps[width] = self._capture(buffers, width)
         _copy_all(leaves(buffers.state), leaves(state))
-        for target, values in zip(
-            buffers.plan[:3], (padded.indices, padded.weights, padded.keys), strict=True
-        ):
-            _upload(values, target[:, :steps])
-        _upload(padded.lengths, buffers.plan.lengths)
+        for target, part in zip(buffers.plan, padded, strict=True):
+            _upload(part, target[:, :steps] if part.ndim > 1 else target)
         buffers.time.zero_()
-        return buffers.state
+        return buffers.state, buffers.plan
 
     def replay(self, clients: int, width: int) -> None:
         """Run one step of the first ``width`` clients."""
@@ -178,22 +192,18 @@ class StepGraphs:
     def _allocate(self, padded: Padded, state: ClientState) -> _Buffers:
         clients, steps, batch = padded.indices.shape
         steps = max(steps, self._program.longest)
-        lengths = torch.zeros(clients, dtype=torch.int64, device=self._program.device)
-        plan = Plan(
-            lengths.new_zeros(clients, steps, batch),
-            lengths.new_zeros(clients, steps, batch, dtype=self._program.dtype),
-            lengths.new_zeros(clients, steps),
-            lengths,
-        )
+        shape = clients, steps, batch
+        empty = Padded._make(np.zeros(shape[: part.ndim], part.dtype) for part in padded)
+        plan = Plan.of(self._program, empty)
         own: ClientState = tree_map(
             lambda leaf: torch.empty_like(leaf, memory_format=torch.contiguous_format).copy_(leaf),
             state,
         )
-        return _Buffers(own, plan, lengths.new_zeros(()))
+        return _Buffers(own, plan, plan.lengths.new_zeros(()))
 
     def _capture(self, buffers: _Buffers, width: int) -> Callable[[], None]:
         state, plan = row(buffers.state, slice(width)), row(buffers.plan, slice(width))
-        plain = _Code(_loss_function(_Learnt.of(self._program)), _advance(self._program.rule))
+        plain = _Code(_loss_function(self._program), _advance(self._program.rule))
         if self._program.device.type != "cuda":  # the same step, called instead of replayed
             code = self._compile(plain, plan) if self._compiled else plain
             return lambda: _step(self._program, code, state, plan, buffers.time)
@@ -218,12 +228,18 @@ class StepGraphs:
         return graph.replay
 
     def _compile(self, plain: _Code, plan: Plan) -> _Code:
-        learnt = _Learnt.of(self._program)
-        shapes = tuple(part.shape for part in (plan.indices, *self._program.data.examples))
+        """Compile a step; algorithms that train a task one after another share its losses."""
+        program, goal = self._program, self._program.objective
+        shapes = tuple(part.shape for part in (plan.indices, *program.data.examples))
+        task = goal.model.source, goal.loss, goal.layers_in, program.prepare, program.dtype
+        key = (*task, program.device, shapes, precision(), bits_are_kept())
         try:
-            loss = _compiled_loss(learnt, shapes, precision(), bits_are_kept())
+            loss = _LOSSES.pop(key, None) or compile_apart(plain.loss)
+            _LOSSES[key] = loss
         except TypeError:  # a user's function that has no hash
             loss = compile_apart(plain.loss)
+        if len(_LOSSES) > MOST_LOSSES:
+            del _LOSSES[next(iter(_LOSSES))]
         return _Code(loss, compile_apart(plain.advance))
 
 
@@ -256,40 +272,9 @@ def _step(program: Program, code: _Code, state: ClientState, plan: Plan, time: T
         time.add_(1)
 
 
-@dataclass(frozen=True)
-class _Learnt:
-    """Everything that the first half of a step depends on: the task, not the algorithm."""
-
-    source: nn.Module
-    loss: LossFunction
-    layers_in: torch.dtype | None
-    prepare: PrepareFunction
-    dtype: torch.dtype
-    device: torch.device
-    objective: Objective = field(compare=False)
-    """Any objective that is made of these."""
-
-    @classmethod
-    def of(cls, program: Program) -> _Learnt:
-        goal = program.objective
-        return cls(
-            goal.model.source, goal.loss, goal.layers_in, program.prepare, program.dtype,
-            program.device, goal,
-        )  # fmt: skip
-
-
-@functools.lru_cache(maxsize=16)
-def _compiled_loss(learnt: _Learnt, *_numerics: Any) -> Callable[..., Tensor]:
-    """Compile the losses of a task; algorithms that train it one after another share them.
-
-    Shapes, rounding and the choice of kernels are part of the cache key.
-    """
-    return compile_apart(_loss_function(learnt))
-
-
-def _loss_function(learnt: _Learnt) -> Callable[..., Tensor]:
+def _loss_function(program: Program) -> Callable[..., Tensor]:
     """Build the function of the clients' losses on the batches of step ``time``."""
-    objective, prepare, dtype = learnt.objective, learnt.prepare, learnt.dtype
+    objective, prepare, dtype = program.objective, program.prepare, program.dtype
     keyed = objective.model.needs_key
 
     def losses(params: dict[str, Tensor], plan: Plan, time: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -309,9 +294,6 @@ def _loss_function(learnt: _Learnt) -> Callable[..., Tensor]:
 def _advance(rule: ClientRule) -> Callable[..., None]:
     """Build the second half of a step: the rule's update and the tallies, in place."""
 
-    def one(numbers: Any, *args: Any) -> tuple[Tree, State]:
-        return local.step(bind(rule, numbers), *args)
-
     def advance(
         numbers: Any,
         context: ClientContext,
@@ -322,7 +304,8 @@ def _advance(rule: ClientRule) -> Callable[..., None]:
         time: Any,
     ) -> None:
         active = (lengths > time) & work.active
-        params, scratch = torch.vmap(one)(numbers, context, work.params, work.scratch, grad, active)
+        own = context, work.params, work.scratch, grad, active
+        params, scratch = map_rule(rule, local.step, numbers, *own)
         after = local.count(work, loss, params, scratch, active)
         tree_map(lambda old, new: old.copy_(new), work, after)
 

@@ -1,24 +1,25 @@
-"""Input and output of an engine, and local training of one client as four pure functions.
+"""Input and output of an engine, local training as four pure functions, and the reference engine.
 
-Both engines run exactly these. ``sequential`` calls them client by client on un-padded batches;
-``vectorized`` maps them over clients. The gradient is taken outside of :func:`step`, because the
-two engines differentiate in different ways.
+Both engines run exactly these functions. :class:`Sequential` calls them client by client on
+un-padded batches; ``vectorized`` maps them over clients. The gradient is taken outside of
+:func:`step`, because the two engines differentiate in different ways.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedzmg.contract import ClientContext, ClientRule, FullPass, State, Upload
+from fedzmg.contract import ClientRule, bind
 from fedzmg.data.federated import Examples, FederatedData
-from fedzmg.data.plan import ClientBatch
-from fedzmg.models.objective import Objective, PrepareFunction
-from fedzmg.tree import Tree, tree_map
+from fedzmg.data.plan import ClientBatch, Stream, full_pass
+from fedzmg.messages import ClientContext, FullPass, FullPassTiming, Upload
+from fedzmg.models.objective import Batch, Objective, PrepareFunction
+from fedzmg.tree import State, Tree, row, tree_map
 
 T = TypeVar("T")
 BatchT = TypeVar("BatchT")
@@ -55,6 +56,25 @@ def eager_gradient(
     return losses.detach(), Tree(dict(zip(params, filled, strict=True)))
 
 
+def add_full_pass(
+    loss: Callable[[Tree, BatchT], Tensor],
+    params: Tree,
+    batches: Iterable[BatchT],
+    start: Tensor,
+    timing: FullPassTiming,
+) -> FullPass:
+    """Add losses to ``start``, and gradients unless the rule needs the loss alone."""
+    grad = Tree({}) if timing == "epochs" else params.zeros()
+    for batch in batches:
+        if timing == "epochs":
+            with torch.no_grad():
+                start = start + loss(params, batch)
+        else:
+            part, slope = eager_gradient(loss, params, batch)
+            start, grad = start + part, grad + slope
+    return FullPass(start, grad)
+
+
 def start(rule: ClientRule, context: ClientContext, full_pass: FullPass | tuple[()]) -> Work:
     """Begin a client's local training at the global model."""
     zero = torch.zeros_like(context.num_examples)
@@ -74,14 +94,16 @@ def step(
     params: Tree,
     scratch: State,
     grad: Tree,
-    active: Tensor | None,
+    active: Tensor | None = None,
 ) -> tuple[Tree, State]:
     """Run one local step; ``active=None`` promises that the client is active."""
     after = rule.step(context, params, scratch, grad)
     return after if active is None else keep(active, after, (params, scratch))
 
 
-def count(work: Work, loss: Tensor, params: Tree, scratch: State, active: Tensor | None) -> Work:
+def count(
+    work: Work, loss: Tensor, params: Tree, scratch: State, active: Tensor | None = None
+) -> Work:
     """Count a step in the tallies of active clients.
 
     Tallies are the same for one client and for many, so they stay outside of the map.
@@ -175,3 +197,58 @@ class Engine(Protocol):
     ) -> Iterator[Chunk]:
         """Yield the outcome of every batch exactly once; ``memory`` has one row per batch."""
         ...
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """Reference engine: clients in a loop; a deployed client runs the same code."""
+
+    program: Program
+
+    def train(
+        self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
+    ) -> Iterator[Chunk]:
+        """Yield one chunk per client."""
+        for i, batch in enumerate(batches):
+            outcome = self._train_one(batch, row(broadcast, batch.trial), row(memory, i))
+            alone = tree_map(lambda leaf: leaf[None], outcome)
+            yield Chunk([i], [0], alone, computed=len(batch.stream))
+
+    def _train_one(self, batch: ClientBatch, broadcast: Broadcast, memory: State) -> Outcome:
+        program, stream = self.program, batch.stream
+        rule = bind(program.rule, broadcast.numbers)
+        size = torch.tensor(batch.examples, device=program.device)
+        context = ClientContext(broadcast.params, broadcast.shared, memory, broadcast.round, size)
+        full_pass = self._full_pass(batch, context.params) if rule.full_pass != "never" else ()
+        work = start(rule, context, full_pass)
+        for t in range(len(stream)):
+            loss, grad = eager_gradient(
+                program.objective.train, work.params, self._batch(stream, t, int(stream.counts[t]))
+            )
+            after = step(rule, context, work.params, work.scratch, grad)
+            work = count(work, loss, *after)
+            if rule.uses_epoch_end and stream.closes[t]:
+                full = rule.full_pass == "epochs"
+                seen = self._full_pass(batch, work.params).loss if full else None
+                work = close_epoch(rule, work, torch.ones_like(work.active), seen)
+                if not bool(work.active):
+                    break
+        return finish(rule, context, work)
+
+    def _batch(self, stream: Stream, t: int, divisor: int) -> Batch:
+        program, real = self.program, int(stream.counts[t])
+        x, y = program.batch_inputs(torch.from_numpy(stream.indices[t, :real]).to(program.device))
+        weights = torch.full((real,), 1 / divisor, dtype=program.dtype, device=program.device)
+        keyed = program.objective.model.needs_key
+        key = torch.tensor(int(stream.keys[t]), device=program.device) if keyed else ()
+        return Batch(x, y, weights, key)
+
+    def _full_pass(self, batch: ClientBatch, params: Tree) -> FullPass:
+        program = self.program
+        first = int(program.data.offsets[batch.client])
+        stream = full_pass(program.full_pass_size, first, batch.examples)
+        parts = (self._batch(stream, t, batch.examples) for t in range(len(stream)))
+        loss = next(iter(params.values())).new_zeros(())
+        return add_full_pass(
+            program.objective.eval_loss, params, parts, loss, program.rule.full_pass
+        )

@@ -10,6 +10,7 @@ a lone client trains beside a copy of itself whose result is dropped.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,21 +18,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedzmg.contract import ClientContext, FullPass, State, bind
-from fedzmg.data.plan import ClientBatch, Padded, full_pass, pad
+from fedzmg.contract import ClientRule, map_rule
+from fedzmg.data.plan import ClientBatch, full_pass, pad
 from fedzmg.engine import local
-from fedzmg.engine.cuda_graph import ClientState, StepGraphs, compile_apart
+from fedzmg.engine.cuda_graph import ClientState, Plan, StepGraphs, compile_apart
 from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, Work
+from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.kernels.precision import bits_are_kept
 from fedzmg.models.objective import Batch
-from fedzmg.tree import Tree, row, tree_map
+from fedzmg.tree import State, Tree, row, tree_map
 
 MIN_WIDTH = 2
 MAX_COMPILED_WIDTHS = 4
 
 MappedStep = Callable[..., tuple[Tensor, Tree, State]]
-"""(numbers, context, params, scratch, batch, active) -> loss, params, scratch."""
+"""(numbers, context, params, scratch, batch, [active]) -> loss, params, scratch."""
 
 
 class Vectorized:
@@ -53,8 +55,6 @@ class Vectorized:
     ) -> None:
         self.program, self.chunk = program, chunk
         self.compiled, self.cuda_graph, self.backend = compiled, cuda_graph, backend
-        self._steps: dict[bool, MappedStep] = {}
-        """The mapped step, with and without a mask for finished clients."""
         self.graphs: StepGraphs | None = None
         """Made by the first round that replays."""
 
@@ -70,7 +70,7 @@ class Vectorized:
             rows = order + order[-1:] * (self._num_rows(len(order)) - len(order))
             chosen = [batches[i] for i in rows]
             outcomes = self._train_sorted(chosen, broadcast, row(memory, rows))
-            computed = sum(self._widths([len(b.stream) for b in chosen]))
+            computed = sum(self._widths(chosen))
             yield Chunk(order, list(range(len(order))), outcomes, computed)
 
     def _num_rows(self, clients: int) -> int:
@@ -104,31 +104,26 @@ class Vectorized:
 
     def _run(self, batches: list[ClientBatch], state: ClientState) -> Work:
         padded = pad([b.stream for b in batches])
-        steps = int(padded.lengths.max(initial=0))
-        plan = _DevicePlan(self.program, padded)
+        plan = Plan.of(self.program, padded)
         epoch_ends = self.program.rule.uses_epoch_end
         numbers, context, work = state
         done: list[Work] = []
         if self.compiled:
             # Compiled code is specialised on which of its inputs are one tensor: let none be.
             work = work._replace(params=work.params.map(torch.clone))
-        for t in range(steps):
-            alive = int((padded.lengths > t).sum())
-            width = self._width(alive, len(batches))
+        for t, width in enumerate(self._widths(batches)):
             if width < len(work.steps):
                 done.append(row(work, slice(width, None)))
-                work, context, numbers = row((work, context, numbers), slice(width))
+                work, context, numbers, plan = row((work, context, numbers, plan), slice(width))
             # A mask is nearly free once compiled, and one graph per width is worth more.
-            masked = self.compiled or epoch_ends or alive < width
-            active = plan.active(t, width) if masked else None
-            if active is not None:
-                active = active & work.active
-            loss, params, scratch = self._step(masked=masked)(
-                numbers, context, work.params, work.scratch, plan.at(t, width), active
+            masked = self.compiled or epoch_ends or padded.lengths[width - 1] <= t
+            active = ((plan.lengths > t) & work.active,) if masked else ()
+            loss, *after = self._step(
+                numbers, context, work.params, work.scratch, self._batch(plan, t), *active
             )
-            work = local.count(work, loss, params, scratch, active)
+            work = local.count(work, loss, *after, *active)
             if epoch_ends and padded.closes[:width, t].any():
-                work = self._close_epoch(batches[:width], numbers, work, plan.closes(t, width))
+                work = self._close_epoch(batches[:width], numbers, work, plan.ending(t))
         # Rows left in ascending order of width, so the pieces line up when read backwards.
         return tree_map(lambda *parts: torch.cat(parts), work, *reversed(done)) if done else work
 
@@ -137,17 +132,14 @@ class Vectorized:
         padded = pad([b.stream for b in batches])
         if self.graphs is None:
             self.graphs = StepGraphs(self.program, compiled=self.compiled)
-        widths = self._widths([len(b.stream) for b in batches])
-        state = self.graphs.load(padded, state, sorted(set(widths)))
+        widths = self._widths(batches)
+        state, plan = self.graphs.load(padded, state, sorted(set(widths)))
         with self.graphs.timed():
             for t, width in enumerate(widths):
                 self.graphs.replay(len(batches), width)
                 if self.program.rule.uses_epoch_end and padded.closes[:width, t].any():
-                    numbers, now = row((state.numbers, state.work), slice(width))
-                    ends = torch.from_numpy(padded.closes[:width, t] & (padded.lengths[:width] > t))
-                    closed = self._close_epoch(
-                        batches[:width], numbers, now, ends.to(self.program.device)
-                    )
+                    numbers, now, part = row((state.numbers, state.work, plan), slice(width))
+                    closed = self._close_epoch(batches[:width], numbers, now, part.ending(t))
                     tree_map(lambda old, new: old.copy_(new), now, closed)
         return state.work
 
@@ -157,34 +149,29 @@ class Vectorized:
             return None
         return self.graphs.seconds()
 
-    def _widths(self, lengths: list[int]) -> list[int]:
-        """Count the rows that each step computes."""
-        steps = np.arange(max(lengths, default=0))
-        alive = (np.array(lengths)[:, None] > steps).sum(0)
-        return [self._width(int(count), len(lengths)) for count in alive]
-
-    def _width(self, alive: int, total: int) -> int:
-        """Count the rows of a step; compiled steps round up to a ladder of few widths."""
+    def _widths(self, batches: list[ClientBatch]) -> list[int]:
+        """Count the rows of each step; compiled steps round up to a ladder of few widths."""
+        lengths = np.array([len(b.stream) for b in batches])
+        alive = (lengths[:, None] > np.arange(lengths.max(initial=0))).sum(0).tolist()
         if not self.compiled and not self.cuda_graph:
-            return max(alive, MIN_WIDTH)
-        ladder = {max(MIN_WIDTH, -(-total >> k)) for k in range(MAX_COMPILED_WIDTHS)}
-        return min(w for w in ladder if w >= alive)
+            return [max(count, MIN_WIDTH) for count in alive]
+        ladder = {max(MIN_WIDTH, -(-len(batches) >> k)) for k in range(MAX_COMPILED_WIDTHS)}
+        return [min(width for width in ladder if width >= count) for count in alive]
 
     def _map(self, function: Callable[..., Any], numbers: dict[str, Tensor], *args: Any) -> Any:
-        """Map ``function(rule, *args)`` over clients, the rule bound to each client's numbers."""
         with torch.no_grad():
-            return torch.vmap(lambda n, *a: function(bind(self.program.rule, n), *a))(
-                numbers, *args
-            )
+            return map_rule(self.program.rule, function, numbers, *args)
 
-    def _step(self, *, masked: bool) -> MappedStep:
-        if masked not in self._steps:
-            if self.compiled:
-                step = compiled_step(self.program, masked=masked)
-                self._steps[masked] = compile_apart(step, self.backend)
-            else:
-                self._steps[masked] = eager_step(self.program, masked=masked)
-        return self._steps[masked]
+    @functools.cached_property
+    def _step(self) -> MappedStep:
+        if self.compiled:
+            return compile_apart(compiled_step(self.program), self.backend)
+        return eager_step(self.program)
+
+    def _batch(self, plan: Plan, t: int) -> Batch:
+        x, y = self.program.batch_inputs(plan.indices[:, t])
+        key = plan.keys[:, t].contiguous() if self.program.objective.model.needs_key else ()
+        return Batch(x, y, plan.weights[:, t].contiguous(), key)
 
     def _close_epoch(
         self, batches: Sequence[ClientBatch], numbers: dict[str, Tensor], work: Work, closes: Tensor
@@ -203,80 +190,43 @@ class Vectorized:
             full_pass(size, int(program.data.offsets[b.client]), b.examples) for b in batches
         ]
         padded = pad(streams, per_example=True)
-        plan, width, steps = _DevicePlan(program, padded), len(batches), padded.indices.shape[1]
+        plan = Plan.of(program, padded)
+        parts = (self._batch(plan, t) for t in range(padded.indices.shape[1]))
         losses = torch.vmap(program.objective.eval_loss)
-        loss = torch.zeros(width, dtype=program.dtype, device=program.device)
-        if program.rule.full_pass == "epochs":
-            with torch.no_grad(), MappedLayers():
-                for t in range(steps):
-                    loss = loss + losses(params, plan.at(t, width))
-            return FullPass(loss, Tree({}))
-        grad = params.zeros()
-        for t in range(steps):
-            with MappedLayers():
-                part, slope = local.eager_gradient(losses, params, plan.at(t, width))
-            loss, grad = loss + part, grad + slope
-        return FullPass(loss, grad)
+        none = torch.zeros(len(batches), dtype=program.dtype, device=program.device)
+        with MappedLayers():
+            return local.add_full_pass(losses, params, parts, none, program.rule.full_pass)
 
 
-class _DevicePlan:
-    """A padded plan on the device, one step at a time."""
-
-    def __init__(self, program: Program, padded: Padded) -> None:
-        self._program = program
-        tensors = [torch.from_numpy(part).to(program.device) for part in padded]
-        self._indices, weights, self._closes, self._keys, self._lengths = tensors
-        self._weights = weights.to(program.dtype)
-
-    def at(self, t: int, width: int) -> Batch:
-        x, y = self._program.batch_inputs(self._indices[:width, t])
-        keyed = self._program.objective.model.needs_key
-        key = self._keys[:width, t].contiguous() if keyed else ()
-        return Batch(x, y, self._weights[:width, t].contiguous(), key)
-
-    def active(self, t: int, width: int) -> Tensor:
-        return self._lengths[:width] > t
-
-    def closes(self, t: int, width: int) -> Tensor:
-        return self._closes[:width, t] & self.active(t, width)
-
-
-def eager_step(program: Program, *, masked: bool) -> MappedStep:
+def eager_step(program: Program) -> MappedStep:
     """Build a mapped step whose gradient is one ordinary backward pass over all clients."""
     losses = torch.vmap(program.objective.train)
 
-    def one(numbers: Any, *args: Any) -> tuple[Tree, State]:
-        return local.step(bind(program.rule, numbers), *args)
-
-    advance = torch.vmap(one, in_dims=(0, 0, 0, 0, 0, 0 if masked else None))
-
     def mapped(
-        numbers: Any, context: Any, params: Tree, scratch: Any, batch: Batch, active: Any
+        numbers: Any, context: Any, params: Tree, scratch: Any, batch: Batch, *active: Tensor
     ) -> tuple[Tensor, Tree, State]:
         with MappedLayers():
             loss, grad = local.eager_gradient(losses, params, batch)
         with torch.no_grad():
-            return loss, *advance(numbers, context, params, scratch, grad, active)
+            own = context, params, scratch, grad, *active
+            return loss, *map_rule(program.rule, local.step, numbers, *own)
 
     return mapped
 
 
-def compiled_step(program: Program, *, masked: bool) -> MappedStep:
+def compiled_step(program: Program) -> MappedStep:
     """Build the same step in a form that traces as one graph: ``torch.func.grad`` in the map."""
 
     def one(
-        numbers: Any, context: Any, params: Tree, scratch: Any, batch: Batch, active: Any
+        rule: ClientRule, context: Any, params: Tree, scratch: Any, batch: Batch, active: Tensor
     ) -> tuple[Tensor, Tree, State]:
         def loss_of(tensors: dict[str, Tensor]) -> Tensor:
             return program.objective.train(Tree(tensors), batch)
 
         grad, loss = torch.func.grad_and_value(loss_of)(dict(params.items()))
-        rule = bind(program.rule, numbers)
         return loss, *local.step(rule, context, params, scratch, Tree(grad), active)
 
-    in_dims = (0, 0, 0, 0, 0, 0 if masked else None)
-
-    def mapped(*args: Any) -> tuple[Tensor, Tree, State]:
-        return torch.vmap(one, in_dims=in_dims)(*args)
+    def mapped(numbers: Any, *args: Any) -> Any:
+        return map_rule(program.rule, one, numbers, *args)
 
     return mapped

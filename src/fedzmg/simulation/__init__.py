@@ -7,10 +7,8 @@ history each. A trial's history does not depend on its neighbours.
 from __future__ import annotations
 
 from fedzmg.engine.choose import EngineName, EnginePlanner
-from fedzmg.simulation.clients import ClientMetrics
-from fedzmg.simulation.history import History, Record
-from fedzmg.simulation.planning import RoundPlanner
-from fedzmg.simulation.rounds import RoundReport, Simulation
+from fedzmg.simulation.history import ClientMetrics, History, Record
+from fedzmg.simulation.rounds import RoundPlanner, RoundReport, Simulation
 from fedzmg.simulation.server import Checkpoint, Snapshot
 from fedzmg.simulation.training import Device, Observer, resolve_device, simulate
 from fedzmg.simulation.trial import Trial, packs

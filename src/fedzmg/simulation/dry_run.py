@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedzmg.contract import ClientContext, Cohort, FullPass, Rule, Upload, bind, chain
+from fedzmg.contract import Rule, bind, chain
 from fedzmg.errors import InputError
+from fedzmg.messages import ClientContext, Cohort, FullPass, Upload
 from fedzmg.simulation.trial import PackedRule
 from fedzmg.tree import Tree, leaves, row, tree_map
 
@@ -71,19 +72,18 @@ def _state(rule: Rule, method: str, value: Any) -> Any:
     """Return a state; reject anything else."""
     if all(isinstance(leaf, Tensor) for leaf in leaves(value)):
         return value
-    raise InputError(
-        f"{_name(rule)}.{method} returned {_describe(value)}: return tensors, trees or tuples of "
-        "them; () for nothing"
-    )
+    raise _unexpected(rule, method, value, "tensors, trees or tuples of them; () for nothing")
 
 
 def _same(rule: Rule, method: str, value: Any, wanted: Any) -> Any:
     """Return a value; reject one of another structure or with tensors of other shapes."""
     if _form(value) == _form(wanted):
         return value
-    raise InputError(
-        f"{_name(rule)}.{method} returned {_describe(value)}: expected {_describe(wanted)}"
-    )
+    raise _unexpected(rule, method, value, _describe(wanted))
+
+
+def _unexpected(rule: Rule, method: str, value: Any, wanted: str) -> InputError:
+    return InputError(f"{_name(rule)}.{method} returned {_describe(value)}: expected {wanted}")
 
 
 def _form(value: Any) -> Any:

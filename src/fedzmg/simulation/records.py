@@ -41,18 +41,15 @@ class Message(NamedTuple):
 
 def message_size(stacked: Any, longest: int) -> Message:
     """Measure one row of stacked values; whole numbers are sums of up to ``longest`` signs."""
-    integer_bytes = 1 if longest < 2**7 else 2 if longest < 2**15 else 4
+    whole = 1 if longest < 2**7 else 2 if longest < 2**15 else 4
     arrays = scalars = bits = 0
     for leaf in leaves(stacked):
-        size = leaf[0].numel()
+        size, each, is_real = leaf[0].numel(), leaf.element_size(), leaf.is_floating_point()
         if leaf.ndim == 1:
-            scalars += leaf.element_size()
-        elif leaf.is_floating_point():
-            arrays += size * leaf.element_size()
-            bits += size * leaf.element_size() * 8
+            scalars += each
         else:
-            arrays += size * integer_bytes
-            bits += size * math.ceil(math.log2(2 * longest + 1))
+            arrays += size * (each if is_real else whole)
+            bits += size * (8 * each if is_real else math.ceil(math.log2(2 * longest + 1)))
     return Message(arrays, scalars, math.ceil(bits / 8))
 
 
@@ -129,10 +126,8 @@ class RoundFacts:
         """Make the records of a round, with zero seconds."""
         records = []
         for (down, one_up), values in zip(self._sizes, self._reading.rows(), strict=True):
-            lives, loss, score = bool(values[0]), values[4], values[7 : self._width]
-            clients, dropped, steps, total_down, total_up = (
-                int(values[i]) for i in (1, 2, 3, 5, 6)
-            )
+            counts, loss, score = [int(v) for v in values[:4]], values[4], values[7 : self._width]
+            alive, clients, dropped, steps = counts
             up = one_up.times(clients + dropped)
             records.append(
                 Record(
@@ -147,12 +142,12 @@ class RoundFacts:
                     scalar_bytes_down=down.scalars,
                     scalar_bytes_up=up.scalars,
                     bytes_kept=kept,
-                    total_bytes_down=total_down,
-                    total_bytes_up=total_up,
+                    total_bytes_down=int(values[5]),
+                    total_bytes_up=int(values[6]),
                     seconds=0.0,
                     loss=score[0] if score else None,
-                    metric=(score[1] if lives else worst) if score else None,
-                    diverged=not lives,
+                    metric=(score[1] if alive else worst) if score else None,
+                    diverged=not alive,
                     client_loss=loss_quantiles(values[self._width :]),
                 )
             )

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedzmg.contract import State
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.errors import InputError
 from fedzmg.simulation.trial import PackedRule
-from fedzmg.tree import Tree, named_leaves, refill, row, stack, tree_map
+from fedzmg.tree import State, Tree, named_leaves, refill, row, stack, tree_map
 
 DIVERGED_AFTER = 3
 """Rounds in a row that lose every upload before a trial counts as diverged."""
@@ -73,14 +72,9 @@ class Checkpoint(NamedTuple):
 
     def params(self) -> Tree:
         """Return the global model."""
-        prefix, suffix = "model.params['", "']"
-        return Tree(
-            {
-                name.removeprefix(prefix).removesuffix(suffix): tensor
-                for name, tensor in self.tensors.items()
-                if name.startswith(prefix)
-            }
-        )
+        start, end = "model.params['", "']"
+        named = {n: t for n, t in self.tensors.items() if n.startswith(start)}
+        return Tree({n.removeprefix(start).removesuffix(end): t for n, t in named.items()})
 
 
 def restored_snapshot(
@@ -94,9 +88,8 @@ def restored_snapshot(
         rows.append(_filled(row(fresh, i), tensors, "model"))
         blank = row(memory.fresh, i)
         clients = {int(n.split("|")[1]) for n in tensors if n.startswith("memory|")}
-        memories = {c: _filled(blank, tensors, f"memory|{c}|") for c in sorted(clients)}
         memory.rewind(i, round_)
-        memory.put(i, round_, memories)
+        memory.put(i, round_, {c: _filled(blank, tensors, f"memory|{c}|") for c in clients})
     return stack(rows)
 
 

@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from fedzmg.contract import Algorithm
 from fedzmg.engine.choose import EngineName, EnginePlanner
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels.precision import Precision
@@ -100,16 +99,10 @@ def _checked(task: Any, trials: Any, dtype: Any) -> list[Trial]:
     wanted: list[tuple[str, Any, type, str]] = [
         ("task", task, Task, "tasks.get('digits')"),
         ("dtype", dtype, torch.dtype, "torch.float32"),
-        *(
-            ("trials", trial, Trial, "Trial.of('fedzmg') or Trial(algorithm, seed=0)")
-            for trial in found
-        ),
+        *(("trials", t, Trial, "Trial.of('fedzmg') or Trial(algorithm, seed=0)") for t in found),
     ]
     for name, value, kind, example in wanted:
         if not isinstance(value, kind):
-            plain = value is None or isinstance(value, str | int | float)
-            shown = repr(value) if plain else f"a {type(value).__name__}"
-            shown = f"the class {value.__name__}" if isinstance(value, type) else shown
-            shown = f"the algorithm {value.name!r}" if isinstance(value, Algorithm) else shown
+            shown = repr(value).partition("\n")[0][:80]
             raise InputError(f"{name} = {shown}: expected a {kind.__name__}, such as {example}")
     return found

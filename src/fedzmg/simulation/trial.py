@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedzmg import algorithms
 from fedzmg.algorithms.options import configure
-from fedzmg.contract import Algorithm, bind, numbers, structure
+from fedzmg.contract import Algorithm, map_rule, numbers, structure
 from fedzmg.errors import InputError
 from fedzmg.tasks.task import Task
 
@@ -78,31 +78,29 @@ class PackedRule(NamedTuple):
     ) -> PackedRule:
         """Pack the rules of trials that share an algorithm: its client side or its server side."""
         values = [numbers(getattr(trial.algorithm, side)) for trial in trials]
-        columns = {path: [own[path] for own in values] for path in values[0]}
         stacked = {
-            path: torch.tensor(column, dtype=dtype, device=device)
-            for path, column in columns.items()
+            path: torch.tensor([own[path] for own in values], dtype=dtype, device=device)
+            for path in values[0]
         }
         return cls(getattr(shared, side), stacked)
 
     def map(self, function: Callable[..., Any], *args: Any) -> Any:
         """Map ``function(rule, *args)`` over trials, the rule bound to each trial's numbers."""
         with torch.no_grad():
-            return torch.vmap(lambda n, *a: function(bind(self.rule, n), *a))(self.numbers, *args)
+            return map_rule(self.rule, function, self.numbers, *args)
 
 
 def shared_algorithm(task: Task, trials: Sequence[Trial]) -> Algorithm:
     """Check that trials have equal structure, and return the algorithm without its numbers."""
     if not trials:
         raise InputError("no trial to simulate: give at least one")
-    shapes = [_shape(task, trial) for trial in trials]
-    for trial, shape in zip(trials, shapes, strict=True):
-        if shape != shapes[0]:
-            raise InputError(
-                f"trials of {trials[0].algorithm.name} and {trial.algorithm.name} differ in more "
-                "than numbers: simulate them in separate calls"
-            )
-    return shapes[0]
+    for other in packs(task, trials)[1:]:
+        names = [trials[i].algorithm.name for i in (0, other[0])]
+        raise InputError(
+            f"trials of {' and '.join(names)} differ in more than numbers: simulate them in "
+            "separate calls"
+        )
+    return _shape(task, trials[0])
 
 
 def packs(task: Task, trials: Sequence[Trial]) -> list[list[int]]:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.autograd.functional import hessian
 from torch.nn.functional import linear
 
+from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedzmg import ZeroMean
 from fedzmg.algorithms.projection import projected_axes
-from fedzmg.algorithms.sgd import SGD
 from fedzmg.models.layout import layout_of
 from fedzmg.theory import descent
 from fedzmg.theory.finding import Finding, Size, check
