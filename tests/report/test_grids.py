@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from rich.console import Console
 
 from fedzmg.report.figures import heat_map, heat_maps
-from fedzmg.results.grids import field as laid_out
+from fedzmg.report.figures.grids import field as laid_out
 from fedzmg.terminal import views
 
 WIDE = 140

@@ -1,4 +1,4 @@
-"""Averages over the runs of one algorithm: curves, final values, rounds to a threshold.
+"""Averages over the runs of one algorithm: curves, final values, rounds to a threshold, clients.
 
 Runs that diverged are left out of every average; their number is shown beside it.
 """
@@ -16,9 +16,15 @@ from numpy.typing import NDArray
 
 from fedzmg.results import scores
 from fedzmg.results.formatting import MIB, is_share
-from fedzmg.results.grouping import Study
+from fedzmg.results.reading import Study
 from fedzmg.results.runs import Run
 from fedzmg.results.scores import RULES, ThresholdRule
+from fedzmg.storage.client_metrics import ClientTable
+
+SHARES = np.linspace(0.0, 1.0, 101)
+"""Shares of clients at which sorted curves are evaluated."""
+MOST_LOSSES = 100
+"""Largest number of points of a loss curve; rounds are averaged because cohorts are small."""
 
 
 class Curve(NamedTuple):
@@ -43,6 +49,15 @@ class Band(NamedTuple):
     high: NDArray[np.float64]
     cut: bool
     """True if an edge was cut at the range of the metric."""
+
+
+class Bands(NamedTuple):
+    """Median and the 10 % and 90 % quantiles over clients by round."""
+
+    rounds: NDArray[np.float64]
+    low: NDArray[np.float64]
+    middle: NDArray[np.float64]
+    high: NDArray[np.float64]
 
 
 class Arrival(NamedTuple):
@@ -178,6 +193,49 @@ def late_means(
     if found is None:
         return {}, "No late-stage mean: no shared evaluation follows the slowest arrival."
     return {label: value for label, value in found.items() if math.isfinite(value)}, ""
+
+
+def client_tables(study: Study) -> dict[str, dict[int, ClientTable]]:
+    """Return the clients by label and seed, of finished runs that evaluated them at their end."""
+    return {
+        label: {
+            run.seed: run.clients
+            for run in _lived(runs)
+            if run.complete and run.clients is not None and run.clients.rounds[-1] == run.done
+        }
+        for label, runs in study.members.items()
+    }
+
+
+def sorted_curves(runs: Sequence[ClientTable], *, higher_is_better: bool) -> NDArray[np.float64]:
+    """Return the final metric of every run's clients, worst first, at :data:`SHARES`."""
+    shares = SHARES if higher_is_better else SHARES[::-1]
+    return np.stack([np.quantile(run.metric[-1], shares) for run in runs])
+
+
+def metric_bands(runs: Sequence[ClientTable]) -> Bands | None:
+    """Average the quantiles over clients by round; None for fewer than two evaluations."""
+    rounds = sorted(set.intersection(*(set(run.rounds.tolist()) for run in runs))) if runs else []
+    if len(rounds) < 2:
+        return None
+    tables = [run.metric[np.isin(run.rounds, rounds)] for run in runs]
+    quantiles = [np.quantile(table, (0.1, 0.5, 0.9), axis=1) for table in tables]
+    return Bands(np.array(rounds, dtype=float), *np.mean(quantiles, axis=0))
+
+
+def loss_bands(logs: Sequence[Sequence[Sequence[float] | None]]) -> Bands | None:
+    """Average the loss quantiles, or None, of every run's rounds over runs and nearby rounds."""
+    length = max(map(len, logs))
+    step = -(-length // MOST_LOSSES)
+    points = []
+    for first in range(0, length, step):
+        near = [losses or () for log in logs for losses in log[first : first + step]]
+        known = [losses[1:4] for losses in near if len(losses) == 5]
+        inner = np.array([losses for losses in known if np.isfinite(losses).all()])
+        if len(inner):
+            middle = (first + 1 + min(first + step, length)) / 2.0
+            points.append((middle, *inner.mean(axis=0)))
+    return Bands(*map(np.array, zip(*points, strict=True))) if points else None
 
 
 def _lived(runs: Sequence[Run]) -> list[Run]:

@@ -16,7 +16,7 @@ from fedzmg.errors import InputError
 from fedzmg.results import averaging
 from fedzmg.results.averaging import Curve, arrivals, finals, late_means, mean_and_sd
 from fedzmg.results.formatting import MIB, aligned, count_text, value_text
-from fedzmg.results.grouping import Study, directories, group_study
+from fedzmg.results.reading import Study, directories, group_study
 from fedzmg.results.runs import Run
 from fedzmg.results.scores import FINAL_RULES, RULES, ThresholdRule, fell_from
 from fedzmg.results.significance import LEVEL, FamilyTest, PairedTest, family

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, format_axis, styled, wrapped
 from fedzmg.results.formatting import is_share, value_text
-from fedzmg.results.grids import Field, field, limits_of, name_of
+from fedzmg.results.reading import name_of
 
 # One hue from light to dark: the order is plain in print and under any colour blindness.
 _SHADES = LinearSegmentedColormap.from_list(
@@ -27,6 +28,55 @@ _CELL_INCHES = 0.5
 _NUMBERED_CELLS = 14
 """Cells along the longer side up to which every cell shows its number."""
 _AXIS_NAMES = {"client.lr": "client learning rate", "server.lr": "server learning rate"}
+
+
+class Field(NamedTuple):
+    """Scores of an algorithm over two axes of a grid."""
+
+    rows: str
+    """Option of the vertical axis; empty if there is one axis only."""
+    columns: str
+    row_values: list[float]
+    column_values: list[float]
+    scores: NDArray[np.float64]
+    """Scores ``[rows, columns]``; the best over further axes."""
+    diverged: NDArray[np.bool_]
+    others: list[str]
+    """Axes that are not shown."""
+    stopped: NDArray[np.bool_]
+    """True where no trial was trained to its end, so that there is no score."""
+
+    def position(self, options: Mapping[str, float]) -> tuple[int, int]:
+        """Return row and column of a point."""
+        row = self.row_values.index(options[self.rows]) if self.rows else 0
+        return row, self.column_values.index(options[self.columns])
+
+
+def field(entry: Mapping[str, Any], *, higher_is_better: bool = True) -> Field:
+    """Arrange the scores of an algorithm over its first two axes: server up, client across."""
+    axes: Mapping[str, list[float]] = entry["axes"]
+    columns, rows, *others = [*axes, ""] if len(axes) == 1 else axes
+    shape = len(axes.get(rows, [0.0])), len(axes[columns])
+    found = Field(
+        rows,
+        columns,
+        list(axes.get(rows, [0.0])),
+        list(axes[columns]),
+        np.full(shape, -np.inf if higher_is_better else np.inf),
+        np.ones(shape, dtype=bool),
+        others,
+        np.zeros(shape, dtype=bool),
+    )
+    better = max if higher_is_better else min
+    for point in entry["points"]:
+        at, score = found.position(point["options"]), point["score"]
+        found.diverged[at] &= bool(point["diverged"])
+        found.stopped[at] |= score is None and "stopped" in point
+        if score is not None:
+            found.scores[at] = better(score, found.scores[at])
+    found.stopped[np.isfinite(found.scores)] = False
+    found.diverged[found.stopped] = False
+    return found
 
 
 def heat_map(grid: Mapping[str, Any], name: str) -> Chart:
@@ -46,7 +96,10 @@ def _heat_maps(grid: Mapping[str, Any], names: Sequence[str]) -> Chart:
         name: field(entry, higher_is_better=grid["higher_is_better"])
         for name, entry in entries.items()
     }
-    low, high = limits_of(list(every.values()))
+    # One scale of colours for all algorithms.
+    shown = [one.scores[~one.diverged & np.isfinite(one.scores)] for one in every.values()]
+    values = np.concatenate(shown).tolist() or [0.0, 1.0]
+    low, high = min(values), max(values)
     if high == low:
         low, high = low - 0.5, high + 0.5
     fields = [every[name] for name in names]

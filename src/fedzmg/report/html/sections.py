@@ -1,44 +1,51 @@
-"""Sections of studies, grids and heterogeneity."""
+"""Sections of studies, grids and heterogeneity, and how to reproduce them."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from fedzmg.report.figures import STUDY_FIGURES, Chart, grid_names, numbered, study_prefixes
+from fedzmg.errors import InputError
+from fedzmg.report.figures import STUDY_FIGURES, Chart, by_prefix
 from fedzmg.report.html.blocks import Block, Picture, Section, picture, pictures_block, table_block
 from fedzmg.report.tables import study as tables
 from fedzmg.report.tables.beside_paper import beside_paper
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
+from fedzmg.report.tables.table import Column, Table
 from fedzmg.results import paper
 from fedzmg.results.averaging import averaged_words
-from fedzmg.results.formatting import (
-    bytes_text,
-    count_text,
-    goal_text,
-    setting_text,
-    slug,
-    value_text,
-)
-from fedzmg.results.grids import name_of
-from fedzmg.results.grouping import Study
-from fedzmg.results.reading import Material
+from fedzmg.results.formatting import NONE, bytes_text, count_text, goal_text, slug, value_text
+from fedzmg.results.formatting import setting_text as shown_setting
+from fedzmg.results.reading import Material, PlanFile, Study, name_of
+from fedzmg.results.runs import Run
 from fedzmg.results.scores import RULES
 from fedzmg.results.study_result import StudyResult
+from fedzmg.storage.formats import read_json, read_toml
+from fedzmg.tasks import TASKS
 
+GRID = "grid.json"
+_DIRECTORY_COLUMNS = (
+    Column("directory", "", "shown"),
+    Column("state", "", lambda run: _state(run)),
+    Column("engine", "", lambda run: str(run.manifest.get("engine", NONE))),
+    Column("seconds", "", "log.seconds", "{:,.1f}".format),
+)
 _HALVES = {"tune": "the half of the test data set aside for choosing", "test": "all test data"}
 _Tile = tuple[str, str, str]
 
 
 def of_studies(results: Sequence[StudyResult], drawn: Mapping[str, Chart]) -> Iterator[Section]:
     """Make one section per study."""
-    for i, (prefix, result) in enumerate(zip(study_prefixes(results), results, strict=True)):
+    for i, (prefix, result) in enumerate(by_prefix(results).items()):
         own = {name: drawn[prefix + name] for name in STUDY_FIGURES if prefix + name in drawn}
-        yield Section(
-            f"s{i}", result.study.name, _facts(result.study), _blocks(result, own, f"s{i}")
-        )
+        blocks = _blocks(result, own, f"s{i}")
+        yield Section(f"s{i}", result.study.name, _facts(result.study), blocks)
 
 
 def _blocks(result: StudyResult, charts: Mapping[str, Chart], key: str) -> Iterator[Block]:
@@ -64,7 +71,7 @@ def _blocks(result: StudyResult, charts: Mapping[str, Chart], key: str) -> Itera
     yield table_block(tables.traffic(result), "Traffic of one run", folded=True)
     spec = result.study.runs[0].spec
     used = {**spec.get("preset", {}), **spec.get("protocol", {})}
-    pairs = [(name.replace("_", " "), setting_text(value)) for name, value in used.items()]
+    pairs = [(name.replace("_", " "), shown_setting(value)) for name, value in used.items()]
     yield Block("pairs", pairs, "Settings")
     yield table_block(tables.settings(result), "Hyper-parameters used")
 
@@ -135,11 +142,10 @@ def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section
     if not material.grids:
         return
     blocks = []
-    for i, (stem, extra) in enumerate(zip(grid_names(material), material.grids, strict=True)):
-        data = extra.content
+    for i, (stem, data) in enumerate(material.grids.items()):
         half = _HALVES.get(str(data["selection"]), data["selection"])
         facts = [
-            extra.shown,
+            data["directory"],
             f"score: mean {data['metric']} of the last {data['last']} of {data['rounds']} rounds "
             f"({count_text(len(data['seeds']), 'seed')})",
             f"chosen on {half}, {data['examples']:,} examples",
@@ -156,7 +162,7 @@ def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section
             pictures_block(maps),
             table_block(best_points(data), "Best points"),
         ]
-    if any(str(extra.content["task"]) in paper.COUNTERPARTS for extra in material.grids):
+    if any(str(data["task"]) in paper.COUNTERPARTS for data in material.grids.values()):
         words = "The paper shows its grids only as heat maps and prints neither pairs nor scores."
         blocks.append(Block("notes", [words]))
     facts_of_all = (
@@ -189,11 +195,11 @@ def _options(best: Mapping[str, Any]) -> str:
 
 def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section]:
     """Make one section for all data sets."""
-    reports = [extra.content for extra in material.heterogeneity]
+    reports = material.heterogeneity
     if not reports:
         return
-    blocks = [table_block(side_by_side(reports))] if len(reports) > 1 else []
-    for i, (suffix, report) in enumerate(zip(numbered(reports), reports, strict=True)):
+    blocks = [table_block(side_by_side([*reports.values()]))] if len(reports) > 1 else []
+    for i, (suffix, report) in enumerate(reports.items()):
         stems = (f"heterogeneity{suffix}", f"client-distances{suffix}")
         charts = [drawn[stem] for stem in stems if stem in drawn]
         blocks += [
@@ -202,3 +208,111 @@ def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator
             *([table_block(client_by_client(report))] if report.get("clients") else []),
         ]
     yield Section("heterogeneity", "Heterogeneity", "", blocks)
+
+
+def reproduction(material: Material) -> Section:
+    """Make the section of left-out runs, commands and environment."""
+    blocks = [Block("notes", material.notes, "Left out"), *_commands(material)]
+    trained: list[Any] = [study.task for study in material.studies]
+    trained += [data.get("task") for data in material.grids.values()]
+    notes = [
+        f"The task {task} was made in Python, so no command trains on it: call "
+        "fedzmg.compare(task, ..., out=DIR) in the program that makes it."
+        for task in dict.fromkeys(trained)
+        if _is_own(task)
+    ]
+    blocks.append(Block("notes", notes))
+    for study in material.studies:
+        which = f" of {study.name}" if len(material.studies) > 1 else ""
+        table = Table.build("", "", _DIRECTORY_COLUMNS, study.runs, words=3)
+        blocks += [
+            Block(
+                "pairs",
+                tables.circumstances(study.runs),
+                f"Versions, machine and data{which}",
+                "long",
+            ),
+            table_block(table, f"{len(study.runs)} run directories", folded=True),
+        ]
+    return Section("reproduce", "How to reproduce", "", blocks)
+
+
+def _commands(material: Material) -> Iterator[Block]:
+    """Yield the commands that repeat the runs."""
+    runs = [run for study in material.studies for run in study.runs if not _is_own(study.task)]
+    plans = {plan: _read(plan) for plan in material.plans}
+    plans = {plan: planned for plan, planned in plans.items() if not _is_own(planned.get("task"))}
+    # Grids first: studies take their rates from them.
+    recorded: list[Any] = [
+        command for plan in plans if plan.kind == "grid" for command in _of_grid(plan)
+    ]
+    recorded += [run.manifest.get("command") for run in runs]
+    recorded += [one.get("made", {}).get("command") for one in material.heterogeneity.values()]
+    words = [" ".join(one) if isinstance(one, list) else str(one) for one in recorded if one]
+    # Paths as the user gave them: the commands work in the same directory.
+    everything = [
+        _line(plan.kind, plan.path, *_rates(plan, planned), "--out", f"reproduced/{plan.shown}")
+        for plan, planned in plans.items()
+    ]
+    each = [
+        _line("run", f"{run.path}/spec.toml", "--out", f"reproduced/{run.shown}") for run in runs
+    ]
+    for title, lines in (
+        ("Commands as recorded", list(dict.fromkeys(words))),
+        ("Everything", everything),
+        ("Each run, with the same settings", each),
+        ("This page", [_line("report", *material.given, "--out", "reproduced/report")]),
+    ):
+        many = len(lines) > 6
+        yield Block("commands", lines, title + f" ({len(lines)} commands)" * many, folded=many)
+
+
+def _of_grid(plan: PlanFile) -> Iterator[Any]:
+    """Yield the commands that made a grid, as recorded by its algorithms."""
+    for path in sorted(Path(plan.path).parent.glob("*/manifest.json")):
+        with contextlib.suppress(InputError):  # damaged, but its scores are there
+            yield read_json(path).get("command")
+
+
+def _is_own(task: str | None) -> bool:
+    """Return True for a task that was made in Python: no command can train on it."""
+    return task is not None and task not in TASKS
+
+
+def _rates(plan: PlanFile, planned: dict[str, Any]) -> tuple[str, ...]:
+    """Point a kept study to the grid that was kept beside it, if the original is gone.
+
+    ::
+
+        runs/a-grid, runs/a-study       where they were made
+        results/a-grid, results/a-study where they are kept
+    """
+    if plan.kind == "study" and "rates" in planned and "task" in planned:
+        grid = Path(planned["rates"])
+        beside = Path(os.path.normpath(Path(plan.path).parent / ".." / grid.name))
+        with contextlib.suppress(InputError):  # there is none
+            same = read_json(beside / GRID).get("task") == planned["task"]
+            if same and not (grid / GRID).is_file():
+                return "--set", f"rates={beside.as_posix()}"
+    return ()
+
+
+def _read(plan: PlanFile) -> dict[str, Any]:
+    """Read a plan; a damaged one counts as empty because its results are there."""
+    try:
+        return read_toml(Path(plan.path))
+    except InputError:
+        return {}
+
+
+def _line(*words: str) -> str:
+    return shlex.join(["fedzmg", *words])
+
+
+def _state(run: Run) -> str:
+    if run.diverged is not None:
+        end = "" if run.done == run.asked else f", stopped after round {run.done:,}"
+        return f"diverged in round {run.diverged:,}{end}"
+    if run.complete:
+        return f"finished, {run.done:,} rounds"
+    return f"round {run.done:,} of {run.asked or '?'}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedzmg.report.tables.table import Cell, Column, Table
 from fedzmg.results.formatting import count_text, value_text
-from fedzmg.results.grids import axes_of, name_of
+from fedzmg.results.reading import axes_of, name_of
 
 _REASONS = {"cannot_win": "cannot win", "halving": "halving (heuristic)"}
 Entry = Mapping[str, Any]

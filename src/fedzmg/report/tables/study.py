@@ -11,7 +11,7 @@ from typing import Any
 
 from fedzmg.evaluation import OverClients, share_short_of
 from fedzmg.report.tables.table import NOTHING, Cell, Column, Record, Table
-from fedzmg.results.averaging import arrivals, late_means, mean_and_sd
+from fedzmg.results.averaging import arrivals, client_tables, late_means, mean_and_sd
 from fedzmg.results.formatting import (
     MIB,
     NONE,
@@ -27,7 +27,6 @@ from fedzmg.results.formatting import (
     spread_text,
     value_text,
 )
-from fedzmg.results.over_clients import evaluated_clients
 from fedzmg.results.runs import Run
 from fedzmg.results.scores import RULES
 from fedzmg.results.study_result import LEVEL, AlgorithmResult, StudyResult
@@ -186,19 +185,17 @@ def _each_run(score: AlgorithmResult) -> Cell:
 def clients(result: StudyResult) -> Table | None:
     """Make the table of the metric over clients; None if no run evaluated them one by one."""
     study, higher = result.study, result.study.higher_is_better
-    found = {label: evaluated_clients(runs) for label, runs in study.members.items()}
-    heads = dict(_OVER_CLIENTS)
-    if study.threshold is not None:
-        side = "below" if higher else "above"
-        heads[_SHORT] = f"clients {side} {goal_text(study.threshold, study.metric)}"
+    found, heads, goal = client_tables(study), dict(_OVER_CLIENTS), study.threshold
+    if goal is not None:
+        heads[_SHORT] = f"clients {'below' if higher else 'above'} {goal_text(goal, study.metric)}"
     records: list[dict[str, Any]] = []
     for label, runs in found.items():
-        for seed, one in runs:
+        for seed, one in runs.items():
             values = one.metric[-1]
             spread = OverClients.of(values, higher_is_better=higher)._asdict()
             record = {"algorithm": label, "seed": seed, "clients": float(len(values)), **spread}
-            if study.threshold is not None:
-                record[_SHORT] = share_short_of(values, study.threshold, higher_is_better=higher)
+            if goal is not None:
+                record[_SHORT] = share_short_of(values, goal, higher_is_better=higher)
             records.append(record)
     if not records:
         return None
@@ -210,8 +207,8 @@ def clients(result: StudyResult) -> Table | None:
         best = (min if lowest else max)(means) if len(means) > 1 and name != "sd" else None
         for row, values in zip(rows, columns, strict=True):
             row.append(_client_cell(values, "" if name == _SHORT else study.metric, best))
-    several = max(len(each) for each in found.values()) > 1
-    one = next(runs[0][1] for runs in found.values() if runs)
+    several = max(map(len, found.values())) > 1
+    one = next(table for runs in found.values() for table in runs.values())
     number, total = len(one.examples), one.population
     who = f"all {total:,} clients that have any" if number == total else (
         f"{number:,} of {total:,} clients, drawn by chance and the same for every run"
