@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.report import figures
 from fedzmg.report.figures.style import MOST_IN_ONE_PANEL, Chart, line_style, usual_range
-from fedzmg.results.averaging import band_around
 from fedzmg.results.reading import group_study, read
 from fedzmg.results.runs import Log, Run
+from fedzmg.results.scores import band_around
 from fedzmg.results.study_result import study_result
 from fedzmg.simulation import ClientMetrics
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.results.averaging import finals
 from fedzmg.results.runs import read_run
+from fedzmg.results.scores import finals
 from fedzmg.results.significance import PairedTest, paired_t
 from fedzmg.storage.formats import flat, json_words, log_lines, read_json, read_toml
 

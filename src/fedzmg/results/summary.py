@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedzmg.results.averaging import averaged_words
 from fedzmg.results.formatting import count_text, goal_text, p_text, points_text, value_text
 from fedzmg.results.reading import Study
-from fedzmg.results.scores import RULES
+from fedzmg.results.scores import RULES, averaged_words
 from fedzmg.results.significance import LEVEL
 from fedzmg.results.study_result import StudyResult
 

@@ -13,9 +13,9 @@ from matplotlib.ticker import MaxNLocator
 
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, styled, wrapped
-from fedzmg.results.averaging import Curve, band_around
 from fedzmg.results.formatting import MIB, count_text, goal_text, spread_text, value_text
 from fedzmg.results.reading import Study, family
+from fedzmg.results.scores import Curve, band_around
 from fedzmg.results.study_result import StudyResult
 
 MOST_POINTS = 300

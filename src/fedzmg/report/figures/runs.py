@@ -12,10 +12,10 @@ from matplotlib.ticker import MaxNLocator
 
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, format_axis, styled, usual_range, wrapped
-from fedzmg.results import averaging
-from fedzmg.results.averaging import SHARES, Bands, band_around, client_tables
+from fedzmg.results import scores
 from fedzmg.results.formatting import is_share, p_text, value_text
 from fedzmg.results.runs import Run
+from fedzmg.results.scores import SHARES, Bands, band_around, client_tables
 from fedzmg.results.study_result import StudyResult
 
 LABEL_WIDTH = 34
@@ -140,7 +140,7 @@ def clients(result: StudyResult) -> Chart | None:
     study, higher = result.study, result.study.higher_is_better
     metric, ylabel = study.metric, f"{study.metric} on their own examples"
     found = {
-        label: averaging.sorted_curves([*own.values()], higher_is_better=higher)
+        label: scores.sorted_curves([*own.values()], higher_is_better=higher)
         for label, own in client_tables(study).items()
         if own
     }
@@ -184,7 +184,7 @@ def clients(result: StudyResult) -> Chart | None:
 def clients_by_round(result: StudyResult) -> Chart | None:
     """Draw median and inner four fifths of the clients' metric by round."""
     study, tables = result.study, client_tables(result.study)
-    found = {label: averaging.metric_bands([*own.values()]) for label, own in tables.items()}
+    found = {label: scores.metric_bands([*own.values()]) for label, own in tables.items()}
     title = f"{study.name}: {study.metric} over clients by round"
     caption = "The median client, and the band from 10 to 90 % of the clients; mean over seeds."
     label = f"{study.metric} on their own examples"
@@ -196,10 +196,10 @@ def client_loss(result: StudyResult) -> Chart | None:
     """Draw median and inner four fifths of the training losses of a cohort by round."""
     study = result.study
     found = {
-        label: averaging.loss_bands([run.log.client_loss for run in runs])
+        label: scores.loss_bands([run.log.client_loss for run in runs])
         for label, runs in study.members.items()
     }
-    joined = max(run.done for run in study.runs) > averaging.MOST_LOSSES
+    joined = max(run.done for run in study.runs) > scores.MOST_LOSSES
     title = f"{study.name}: training loss over clients by round"
     caption = (
         "The median client of a cohort, and the band from 10 to 90 % of its clients; mean over "

@@ -19,12 +19,11 @@ from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Column, Table
 from fedzmg.results import paper
-from fedzmg.results.averaging import averaged_words
 from fedzmg.results.formatting import NONE, bytes_text, count_text, goal_text, slug, value_text
 from fedzmg.results.formatting import setting_text as shown_setting
 from fedzmg.results.reading import Material, PlanFile, Study, name_of
 from fedzmg.results.runs import Run
-from fedzmg.results.scores import RULES
+from fedzmg.results.scores import RULES, averaged_words
 from fedzmg.results.study_result import StudyResult
 from fedzmg.storage.formats import read_json, read_toml
 from fedzmg.tasks import TASKS

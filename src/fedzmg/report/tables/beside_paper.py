@@ -8,9 +8,9 @@ from functools import partial
 from fedzmg.report.tables.study import round_cell
 from fedzmg.report.tables.table import NOTHING, Cell, Column, Table
 from fedzmg.results import paper
-from fedzmg.results.averaging import arrivals, late_means
 from fedzmg.results.formatting import goal_text, signed_text, value_text
 from fedzmg.results.reading import Study
+from fedzmg.results.scores import arrivals, late_means
 from fedzmg.results.study_result import StudyResult
 
 _ACCURACY = "accuracy"
