@@ -15,7 +15,7 @@ from scipy import special
 from typer.testing import CliRunner
 
 from fedzmg.cli import app
-from fedzmg.report.figures import curves, heat_map
+from fedzmg.report.figures import curves, heat_maps
 from fedzmg.report.html import sections
 from fedzmg.report.html.page import render
 from fedzmg.report.tables.study import scores
@@ -256,7 +256,7 @@ def test_grids_and_heterogeneity_alone_make_a_page(grid: dict[str, Any], tmp_pat
         "summary": {"entropy": {"mean": 0.5, "sd": 0.1}},
     }  # fmt: skip
     (tmp_path / "heterogeneity.json").write_text(json.dumps(report))
-    text = render(read([tmp_path]), drawn={"grid-fedzmg": heat_map(grid, "fedzmg")})
+    text = render(read([tmp_path]), drawn={"grid-fedzmg": heat_maps(grid, "fedzmg")})
     words = Outline(text).text
     assert "A grid over client.lr and server.lr on digits." in words
     assert "The clients of 1 data set, described by their data" in words

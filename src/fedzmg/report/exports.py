@@ -38,11 +38,7 @@ _FORMATS: dict[str, Callable[[Table], str]] = {
 def publish(
     material: Material, results: Sequence[StudyResult], out: Path, *, page_only: bool = False
 ) -> tuple[list[str], Cleared]:
-    """Write page, tables and figures in place of those of an earlier report; return their names.
-
-    Raises:
-        InputError: if a file cannot be written, or would replace one that no report wrote.
-    """
+    """Write page, tables and figures in place of those of an earlier report; return their names."""
     check_place(out)
     # Before the long work; the names of tables and figures are known only after it.
     refuse_foreign(out, [PAGE])

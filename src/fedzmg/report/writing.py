@@ -58,11 +58,7 @@ def refuse_foreign(out: Path, names: Iterable[str], writer: str = REPORT) -> Non
 
 @contextlib.contextmanager
 def staged(out: Path, writer: str) -> Iterator[Path]:
-    """Yield a temporary directory whose files then replace those of the same names in ``out``.
-
-    Raises:
-        InputError: if a file cannot be written, or if ``writer`` did not write it.
-    """
+    """Yield a temporary directory whose files then replace those of the same names in ``out``."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
         files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
@@ -70,11 +66,7 @@ def staged(out: Path, writer: str) -> Iterator[Path]:
 
 
 def replace_files(out: Path, files: Mapping[str, bytes]) -> Cleared:
-    """Write a report's files and remove those that only an earlier report wrote.
-
-    Raises:
-        InputError: if a file cannot be written, or if no report wrote it; then nothing changes.
-    """
+    """Write a report's files, unless one is foreign, and remove those of earlier reports only."""
     before = _write_all(out, files, REPORT)
     stale = [name for name in before if name not in files]
     removed = [name for name in stale if _remove(out, name, before[name])]

@@ -48,15 +48,6 @@ class Curve(NamedTuple):
     """True if every run diverged, so that the curve ends early."""
 
 
-class Band(NamedTuple):
-    """Lower and upper edge of a band around a mean."""
-
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-    cut: bool
-    """True if an edge was cut at the range of the metric."""
-
-
 class Bands(NamedTuple):
     """Median and the 10 % and 90 % quantiles over clients by round."""
 
@@ -176,18 +167,19 @@ def mean_and_sd(values: Collection[float]) -> tuple[float | None, float | None]:
     return mean, statistics.stdev(values) if len(values) > 1 else None
 
 
-def band_around(mean: NDArray[np.float64], spread: NDArray[np.float64], metric: str) -> Band:
+def band_around(
+    mean: NDArray[np.float64], spread: NDArray[np.float64], metric: str
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return one standard deviation either way; that of an accuracy is cut at 0 and 1.
 
-    >>> band_around(np.array([0.8, 0.5]), np.array([0.4, 0.1]), "accuracy").high.tolist()
+    >>> band_around(np.array([0.8, 0.5]), np.array([0.4, 0.1]), "accuracy")[1].tolist()
     [1.0, 0.6]
     """
     low, high = mean - spread, mean + spread
     # An accuracy may also be counted in percent.
     if not is_share(metric) or np.any((mean < 0.0) | (mean > 1.0)):
-        return Band(low, high, cut=False)
-    cut = bool(np.any((low < 0.0) | (high > 1.0)))
-    return Band(np.maximum(low, 0.0), np.minimum(high, 1.0), cut)
+        return low, high
+    return np.maximum(low, 0.0), np.minimum(high, 1.0)
 
 
 def averaged_words(window: int) -> str:
@@ -273,7 +265,7 @@ def late_means(
     }
     never = [label for label, round_ in reached.items() if round_ is None]
     if never:
-        missing = ", ".join(never[:3]) + (f" and {len(never) - 3} more" if len(never) > 3 else "")
+        missing = ", ".join(never[:3]) + f" and {len(never) - 3} more" * (len(never) > 3)
         verbs = ("never hold", "never holds")
         if any(not run.complete for label in never for run in members[label]):
             verbs = ("have yet to hold", "has yet to hold")

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from fedzmg.report.figures import runs
 from fedzmg.report.figures.curves import curves, traffic
 from fedzmg.report.figures.data import distances, examples, heterogeneity
-from fedzmg.report.figures.diagnose import diagnosis
-from fedzmg.report.figures.grids import heat_map, heat_maps
+from fedzmg.report.figures.grids import heat_maps
 from fedzmg.report.figures.style import FORMATS, Chart, rendered, save
-from fedzmg.report.figures.theory import theory
+from fedzmg.report.figures.theory import diagnosis, theory
 from fedzmg.results import paper
 from fedzmg.results.formatting import slug
 from fedzmg.results.reading import Material
@@ -18,7 +17,7 @@ from fedzmg.results.study_result import StudyResult
 
 __all__ = [
     "FORMATS", "STUDY_FIGURES", "Chart", "by_prefix", "curves", "diagnosis", "distances", "draw",
-    "examples", "heat_map", "heat_maps", "heterogeneity", "rendered", "save", "theory",
+    "examples", "heat_maps", "heterogeneity", "rendered", "save", "theory",
 ]  # fmt: skip
 
 STUDY_FIGURES: dict[str, Callable[[StudyResult], Chart | None]] = {
@@ -41,7 +40,7 @@ def draw(material: Material, results: Sequence[StudyResult]) -> dict[str, Chart]
     for prefix, result in by_prefix(results).items():
         found |= {prefix + name: make(result) for name, make in STUDY_FIGURES.items()}
     for stem, grid in material.grids.items():
-        found |= {f"{stem}-{slug(name)}": heat_map(grid, name) for name in grid["algorithms"]}
+        found |= {f"{stem}-{slug(name)}": heat_maps(grid, name) for name in grid["algorithms"]}
         found[f"{stem}-heat-maps"] = heat_maps(grid)
     for suffix, report in material.heterogeneity.items():
         if report.get("clients") and report.get("counts"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,19 +79,11 @@ def field(entry: Mapping[str, Any], *, higher_is_better: bool = True) -> Field:
     return found
 
 
-def heat_map(grid: Mapping[str, Any], name: str) -> Chart:
-    """Draw the scores of one algorithm of a grid, on the scale of the whole grid."""
-    return _heat_maps(grid, [name])
-
-
-def heat_maps(grid: Mapping[str, Any]) -> Chart:
-    """Draw the scores of all algorithms of a grid side by side."""
-    return _heat_maps(grid, list(grid["algorithms"]))
-
-
 @styled
-def _heat_maps(grid: Mapping[str, Any], names: Sequence[str]) -> Chart:
+def heat_maps(grid: Mapping[str, Any], *chosen: str) -> Chart:
+    """Draw the scores of algorithms of a grid, by default of all, on the scale of the grid."""
     entries = grid["algorithms"]
+    names = chosen or tuple(entries)
     every = {
         name: field(entry, higher_is_better=grid["higher_is_better"])
         for name, entry in entries.items()
@@ -159,16 +151,8 @@ def _draw_cells(axes: Axes, one: Field, grid: Mapping[str, Any], low: float, hig
     edges = [np.arange(size + 1) - 0.5 for size in scores.shape]
     shades = _SHADES if higher else _SHADES.reversed()
     axes.set_facecolor(_DIVERGED)
-    drawn = axes.pcolormesh(
-        edges[1],
-        edges[0],
-        scores,
-        cmap=shades,
-        vmin=low,
-        vmax=high,
-        edgecolors=style.PAPER,
-        linewidth=1,
-    )
+    lines: dict[str, Any] = {"edgecolors": style.PAPER, "linewidth": 1}
+    drawn = axes.pcolormesh(*edges[::-1], scores, cmap=shades, vmin=low, vmax=high, **lines)
     numbered = max(scores.shape) <= _NUMBERED_CELLS
     for (row, column), score in np.ndenumerate(one.scores):
         if one.diverged[row, column]:
@@ -190,20 +174,10 @@ def _name_cells(axes: Axes, one: Field, title: str, note: str, xlabel: str) -> N
         note, (0.0, 1.0), xycoords="axes fraction", xytext=(0.0, 3.5), fontsize=8.0,
         textcoords="offset points", color=style.QUIET_INK, va="bottom",
     )  # fmt: skip
-    rows = _ticks(one.row_values) if one.rows else [""]
-    axes.set_xticks(range(len(one.column_values)), _ticks(one.column_values), fontsize=7.5)
+    rows = [f"{value:.3g}" for value in one.row_values] if one.rows else [""]
+    columns = [f"{value:.3g}" for value in one.column_values]
+    axes.set_xticks(range(len(columns)), columns, fontsize=7.5)
     axes.set_yticks(range(len(rows)), rows, fontsize=7.5)
     axes.set(xlabel=xlabel, ylabel=_AXIS_NAMES.get(one.rows, one.rows), aspect="equal")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-
-
-def _ticks(values: Sequence[float]) -> list[str]:
-    """Round half decades to two digits, other values to three.
-
-    >>> _ticks([0.001, 10**-2.5, 1.0]), _ticks([0.9, 0.995])
-    (['0.001', '0.0032', '1'], ['0.9', '0.995'])
-    """
-    halves = [2 * math.log10(v) if v > 0 else math.nan for v in values]
-    digits = 2 if all(abs(h - np.round(h)) < 1e-3 for h in halves) else 3
-    return [f"{v:.{digits}g}" for v in values]

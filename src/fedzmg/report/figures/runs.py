@@ -167,7 +167,7 @@ def clients(result: StudyResult) -> Chart | None:
     for label, curves in found.items():
         mean, band = curves.mean(axis=0), None
         if len(curves) > 1:
-            band = band_around(mean, curves.std(axis=0, ddof=1), metric)[:2]
+            band = band_around(mean, curves.std(axis=0, ddof=1), metric)
         texts = [
             f"{share:g} % of the clients: {value_text(value, metric)} or worse"
             for share, value in zip(x.tolist(), mean.tolist(), strict=True)

@@ -15,7 +15,7 @@ import jinja2
 from fedzmg.report import figures
 from fedzmg.report.figures import Chart
 from fedzmg.report.html import sections
-from fedzmg.report.html.blocks import Block, Section, picture, pictures_block, table_block
+from fedzmg.report.html.blocks import Block, Section, picture, table_block
 from fedzmg.report.tables.theory import Finding, finding_table, overview
 from fedzmg.results import paper
 from fedzmg.results.formatting import count_text
@@ -65,7 +65,7 @@ def theory_page(findings: Sequence[Finding]) -> str:
             Block("text", str(finding["claim"])),
             Block("text", verdict, style=f"verdict {verdict.split()[0]}"),
             table_block(finding_table(finding), f"Numbers of {key}"),
-            pictures_block(picture(one, f"{key}-{i}") for i, one in enumerate(charts)),
+            Block("pictures", [picture(one, f"{key}-{i}") for i, one in enumerate(charts)]),
         ]
         title = f"{key} \u00b7 {finding['title']}"
         found.append(Section(key, title, str(finding["setting"]), blocks))

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedzmg.errors import InputError
 from fedzmg.report.figures import STUDY_FIGURES, Chart, by_prefix
-from fedzmg.report.html.blocks import Block, Picture, Section, picture, pictures_block, table_block
+from fedzmg.report.html.blocks import Block, Picture, Section, picture, table_block
 from fedzmg.report.tables import study as tables
 from fedzmg.report.tables.beside_paper import beside_paper
 from fedzmg.report.tables.grids import best_points
@@ -50,7 +50,7 @@ def of_studies(results: Sequence[StudyResult], drawn: Mapping[str, Chart]) -> It
 def _blocks(result: StudyResult, charts: Mapping[str, Chart], key: str) -> Iterator[Block]:
     yield Block("tiles", list(_tiles(result)))
     pictures = {name: picture(chart, f"{key}-{name}") for name, chart in charts.items()}
-    yield pictures_block([pictures.pop("curves")] if "curves" in pictures else [])
+    yield Block("pictures", [pictures.pop("curves")] if "curves" in pictures else [])
     for make in (tables.scores, tables.paired_tests, tables.thresholds, beside_paper):
         table = make(result)
         if table is not None:
@@ -60,12 +60,12 @@ def _blocks(result: StudyResult, charts: Mapping[str, Chart], key: str) -> Itera
         notes.append(f"The paper has no numbers for {result.study.task}.")
     yield Block("notes", notes)
     of_clients = [name for name in pictures if name.startswith("client")]
-    yield pictures_block(one for name, one in pictures.items() if name not in of_clients)
+    yield Block("pictures", [pictures[name] for name in pictures if name not in of_clients])
     table = tables.clients(result)
     if table is not None:
         yield table_block(table, "Clients")
     yield Block("notes", list(_missing(result)))
-    yield pictures_block(pictures[name] for name in of_clients)
+    yield Block("pictures", [pictures[name] for name in of_clients])
     yield table_block(tables.finals(result), "Final value of every seed", folded=True)
     yield table_block(tables.traffic(result), "Traffic of one run", folded=True)
     spec = result.study.runs[0].spec
@@ -158,7 +158,7 @@ def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section
         ]
         blocks += [
             Block("text", " \u00b7 ".join(facts), name_of(data), "facts"),
-            pictures_block(maps),
+            Block("pictures", maps),
             table_block(best_points(data), "Best points"),
         ]
     if any(str(data["task"]) in paper.COUNTERPARTS for data in material.grids.values()):
@@ -203,7 +203,7 @@ def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator
         charts = [drawn[stem] for stem in stems if stem in drawn]
         blocks += [
             table_block(heterogeneity(report), paper.shown(str(report["name"]))),
-            pictures_block(picture(chart, f"h{i}-{j}") for j, chart in enumerate(charts)),
+            Block("pictures", [picture(one, f"h{i}-{j}") for j, one in enumerate(charts)]),
             *([table_block(client_by_client(report))] if report.get("clients") else []),
         ]
     yield Section("heterogeneity", "Heterogeneity", "", blocks)
