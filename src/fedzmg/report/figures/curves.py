@@ -179,7 +179,9 @@ def _caption(result: StudyResult, shown: Mapping[str, Curve]) -> str:
     """Describe the number of averaged runs, the thinning and the last values."""
     metric, counts = result.study.metric, sorted({curve.averaged for curve in shown.values()})
     number = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
-    words = f"Mean of {number} runs; the band is one standard deviation either way, cut to possible values."
+    words = (
+        f"Mean of {number} runs; band: one standard deviation either way, cut to possible values."
+    )
     if counts == [1]:
         words = "One run each."
     step = -(-max(len(s.curve.mean) for s in result.scores if s.curve is not None) // MOST_POINTS)

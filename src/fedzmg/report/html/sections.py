@@ -18,9 +18,8 @@ from fedzmg.report.tables.beside_paper import beside_paper
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Column, Table
+from fedzmg.results import formatting as fmt
 from fedzmg.results import paper
-from fedzmg.results.formatting import NONE, bytes_text, count_text, goal_text, slug, value_text
-from fedzmg.results.formatting import setting_text as shown_setting
 from fedzmg.results.reading import Material, PlanFile, Study, name_of
 from fedzmg.results.runs import Run
 from fedzmg.results.scores import RULES, averaged_words
@@ -32,7 +31,7 @@ GRID = "grid.json"
 _DIRECTORY_COLUMNS = (
     Column("directory", "", "shown"),
     Column("state", "", lambda run: _state(run)),
-    Column("engine", "", lambda run: str(run.manifest.get("engine", NONE))),
+    Column("engine", "", lambda run: str(run.manifest.get("engine", fmt.NONE))),
     Column("seconds", "", "log.seconds", "{:,.1f}".format),
 )
 _HALVES = {"tune": "the half of the test data set aside for choosing", "test": "all test data"}
@@ -70,7 +69,7 @@ def _blocks(result: StudyResult, charts: Mapping[str, Chart], key: str) -> Itera
     yield table_block(tables.traffic(result), "Traffic of one run", folded=True)
     spec = result.study.runs[0].spec
     used = {**spec.get("preset", {}), **spec.get("protocol", {})}
-    pairs = [(name.replace("_", " "), shown_setting(value)) for name, value in used.items()]
+    pairs = [(name.replace("_", " "), fmt.setting_text(value)) for name, value in used.items()]
     yield Block("pairs", pairs, "Settings")
     yield table_block(tables.settings(result), "Hyper-parameters used")
 
@@ -80,8 +79,8 @@ def _facts(study: Study) -> str:
     rounds, cohort = study.protocol.get("rounds"), study.protocol.get("cohort")
     begun, asked = len(study.members), len({*study.members, *study.awaited})
     parts = [
-        count_text(begun, "algorithm") if begun == asked else f"{begun} of {asked} algorithms",
-        count_text(len(seeds), "paired seed" if len(study.members) > 1 else "seed"),
+        fmt.count_text(begun, "algorithm") if begun == asked else f"{begun} of {asked} algorithms",
+        fmt.count_text(len(seeds), "paired seed" if len(study.members) > 1 else "seed"),
     ]
     if rounds:
         parts.append(f"{rounds:,} rounds")
@@ -95,11 +94,11 @@ def _tiles(result: StudyResult) -> Iterator[_Tile]:
     if not result.ranked:
         return
     study, best = result.study, result.ranked[0]
-    spread = "" if best.sd is None else f" (± {value_text(best.sd, study.metric)})"
-    value = value_text(best.mean, study.metric)
+    spread = "" if best.sd is None else f" (± {fmt.value_text(best.sd, study.metric)})"
+    value = fmt.value_text(best.mean, study.metric)
     yield f"Best final {study.metric}", value, best.label + spread
     if study.threshold is not None:
-        title = f"First to hold {goal_text(study.threshold, study.metric)}"
+        title = f"First to hold {fmt.goal_text(study.threshold, study.metric)}"
         means = averaged_words(study.window)
         reached = {s.label: s.arrivals[RULES[0]] for s in result.scores if s.finals}
         rounds = [one for one in reached.values() if one is not None]
@@ -118,8 +117,8 @@ def _tiles(result: StudyResult) -> Iterator[_Tile]:
     (least, who), (most, _) = min(sizes), max(sizes)
     note = "the same for all" if len(sizes) == len(result.scores) else "finished runs"
     if not math.isclose(least, most, rel_tol=1e-3):
-        note = f"least, {who}; most {bytes_text(most)}"
-    yield "Traffic of a run", bytes_text(least), note
+        note = f"least, {who}; most {fmt.bytes_text(most)}"
+    yield "Traffic of a run", fmt.bytes_text(least), note
 
 
 def _missing(result: StudyResult) -> Iterator[str]:
@@ -146,11 +145,11 @@ def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section
         facts = [
             data["directory"],
             f"score: mean {data['metric']} of the last {data['last']} of {data['rounds']} rounds "
-            f"({count_text(len(data['seeds']), 'seed')})",
+            f"({fmt.count_text(len(data['seeds']), 'seed')})",
             f"chosen on {half}, {data['examples']:,} examples",
             *([] if data["complete"] else ["not finished yet"]),
         ]
-        stems = {name: f"{stem}-{slug(name)}" for name in data["algorithms"]}
+        stems = {name: f"{stem}-{fmt.slug(name)}" for name in data["algorithms"]}
         maps = [
             _map(data, name, drawn[own], f"g{i}-{j}")
             for j, (name, own) in enumerate(stems.items())
@@ -175,12 +174,12 @@ def _map(data: Mapping[str, Any], name: str, chart: Chart, key: str) -> Picture:
     entry, metric = data["algorithms"][name], str(data["metric"])
     best, caption, warning = entry["best"], "Every point diverged.", ""
     if best is not None:
-        caption = f"Best: {_options(best)}: {value_text(best['score'], metric)}."
+        caption = f"Best: {_options(best)}: {fmt.value_text(best['score'], metric)}."
         other = entry.get("best_by_test")
         if other is not None:
             same = other["options"] == best["options"]
             chosen = "the same point" if same else _options(other)
-            score = value_text(other["score"], metric)
+            score = fmt.value_text(other["score"], metric)
             caption += f" By all test data, as in the paper: {chosen} ({score})."
         if best["border"]:
             edges = ", ".join(best["border_axes"])
