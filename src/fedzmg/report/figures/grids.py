@@ -56,17 +56,10 @@ def field(entry: Mapping[str, Any], *, higher_is_better: bool = True) -> Field:
     """Arrange the scores of an algorithm over its first two axes: server up, client across."""
     axes: Mapping[str, list[float]] = entry["axes"]
     columns, rows, *others = [*axes, ""] if len(axes) == 1 else axes
-    shape = len(axes.get(rows, [0.0])), len(axes[columns])
-    found = Field(
-        rows,
-        columns,
-        list(axes.get(rows, [0.0])),
-        list(axes[columns]),
-        np.full(shape, -np.inf if higher_is_better else np.inf),
-        np.ones(shape, dtype=bool),
-        others,
-        np.zeros(shape, dtype=bool),
-    )
+    values = list(axes.get(rows, [0.0])), list(axes[columns])
+    scores = np.full([*map(len, values)], -np.inf if higher_is_better else np.inf)
+    diverged, stopped = np.ones(scores.shape, dtype=bool), np.zeros(scores.shape, dtype=bool)
+    found = Field(rows, columns, *values, scores, diverged, others, stopped)
     better = max if higher_is_better else min
     for point in entry["points"]:
         at, score = found.position(point["options"]), point["score"]
@@ -84,10 +77,8 @@ def heat_maps(grid: Mapping[str, Any], *chosen: str) -> Chart:
     """Draw the scores of algorithms of a grid, by default of all, on the scale of the grid."""
     entries = grid["algorithms"]
     names = chosen or tuple(entries)
-    every = {
-        name: field(entry, higher_is_better=grid["higher_is_better"])
-        for name, entry in entries.items()
-    }
+    higher = grid["higher_is_better"]
+    every = {name: field(one, higher_is_better=higher) for name, one in entries.items()}
     # One scale of colours for all algorithms.
     shown = [one.scores[~one.diverged & np.isfinite(one.scores)] for one in every.values()]
     values = np.concatenate(shown).tolist() or [0.0, 1.0]
