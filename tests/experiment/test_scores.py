@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedzmg.results.runs import scheduled
 from fedzmg.results.scores import (
     ThresholdRule,
     fell_from,
@@ -17,7 +18,6 @@ from fedzmg.results.scores import (
     late_stage_mean,
     mean_curve,
     rounds_to_threshold,
-    scheduled,
 )
 
 RISING = [2.0, 8.0, 16.0, 24.0, 30.0, 34.0, 36.0, 35.0, 37.0, 38.0]

@@ -21,8 +21,8 @@ from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import find_rates, run_study, study_packs, study_runs
-from fedzmg.results.averaging import finals
 from fedzmg.results.runs import Run
+from fedzmg.results.scores import finals
 from fedzmg.results.study_result import StudyResult
 from fedzmg.results.summary import summary
 from fedzmg.simulation import History, Record, Simulation, Trial

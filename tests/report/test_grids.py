@@ -10,8 +10,8 @@ import pytest
 from matplotlib.patches import Rectangle
 from rich.console import Console
 
-from fedzmg.report.figures import heat_map, heat_maps
-from fedzmg.results.grids import field as laid_out
+from fedzmg.report.figures import heat_maps
+from fedzmg.report.figures.grids import field as laid_out
 from fedzmg.terminal import views
 
 WIDE = 140
@@ -65,7 +65,7 @@ def test_more_axes_show_the_best_over_the_others() -> None:
 
 
 def test_heat_map_marks_the_best_and_what_diverged() -> None:
-    chart = heat_map(data(), "fedzmg")
+    chart = heat_maps(data(), "fedzmg")
     axes = chart.axes[0]
     [mark] = [p for p in axes.patches if isinstance(p, Rectangle)]
     assert (mark.get_x() + 0.5, mark.get_y() + 0.5) == (1, 2)
@@ -82,7 +82,7 @@ def test_maps_of_a_grid_share_one_scale_of_colours() -> None:
     entry = known["algorithms"]["fedzmg"]
     weaker = {**entry, "points": [{**p, "score": p["score"] / 5} for p in entry["points"]]}
     both = {**known, "algorithms": {"fedzmg": entry, "fedavg": {**weaker, "label": "fedavg"}}}
-    for chart in (heat_maps(both), heat_map(both, "fedavg")):
+    for chart in (heat_maps(both), heat_maps(both, "fedavg")):
         limits = {axes.collections[0].get_clim() for axes in chart.axes[:-1]}
         assert limits == {(0.02, 0.5)}
 
@@ -145,7 +145,7 @@ def test_points_that_were_stopped_are_shown_as_such() -> None:
     assert field.stopped.sum() == 2
     assert field.stopped[1, 0]
     assert not (field.stopped & field.diverged).any()
-    axes = heat_map(known, "fedzmg").axes[0]
+    axes = heat_maps(known, "fedzmg").axes[0]
     assert sorted(line.get_marker() for line in axes.lines) == ["_", "_", "x"]
     shown = text(views.grid(known, WIDE))
     assert "2 cannot win; 75 % of the rounds trained" in shown

@@ -15,8 +15,8 @@ from scipy import special
 from typer.testing import CliRunner
 
 from fedzmg.cli import app
-from fedzmg.report.figures import curves, heat_map
-from fedzmg.report.html import reproduce
+from fedzmg.report.figures import curves, heat_maps
+from fedzmg.report.html import sections
 from fedzmg.report.html.page import render
 from fedzmg.report.tables.study import scores
 from fedzmg.results import paper
@@ -74,8 +74,8 @@ def test_page_is_whole_in_itself(study_page: str) -> None:
 
 def commands(*places: Path) -> list[list[str]]:
     """Return the words of every command that the page offers."""
-    blocks = [one for one in reproduce.section(read(list(places))).blocks if one.kind == "commands"]
-    return [shlex.split(line) for block in blocks for line in block.content]
+    blocks = sections.reproduction(read(list(places))).blocks
+    return [shlex.split(line) for one in blocks if one.kind == "commands" for line in one.content]
 
 
 @pytest.mark.parametrize(
@@ -240,12 +240,12 @@ def test_paper_stands_beside_its_own_task(write_run: Any, tmp_path: Path) -> Non
 
 def test_paper_numbers_agree_with_each_other() -> None:
     """Each printed p is the two-sided Student value of its t with four degrees of freedom."""
-    datasets = {twin.dataset.title: twin.dataset for twin in paper.COUNTERPARTS.values()}
+    datasets = {dataset.title: dataset for dataset in paper.COUNTERPARTS.values()}
     assert set(datasets) == {"EMNIST", "CIFAR-100", "Shakespeare"}
     for dataset in datasets.values():
         assert set(dataset.tests) == {"fedavg", "fedadam"}
-        for test in dataset.tests.values():
-            assert 2 * special.stdtr(4, -test.t) == pytest.approx(test.p, rel=2e-3)
+        for t, p in dataset.tests.values():
+            assert 2 * special.stdtr(4, -t) == pytest.approx(p, rel=2e-3)
 
 
 def test_grids_and_heterogeneity_alone_make_a_page(grid: dict[str, Any], tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_grids_and_heterogeneity_alone_make_a_page(grid: dict[str, Any], tmp_pat
         "summary": {"entropy": {"mean": 0.5, "sd": 0.1}},
     }  # fmt: skip
     (tmp_path / "heterogeneity.json").write_text(json.dumps(report))
-    text = render(read([tmp_path]), drawn={"grid-fedzmg": heat_map(grid, "fedzmg")})
+    text = render(read([tmp_path]), drawn={"grid-fedzmg": heat_maps(grid, "fedzmg")})
     words = Outline(text).text
     assert "A grid over client.lr and server.lr on digits." in words
     assert "The clients of 1 data set, described by their data" in words

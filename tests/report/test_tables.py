@@ -16,8 +16,8 @@ from fedzmg.errors import InputError
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.report.html.page import render
 from fedzmg.report.tables.study import clients, paired_tests
-from fedzmg.results.over_clients import loss_bands, metric_bands, sorted_curves
 from fedzmg.results.reading import read
+from fedzmg.results.scores import loss_bands, metric_bands, sorted_curves
 from fedzmg.results.study_result import StudyResult, study_result
 from fedzmg.simulation import ClientMetrics
 from fedzmg.storage.client_metrics import CLIENTS, read_clients

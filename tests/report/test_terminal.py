@@ -177,11 +177,11 @@ def test_a_study_shows_every_score_test_and_note(name: str) -> None:
 @WIDTHS
 @pytest.mark.parametrize("name", ["ablation-factors-grid", "cifar100-grid"])
 def test_a_grid_shows_every_score(width: int, name: str) -> None:
-    [extra] = read([RESULTS / name]).grids
-    entries = extra.content["algorithms"].values()
+    [grid] = read([RESULTS / name]).grids.values()
+    entries = grid["algorithms"].values()
     numbers = [percent(entry["best"]["score"]) for entry in entries]
     numbers += [f"{v:.4g}" for entry in entries for v in entry["best"]["options"].values()]
-    lines = printed(views.grid(extra.content, width), width)
+    lines = printed(views.grid(grid, width), width)
     check(lines, width, numbers, [entry["label"] for entry in entries])
 
 

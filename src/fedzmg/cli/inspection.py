@@ -164,25 +164,25 @@ def report(
 
     Nothing is trained. Overview figures of the directories are redrawn, bit for bit.
     """
-    from fedzmg.report.exports import publish
+    from fedzmg.report.exports import PAGE, publish
     from fedzmg.results import reading
     from fedzmg.results.study_result import study_result
 
     material = reading.read(directories)
     outcomes = [study_result(study) for study in material.studies]
     folder = out or directories[0] / "report"
-    written = publish(material, outcomes, folder, page_only=page_only)
-    common.print_path("page", written.page)
-    for what, paths in (("tables", written.tables), ("figures", written.figures)):
-        if paths:
-            common.print_path(what, f"{folder / what} ({len(paths)} files)")
+    names, cleared = publish(material, outcomes, folder, page_only=page_only)
+    common.print_path("page", folder / PAGE)
+    for what in ("tables", "figures"):
+        if count := sum(name.startswith(f"{what}/") for name in names):
+            common.print_path(what, f"{folder / what} ({count} files)")
     common.say(*material.notes)
-    if written.cleared.removed:
-        common.say(f"{len(written.cleared.removed)} files of an earlier report there are removed")
-    for name in written.cleared.kept:
+    if cleared.removed:
+        common.say(f"{len(cleared.removed)} files of an earlier report there are removed")
+    for name in cleared.kept:
         common.say(f"{name} of an earlier report was changed since and is left alone")
     if open_:
-        webbrowser.open(written.page.resolve().as_uri())
+        webbrowser.open((folder / PAGE).resolve().as_uri())
 
 
 def keep(

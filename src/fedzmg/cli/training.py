@@ -224,7 +224,7 @@ def grid(
     written = figures.save(figures.heat_maps(data), directory / "heat-maps")[0]
     folders = {name: directory / spec.folder(name) for name in data["algorithms"]}
     for name, folder in folders.items():
-        figures.save(figures.heat_map(data, name), folder / "heat-map")
+        figures.save(figures.heat_maps(data, name), folder / "heat-map")
     manifests = [read_json(folder / "manifest.json") for folder in folders.values()]
     seconds = f"{sum(manifest.get('seconds', 0.0) for manifest in manifests):,.0f} s"
     view = partial(views.grid, data)

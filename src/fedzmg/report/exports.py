@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fedzmg.report.tables import study
 from fedzmg.report.tables.beside_paper import beside_paper
@@ -35,37 +35,22 @@ _FORMATS: dict[str, Callable[[Table], str]] = {
 }  # fmt: skip
 
 
-class Published(NamedTuple):
-    """Paths of a written report."""
-
-    page: Path
-    tables: tuple[Path, ...]
-    figures: tuple[Path, ...]
-    cleared: Cleared
-
-
 def publish(
     material: Material, results: Sequence[StudyResult], out: Path, *, page_only: bool = False
-) -> Published:
-    """Write page, tables and figures in place of those of an earlier report.
-
-    Raises:
-        InputError: if a file cannot be written, or would replace one that no report wrote.
-    """
+) -> tuple[list[str], Cleared]:
+    """Write page, tables and figures in place of those of an earlier report; return their names."""
     check_place(out)
     # Before the long work; the names of tables and figures are known only after it.
     refuse_foreign(out, [PAGE])
     # matplotlib takes its time to load.
-    from fedzmg.report import figures as drawing
+    from fedzmg.report.figures import draw
     from fedzmg.report.html.page import render
 
-    drawn = drawing.draw(material, results)
-    words = {} if page_only else dict(tables(material, results))
-    pictures = {} if page_only else dict(figures(drawn, out))
-    page = {PAGE: render(material, results, drawn).encode()}
-    cleared = replace_files(out, {**page, **words, **pictures})
-    written, drawings = (tuple(out / name for name in names) for names in (words, pictures))
-    return Published(out / PAGE, written, drawings, cleared)
+    drawn = draw(material, results)
+    files = {PAGE: render(material, results, drawn).encode()}
+    if not page_only:
+        files |= {**dict(tables(material, results)), **dict(figures(drawn, out))}
+    return list(files), replace_files(out, files)
 
 
 def figures(drawn: Mapping[str, Chart], before: Path) -> Iterator[tuple[str, bytes]]:
@@ -90,20 +75,18 @@ def _content(path: Path) -> bytes | None:
 
 def tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tuple[str, bytes]]:
     """Yield every table in four formats: file name below ``tables``, and content."""
-    from fedzmg.report.figures import grid_names, numbered, study_prefixes
+    from fedzmg.report.figures import by_prefix
 
     found: dict[str, Table] = {}
-    for prefix, result in zip(study_prefixes(results), results, strict=True):
+    for prefix, result in by_prefix(results).items():
         made = filter(None, (make(result) for make in _STUDY_TABLES))
         found |= {prefix + table.key: table for table in made}
-    for name, extra in zip(grid_names(material), material.grids, strict=True):
-        found[name] = best_points(extra.content)
-    described = [extra.content for extra in material.heterogeneity]
-    if len(described) > 1:
-        found["heterogeneity"] = side_by_side(described)
-    for after, report in zip(numbered(described), described, strict=True):
-        found[f"heterogeneity{after}"] = heterogeneity(report)
-        found[f"heterogeneity-clients{after}"] = client_by_client(report)
+    found |= {name: best_points(grid) for name, grid in material.grids.items()}
+    if len(material.heterogeneity) > 1:
+        found["heterogeneity"] = side_by_side([*material.heterogeneity.values()])
+    for suffix, report in material.heterogeneity.items():
+        found[f"heterogeneity{suffix}"] = heterogeneity(report)
+        found[f"heterogeneity-clients{suffix}"] = client_by_client(report)
     for name, table in found.items():
         for suffix, make in _FORMATS.items():
             yield f"tables/{name}.{suffix}", make(table).encode()

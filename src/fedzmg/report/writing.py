@@ -58,11 +58,7 @@ def refuse_foreign(out: Path, names: Iterable[str], writer: str = REPORT) -> Non
 
 @contextlib.contextmanager
 def staged(out: Path, writer: str) -> Iterator[Path]:
-    """Yield a temporary directory whose files then replace those of the same names in ``out``.
-
-    Raises:
-        InputError: if a file cannot be written, or if ``writer`` did not write it.
-    """
+    """Yield a temporary directory whose files then replace those of the same names in ``out``."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
         files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
@@ -70,27 +66,25 @@ def staged(out: Path, writer: str) -> Iterator[Path]:
 
 
 def replace_files(out: Path, files: Mapping[str, bytes]) -> Cleared:
-    """Write a report's files and remove those that only an earlier report wrote.
-
-    Raises:
-        InputError: if a file cannot be written, or if no report wrote it; then nothing changes.
-    """
-    before = _lists(out, REPORT)[REPORT]
-    _write_all(out, files, REPORT)
+    """Write a report's files, unless one is foreign, and remove those of earlier reports only."""
+    before = _write_all(out, files, REPORT)
     stale = [name for name in before if name not in files]
     removed = [name for name in stale if _remove(out, name, before[name])]
-    _write_list(out, _hashes(files), REPORT)
+    _write_list(out, {name: _hash(content) for name, content in files.items()}, REPORT)
     kept = [name for name in stale if name not in removed and (out / name).exists()]
     return Cleared(tuple(removed), tuple(kept))
 
 
-def _write_all(out: Path, files: Mapping[str, bytes], writer: str) -> None:
+def _write_all(out: Path, files: Mapping[str, bytes], writer: str) -> dict[str, str]:
+    """Write and list files; return the hashes of those that ``writer`` had listed before."""
     refuse_foreign(out, files, writer)
+    before = _lists(out, writer)[writer]
     # The list comes first: an interrupted command must leave it for the next one.
     if files:
-        _write_list(out, {**_lists(out, writer)[writer], **_hashes(files)}, writer)
+        _write_list(out, before | {name: _hash(own) for name, own in files.items()}, writer)
     for name, content in files.items():
         write(out / name, content)
+    return before
 
 
 def _lists(out: Path, writer: str) -> dict[str, dict[str, str]]:
@@ -99,10 +93,9 @@ def _lists(out: Path, writer: str) -> dict[str, dict[str, str]]:
         return {writer: {}}
     try:
         found = json.loads((out / LIST).read_text(encoding="utf-8"))
-        lists = {key: {str(n): str(h) for n, h in own.items()} for key, own in found.items()}
+        return {writer: {}, **{key: dict(own.items()) for key, own in found.items()}}
     except (OSError, ValueError, AttributeError):
         raise _foreign(out / LIST, writer) from None
-    return {writer: {}, **lists}
 
 
 def _write_list(out: Path, files: Mapping[str, str], writer: str) -> None:
@@ -114,22 +107,19 @@ def _remove(out: Path, name: str, digest: str) -> bool:
     """Remove a file that is unchanged and inside ``out``, and folders that this leaves empty."""
     own = out.resolve()
     path = own / name
-    try:
-        # Links and ".." in a list lead to files of others.
-        inside = path.resolve() == path and path.is_relative_to(own)
-        if not inside or _hashes({name: path.read_bytes()})[name] != digest:
-            return False
-        path.unlink()
-    except OSError:
+    # Links and ".." in a list lead to files of others.
+    inside = path.resolve() == path and path.is_relative_to(own)
+    if not inside or not path.is_file() or _hash(path.read_bytes()) != digest:
         return False
+    path.unlink()
     with contextlib.suppress(OSError):  # it is not empty
         for folder in path.relative_to(own).parents[:-1]:
             (own / folder).rmdir()
     return True
 
 
-def _hashes(files: Mapping[str, bytes]) -> dict[str, str]:
-    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _foreign(path: Path, writer: str) -> InputError:

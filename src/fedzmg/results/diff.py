@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.results.averaging import finals
 from fedzmg.results.runs import read_run
+from fedzmg.results.scores import finals
 from fedzmg.results.significance import PairedTest, paired_t
 from fedzmg.storage.formats import flat, json_words, log_lines, read_json, read_toml
 
@@ -200,51 +200,42 @@ def read(top: Path) -> Iterator[Unit]:
             f"{top} holds no run (spec.toml) and no scored grid (scores.json); give a directory "
             "that 'fedzmg run', 'compare', 'study' or 'grid' wrote"
         )
-    for directory in runs:
+    for directory in (*runs, *searches):
         inner = directory.relative_to(top).as_posix()
-        yield _read_run(directory, top.resolve().name if inner == "." else inner)
-    for directory in searches:
-        yield _read_search(directory, directory.relative_to(top).as_posix())
+        path, name = directory / "manifest.json", top.resolve().name if inner == "." else inner
+        manifest = read_json(path) if path.exists() else {}
+        yield (_read_run if directory in runs else _read_search)(directory, name, manifest)
 
 
-def _read_run(directory: Path, name: str) -> Unit:
-    rows = _rows(directory, "round")
+def _read_run(directory: Path, name: str, manifest: Mapping[str, Any]) -> Unit:
+    rows = dict(log_lines(directory / "metrics.jsonl", lambda row: (int(row["round"]), _row(row))))
     spec, run = read_toml(directory / "spec.toml"), read_run(directory, name, [])
     ends: dict[int, float] = {}
     if run is not None:
         ends = finals([run]) if run.diverged is None else {run.seed: math.nan}
     group = name.rpartition("/")[0] or str(spec["algorithm"])
     scores = {f"seed {seed}": score for seed, score in ends.items()}
-    return Unit(name, group, spec["seed"], flat(spec), _manifest(directory), rows, scores)
+    return Unit(name, group, spec["seed"], flat(spec), manifest, rows, scores)
 
 
-def _read_search(directory: Path, name: str) -> Unit:
+def _read_search(directory: Path, name: str, manifest: Mapping[str, Any]) -> Unit:
     scores = {
         ", ".join(f"{key} {value:.6g}" for key, value in point["options"].items()): float(
             math.nan if point["score"] is None else point["score"]
         )
         for point in read_json(directory / "scores.json").get("points", [])
     }
-    rows = _rows(directory, "trial", "round")
-    return Unit(name, name, None, {}, _manifest(directory), rows, scores)
+    log, keys = directory / "metrics.jsonl", ("trial", "round")
+    rows = dict(log_lines(log, lambda row: (tuple(int(row[key]) for key in keys), _row(row))))
+    return Unit(name, name, None, {}, manifest, rows, scores)
 
 
-def _rows(directory: Path, *keys: str) -> dict[Any, Mapping[str, Any]]:
-    """Return the lines of a log by one key or several; curves must be numbers, or their words."""
-
-    def parse(row: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-        for name in CURVES:
-            if row.get(name) is not None:
-                float(row[name])
-        key = tuple(int(row[name]) for name in keys)
-        return (key if len(keys) > 1 else key[0]), row
-
-    return dict(log_lines(directory / "metrics.jsonl", parse))
-
-
-def _manifest(directory: Path) -> dict[str, Any]:
-    path = directory / "manifest.json"
-    return read_json(path) if path.exists() else {}
+def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a line of a log whose curves are numbers, or words for them."""
+    for name in CURVES:
+        if row.get(name) is not None:
+            float(row[name])
+    return row
 
 
 def _take_pairs(left: list[Unit], right: list[Unit]) -> list[tuple[Unit, Unit]]:
@@ -273,10 +264,8 @@ def _changes(pairs: Sequence[tuple[Unit, Unit]]) -> list[Change]:
         ignored = set(NEVER_EQUAL)
         if a.manifest.get("device") == b.manifest.get("device") == "cpu":
             ignored |= {"pack", "pack_changes"}  # packing changes no bit on CPUs
-        rules = "rules_sha256"  # hash of an algorithm's equations; older manifests lack it
-        known = all(unit.manifest.get(rules) is not None for unit in (a, b))
-        if not known or a.spec.get("algorithm") != b.spec.get("algorithm"):
-            ignored.add(rules)
+        if a.spec.get("algorithm") != b.spec.get("algorithm"):
+            ignored.add("rules_sha256")  # hash of an algorithm's equations
         listed = [(_aspect(key), key, x, y) for key, x, y in _unequal(a.spec, b.spec)]
         listed += [
             ("data" if key in DATA else "versions", key, x, y)

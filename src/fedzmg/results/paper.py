@@ -12,90 +12,53 @@ from typing import Any, NamedTuple
 
 from fedzmg.data.heterogeneity import PAPER
 
-
-class PrintedScores(NamedTuple):
-    """Scores of one algorithm in a table of the paper."""
-
-    to_low: int
-    """Index of the round at which 20 % was reached."""
-    to_high: int
-    """Index of the round at which 33 % was reached."""
-    late: float
-    """Mean accuracy after the slowest algorithm had reached 33 %."""
-
-
-class PrintedTest(NamedTuple):
-    """A paired t-test over five runs, FedZMG minus another algorithm."""
-
-    t: float
-    p: float
-
-
-class Dataset(NamedTuple):
-    """Everything printed about one data set."""
-
-    title: str
-    lines: dict[str, PrintedScores]
-    tests: dict[str, PrintedTest]
-    text_thresholds: tuple[float, float]
-    """The text names these targets; the tables have ``THRESHOLDS`` for all data sets."""
-    described: str
-    """Entry of :data:`fedzmg.data.heterogeneity.PAPER`."""
-
-
-class Counterpart(NamedTuple):
-    """The paper's data set for a task."""
-
-    dataset: Dataset
-    stands_in: bool
-    """True if the task has other data in the same layout."""
-
-
 THRESHOLDS = (0.20, 0.33)
 TESTED = "fedzmg"
 """The algorithm that the paper tests against the others."""
 SEEDS = 5
 PROTOCOL = {"rounds": 1000, "cohort": 10, "epochs": 4}
 """Settings of the paper that a study's protocol is compared with."""
+STAND_INS = ("mnist-by-writer", "chars74k", "shakespeare-by-role")
+"""Tasks with other data in the layout of the paper's."""
 
-_PRINTED = {
-    # title, text thresholds; scores of fedzmg, fedavg and fedadam; tests of fedavg and fedadam
-    "emnist62": (
-        "EMNIST", (0.75, 0.85), [(15, 20, 0.9891), (15, 20, 0.9843), (35, 40, 0.9796)],
-        [(4.025, 1.579e-2), (2.043, 1.105e-1)],
-    ),
-    "cifar100": (
-        "CIFAR-100", (0.20, 0.33), [(95, 250, 0.3950), (155, 805, 0.3469), (135, 420, 0.3768)],
-        [(20.716, 3.208e-5), (7.804, 1.455e-3)],
-    ),
-    "shakespeare": (
-        "Shakespeare", (0.35, 0.45), [(15, 15, 0.5579), (15, 55, 0.5192), (30, 45, 0.5662)],
-        [(3.854, 1.824e-2), (1.452, 2.201e-1)],
-    ),
-}  # fmt: skip
-_NAMES = (TESTED, "fedavg", "fedadam")
+
+class Dataset(NamedTuple):
+    """Everything printed about one data set."""
+
+    title: str
+    text_thresholds: tuple[float, float]
+    """The text names these targets; the tables have ``THRESHOLDS`` for all data sets."""
+    scores: Mapping[str, tuple[int, int, float]]
+    """By algorithm: index of the round at each threshold, and the mean accuracy after the slowest
+    algorithm had reached the higher one."""
+    tests: Mapping[str, tuple[float, float]]
+    """t and p of paired t-tests over five runs, FedZMG minus another algorithm."""
+
+
 _DATASETS = {
-    key: Dataset(
-        title,
-        {name: PrintedScores(*own) for name, own in zip(_NAMES, scores, strict=True)},
-        {name: PrintedTest(*own) for name, own in zip(_NAMES[1:], tests, strict=True)},
-        thresholds,
-        key,
-    )
-    for key, (title, thresholds, scores, tests) in _PRINTED.items()
-}
-_TWINS = {
-    **{name: name for name in _PRINTED}, "emnist10": "emnist62", "emnist10-head62": "emnist62",
-    "mnist-by-writer": "emnist62", "chars74k": "emnist62", "shakespeare-by-role": "shakespeare",
-    "cifar100-tff": "cifar100", "plays": "shakespeare",
+    "emnist62": Dataset(
+        "EMNIST", (0.75, 0.85),
+        {"fedzmg": (15, 20, 0.9891), "fedavg": (15, 20, 0.9843), "fedadam": (35, 40, 0.9796)},
+        {"fedavg": (4.025, 1.579e-2), "fedadam": (2.043, 1.105e-1)},
+    ),
+    "cifar100": Dataset(
+        "CIFAR-100", (0.20, 0.33),
+        {"fedzmg": (95, 250, 0.3950), "fedavg": (155, 805, 0.3469), "fedadam": (135, 420, 0.3768)},
+        {"fedavg": (20.716, 3.208e-5), "fedadam": (7.804, 1.455e-3)},
+    ),
+    "shakespeare": Dataset(
+        "Shakespeare", (0.35, 0.45),
+        {"fedzmg": (15, 15, 0.5579), "fedavg": (15, 55, 0.5192), "fedadam": (30, 45, 0.5662)},
+        {"fedavg": (3.854, 1.824e-2), "fedadam": (1.452, 2.201e-1)},
+    ),
 }  # fmt: skip
-COUNTERPARTS = {
-    name: Counterpart(
-        _DATASETS[key], name in ("mnist-by-writer", "chars74k", "shakespeare-by-role")
-    )
-    for name, key in _TWINS.items()
-    if name not in ("cifar100-tff", "plays")
-}
+_TASKS = {
+    **{name: name for name in _DATASETS}, "emnist10": "emnist62", "emnist10-head62": "emnist62",
+    "mnist-by-writer": "emnist62", "chars74k": "emnist62", "shakespeare-by-role": "shakespeare",
+}  # fmt: skip
+_TWINS = {**_TASKS, "cifar100-tff": "cifar100", "plays": "shakespeare"}
+COUNTERPARTS = {task: _DATASETS[name] for task, name in _TASKS.items()}
+"""The paper's data set by task."""
 
 
 def twin(name: str) -> str | None:
@@ -114,5 +77,4 @@ def shown(task: str) -> str:
     >>> shown("cifar100"), shown("mnist-by-writer")
     ('cifar100', 'mnist-by-writer (stand-in for EMNIST)')
     """
-    found = COUNTERPARTS.get(task)
-    return f"{task} (stand-in for {found.dataset.title})" if found and found.stands_in else task
+    return f"{task} (stand-in for {COUNTERPARTS[task].title})" if task in STAND_INS else task

@@ -1,19 +1,26 @@
 """Directories of results, read back as plain data; nothing is trained.
 
-A report may cover any mixture of directories: runs, studies, grids, heterogeneity.
+A report may cover any mixture of directories: runs, studies, grids, heterogeneity. Runs belong to
+one study when they share the task, its preset and protocol, and the data. Within a study an
+algorithm with several settings has several labels.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from fedzmg.errors import InputError
-from fedzmg.results.grouping import Study, planned, studies
+from fedzmg.results import paper
+from fedzmg.results.formatting import slug
 from fedzmg.results.runs import Run, read_run
-from fedzmg.storage.formats import RESTORE, read_json, read_toml
+from fedzmg.storage.files import folder_name
+from fedzmg.storage.formats import RESTORE, flat, read_json, read_toml
 
 _REQUIRED = {
     "grid.json": ("task", "metric", "rounds", "algorithms"),
@@ -22,12 +29,64 @@ _REQUIRED = {
 """Keys of every file of that name."""
 
 
-class Extra(NamedTuple):
-    """A JSON file beside the runs."""
+@dataclass(frozen=True, eq=False)
+class Study:
+    """Runs that may be compared with each other."""
 
-    shown: str
-    """Its directory for display."""
-    content: Mapping[str, Any]
+    name: str
+    """The task, and the remark or the facts that tell this study from others of it."""
+    task: str
+    metric: str
+    higher_is_better: bool
+    thresholds: tuple[float, ...]
+    """Levels to be reached; the last is the main one."""
+    window: int
+    """Evaluations that are averaged on the way to a threshold."""
+    every_pair: bool
+    """True if every pair is tested, False if every algorithm is tested against the reference."""
+    members: Mapping[str, tuple[Run, ...]]
+    """Runs by label, reference first, in order of seeds."""
+    awaited: Mapping[str, int] = field(default_factory=dict)
+    """Number of planned runs by label of which there is nothing to show yet."""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """Content of the ``study.toml``, if the study has one."""
+
+    @property
+    def reference(self) -> str:
+        """Label of the algorithm that the others are tested against."""
+        return next(iter(self.members))
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs."""
+        return [run for runs in self.members.values() for run in runs]
+
+    @property
+    def seeds(self) -> list[int]:
+        """All seeds in order."""
+        return sorted({run.seed for run in self.runs})
+
+    @property
+    def threshold(self) -> float | None:
+        """The main level."""
+        return self.thresholds[-1] if self.thresholds else None
+
+    @property
+    def protocol(self) -> Mapping[str, Any]:
+        """Protocol that all runs share."""
+        return dict(self.runs[0].spec.get("protocol", {}))
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Labels that are tested against each other."""
+        labels = list(self.members)
+        if self.every_pair:
+            return list(itertools.combinations(labels, 2))
+        return [(self.reference, other) for other in labels[1:]]
+
+    def only(self, labels: Iterable[str]) -> Study:
+        """Return the same study with some of its algorithms."""
+        return replace(self, members={label: self.members[label] for label in labels})
 
 
 class PlanFile(NamedTuple):
@@ -49,8 +108,10 @@ class Material(NamedTuple):
     given: tuple[str, ...]
     """The same as the user wrote them."""
     studies: tuple[Study, ...]
-    grids: tuple[Extra, ...]
-    heterogeneity: tuple[Extra, ...]
+    grids: Mapping[str, Mapping[str, Any]]
+    """Content of every ``grid.json``, and its ``directory``, by the name for its files."""
+    heterogeneity: Mapping[str, Mapping[str, Any]]
+    """Content of every ``heterogeneity.json`` by the suffix for its files."""
     plans: tuple[PlanFile, ...]
     notes: tuple[str, ...]
     """Runs that were left out, and why."""
@@ -59,7 +120,7 @@ class Material(NamedTuple):
 def read(directories: Sequence[Path]) -> Material:
     """Read every run, grid and heterogeneity file below some directories."""
     runs: list[Run] = []
-    extras: dict[str, list[Extra]] = {name: [] for name in _REQUIRED}
+    contents: dict[str, list[dict[str, Any]]] = {name: [] for name in _REQUIRED}
     plans: dict[str, Mapping[str, Any]] = {}
     files: list[PlanFile] = []
     notes: list[str] = []
@@ -87,7 +148,7 @@ def read(directories: Sequence[Path]) -> Material:
                 for key in _REQUIRED[file]:
                     if key not in content:
                         raise InputError(f"{directory / file} lacks {key!r}: {RESTORE}")
-                extras[file].append(Extra(shown, content))
+                contents[file].append({**content, "directory": shown})
             any_here |= not {"spec.toml", *_REQUIRED}.isdisjoint(held)
         if not any_here:
             raise InputError(
@@ -95,6 +156,137 @@ def read(directories: Sequence[Path]) -> Material:
                 "give a directory that 'fedzmg run', 'compare', 'study', 'grid' or "
                 "'data describe' wrote"
             )
-    given, found = tuple(top.as_posix() for top in directories), studies(runs, plans, notes)
-    grids, described = (tuple(extras[name]) for name in _REQUIRED)
-    return Material(names, given, tuple(found), grids, described, tuple(files), tuple(notes))
+    grids, described = contents.values()
+    return Material(
+        names,
+        tuple(top.as_posix() for top in directories),
+        tuple(studies(runs, plans, notes)),
+        {f"grid{i}-{slug(name_of(one))}" if grids[1:] else "grid": one
+         for i, one in enumerate(grids, 1)},
+        {f"-{i}" if described[1:] else "": one for i, one in enumerate(described, 1)},
+        tuple(files),
+        tuple(notes),
+    )  # fmt: skip
+
+
+def name_of(data: Mapping[str, Any]) -> str:
+    """Return the name of a grid: its task, and its label if it has one."""
+    return ", ".join(filter(None, [paper.shown(str(data["task"])), data.get("label")]))
+
+
+def axes_of(data: Mapping[str, Any]) -> list[str]:
+    """Return the options that any algorithm of a grid is searched over, in order."""
+    return list(dict.fromkeys(axis for one in data["algorithms"].values() for axis in one["axes"]))
+
+
+def family(label: str) -> str:
+    """Return the family of a variant: the text before the colon or a remark.
+
+    >>> family("fedadam:reddi"), family("fedzmg (lr 0.1)")
+    ('fedadam', 'fedzmg')
+    """
+    return label.partition(":")[0].partition(" (")[0]
+
+
+def variants(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the algorithms of a plan by name; a user may have listed names only.
+
+    >>> variants({"algorithms": ["fedavg"]})
+    {'fedavg': {}}
+    """
+    listed = plan.get("algorithms", {})
+    return dict(listed) if isinstance(listed, Mapping) else {name: {} for name in listed}
+
+
+def directories(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Return the directory of each algorithm of a plan, by label."""
+    return {v.get("label") or name: folder_name(name) for name, v in variants(plan).items()}
+
+
+def planned(run: Run, plans: Mapping[str, Mapping[str, Any]]) -> Run:
+    """Return a run with the label and the directory of the study around it."""
+    for directory, plan in plans.items():
+        for label, folder in directories(plan).items():
+            if run.path == str(PurePosixPath(directory, folder, f"seed-{run.seed}")):
+                return replace(run, plan=directory, label=label)
+    return run
+
+
+def studies(
+    runs: Iterable[Run], plans: Mapping[str, Mapping[str, Any]], notes: list[str]
+) -> list[Study]:
+    """Group runs into studies, with plans by directory."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps([run.plan, run.shared], sort_keys=True), []).append(run)
+    found = [group_study(group, plans.get(group[0].plan, {}), notes) for group in groups.values()]
+    shared = [flat(group[0].shared) for group in groups.values()]
+    names = _distinguished([study.name for study in found], shared)
+    return [replace(study, name=name) for study, name in zip(found, names, strict=True)]
+
+
+def group_study(runs: Sequence[Run], plan: Mapping[str, Any], notes: list[str]) -> Study:
+    """Make a study of runs that share task, protocol and data; ``notes`` names dropped runs."""
+    members, order = _members(runs, notes), list(directories(plan))
+
+    def position(label: str) -> tuple[int, bool, str]:
+        known = label if label in order else members[label][0].algorithm
+        index = order.index(known) if known in order else len(order)
+        return index, known != "fedzmg", label  # the usual reference of studies without a plan
+
+    task, facts = str(runs[0].spec["task"]), runs[0].manifest
+    higher = bool(facts.get("higher_is_better", True))
+    own = runs[0].spec.get("protocol", {}).get("threshold")
+    thresholds = plan.get("thresholds") or ([] if own is None else [own])
+    missing = {label: len(plan.get("seeds", [])) - len(members.get(label, ())) for label in order}
+    return Study(
+        name=", ".join(filter(None, [paper.shown(task), plan.get("label")])),
+        task=task,
+        metric=str(facts.get("metric", "metric")),
+        higher_is_better=higher,
+        thresholds=tuple(sorted(map(float, thresholds), reverse=not higher)),
+        window=int(plan.get("window", 4)),
+        every_pair=plan.get("tests") == "pairs",
+        members={label: members[label] for label in sorted(members, key=position)},
+        awaited={label: count for label, count in missing.items() if count > 0},
+        plan=plan,
+    )
+
+
+def _members(runs: Sequence[Run], notes: list[str]) -> dict[str, tuple[Run, ...]]:
+    """Return runs by label; of two with the same settings and seed the first stays."""
+    by_algorithm: dict[str, dict[str, dict[int, Run]]] = {}
+    for run in runs:
+        settings = by_algorithm.setdefault(run.label or run.algorithm, {})
+        seeds = settings.setdefault(json.dumps(run.variant, sort_keys=True), {})
+        kept = seeds.setdefault(run.seed, run)
+        if kept is not run:
+            notes.append(
+                f"{run.shown} repeats {kept.shown} (same settings and seed): it is left out"
+            )
+    members = {}
+    for name, settings in by_algorithm.items():
+        labels = _distinguished([name] * len(settings), [json.loads(text) for text in settings])
+        for label, seeds in zip(labels, settings.values(), strict=True):
+            members[label] = tuple(seeds[seed] for seed in sorted(seeds))
+    return members
+
+
+def _distinguished(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return names; to one that occurs twice, add the facts in which its owners differ."""
+    out = []
+    for name, own in zip(names, facts, strict=True):
+        rivals = [other for rival, other in zip(names, facts, strict=True) if rival == name]
+        keys = dict.fromkeys(key for other in rivals for key in other)
+        differ = [key for key in keys if any(other.get(key) != own.get(key) for other in rivals)]
+        remark = ", ".join(f"{key.rpartition('.')[2]} {_short(own.get(key))}" for key in differ)
+        out.append(f"{name} ({remark})" if remark else name)
+    return out
+
+
+def _short(value: Any) -> str:
+    """Return a value as text for a label; a hash by its first eight digits."""
+    if value is None:
+        return "default"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text[:8] if len(text) == 64 else text

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedzmg.errors import InputError
-from fedzmg.results.scores import scheduled
 from fedzmg.storage.client_metrics import ClientTable, read_clients
 from fedzmg.storage.formats import RESTORE, flat, log_lines, read_json, read_toml
 
@@ -139,6 +138,20 @@ class Run:
         facts = {"metric": task.metric.name, "higher_is_better": task.metric.higher_is_better}
         log = _log([record._asdict() for record in history.records])
         return cls("", "", spec, facts, log, label=label)
+
+
+def scheduled(total: int, every: int) -> range | list[int]:
+    """Return the rounds whose evaluations count for scores.
+
+    The evaluation after the last round counts only if no other lies in the last tenth of the
+    rounds.
+
+    >>> list(scheduled(11, 5)), scheduled(20, 20), scheduled(4, 5), list(scheduled(0, 5))
+    ([1, 6, 11], [1, 20], [1, 4], [])
+    """
+    regular = range(1, total + 1, every)
+    late = total - max(1, total // 10) + 1
+    return [*regular, total] if regular and regular[-1] < late else regular
 
 
 def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:

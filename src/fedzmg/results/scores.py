@@ -1,38 +1,74 @@
-"""Scores of validation curves: rounds to a threshold and final values.
+"""Scores of validation curves, and averages over the runs of one algorithm.
 
 A curve is a list of evaluations at strictly increasing rounds, which count from 1. A run of 1000
-rounds that is evaluated every five has evaluations after the rounds 1, 6, ..., 996.
+rounds that is evaluated every five has evaluations after the rounds 1, 6, ..., 996. Runs that
+diverged are left out of every average; their number is shown beside it.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import sys
-from collections.abc import Mapping
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
+from fedzmg.results.formatting import MIB, is_share
+from fedzmg.results.reading import Study
+from fedzmg.results.runs import Run
+from fedzmg.storage.client_metrics import ClientTable
+
 ThresholdRule: TypeAlias = Literal["rolling_mean", "rolling_min", "stays_above"]
 FinalRule: TypeAlias = Literal["full", "author"]
 RULES: tuple[ThresholdRule, ...] = get_args(ThresholdRule)
 FINAL_RULES: tuple[FinalRule, ...] = get_args(FinalRule)
+SHARES = np.linspace(0.0, 1.0, 101)
+"""Shares of clients at which sorted curves are evaluated."""
+MOST_LOSSES = 100
+"""Largest number of points of a loss curve; rounds are averaged because cohorts are small."""
 
 
-def scheduled(total: int, every: int) -> range | list[int]:
-    """Return the rounds whose evaluations count for scores.
+class Curve(NamedTuple):
+    """Runs of one algorithm, averaged where all of them were evaluated."""
 
-    The evaluation after the last round counts only if no other lies in the last tenth of the
-    rounds.
+    rounds: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    spread: NDArray[np.float64] | None
+    """Sample standard deviation; None for a single run."""
+    mib: NDArray[np.float64]
+    """Traffic until each evaluation."""
+    averaged: int
+    """Number of averaged runs."""
+    broke_off: bool
+    """True if every run diverged, so that the curve ends early."""
 
-    >>> list(scheduled(11, 5)), scheduled(20, 20), scheduled(4, 5), list(scheduled(0, 5))
-    ([1, 6, 11], [1, 20], [1, 4], [])
-    """
-    regular = range(1, total + 1, every)
-    late = total - max(1, total // 10) + 1
-    return [*regular, total] if regular and regular[-1] < late else regular
+
+class Bands(NamedTuple):
+    """Median and the 10 % and 90 % quantiles over clients by round."""
+
+    rounds: NDArray[np.float64]
+    low: NDArray[np.float64]
+    middle: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+class Arrival(NamedTuple):
+    """Rounds at which the runs of an algorithm reach a threshold; None is never."""
+
+    averaged: int | None
+    """Round for the curve averaged over runs."""
+    runs: list[int | None]
+    mean: float | None
+    """Mean over the runs that reached it."""
+    sd: float | None
+    """Sample standard deviation over them; None for fewer than two."""
+    never: int
+    """Number of runs that never reached it."""
 
 
 def rounds_to_threshold(
@@ -123,3 +159,179 @@ def late_stage_mean(
 
 def _mean(values: NDArray[np.float64]) -> float:
     return float(np.mean(values)) if np.isfinite(values).all() else math.nan
+
+
+def mean_and_sd(values: Collection[float]) -> tuple[float | None, float | None]:
+    """Return mean and sample standard deviation; None where there are too few values."""
+    mean = statistics.fmean(values) if values else None
+    return mean, statistics.stdev(values) if len(values) > 1 else None
+
+
+def band_around(
+    mean: NDArray[np.float64], spread: NDArray[np.float64], metric: str
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return one standard deviation either way; that of an accuracy is cut at 0 and 1.
+
+    >>> band_around(np.array([0.8, 0.5]), np.array([0.4, 0.1]), "accuracy")[1].tolist()
+    [1.0, 0.6]
+    """
+    low, high = mean - spread, mean + spread
+    # An accuracy may also be counted in percent.
+    if not is_share(metric) or np.any((mean < 0.0) | (mean > 1.0)):
+        return low, high
+    return np.maximum(low, 0.0), np.minimum(high, 1.0)
+
+
+def averaged_words(window: int) -> str:
+    """Describe the quantity that has to reach a threshold.
+
+    >>> averaged_words(4), averaged_words(1)
+    ('mean of 4 evaluations', 'one evaluation')
+    """
+    return f"mean of {window} evaluations" if window > 1 else "one evaluation"
+
+
+def drawn_curve(runs: Sequence[Run]) -> Curve | None:
+    """Average the finished runs that did not diverge, else the unfinished ones, else all."""
+    lived = _lived(runs)
+    chosen = [run for run in lived if run.complete] or lived or list(runs)
+    end = min(run.diverged or math.inf for run in chosen)
+    curves = [{r: v for r, v in run.evaluations.items() if r < end} for run in chosen]
+    shared, table = _table(curves)
+    if not shared:
+        return None
+    moved = [dict(zip(run.log.evaluated, run.log.moved, strict=True)) for run in chosen]
+    mib = np.array([statistics.fmean(log[round_] for log in moved) / MIB for round_ in shared])
+    spread = table.std(axis=0, ddof=1) if len(table) > 1 else None
+    return Curve(np.array(shared), table.mean(axis=0), spread, mib, len(chosen), not lived)
+
+
+def finals(runs: Sequence[Run], rule: FinalRule = "full") -> dict[int, float]:
+    """Return the final metric of every seed that finished, did not diverge and is finite."""
+    found = {}
+    for run in _lived(runs):
+        if run.complete:
+            curve = run.scored
+            found[run.seed] = final_score(
+                list(curve), list(curve.values()), total=run.done, rule=rule
+            )
+    return {seed: value for seed, value in found.items() if math.isfinite(value)}
+
+
+def scored_table(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return the rounds that count, and a row of metrics per run; None where one has none."""
+    curves = [run.scored for run in runs]
+    due = [run.due for run in runs if run.diverged is not None]
+    rounds = sorted(set().union(*curves, *due))
+    return {"rounds": rounds, "runs": [[own.get(r) for r in rounds] for own in curves]}
+
+
+def arrivals(
+    study: Study, runs: Sequence[Run], threshold: float, rule: ThresholdRule = RULES[0]
+) -> Arrival:
+    """Return the rounds at which runs reach a threshold, diverged ones before they diverge.
+
+    Averaged are the runs that did not diverge; if all did, their curves up to that point.
+    """
+    reach = partial(
+        rounds_to_threshold,
+        threshold=threshold,
+        window=study.window,
+        rule=rule,
+        higher_is_better=study.higher_is_better,
+    )
+    settled = rule == "stays_above"
+    curves = [{} if settled and run.diverged is not None else run.scored for run in runs]
+    each = [reach(list(curve), list(curve.values())) if curve else None for curve in curves]
+    lived = [curve for run, curve in zip(runs, curves, strict=True) if run.diverged is None]
+    shared, table = _table(lived or curves)
+    known = [round_ for round_ in each if round_ is not None]
+    averaged = reach(shared, mean_curve(table)) if shared else None
+    return Arrival(averaged, each, *mean_and_sd(known), never=len(each) - len(known))
+
+
+def late_means(
+    study: Study, threshold: float, rule: ThresholdRule = RULES[0]
+) -> tuple[dict[str, float], str]:
+    """Return the means after the slowest algorithm reached a threshold, or why there are none.
+
+    An algorithm all of whose runs diverged is left out.
+    """
+    members = {label: runs for label, runs in study.members.items() if _lived(runs)}
+    if not members:
+        return {}, "No late-stage mean: every run diverged."
+    reached = {
+        label: arrivals(study, runs, threshold, rule).averaged for label, runs in members.items()
+    }
+    never = [label for label, round_ in reached.items() if round_ is None]
+    if never:
+        missing = ", ".join(never[:3]) + f" and {len(never) - 3} more" * (len(never) > 3)
+        verbs = ("never hold", "never holds")
+        if any(not run.complete for label in never for run in members[label]):
+            verbs = ("have yet to hold", "has yet to hold")
+        return {}, f"No late-stage mean: {missing} {verbs[len(never) == 1]} the threshold."
+    tables = {label: _table([run.scored for run in _lived(own)]) for label, own in members.items()}
+    rounds = sorted(set.intersection(*(set(shared) for shared, _ in tables.values())))
+    curves = {
+        label: mean_curve(table[:, np.searchsorted(shared, rounds)])
+        for label, (shared, table) in tables.items()
+        if rounds
+    }
+    found = late_stage_mean(rounds, curves, reached) if rounds else None
+    if found is None:
+        return {}, "No late-stage mean: no shared evaluation follows the slowest arrival."
+    return {label: value for label, value in found.items() if math.isfinite(value)}, ""
+
+
+def client_tables(study: Study) -> dict[str, dict[int, ClientTable]]:
+    """Return the clients by label and seed, of finished runs that evaluated them at their end."""
+    return {
+        label: {
+            run.seed: run.clients
+            for run in _lived(runs)
+            if run.complete and run.clients is not None and run.clients.rounds[-1] == run.done
+        }
+        for label, runs in study.members.items()
+    }
+
+
+def sorted_curves(runs: Sequence[ClientTable], *, higher_is_better: bool) -> NDArray[np.float64]:
+    """Return the final metric of every run's clients, worst first, at :data:`SHARES`."""
+    shares = SHARES if higher_is_better else SHARES[::-1]
+    return np.stack([np.quantile(run.metric[-1], shares) for run in runs])
+
+
+def metric_bands(runs: Sequence[ClientTable]) -> Bands | None:
+    """Average the quantiles over clients by round; None for fewer than two evaluations."""
+    rounds = sorted(set.intersection(*(set(run.rounds.tolist()) for run in runs))) if runs else []
+    if len(rounds) < 2:
+        return None
+    tables = [run.metric[np.isin(run.rounds, rounds)] for run in runs]
+    quantiles = [np.quantile(table, (0.1, 0.5, 0.9), axis=1) for table in tables]
+    return Bands(np.array(rounds, dtype=float), *np.mean(quantiles, axis=0))
+
+
+def loss_bands(logs: Sequence[Sequence[Sequence[float] | None]]) -> Bands | None:
+    """Average the loss quantiles, or None, of every run's rounds over runs and nearby rounds."""
+    length = max(map(len, logs))
+    step = -(-length // MOST_LOSSES)
+    points = []
+    for first in range(0, length, step):
+        near = [losses or () for log in logs for losses in log[first : first + step]]
+        known = [losses[1:4] for losses in near if len(losses) == 5]
+        inner = np.array([losses for losses in known if np.isfinite(losses).all()])
+        if len(inner):
+            middle = (first + 1 + min(first + step, length)) / 2.0
+            points.append((middle, *inner.mean(axis=0)))
+    return Bands(*map(np.array, zip(*points, strict=True))) if points else None
+
+
+def _lived(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs that did not diverge."""
+    return [run for run in runs if run.diverged is None]
+
+
+def _table(curves: Sequence[Mapping[int, float]]) -> tuple[list[int], NDArray[np.float64]]:
+    """Return the rounds at which all runs were evaluated, and one row of metrics per run."""
+    shared = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
+    return shared, np.array([[curve[round_] for round_ in shared] for curve in curves], dtype=float)

@@ -13,12 +13,11 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedzmg.errors import InputError
-from fedzmg.results import averaging
-from fedzmg.results.averaging import Curve, arrivals, finals, late_means, mean_and_sd
+from fedzmg.results import scores
 from fedzmg.results.formatting import MIB, aligned, count_text, value_text
-from fedzmg.results.grouping import Study, directories, group_study
+from fedzmg.results.reading import Study, directories, group_study
 from fedzmg.results.runs import Run
-from fedzmg.results.scores import FINAL_RULES, RULES, ThresholdRule, fell_from
+from fedzmg.results.scores import FINAL_RULES, RULES, Curve, ThresholdRule, arrivals
 from fedzmg.results.significance import LEVEL, FamilyTest, PairedTest, family
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ class StudyResult:
     @property
     def curves(self) -> dict[str, dict[str, Any]]:
         """Rounds and metrics of all runs by label; a diverged run's metrics end in None."""
-        return {k: averaging.scored_table(runs) for k, runs in self.study.members.items()}
+        return {k: scores.scored_table(runs) for k, runs in self.study.members.items()}
 
     def __repr__(self) -> str:
         """Show the algorithms and their final metrics in a line."""
@@ -216,8 +215,8 @@ class StudyResult:
 
         runs, name = self.study.members[score.label], score.algorithm
         longest = max(runs, key=lambda run: run.done)
-        ends = {rule: finals(runs, rule) for rule in FINAL_RULES}
-        spreads = {rule: mean_and_sd(own.values()) for rule, own in ends.items()}
+        ends = {rule: scores.finals(runs, rule) for rule in FINAL_RULES}
+        spreads = {rule: scores.mean_and_sd(own.values()) for rule, own in ends.items()}
         skipped = ("dtype", "precision")
         return {
             "algorithm": name,
@@ -247,7 +246,7 @@ class StudyResult:
         members = self.study.members.items()
         return {
             "arrival": {k: arrivals(self.study, own, level, rule)._asdict() for k, own in members},
-            "late_stage_mean": late_means(self.study, level, rule)[0] or None,
+            "late_stage_mean": scores.late_means(self.study, level, rule)[0] or None,
         }
 
 
@@ -255,10 +254,10 @@ def study_result(
     study: Study, histories: Mapping[str, Sequence[History]] | None = None
 ) -> StudyResult:
     """Compute the result of a study."""
-    ends = {label: finals(runs) for label, runs in study.members.items()}
+    ends = {label: scores.finals(runs) for label, runs in study.members.items()}
     tests = family(ends, study.pairs)
     level = study.threshold
-    late, why_not = ({}, "") if level is None else late_means(study, level)
+    late, why_not = ({}, "") if level is None else scores.late_means(study, level)
     found = tuple(_score(study, label, ends[label], tests, late) for label in study.members)
     notes = (*filter(None, [why_not]), *_notes(study, ends))
     return StudyResult(study, found, tuple(tests), notes, histories or {})
@@ -272,7 +271,7 @@ def _score(
     late: Mapping[str, float],
 ) -> AlgorithmResult:
     runs, level = study.members[label], study.threshold
-    mean, sd = mean_and_sd(ends.values())
+    mean, sd = scores.mean_and_sd(ends.values())
     # Unfinished and stopped runs have not moved all their bytes.
     longest = [run for run in runs if run.done == max(other.done for other in runs)]
     reached = {} if level is None else {rule: arrivals(study, runs, level, rule) for rule in RULES}
@@ -296,7 +295,7 @@ def _score(
         dropped=sum(sum(run.log.dropped) for run in runs),
         diverged=sum(run.complete and run.seed not in ends for run in runs),
         unfinished=sum(not run.complete for run in runs),
-        curve=averaging.drawn_curve(runs),
+        curve=scores.drawn_curve(runs),
         runs=len(runs),
     )
 
@@ -306,7 +305,7 @@ def _notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> Iterator[st
     for label, runs in study.members.items():
         for run in runs if study.higher_is_better else ():
             final = ends[label].get(run.seed, math.nan)
-            height = fell_from(list(run.scored.values()), final, window=study.window)
+            height = scores.fell_from(list(run.scored.values()), final, window=study.window)
             if height is not None:
                 had, has = (value_text(value, study.metric) for value in (height, final))
                 yield f"{label}, seed {run.seed}, fell back from {had} to {has}."

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedzmg.results.averaging import averaged_words
 from fedzmg.results.formatting import count_text, goal_text, p_text, points_text, value_text
-from fedzmg.results.grids import on_the_border
-from fedzmg.results.scores import RULES
+from fedzmg.results.reading import Study
+from fedzmg.results.scores import RULES, averaged_words
 from fedzmg.results.significance import LEVEL
 from fedzmg.results.study_result import StudyResult
 
@@ -18,7 +17,7 @@ def summary(result: StudyResult, grids: Sequence[Mapping[str, Any]] = ()) -> lis
     if not result.ranked:
         return [f"No run on {result.study.name} has finished without diverging."]
     sentences = [*_leader(result), *_speed(result)]
-    border = on_the_border(result.study, grids)
+    border = _on_the_border(result.study, grids)
     if border:
         named = _listed([f"{label} ({', '.join(axes)})" for label, axes in border.items()])
         sentences.append(
@@ -35,6 +34,22 @@ def summary(result: StudyResult, grids: Sequence[Mapping[str, Any]] = ()) -> lis
     if unfinished:
         sentences.append(f"{unfinished} of {total} runs are not finished.")
     return sentences
+
+
+def _on_the_border(study: Study, grids: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the axes on whose border the chosen point of a study's algorithm lies, by label.
+
+    A grid on the same task counts for an algorithm whose runs have the options it chose.
+    """
+    found: dict[str, list[str]] = {}
+    for grid in (one for one in grids if one["task"] == study.task):
+        for entry in grid["algorithms"].values():
+            runs = study.members.get(str(entry["label"]), ())
+            for best in filter(None, (entry["best"], entry.get("best_by_test"))):
+                used = runs and best["options"].items() <= runs[0].variant.items()
+                if used and best["border"]:
+                    found[str(entry["label"])] = list(best["border_axes"])
+    return found
 
 
 def _leader(result: StudyResult) -> Iterator[str]:

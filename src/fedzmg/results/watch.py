@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from fedzmg import algorithms
 from fedzmg.algorithms.options import known_options
 from fedzmg.errors import InputError
-from fedzmg.results.grouping import variants
+from fedzmg.results.reading import variants
 from fedzmg.storage.files import folder_name
 from fedzmg.storage.formats import Tail, flat, json_nulls, read_json, read_toml
 from fedzmg.storage.lock import Owner, read_owner

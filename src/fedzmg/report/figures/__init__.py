@@ -7,20 +7,17 @@ from collections.abc import Callable, Sequence
 from fedzmg.report.figures import runs
 from fedzmg.report.figures.curves import curves, traffic
 from fedzmg.report.figures.data import distances, examples, heterogeneity
-from fedzmg.report.figures.diagnose import diagnosis
-from fedzmg.report.figures.grids import heat_map, heat_maps
+from fedzmg.report.figures.grids import heat_maps
 from fedzmg.report.figures.style import FORMATS, Chart, rendered, save
-from fedzmg.report.figures.theory import theory
+from fedzmg.report.figures.theory import diagnosis, theory
 from fedzmg.results import paper
 from fedzmg.results.formatting import slug
-from fedzmg.results.grids import name_of
 from fedzmg.results.reading import Material
 from fedzmg.results.study_result import StudyResult
 
 __all__ = [
-    "FORMATS", "STUDY_FIGURES", "Chart", "curves", "diagnosis", "distances", "draw", "examples",
-    "grid_names", "heat_map", "heat_maps", "heterogeneity", "numbered", "rendered", "save",
-    "study_prefixes", "theory",
+    "FORMATS", "STUDY_FIGURES", "Chart", "by_prefix", "curves", "diagnosis", "distances", "draw",
+    "examples", "heat_maps", "heterogeneity", "rendered", "save", "theory",
 ]  # fmt: skip
 
 STUDY_FIGURES: dict[str, Callable[[StudyResult], Chart | None]] = {
@@ -40,14 +37,12 @@ STUDY_FIGURES: dict[str, Callable[[StudyResult], Chart | None]] = {
 def draw(material: Material, results: Sequence[StudyResult]) -> dict[str, Chart]:
     """Draw every figure of a report, by the stem of its files."""
     found: dict[str, Chart | None] = {}
-    for prefix, result in zip(study_prefixes(results), results, strict=True):
+    for prefix, result in by_prefix(results).items():
         found |= {prefix + name: make(result) for name, make in STUDY_FIGURES.items()}
-    for prefix, extra in zip(grid_names(material), material.grids, strict=True):
-        for name in extra.content["algorithms"]:
-            found[f"{prefix}-{slug(name)}"] = heat_map(extra.content, name)
-        found[f"{prefix}-heat-maps"] = heat_maps(extra.content)
-    reports = [extra.content for extra in material.heterogeneity]
-    for suffix, report in zip(numbered(reports), reports, strict=True):
+    for stem, grid in material.grids.items():
+        found |= {f"{stem}-{slug(name)}": heat_maps(grid, name) for name in grid["algorithms"]}
+        found[f"{stem}-heat-maps"] = heat_maps(grid)
+    for suffix, report in material.heterogeneity.items():
         if report.get("clients") and report.get("counts"):
             printed = paper.described(str(report["name"]))
             found[f"heterogeneity{suffix}"] = heterogeneity(report, printed)
@@ -55,20 +50,7 @@ def draw(material: Material, results: Sequence[StudyResult]) -> dict[str, Chart]
     return {stem: chart for stem, chart in found.items() if chart is not None}
 
 
-def study_prefixes(results: Sequence[StudyResult]) -> list[str]:
-    """Return what tells the files of several studies apart."""
-    if len(results) == 1:
-        return [""]
-    return [f"{i + 1}-{slug(result.study.name)}-" for i, result in enumerate(results)]
-
-
-def grid_names(material: Material) -> list[str]:
-    """Return what tells the files of several grids apart."""
-    if len(material.grids) == 1:
-        return ["grid"]
-    return [f"grid{i + 1}-{slug(name_of(one.content))}" for i, one in enumerate(material.grids)]
-
-
-def numbered(found: Sequence[object]) -> list[str]:
-    """Return a suffix for each of several files; none for a single one."""
-    return [""] if len(found) == 1 else [f"-{i + 1}" for i in range(len(found))]
+def by_prefix(results: Sequence[StudyResult]) -> dict[str, StudyResult]:
+    """Return studies by the prefix of their files; a single study has none."""
+    names = (f"{i}-{slug(one.study.name)}-" for i, one in enumerate(results, 1))
+    return dict(zip(names if results[1:] else [""], results, strict=True)) if results else {}

@@ -13,9 +13,9 @@ from matplotlib.ticker import MaxNLocator
 
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, styled, wrapped
-from fedzmg.results.averaging import Curve, band_around
 from fedzmg.results.formatting import MIB, count_text, goal_text, spread_text, value_text
-from fedzmg.results.grouping import Study, family
+from fedzmg.results.reading import Study, family
+from fedzmg.results.scores import Curve, band_around
 from fedzmg.results.study_result import StudyResult
 
 MOST_POINTS = 300
@@ -122,13 +122,8 @@ def _panels(shown: Mapping[str, Curve], title: str, caption: str, study: Study) 
             handles.append(_draw(chart, axes, *own, zorder=4.0, linewidth=1.4))
         labels = list(members)
         if reference not in members:
-            handles += axes.plot(
-                first.rounds,
-                first.mean,
-                color=style.QUIET_INK,
-                linewidth=1.0,
-                linestyle=style.DASHES[3],
-            )
+            quiet: dict[str, Any] = {"color": style.QUIET_INK, "linestyle": style.DASHES[3]}
+            handles += axes.plot(first.rounds, first.mean, linewidth=1.0, **quiet)
             labels.append(reference)
         _draw_levels(axes, study)
         corner: dict[str, Any] = {"loc": "best"}
@@ -151,7 +146,7 @@ def _draw(
     x, mean, band = getattr(curve, by), curve.mean, None
     spreads: list[Any] = [None] * len(mean)
     if curve.spread is not None:
-        spreads, band = curve.spread.tolist(), band_around(mean, curve.spread, metric)[:2]
+        spreads, band = curve.spread.tolist(), band_around(mean, curve.spread, metric)
     form = "round {:,g}" if by == "rounds" else "{:,.1f} MiB"
     texts = [
         f"{form.format(at)}: {spread_text(value, spread, metric)}"
@@ -182,12 +177,11 @@ def _limit(axes: Axes, shown: Mapping[str, Curve], by: str) -> None:
 
 def _caption(result: StudyResult, shown: Mapping[str, Curve]) -> str:
     """Describe the number of averaged runs, the thinning and the last values."""
-    metric, drawn = result.study.metric, shown.values()
-    counts = sorted({curve.averaged for curve in drawn})
+    metric, counts = result.study.metric, sorted({curve.averaged for curve in shown.values()})
     number = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
-    words = f"Mean of {number} runs; the band is one standard deviation either way"
-    cut = any(c.spread is not None and band_around(c.mean, c.spread, metric).cut for c in drawn)
-    words += ", cut to possible values." if cut else "."
+    words = (
+        f"Mean of {number} runs; band: one standard deviation either way, cut to possible values."
+    )
     if counts == [1]:
         words = "One run each."
     step = -(-max(len(s.curve.mean) for s in result.scores if s.curve is not None) // MOST_POINTS)

@@ -131,20 +131,13 @@ def _draw_volume(axes: Axes, report: Mapping[str, Any]) -> None:
     low, high = float(volume.min()), float(volume.max())
     note = f"mean ± sd: {spread_text('volume', summary)}" if summary else ""
     number = int(np.clip(2 * np.sqrt(len(volume)), 5, 30))
-    if low == high:
-        bins = np.array([0.95 * low, 1.05 * low])
-        axes.set_xlim(0.5 * low, 1.5 * low)
-        note = f"every client holds {low:,.0f}"
-    elif high >= _WIDE_RANGE * low:
+    # Whole numbers per bin: otherwise some bins hold more of them than their neighbours.
+    width = np.ceil((high - low + 1) / number)
+    bins = np.arange(low - 0.5, high + width, width)
+    if high >= _WIDE_RANGE * low:
         bins = np.geomspace(low, high * 1.0001, number + 1)
         use_log_scale(axes, "x")
-    else:
-        # Whole numbers per bin: otherwise some bins hold more of them than their neighbours.
-        width = np.ceil((high - low + 1) / number)
-        bins = np.arange(low - 0.5, high + width, width)
-    axes.hist(
-        volume, bins=bins.tolist(), color=style.COLOURS[0], edgecolor=style.PAPER, linewidth=0.4
-    )
+    axes.hist(volume, bins.tolist(), color=style.COLOURS[0], edgecolor=style.PAPER, linewidth=0.4)
     axes.set(xlabel=f"volume in {report['unit']}", ylabel="clients")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
     axes.grid(linewidth=0.6)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, format_axis, styled, wrapped
 from fedzmg.results.formatting import is_share, value_text
-from fedzmg.results.grids import Field, field, limits_of, name_of
+from fedzmg.results.reading import name_of
 
 # One hue from light to dark: the order is plain in print and under any colour blindness.
 _SHADES = LinearSegmentedColormap.from_list(
@@ -29,24 +30,59 @@ _NUMBERED_CELLS = 14
 _AXIS_NAMES = {"client.lr": "client learning rate", "server.lr": "server learning rate"}
 
 
-def heat_map(grid: Mapping[str, Any], name: str) -> Chart:
-    """Draw the scores of one algorithm of a grid, on the scale of the whole grid."""
-    return _heat_maps(grid, [name])
+class Field(NamedTuple):
+    """Scores of an algorithm over two axes of a grid."""
+
+    rows: str
+    """Option of the vertical axis; empty if there is one axis only."""
+    columns: str
+    row_values: list[float]
+    column_values: list[float]
+    scores: NDArray[np.float64]
+    """Scores ``[rows, columns]``; the best over further axes."""
+    diverged: NDArray[np.bool_]
+    others: list[str]
+    """Axes that are not shown."""
+    stopped: NDArray[np.bool_]
+    """True where no trial was trained to its end, so that there is no score."""
+
+    def position(self, options: Mapping[str, float]) -> tuple[int, int]:
+        """Return row and column of a point."""
+        row = self.row_values.index(options[self.rows]) if self.rows else 0
+        return row, self.column_values.index(options[self.columns])
 
 
-def heat_maps(grid: Mapping[str, Any]) -> Chart:
-    """Draw the scores of all algorithms of a grid side by side."""
-    return _heat_maps(grid, list(grid["algorithms"]))
+def field(entry: Mapping[str, Any], *, higher_is_better: bool = True) -> Field:
+    """Arrange the scores of an algorithm over its first two axes: server up, client across."""
+    axes: Mapping[str, list[float]] = entry["axes"]
+    columns, rows, *others = [*axes, ""] if len(axes) == 1 else axes
+    values = list(axes.get(rows, [0.0])), list(axes[columns])
+    scores = np.full([*map(len, values)], -np.inf if higher_is_better else np.inf)
+    diverged, stopped = np.ones(scores.shape, dtype=bool), np.zeros(scores.shape, dtype=bool)
+    found = Field(rows, columns, *values, scores, diverged, others, stopped)
+    better = max if higher_is_better else min
+    for point in entry["points"]:
+        at, score = found.position(point["options"]), point["score"]
+        found.diverged[at] &= bool(point["diverged"])
+        found.stopped[at] |= score is None and "stopped" in point
+        if score is not None:
+            found.scores[at] = better(score, found.scores[at])
+    found.stopped[np.isfinite(found.scores)] = False
+    found.diverged[found.stopped] = False
+    return found
 
 
 @styled
-def _heat_maps(grid: Mapping[str, Any], names: Sequence[str]) -> Chart:
+def heat_maps(grid: Mapping[str, Any], *chosen: str) -> Chart:
+    """Draw the scores of algorithms of a grid, by default of all, on the scale of the grid."""
     entries = grid["algorithms"]
-    every = {
-        name: field(entry, higher_is_better=grid["higher_is_better"])
-        for name, entry in entries.items()
-    }
-    low, high = limits_of(list(every.values()))
+    names = chosen or tuple(entries)
+    higher = grid["higher_is_better"]
+    every = {name: field(one, higher_is_better=higher) for name, one in entries.items()}
+    # One scale of colours for all algorithms.
+    shown = [one.scores[~one.diverged & np.isfinite(one.scores)] for one in every.values()]
+    values = np.concatenate(shown).tolist() or [0.0, 1.0]
+    low, high = min(values), max(values)
     if high == low:
         low, high = low - 0.5, high + 0.5
     fields = [every[name] for name in names]
@@ -106,16 +142,8 @@ def _draw_cells(axes: Axes, one: Field, grid: Mapping[str, Any], low: float, hig
     edges = [np.arange(size + 1) - 0.5 for size in scores.shape]
     shades = _SHADES if higher else _SHADES.reversed()
     axes.set_facecolor(_DIVERGED)
-    drawn = axes.pcolormesh(
-        edges[1],
-        edges[0],
-        scores,
-        cmap=shades,
-        vmin=low,
-        vmax=high,
-        edgecolors=style.PAPER,
-        linewidth=1,
-    )
+    lines: dict[str, Any] = {"edgecolors": style.PAPER, "linewidth": 1}
+    drawn = axes.pcolormesh(*edges[::-1], scores, cmap=shades, vmin=low, vmax=high, **lines)
     numbered = max(scores.shape) <= _NUMBERED_CELLS
     for (row, column), score in np.ndenumerate(one.scores):
         if one.diverged[row, column]:
@@ -137,20 +165,10 @@ def _name_cells(axes: Axes, one: Field, title: str, note: str, xlabel: str) -> N
         note, (0.0, 1.0), xycoords="axes fraction", xytext=(0.0, 3.5), fontsize=8.0,
         textcoords="offset points", color=style.QUIET_INK, va="bottom",
     )  # fmt: skip
-    rows = _ticks(one.row_values) if one.rows else [""]
-    axes.set_xticks(range(len(one.column_values)), _ticks(one.column_values), fontsize=7.5)
+    rows = [f"{value:.3g}" for value in one.row_values] if one.rows else [""]
+    columns = [f"{value:.3g}" for value in one.column_values]
+    axes.set_xticks(range(len(columns)), columns, fontsize=7.5)
     axes.set_yticks(range(len(rows)), rows, fontsize=7.5)
     axes.set(xlabel=xlabel, ylabel=_AXIS_NAMES.get(one.rows, one.rows), aspect="equal")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-
-
-def _ticks(values: Sequence[float]) -> list[str]:
-    """Round half decades to two digits, other values to three.
-
-    >>> _ticks([0.001, 10**-2.5, 1.0]), _ticks([0.9, 0.995])
-    (['0.001', '0.0032', '1'], ['0.9', '0.995'])
-    """
-    halves = [2 * math.log10(v) if v > 0 else math.nan for v in values]
-    digits = 2 if all(abs(h - np.round(h)) < 1e-3 for h in halves) else 3
-    return [f"{v:.{digits}g}" for v in values]

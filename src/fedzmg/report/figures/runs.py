@@ -12,10 +12,10 @@ from matplotlib.ticker import MaxNLocator
 
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, format_axis, styled, usual_range, wrapped
-from fedzmg.results import over_clients
+from fedzmg.results import scores
 from fedzmg.results.formatting import is_share, p_text, value_text
-from fedzmg.results.over_clients import Bands
 from fedzmg.results.runs import Run
+from fedzmg.results.scores import SHARES, Bands, band_around, client_tables
 from fedzmg.results.study_result import StudyResult
 
 LABEL_WIDTH = 34
@@ -53,10 +53,8 @@ def seeds(result: StudyResult) -> Chart | None:
         pairs = [(s.finals[seed], y) for y, s in enumerate(finished) if seed in s.finals]
         axes.plot(*zip(*pairs, strict=True), color=style.GHOST, linewidth=0.8, zorder=1)
     for y, score in enumerate(finished):
-        own, values = (
-            style.COLOURS[result.scores.index(score) % len(style.COLOURS)],
-            score.finals.values(),
-        )
+        values = score.finals.values()
+        own = style.COLOURS[result.scores.index(score) % len(style.COLOURS)]
         (dots,) = axes.plot([*values], [y] * len(values), "o", color=own, markersize=4.5, zorder=3)
         texts = [f"seed {s}: {value_text(v, metric)}" for s, v in score.finals.items()]
         chart.tag(dots, score.label, texts)
@@ -139,36 +137,42 @@ def _name_rows(axes: Axes, labels: Sequence[str], notes: Sequence[str]) -> None:
 @styled
 def clients(result: StudyResult) -> Chart | None:
     """Draw the metric of every client, worst first, or one interval per algorithm if many."""
-    study, found = result.study, over_clients.sorted_averages(result.study)
+    study, higher = result.study, result.study.higher_is_better
     metric, ylabel = study.metric, f"{study.metric} on their own examples"
+    found = {
+        label: scores.sorted_curves([*own.values()], higher_is_better=higher)
+        for label, own in client_tables(study).items()
+        if own
+    }
     if not found:
         return None
     if len(found) > style.MOST_IN_ONE_PANEL:
         rows = []
-        for label, one in found.items():
-            low, middle, high = sorted(float(one.mean[i]) for i in (10, 50, 90))
+        for label, curves in found.items():
+            low, middle, high = sorted(curves.mean(axis=0)[[10, 50, 90]].tolist())
             note = value_text(middle, metric)
             rows.append(Interval(label, style.COLOURS[0], middle, low, high, note))
-        rows.sort(key=lambda row: row.centre, reverse=study.higher_is_better)
+        rows.sort(key=lambda row: row.centre, reverse=higher)
         caption = "The median client (its value at the right), and 10 to 90 % of the clients."
         chart = _row_chart(f"{study.name}: {metric} over clients", caption, [r.label for r in rows])
         _draw_intervals(chart, rows, metric).set_xlabel(ylabel)
         return chart
-    better = "higher" if study.higher_is_better else "lower"
+    better = "higher" if higher else "lower"
     caption = f"Clients from worst to best: the flatter and the {better}, the fairer."
-    if any(one.band is not None for one in found.values()):
+    if any(len(curves) > 1 for curves in found.values()):
         caption += " Mean over seeds, with one standard deviation."
     chart = Chart(f"{study.name}: {metric} of every client, worst first", caption)
     axes = chart.panel("share of the clients, in percent", ylabel, metric)
-    x, handles = 100.0 * over_clients.SHARES, []
-    for label, curve in found.items():
+    x, handles = 100.0 * SHARES, []
+    for label, curves in found.items():
+        mean, band = curves.mean(axis=0), None
+        if len(curves) > 1:
+            band = band_around(mean, curves.std(axis=0, ddof=1), metric)
         texts = [
             f"{share:g} % of the clients: {value_text(value, metric)} or worse"
-            for share, value in zip(x.tolist(), curve.mean.tolist(), strict=True)
+            for share, value in zip(x.tolist(), mean.tolist(), strict=True)
         ]
-        band = None if curve.band is None else curve.band[:2]
-        position = _position(result, label)
-        handles.append(chart.curve(axes, x, curve.mean, label, position, texts, band))
+        handles.append(chart.curve(axes, x, mean, label, _position(result, label), texts, band))
     for level in study.thresholds:
         axes.axhline(level, color=style.QUIET_INK, linestyle=style.DOTTED, linewidth=1.0)
     axes.set_xlim(0.0, 100.0)
@@ -179,43 +183,45 @@ def clients(result: StudyResult) -> Chart | None:
 @styled
 def clients_by_round(result: StudyResult) -> Chart | None:
     """Draw median and inner four fifths of the clients' metric by round."""
-    study = result.study
+    study, tables = result.study, client_tables(result.study)
+    found = {label: scores.metric_bands([*own.values()]) for label, own in tables.items()}
     title = f"{study.name}: {study.metric} over clients by round"
     caption = "The median client, and the band from 10 to 90 % of the clients; mean over seeds."
     label = f"{study.metric} on their own examples"
-    return _banded(result, over_clients.metric_spreads(study), title, caption, label, study.metric)
+    return _banded(result, found, title, caption, label, study.metric)
 
 
 @styled
 def client_loss(result: StudyResult) -> Chart | None:
     """Draw median and inner four fifths of the training losses of a cohort by round."""
     study = result.study
-    joined = max(run.done for run in study.runs) > over_clients.MOST_POINTS
-    over = "seeds and neighbouring rounds" if joined else "seeds"
+    found = {
+        label: scores.loss_bands([run.log.client_loss for run in runs])
+        for label, runs in study.members.items()
+    }
+    joined = max(run.done for run in study.runs) > scores.MOST_LOSSES
     title = f"{study.name}: training loss over clients by round"
     caption = (
         "The median client of a cohort, and the band from 10 to 90 % of its clients; mean over "
-        f"{over}."
+        f"seeds{' and neighbouring rounds' * joined}."
     )
-    return _banded(
-        result, over_clients.loss_spreads(study), title, caption, "mean local loss", "loss"
-    )
+    return _banded(result, found, title, caption, "mean local loss", "loss")
 
 
 def _banded(
-    result: StudyResult, found: Mapping[str, Bands], title: str, caption: str, ylabel: str,
-    metric: str,
+    result: StudyResult, bands_by_label: Mapping[str, Bands | None], title: str, caption: str,
+    ylabel: str, metric: str,
 ) -> Chart | None:  # fmt: skip
+    found = {label: bands for label, bands in bands_by_label.items() if bands is not None}
     if not found:
         return None
     single = len(found) <= style.MOST_IN_ONE_PANEL
-    size = (
-        (6.4, 4.0) if single else (2.5 * style.COLUMNS, 1.5 * -(-len(found) // style.COLUMNS) + 0.8)
-    )
-    chart = Chart(title, caption, size)
     if single:
+        chart = Chart(title, caption)
         panels = [chart.panel("round", ylabel, metric)] * len(found)
     else:
+        rows = -(-len(found) // style.COLUMNS)
+        chart = Chart(title, caption, (2.5 * style.COLUMNS, 1.5 * rows + 0.8))
         panels = chart.small_panels(list(found), "round", ylabel, metric)
     lines = []
     for axes, (label, bands) in zip(panels, found.items(), strict=True):

@@ -56,15 +56,6 @@ def table_block(table: Table, title: str = "", *, folded: bool = False) -> Block
     return Block("table", table, title or table.title, folded=folded)
 
 
-def pictures_block(pictures: Iterable[Picture]) -> Block:
-    """Arrange figures in rows of two; the last of an odd number gets a row of its own."""
-    found = list(pictures)
-    narrow = [i for i, one in enumerate(found) if not one.wide]
-    if len(narrow) % 2:
-        found[narrow[-1]] = found[narrow[-1]]._replace(wide=True)
-    return Block("pictures", found)
-
-
 def picture(chart: Chart, key: str) -> Picture:
     """Embed a figure; ``key`` keeps its identifiers apart from those of other figures."""
     wide = float(chart.get_figwidth()) > 7.5

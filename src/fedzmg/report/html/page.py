@@ -14,13 +14,12 @@ import jinja2
 
 from fedzmg.report import figures
 from fedzmg.report.figures import Chart
-from fedzmg.report.html import reproduce, sections
-from fedzmg.report.html.blocks import Block, Section, picture, pictures_block, table_block
+from fedzmg.report.html import sections
+from fedzmg.report.html.blocks import Block, Section, picture, table_block
 from fedzmg.report.tables.theory import Finding, finding_table, overview
 from fedzmg.results import paper
 from fedzmg.results.formatting import count_text
-from fedzmg.results.grids import axes_of, name_of
-from fedzmg.results.reading import Material
+from fedzmg.results.reading import Material, axes_of, name_of
 from fedzmg.results.study_result import StudyResult, study_result
 from fedzmg.results.summary import summary
 from fedzmg.version import __version__
@@ -40,8 +39,8 @@ def render(
     """Make the page of a report, with results and figures that are known already if given."""
     results = [study_result(study) for study in material.studies] if results is None else results
     drawn = figures.draw(material, results) if drawn is None else drawn
-    searched = [extra.content for extra in material.grids]
-    summaries = [" ".join(summary(result, searched)) for result in results]
+    grids = list(material.grids.values())
+    summaries = [" ".join(summary(result, grids)) for result in results]
     return _fill(
         title=_title(material),
         kicker=f"fedzmg report \u00b7 {', '.join(material.names)}",
@@ -50,7 +49,7 @@ def render(
             *sections.of_studies(results, drawn),
             *sections.of_grids(material, drawn),
             *sections.of_heterogeneity(material, drawn),
-            reproduce.section(material),
+            sections.reproduction(material),
         ],
         footer=f"Made by fedzmg {__version__} from the files of the runs alone.",
     )
@@ -66,7 +65,7 @@ def theory_page(findings: Sequence[Finding]) -> str:
             Block("text", str(finding["claim"])),
             Block("text", verdict, style=f"verdict {verdict.split()[0]}"),
             table_block(finding_table(finding), f"Numbers of {key}"),
-            pictures_block(picture(one, f"{key}-{i}") for i, one in enumerate(charts)),
+            Block("pictures", [picture(one, f"{key}-{i}") for i, one in enumerate(charts)]),
         ]
         title = f"{key} \u00b7 {finding['title']}"
         found.append(Section(key, title, str(finding["setting"]), blocks))
@@ -99,7 +98,7 @@ def _fill(**parts: Any) -> str:
 
 def _without_runs(material: Material) -> list[str]:
     """Describe a page without runs."""
-    grids = [extra.content for extra in material.grids]
+    grids = material.grids.values()
     words = [f"A grid over {' and '.join(axes_of(one))} on {name_of(one)}." for one in grids]
     if material.heterogeneity:
         sets = count_text(len(material.heterogeneity), "data set")
@@ -108,13 +107,13 @@ def _without_runs(material: Material) -> list[str]:
 
 
 def _title(material: Material) -> str:
-    grids = [extra.content for extra in material.grids]
+    grids = material.grids.values()
     subjects = [study.name for study in material.studies] or [name_of(one) for one in grids]
     if len(set(subjects)) > 1:
         tasks = [study.task for study in material.studies] or [str(one["task"]) for one in grids]
         subjects = [paper.shown(task) for task in dict.fromkeys(tasks)]
     if not subjects and material.heterogeneity:
-        described = [str(extra.content["name"]) for extra in material.heterogeneity]
+        described = (str(one["name"]) for one in material.heterogeneity.values())
         return "How much clients differ: " + ", ".join(described)
     shown = list(dict.fromkeys(subjects)) or list(material.names)
     return "Federated learning on " + ", ".join(shown[:3]) + (" and more" if shown[3:] else "")

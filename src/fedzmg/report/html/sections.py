@@ -1,50 +1,55 @@
-"""Sections of studies, grids and heterogeneity."""
+"""Sections of studies, grids and heterogeneity, and how to reproduce them."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from fedzmg.report.figures import STUDY_FIGURES, Chart, grid_names, numbered, study_prefixes
-from fedzmg.report.html.blocks import Block, Picture, Section, picture, pictures_block, table_block
+from fedzmg.errors import InputError
+from fedzmg.report.figures import STUDY_FIGURES, Chart, by_prefix
+from fedzmg.report.html.blocks import Block, Picture, Section, picture, table_block
 from fedzmg.report.tables import study as tables
 from fedzmg.report.tables.beside_paper import beside_paper
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
+from fedzmg.report.tables.table import Column, Table
+from fedzmg.results import formatting as fmt
 from fedzmg.results import paper
-from fedzmg.results.averaging import averaged_words
-from fedzmg.results.formatting import (
-    bytes_text,
-    count_text,
-    goal_text,
-    setting_text,
-    slug,
-    value_text,
-)
-from fedzmg.results.grids import name_of
-from fedzmg.results.grouping import Study
-from fedzmg.results.reading import Material
-from fedzmg.results.scores import RULES
+from fedzmg.results.reading import Material, PlanFile, Study, name_of
+from fedzmg.results.runs import Run
+from fedzmg.results.scores import RULES, averaged_words
 from fedzmg.results.study_result import StudyResult
+from fedzmg.storage.formats import read_json, read_toml
+from fedzmg.tasks import TASKS
 
+GRID = "grid.json"
+_DIRECTORY_COLUMNS = (
+    Column("directory", "", "shown"),
+    Column("state", "", lambda run: _state(run)),
+    Column("engine", "", lambda run: str(run.manifest.get("engine", fmt.NONE))),
+    Column("seconds", "", "log.seconds", "{:,.1f}".format),
+)
 _HALVES = {"tune": "the half of the test data set aside for choosing", "test": "all test data"}
 _Tile = tuple[str, str, str]
 
 
 def of_studies(results: Sequence[StudyResult], drawn: Mapping[str, Chart]) -> Iterator[Section]:
     """Make one section per study."""
-    for i, (prefix, result) in enumerate(zip(study_prefixes(results), results, strict=True)):
+    for i, (prefix, result) in enumerate(by_prefix(results).items()):
         own = {name: drawn[prefix + name] for name in STUDY_FIGURES if prefix + name in drawn}
-        yield Section(
-            f"s{i}", result.study.name, _facts(result.study), _blocks(result, own, f"s{i}")
-        )
+        blocks = _blocks(result, own, f"s{i}")
+        yield Section(f"s{i}", result.study.name, _facts(result.study), blocks)
 
 
 def _blocks(result: StudyResult, charts: Mapping[str, Chart], key: str) -> Iterator[Block]:
     yield Block("tiles", list(_tiles(result)))
     pictures = {name: picture(chart, f"{key}-{name}") for name, chart in charts.items()}
-    yield pictures_block([pictures.pop("curves")] if "curves" in pictures else [])
+    yield Block("pictures", [pictures.pop("curves")] if "curves" in pictures else [])
     for make in (tables.scores, tables.paired_tests, tables.thresholds, beside_paper):
         table = make(result)
         if table is not None:
@@ -54,17 +59,17 @@ def _blocks(result: StudyResult, charts: Mapping[str, Chart], key: str) -> Itera
         notes.append(f"The paper has no numbers for {result.study.task}.")
     yield Block("notes", notes)
     of_clients = [name for name in pictures if name.startswith("client")]
-    yield pictures_block(one for name, one in pictures.items() if name not in of_clients)
+    yield Block("pictures", [pictures[name] for name in pictures if name not in of_clients])
     table = tables.clients(result)
     if table is not None:
         yield table_block(table, "Clients")
     yield Block("notes", list(_missing(result)))
-    yield pictures_block(pictures[name] for name in of_clients)
+    yield Block("pictures", [pictures[name] for name in of_clients])
     yield table_block(tables.finals(result), "Final value of every seed", folded=True)
     yield table_block(tables.traffic(result), "Traffic of one run", folded=True)
     spec = result.study.runs[0].spec
     used = {**spec.get("preset", {}), **spec.get("protocol", {})}
-    pairs = [(name.replace("_", " "), setting_text(value)) for name, value in used.items()]
+    pairs = [(name.replace("_", " "), fmt.setting_text(value)) for name, value in used.items()]
     yield Block("pairs", pairs, "Settings")
     yield table_block(tables.settings(result), "Hyper-parameters used")
 
@@ -74,8 +79,8 @@ def _facts(study: Study) -> str:
     rounds, cohort = study.protocol.get("rounds"), study.protocol.get("cohort")
     begun, asked = len(study.members), len({*study.members, *study.awaited})
     parts = [
-        count_text(begun, "algorithm") if begun == asked else f"{begun} of {asked} algorithms",
-        count_text(len(seeds), "paired seed" if len(study.members) > 1 else "seed"),
+        fmt.count_text(begun, "algorithm") if begun == asked else f"{begun} of {asked} algorithms",
+        fmt.count_text(len(seeds), "paired seed" if len(study.members) > 1 else "seed"),
     ]
     if rounds:
         parts.append(f"{rounds:,} rounds")
@@ -89,11 +94,11 @@ def _tiles(result: StudyResult) -> Iterator[_Tile]:
     if not result.ranked:
         return
     study, best = result.study, result.ranked[0]
-    spread = "" if best.sd is None else f" (± {value_text(best.sd, study.metric)})"
-    value = value_text(best.mean, study.metric)
+    spread = "" if best.sd is None else f" (± {fmt.value_text(best.sd, study.metric)})"
+    value = fmt.value_text(best.mean, study.metric)
     yield f"Best final {study.metric}", value, best.label + spread
     if study.threshold is not None:
-        title = f"First to hold {goal_text(study.threshold, study.metric)}"
+        title = f"First to hold {fmt.goal_text(study.threshold, study.metric)}"
         means = averaged_words(study.window)
         reached = {s.label: s.arrivals[RULES[0]] for s in result.scores if s.finals}
         rounds = [one for one in reached.values() if one is not None]
@@ -112,8 +117,8 @@ def _tiles(result: StudyResult) -> Iterator[_Tile]:
     (least, who), (most, _) = min(sizes), max(sizes)
     note = "the same for all" if len(sizes) == len(result.scores) else "finished runs"
     if not math.isclose(least, most, rel_tol=1e-3):
-        note = f"least, {who}; most {bytes_text(most)}"
-    yield "Traffic of a run", bytes_text(least), note
+        note = f"least, {who}; most {fmt.bytes_text(most)}"
+    yield "Traffic of a run", fmt.bytes_text(least), note
 
 
 def _missing(result: StudyResult) -> Iterator[str]:
@@ -135,17 +140,16 @@ def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section
     if not material.grids:
         return
     blocks = []
-    for i, (stem, extra) in enumerate(zip(grid_names(material), material.grids, strict=True)):
-        data = extra.content
+    for i, (stem, data) in enumerate(material.grids.items()):
         half = _HALVES.get(str(data["selection"]), data["selection"])
         facts = [
-            extra.shown,
+            data["directory"],
             f"score: mean {data['metric']} of the last {data['last']} of {data['rounds']} rounds "
-            f"({count_text(len(data['seeds']), 'seed')})",
+            f"({fmt.count_text(len(data['seeds']), 'seed')})",
             f"chosen on {half}, {data['examples']:,} examples",
             *([] if data["complete"] else ["not finished yet"]),
         ]
-        stems = {name: f"{stem}-{slug(name)}" for name in data["algorithms"]}
+        stems = {name: f"{stem}-{fmt.slug(name)}" for name in data["algorithms"]}
         maps = [
             _map(data, name, drawn[own], f"g{i}-{j}")
             for j, (name, own) in enumerate(stems.items())
@@ -153,10 +157,10 @@ def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section
         ]
         blocks += [
             Block("text", " \u00b7 ".join(facts), name_of(data), "facts"),
-            pictures_block(maps),
+            Block("pictures", maps),
             table_block(best_points(data), "Best points"),
         ]
-    if any(str(extra.content["task"]) in paper.COUNTERPARTS for extra in material.grids):
+    if any(str(data["task"]) in paper.COUNTERPARTS for data in material.grids.values()):
         words = "The paper shows its grids only as heat maps and prints neither pairs nor scores."
         blocks.append(Block("notes", [words]))
     facts_of_all = (
@@ -170,12 +174,12 @@ def _map(data: Mapping[str, Any], name: str, chart: Chart, key: str) -> Picture:
     entry, metric = data["algorithms"][name], str(data["metric"])
     best, caption, warning = entry["best"], "Every point diverged.", ""
     if best is not None:
-        caption = f"Best: {_options(best)}: {value_text(best['score'], metric)}."
+        caption = f"Best: {_options(best)}: {fmt.value_text(best['score'], metric)}."
         other = entry.get("best_by_test")
         if other is not None:
             same = other["options"] == best["options"]
             chosen = "the same point" if same else _options(other)
-            score = value_text(other["score"], metric)
+            score = fmt.value_text(other["score"], metric)
             caption += f" By all test data, as in the paper: {chosen} ({score})."
         if best["border"]:
             edges = ", ".join(best["border_axes"])
@@ -189,16 +193,124 @@ def _options(best: Mapping[str, Any]) -> str:
 
 def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section]:
     """Make one section for all data sets."""
-    reports = [extra.content for extra in material.heterogeneity]
+    reports = material.heterogeneity
     if not reports:
         return
-    blocks = [table_block(side_by_side(reports))] if len(reports) > 1 else []
-    for i, (suffix, report) in enumerate(zip(numbered(reports), reports, strict=True)):
+    blocks = [table_block(side_by_side([*reports.values()]))] if len(reports) > 1 else []
+    for i, (suffix, report) in enumerate(reports.items()):
         stems = (f"heterogeneity{suffix}", f"client-distances{suffix}")
         charts = [drawn[stem] for stem in stems if stem in drawn]
         blocks += [
             table_block(heterogeneity(report), paper.shown(str(report["name"]))),
-            pictures_block(picture(chart, f"h{i}-{j}") for j, chart in enumerate(charts)),
+            Block("pictures", [picture(one, f"h{i}-{j}") for j, one in enumerate(charts)]),
             *([table_block(client_by_client(report))] if report.get("clients") else []),
         ]
     yield Section("heterogeneity", "Heterogeneity", "", blocks)
+
+
+def reproduction(material: Material) -> Section:
+    """Make the section of left-out runs, commands and environment."""
+    blocks = [Block("notes", material.notes, "Left out"), *_commands(material)]
+    trained: list[Any] = [study.task for study in material.studies]
+    trained += [data.get("task") for data in material.grids.values()]
+    notes = [
+        f"The task {task} was made in Python, so no command trains on it: call "
+        "fedzmg.compare(task, ..., out=DIR) in the program that makes it."
+        for task in dict.fromkeys(trained)
+        if _is_own(task)
+    ]
+    blocks.append(Block("notes", notes))
+    for study in material.studies:
+        which = f" of {study.name}" if len(material.studies) > 1 else ""
+        table = Table.build("", "", _DIRECTORY_COLUMNS, study.runs, words=3)
+        blocks += [
+            Block(
+                "pairs",
+                tables.circumstances(study.runs),
+                f"Versions, machine and data{which}",
+                "long",
+            ),
+            table_block(table, f"{len(study.runs)} run directories", folded=True),
+        ]
+    return Section("reproduce", "How to reproduce", "", blocks)
+
+
+def _commands(material: Material) -> Iterator[Block]:
+    """Yield the commands that repeat the runs."""
+    runs = [run for study in material.studies for run in study.runs if not _is_own(study.task)]
+    plans = {plan: _read(plan) for plan in material.plans}
+    plans = {plan: planned for plan, planned in plans.items() if not _is_own(planned.get("task"))}
+    # Grids first: studies take their rates from them.
+    recorded: list[Any] = [
+        command for plan in plans if plan.kind == "grid" for command in _of_grid(plan)
+    ]
+    recorded += [run.manifest.get("command") for run in runs]
+    recorded += [one.get("made", {}).get("command") for one in material.heterogeneity.values()]
+    words = [" ".join(one) if isinstance(one, list) else str(one) for one in recorded if one]
+    # Paths as the user gave them: the commands work in the same directory.
+    everything = [
+        _line(plan.kind, plan.path, *_rates(plan, planned), "--out", f"reproduced/{plan.shown}")
+        for plan, planned in plans.items()
+    ]
+    each = [
+        _line("run", f"{run.path}/spec.toml", "--out", f"reproduced/{run.shown}") for run in runs
+    ]
+    for title, lines in (
+        ("Commands as recorded", list(dict.fromkeys(words))),
+        ("Everything", everything),
+        ("Each run, with the same settings", each),
+        ("This page", [_line("report", *material.given, "--out", "reproduced/report")]),
+    ):
+        many = len(lines) > 6
+        yield Block("commands", lines, title + f" ({len(lines)} commands)" * many, folded=many)
+
+
+def _of_grid(plan: PlanFile) -> Iterator[Any]:
+    """Yield the commands that made a grid, as recorded by its algorithms."""
+    for path in sorted(Path(plan.path).parent.glob("*/manifest.json")):
+        with contextlib.suppress(InputError):  # damaged, but its scores are there
+            yield read_json(path).get("command")
+
+
+def _is_own(task: str | None) -> bool:
+    """Return True for a task that was made in Python: no command can train on it."""
+    return task is not None and task not in TASKS
+
+
+def _rates(plan: PlanFile, planned: dict[str, Any]) -> tuple[str, ...]:
+    """Point a kept study to the grid that was kept beside it, if the original is gone.
+
+    ::
+
+        runs/a-grid, runs/a-study       where they were made
+        results/a-grid, results/a-study where they are kept
+    """
+    if plan.kind == "study" and "rates" in planned and "task" in planned:
+        grid = Path(planned["rates"])
+        beside = Path(os.path.normpath(Path(plan.path).parent / ".." / grid.name))
+        with contextlib.suppress(InputError):  # there is none
+            same = read_json(beside / GRID).get("task") == planned["task"]
+            if same and not (grid / GRID).is_file():
+                return "--set", f"rates={beside.as_posix()}"
+    return ()
+
+
+def _read(plan: PlanFile) -> dict[str, Any]:
+    """Read a plan; a damaged one counts as empty because its results are there."""
+    try:
+        return read_toml(Path(plan.path))
+    except InputError:
+        return {}
+
+
+def _line(*words: str) -> str:
+    return shlex.join(["fedzmg", *words])
+
+
+def _state(run: Run) -> str:
+    if run.diverged is not None:
+        end = "" if run.done == run.asked else f", stopped after round {run.done:,}"
+        return f"diverged in round {run.diverged:,}{end}"
+    if run.complete:
+        return f"finished, {run.done:,} rounds"
+    return f"round {run.done:,} of {run.asked or '?'}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedzmg.report.tables.table import Cell, Column, Table
 from fedzmg.results.formatting import count_text, value_text
-from fedzmg.results.grids import axes_of, name_of
+from fedzmg.results.reading import axes_of, name_of
 
 _REASONS = {"cannot_win": "cannot win", "halving": "halving (heuristic)"}
 Entry = Mapping[str, Any]
@@ -17,7 +17,7 @@ Entry = Mapping[str, Any]
 def best_points(data: Mapping[str, Any]) -> Table:
     """Make a row per algorithm of a ``grid.json``."""
     metric, entries = str(data["metric"]), list(data["algorithms"].values())
-    stopping = "stop" in data
+    stopping, shown = "stop" in data, partial(value_text, metric=metric)
     nothing: dict[str, Any] = {"options": {}, "score": None}
     remarked = any(entry["best"] is None or entry["best"]["border"] for entry in entries)
 
@@ -33,7 +33,7 @@ def best_points(data: Mapping[str, Any]) -> Table:
 
     def around(entry: Entry) -> str | None:
         found = _neighbours(entry["best"])
-        ends = (value_text(end, metric) for end in (min(found), max(found))) if found else ()
+        ends = map(shown, (min(found), max(found))) if found else ()
         return " to ".join(ends).replace(" % to", " to") or None
 
     def diverged(entry: Entry) -> int:
@@ -47,12 +47,7 @@ def best_points(data: Mapping[str, Any]) -> Table:
         Column("algorithm", "algorithm", lambda e: str(e["label"])),
         Column("best point", "", point),
         *(option("best", axis) for axis in axes_of(data)),
-        Column(
-            "score",
-            "score",
-            lambda e: (e["best"] or nothing)["score"],
-            partial(value_text, metric=metric),
-        ),
+        Column("score", "score", lambda e: (e["best"] or nothing)["score"], shown),
         Column("neighbours", "", around),
         Column("", "neighbours_low", lambda e: min(_neighbours(e["best"]), default=None)),
         Column("", "neighbours_high", lambda e: max(_neighbours(e["best"]), default=None)),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from fedzmg.data.heterogeneity import PAPER
 from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
 from fedzmg.results import paper
 from fedzmg.results.formatting import MINUS
@@ -43,7 +42,7 @@ def side_by_side(reports: Sequence[Report]) -> Table:
         name, printed = str(report["name"]), _printed(report)
         add(name, paper.shown(name), _clients_of(report), report.get("summary", {}))
         if printed is not None:
-            title = f"paper: {paper.COUNTERPARTS[name].dataset.title}"
+            title = f"paper: {paper.COUNTERPARTS[name].title}"
             add(title, title, str(printed["sample"]), _summary(printed))
     heads = ("data", "clients", *NAMES.values())
     caption = "Mean ± standard deviation over clients; details below."
@@ -102,8 +101,8 @@ def client_by_client(report: Report, printed: Mapping[str, Any] | None = None) -
 
 def _printed(report: Report) -> Mapping[str, Any] | None:
     """Find the paper's numbers for a data set or for the one it stands in for."""
-    twin = paper.COUNTERPARTS.get(str(report["name"]))
-    return PAPER.get(twin.dataset.described) if twin is not None else None
+    name = str(report["name"])
+    return paper.described(name) if name in paper.COUNTERPARTS else None
 
 
 def _summary(printed: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -131,9 +130,9 @@ def _caption(report: Report, printed: Mapping[str, Any] | None) -> str:
         f" Paper: {printed['sample']} clients; volume in {printed['unit']}; its numbers fit "
         f"entropy over {divisor(printed)} and KL from {origin(printed)}."
     )
-    twin = paper.COUNTERPARTS.get(name)
-    if twin is not None and name != twin.dataset.described:
-        caption += f" The paper's numbers are about its own {twin.dataset.title}, not about {name}."
+    if name in paper.COUNTERPARTS and name != paper.twin(name):
+        title = paper.COUNTERPARTS[name].title
+        caption += f" The paper's numbers are about its own {title}, not about {name}."
     return caption
 
 

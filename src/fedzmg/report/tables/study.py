@@ -11,25 +11,9 @@ from typing import Any
 
 from fedzmg.evaluation import OverClients, share_short_of
 from fedzmg.report.tables.table import NOTHING, Cell, Column, Record, Table
-from fedzmg.results.averaging import arrivals, late_means, mean_and_sd
-from fedzmg.results.formatting import (
-    MIB,
-    NONE,
-    bytes_text,
-    count_text,
-    digits_text,
-    goal_text,
-    is_share,
-    p_text,
-    range_text,
-    setting_text,
-    signed_text,
-    spread_text,
-    value_text,
-)
-from fedzmg.results.over_clients import evaluated_clients
+from fedzmg.results import formatting as fmt
 from fedzmg.results.runs import Run
-from fedzmg.results.scores import RULES
+from fedzmg.results.scores import RULES, arrivals, client_tables, late_means, mean_and_sd
 from fedzmg.results.study_result import LEVEL, AlgorithmResult, StudyResult
 
 _RULE_NAMES = ("all above", "stays above")
@@ -57,24 +41,26 @@ def scores(result: StudyResult) -> Table:
     """Make the table of final value, speed, late stage and cost of every algorithm."""
     study = result.study
     metric, threshold = study.metric, study.threshold
+    shown = partial(fmt.value_text, metric=metric)
     has_late = any(score.late is not None for score in result.scores)
     has_failures = any(s.diverged or s.unfinished or s.dropped for s in result.scores)
     heads = ["", "", ""]
     if threshold is not None:
-        heads = [f"rounds to {goal_text(threshold, metric)}", *_RULE_NAMES]
+        heads = [f"rounds to {fmt.goal_text(threshold, metric)}", *_RULE_NAMES]
 
     def final(score: AlgorithmResult) -> Cell | None:
         if score.mean is None:
             return Cell("diverged") if score.diverged else None
         best = "best" if score is result.ranked[0] else ""
-        return Cell(spread_text(score.mean, score.sd, metric), score.mean, best)
+        return Cell(fmt.spread_text(score.mean, score.sd, metric), score.mean, best)
 
     def moved(score: AlgorithmResult) -> Cell:
-        mib = score.traffic["total"] / MIB
+        mib = score.traffic["total"] / fmt.MIB
         return Cell(f"{mib:,.1f}" + ("" if score.finals else " so far"), mib)
 
     def per_mib(value: float) -> str:
-        return f"{digits_text(100 * value)} %" if is_share(metric) else digits_text(value)
+        share = fmt.is_share(metric)
+        return fmt.digits_text(100 * value if share else value) + " %" * share
 
     columns = [
         Column("algorithm", "algorithm", "label"),
@@ -84,11 +70,9 @@ def scores(result: StudyResult) -> Table:
         *_reached(heads, lambda score: (score.arrivals, score.unfinished > 0)),
         Column("each run" if threshold is not None else "", "", _each_run),
         Column("", "rounds_each", lambda s: " ".join(str(r or "never") for r in s.arrivals_each)),
-        Column(
-            "late stage" * has_late, "late_stage_mean", "late", partial(value_text, metric=metric)
-        ),
+        Column("late stage" * has_late, "late_stage_mean", "late", shown),
         Column("MiB per run", "", moved),
-        Column("", "mib_per_run", lambda score: score.traffic["total"] / MIB),
+        Column("", "mib_per_run", lambda score: score.traffic["total"] / fmt.MIB),
         Column(f"{metric} per MiB", "metric_per_mib", "per_mib", per_mib),
         *(Column(n * has_failures, n, n) for n in ("diverged", "dropped", "unfinished")),
     ]
@@ -111,7 +95,8 @@ def thresholds(result: StudyResult) -> Table | None:
     study = result.study
     if len(study.thresholds) < 2:
         return None
-    items = []
+    metric, items = study.metric, []
+    shown = partial(fmt.value_text, metric=metric)
     for level in study.thresholds:
         late, _ = late_means(study, level)
         for label, runs in study.members.items():
@@ -119,12 +104,11 @@ def thresholds(result: StudyResult) -> Table | None:
             running = any(not run.complete for run in runs)
             items.append((level, label, found, running, late.get(label)))
     columns = [
-        Column("threshold", "threshold", itemgetter(0), partial(goal_text, metric=study.metric)),
+        Column("threshold", "threshold", itemgetter(0), partial(fmt.goal_text, metric=metric)),
         Column("algorithm", "algorithm", itemgetter(1)),
         *_reached(["rounds", *_RULE_NAMES], itemgetter(2, 3)),
-        Column("late stage", "late_stage_mean", itemgetter(4),
-               partial(value_text, metric=study.metric)),
-    ]  # fmt: skip
+        Column("late stage", "late_stage_mean", itemgetter(4), shown),
+    ]
     caption = "Rules as above; late stage: mean after the slowest algorithm arrived, if all did."
     title = f"All thresholds on {study.name}"
     return Table.build("thresholds", title, columns, items, caption, words=2)
@@ -141,7 +125,7 @@ def finals(result: StudyResult) -> Table:
         lost = {run.seed for run in study.members[score.label] if run.diverged is not None}
         for seed in seeds:
             value = score.finals.get(seed)
-            text = "diverged" if seed in lost else value_text(value, study.metric)
+            text = "diverged" if seed in lost else fmt.value_text(value, study.metric)
             row.append(Cell(text, None if seed in lost else value))
             if value is not None:
                 records.append({"algorithm": score.label, "seed": seed, "final": value})
@@ -186,19 +170,18 @@ def _each_run(score: AlgorithmResult) -> Cell:
 def clients(result: StudyResult) -> Table | None:
     """Make the table of the metric over clients; None if no run evaluated them one by one."""
     study, higher = result.study, result.study.higher_is_better
-    found = {label: evaluated_clients(runs) for label, runs in study.members.items()}
-    heads = dict(_OVER_CLIENTS)
-    if study.threshold is not None:
+    found, heads, goal = client_tables(study), dict(_OVER_CLIENTS), study.threshold
+    if goal is not None:
         side = "below" if higher else "above"
-        heads[_SHORT] = f"clients {side} {goal_text(study.threshold, study.metric)}"
+        heads[_SHORT] = f"clients {side} {fmt.goal_text(goal, study.metric)}"
     records: list[dict[str, Any]] = []
     for label, runs in found.items():
-        for seed, one in runs:
+        for seed, one in runs.items():
             values = one.metric[-1]
             spread = OverClients.of(values, higher_is_better=higher)._asdict()
             record = {"algorithm": label, "seed": seed, "clients": float(len(values)), **spread}
-            if study.threshold is not None:
-                record[_SHORT] = share_short_of(values, study.threshold, higher_is_better=higher)
+            if goal is not None:
+                record[_SHORT] = share_short_of(values, goal, higher_is_better=higher)
             records.append(record)
     if not records:
         return None
@@ -210,8 +193,8 @@ def clients(result: StudyResult) -> Table | None:
         best = (min if lowest else max)(means) if len(means) > 1 and name != "sd" else None
         for row, values in zip(rows, columns, strict=True):
             row.append(_client_cell(values, "" if name == _SHORT else study.metric, best))
-    several = max(len(each) for each in found.values()) > 1
-    one = next(runs[0][1] for runs in found.values() if runs)
+    several = max(map(len, found.values())) > 1
+    one = next(table for runs in found.values() for table in runs.values())
     number, total = len(one.examples), one.population
     who = f"all {total:,} clients that have any" if number == total else (
         f"{number:,} of {total:,} clients, drawn by chance and the same for every run"
@@ -230,8 +213,10 @@ def _client_cell(values: list[float], metric: str, best: float | None) -> Cell:
         return NOTHING
     mean = statistics.fmean(values)
     sd = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
-    text = f"{100 * mean:.1f}" + ("" if sd is None else f" ± {100 * sd:.1f}") + " %"
-    return Cell(spread_text(mean, sd, metric) if metric else text, mean, "best" * (mean == best))
+    text = fmt.spread_text(mean, sd, metric)
+    if not metric:
+        text = f"{100 * mean:.1f}" + ("" if sd is None else f" ± {100 * sd:.1f}") + " %"
+    return Cell(text, mean, "best" * (mean == best))
 
 
 def paired_tests(result: StudyResult) -> Table | None:
@@ -239,33 +224,33 @@ def paired_tests(result: StudyResult) -> Table | None:
     study, tests = result.study, result.tests
     if not tests:
         return None
-    signed = partial(value_text, metric=study.metric, signed=True)
+    signed = partial(fmt.value_text, metric=study.metric, signed=True)
     columns = [
         Column("difference", "", lambda one: f"{one.first} minus {one.second}"),
         Column("", "first", "first"),
         Column("", "second", "second"),
         Column("mean", "difference", "test.mean_difference", signed),
         Column("95 % interval", "",
-               lambda one: range_text(one.test.ci_low, one.test.ci_high, study.metric)),
+               lambda one: fmt.range_text(one.test.ci_low, one.test.ci_high, study.metric)),
         Column("", "ci_low", "test.ci_low"),
         Column("", "ci_high", "test.ci_high"),
-        Column("t", "t", "test.t", signed_text),
-        Column("p", "p", "test.p", p_text),
+        Column("t", "t", "test.t", fmt.signed_text),
+        Column("p", "p", "test.p", fmt.p_text),
         Column("Holm p", "",
-               lambda one: Cell(p_text(one.p_holm), one.p_holm, "yes" * one.significant)),
+               lambda one: Cell(fmt.p_text(one.p_holm), one.p_holm, "yes" * one.significant)),
         Column("", "p_holm", "p_holm"),
-        Column("sign flip p", "p_sign_flip", "sign_flip", p_text),
+        Column("sign flip p", "p_sign_flip", "sign_flip", fmt.p_text),
         Column("", "p_sign_flip_floor", "smallest_sign_flip"),
-        Column("d_z", "d_z", "test.effect_size", signed_text),
+        Column("d_z", "d_z", "test.effect_size", fmt.signed_text),
         Column("seeds", "seeds", "test.n"),
         Column("seeds needed", "seeds_needed", "seeds_needed", "{:,}".format),
     ]  # fmt: skip
     diverged = sum(score.diverged for score in result.scores)
-    lost = f"; {count_text(diverged, 'diverged run')} left out" if diverged else ""
+    lost = f"; {fmt.count_text(diverged, 'diverged run')} left out" if diverged else ""
     caption = (
         f"Differences of the final {study.metric}, paired by seed; p: two-sided paired t-test; "
-        f"Holm: corrected for the {count_text(len(tests), 'test')} of this table, bold where it "
-        f"is at most {LEVEL:g}; sign flip: exact, without assuming a normal distribution; d_z: "
+        f"Holm: corrected for the {fmt.count_text(len(tests), 'test')} of this table, bold where "
+        f"it is at most {LEVEL:g}; sign flip: exact, without assuming a normal distribution; d_z: "
         "mean difference over its standard deviation; seeds needed: to find an effect of this "
         f"size with a chance of 80 % at the level {LEVEL:g}{lost}."
     )
@@ -280,7 +265,7 @@ def paired_tests(result: StudyResult) -> Table | None:
         never = f", so that alone it can never be significant at {LEVEL:g}" * (floor > LEVEL)
         advice += f" With {seeds} seeds the sign-flip p cannot fall below {floor:.3g}{never}."
     if any(one.sign_flip is None for one in tests):
-        advice += f" {NONE} under sign flip: too many seeds to try every pattern of signs."
+        advice += f" {fmt.NONE} under sign flip: too many seeds to try every pattern of signs."
     table = Table.build("tests", f"Paired tests on {study.name}", columns, tests, caption)
     return table._replace(advice=advice)
 
@@ -289,7 +274,7 @@ def traffic(result: StudyResult) -> Table:
     """Make the table of bytes and seconds of one run."""
 
     def size(head: str, key: str, *names: str) -> Column:
-        return Column(head, key, lambda s: sum(s.traffic[name] for name in names), bytes_text)
+        return Column(head, key, lambda s: sum(s.traffic[name] for name in names), fmt.bytes_text)
 
     columns = [
         Column("algorithm", "algorithm", "label"),
@@ -323,11 +308,11 @@ def settings(result: StudyResult) -> Table:
 
     def others(item: dict[str, Any]) -> Cell:
         own = [key for key in keys if key not in _RATES and item[key] is not None]
-        return Cell(", ".join(f"{key} {setting_text(item[key])}" for key in own), None, "words")
+        return Cell(", ".join(f"{key} {fmt.setting_text(item[key])}" for key in own), None, "words")
 
     columns = [
         Column("algorithm", "algorithm", itemgetter("algorithm")),
-        *(Column(k if k in _RATES else "", k, itemgetter(k), setting_text) for k in keys),
+        *(Column(k if k in _RATES else "", k, itemgetter(k), fmt.setting_text) for k in keys),
         Column("others", "", others),
     ]
     caption = "Every default is written out; what is not named is off."
@@ -341,8 +326,9 @@ def circumstances(runs: Sequence[Run]) -> list[tuple[str, str]]:
     for fact in _FACTS:
         values = [run.manifest[fact] for run in runs if run.manifest.get(fact) is not None]
         if values:
-            texts = dict.fromkeys(f"{v:,}" if type(v) is int else setting_text(v) for v in values)
-            found.append((_FACT_NAMES.get(fact, fact.replace("_", " ")), ", ".join(texts)))
+            texts = [f"{v:,}" if type(v) is int else fmt.setting_text(v) for v in values]
+            name = _FACT_NAMES.get(fact, fact.replace("_", " "))
+            found.append((name, ", ".join(dict.fromkeys(texts))))
     started = sorted(str(r.manifest["started"]) for r in runs if r.manifest.get("started"))
     spent = sum(run.log.seconds for run in runs)
     if spent:

@@ -60,17 +60,16 @@ def tolerance(line: Mapping[str, Any]) -> str:
 
 def markdown(findings: Sequence[Finding]) -> str:
     """Render all lines of all checks as one Markdown table."""
-    out = ["| check | what | predicted | measured | tolerance | agrees |",
-           "|:--|:--|--:|--:|:--|:--|"]  # fmt: skip
+    rows = [("check", "what", "predicted", "measured", "tolerance", "agrees")]
+    rows.append((":--", ":--", "--:", "--:", ":--", ":--"))
     for finding in findings:
         verdict = f"**{finding['title']}: {finding['verdict']}**"
-        out.append(f"| **{finding['id']}** | {verdict} | | | | |")
+        rows.append((f"**{finding['id']}**", verdict, "", "", "", ""))
         for line in finding["lines"]:
             what = line["what"].replace("|", "\\|") + " *(claim)*" * line["stated"]
             *numbers, agrees = _texts(line)
-            cells = ["", what, *numbers, agrees if line["agrees"] else f"**{agrees}**"]
-            out.append(f"| {' | '.join(cells)} |")
-    return "\n".join(out) + "\n"
+            rows.append(("", what, *numbers, agrees if line["agrees"] else f"**{agrees}**"))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def _texts(line: Mapping[str, Any]) -> list[str]:
