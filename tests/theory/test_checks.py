@@ -109,9 +109,9 @@ def too_small(*given: object) -> float:
 
 HERE, PACKAGE = "fedzmg.theory.descent.zero_mean", "fedzmg.algorithms.fedzmg.zero_mean"
 BREAKS: dict[str, dict[str, Callable[..., Any] | float]] = {
-    "T2": {"fedzmg.theory.geometry.STEP": 1.0},
+    "T2": {"fedzmg.theory.lemmas.STEP": 1.0},
     "T5": {"fedzmg.theory.descent.theorems_schedule": constant},
-    "T10": {"fedzmg.theory.bound.numerator": too_small},
+    "T10": {"fedzmg.theory.lemmas.numerator": too_small},
     "T11": {PACKAGE: half},
     "T12": {
         HERE: half,
