@@ -16,7 +16,7 @@ from fedzmg.models.layout import checked_axes, layout_of
 Axes: TypeAlias = tuple[int, ...]
 """Input axes of one parameter; ``()`` leaves it alone."""
 
-Known: TypeAlias = Mapping[str, Axes] | Mapping[Tensor, Axes]
+Known: TypeAlias = Mapping[Any, Axes]
 """Axes that the user gave by name, or the model's by parameter."""
 
 
@@ -41,20 +41,19 @@ def axes_of(group: Mapping[str, Any], known: Known | None) -> list[Axes]:
         if is_lazy(parameter):
             raise InputError(f"parameter {name!r} has no shape yet: run one forward first")
     given: Any = group.get("input_axes")
-    by_parameter = isinstance(next(iter(known or ()), None), Tensor)
-    if given is not None:
-        given = _each(given, params)
-    elif known and (by_parameter or "param_names" in group):
-        keys: Any = params if by_parameter else names
-        for key, parameter, name in zip(keys, params, names, strict=True):
-            if key not in known and parameter.ndim > 1:
+    if given is None and known:
+        given = [known.get(p, known.get(name)) for p, name in zip(params, names, strict=True)]
+        for i, (parameter, name) in enumerate(zip(params, names, strict=True)):
+            if given[i] is not None:
+                continue
+            if parameter.ndim > 1:
                 raise InputError(
                     f"input axes of parameter {name!r} of shape {tuple(parameter.shape)} are not "
                     "known: name it in axes, () to leave it uncentred, or give its group "
                     "'input_axes'"
                 )
-        given = [known.get(key, ()) for key in keys]
-    else:
+            given[i] = ()
+    elif given is None:
         if any(p.ndim > 1 for p in params):
             _warn_once(
                 "input axes are not known for a bare list of parameters: all axes but the first "
@@ -62,38 +61,24 @@ def axes_of(group: Mapping[str, Any], known: Known | None) -> list[Axes]:
                 "the model (ZeroMeanSGD.for_model), axes by name, or 'input_axes' in every group"
             )
         given = [tuple(range(1, p.ndim)) for p in params]
-    found = [checked_axes(a, p.ndim, n) for a, p, n in zip(given, params, names, strict=True)]
-    warn_of_single_inputs(zip(names, params, found, strict=True))
-    return found
-
-
-def _each(given: Any, params: list[Tensor]) -> list[Any]:
-    """Return the axes of each parameter from those of a group: one tuple for all, or a list."""
-    given = (given,) if isinstance(given, SupportsIndex) else given
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise InputError(f"input_axes = {given!r}: expected a tuple of axes, or a list of tuples")
-    if all(isinstance(axis, SupportsIndex) for axis in given):
-        return [given if p.ndim > 1 else () for p in params]
+    elif not isinstance(given, Sequence) or all(isinstance(a, SupportsIndex) for a in given):
+        given = [given if p.ndim > 1 else () for p in params]
     if len(given) != len(params):
         raise InputError(
             f"input_axes has {len(given)} entries for {len(params)} parameters: "
             "give one tuple for each, or a single tuple for all"
         )
-    return list(given)
+    found = [checked_axes(a, p.ndim, n) for a, p, n in zip(given, params, names, strict=True)]
+    warn_of_single_inputs(zip(names, params, found, strict=True))
+    return found
 
 
 def check_names(axes: Known | None, groups: Iterable[Mapping[str, Any]]) -> None:
     """Reject a map of axes that names a parameter of no group."""
-    names = [key for key in axes or () if isinstance(key, str)]
     known = [name for group in groups for name in group.get("param_names", ())]
-    if names and not known:
-        raise InputError(
-            "axes is a map by name, but the parameters have no names: pass the model, "
-            "model.named_parameters(), or groups with 'input_axes'"
-        )
-    for name in names:
-        if name not in known:
-            raise unknown("parameter in axes", name, known)
+    for key in axes or ():
+        if isinstance(key, str) and key not in known:
+            raise unknown("parameter in axes", key, known)
 
 
 def inputs(shape: Sequence[int], axes: Axes) -> int:
