@@ -125,8 +125,8 @@ BREAKS: dict[str, dict[str, Callable[..., Any] | float]] = {
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_every_check_can_fail(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    uncached = convergence.computed_run.__wrapped__
-    monkeypatch.setattr("fedzmg.theory.convergence.computed_run", uncached)
+    uncached = convergence.paired_run.__wrapped__
+    monkeypatch.setattr("fedzmg.theory.convergence.paired_run", uncached)
     for target, wrong in BREAKS.get(name, {HERE: half}).items():
         monkeypatch.setattr(target, wrong)
     assert not verdict_is_right(CHECKS[name](TINY))
