@@ -97,11 +97,7 @@ def bytes_moved(name: str, model: nn.Module, decay: bool, device: str) -> tuple[
             if axes and (form.shape in (OPTIM.fused.LONG, OPTIM.fused.COLUMNS) or form.needs_sums)
         ]
         cached = 4.0 * sum(again)
-        if name == "ours foreach":
-            # velocities in one pass, then w *= kept, w -= lr velocity
-            moved = 6 * entries + (2 * entries if decay else 0) + sum(again)
-        else:
-            moved = 5 * entries + sum(again)
+        moved = 5 * entries + sum(again)
     else:
         # sum of g, mean off the velocity; then torch's fused kernel, or velocity and weights apart
         moved = 3 * centred + (5 if device == "cpu" else 8) * entries

@@ -123,12 +123,13 @@ def test_named_axes() -> None:
     assert layout_of(Scaled(), {"gain": (1,)}) == {
         "gain": kernel(1), "inner.weight": kernel(1), "inner.bias": BIAS
     }  # fmt: skip
+    assert layout_of(Scaled(), {"gain": -1})["gain"] == kernel(1)
     assert layout_of(Scaled(), {"gain": ()})["gain"] == BIAS
 
 
-@pytest.mark.parametrize("axes", [(2,), (-1,), (0, 0), (0, 1, 2), (0.5,)])
+@pytest.mark.parametrize("axes", [(2,), (-3,), (0, 0), (0, -2), (0.5,)])
 def test_impossible_axes_are_rejected(axes: tuple[Any, ...]) -> None:
-    with pytest.raises(InputError, match=re.escape(f"axes['gain'] = {axes}")):
+    with pytest.raises(InputError, match=re.escape(f"{axes} of parameter 'gain'")):
         layout_of(Scaled(), {"gain": axes})
 
 

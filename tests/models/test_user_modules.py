@@ -70,7 +70,7 @@ def tied() -> nn.Module:
 
 def own() -> nn.Module:
     """A parameter of a module type that the library does not know."""
-    gain = nn.Parameter(torch.ones(6))
+    gain = nn.Parameter(torch.ones(1, 6))
     return Net(lambda m, x: m.layer(x * m.gain), gain=gain, layer=nn.Linear(6, 3))
 
 

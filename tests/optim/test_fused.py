@@ -113,7 +113,7 @@ def test_fused_on_another_device_is_rejected() -> None:
     param = nn.Parameter(torch.ones(2, 2, device="meta"))
     param.grad = torch.ones(2, 2, device="meta")
     optimizer = ZeroMeanSGD([{"params": [param], "input_axes": (1,)}], 0.1, fused=True)
-    with pytest.raises(InputError, match="none for meta"):
+    with pytest.raises(InputError, match="meta"):
         optimizer.step()
 
 
@@ -123,10 +123,9 @@ def test_fused_on_another_device_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("dtype", "options", "given"),
     [
-        (torch.float32, (True, False, True), False),
-        (torch.float32, (True, True, True), True),
-        (torch.float32, (True, False, False), False),
-        (torch.bfloat16, (False, False, True), True),
+        (torch.float32, (True, False), False),
+        (torch.float32, (True, True), True),
+        (torch.bfloat16, (False, False), True),
     ],
 )
 def test_the_kernel_compiles_for_a_gpu_that_is_not_here(
@@ -147,7 +146,7 @@ def test_the_kernel_compiles_for_a_gpu_that_is_not_here(
         "decay": "fp32", "sign": "fp32",
     }  # fmt: skip
     constants: dict[str, Any] = {"DTYPE": triton_step.TYPES[dtype]}
-    constants.update(zip(("BUFFER", "NESTEROV", "STEP"), options, strict=True))
+    constants.update(zip(("BUFFER", "NESTEROV"), options, strict=True))
     for pointer in ("lr_at", "scale_at", "inf_at"):
         if given:
             signature[pointer] = "*fp32"

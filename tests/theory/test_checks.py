@@ -109,9 +109,9 @@ def too_small(*given: object) -> float:
 
 HERE, PACKAGE = "fedzmg.theory.descent.zero_mean", "fedzmg.algorithms.fedzmg.zero_mean"
 BREAKS: dict[str, dict[str, Callable[..., Any] | float]] = {
-    "T2": {"fedzmg.theory.geometry.STEP": 1.0},
+    "T2": {"fedzmg.theory.lemmas.STEP": 1.0},
     "T5": {"fedzmg.theory.descent.theorems_schedule": constant},
-    "T10": {"fedzmg.theory.bound.numerator": too_small},
+    "T10": {"fedzmg.theory.lemmas.numerator": too_small},
     "T11": {PACKAGE: half},
     "T12": {
         HERE: half,
@@ -125,8 +125,8 @@ BREAKS: dict[str, dict[str, Callable[..., Any] | float]] = {
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_every_check_can_fail(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    uncached = convergence.computed_run.__wrapped__
-    monkeypatch.setattr("fedzmg.theory.convergence.computed_run", uncached)
+    uncached = convergence.paired_run.__wrapped__
+    monkeypatch.setattr("fedzmg.theory.convergence.paired_run", uncached)
     for target, wrong in BREAKS.get(name, {HERE: half}).items():
         monkeypatch.setattr(target, wrong)
     assert not verdict_is_right(CHECKS[name](TINY))

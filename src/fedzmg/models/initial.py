@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -60,10 +60,11 @@ def check_scheme(scheme: object) -> None:
         raise unknown("initializer", str(scheme), known)
 
 
-def _fill(
-    module: nn.Module, name: str, values: Tensor, scheme: str, generator: torch.Generator
-) -> bool:
+def _fill(module: Any, name: str, values: Tensor, scheme: str, generator: torch.Generator) -> bool:
     """Fill one parameter; return False for a layer that the scheme does not know."""
+    recurrent = isinstance(module, nn.RNNBase | nn.RNNCellBase | GRU)
+    dense = isinstance(module, nn.Linear | _ConvNd)
+    fill: Callable[..., Tensor] = nn.init.xavier_uniform_
     if isinstance(module, _NORMS):
         values.fill_(float(name == "weight"))
     elif isinstance(module, nn.PReLU):
@@ -73,47 +74,28 @@ def _fill(
             values.normal_(generator=generator)
         else:
             values.uniform_(-0.05, 0.05, generator=generator)
-    elif scheme == "keras":
-        return _keras(module, name, values, generator)
-    elif isinstance(module, nn.MultiheadAttention):
+    elif scheme == "torch" and (recurrent or dense or isinstance(module, nn.Bilinear)):
+        inputs = module.hidden_size if recurrent else module.weight.shape[1:].numel()
+        if isinstance(module, nn.Bilinear):
+            inputs = module.in1_features
+        closed = not inputs or (name == "bias" and isinstance(module, _ATTENTION_OUTPUT))
+        bound = 0.0 if closed else 1 / math.sqrt(inputs)
+        values.uniform_(-bound, bound, generator=generator)
+    elif scheme == "torch" and isinstance(module, nn.MultiheadAttention):
         if name == "in_proj_bias":
             values.zero_()
-        elif name in ("bias_k", "bias_v"):
-            nn.init.xavier_normal_(values, generator=generator)
         else:
-            nn.init.xavier_uniform_(values, generator=generator)
+            fill = nn.init.xavier_normal_ if name in ("bias_k", "bias_v") else fill
+            fill(values, generator=generator)
+    elif scheme == "keras" and (recurrent or dense):
+        if name.startswith("bias"):
+            values.zero_()
+            # Keras has one bias where PyTorch adds two, so only one of them opens the gate.
+            if isinstance(module, nn.LSTM | nn.LSTMCell) and name.startswith("bias_ih"):
+                values[module.hidden_size : 2 * module.hidden_size] = 1.0
+        else:
+            fill = nn.init.orthogonal_ if name.startswith("weight_hh") else fill
+            fill(values, generator=generator)
     else:
-        bound = _bound(module)
-        if bound is None:
-            return False
-        if name == "bias" and isinstance(module, _ATTENTION_OUTPUT):
-            bound = 0.0
-        values.uniform_(-bound, bound, generator=generator)
-    return True
-
-
-def _bound(module: nn.Module) -> float | None:
-    """Return the bound of PyTorch's uniform start; None for an unknown layer."""
-    if isinstance(module, nn.RNNBase | nn.RNNCellBase | GRU):
-        return 1 / math.sqrt(module.hidden_size)
-    if isinstance(module, nn.Bilinear):
-        return 1 / math.sqrt(module.in1_features)
-    if isinstance(module, nn.Linear | _ConvNd):
-        fan_in = nn.init._calculate_fan_in_and_fan_out(module.weight)[0]
-        return 1 / math.sqrt(fan_in) if fan_in else 0.0
-    return None
-
-
-def _keras(module: nn.Module, name: str, values: Tensor, generator: torch.Generator) -> bool:
-    if not isinstance(module, nn.Linear | _ConvNd | nn.RNNBase | nn.RNNCellBase | GRU):
         return False
-    if name.startswith("bias"):
-        values.zero_()
-        # Keras has one bias where PyTorch adds two, so only one of them opens the gate.
-        if isinstance(module, nn.LSTM | nn.LSTMCell) and name.startswith("bias_ih"):
-            values[module.hidden_size : 2 * module.hidden_size] = 1.0
-    elif name.startswith("weight_hh"):
-        nn.init.orthogonal_(values, generator=generator)
-    else:
-        nn.init.xavier_uniform_(values, generator=generator)
     return True

@@ -7,12 +7,17 @@ transposed convolution swaps its first two axes, and a bias is never projected.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from operator import index
+from typing import Any, SupportsIndex, TypeAlias
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.parametrize import ParametrizationList
 
 from fedzmg.contract import Layout, ParamInfo
 from fedzmg.errors import InputError
@@ -59,56 +64,81 @@ INPUT_AXES = {kind: rule for rule, kinds in _KINDS.items() for kind in kinds}
 """Module type (subclasses included) to the rule for its own parameters."""
 
 
-def layout_of(model: nn.Module, axes: Mapping[str, tuple[int, ...]] | None = None) -> Layout:
+def layout_of(
+    model: nn.Module, axes: Mapping[str, Any] | None = None, *, frozen: bool = False
+) -> Layout:
     """Find role and input axes of every trainable parameter of a model.
+
+    Vectors and scalars are never projected, so modules of unknown types matter only for weights of
+    two or more axes.
 
     Args:
         model: any module; parameters with ``requires_grad=False`` are left out.
         axes: input axes for parameters of your own modules, by full parameter name; ``()`` means
             that the parameter is not projected.
+        frozen: include parameters with ``requires_grad=False``, if their axes are known.
     """
     if axes is not None and not isinstance(axes, Mapping):
         raise InputError(f"axes = {axes!r}: expected axes by name, {{'0.weight': (1,)}}")
-    named = dict(axes or {})
+    given = dict(axes or {})
     layout: dict[str, ParamInfo] = {}
     first_name: dict[int, str] = {}
+    unclear: set[str] = set()
     for prefix, module in model.named_modules():
         for own_name, parameter in module.named_parameters(recurse=False):
-            if not parameter.requires_grad:
+            if not (frozen or parameter.requires_grad):
                 continue
             name = f"{prefix}.{own_name}".lstrip(".")
-            if name in named:
-                info = _given(name, named.pop(name), parameter.ndim)
+            if is_lazy(parameter):
+                raise InputError(f"parameter {name!r} has no shape yet: run one forward first")
+            if name in given:
+                over = checked_axes(given.pop(name), parameter.ndim, name)
+                info: ParamInfo | None = ParamInfo("kernel" if over else "bias", over)
             else:
-                info = _by_type(module, name, own_name, parameter.ndim)
+                info = _by_type(model, module, name, parameter.ndim)
             shared = first_name.setdefault(id(parameter), name)
-            agrees = layout.setdefault(shared, info).input_axes == info.input_axes
-            if not agrees and shared not in (axes or {}):
+            agrees = info and layout.setdefault(shared, info).input_axes == info.input_axes
+            if agrees or shared in (axes or {}):
+                continue
+            unclear.add(shared)
+            if parameter.requires_grad:
+                kind = type(module).__name__
+                problem = f"belongs to a {kind}, whose input axes are unknown"
+                if info is not None:
+                    problem = f"is tied to {shared!r}, which has other input axes"
                 raise InputError(
-                    f"parameter {name!r} is tied to {shared!r}, which has other input axes: "
-                    f"name them with axes={{{shared!r}: (...)}}"
+                    f"parameter {name!r} {problem}: name them with axes={{{shared!r}: (...)}}, "
+                    "or () to leave it unprojected"
                 )
-    if named:
+    if given:
         raise InputError(
-            f"axes names {min(named)!r}, which is not a trainable parameter of the model "
+            f"axes names {min(given)!r}, which is not a trainable parameter of the model "
             f"(it has {', '.join(layout)})"
         )
-    return layout
+    return {name: info for name, info in layout.items() if name not in unclear}
 
 
-def _given(name: str, given: tuple[int, ...], rank: int) -> ParamInfo:
-    axes = tuple(given) if isinstance(given, tuple | list) else (given,)
-    if any(axis not in range(rank) for axis in axes) or len(set(axes)) != len(axes):
-        raise InputError(f"axes[{name!r}] = {axes}: expected different axes from 0 to {rank - 1}")
-    return ParamInfo("kernel" if axes else "bias", axes)
-
-
-def _by_type(module: nn.Module, name: str, own_name: str, rank: int) -> ParamInfo:
-    rules = (INPUT_AXES[kind] for kind in type(module).__mro__ if kind in INPUT_AXES)
-    for info in (rule(module, own_name, rank) for rule in rules):
-        if info is not None:
-            return info._replace(layer=type(module).__name__)
+def checked_axes(given: Any, rank: int, name: str) -> tuple[int, ...]:
+    """Return valid axes in ascending order, counted from the front."""
+    with contextlib.suppress(TypeError, IndexError):
+        axes = [index(a) for a in ((given,) if isinstance(given, SupportsIndex) else given)]
+        found = {range(rank)[axis] for axis in axes}
+        if len(found) == len(axes):
+            return tuple(sorted(found))
     raise InputError(
-        f"parameter {name!r} belongs to a {type(module).__name__}, whose input axes are unknown: "
-        f"name them with axes={{{name!r}: (...)}}, or () to leave it unprojected"
+        f"input axes {given} of parameter {name!r}: expected different axes of its {rank}"
     )
+
+
+def _by_type(model: nn.Module, module: nn.Module, name: str, rank: int) -> ParamInfo | None:
+    *path, own_name = name.split(".")
+    if isinstance(module, ParametrizationList) and all(
+        isinstance(m, _SpectralNorm) for m in module
+    ):
+        # Spectral norm stores the layer's weight up to a factor.
+        *layer, _, own_name = path
+        module = model.get_submodule(".".join(layer))
+    for kind in type(module).__mro__:
+        if kind in INPUT_AXES and (info := INPUT_AXES[kind](module, own_name, rank)) is not None:
+            return info._replace(layer=type(module).__name__)
+    return ParamInfo("bias", ()) if rank < 2 else None

@@ -19,7 +19,7 @@ from fedzmg.optim.axes import (
     model_layout,
     warn_of_single_inputs,
 )
-from fedzmg.optim.updates import dense, local, sum_of_inputs
+from fedzmg.optim.updates import local, sum_of_inputs, usable
 
 
 @torch.no_grad()
@@ -27,7 +27,7 @@ def centre_(pairs: Iterable[tuple[Tensor, Axes]]) -> None:
     """Subtract from each tensor its mean over its axes, in place."""
     for tensor, axes in pairs:
         if axes and tensor.numel():
-            total = sum_of_inputs(dense(tensor, axes), axes)
+            total = sum_of_inputs(usable(tensor, tensor, axes), axes)
             local(tensor).sub_(total, alpha=1 / inputs(tensor.shape, axes))
 
 
@@ -97,8 +97,7 @@ class Centred(Optimizer):
         self._known: Known | None = axes
         if model is not None:
             self._known = model_layout(model, axes)[0]
-        elif axes is not None:
-            check_names(axes, optimizer.param_groups)
+        check_names(self._known, optimizer.param_groups)
         chosen = [axes_of(group, self._known) for group in optimizer.param_groups]
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share(chosen)

@@ -9,8 +9,6 @@ import math
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -20,7 +18,7 @@ from torch import Tensor
 from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.optim import updates
 from fedzmg.optim.axes import Axes, inputs
-from fedzmg.optim.updates import Numbers, Weights
+from fedzmg.optim.updates import Options, Weights
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TILE = 2048
@@ -76,16 +74,10 @@ def form_of(
     tensor: Tensor, axes: Axes, *, sums_given: bool = False, aligned: bool = True
 ) -> Form | None:
     """Return the layout of a tensor, or None if the kernel cannot walk it."""
-    return _form_of(tensor.shape, tensor.stride(), axes, sums_given, aligned)
-
-
-@lru_cache(maxsize=4096)
-def _form_of(
-    shape: tuple[int, ...], strides: tuple[int, ...], axes: Axes, sums_given: bool, aligned: bool
-) -> Form | None:
-    order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
-    if not updates.without_gaps(shape, strides):
+    if not updates.without_gaps(tensor):
         return None
+    shape, strides = tensor.shape, tensor.stride()
+    order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
     entries, count = math.prod(shape), inputs(shape, axes)
     if not axes or not entries:
         return Form(FLAT, max(entries, 1), entries, 1, 1, 0)
@@ -112,14 +104,6 @@ def _form_of(
     return Form(FLAT, first * second * inner, entries, inner, second, count)
 
 
-class Fixed(NamedTuple):
-    """Addresses that are constant while no tensor is reallocated."""
-
-    params: list[int]
-    velocities: list[int]
-    """Addresses of the weights if there is no momentum."""
-
-
 def _width(length: int, aligned: bool) -> int:
     for width in SHORT:
         if length <= width:
@@ -131,72 +115,48 @@ def _width(length: int, aligned: bool) -> int:
     return LONG
 
 
-@dataclass
 class Plan:
     """Tables of the kernel, valid while no tensor is reallocated."""
 
-    fixed: Fixed
-    aligned: list[bool]
-    """True for tensors whose three addresses are multiples of ``ALIGNMENT``."""
-    ours: list[int]
-    others: list[int]
-    """Indices of tensors that the kernel cannot walk."""
-    forms: list[Form]
-    """Layouts of the tensors in ``ours``."""
-    plain: bool
-    """True if the kernel can walk all tensors and all are contiguous."""
-    grads: list[int] = field(default_factory=list)
-    """Addresses of all gradients in the last step."""
-    sums: dict[int, Tensor] = field(default_factory=dict)
-    """Buffers for the sums that torch computes, by index."""
-    moving: list[int] = field(default_factory=list)
-    """Addresses of gradients in the table."""
-    tables: dict[str, Tensor] = field(default_factory=dict)
-    programs: int = 0
-    """Number of tiles of all tensors."""
-    launches: dict[tuple[bool, ...], Callable[..., object]] = field(default_factory=dict)
-    """Compiled kernels by their options."""
-
-    @classmethod
-    def of(cls, weights: Weights, fixed: Fixed, aligned: list[bool]) -> Plan:
-        """Plan the launch for these tensors."""
-        here = weights.local()
-        found: dict[int, Form] = {}
-        sums: dict[int, Tensor] = {}
+    def __init__(self, weights: Weights, fixed: list[list[int]], aligned: list[bool]) -> None:
+        self.fixed = fixed
+        """Addresses of weights and velocities; weights twice if there is no momentum."""
+        self.aligned = aligned
+        """True for tensors whose three addresses are multiples of ``ALIGNMENT``."""
+        self.ours: list[int] = []
+        """Indices of tensors that the kernel can walk."""
+        self.grads: list[int] = []
+        """Addresses of all gradients in the last step."""
+        self.sums: dict[int, Tensor] = {}
+        """Buffers for the sums that torch computes, by index."""
+        self.listed: list[int] = []
+        """Addresses of gradients in ``moving``."""
+        self.launches: dict[tuple[bool, bool], Callable[..., object]] = {}
+        """Compiled kernels by their options."""
+        here, rows, tiles = weights.local(), [], []
         for i, (param, axes) in enumerate(zip(here.params, here.axes, strict=True)):
             split = updates.inputs_sharded(weights.params[i], axes)
             form = form_of(param, axes, sums_given=split, aligned=aligned[i])
             if form is None or here.grads[i].dtype != param.dtype:
                 continue
-            found[i] = form
+            self.ours.append(i)
             # A process without entries of a tensor still takes part in its sum.
             if form.needs_sums or split:
                 outputs = [1 if a in axes else size for a, size in enumerate(param.shape)]
-                sums[i] = torch.empty(outputs, dtype=torch.float32, device=param.device)
-        others = [i for i in range(len(aligned)) if i not in found]
-        plain = not others and all(p.is_contiguous() for p in here.params)
-        plan = cls(fixed, aligned, list(found), others, list(found.values()), plain, sums=sums)
-        if found:
-            plan._build(here.params[0].device)
-        return plan
-
-    def _build(self, device: torch.device) -> None:
-        rows = [
-            [
-                self.fixed.params[i],
-                self.fixed.velocities[i],
-                self.sums[i].data_ptr() if i in self.sums else 0,  # never read where there is none
-                *form,
-            ]
-            for i, form in zip(self.ours, self.forms, strict=True)
-        ]
-        counts = torch.tensor([form.tiles for form in self.forms])
-        tensor = torch.repeat_interleave(torch.arange(len(counts)), counts)
+                self.sums[i] = torch.empty(outputs, dtype=torch.float32, device=param.device)
+            sums_at = self.sums[i].data_ptr() if i in self.sums else 0  # 0 is never read
+            rows.append([fixed[0][i], fixed[1][i], sums_at, *form])
+            tiles.append(form.tiles)
+        self.others = [i for i in range(len(aligned)) if i not in self.ours]
+        self.plain = not self.others and all(p.is_contiguous() for p in here.params)
+        """True if the kernel can walk all tensors and all are contiguous."""
+        counts = torch.tensor(tiles, dtype=torch.int64)
+        tensor = torch.repeat_interleave(counts)
         within = torch.arange(len(tensor)) - (counts.cumsum(0) - counts)[tensor]
-        tiles = torch.stack([tensor, within], 1).to(torch.int32)
-        self.programs = len(tiles)
-        self.tables["tiles"] = tiles.contiguous().to(device)
-        self.tables["tensors"] = torch.tensor(rows, dtype=torch.int64).to(device)
+        device = here.params[0].device
+        self.tiles = torch.stack([tensor, within], 1).to(device, torch.int32)
+        self.tensors = torch.tensor(rows, dtype=torch.int64).to(device)
+        self.moving = self.tensors
 
 
 class Launcher:
@@ -211,22 +171,12 @@ class Launcher:
         """Tables of captured CUDA graphs; they must live as long as the graphs."""
 
     def __call__(
-        self,
-        weights: Weights,
-        numbers: Numbers,
-        *,
-        step: bool = True,
-        scale: Tensor | None = None,
-        found_inf: Tensor | None = None,
-        capturable: bool = False,
-    ) -> tuple[list[int], list[int]]:
-        """Take a step for tensors of one device and type; ``step=False`` updates only velocities.
-
-        Returns the indices of the tensors that were updated, and of the others.
-        """
+        self, weights: Weights, options: Options, scale: Tensor | None, found_inf: Tensor | None
+    ) -> list[int]:
+        """Take a step for tensors of one device and type; return the indices of those left out."""
         here = weights.local()
         grads_at = _addresses(here.grads)
-        plan = self._planned(weights, here, grads_at, capturable)
+        plan = self._planned(weights, here, grads_at, options["capturable"])
         if not (plan.plain and all(map(Tensor.is_contiguous, here.grads))):
             # Copies stay alive until the kernel is queued; memory is reused in stream order.
             grads = [updates.with_strides_of(here.grads[i], here.params[i]) for i in plan.ours]
@@ -237,27 +187,24 @@ class Launcher:
                 total.copy_(updates.sum_of_inputs(grad, axes))
             else:
                 torch.sum(updates.local(grad), dim=axes, keepdim=True, dtype=total.dtype, out=total)
-        if plan.programs:
-            first = here.params[0]
-            buffer = bool(here.velocities)
-            options = (buffer, numbers.nesterov and buffer, step)
+        if len(plan.tiles):
+            first, buffer = here.params[0], bool(here.velocities)
             with _current(first.device):
-                table = self._moving(plan, grads_at, first.device)
-                _launch(plan, table, first.dtype, numbers, options, scale, found_inf)
-        return plan.ours, plan.others
+                moving = self._moving(plan, grads_at, first.device)
+                _launch(plan, moving, first.dtype, options, buffer, scale, found_inf)
+        return plan.others
 
     def _planned(
         self, weights: Weights, here: Weights, grads_at: list[int], capturable: bool
     ) -> Plan:
         params_at = _addresses(here.params)
-        fixed = Fixed(params_at, _addresses(here.velocities) or params_at)
+        fixed = [params_at, _addresses(here.velocities) or params_at]
         plan = self._plan
-        same = plan is not None and plan.fixed == fixed
-        if plan is not None and same and plan.grads == grads_at:
+        if plan is not None and plan.fixed == fixed and plan.grads == grads_at:
             return plan
         aligned = [(w | v | g) % ALIGNMENT == 0 for w, v, g in zip(*fixed, grads_at, strict=True)]
-        if plan is None or not same or plan.aligned != aligned:
-            plan = self._plan = Plan.of(weights, fixed, aligned)
+        if plan is None or plan.fixed != fixed or plan.aligned != aligned:
+            plan = self._plan = Plan(weights, fixed, aligned)
             if capturable and here.params[0].is_cuda:
                 # Compile now: nothing may be compiled while a CUDA graph is captured.
                 with _current(here.params[0].device):
@@ -270,13 +217,12 @@ class Launcher:
             table = _write(addresses, device)
             self._recorded.append((table, plan))
             return table
-        if plan.moving != addresses:
-            plan.moving = addresses
+        if plan.listed != addresses:
+            plan.listed = addresses
             # Pageable memory: the driver has copied it when this returns, so nothing waits.
-            plan.tables["moving"] = torch.tensor(addresses, dtype=torch.int64).to(
-                device, non_blocking=True
-            )
-        return plan.tables["moving"]
+            table = torch.tensor(addresses, dtype=torch.int64)
+            plan.moving = table.to(device, non_blocking=True)
+        return plan.moving
 
 
 def _addresses(tensors: list[Tensor]) -> list[int]:
@@ -294,12 +240,11 @@ def _write(addresses: list[int], device: torch.device) -> Tensor:
     """Make a table without a copy from the host, which a CUDA graph would repeat."""
     from fedzmg.optim.triton_step import HANDED, write
 
-    table = torch.empty(len(addresses), dtype=torch.int64, device=device)
-    for first in range(0, len(addresses), HANDED):
-        some = addresses[first : first + HANDED]
-        # Padded by an address, not by 0, which Triton would give another type.
-        padding = [table.data_ptr()] * (HANDED - len(some))
-        write[(1,)](table, first, len(some), *some, *padding)
+    # Padded by an address, not by 0, which Triton would give another type.
+    padded = addresses + addresses[:1] * (-len(addresses) % HANDED)
+    table = torch.empty(len(padded), dtype=torch.int64, device=device)
+    for first in range(0, len(padded), HANDED):
+        write[(1,)](table[first:], *padded[first : first + HANDED])
     return table
 
 
@@ -307,38 +252,36 @@ def _launch(
     plan: Plan,
     moving: Tensor,
     dtype: torch.dtype,
-    numbers: Numbers,
-    options: tuple[bool, bool, bool],
+    options: Options,
+    buffer: bool,
     scale: Tensor | None,
     found_inf: Tensor | None,
 ) -> None:
-    lr, on_device = numbers.lr, isinstance(numbers.lr, Tensor)
+    lr, on_device = options["lr"], isinstance(options["lr"], Tensor)
     arguments = (
-        plan.tables["tiles"], plan.tables["tensors"], moving,
-        0.0 if on_device else lr, float(numbers.momentum), numbers.weight_decay,
-        float(numbers.sign), lr if on_device else None, scale, found_inf,
+        plan.tiles, plan.tensors, moving, 0.0 if on_device else lr, float(options["momentum"]),
+        float(options["weight_decay"]), -1.0 if options["maximize"] else 1.0,
+        lr if on_device else None, scale, found_inf,
     )  # fmt: skip
+    constants = (buffer, options["nesterov"] and buffer)
     # Triton recompiles for tensors of other types and alignments. Our own tables never differ, so
     # the compiled kernel of the last launch can be called directly.
     known = not on_device and scale is None and found_inf is None
-    compiled = plan.launches.get(options) if known else None
+    compiled = plan.launches.get(constants) if known else None
     if compiled is not None:
-        compiled(*arguments, None, *options)  # constants are compiled in and ignored here
+        compiled(*arguments, None, *constants)  # constants are compiled in and ignored here
         return
     from fedzmg.optim import triton_step
 
-    kernel = triton_step.step[(plan.programs,)](
-        *arguments, triton_step.TYPES[dtype], *options, **triton_step.OPTIONS
+    grid = (len(plan.tiles), 1, 1)
+    kernel = triton_step.step[grid](
+        *arguments, triton_step.TYPES[dtype], *constants, **triton_step.OPTIONS
     )
     if known and kernel is not None:  # the interpreter has none
-        plan.launches[options] = kernel[(plan.programs, 1, 1)]
-
-
-def interpreted() -> bool:
-    """Check whether Triton interprets kernels on the CPU, for tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+        plan.launches[constants] = kernel[grid]
 
 
 def possible(device: torch.device, dtype: torch.dtype) -> bool:
-    """Check whether the kernel supports this device and type."""
-    return HAS_TRITON and dtype in DTYPES and (device.type == "cuda" or interpreted())
+    """Check whether the kernel supports this device and type, or Triton's interpreter runs."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return HAS_TRITON and dtype in DTYPES and (device.type == "cuda" or interpreted)

@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.optim.axes import Axes, checked
+from fedzmg.models.layout import checked_axes
+from fedzmg.optim.axes import Axes
 
 Shape: TypeAlias = tuple[int, ...]
 AxisRule: TypeAlias = Callable[[list[str], str, Mapping[str, Shape]], Axes | None]
@@ -94,8 +95,8 @@ def input_axes(params: Any, axes: Mapping[str, Axes] | None = None) -> dict[str,
         if name not in shapes and not f"{name}/".startswith(elsewhere):
             raise unknown("parameter in axes", name, known)
     return {
-        name: checked(given[name], len(shape), name) if name in given else _by_name(name, shapes)
-        for name, shape in shapes.items()
+        n: checked_axes(given[n], len(shape), n) if n in given else _by_name(n, shapes)
+        for n, shape in shapes.items()
     }
 
 

@@ -43,35 +43,29 @@ def _read(pointer, at, inside, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def _read_state(
-    param, velocity, at, inside,
-    ALIGNED: tl.constexpr, BUFFER: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    """Load velocity and weight, as far as the step needs them."""
+def _read_state(param, velocity, at, inside, ALIGNED: tl.constexpr, BUFFER: tl.constexpr):
+    """Load velocity, if there is one, and weight."""
     v = 0.0
-    w = 0.0
     if BUFFER:
         v = _read(velocity, at, inside, ALIGNED)
-    if STEP:
-        w = _read(param, at, inside, ALIGNED)
-    return v, w
+    return v, _read(param, at, inside, ALIGNED)
 
 
 @triton.jit
 def _update(
-    param, velocity, at, inside, g, v, w, lr, momentum, kept, sign,
-    ALIGNED: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
+    param, velocity, at, inside, g, v, w, rates,
+    ALIGNED: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr,
 ):  # fmt: skip
     """Apply momentum, decay and step to entries with a known centred gradient."""
+    lr, momentum, kept, sign = rates
     g = g * sign
     if BUFFER:
         v = v * momentum + g
         here = _places(velocity, at, ALIGNED)
         tl.store(here, v.to(velocity.dtype.element_ty), mask=inside)
         g = g + momentum * v if NESTEROV else v
-    if STEP:
-        here = _places(param, at, ALIGNED)
-        tl.store(here, (w * kept - lr * g).to(param.dtype.element_ty), mask=inside)
+    here = _places(param, at, ALIGNED)
+    tl.store(here, (w * kept - lr * g).to(param.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -87,68 +81,56 @@ def _left(count, first):
 
 
 @triton.jit
-def _short_rows(
-    param, grad, velocity, tile, rows, length, lr, momentum, kept, sign, unscale,
-    WIDTH: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    """Update rows of any length up to a small width, held on chip: one pass."""
-    first = tile * (TILE // WIDTH)
-    param, grad, velocity = _moved(param, grad, velocity, first * length)
-    rows, length = _left(rows, first), length.to(tl.int32)
-    row = tl.arange(0, TILE // WIDTH)
-    column = tl.arange(0, WIDTH)
-    inside = (row < rows)[:, None] & (column < length)[None, :]
-    at = row[:, None] * length + column[None, :]
-    g = _read(grad, at, inside, False) * unscale
-    v, w = _read_state(param, velocity, at, inside, False, BUFFER, STEP)
-    mean = tl.sum(g, axis=1) / length.to(tl.float32)
-    _update(
-        param, velocity, at, inside, g - mean[:, None], v, w, lr, momentum, kept, sign,
-        False, BUFFER, NESTEROV, STEP,
-    )  # fmt: skip
+def _block(row, column, rows, columns):
+    """Return the offsets of a block of a matrix, and a mask of those inside."""
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    return row[:, None] * columns + column[None, :], inside
 
 
 @triton.jit
 def _rows(
-    param, grad, velocity, tile, rows, length, lr, momentum, kept, sign, unscale,
-    WIDTH: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
+    param, grad, velocity, tile, rows, length, rates, unscale,
+    WIDTH: tl.constexpr, ALIGNED: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr,
 ):  # fmt: skip
-    """Update aligned rows of up to nine eighths of a width, held on chip: one pass.
+    """Update rows of up to a width, held on chip: one pass.
 
-    Lengths on chip are powers of two; a second, short tile holds the rest of a 3 x 3 convolution.
+    Lengths on chip are powers of two. Aligned rows may be an eighth longer: a second, short tile
+    holds the rest of a 3 x 3 convolution.
     """
     HEIGHT: tl.constexpr = TILE // WIDTH if WIDTH < TILE else 1
     first = tile * HEIGHT
     param, grad, velocity = _moved(param, grad, velocity, first * length)
-    # This no-op arithmetic tells the compiler that rows are aligned. A hint would also apply to
-    # other branches.
-    rows, length = _left(rows, first), length.to(tl.int32) // 8 * 8
+    rows, length = _left(rows, first), length.to(tl.int32)
+    if ALIGNED:
+        # This no-op arithmetic tells the compiler that rows are aligned. A hint would also apply
+        # to other branches.
+        length = length // 8 * 8
     row = tl.arange(0, HEIGHT)
-    column = tl.arange(0, WIDTH)
-    inside = (row < rows)[:, None] & (column < length)[None, :]
-    at = row[:, None] * length + column[None, :]
-    column_2 = WIDTH + tl.arange(0, WIDTH // TAIL)
-    inside_2 = (row < rows)[:, None] & (column_2 < length)[None, :]
-    at_2 = row[:, None] * length + column_2[None, :]
-    g = _read(grad, at, inside, True) * unscale
-    g_2 = _read(grad, at_2, inside_2, True) * unscale
-    v, w = _read_state(param, velocity, at, inside, True, BUFFER, STEP)
-    v_2, w_2 = _read_state(param, velocity, at_2, inside_2, True, BUFFER, STEP)
-    mean = (tl.sum(g, axis=1) + tl.sum(g_2, axis=1)) / length.to(tl.float32)
+    at, inside = _block(row, tl.arange(0, WIDTH), rows, length)
+    g = _read(grad, at, inside, ALIGNED) * unscale
+    if ALIGNED:
+        at_2, inside_2 = _block(row, WIDTH + tl.arange(0, WIDTH // TAIL), rows, length)
+        g_2 = _read(grad, at_2, inside_2, True) * unscale
+    v, w = _read_state(param, velocity, at, inside, ALIGNED, BUFFER)
+    total = tl.sum(g, axis=1)
+    if ALIGNED:
+        v_2, w_2 = _read_state(param, velocity, at_2, inside_2, True, BUFFER)
+        total += tl.sum(g_2, axis=1)
+    mean = total / length.to(tl.float32)
     _update(
-        param, velocity, at, inside, g - mean[:, None], v, w, lr, momentum, kept, sign,
-        True, BUFFER, NESTEROV, STEP,
+        param, velocity, at, inside, g - mean[:, None], v, w, rates, ALIGNED, BUFFER, NESTEROV
     )  # fmt: skip
-    _update(
-        param, velocity, at_2, inside_2, g_2 - mean[:, None], v_2, w_2, lr, momentum, kept, sign,
-        True, BUFFER, NESTEROV, STEP,
-    )  # fmt: skip
+    if ALIGNED:
+        _update(
+            param, velocity, at_2, inside_2, g_2 - mean[:, None], v_2, w_2, rates,
+            True, BUFFER, NESTEROV,
+        )  # fmt: skip
 
 
 @triton.jit
 def _long_row(
-    param, grad, velocity, row, length, lr, momentum, kept, sign, unscale,
-    BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
+    param, grad, velocity, row, length, rates, unscale,
+    BUFFER: tl.constexpr, NESTEROV: tl.constexpr,
 ):  # fmt: skip
     """Update one long row: its gradient is read twice, the second time from the cache."""
     param, grad, velocity = _moved(param, grad, velocity, row * length)
@@ -162,17 +144,14 @@ def _long_row(
         at = first + tl.arange(0, TILE)
         inside = at < length
         g = _read(grad, at, inside, False) * unscale
-        v, w = _read_state(param, velocity, at, inside, False, BUFFER, STEP)
-        _update(
-            param, velocity, at, inside, g - mean, v, w, lr, momentum, kept, sign,
-            False, BUFFER, NESTEROV, STEP,
-        )  # fmt: skip
+        v, w = _read_state(param, velocity, at, inside, False, BUFFER)
+        _update(param, velocity, at, inside, g - mean, v, w, rates, False, BUFFER, NESTEROV)
 
 
 @triton.jit
 def _columns(
-    param, grad, velocity, tile, columns, length, lr, momentum, kept, sign, unscale,
-    BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
+    param, grad, velocity, tile, columns, length, rates, unscale,
+    BUFFER: tl.constexpr, NESTEROV: tl.constexpr,
 ):  # fmt: skip
     """Update a stripe of columns with a mean each: read twice, the second time from the cache."""
     HEIGHT: tl.constexpr = TILE // STRIPE
@@ -181,27 +160,22 @@ def _columns(
     column = tile * STRIPE + tl.arange(0, STRIPE)
     total = tl.zeros((HEIGHT, STRIPE), dtype=tl.float32)
     for first in range(0, length, HEIGHT):
-        row = first + tl.arange(0, HEIGHT)
-        inside = (row < length)[:, None] & (column < columns)[None, :]
-        total += _read(grad, row[:, None] * columns + column[None, :], inside, False)
+        at, inside = _block(first + tl.arange(0, HEIGHT), column, length, columns)
+        total += _read(grad, at, inside, False)
     mean = tl.sum(total, axis=0) * unscale / length.to(tl.float32)
     for first in range(0, length, HEIGHT):
-        row = first + tl.arange(0, HEIGHT)
-        inside = (row < length)[:, None] & (column < columns)[None, :]
-        at = row[:, None] * columns + column[None, :]
+        at, inside = _block(first + tl.arange(0, HEIGHT), column, length, columns)
         g = _read(grad, at, inside, False) * unscale
-        v, w = _read_state(param, velocity, at, inside, False, BUFFER, STEP)
+        v, w = _read_state(param, velocity, at, inside, False, BUFFER)
         _update(
-            param, velocity, at, inside, g - mean[None, :], v, w, lr, momentum, kept, sign,
-            False, BUFFER, NESTEROV, STEP,
+            param, velocity, at, inside, g - mean[None, :], v, w, rates, False, BUFFER, NESTEROV
         )  # fmt: skip
 
 
 @triton.jit
 def _flat(
-    param, grad, velocity, sums, tile, count, inner, outputs, inputs, span,
-    lr, momentum, kept, sign, unscale,
-    BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
+    param, grad, velocity, sums, tile, count, inner, outputs, inputs, span, rates, unscale,
+    BUFFER: tl.constexpr, NESTEROV: tl.constexpr,
 ):  # fmt: skip
     """Update entries in the order of memory, with given sums or none."""
     first = tile * TILE
@@ -209,23 +183,20 @@ def _flat(
     at = tl.arange(0, TILE)
     inside = at < _left(count, first)
     g = _read(grad, at, inside, False) * unscale
-    v, w = _read_state(param, velocity, at, inside, False, BUFFER, STEP)
+    v, w = _read_state(param, velocity, at, inside, False, BUFFER)
     mean = tl.zeros((TILE,), dtype=tl.float32)
     if inputs > 0:  # tensors that are not centred have no sums
         entry = first.to(tl.int32) + at  # of a tensor that is small enough
         place = entry // span.to(tl.int32) * outputs.to(tl.int32)
         place += entry // inner.to(tl.int32) % outputs.to(tl.int32)
         mean = tl.load(sums + place, mask=inside, other=0.0) * unscale / inputs.to(tl.float32)
-    _update(
-        param, velocity, at, inside, g - mean, v, w, lr, momentum, kept, sign,
-        False, BUFFER, NESTEROV, STEP,
-    )  # fmt: skip
+    _update(param, velocity, at, inside, g - mean, v, w, rates, False, BUFFER, NESTEROV)
 
 
 @triton.jit(do_not_specialize=["lr", "momentum", "decay", "sign"])
 def step(
     tiles, tensors, moving, lr, momentum, decay, sign, lr_at, scale_at, inf_at,
-    DTYPE: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr, STEP: tl.constexpr,
+    DTYPE: tl.constexpr, BUFFER: tl.constexpr, NESTEROV: tl.constexpr,
 ):  # fmt: skip
     """Update one tile; ``fused.Plan`` has the tables. The last three pointers may be None."""
     which = tl.load(tiles + 2 * tl.program_id(0)).to(tl.int64)
@@ -244,67 +215,45 @@ def step(
     grad = tl.load(moving + which).to(pointer)
     if lr_at is not None:
         lr = tl.load(lr_at).to(tl.float32)
-    kept = 1.0 - decay * lr
     unscale = 1.0
     if scale_at is not None:
         unscale = 1.0 / tl.load(scale_at)
     if inf_at is not None:
         # An infinite gradient anywhere: nothing is inside any tile.
         count = tl.where(tl.load(inf_at) == 0.0, count, 0)
+    rates = lr, momentum, 1.0 - decay * lr, sign
     if shape == 0:
-        _flat(
-            param, grad, velocity, sums, tile, count, inner, outputs, inputs, length,
-            lr, momentum, kept, sign, unscale, BUFFER, NESTEROV, STEP,
-        )  # fmt: skip
-    elif shape == 2:
-        _columns(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
-                 BUFFER, NESTEROV, STEP)  # fmt: skip
-    elif shape == 16:
-        _short_rows(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
-                    16, BUFFER, NESTEROV, STEP)  # fmt: skip
-    elif shape == 64:
-        _short_rows(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
-                    64, BUFFER, NESTEROV, STEP)  # fmt: skip
-    elif shape == 256:
-        _rows(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
-              256, BUFFER, NESTEROV, STEP)  # fmt: skip
-    elif shape == 512:
-        _rows(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
-              512, BUFFER, NESTEROV, STEP)  # fmt: skip
-    elif shape == 1024:
-        _rows(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
-              1024, BUFFER, NESTEROV, STEP)  # fmt: skip
-    elif shape == 2048:
-        _rows(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
-              2048, BUFFER, NESTEROV, STEP)  # fmt: skip
-    elif shape == 4096:
-        _rows(param, grad, velocity, tile, count, length, lr, momentum, kept, sign, unscale,
-              4096, BUFFER, NESTEROV, STEP)  # fmt: skip
-    else:
+        _flat(param, grad, velocity, sums, tile, count, inner, outputs, inputs, length,
+              rates, unscale, BUFFER, NESTEROV)  # fmt: skip
+    elif shape == 1:
         _long_row(param, grad, velocity, tile, tl.where(count > 0, length, 0),
-                  lr, momentum, kept, sign, unscale, BUFFER, NESTEROV, STEP)  # fmt: skip
+                  rates, unscale, BUFFER, NESTEROV)  # fmt: skip
+    elif shape == 2:
+        _columns(param, grad, velocity, tile, count, length, rates, unscale, BUFFER, NESTEROV)
+    elif shape < 256:
+        for power in tl.static_range(4, 7, 2):
+            if shape == 1 << power:
+                _rows(param, grad, velocity, tile, count, length, rates, unscale,
+                      1 << power, False, BUFFER, NESTEROV)  # fmt: skip
+    else:
+        for power in tl.static_range(8, 13):
+            if shape == 1 << power:
+                _rows(param, grad, velocity, tile, count, length, rates, unscale,
+                      1 << power, True, BUFFER, NESTEROV)  # fmt: skip
 
 
 HANDED = 8
 """Addresses that one launch of ``write`` takes as arguments."""
 
 
-@triton.jit(do_not_specialize=["a", "b", "c", "d", "e", "f", "g", "h", "first", "count"])
-def write(table, first, count, a, b, c, d, e, f, g, h):
+@triton.jit(do_not_specialize=["a", "b", "c", "d", "e", "f", "g", "h"])
+def write(table, a, b, c, d, e, f, g, h):
     """Write addresses into a table by value: a CUDA graph may not copy from the host."""
-    if count > 0:
-        tl.store(table + first, a)
-    if count > 1:
-        tl.store(table + first + 1, b)
-    if count > 2:
-        tl.store(table + first + 2, c)
-    if count > 3:
-        tl.store(table + first + 3, d)
-    if count > 4:
-        tl.store(table + first + 4, e)
-    if count > 5:
-        tl.store(table + first + 5, f)
-    if count > 6:
-        tl.store(table + first + 6, g)
-    if count > 7:
-        tl.store(table + first + 7, h)
+    tl.store(table, a)
+    tl.store(table + 1, b)
+    tl.store(table + 2, c)
+    tl.store(table + 3, d)
+    tl.store(table + 4, e)
+    tl.store(table + 5, f)
+    tl.store(table + 6, g)
+    tl.store(table + 7, h)

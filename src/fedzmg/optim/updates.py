@@ -25,8 +25,8 @@ models in one process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -35,19 +35,11 @@ from torch.nn import Parameter
 from fedzmg.errors import InputError
 from fedzmg.optim.axes import Axes, inputs
 
+Options: TypeAlias = Mapping[str, Any]
+"""Options of a group; ``lr`` is a tensor only where reading it would block a device or compiler."""
 HALF = (torch.float16, torch.bfloat16)
 MIN_MOMENTUM = 1e-6
 """Smallest momentum that a mean can be divided by without overflow in float32."""
-
-
-def without_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Check that a tensor fills a block of memory, in any order of its axes."""
-    expected = 1
-    for stride, size in sorted(zip(strides, shape, strict=True)):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def alike(one: Tensor, other: Tensor) -> bool:
@@ -60,56 +52,43 @@ def with_strides_of(tensor: Tensor, model: Tensor) -> Tensor:
     return tensor if alike(tensor, model) else torch.empty_like(model).copy_(tensor)
 
 
+def without_gaps(tensor: Tensor) -> bool:
+    """Check that a tensor fills a block of memory, in any order of its axes."""
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
 def is_sharded(tensor: Tensor) -> bool:
     """Check whether a tensor is sharded over processes."""
     # hasattr is slow for missing attributes, and a step asks for every parameter.
     return type(tensor) not in (Tensor, Parameter) and hasattr(tensor, "placements")
 
 
-def local(tensor: Tensor) -> Tensor:
+def local(tensor: Any) -> Tensor:
     """Return the part of a tensor that this process holds, in the same memory."""
-    part: Any = tensor
-    return part.to_local() if is_sharded(tensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[no-any-return]
 
 
-def sharded_like(grad: Tensor, parameter: Tensor) -> Tensor:
-    """Return a gradient that is sharded as its parameter is."""
-    if is_sharded(parameter) != is_sharded(grad):
-        raise InputError(
-            "a parameter and its gradient are not sharded alike "
-            f"({type(parameter).__name__}, {type(grad).__name__}): shard the model before training"
-        )
-    wanted: Any = parameter
-    given: Any = grad
-    if is_sharded(parameter) and given.placements != wanted.placements:
-        given = given.redistribute(placements=wanted.placements)
-    return given  # type: ignore[no-any-return]
-
-
-def inputs_sharded(parameter: Tensor, axes: Axes) -> bool:
+def inputs_sharded(parameter: Any, axes: Axes) -> bool:
     """Check whether entries that share a mean are on different processes."""
-    if not axes or not is_sharded(parameter):
-        return False
-    spread: Any = parameter
-    for placement in spread.placements:
-        if placement.is_partial():
-            raise InputError("a parameter is a partial sum over processes: its mean is not known")
-        if placement.is_shard() and placement.dim % parameter.ndim in axes:
-            return True
-    return False
+    return is_sharded(parameter) and any(
+        placement.is_shard() and placement.dim % parameter.ndim in axes
+        for placement in parameter.placements
+    )
 
 
-def dense(grad: Tensor, axes: Axes) -> Tensor:
-    """Return a dense gradient; reject a sparse one that has to be centred."""
-    if grad.layout is torch.strided:
-        return grad
-    if axes:
-        raise InputError(
-            f"a gradient of shape {tuple(grad.shape)} is sparse, and minus its mean it is dense: "
-            "build the layer with sparse=False, call grad.to_dense() before the step, or leave the "
-            "weight uncentred with axes ()"
-        )
-    return grad.to_dense()
+def usable(grad: Any, parameter: Any, axes: Axes) -> Tensor:
+    """Return a gradient that is dense, and sharded as its parameter is."""
+    if grad.layout is not torch.strided:
+        if axes:
+            raise InputError(
+                f"a gradient of shape {tuple(grad.shape)} is sparse, and minus its mean it is "
+                "dense: build the layer with sparse=False, call grad.to_dense() before the step, "
+                "or leave the weight uncentred with axes ()"
+            )
+        grad = grad.to_dense()
+    if is_sharded(parameter) and grad.placements != parameter.placements:
+        grad = grad.redistribute(placements=parameter.placements)
+    return grad  # type: ignore[no-any-return]
 
 
 def sum_of_inputs(grad: Tensor, axes: Axes) -> Tensor:
@@ -123,10 +102,9 @@ def sum_of_inputs(grad: Tensor, axes: Axes) -> Tensor:
         part: Any = _sum(grad, axes)
         whole = [Replicate() if p.is_partial() else p for p in part.placements]
         return part.redistribute(placements=whole).to_local()  # type: ignore[no-any-return]
-    if torch.compiler.is_compiling() and grad.device.type == "cpu":
-        total: Tensor = _opaque_sum(local(grad), axes)
-        return total
-    return _sum(local(grad), axes)
+    opaque = torch.compiler.is_compiling() and grad.device.type == "cpu"
+    total: Tensor = (_opaque_sum if opaque else _sum)(local(grad), axes)
+    return total
 
 
 def _sum(grad: Tensor, axes: Axes) -> Tensor:
@@ -140,23 +118,6 @@ _opaque_sum = torch.library.custom_op(
     "fedzmg::sum_of_inputs", _sum, mutates_args=(), schema="(Tensor grad, int[] axes) -> Tensor"
 )
 _opaque_sum.register_fake(_sum)
-
-
-class Numbers(NamedTuple):
-    """The hyper-parameters of one step of one group."""
-
-    lr: float | Tensor
-    """A tensor only where reading its value would block a device or a compiler."""
-    momentum: float
-    weight_decay: float
-    nesterov: bool
-    sign: int
-    """-1 to ascend."""
-
-    @property
-    def kept(self) -> float | Tensor:
-        """Factor of a weight after decay."""
-        return 1 - self.weight_decay * self.lr
 
 
 class Weights(NamedTuple):
@@ -179,15 +140,15 @@ class Weights(NamedTuple):
 
     def some(self, indices: list[int]) -> Weights:
         """Select tensors by index."""
-        if not indices:
-            return NOTHING
-        return Weights(
-            [self.params[i] for i in indices],
-            [self.grads[i] for i in indices],
-            [self.velocities[i] for i in indices] if self.velocities else [],
-            [self.axes[i] for i in indices],
-            self.sharded,
-        )
+        lists: Any = ([each[i] for i in indices] if each else [] for each in self[:4])
+        return self._replace(**dict(zip(self._fields, lists, strict=False)))
+
+    def local(self) -> Weights:
+        """Return the parts that this process holds."""
+        if not self.sharded:
+            return self
+        lists: Any = ([local(tensor) for tensor in each] for each in self[:3])
+        return self._replace(**dict(zip(self._fields, lists, strict=False)), sharded=False)
 
     def centred(self) -> Weights:
         """Return the local parts, with centred copies of the gradients."""
@@ -197,33 +158,19 @@ class Weights(NamedTuple):
             grads[i] = grads[i].sub(total, alpha=1 / count).to(grads[i].dtype)
         return here._replace(grads=grads)
 
-    def local(self) -> Weights:
-        """Return the parts that this process holds."""
-        if not self.sharded:
-            return self
-        return Weights(
-            [local(p) for p in self.params],
-            [local(g) for g in self.grads],
-            [local(v) for v in self.velocities],
-            self.axes,
-        )
 
-
-NOTHING = Weights([], [], [], [])
-
-
-def one_by_one(weights: Weights, numbers: Numbers) -> None:
+def one_by_one(weights: Weights, options: Options) -> None:
     """Step tensor by tensor, as the rule is written: the reference, and the form for compilers."""
-    here = weights.centred()
+    here, lr, momentum = weights.centred(), options["lr"], options["momentum"]
     for i, (param, grad) in enumerate(zip(here.params, here.grads, strict=True)):
-        if numbers.sign < 0:
+        if options["maximize"]:
             grad = -grad
         if here.velocities:
-            velocity = here.velocities[i].mul_(numbers.momentum).add_(grad)
-            grad = grad.add(velocity, alpha=numbers.momentum) if numbers.nesterov else velocity
-        if numbers.weight_decay:
-            param.mul_(numbers.kept)
-        _descend(param, grad, numbers.lr)
+            velocity = here.velocities[i].mul_(momentum).add_(grad)
+            grad = grad.add(velocity, alpha=momentum) if options["nesterov"] else velocity
+        if options["weight_decay"]:
+            param.mul_(1 - options["weight_decay"] * lr)
+        _descend(param, grad, lr)
 
 
 def _descend(param: Tensor, direction: Tensor, lr: float | Tensor, by: float = 1) -> None:
@@ -233,77 +180,74 @@ def _descend(param: Tensor, direction: Tensor, lr: float | Tensor, by: float = 1
         param.add_(direction, alpha=-by * lr)
 
 
-def foreach(weights: Weights, numbers: Numbers) -> None:
+def foreach(weights: Weights, options: Options) -> None:
     """Step with torch's functions on lists, without copies."""
-    if weights.params[0].dtype in HALF:
-        # A velocity that temporarily contains the mean would lose digits.
-        here = weights.centred()
-        sums: list[tuple[int, Tensor, int]] = []
-    else:
-        here, sums = weights.local(), weights.sums()
+    lr, momentum, nesterov = options["lr"], options["momentum"], options["nesterov"]
+    sign = -1 if options["maximize"] else 1
+    # In half precision, a velocity that temporarily contains the mean would lose digits.
+    half = weights.params[0].dtype in HALF
+    here, sums = (weights.centred(), []) if half else (weights.local(), weights.sums())
     if here.velocities:
-        torch._foreach_mul_(here.velocities, numbers.momentum)
-        torch._foreach_add_(here.velocities, here.grads, alpha=numbers.sign)
+        torch._foreach_mul_(here.velocities, momentum)
+        torch._foreach_add_(here.velocities, here.grads, alpha=sign)
         for i, total, count in sums:
-            here.velocities[i].sub_(total, alpha=numbers.sign / count)
-    finish(here, sums, numbers)
-
-
-def finish(here: Weights, sums: list[tuple[int, Tensor, int]], numbers: Numbers) -> None:
-    """Apply decay and step, given updated velocities."""
-    if numbers.weight_decay:
-        torch._foreach_mul_(here.params, numbers.kept)
-    if not here.velocities or numbers.nesterov:
-        _step(here.params, here.grads, numbers.lr, numbers.sign)
+            here.velocities[i].sub_(total, alpha=sign / count)
+    if options["weight_decay"]:
+        torch._foreach_mul_(here.params, 1 - options["weight_decay"] * lr)
+    if not here.velocities or nesterov:
+        _descend_all(here.params, here.grads, lr, sign)
         for i, total, count in sums:
-            _descend(here.params[i], total, numbers.lr, -numbers.sign / count)
+            _descend(here.params[i], total, lr, -sign / count)
     if here.velocities:
-        _step(here.params, here.velocities, numbers.lr, numbers.momentum if numbers.nesterov else 1)
+        _descend_all(here.params, here.velocities, lr, momentum if nesterov else 1)
 
 
-def _step(params: list[Tensor], directions: list[Tensor], lr: float | Tensor, by: float) -> None:
-    if isinstance(lr, Tensor):
-        # In pairs: a list times a tensor would copy the model.
-        for param, direction in zip(params, directions, strict=True):
-            _descend(param, direction, lr, by)
-    else:
+def _descend_all(
+    params: list[Tensor], directions: list[Tensor], lr: float | Tensor, by: float
+) -> None:
+    if not isinstance(lr, Tensor):
         torch._foreach_add_(params, directions, alpha=-by * lr)
+        return
+    # In pairs: a list times a tensor would copy the model.
+    for param, direction in zip(params, directions, strict=True):
+        _descend(param, direction, lr, by)
 
 
-def fused_on_cpu(weights: Weights, numbers: Numbers) -> None:
+def fused_on_cpu(weights: Weights, options: Options) -> None:
     """Update velocity and weights in one pass of torch's fused CPU kernel.
 
     That kernel computes ``v <- momentum v + g``, so the mean divided by the momentum is subtracted
     from ``v`` first. It has only coupled decay; ours is a pass before.
     """
-    sums, here = weights.sums(), weights.local()
-    if numbers.weight_decay:
-        torch._foreach_mul_(here.params, numbers.kept)
+    sums, here, momentum = weights.sums(), weights.local(), options["momentum"]
+    if options["weight_decay"]:
+        torch._foreach_mul_(here.params, 1 - options["weight_decay"] * options["lr"])
     for i, total, count in sums:
-        here.velocities[i].sub_(total, alpha=numbers.sign / (numbers.momentum * count))
+        sign = -1 if options["maximize"] else 1
+        here.velocities[i].sub_(total, alpha=sign / (momentum * count))
     torch._fused_sgd_(
         here.params,
         [with_strides_of(g, p) for g, p in zip(here.grads, here.params, strict=True)],
         here.velocities,
         weight_decay=0.0,
-        momentum=numbers.momentum,
-        lr=float(numbers.lr),
+        momentum=momentum,
+        lr=float(options["lr"]),
         dampening=0.0,
         nesterov=False,
-        maximize=numbers.sign < 0,
+        maximize=options["maximize"],
         is_first_step=False,
     )
 
 
-def can_use_fused_on_cpu(weights: Weights, numbers: Numbers) -> bool:
+def can_use_fused_on_cpu(weights: Weights, options: Options) -> bool:
     """Check that torch's fused CPU kernel can do this step; it ignores strides."""
-    if not weights.velocities or numbers.nesterov or numbers.momentum < MIN_MOMENTUM:
+    if not weights.velocities or options["nesterov"] or options["momentum"] < MIN_MOMENTUM:
         return False
     here = weights.local()
     first = here.params[0]
     if first.device.type != "cpu" or first.dtype not in (torch.float32, torch.float64):
         return False
     return all(
-        alike(p, v) and (p.is_contiguous() or without_gaps(p.shape, p.stride()))
+        alike(p, v) and (p.is_contiguous() or without_gaps(p))
         for p, v in zip(here.params, here.velocities, strict=True)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, Literal, Self, TypeAlias
@@ -16,12 +16,12 @@ from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.optim import fused, updates
 from fedzmg.optim.axes import Axes, Known, axes_of, check_names, model_layout
-from fedzmg.optim.updates import Numbers, Weights, dense, is_sharded, sharded_like
+from fedzmg.optim.updates import Weights, is_sharded, usable
 
 Params: TypeAlias = (
     nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 )
-Kind: TypeAlias = tuple[torch.device, torch.dtype]
+_KIND = attrgetter("device", "dtype")
 
 
 class ZeroMeanSGD(Optimizer):
@@ -50,9 +50,9 @@ class ZeroMeanSGD(Optimizer):
         axes: input axes by parameter name; with a model, only for modules of unknown types.
         nesterov: step along ``g + momentum v``.
         maximize: ascend instead of descend.
-        foreach: many tensors at a time; None chooses the fastest way.
-        fused: the whole step in one pass where there is a kernel for it (one Triton launch for all
-            tensors on CUDA, torch's own on CPUs), as with ``foreach`` elsewhere.
+        foreach: False takes one tensor at a time; otherwise the fastest way is chosen.
+        fused: require a kernel for the whole step: one Triton launch for all tensors on CUDA,
+            torch's own on CPUs.
         capturable: never read a tensor ``lr`` from the device, for CUDA graphs.
 
     >>> layer = nn.Linear(2, 1, bias=False)
@@ -91,15 +91,11 @@ class ZeroMeanSGD(Optimizer):
         }
         self._known: Known | None = axes
         params: Any = params_or_model
-        if isinstance(params_or_model, type):
-            name = params_or_model.__name__
-            raise InputError(f"the model is the class {name}: pass {name}(...)")
         if isinstance(params_or_model, nn.Module):
-            self._known, axes = model_layout(params_or_model, axes)[0], None
+            self._known = model_layout(params_or_model, axes)[0]
             params = _trainable(params_or_model)
         super().__init__(params, defaults)
-        if axes is not None:
-            check_names(axes, self.param_groups)
+        check_names(self._known, self.param_groups)
         if fused:
             # A GradScaler then passes its scale and found_inf, and leaves gradients alone.
             self._step_supports_amp_scaling = True
@@ -137,11 +133,8 @@ class ZeroMeanSGD(Optimizer):
                 {"params": [(n, p) for n, p in named if p not in spared]},
                 {"params": [(n, p) for n, p in named if p in spared], "weight_decay": 0.0},
             ]
-        for group in groups:
-            group["input_axes"] = [known[p] for _, p in group["params"]]
-        made = cls([g for g in groups if g["params"]], lr, momentum, weight_decay, **options)
-        made._known = known
-        return made
+        groups = [group for group in groups if group["params"]]
+        return cls(groups, lr, momentum, weight_decay, axes=known, **options)  # type: ignore[arg-type]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with options of their own; see the class for ``"input_axes"``."""
@@ -159,9 +152,6 @@ class ZeroMeanSGD(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for group in self.param_groups:
-            for name, default in self.defaults.items():
-                group.setdefault(name, default)
         if any(group["fused"] for group in self.param_groups):
             self._step_supports_amp_scaling = True
 
@@ -170,24 +160,19 @@ class ZeroMeanSGD(Optimizer):
 
         Input axes belong to the model: a state with other axes is rejected.
         """
-        entries = {key for each in state_dict["state"].values() for key in each}
-        foreign = sorted(entries - {"momentum_buffer"})
-        if foreign or any("momentum" not in saved for saved in state_dict["param_groups"]):
-            kind = f"has {', '.join(foreign)}" if foreign else "has no momentum"
-            raise InputError(f"the state {kind}: it belongs to another optimizer than SGD")
-        own_axes = [group["input_axes"] for group in self.param_groups]
-        for saved, own in zip(state_dict["param_groups"], self.param_groups, strict=False):
-            _check({**own, **saved})
-            pairs = zip(saved.get("input_axes", ()), own["input_axes"], strict=False)
-            for i, (theirs, ours) in enumerate(pairs):
-                if tuple(theirs) != ours:
-                    raise InputError(
-                        f"the state was saved with input axes {tuple(theirs)} of parameter {i}, "
-                        f"here they are {ours}: make both optimizers alike"
-                    )
-        super().load_state_dict(state_dict)
-        for group, axes in zip(self.param_groups, own_axes, strict=True):
-            group["input_axes"] = axes
+        groups, entries = [], {key for each in state_dict["state"].values() for key in each}
+        for saved, own in zip(state_dict["param_groups"], self.param_groups, strict=True):
+            if entries - {"momentum_buffer"} or "momentum" not in saved:
+                raise InputError("the state belongs to another optimizer than SGD")
+            group = {**self.defaults, "input_axes": own["input_axes"], **saved}
+            _check(group)
+            if [tuple(axes) for axes in group["input_axes"]] != own["input_axes"]:
+                raise InputError(
+                    f"the state was saved with input axes {group['input_axes']}, "
+                    f"here they are {own['input_axes']}: make both optimizers alike"
+                )
+            groups.append({**group, "input_axes": own["input_axes"]})
+        super().load_state_dict({**state_dict, "param_groups": groups})
 
     def _init_group(
         self,
@@ -236,18 +221,15 @@ class ZeroMeanSGD(Optimizer):
             if len(params) < len(axes):
                 pairs = zip(group["params"], axes, strict=True)
                 axes = [each for p, each in pairs if p.grad is not None]
-            sharded = False
             if not plain:
-                grads = [dense(g, each) for g, each in zip(grads, axes, strict=True)]
-                sharded = any(map(is_sharded, params))
-            if sharded:
-                grads = [sharded_like(g, p) for g, p in zip(grads, params, strict=True)]
+                grads = list(map(usable, grads, params, axes))
+            sharded = not plain and any(map(is_sharded, params))
             weights = Weights(params, grads, velocities, axes, sharded)
             if not torch.compiler.is_compiling():
                 self._eager(number, group, weights)
             # found_inf of a scaler depends on the data and cannot be part of a graph.
             elif getattr(self, "found_inf", None) is None:
-                updates.one_by_one(weights, _numbers(group, group["lr"]))
+                updates.one_by_one(weights, _with_lr(group, group["lr"]))
             else:
                 self._step_outside_graph(number, group, weights)
         return loss
@@ -258,82 +240,54 @@ class ZeroMeanSGD(Optimizer):
 
     def _eager(self, number: int, group: dict[str, Any], weights: Weights) -> None:
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        for (device, dtype), some in _by_kind(weights):
-            numbers = _numbers(group, _readable(group, device))
-            single = group["foreach"] is False and not group["fused"]
-            needs_triton = device.type == "cuda" and not HAS_TRITON
+        single = group["foreach"] is False and not group["fused"]
+        kinds = list(map(_KIND, weights.params))
+        for device, dtype in (unique := dict.fromkeys(kinds)):
+            kind, lr, some = (device, dtype), group["lr"], weights
+            if len(unique) > 1:
+                some = weights.some([i for i, each in enumerate(kinds) if each == kind])
+            on_device = isinstance(lr, Tensor) and lr.device == device
             if not single and fused.possible(device, dtype):
-                some = self._launched(
-                    (number, device, dtype), group, some, numbers, scale, found_inf
+                launchers = self.__dict__.setdefault("_launchers", defaultdict(fused.Launcher))
+                options = _with_lr(group, lr if on_device else float(lr))
+                left = launchers[number, kind](some, options, scale, found_inf)
+                some = some.some(left)
+            elif group["fused"] and device.type not in ("cpu", "cuda" if HAS_TRITON else "cpu"):
+                raise InputError(
+                    f"fused=True: no kernel for {device.type} (CUDA needs triton); leave it out"
                 )
-            elif group["fused"] and (device.type not in ("cpu", "cuda") or needs_triton):
-                reason = "triton is not installed" if needs_triton else f"none for {device.type}"
-                raise InputError(f"fused=True: there is no kernel ({reason}); leave it out")
             if not some.params or (found_inf is not None and bool(found_inf)):
                 continue
             if scale is not None:
                 factor = 1 / scale
                 some = some._replace(grads=[g * factor.to(g.device, g.dtype) for g in some.grads])
+            # A tensor is read, unless that would wait for the device.
+            options = _with_lr(group, lr if on_device and group["capturable"] else float(lr))
             if single:
-                updates.one_by_one(some, numbers)
-            elif updates.can_use_fused_on_cpu(some, numbers):
-                updates.fused_on_cpu(some, numbers)
+                updates.one_by_one(some, options)
+            elif updates.can_use_fused_on_cpu(some, options):
+                updates.fused_on_cpu(some, options)
             else:
-                updates.foreach(some, numbers)
-
-    def _launched(
-        self,
-        key: Any,
-        group: dict[str, Any],
-        weights: Weights,
-        numbers: Numbers,
-        scale: Tensor | None,
-        found_inf: Tensor | None,
-    ) -> Weights:
-        """Launch the kernel for all tensors that it can walk, and return the others."""
-        step = group["foreach"] is not True
-        if not step and (numbers.nesterov or not weights.velocities):
-            return weights  # the kernel would write velocities alone
-        lr, device = group["lr"], key[1]
-        on_device = isinstance(lr, Tensor) and lr.device == device
-        launchers = self.__dict__.setdefault("_launchers", {})
-        if key not in launchers:
-            launchers[key] = fused.Launcher()
-        ours, others = launchers[key](
-            weights, _numbers(group, lr) if on_device else numbers, step=step, scale=scale,
-            found_inf=found_inf, capturable=group["capturable"],
-        )  # fmt: skip
-        if not step and ours:
-            done = weights if not others else weights.some(ours)
-            updates.finish(done.local(), [], numbers)
-        return weights.some(others)
+                updates.foreach(some, options)
 
 
 def _trainable(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
-def _by_kind(weights: Weights) -> list[tuple[Kind, Weights]]:
-    """Group tensors by device and type; usually there is one group."""
-    devices = set(map(attrgetter("device"), weights.params))
-    dtypes = set(map(attrgetter("dtype"), weights.params))
-    if len(devices) == len(dtypes) == 1:
-        return [((devices.pop(), dtypes.pop()), weights)]
-    indices: dict[Kind, list[int]] = {}
-    for i, p in enumerate(weights.params):
-        indices.setdefault((p.device, p.dtype), []).append(i)
-    return [(kind, weights.some(some)) for kind, some in indices.items()]
+def _with_lr(group: Mapping[str, Any], lr: float | Tensor) -> dict[str, Any]:
+    return {**group, "lr": lr.reshape(()) if isinstance(lr, Tensor) else lr}
 
 
 def _check(group: Mapping[str, Any]) -> None:
     if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
         raise InputError(f"lr has {group['lr'].numel()} entries: expected one number")
-    for name, end in (("lr", math.inf), ("momentum", 1), ("weight_decay", math.inf)):
+    for name, end in (("lr", "inf"), ("momentum", 1), ("weight_decay", "inf")):
         try:
-            value = float(group[name])
+            valid = 0 <= float(group[name]) < float(end)
         except (TypeError, ValueError):
-            value = math.nan
-        if not 0 <= value < end:
+            valid = False
+        if not valid:
             raise InputError(f"{name} = {group[name]}: expected a number >= 0 and < {end}")
     if group["dampening"]:
         raise InputError(f"dampening = {group['dampening']}: expected 0")
@@ -341,20 +295,3 @@ def _check(group: Mapping[str, Any]) -> None:
         raise InputError("nesterov=True needs a momentum: set it above 0")
     if group["foreach"] and group["fused"]:
         raise InputError("foreach=True and fused=True exclude each other: choose one")
-
-
-def _readable(group: Mapping[str, Any], device: torch.device) -> float | Tensor:
-    """Return the learning rate as a number, unless that would wait for the device."""
-    lr = group["lr"]
-    waits = isinstance(lr, Tensor) and group["capturable"] and lr.device == device
-    return lr if waits else float(lr)
-
-
-def _numbers(group: Mapping[str, Any], lr: float | Tensor) -> Numbers:
-    return Numbers(
-        lr=lr.reshape(()) if isinstance(lr, Tensor) else lr,
-        momentum=group["momentum"],
-        weight_decay=float(group["weight_decay"]),
-        nesterov=group["nesterov"],
-        sign=-1 if group["maximize"] else 1,
-    )

@@ -14,7 +14,7 @@ from threading import Lock
 import torch
 
 from fedzmg.errors import unknown
-from fedzmg.theory import bound, convergence, extensions, geometry, networks, nonconvex  # noqa: F401
+from fedzmg.theory import convergence, extensions, lemmas, networks  # noqa: F401
 from fedzmg.theory.finding import FULL, QUICK, REGISTERED, Check, Finding, Size, Value
 
 __all__ = ["CHECKS", "FULL", "QUICK", "Finding", "Size", "Value", "resolve", "run"]
@@ -24,7 +24,6 @@ CHECKS: dict[str, Check] = {
     for name in sorted(REGISTERED, key=lambda name: (name[0] == "E", int(name[1:])))
 }
 
-_BUILDING_MODELS = (networks.__name__, nonconvex.__name__)
 _MODEL_LOCK = Lock()
 """Held by checks that build models: a model's test run must not see others draw random numbers."""
 
@@ -52,7 +51,7 @@ def run(names: Sequence[str] = (), size: Size = FULL) -> Iterator[Finding]:
 
 def _two_at_a_time(checks: Sequence[Check], size: Size) -> Iterator[Finding]:
     def result(check: Check) -> Finding:
-        with _MODEL_LOCK if check.__module__ in _BUILDING_MODELS else nullcontext():
+        with _MODEL_LOCK if check.__module__ == networks.__name__ else nullcontext():
             return check(size)
 
     # The matrices are too small for threads within an operation.

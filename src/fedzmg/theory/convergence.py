@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
-from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -53,22 +51,12 @@ class Run(NamedTuple):
     """``G^2`` of FedAvg's gradients."""
 
 
-_LOCKS: defaultdict[tuple[int, float, Size], Lock] = defaultdict(Lock)
-
-
+@cache
 def paired_run(seed: int, offset: float, size: Size) -> Run:
     """Run FedZMG and FedAvg on the same problem, start and noise.
 
-    The start is the optimum plus a zero-sum vector plus ``offset`` in every entry. Checks in
-    different threads share a run: it is computed once.
+    The start is the optimum plus a zero-sum vector plus ``offset`` in every entry.
     """
-    with _LOCKS[seed, offset, size]:
-        return computed_run(seed, offset, size)
-
-
-@cache
-def computed_run(seed: int, offset: float, size: Size) -> Run:
-    """Compute the run of :func:`paired_run`."""
     _, problem, start, rate = setup(seed, offset, zero_sum=True)
     target = problem.constrained_optimum(start)
     watched, seen, moments = set(marks(size.steps)), [], [0.0, 0.0]

@@ -84,7 +84,7 @@ def _of_clients(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) ->
             lambda: _ours_is_faster(x, w, rows, columns, rounding, learns=learns),
         )
     if not measured or _chosen.get(key, True):
-        ours: Tensor = clients_conv2d(_kernel_layout(x), w, rows, columns, rounding)
+        ours: Tensor = clients_conv2d(_kernel_layout(x), w, rows, columns, rounding, False)
         return ours
     return grouped_conv2d(x, w, rows, columns)
 
@@ -111,11 +111,11 @@ def _ours_is_faster(
     first = x.shape[2] <= 4
 
     def ours() -> None:
-        clients_conv2d(arranged, w, rows, columns, rounding)
+        clients_conv2d(arranged, w, rows, columns, rounding, False)
         if learns:
             clients_conv2d_weight(arranged, signal, taps, rows, columns, rounding)
         if learns and not first:
-            clients_conv2d_input(signal, w, rows, columns, rounding)
+            clients_conv2d(signal, w, rows, columns, rounding, True)
 
     def grouped() -> None:
         grouped_conv2d(x, w, rows, columns)
@@ -149,40 +149,27 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.permute(0, 1, 3, 4, 2).contiguous()
 
 
-def _convolve(
-    x: Tensor, w: Tensor, rows: int, columns: int, rounding: str, *, turned: bool = False
+@custom_op("fedzmg::clients_conv2d", mutates_args=())
+def clients_conv2d(
+    x: Tensor, w: Tensor, rows: int, columns: int, rounding: str, turned: bool
 ) -> Tensor:
+    """Convolve images of clients ``[clients, batch, ...]`` with weights of their own.
+
+    ``turned`` is the transposed convolution: outputs to inputs, the gradient of the other.
+    """
     from fedzmg.models.kernels.triton_convolution import convolve
 
     out = convolve(_channels_last(x), w, (rows, columns), rounding, turned=turned)
     return out.permute(0, 1, 4, 2, 3)
 
 
-@custom_op("fedzmg::clients_conv2d", mutates_args=())
-def clients_conv2d(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:
-    """Convolve images of clients ``[clients, batch, ...]`` with weights of their own."""
-    return _convolve(x, w, rows, columns, rounding)
-
-
 @clients_conv2d.register_fake
-def _(x: Tensor, w: Tensor, rows: int, columns: int, _rounding: str) -> Tensor:
-    clients, batch, outputs, high, wide = _shape(x, w, rows, columns)
+def _(x: Tensor, w: Tensor, rows: int, columns: int, _rounding: str, turned: bool) -> Tensor:
+    clients, batch, _, high, wide = x.shape
+    outputs, more = (w.shape[2], -1) if turned else (w.shape[1], 1)
+    high += more * (2 * rows - w.shape[3] + 1)
+    wide += more * (2 * columns - w.shape[4] + 1)
     return x.new_empty(clients, batch, high, wide, outputs).permute(0, 1, 4, 2, 3)
-
-
-@custom_op("fedzmg::clients_conv2d_input", mutates_args=())
-def clients_conv2d_input(
-    signal: Tensor, w: Tensor, rows: int, columns: int, rounding: str
-) -> Tensor:
-    """Compute the gradient of the inputs."""
-    return _convolve(signal, w, rows, columns, rounding, turned=True)
-
-
-@clients_conv2d_input.register_fake
-def _(signal: Tensor, w: Tensor, rows: int, columns: int, _rounding: str) -> Tensor:
-    clients, batch, _, high, wide = signal.shape
-    high, wide = high - 2 * rows + w.shape[3] - 1, wide - 2 * columns + w.shape[4] - 1
-    return signal.new_empty(clients, batch, high, wide, w.shape[2]).permute(0, 1, 4, 2, 3)
 
 
 @custom_op("fedzmg::clients_conv2d_weight", mutates_args=())
@@ -204,7 +191,7 @@ def _(x: Tensor, signal: Tensor, taps: list[int], *_: object) -> Tensor:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    x, w, *ctx.rest = inputs
+    x, w, *ctx.rest, ctx.turned = inputs
     ctx.save_for_backward(x, w)
 
 
@@ -213,10 +200,11 @@ def _backward(ctx: Any, signal: Tensor) -> tuple[Tensor | None, ...]:
     signal = _kernel_layout(signal)
     for_x = for_w = None
     if ctx.needs_input_grad[0]:
-        for_x = clients_conv2d_input(signal, w, *ctx.rest)
+        for_x = clients_conv2d(signal, w, *ctx.rest, not ctx.turned)
     if ctx.needs_input_grad[1]:
-        for_w = clients_conv2d_weight(x, signal, list(w.shape[-2:]), *ctx.rest)
-    return for_x, for_w, None, None, None
+        ends = (signal, x) if ctx.turned else (x, signal)
+        for_w = clients_conv2d_weight(*ends, list(w.shape[-2:]), *ctx.rest)
+    return for_x, for_w, None, None, None, None
 
 
 clients_conv2d.register_autograd(_backward, setup_context=_setup_context)

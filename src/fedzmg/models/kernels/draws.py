@@ -51,46 +51,29 @@ def random_bits(
 
 
 @custom_op("fedzmg::draws", mutates_args=())
-def draws(key: Tensor, layer: int, call: int, places: int, below: int | None = None) -> Tensor:
-    """Draw random bits for each place of one client's batch, or compare them with a number."""
-    of_one: Tensor = draws_of_clients(key.reshape(1), layer, call, places, below)
-    return of_one.reshape(places)
-
-
-@draws.register_fake
-def _(key: Tensor, _layer: int, _call: int, places: int, below: int | None = None) -> Tensor:
-    return key.new_empty(places, dtype=_kind(below))
-
-
-def _over_clients(_info: Any, in_dims: Any, key: Tensor, *rest: Any) -> tuple[Tensor, int]:
-    return draws_of_clients(clients_first(key, in_dims[0]), *rest), 0
-
-
-draws.register_vmap(_over_clients)
-
-
-@custom_op("fedzmg::draws_of_clients", mutates_args=())
-def draws_of_clients(
-    keys: Tensor, layer: int, call: int, places: int, below: int | None = None
-) -> Tensor:
-    """Draw the same for every client ``[clients, places]``."""
+def draws(keys: Tensor, layer: int, call: int, places: int, below: int | None = None) -> Tensor:
+    """Draw random bits ``[*keys, places]`` of batches with these keys, or compare with a number."""
     if keys.is_cuda and HAS_TRITON:
         from fedzmg.models.kernels import triton_draws
 
-        return triton_draws.draws(keys, layer, call, places, below)
-    if keys.device.type == "cpu":
-        return torch.from_numpy(_on_cpu(keys.numpy(), layer, call, places, below))
-    bits = random_bits(keys[:, None], layer, torch.Size((places,)), keys.device, call)
-    return bits if below is None else bits < below
+        found = triton_draws.draws(keys.reshape(-1), layer, call, places, below)
+    elif keys.device.type == "cpu":
+        found = torch.from_numpy(_on_cpu(keys.reshape(-1).numpy(), layer, call, places, below))
+    else:
+        found = random_bits(keys[..., None], layer, torch.Size((places,)), keys.device, call)
+        found = found if below is None else found < below
+    return found.reshape(*keys.shape, places)
 
 
-@draws_of_clients.register_fake
+@draws.register_fake
 def _(keys: Tensor, _layer: int, _call: int, places: int, below: int | None = None) -> Tensor:
-    return keys.new_empty(len(keys), places, dtype=_kind(below))
+    kind = torch.int64 if below is None else torch.bool
+    return keys.new_empty(*keys.shape, places, dtype=kind)
 
 
-def _kind(below: int | None) -> torch.dtype:
-    return torch.int64 if below is None else torch.bool
+@draws.register_vmap
+def _(_info: Any, in_dims: Any, keys: Tensor, *rest: Any) -> tuple[Tensor, int]:
+    return draws(clients_first(keys, in_dims[0]), *rest), 0
 
 
 def _on_cpu(

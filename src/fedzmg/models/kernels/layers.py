@@ -97,10 +97,7 @@ def _on_gpu(input: Tensor, weight: Tensor, bias: Tensor | None, rows: int, colum
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    if isinstance(value, int):
-        return value, value
-    first, *rest = value
-    return first, rest[0] if rest else first
+    return (value, value) if isinstance(value, int) else (*value, *value)[:2]
 
 
 _SWAPS: dict[Any, Callable[..., Any]] = {F.linear: linear, F.conv2d: conv2d}

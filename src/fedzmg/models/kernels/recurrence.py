@@ -29,45 +29,8 @@ def states(from_input: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
     """Compute all hidden states of one client's sequences, or of mapped clients."""
     if torch.is_autocast_enabled("cuda"):
         weights = weights.to(torch.get_autocast_dtype("cuda"))
-    from_input, rounding = from_input.float(), precision()
-    mapped = torch.compiler.is_compiling() or any(
-        torch._C._functorch.is_batchedtensor(t) for t in (from_input, weights, bias)
-    )
-    if mapped:
-        out: Tensor = gru(from_input, weights, bias, rounding)
-        return out
-    alone, _ = clients_gru(from_input[None], weights[None], bias[None], rounding)
+    alone, _ = clients_gru(from_input.float()[None], weights[None], bias[None], precision())
     return alone[0, 1:].transpose(0, 1)  # type: ignore[no-any-return]
-
-
-@custom_op("fedzmg::gru", mutates_args=())
-def gru(from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str) -> Tensor:
-    """Compute one client's states ``[batch, steps, units]`` from ``[batch, steps, 3 units]``."""
-    from fedzmg.models.kernels import triton_recurrence
-
-    states, _ = triton_recurrence.forward(
-        from_input[None].contiguous(), weights[None].contiguous(), bias[None].contiguous(), rounding
-    )
-    return states[0, 1:].transpose(0, 1).contiguous()
-
-
-@gru.register_fake
-def _(from_input: Tensor, weights: Tensor, *_rest: object) -> Tensor:
-    return from_input.new_empty(*from_input.shape[:-1], weights.shape[-1])
-
-
-def _over_clients(
-    info: Any, in_dims: Any, from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str
-) -> tuple[Tensor, int]:
-    every = [
-        t.expand(info.batch_size, *t.shape) if d is None else clients_first(t, d)
-        for t, d in zip((from_input, weights, bias), in_dims, strict=False)
-    ]
-    states, _ = clients_gru(*every, rounding)
-    return states[:, 1:].transpose(1, 2), 0
-
-
-gru.register_vmap(_over_clients)
 
 
 @custom_op("fedzmg::clients_gru", mutates_args=())
@@ -90,6 +53,17 @@ def _(from_input: Tensor, weights: Tensor, *_rest: object) -> tuple[Tensor, Tens
         from_input.new_empty(clients, steps + 1, batch, units),
         from_input.new_empty(clients, steps, batch, 4, units),
     )
+
+
+@clients_gru.register_vmap
+def _(info: Any, in_dims: Any, *inputs: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    every = [
+        t.expand(info.batch_size, *t.shape) if d is None else clients_first(t, d)
+        for t, d in zip(inputs[:3], in_dims, strict=False)
+    ]
+    found = clients_gru(*(t.flatten(0, 1) for t in every), inputs[3])
+    states, gates = (t.unflatten(0, (info.batch_size, -1)) for t in found)
+    return (states, gates), (0, 0)
 
 
 @custom_op("fedzmg::clients_gru_back", mutates_args=())

@@ -1,14 +1,133 @@
-"""T10: the constant of the theorem, and its bound compared with measurements."""
+"""T1 to T3 and T10: the operator, descent, removed variance, and the constant of the theorem."""
 
 from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
 
 from fedzmg.theory import descent
 from fedzmg.theory.convergence import SETTING, Run, paired_run
 from fedzmg.theory.descent import LOCAL_STEPS, Schedule, theorems_schedule
 from fedzmg.theory.finding import Finding, Size, check
-from fedzmg.theory.problems import Quadratics, hyperplane_basis, square, times
+from fedzmg.theory.problems import (
+    REAL,
+    Quadratics,
+    eye,
+    hyperplane_basis,
+    normal,
+    seeded,
+    square,
+    times,
+)
 
 DEVIATION = 0.5
+DIMS = 12
+STEP = 0.5
+"""Step of T2, in units of 1/L."""
+
+
+@check(
+    "T1",
+    "Geometry of the projection",
+    "Phi is symmetric, idempotent and non-expansive; "
+    "|Phi a - Phi b|^2 = |a - b|^2 - d (mean a - mean b)^2",
+)
+def _operator(size: Size, found: Finding) -> None:
+    pairs = min(1000, size.samples)
+    found.setting = f"{pairs:,} random pairs, d = {DIMS}, means with standard deviation 3"
+    generator = seeded(1)
+    a, b = normal(generator, 2, pairs, DIMS) + 3.0 * normal(generator, 2, pairs, 1)
+    phi_a, phi_b = descent.zero_mean(a), descent.zero_mean(b)
+    identity = ((a - b) ** 2).sum(-1) - DIMS * (a.mean(-1) - b.mean(-1)) ** 2
+    skew = (phi_a * b).sum(-1) - (a * phi_b).sum(-1)
+    distance = ((phi_a - phi_b) ** 2).sum(-1)
+    power = (a**2).sum(-1)
+    found.zero("|<Phi a, b> - <a, Phi b>|, largest", skew, 1e-11, stated=True)
+    found.zero("|Phi Phi a - Phi a|, largest", descent.zero_mean(phi_a) - phi_a, 1e-12, stated=True)
+    found.add("|Phi a| / |a|, largest", 1.0, phi_a.norm(dim=-1) / a.norm(dim=-1), 1e-12, "at most",
+              stated=True)  # fmt: skip
+    found.zero("error of the identity, largest", distance - identity, 1e-10, stated=True)
+    found.zero("sum of the entries of Phi a, largest", phi_a.sum(-1), 1e-12)
+    found.add("share of |a|^2 removed, mean", float((DIMS * a.mean(-1) ** 2 / power).mean()),
+              (1.0 - (phi_a**2).sum(-1) / power).mean(), 1e-12)  # fmt: skip
+
+
+@check(
+    "T2",
+    "Descent inequality",
+    "a step of 1/(2L) gives F(y) < F(x) - |grad F(x)|^2 / (2L)",
+    "with 3/(8L), or with the step 1/L",
+)
+def _descent_inequality(size: Size, found: Finding) -> None:
+    found.setting = "F = (L/2) x^2, L = 2, x = 3; then random L-smooth quadratics"
+    smooth, at = 2.0, 3.0
+
+    def value(x: float) -> float:
+        return 0.5 * smooth * x * x
+
+    slope = smooth * at
+    half, full = value(at - STEP * slope / smooth), value(at - slope / smooth)
+    decrease = slope**2 / (2 * smooth)
+    # Least gain of a step 1/(2 L) on random L-smooth quadratics, in units of |g|^2 / L.
+    generator = seeded(2)
+    curvature = smooth * torch.rand(size.samples // 100, DIMS, generator=generator, dtype=REAL)
+    x = normal(generator, len(curvature), DIMS)
+    gradient = curvature * x
+    moved = x - STEP * gradient / smooth
+    gain = 0.5 * (curvature * (x**2 - moved**2)).sum(-1) * smooth / (gradient**2).sum(-1)
+    bound = value(at) - decrease
+    found.add("F(y) after the step 1/(2L)", bound, half, rule="at most", stated=True)
+    found.add("F(y), bound with 3/(8L)", value(at) - 0.75 * decrease, half, 1e-12)
+    found.add("F(y) after the step 1/L, bound with 1/(2L)", bound, full, 1e-12)
+    found.add("least gain of a step 1/(2L), in |grad|^2/L", 0.375, gain, 1e-12, "at least")
+
+
+@check(
+    "T3",
+    "Variance of the projected gradient (Lemma 2)",
+    "E |Phi noise|^2 = tr Sigma - 1' Sigma 1 / d, so the gain is the share of intensity noise",
+)
+def _variance(size: Size, found: Finding) -> None:
+    generator = seeded(3)
+    generic = normal(generator, DIMS, DIMS)
+    generic = generic @ generic.mT / DIMS
+    trace = float(generic.trace())
+    phi = eye(DIMS) - 1.0 / DIMS
+
+    def mixed(share: float) -> Tensor:
+        """Build a covariance with this share of its trace along ones, the rest isotropic."""
+        along = torch.full((DIMS, DIMS), 1.0 / DIMS, dtype=REAL)
+        return trace * ((1.0 - share) / DIMS * eye(DIMS) + share * along)
+
+    def tolerance(covariance: Tensor) -> float:
+        """Compute five standard errors of the estimate."""
+        return 5.0 * math.sqrt(2.0 * ((phi @ covariance @ phi) ** 2).sum() / size.samples)
+
+    def measure(covariance: Tensor) -> float:
+        """Estimate ``E |Phi noise|^2``."""
+        values, vectors = torch.linalg.eigh(covariance)
+        root = vectors * values.clamp(min=0.0).sqrt()
+        noise = normal(generator, size.samples, DIMS) @ root.mT
+        return float((descent.zero_mean(noise) ** 2).sum(-1).mean())
+
+    found.setting = f"d = {DIMS}, three covariances of trace {trace:.3g}, {size.samples:,} samples"
+    for name, covariance in (
+        ("generic covariance", generic), ("isotropic", mixed(0.0)), ("80 % along 1", mixed(0.8)),
+    ):  # fmt: skip
+        left, measured = float(covariance.trace() - covariance.sum() / DIMS), measure(covariance)
+        room = tolerance(covariance)
+        found.add(f"{name}: E |Phi noise|^2", left, measured, room, stated=True)
+        found.add(f"{name}: share removed", 1.0 - left / trace, 1.0 - measured / trace,
+                  room / trace)  # fmt: skip
+    shares = [i / 10 for i in range(11)]
+    removed = [1.0 - measure(mixed(share)) / trace for share in shares]
+    closed = [share + (1.0 - share) / DIMS for share in shares]
+    errors = torch.tensor(removed, dtype=REAL) - torch.tensor(closed, dtype=REAL)
+    found.zero("rho + (1 - rho)/d, worst error of eleven rho", errors,
+               tolerance(mixed(0.0)) / trace)  # fmt: skip
+    found.series = {"measured": (shares, removed), "rho + (1 - rho)/d": (shares, closed)}
 
 
 def constant(problem: Quadratics, second_moment: float, noise_dims: int) -> list[float]:
