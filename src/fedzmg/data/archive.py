@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from fedzmg.data.cache import SILENT, Progress, writing
-from fedzmg.errors import InputError
+from fedzmg.data.formats.common import reading
 
 MOST_MEMBERS = 100_000
 MOST_BYTES = 2**33
@@ -50,38 +50,31 @@ def extract(
         # Some systems leave files behind whose names begin with a dot.
         return base[:1] != "." and any(fnmatch.fnmatchcase(base, p.lower()) for p in wanted)
 
-    try:
-        with archive.open("rb") as file, writing(into):
-            into.mkdir(parents=True)
-            progress.begin(f"unpacking {archive.name}", archive.stat().st_size)
-            if zipfile.is_zipfile(archive):
-                with zipfile.ZipFile(file) as packed:
-                    for info in packed.infolist():
-                        if fits(info.file_size, info.filename) and not info.is_dir():
-                            packed.extract(info, into)
-            elif tarfile.is_tarfile(archive):
-                with tarfile.open(fileobj=file) as bundle:
-                    for member in bundle:
-                        if fits(member.size, member.name) and member.isreg():
-                            bundle.extract(member, into, filter="data")
-                    # The checksum of a compressed file is at its end.
-                    while bundle.fileobj is not None and bundle.fileobj.read(2**18):
-                        pass
-            else:
-                head = file.read(8)
-                file.seek(0)
-                [opener] = [opener for magic, opener in _OPENERS.items() if head.startswith(magic)]
-                with opener(file) as stream, (into / archive.stem).open("xb") as target:
-                    while chunk := stream.read(2**18):
-                        fits(len(chunk), archive.stem)
-                        target.write(chunk)
-    except InputError:
-        raise
-    except Exception as error:  # the libraries raise anything on damaged files
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(
-            f"{archive} is damaged, unsafe or no archive ({reason}): get it again"
-        ) from None
+    damaged = reading(str(archive), "it is damaged, unsafe or not an archive; get it again")
+    with damaged, archive.open("rb") as file, writing(into):
+        into.mkdir(parents=True)
+        progress.begin(f"unpacking {archive.name}", archive.stat().st_size)
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(file) as packed:
+                for info in packed.infolist():
+                    if fits(info.file_size, info.filename) and not info.is_dir():
+                        packed.extract(info, into)
+        elif tarfile.is_tarfile(archive):
+            with tarfile.open(fileobj=file) as bundle:
+                for member in bundle:
+                    if fits(member.size, member.name) and member.isreg():
+                        bundle.extract(member, into, filter="data")
+                # The checksum of a compressed file is at its end.
+                while bundle.fileobj is not None and bundle.fileobj.read(2**18):
+                    pass
+        else:
+            head = file.read(8)
+            file.seek(0)
+            [opener] = [opener for magic, opener in _OPENERS.items() if head.startswith(magic)]
+            with opener(file) as stream, (into / archive.stem).open("xb") as target:
+                while chunk := stream.read(2**18):
+                    fits(len(chunk), archive.stem)
+                    target.write(chunk)
     return sorted(path for path in into.rglob("*") if path.is_file())
 
 

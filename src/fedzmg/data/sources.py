@@ -130,24 +130,19 @@ def _no_file(name: str, path: Path) -> InputError:
 
 def choose(name: str, files: Sequence[Path]) -> tuple[Form, dict[str, list[Path]]]:
     """Choose the first form with a complete set of files; return it with those of each split."""
-    what = source(name)
-    problem: InputError | None = None
-    for form in what.forms:
+    problems: list[InputError] = []
+    for form in source(name).forms:
         fitting = [path for path in files if _like(path, form.accepted)]
+        splits = {
+            split: [path for path in fitting if form.whole or _split(path) == split]
+            for split in source(name).counts
+        }
         try:
-            if form.whole and fitting:
-                return form, dict.fromkeys(what.counts, _narrowed(name, "file", form, fitting))
             if fitting:
-                return form, {
-                    split: _narrowed(
-                        name, f"{split} split", form, [p for p in fitting if _split(p) == split]
-                    )
-                    for split in what.counts
-                }
+                return form, {s: _narrowed(name, s, form, paths) for s, paths in splits.items()}
         except InputError as error:
-            problem = problem or error
-    assert problem is not None
-    raise problem
+            problems.append(error)
+    raise problems[0]
 
 
 def _fitting(what: Source, paths: Iterable[Path]) -> list[Path]:
@@ -160,15 +155,15 @@ def _like(path: Path, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(path.name.lower(), pattern) for pattern in patterns)
 
 
-def _narrowed(name: str, part: str, form: Form, paths: list[Path]) -> list[Path]:
+def _narrowed(name: str, split: str, form: Form, paths: list[Path]) -> list[Path]:
     """Return as many files as a split needs, preferring official names."""
     if len(paths) > form.each > 0:
         paths = [path for path in paths if _like(path, form.official)] or paths
     if not paths or (form.each and len(paths) != form.each):
         found = ", ".join(map(str, paths)) or "none"
         raise InputError(
-            f"the {part} of {name!r} is missing or not clear (found: {found}): give {form.files}, "
-            "with train or test in each name"
+            f"the {split} split of {name!r} is missing or not clear (found: {found}): give "
+            f"{form.files}, with train or test in each name"
         )
     return paths
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -25,18 +26,11 @@ class TimeLimitReached(Exception):
         self.done, self.rounds = done, rounds
 
 
-class Budget:
-    """Time limit of a command; None is no limit."""
-
-    def __init__(self, minutes: float | None = None) -> None:
-        if minutes is not None and not minutes > 0:
-            raise InputError(f"max-minutes = {minutes!r}: expected a number above 0")
-        self._end = None if minutes is None else time.monotonic() + 60 * minutes
-
-    @property
-    def spent(self) -> bool:
-        """True if the time limit is reached."""
-        return self._end is not None and time.monotonic() >= self._end
+def deadline(minutes: float | None) -> float:
+    """Return the end of a time limit on the monotonic clock; None is no limit."""
+    if minutes is not None and not minutes > 0:
+        raise InputError(f"max-minutes = {minutes!r}: expected a number above 0")
+    return math.inf if minutes is None else time.monotonic() + 60 * minutes
 
 
 @contextlib.contextmanager

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedzmg.engine.choose import EngineChoice
 from fedzmg.errors import InputError
 from fedzmg.experiment import control, manifest
 from fedzmg.experiment.plan_directory import ANOTHER, first_difference
@@ -20,7 +20,6 @@ from fedzmg.experiment.training import (
     TrainingStorage,
     build_simulation,
     recorded_chunk,
-    recorded_engine,
     training_loop,
 )
 from fedzmg.simulation import (
@@ -61,11 +60,6 @@ class Job(NamedTuple):
         """Round of the previous checkpoint."""
         return 0 if self.position is None else self.position.before
 
-    @property
-    def engine(self) -> EngineChoice | None:
-        """The recorded execution path."""
-        return None if self.facts is None else recorded_engine(self.facts)
-
 
 def run_pack(
     task: Task,
@@ -75,7 +69,7 @@ def run_pack(
     progress: Progress | None = None,
     checkpoint_seconds: float | None = None,
     stop: control.Ask | None = None,
-    budget: control.Budget | None = None,
+    end: float = math.inf,
     label: str | None = None,
     models: bool = True,
 ) -> list[History]:
@@ -84,7 +78,7 @@ def run_pack(
     An existing directory in ``paths`` is continued or, if complete, read. ``stop`` is called after
     every round; a run that it stops has fewer records than rounds and a ``stopped.json``. Without
     ``models``, a finished run is complete even if its checkpoints were removed. Runs that cannot
-    continue raise ``InputError``, the end of the ``budget`` ``TimeLimitReached`` and Ctrl-C
+    continue raise ``InputError``, the time ``end`` ``TimeLimitReached`` and Ctrl-C
     ``Interrupted``, with everything finished stored.
     """
     progress = progress or Silent()
@@ -92,10 +86,8 @@ def run_pack(
     first = runs[0].spec
     label = label or first.algorithm
     task = replace(task, protocol=first.build_protocol(task))
-    rounds, seconds = (
-        task.protocol.rounds,
-        control.checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds),
-    )
+    rounds = task.protocol.rounds
+    seconds = control.checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds)
     directories = [RunDirectory(path) for path in paths] if paths else [None] * len(runs)
     # Complete runs are only read: they need no lock and may be read-only.
     jobs = [_open_job(task, *pair, models=models) for pair in zip(runs, directories, strict=True)]
@@ -117,7 +109,7 @@ def run_pack(
                     progress.say(f"{directory.path}: back to round {least}, where its pack is")
                     jobs[i] = _open_job(task, runs[i], directory, progress, until=least)
         histories: dict[int, History] = {}
-        groups: dict[tuple[int, int, EngineChoice | None], list[int]] = defaultdict(list)
+        groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
         for i, job in enumerate(jobs):
             if job.complete:
                 params = Tree({}) if job.position is None else job.position.checkpoint.params()
@@ -126,14 +118,15 @@ def run_pack(
             else:
                 # A crash between two checkpoints leaves runs at different rounds. Packing does not
                 # change a bit, so they continue in separate packs.
-                groups[job.done, job.before, job.engine].append(i)
+                facts = job.facts or {}
+                engine = facts.get("engine"), facts.get("onednn")
+                groups[job.done, job.before, *engine].append(i)
         if not groups:
             progress.begin(label, rounds, rounds)
-        for (done, _, _), members in groups.items():
+        for (done, *_), members in groups.items():
             progress.begin(label, rounds, done)
             pack = [jobs[i] for i in members]
-            ask, limit = stop or (lambda _: {}), budget or control.Budget()
-            found = _train(task, pack, progress, held, ask, limit, seconds)
+            found = _train(task, pack, progress, held, stop or (lambda _: {}), end, seconds)
             histories |= zip(members, found, strict=True)
     return [histories[i] for i in range(len(jobs))]
 
@@ -197,7 +190,7 @@ def _train(
     progress: Progress,
     held: Hold,
     stop: control.Ask,
-    budget: control.Budget,
+    end: float,
     checkpoint_seconds: float,
 ) -> list[History]:
     """Train runs that are at the same round to their end."""
@@ -208,7 +201,7 @@ def _train(
             [job.run.trial for job in jobs],
             first.run.spec,
             [job.directory.path for job in jobs if job.directory is not None],
-            recorded=first.engine,
+            facts=first.facts,
             chunk=recorded_chunk(first.facts, task, len(jobs)) if first.facts else None,
             restored=[job.position.checkpoint for job in jobs if job.position is not None],
         )
@@ -217,7 +210,7 @@ def _train(
         storage = RunStorage(jobs, simulation, progress, stop)
     training_loop(
         simulation, storage, progress,
-        held=held, budget=budget, checkpoint_seconds=checkpoint_seconds,
+        held=held, end=end, checkpoint_seconds=checkpoint_seconds,
     )  # fmt: skip
     histories = simulation.histories(storage.records)
     return [replace(h, clients=tuple(c)) for h, c in zip(histories, storage.clients, strict=True)]

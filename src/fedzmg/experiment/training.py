@@ -53,12 +53,12 @@ def training_loop(
     progress: Progress,
     *,
     held: Hold,
-    budget: control.Budget,
+    end: float,
     checkpoint_seconds: float,
 ) -> None:
     """Train the remaining rounds of a simulation and store every one.
 
-    The locks ``held`` are checked before every write. A spent ``budget`` raises
+    The locks ``held`` are checked before every write. The time ``end`` raises
     ``TimeLimitReached``, Ctrl-C raises ``Interrupted``; everything finished is stored then. There
     are ``checkpoint_seconds`` between checkpoints, more if they take long to write; 0 writes one
     after every round.
@@ -78,7 +78,7 @@ def training_loop(
                         )
                         storage.note_change(simulation, "chunk_changes")
                     report = storage.append(report)
-                    stopping, spent = storage.early_stops(report), budget.spent
+                    stopping, spent = storage.early_stops(report), time.monotonic() >= end
                     active = len(simulation.trials) - len(simulation.stopped_trials)
                     finished = simulation.round == rounds or len(stopping) == active
                     ends = storage.keeps_models and (finished or bool(stopping))
@@ -113,7 +113,7 @@ def build_simulation(
     spec: RunSpec | Plan,
     memory: Sequence[Path] | None,
     *,
-    recorded: EngineChoice | None = None,
+    facts: Mapping[str, Any] | None = None,
     device: torch.device | None = None,
     chunk: int | None = None,
     trainings: int = 1,
@@ -121,27 +121,23 @@ def build_simulation(
 ) -> Simulation:
     """Build a simulation with the device, dtype, engine and precision of a specification.
 
-    ``memory`` has a directory of client memory per trial. ``recorded`` is the execution path of an
-    earlier part; another one would change the last bits. ``trainings`` simulations share compiled
-    code.
+    ``memory`` has a directory of client memory per trial. ``facts`` is the manifest of an earlier
+    part; another execution path would change the last bits. ``trainings`` simulations share
+    compiled code.
     """
+    engine = EngineChoice(facts["engine"], "as recorded", facts["onednn"]) if facts else spec.engine
     return Simulation(
         task,
         trials,
         rounds=task.protocol.rounds,
         device=device or resolve_device(spec.device),
         dtype=DTYPES[spec.dtype],
-        engine=EnginePlanner(recorded or spec.engine, chunk=chunk, trainings=trainings),
+        engine=EnginePlanner(engine, chunk=chunk, trainings=trainings),
         precision=spec.precision,
         deterministic=spec.deterministic,
         restored=restored or None,
         memory_places=memory or None,
     )
-
-
-def recorded_engine(facts: Mapping[str, Any]) -> EngineChoice:
-    """Return the execution path that a manifest records."""
-    return EngineChoice(facts["engine"], "as recorded", facts["onednn"])
 
 
 def recorded_chunk(facts: Mapping[str, Any], task: Task, trials: int) -> int | None:

@@ -24,7 +24,7 @@ from fedzmg.experiment.plan_directory import read_rows
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.files import GridSpec, refuse_own_task
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.training import build_simulation, recorded_engine
+from fedzmg.experiment.training import build_simulation
 from fedzmg.results.diff import Rows, compare_logs
 from fedzmg.simulation import Record, Trial, resolve_device
 from fedzmg.storage.formats import json_words, read_json
@@ -271,9 +271,8 @@ def _repeat(
     if end < wanted:
         notes.append(f"only up to round {end}: the pack changed then")
     with _environment(kept.name, facts) as device:
-        engine = recorded_engine(facts)
         training = build_simulation(
-            task, trials, spec, None, recorded=engine, device=device, chunk=chunk
+            task, trials, spec, None, facts=facts, device=device, chunk=chunk
         )
         rounds = []
         for _ in range(end):

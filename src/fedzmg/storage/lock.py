@@ -73,10 +73,6 @@ class Owner:
         except psutil.AccessDenied:
             return False
 
-    def is_same(self, other: Owner | None) -> bool:
-        """Return whether both are one hold of one process."""
-        return other is not None and replace(other, heartbeat=self.heartbeat) == self
-
     def __str__(self) -> str:
         now = time.time()
         age, silence = (timedelta(seconds=round(now - t)) for t in (self.started, self.heartbeat))
@@ -96,12 +92,10 @@ class Hold:
     def check(self) -> None:
         """Read the fencing tokens again before anything is written."""
         for path in self.paths:
-            found = read_owner(path)
-            if not self.owner.is_same(found):
-                taker = "removed" if found is None else f"taken over by {found}"
+            if not self._is_ours(path):
                 raise InputError(
-                    f"the lock of {path} was {taker}: this process stops; run the same command "
-                    "again when no other process uses the directory"
+                    f"the lock of {path} was removed or taken over: this process stops; run the "
+                    "same command again when no other process uses the directory"
                 )
 
     def take(self, path: Path, say: Callable[[str], None]) -> None:
@@ -148,18 +142,22 @@ class Hold:
             for path in self.paths:
                 # On a full disk the lock merely looks older than it is.
                 with contextlib.suppress(OSError, InputError):
-                    if self.owner.is_same(read_owner(path)):
+                    if self._is_ours(path):
                         self._write(path)
 
     def release(self) -> None:
         """Unlock everything and remove directories that stayed empty."""
         for path in self.paths:
             with contextlib.suppress(OSError, InputError):
-                if self.owner.is_same(read_owner(path)):
+                if self._is_ours(path):
                     os.unlink(path / NAME)
         for path in reversed(self._made):
             with contextlib.suppress(OSError):
                 path.rmdir()
+
+    def _is_ours(self, path: Path) -> bool:
+        found = read_owner(path)
+        return found is not None and found.token == self.owner.token
 
     def _write(self, path: Path) -> None:
         write_atomic(path / NAME, json.dumps(asdict(self.owner), indent=1).encode())

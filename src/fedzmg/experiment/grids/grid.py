@@ -22,7 +22,7 @@ import torch
 
 from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
-from fedzmg.experiment.control import Budget, checkpoint_interval
+from fedzmg.experiment.control import checkpoint_interval, deadline
 from fedzmg.experiment.grids.score import chosen_options, warnings
 from fedzmg.experiment.grids.search import Search, built, known_facts, trials_of
 from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
@@ -52,7 +52,7 @@ def run_grid(
     ``task`` is a user's own. A mistake raises ``InputError``, the end of the time limit
     ``TimeLimitReached`` and Ctrl-C ``Interrupted``, with everything finished stored.
     """
-    progress, budget = progress or Silent(), Budget(max_minutes)
+    progress, end = progress or Silent(), deadline(max_minutes)
     seconds = checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds)
     spec.check(task)
     whole = task or spec.build_task()
@@ -70,7 +70,7 @@ def run_grid(
         say_changed(trained, out, progress.say)
         for name, inner in folders.items():
             if not (inner / "scores.json").is_file():
-                Search(spec, name, task, inner, progress, budget, seconds, held, reporting).run()
+                Search(spec, name, task, inner, progress, end, seconds, held, reporting).run()
             else:
                 progress.begin(name, spec.rounds, spec.rounds)
             found[name] = read_json(inner / "scores.json", REMAKE, FORMAT)

@@ -11,18 +11,13 @@ from typing import Any, NamedTuple
 
 from fedzmg.data.federated import Examples
 from fedzmg.experiment import manifest
-from fedzmg.experiment.control import Budget, Stopped, named_write_errors, newly_diverged
+from fedzmg.experiment.control import Stopped, named_write_errors, newly_diverged
 from fedzmg.experiment.grids.score import counted, score
 from fedzmg.experiment.grids.stops import Stops
 from fedzmg.experiment.plan_directory import read_rows
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.files import GridSpec
-from fedzmg.experiment.training import (
-    TrainingStorage,
-    build_simulation,
-    recorded_engine,
-    training_loop,
-)
+from fedzmg.experiment.training import TrainingStorage, build_simulation, training_loop
 from fedzmg.simulation import Checkpoint, Record, RoundReport, Simulation, Trial
 from fedzmg.storage.checkpoint import (
     StoredCheckpoint,
@@ -133,13 +128,13 @@ class Search(TrainingStorage):
         task: Task,
         directory: Path,
         progress: Progress,
-        budget: Budget,
+        end: float,
         checkpoint_seconds: float,
         held: Hold,
         reporting: Examples | None = None,
     ) -> None:
         self._spec, self._name, self._task, self.path = spec, name, task, directory
-        self._progress, self._budget, self._held = progress, budget, held
+        self._progress, self._end, self._held = progress, end, held
         self._checkpoint_seconds, self._reporting = checkpoint_seconds, reporting
         self._rows = read_rows(directory / "metrics.jsonl")
         self._stops = Stops(spec, name, task.metric, directory / "stopped.jsonl")
@@ -222,7 +217,7 @@ class Search(TrainingStorage):
                 built(self._spec, self._name, self._task, trials),
                 self._spec,
                 [memory[i] for i in self._active],
-                recorded=recorded_engine(facts) if facts else None,
+                facts=facts,
                 chunk=manifest.chunk(facts, self._task, len(trials)) if facts else None,
                 trainings=sum(self._spec.packs().values()),
                 restored=kept and [Checkpoint(done, dict(kept.tensors[i])) for i in self._active],
@@ -235,7 +230,7 @@ class Search(TrainingStorage):
         try:
             training_loop(
                 simulation, self, self._progress,
-                held=self._held, budget=self._budget, checkpoint_seconds=self._checkpoint_seconds,
+                held=self._held, end=self._end, checkpoint_seconds=self._checkpoint_seconds,
             )  # fmt: skip
         finally:
             manifest.note(self.path, seconds=facts.get("seconds", 0.0) + time.monotonic() - began)

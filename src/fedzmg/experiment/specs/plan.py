@@ -138,14 +138,10 @@ class Plan(Experiment):
         return self
 
     def to_toml(self) -> str:
-        values = self.model_dump(exclude_none=True)
-        for variant in values["algorithms"].values():
-            for side in ("client", "server"):
-                if not variant[side]:
-                    del variant[side]
-        if not self.stops:
-            del values["stop"]
-        return toml(values)
+        values = self.model_dump(exclude_none=True, exclude=set() if self.stops else {"stop"})
+        variants = self.algorithms.items()
+        own = {name: variant.model_dump(exclude_defaults=True) for name, variant in variants}
+        return toml({**values, "algorithms": own})
 
     @property
     def stops(self) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
-from fedzmg.experiment.control import Budget, newly_diverged
+from fedzmg.experiment.control import deadline, newly_diverged
 from fedzmg.experiment.grids.score import chosen_options
 from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
 from fedzmg.experiment.progress import Progress, Silent
@@ -56,7 +56,7 @@ def run_study(
     mistake raises ``InputError``, the end of the time limit ``TimeLimitReached`` and Ctrl-C
     ``Interrupted``, with everything finished stored.
     """
-    progress, budget = progress or Silent(), Budget(max_minutes)
+    progress, end = progress or Silent(), deadline(max_minutes)
     spec.check(task)
     task, runs = _planned(spec, task or spec.build_task())
     # Every mistake is found before the first round is trained.
@@ -84,7 +84,7 @@ def run_study(
                     [path for name in names for path in paths[name]],
                     progress=progress,
                     stop=newly_diverged if spec.stop.diverged else None,
-                    budget=budget,
+                    end=end,
                     label=label,
                     models=models,
                 )
