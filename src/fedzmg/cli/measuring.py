@@ -51,7 +51,7 @@ def bench(
 ) -> None:
     """Time rounds on random data of a task's shape: speed, memory, distance to the floor."""
     from fedzmg import algorithms
-    from fedzmg.bench.measure import Timing, environment, measure_all
+    from fedzmg.bench.measure import environment, measure_all
     from fedzmg.experiment.control import named_write_errors
     from fedzmg.simulation import resolve_device
     from fedzmg.storage.formats import write_json
@@ -61,16 +61,16 @@ def bench(
         common.check_file(out)
     algorithms.get(algorithm)
     target = resolve_device(device)
-    found: list[Timing] = []
+    found = []
     for timing in measure_all(
         workloads or (ON_CPU if target.type == "cpu" else ON_GPU),
         engine.split(","), precision.split(","),
         [int(count) if count.isdigit() else count for count in trials.split(",")],
         rounds=rounds, algorithm=algorithm, deterministic=deterministic, device=target,
     ):  # fmt: skip
-        found.append(timing)
-        common.plain(views.timing_line(timing.as_dict()), err=as_json)
-    data = {"environment": environment(target), "timings": [t.as_dict() for t in found]}
+        found.append(timing.as_dict())
+        common.plain(views.timing_line(found[-1]), err=as_json)
+    data = {"environment": environment(target), "timings": found}
     # Before the file: its disk may be full.
     common.show(data, partial(views.timings, data), as_json)
     if out is not None:

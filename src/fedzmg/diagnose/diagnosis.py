@@ -18,7 +18,7 @@ from fedzmg.algorithms.mimelite import MimeLite
 from fedzmg.contract import ClientRule, Layout, numbers, structure
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.data.plan import ClientBatch, Stream, local_stream
-from fedzmg.diagnose.measure import Measurement, Pair, Part, measure, spread_of
+from fedzmg.diagnose.measure import Floats, Measurement, Pair, Part, measure, spread_of
 from fedzmg.diagnose.verdict import Verdict, judge
 from fedzmg.engine.local import Broadcast, Program, Sequential
 from fedzmg.engine.vectorized import Vectorized
@@ -148,8 +148,8 @@ def diagnose(
         model = model.map(lambda leaf: leaf.to(target, dtype))
         found = measure(gradients(part, model, weights), layout)
         trained = [
-            updates(task, model, followed, lr=rate, project=project, seed=seed)
-            for project in ((False, True) if len(followed) > 1 else ())
+            updates(task, model, followed, rule, seed)
+            for rule in ((SGD(lr=rate), ZeroMean(SGD(lr=rate))) if len(followed) > 1 else ())
         ]
         drifts = [spread_of(parts, layout) for parts in trained]
         if not drifts or not all(math.isfinite(v) for one in drifts for v in one.values()):
@@ -234,7 +234,7 @@ def excerpt(
     return clients, replace(task, train=part, protocol=protocol, test_owners=None)
 
 
-def gradients(task: Task, params: Tree, weights: npt.NDArray[np.float64]) -> Iterator[Part]:
+def gradients(task: Task, params: Tree, weights: Floats) -> Iterator[Part]:
     """Yield the gradients of every client's mean loss, without dropout, and the weights."""
     size = min(PASS_SIZE, int(task.train.counts.max()))
     none = np.zeros(0, np.int64)
@@ -245,32 +245,21 @@ def gradients(task: Task, params: Tree, weights: npt.NDArray[np.float64]) -> Ite
 
 
 def updates(
-    task: Task,
-    params: Tree,
-    clients: npt.NDArray[np.int64],
-    *,
-    lr: float,
-    project: bool,
-    seed: int,
+    task: Task, params: Tree, clients: npt.NDArray[np.int64], rule: ClientRule, seed: int
 ) -> Iterator[Part]:
-    """Yield the clients' updates ``w - w_k`` after one round of local SGD."""
+    """Yield the clients' updates ``w - w_k`` after one round of local steps."""
     data, entries = task.train, []
     for client in clients.tolist():
         first, size = int(data.offsets[client]), int(data.counts[client])
         steps = local_stream(task.protocol.batching, seed, 1, client, 0, first, size)
         if len(steps):
             entries.append(ClientBatch(0, client, size, steps))
-    rule: ClientRule = ZeroMean(SGD(lr=lr)) if project else SGD(lr=lr)
     sizes = np.array([entry.examples for entry in entries], dtype=np.float64)
     yield from _uploads(task, rule, entries, params, sizes)
 
 
 def _uploads(
-    task: Task,
-    rule: ClientRule,
-    entries: Sequence[ClientBatch],
-    params: Tree,
-    weights: npt.NDArray[np.float64],
+    task: Task, rule: ClientRule, entries: Sequence[ClientBatch], params: Tree, weights: Floats
 ) -> Iterator[Part]:
     """Yield what clients upload, computed on the device and in the precision of ``params``."""
     fitted = rule.for_layout(task.model.layout)

@@ -11,7 +11,7 @@ import inspect
 import json
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -116,31 +116,20 @@ class Preset(ABC):
     def build(self) -> Task:
         """Build the task."""
 
-    def assembled(
-        self,
-        train: FederatedData,
-        tune: Examples,
-        test: Examples,
-        *,
-        notes: Sequence[str] = (),
-        preset: Mapping[str, Value] | None = None,
-        **parts: Any,
-    ) -> Task:
+    def assembled(self, train: FederatedData, tune: Examples, test: Examples, **parts: Any) -> Task:
         """Build the task around its data and other parts, with network, protocol and tuned options.
 
         With fewer clients than the cohort, every client takes part in every round, and a note
         says so. A user can still choose a smaller cohort.
         """
-        protocol = self.protocol
+        protocol, notes = self.protocol, tuple(parts.pop("notes", ()))
         if protocol.cohort > len(train):
             few = f"{len(train)} clients are here: a round draws all of them instead of "
-            notes = (*notes, f"{few}{protocol.cohort}")
+            notes += (f"{few}{protocol.cohort}",)
             protocol = dataclasses.replace(protocol, cohort=len(train))
-        return Task(
-            self.name, FunctionalModel(self.network()), train, test, tune=tune, protocol=protocol,
-            options=tuned(self.name), preset=self.options() if preset is None else preset,
-            notes=tuple(notes), **parts,
-        )  # fmt: skip
+        parts = {"options": tuned(self.name), "preset": self.options(), "tune": tune, **parts}
+        model = FunctionalModel(self.network())
+        return Task(self.name, model, train, test, protocol=protocol, notes=notes, **parts)
 
     def decisions(self) -> list[Decision]:
         """List the options in order of declaration."""

@@ -50,15 +50,12 @@ class Tracker(Protocol):
 
     def start(self, run: TrackedRun) -> None:
         """Start a run, or continue it after ``run.done`` rounds."""
-        ...
 
     def log(self, step: int, values: Mapping[str, float], /) -> None:
         """Log round ``step``, counted from 1."""
-        ...
 
     def finish(self, ending: Ending, /) -> None:
         """End the run; a stopped one may continue later."""
-        ...
 
 
 Make = Callable[[], Tracker]
