@@ -264,8 +264,10 @@ def _changes(pairs: Sequence[tuple[Unit, Unit]]) -> list[Change]:
         ignored = set(NEVER_EQUAL)
         if a.manifest.get("device") == b.manifest.get("device") == "cpu":
             ignored |= {"pack", "pack_changes"}  # packing changes no bit on CPUs
-        if a.spec.get("algorithm") != b.spec.get("algorithm"):
-            ignored.add("rules_sha256")  # hash of an algorithm's equations
+        rules = "rules_sha256"  # hash of an algorithm's equations; kept results may lack it
+        known = a.manifest.get(rules) and b.manifest.get(rules)
+        if not known or a.spec.get("algorithm") != b.spec.get("algorithm"):
+            ignored.add(rules)
         listed = [(_aspect(key), key, x, y) for key, x, y in _unequal(a.spec, b.spec)]
         listed += [
             ("data" if key in DATA else "versions", key, x, y)

@@ -134,7 +134,10 @@ def _draw_volume(axes: Axes, report: Mapping[str, Any]) -> None:
     # Whole numbers per bin: otherwise some bins hold more of them than their neighbours.
     width = np.ceil((high - low + 1) / number)
     bins = np.arange(low - 0.5, high + width, width)
-    if high >= _WIDE_RANGE * low:
+    if low == high:
+        bins, note = np.array([0.95 * low, 1.05 * low]), f"every client holds {low:,.0f}"
+        axes.set_xlim(0.5 * low, 1.5 * low)
+    elif high >= _WIDE_RANGE * low:
         bins = np.geomspace(low, high * 1.0001, number + 1)
         use_log_scale(axes, "x")
     axes.hist(volume, bins.tolist(), color=style.COLOURS[0], edgecolor=style.PAPER, linewidth=0.4)
