@@ -116,8 +116,10 @@ class EnginePlanner:
                 self.choice = self._choose(program, probe, trials, rounds_left)
                 if self.chunk is None and self.choice.path != "sequential":
                     own = probe()
-                    limit = clients_that_fit(program, own)
-                    self.chunk = even_chunk(trials * len(own.batches), limit)
+                    total, limit = trials * len(own.batches), clients_that_fit(program, own)
+                    if limit is not None and total > limit:
+                        # The fewest chunks, of equal size: few widths to compile.
+                        self.chunk = math.ceil(total / math.ceil(total / limit))
                 return
             except torch.OutOfMemoryError:
                 self.halve(len(probe().batches), program.device)
@@ -271,10 +273,3 @@ def _peak_bytes(engine: Vectorized, probe: Probe) -> int:
     before = torch.cuda.memory_allocated(device)
     deque(engine.train(*probe), maxlen=0)
     return torch.cuda.max_memory_allocated(device) - before
-
-
-def even_chunk(total: int, limit: int | None) -> int | None:
-    """Compute the size of the fewest equal chunks of at most ``limit``: few widths to compile."""
-    if limit is None or total <= limit:
-        return None
-    return math.ceil(total / math.ceil(total / limit))
