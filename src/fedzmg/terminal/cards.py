@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -105,7 +104,7 @@ def data_sets(found: Mapping[str, Mapping[str, Any]], width: int) -> RenderableT
 
 
 def prose(text: str, width: int) -> str:
-    r"""Strip a docstring of its markup and break equations that are too wide.
+    r"""Strip a docstring of its markup and break equations that are too wide between their parts.
 
     Lines of paragraphs are joined; a line that ends with a full stop ends its paragraph.
 
@@ -120,10 +119,10 @@ def prose(text: str, width: int) -> str:
     blocks = []
     for block in re.split(r"\n\s*\n", text.strip("\n")):
         if block.startswith(" "):
-            lines = (
-                textwrap.fill(ln, width, subsequent_indent=" " * 8) for ln in block.splitlines()
-            )
-            blocks.append("\n".join(lines))
+            lines = block.splitlines()
+            below = [re.sub(r"(?<=\S)\s{2,}", "\n" + " " * 8, line) for line in lines]
+            fitted = [a if len(a) <= width else b for a, b in zip(lines, below, strict=True)]
+            blocks.append("\n".join(fitted))
         else:
             joined = re.sub(r"(?<!\.)\n", " ", re.sub(r":?:$", ":", block.replace("``", "")))
             blocks.append(joined if joined != ":" else "")
