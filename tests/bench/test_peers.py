@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedzmg.bench.workloads import WORKLOADS, small_mlp
+from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.models.initial import initial_params
 from fedzmg.simulation import Simulation, Trial
 from fedzmg.tree import row
@@ -41,7 +41,7 @@ def test_the_plain_loop_is_the_sequential_engines_round() -> None:
     from peers.ours import define
     from plain_loop import plain_round
 
-    task = small_mlp(clients=12)
+    task = WORKLOADS["mlp"](clients=12)
     work = define(facts(), rounds=1)
     model = copy.deepcopy(task.model.source).double()
     model.load_state_dict(dict(initial_params(task.model, task.init, 0).items()))
