@@ -231,6 +231,8 @@ def _names(algorithms: Any) -> list[str]:
 
 def _seeds(seeds: Any, first: int = 0) -> list[int]:
     """Return seeds that were given as their number or one by one."""
+    if isinstance(seeds, int) and seeds < 1:
+        raise InputError(f"seeds = {seeds}: expected at least one")
     try:
         listed = range(first, first + seeds) if isinstance(seeds, int) else seeds
         return [operator.index(seed) for seed in listed]

@@ -110,6 +110,8 @@ def test_grid_becomes_a_heat_map_file(tmp_path: Path, grid: dict[str, Any]) -> N
     [row] = csv.DictReader(io.StringIO(written["tables/grid.csv"], newline=""))
     assert (row["client.lr"], row["score"], row["border"]) == ("0.1", "0.5", "client.lr")
     assert (row["points"], row["diverged"], row["neighbours_low"]) == ("6", "0", "0.4")
+    exports.publish(material, [], tmp_path / "report")
+    assert list(read([tmp_path]).grids) == list(material.grids)  # not the report's own table
 
 
 def names(place: Path) -> set[str]:

@@ -195,7 +195,7 @@ def run(
         "task": spec.task, "algorithm": spec.algorithm, "seed": spec.seed, "rounds": last.round,
         "metric": metric, "final": last.metric, "loss": last.loss, "diverged": diverged,
     }  # fmt: skip
-    text = f"{metric} {last.metric:.4f}, loss {last.loss:.4f} after {last.round} rounds"
+    text = f"{metric} {last.metric:.4f}, loss {last.loss:.4f} after round {last.round}"
     if diverged is not None:
         text = f"diverged in round {diverged}: try a smaller client.lr\n{text}"
     work.show(summary, lambda _: text, run=directory)

@@ -130,7 +130,8 @@ def read(directories: Sequence[Path]) -> Material:
             raise InputError(f"{top} is not a directory; give one that holds runs")
         any_here = False
         for current, below, held in os.walk(top):
-            below[:] = sorted(name for name in below if not name.startswith("."))
+            made = ("tables", "figures") if "written.json" in held else ()  # of an earlier report
+            below[:] = sorted(n for n in below if not n.startswith(".") and n not in made)
             directory = Path(current)
             shown = (Path(name) / directory.relative_to(top)).as_posix()
             files += [

@@ -175,7 +175,7 @@ class StudyResult:
         """Describe seeds and rounds."""
         seeds = len(self.study.seeds)
         paired = "1 seed" if seeds == 1 else f"{seeds} paired seeds"
-        return f"{paired}, {self.study.protocol.get('rounds')} rounds"
+        return f"{paired}, {count_text(self.study.protocol.get('rounds', 0), 'round')}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything that ``study.json`` holds and ``--json`` prints."""
