@@ -50,7 +50,7 @@ NORMALISED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     ("changes", "message"),
     [
         ({"y": Y[:-1]}, r"\(30, 4\).*\(29,\)"),
-        ({"clients": WHO[:-1]}, r"\(29,\) for 30"),
+        ({"clients": WHO[:-1]}, "29 client ids for 30"),
         ({"client_names": [0, 1, 2, 3, 4, "x"]}, "'x'"),
         ({"client_names": [0, 1]}, "names"),
         ({"client_names": 5}, "client_names = 5"),
@@ -93,7 +93,7 @@ NORMALISED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
         ({"name": None}, "name: .*NoneType"),
         ({"axes": {"wieght": (1,)}}, "'wieght'"),
         ({"axes": ["weight"]}, r"axes = \['weight'\]"),
-        ({"axes": {"weight": (2,)}}, "axes from 0 to 1"),
+        ({"axes": {"weight": (2,)}}, "axes .*weight"),
     ],
 )
 def test_unsuitable_parts_are_rejected_in_one_line(changes: dict[str, Any], message: str) -> None:
