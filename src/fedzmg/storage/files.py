@@ -80,9 +80,10 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[Path]:
 
 def remove_leftovers(path: Path) -> None:
     """Remove temporary files that a killed process left while it wrote ``path``."""
-    for found in path.parent.glob(f".{path.name}.*"):
-        with contextlib.suppress(OSError):
-            found.unlink()
+    for pattern in (f".{path.name}.*", ".tmp??????"):  # the second one is of safetensors
+        for found in path.parent.glob(pattern):
+            with contextlib.suppress(OSError):
+                found.unlink()
 
 
 def sync_directory(path: Path) -> None:
