@@ -54,10 +54,14 @@ def rounds(
     return kept
 
 
-def statistics(state: Any) -> dict[str, Tensor]:
+def statistics(name: str, state: Any) -> dict[str, Tensor]:
     """Server state by the names that the stored traces use."""
-    named = {"m": state.first, "v": state.second}
-    return {key: tree["weight"] for key, tree in named.items() if tree != ()}
+    if name.startswith(("mfl", "fedlion")):
+        return {"momentum": state["weight"]}
+    if name.startswith(("fedgbo", "fedcada")):
+        named = {"m": state.first, "v": state.second}
+        return {key: tree["weight"] for key, tree in named.items() if tree != ()}
+    return {}
 
 
 # Plain Python, unequal numbers of steps.
@@ -149,6 +153,45 @@ def cada_by_hand(
     return found
 
 
+def mfl_by_hand(
+    steps: dict[str, int], count: int, *, momentum: float, damping: float, weights: str
+) -> list[Expected]:
+    w, d = list(P2["w0"]), [0.0, 0.0]
+    found = []
+    for _ in range(count):
+        ends, ds = {}, {}
+        for client in CLIENTS:
+            x, own = list(w), list(d)
+            for _ in range(steps[client]):
+                grad = slope(client, x)
+                own = [momentum * own[i] + (1 - damping) * grad[i] for i in range(2)]
+                x = [x[i] - 0.1 * own[i] for i in range(2)]
+            ends[client], ds[client] = x, own
+        w, d = mean(ends, weights), mean(ds, weights)
+        found.append(Expected(w, {"momentum": d}))
+    return found
+
+
+def lion_by_hand(steps: dict[str, int], count: int) -> list[Expected]:
+    lr, beta1, beta2 = 0.01, 0.9, 0.99
+    w, m = list(P2["w0"]), [0.0, 0.0]
+    found = []
+    for _ in range(count):
+        ends, ms = {}, {}
+        for client in CLIENTS:
+            x, b = list(w), list(m)
+            for _ in range(steps[client]):
+                grad = slope(client, x)
+                for i in range(2):
+                    vote = beta1 * b[i] + (1 - beta1) * grad[i]
+                    x[i] -= lr * ((vote > 0) - (vote < 0))
+                    b[i] = beta2 * b[i] + (1 - beta2) * grad[i]
+            ends[client], ms[client] = x, b
+        w, m = mean(ends, "uniform"), mean(ms, "uniform")
+        found.append(Expected(w, {"momentum": m}))
+    return found
+
+
 GBO = {
     "fedgbo": {"lr": 0.1, "beta1": 0.9, "beta2": None},
     "fedgbo:rmsprop": {"lr": 0.01, "beta1": None, "beta2": 0.99},
@@ -162,6 +205,12 @@ ORACLES: dict[str, tuple[Algorithm, Callable[[dict[str, int], int], list[Expecte
         partial(cada_by_hand, psi=lambda r: math.exp(-r)),
     ),
     "fedcada:none": (made("fedcada:none", client_lr=0.1), partial(cada_by_hand, psi=lambda _: 0.0)),
+    "mfl": (made("mfl"), partial(mfl_by_hand, momentum=0.5, damping=0.0, weights="examples")),
+    "mfl:averaging": (
+        made("mfl:averaging"),
+        partial(mfl_by_hand, momentum=0.9, damping=0.9, weights="uniform"),
+    ),
+    "fedlion": (made("fedlion", client_lr=0.01), lion_by_hand),
 }
 
 
@@ -171,14 +220,56 @@ ORACLES: dict[str, tuple[Algorithm, Callable[[dict[str, int], int], list[Expecte
 def test_plain_python_agrees(name: str, steps: dict[str, int], engine: str) -> None:
     algorithm, oracle = ORACLES[name]
     task = unequal_task() if steps is UNEQUAL else P2_TASK
-    found = rounds(task, algorithm, engine=engine, count=3)
-    for after, expected in zip(found, oracle(steps, 3), strict=True):
+    found = rounds(task, algorithm, engine=engine, count=4)
+    for after, expected in zip(found, oracle(steps, 4), strict=True):
         assert after.record.steps == sum(steps.values())
         close(after.params["weight"], expected.w)
-        held = statistics(after.state)
+        held = statistics(name, after.state)
         assert set(held) == set(expected.kept)
         for key, value in held.items():
             close(value, expected.kept[key])
+
+
+def adap_by_hand(count: int, epochs: int, patience: int) -> list[tuple[Vector, int]]:
+    """Full-batch epochs; the model and the epochs run after every round."""
+
+    def loss(client: str, x: Vector) -> float:
+        terms = zip(P2["H"][client], x, P2["c"][client], strict=True)
+        return sum(0.5 * h * (value - c) ** 2 for h, value, c in terms)
+
+    w, found = list(P2["w0"]), []
+    for _ in range(count):
+        ends, run = {}, 0
+        for client in CLIENTS:
+            x, lr, best, bad = list(w), 0.7, loss(client, w), 0
+            for _ in range(epochs):
+                x = [value - lr * g for value, g in zip(x, slope(client, x), strict=True)]
+                run += 1
+                now = loss(client, x)
+                if now < best - 1e-3:
+                    best, bad = now, 0
+                else:
+                    bad, lr = bad + 1, lr / 2
+                if bad >= patience:
+                    break
+            ends[client] = x
+        w = mean(ends, "examples")
+        found.append((w, run))
+    return found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("patience", [1, 2])
+def test_fedadap_stops_and_saves_epochs(patience: int, engine: str) -> None:
+    task = quadratic_task(P2, epochs=8)
+    algorithm = made("fedadap", client_lr=0.7, client_patience=float(patience))
+    expected = adap_by_hand(3, 8, patience)
+    assert any(run < 16 for _, run in expected), "nobody stops early"
+    for after, (w, run) in zip(
+        rounds(task, algorithm, engine=engine, count=3), expected, strict=True
+    ):
+        close(after.params["weight"], w)
+        assert after.record.steps == run
 
 
 # What they turn into at the ends of their ranges.

@@ -25,6 +25,7 @@ recurrent kernels, and a bias of one for the forget gates of an LSTM. ``given``:
 module came with, for a pretrained start. Or a function ``(module, generator)`` that fills one
 module's own parameters in place."""
 
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
 _ATTENTION_OUTPUT = nn.modules.linear.NonDynamicallyQuantizableLinear
 """The last layer inside ``nn.MultiheadAttention``, whose bias starts at zero."""
@@ -65,11 +66,13 @@ def _fill(module: Any, name: str, values: Tensor, scheme: str, generator: torch.
     recurrent = isinstance(module, nn.RNNBase | nn.RNNCellBase | GRU)
     dense = isinstance(module, nn.Linear | _ConvNd)
     fill: Callable[..., Tensor] = nn.init.xavier_uniform_
-    if isinstance(module, _NORMS):
+    if isinstance(module, (*_NORMS, *_TABLES)) and name not in ("weight", "bias"):
+        pass  # of a subclass: it starts as its constructor left it
+    elif isinstance(module, _NORMS):
         values.fill_(float(name == "weight"))
     elif isinstance(module, nn.PReLU):
         values.fill_(module.init)
-    elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
+    elif isinstance(module, _TABLES):
         if scheme == "torch":
             values.normal_(generator=generator)
         else:

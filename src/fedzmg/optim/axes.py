@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,13 +36,16 @@ def axes_of(group: Mapping[str, Any], known: Known | None) -> list[Axes]:
     If there are none, all axes but the first are taken for inputs, with one warning. That is wrong
     for embeddings, transposed convolutions and convolutions with channels last.
     """
+    for key in group:
+        if key != "input_axes" and difflib.get_close_matches(key, ["input_axes"], cutoff=0.55):
+            raise InputError(f"a group has {key!r}: did you mean 'input_axes'?")
     params: list[Tensor] = group["params"]
     names: list[str] = group.get("param_names") or [f"number {i}" for i in range(len(params))]
     for parameter, name in zip(params, names, strict=True):
         if is_lazy(parameter):
             raise InputError(f"parameter {name!r} has no shape yet: run one forward first")
     given: Any = group.get("input_axes")
-    if given is None and known:
+    if given is None and known is not None:
         given = [known.get(p, known.get(name)) for p, name in zip(params, names, strict=True)]
         for i, (parameter, name) in enumerate(zip(params, names, strict=True)):
             if given[i] is not None:

@@ -91,6 +91,11 @@ class ZeroMeanSGD(Optimizer):
         }
         self._known: Known | None = axes
         params: Any = params_or_model
+        if isinstance(params_or_model, type):
+            name = params_or_model.__name__
+            raise InputError(f"the model is the class {name}: pass {name}(...)")
+        if axes is not None and not isinstance(axes, Mapping):
+            raise InputError(f"axes = {axes!r}: expected input axes by name of parameter")
         if isinstance(params_or_model, nn.Module):
             self._known = model_layout(params_or_model, axes)[0]
             params = _trainable(params_or_model)

@@ -133,8 +133,9 @@ class Simulation:
             longest=task.protocol.batching.steps(int(task.train.counts.max())),
         )
         self._test = task.test.to(device, dtype)
+        fitted = [trial.algorithm.for_layout(task.model.layout) for trial in self.trials]
         self._clients, self._servers = (
-            PackedRule.of(side, shared, self.trials, dtype, device) for side in ("client", "server")
+            PackedRule.of(side, shared, fitted, dtype, device) for side in ("client", "server")
         )
         self.planner = planner or RoundPlanner(task, [trial.seed for trial in self.trials])
         self.round = 0

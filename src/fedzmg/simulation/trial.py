@@ -72,12 +72,12 @@ class PackedRule(NamedTuple):
         cls,
         side: str,
         shared: Algorithm,
-        trials: Sequence[Trial],
+        fitted: Sequence[Algorithm],
         dtype: torch.dtype,
         device: torch.device,
     ) -> PackedRule:
-        """Pack the rules of trials that share an algorithm: its client side or its server side."""
-        values = [numbers(getattr(trial.algorithm, side)) for trial in trials]
+        """Pack one side, client or server, of algorithms that share everything but numbers."""
+        values = [numbers(getattr(algorithm, side)) for algorithm in fitted]
         stacked = {
             path: torch.tensor([own[path] for own in values], dtype=dtype, device=device)
             for path in values[0]
