@@ -159,10 +159,14 @@ def test_process_elsewhere_is_judged_by_its_heartbeat(
         assert "0:10:0" in said[0]
 
 
-def test_unreadable_lock_is_refused(tmp_path: Path) -> None:
+def test_unreadable_lock_is_as_old_as_its_file(tmp_path: Path) -> None:
     (tmp_path / "lock.json").write_text('{"pid": 1}')
     with pytest.raises(InputError, match=r"lock\.json"):
         hold([tmp_path], never).__enter__()
+    os.utime(tmp_path / "lock.json", (1, 1))
+    said: list[str] = []
+    with hold([tmp_path], said.append):
+        assert "taken over" in said[0]
 
 
 def test_heartbeat_is_refreshed_and_a_lost_lock_is_noticed(

@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 from socket import gaierror
 from ssl import SSLCertVerificationError
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 
@@ -73,7 +74,7 @@ def mirrored(url: str, mirror: str | None) -> str:
     name = urlsplit(url).path.rpartition("/")[2]
     if "@" in urlsplit(mirror).netloc:  # messages and logs name the address
         raise InputError("the mirror's address holds a user name, which is not supported")
-    if "://" in mirror:
+    if urlsplit(mirror).scheme in ("http", "https", "file"):
         return f"{mirror.rstrip('/')}/{name}"
     return (Path(mirror).expanduser().absolute() / unquote(name)).as_uri()
 
@@ -111,7 +112,7 @@ def _attempt(source: str, part: Path, size: int | None, progress: Progress) -> N
     headers = {"User-Agent": f"fedzmg/{__version__}"}
     headers |= {"Range": f"bytes={done}-"} if done else {}
     request = urllib.request.Request(source, headers=headers)
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+    with urllib.request.build_opener(_Redirects).open(request, timeout=TIMEOUT) as response:
         if response.status != 206:  # the server sends the whole file
             done = 0
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
@@ -135,3 +136,14 @@ def _attempt(source: str, part: Path, size: int | None, progress: Progress) -> N
                 progress.advance(done)
     if done < (total or 0):
         raise OSError(f"broke off after {done} of {total} bytes")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Redirects to http and https only, and never from https back to http."""
+
+    def redirect_request(self, req: Any, fp: Any, *rest: Any) -> urllib.request.Request | None:
+        before, after = urlsplit(req.full_url).scheme, urlsplit(rest[-1]).scheme
+        if after not in (before, "https"):
+            fp.close()
+            raise InputError(f"{req.full_url} redirects to {rest[-1]}, which is not followed")
+        return super().redirect_request(req, fp, *rest)

@@ -293,6 +293,14 @@ PARTITIONS: dict[str, Callable[..., Owners]] = {
 }
 
 
+_MISSING = {
+    "alpha": "give alpha=0.1 for very unequal clients, 10 for nearly equal ones (--set alpha=0.1)",
+    "clients": "give their number, clients=100 (--clients 100)",
+    "coarse": "it needs data with coarse labels, such as CIFAR-100",
+}
+"""Remedy for a missing argument, in Python (and in a command)."""
+
+
 @dataclass(frozen=True, eq=False)
 class Partition:
     """Owners and the options that made them."""
@@ -348,9 +356,7 @@ def make(
     arguments = {one.name: given.get(one.name, one.default) for one in others}
     for key, value in arguments.items():
         if value is inspect.Parameter.empty:
-            raise InputError(
-                f"partition {name!r} needs {key}: add --clients 100 or --set {key}=0.1"
-            )
+            raise InputError(f"partition {name!r} needs {key}: {_MISSING[key]}")
     owners = PARTITIONS[name](**{data.name: np.asarray(labels)}, **arguments)
     owners.flags.writeable = False
     return Partition(name, {key: arguments[key] for key in known}, int(seed), owners)

@@ -147,7 +147,7 @@ def choose(name: str, files: Sequence[Path]) -> tuple[Form, dict[str, list[Path]
 
 def _fitting(what: Source, paths: Iterable[Path]) -> list[Path]:
     patterns = [pattern for form in what.forms for pattern in form.accepted]
-    plain = (path for path in paths if path.name[0] != "." and not path.is_dir())
+    plain = (path for path in paths if path.name[0] != "." and path.is_file())
     return [path for path in plain if _like(path, patterns)]
 
 

@@ -22,7 +22,7 @@ from fedzmg.errors import InputError
 from fedzmg.experiment.run_directory import FORMAT, LOG
 from fedzmg.storage import lock
 from fedzmg.storage.client_metrics import CLIENTS
-from fedzmg.storage.files import compressed
+from fedzmg.storage.files import compressed, write_atomic
 from fedzmg.storage.formats import write_json
 
 _KINDS = {".toml", ".json", ".jsonl", ".gz", ".md", ".csv", ".tex", ".png", ".svg", ".pdf"}
@@ -47,6 +47,7 @@ def keep(source: Path, to: Path) -> Kept:
     """
     files = [path for path in sorted(source.rglob("*")) if path.is_file()]
     files = [path for path in files if path.relative_to(source).parts[0] != _REPORT]
+    files = [path for path in files if not path.name.startswith(".")]  # a writer's, soon renamed
     wanted = [path for path in files if _is_wanted(path.relative_to(source))]
     if not any(path.name in ("manifest.json", "grid.json", "study.json") for path in wanted):
         raise InputError(f"{source} holds no results: pass a run, study, comparison or grid")
@@ -90,7 +91,7 @@ def _copy(path: Path, to: Path) -> int:
     if path.name == LOG:
         to = compressed(to)
         # Without a time stamp, the same log always gives the same bytes.
-        to.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+        write_atomic(to, gzip.compress(path.read_bytes(), mtime=0))
     else:
         shutil.copyfile(path, to)
     return to.stat().st_size

@@ -117,9 +117,9 @@ class Hold:
         except Timeout:
             raise InputError(f"another process is locking {path} right now: try again") from None
         except (OSError, NotImplementedError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise InputError(
-                f"cannot write the run directory {path}: {getattr(error, 'strerror', error)}; "
-                "choose another directory with --out"
+                f"cannot write the run directory {path}: {reason}; choose another one with --out"
             ) from None
 
     def _take_over(self, path: Path, say: Callable[[str], None]) -> None:
@@ -198,15 +198,16 @@ def kept_copy(path: Path) -> Path | None:
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Read the owner of a directory; None if it is not locked."""
+    """Read the owner of a directory; a lock that cannot be read is as old as its file."""
     try:
         return Owner(**json.loads((path / NAME).read_bytes()))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(
-            f"{path / NAME} cannot be read ({error}): remove it if no process uses the directory"
-        ) from None
+    except (OSError, ValueError, TypeError):
+        with contextlib.suppress(OSError):
+            written = (path / NAME).stat().st_mtime
+            return Owner("unknown", "an unknown machine", 0, "", "", written, written)
+        return None
 
 
 def _machine() -> str:

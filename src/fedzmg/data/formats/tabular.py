@@ -172,6 +172,8 @@ def _values(column: Any) -> Array | list[Any]:
         row = column.is_null().index(True).as_py() * rows // len(column)
         raise ValueError(f"row {row} has no value")
     if str(column.type) in _STRINGS:
+        if len(shape) > 1:
+            raise ValueError("holds lists of text, expected one text a row")
         return list(column.to_pylist())
     if pa.types.is_decimal(column.type):
         column = column.cast(pa.float64())

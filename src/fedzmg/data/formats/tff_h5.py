@@ -34,6 +34,7 @@ _DATASETS: dict[str, tuple[str, tuple[int, ...], str]] = {
     "snippets": ("text", (), "S"),
 }
 """Column, shape of a row and kinds of dtype of each dataset."""
+_LAYOUTS = ({"pixels", "label"}, {"image", "label", "coarse_label"}, {"snippets"})
 
 
 def read_h5(paths: Paths, *, classes: int | None = None) -> Columns:
@@ -54,8 +55,9 @@ def _clients(paths: Sequence[Path], classes: int | None) -> Iterator[Client]:
             file = h5py.File(path, "r")
         with file:
             with common.reading(str(path), REMEDY):
-                _check_heap(path, file)
                 names = sorted(file["examples"])
+                if any("snippets" in file["examples"][name] for name in names):
+                    _check_heap(path, file)
             for name in names:
                 where = f"{path}: client {name!r}"
                 with common.reading(where, REMEDY):
@@ -108,7 +110,7 @@ def _datasets(group: h5py.Group) -> dict[str, Any]:
             raise ValueError(f"{name!r} has shape {dataset.shape} of {dtype}")
         found[name] = dataset
     lengths = {name: len(dataset) for name, dataset in found.items()}
-    if len(set(lengths.values())) != 1:
+    if len(set(lengths.values())) != 1 or found.keys() not in _LAYOUTS:
         raise ValueError(f"has {lengths or sorted(group)[:5]}; expected a layout of TFF")
     return found
 
