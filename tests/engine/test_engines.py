@@ -58,7 +58,6 @@ def assert_equal(a: Tree, b: Tree, atol: float = 0) -> None:
         torch.testing.assert_close(leaf.cpu(), b[name].cpu(), rtol=0, atol=atol)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not can_compile(CPU), reason="needs a C++ compiler")
 @COMPILER_WARNS
 def test_compiled_equals_eager_with_dropout() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedzmg.engine.choose import can_compile
 from fedzmg.models import cifar100_cnn, emnist_cnn, mlp, shakespeare_gru
 from fedzmg.optim import ZeroMeanSGD
 
@@ -126,8 +127,10 @@ def test_one_graph_for_all_rates() -> None:
     assert apart("eager", torch.tensor(0.1)) < 1e-5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.skipif(not can_compile(torch.device("cpu")), reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    "model", [pytest.param(m, marks=[pytest.mark.slow] * (i > 0)) for i, m in enumerate(MODELS)]
+)
 def test_inductor_compiles_models(model: str) -> None:
     """Inductor of torch 2.13 fails if it fuses a mean of 8 or more with the updates after it."""
     assert apart("inductor", 0.1, model) < 1e-5

@@ -117,6 +117,8 @@ class GridSpec(Plan):
         super().check(task)
 
     def check_algorithm(self, name: str, task: Task | None) -> None:
+        if not self.axes:
+            raise InputError("axes is empty: leave it out for the paper's, or name an option")
         if not self.axes_of(name):
             raise InputError(f"{name} has none of the axes {', '.join(self.axes)}: leave it out")
         both = self.fixed(name).keys() & self.axes_of(name).keys()
