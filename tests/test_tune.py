@@ -144,7 +144,7 @@ def test_search_in_a_directory_continues_and_is_reported(tmp_path: Path) -> None
         ({"axes": {}}, "axes = {}: expected numbers by option"),
         ({"axes": {"client.lr": 0.1}}, "axes = {'client.lr': 0.1}: expected numbers by option"),
         ({"axes": {"client.l": [0.1]}}, "unknown axis 'client.l': did you mean 'client.lr'?"),
-        ({"seeds": 0}, "seeds = []"),
+        ({"seeds": 0}, "seeds = 0"),
         ({"rounds": 0}, "rounds = 0: expected at least 1"),
         ({"last": 9}, "last = 9: expected 1 to 4, the rounds"),
         ({"settings": {"fedavg": {"client.lr": 1.0}}}, "fedavg: client.lr is both fixed and an"),

@@ -102,7 +102,8 @@ def find(name: str, files: Sequence[Path]) -> list[Path]:
     for path in files:
         if not path.exists():
             raise InputError(f"{path}: there is no such file or folder")
-        own = _fitting(what, sorted(path.rglob("*")) if path.is_dir() else [path])
+        inside = sorted(one for one in path.rglob("*") if one.is_file())
+        own = _fitting(what, inside if path.is_dir() else [path])
         packed = path.is_file() and (
             archive.is_archive(path) or _fitting(what, [path.with_suffix("")])
         )
@@ -147,7 +148,7 @@ def choose(name: str, files: Sequence[Path]) -> tuple[Form, dict[str, list[Path]
 
 def _fitting(what: Source, paths: Iterable[Path]) -> list[Path]:
     patterns = [pattern for form in what.forms for pattern in form.accepted]
-    plain = (path for path in paths if path.name[0] != "." and path.is_file())
+    plain = (path for path in paths if path.name[0] != "." and not path.is_dir())
     return [path for path in plain if _like(path, patterns)]
 
 
