@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from fedzmg.algorithms.fedzmg import ZeroMean
 from fedzmg.errors import InputError
 from fedzmg.models import CharGRU, CharTransformer, digits_cnn, layout_of, mlp, resnet18_gn
 from fedzmg.optim import ZeroMeanSGD
+from fedzmg.optim.axes import Axes
+from fedzmg.optim.updates import inputs_sharded, usable
 from fedzmg.tree import Tree
 from golden_problems import GOLDEN, P2, P3, Net, make_context
 
@@ -218,6 +221,21 @@ def test_sparse_gradients_are_rejected_with_a_remedy() -> None:
         optimizer.step()
     embedding.weight.grad = embedding.weight.grad.to_dense()
     optimizer.step()
+
+
+@pytest.mark.parametrize("axes", [(1,), ()])
+def test_a_parameter_and_a_gradient_that_are_sharded_differently_are_rejected(axes: Axes) -> None:
+    sharded = SimpleNamespace(placements=[], layout=torch.strided, ndim=2)
+    with pytest.raises(InputError, match="sharded"):
+        usable(torch.ones(2, 3), sharded, axes)
+    with pytest.raises(InputError, match="sharded"):
+        usable(sharded, torch.ones(2, 3), axes)
+
+
+def test_a_mean_over_a_partial_sum_is_rejected() -> None:
+    partial = SimpleNamespace(placements=[SimpleNamespace(is_partial=lambda: True)], ndim=2)
+    with pytest.raises(InputError, match="partial sum"):
+        inputs_sharded(partial, (1,))
 
 
 @ways

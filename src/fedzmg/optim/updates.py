@@ -70,10 +70,11 @@ def local(tensor: Any) -> Tensor:
 
 def inputs_sharded(parameter: Any, axes: Axes) -> bool:
     """Check whether entries that share a mean are on different processes."""
-    return is_sharded(parameter) and any(
-        placement.is_shard() and placement.dim % parameter.ndim in axes
-        for placement in parameter.placements
-    )
+    if not axes or not is_sharded(parameter):
+        return False
+    if any(placement.is_partial() for placement in parameter.placements):
+        raise InputError("a parameter is a partial sum over processes: its mean is not known")
+    return any(p.is_shard() and p.dim % parameter.ndim in axes for p in parameter.placements)
 
 
 def usable(grad: Any, parameter: Any, axes: Axes) -> Tensor:
@@ -86,6 +87,12 @@ def usable(grad: Any, parameter: Any, axes: Axes) -> Tensor:
                 "or leave the weight uncentred with axes ()"
             )
         grad = grad.to_dense()
+    if is_sharded(parameter) != is_sharded(grad):
+        kinds = f"{type(parameter).__name__}, {type(grad).__name__}"
+        raise InputError(
+            f"a parameter and its gradient are not sharded alike ({kinds}): shard the model "
+            "before training"
+        )
     if is_sharded(parameter) and grad.placements != parameter.placements:
         grad = grad.redistribute(placements=parameter.placements)
     return grad  # type: ignore[no-any-return]
