@@ -33,6 +33,23 @@ RATES = [float(f"{10 ** (i / 2):.4g}") for i in range(-6, 3)]
 """The paper's grid: half decades from 1e-3 to 10."""
 ADAPTIVE_SERVERS = ("adam", "yogi", "adagrad", "adadb")
 ADAPTIVE_CLIENTS = ("fedlion", "fedcada", "fedgbo:adam", "fedgbo:rmsprop")
+FIELD = [
+    "fedavgm",
+    "fedyogi",
+    "fedadagrad",
+    "fedprox",
+    "mimelite",
+    "fedadam:reddi",
+    "fedyogi:reddi",
+    "fedadagrad:reddi",
+    "fedadam:flower",
+    "fedadadb",
+    "fedprox:adaptive",
+    "fedadap",
+    "fedzmg-yogi",
+    "fedzmg-adagrad",
+]
+"""Algorithms without a larger search on CIFAR-100."""
 GRIDS: dict[str, dict[str, dict[str, str]]] = {
     "cifar100": {
         "cifar100-grid": {name: name for name in ("fedzmg", "fedavg", "fedadam")},
@@ -41,6 +58,7 @@ GRIDS: dict[str, dict[str, dict[str, str]]] = {
         "ablation-factors-adam-grid": {"fedzmg-adam": "adam-projection-momentum-decay"},
         "ablation-hybrids-grid": {"fedzmg-adam:projected": "fedzmg-adam:projected"},
         "ablation-centralization-grid": {n: n for n in ("local-gc", "global-gc", "gc-fed")},
+        "field-grid": {n: n for n in FIELD},
     },
     "mnist-by-writer": {
         "mnist-by-writer-grid": {name: name for name in ("fedzmg", "fedavg", "fedadam")}
