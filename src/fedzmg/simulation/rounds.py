@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -361,9 +362,13 @@ class Simulation:
             self.task.metric.check_value(evaluation.metric)
         return evaluations
 
+    @functools.cached_property
+    def _watched(self) -> Watched:
+        return Watched.of(self.task)
+
     def evaluate_clients(self) -> list[ClientMetrics]:
         """Compute every trial's metrics on each client's own examples; see :class:`Watched`."""
-        watched = Watched.of(self.task)
+        watched = self._watched
         data = self._test if watched.part == "test" else self.program.data.examples
         with self._numerics(self.choice):
             return measure(
