@@ -287,8 +287,11 @@ def _check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
     """Reject a value that is not a rule of this kind, or not a dataclass."""
     name = (rule if isinstance(rule, type) else type(rule)).__name__
     if not isinstance(rule, kind):
-        found = "a class, not a rule" if isinstance(rule, type) else f"not a {kind.__name__}"
-        raise InputError(f"{side} = {name}: {found}; expected a {kind.__name__}, {name}(...)")
+        example = "SGD(lr=0.1)" if kind is ClientRule else "Average()"
+        if isinstance(rule, type) and issubclass(rule, kind):
+            example = f"{name}(...), an instance of the class"
+        shown = name if isinstance(rule, type | Rule) else repr(rule)
+        raise InputError(f"{side} = {shown}: expected a {kind.__name__}, such as {example}")
     # @dataclass replaces a field that number(...) or choice(...) declared by its default.
     undone = any(isinstance(value, dataclasses.Field) for value in vars(type(rule)).values())
     if undone or not dataclasses.is_dataclass(rule):
