@@ -198,13 +198,18 @@ class Algorithm:
 
     def options(self) -> dict[str, Any]:
         """Return every option by key, such as ``{"client.lr": 0.1, "weights": "examples"}``."""
-        found: dict[str, Any] = {"weights": self.weights}
+        fields = self.fields().items()
+        return {"weights": self.weights} | {k: getattr(rule, f.name) for k, (rule, f) in fields}
+
+    def fields(self) -> dict[str, tuple[Rule, dataclasses.Field[Any]]]:
+        """Return the rule and the field of every option but the weights, outermost rules first."""
+        found: dict[str, tuple[Rule, dataclasses.Field[Any]]] = {}
         for side in ("client", "server"):
             for rule in chain(getattr(self, side)):
                 for field in dataclasses.fields(rule):
-                    value = getattr(rule, field.name)
-                    if not isinstance(value, Rule) and not field.metadata.get("derived"):
-                        found.setdefault(f"{side}.{field.name}", value)
+                    inner = isinstance(getattr(rule, field.name), Rule)
+                    if not inner and not field.metadata.get("derived"):
+                        found.setdefault(f"{side}.{field.name}", (rule, field))
         return found
 
     def with_options(self, options: Mapping[str, Any]) -> Algorithm:
