@@ -57,7 +57,7 @@ CPU = torch.device("cpu")
 PACK = 2
 """Trials that train side by side."""
 SIZES = [3, 5, 1, 8, 6, 4, 2]
-"""Client 2 has one example, which is no full batch and no partial one that is kept below."""
+"""Client 2 has one example, less than a batch: it takes no step without partial batches."""
 
 
 def network() -> nn.Module:
@@ -80,7 +80,7 @@ def trials(name: str, count: int = PACK) -> list[Trial]:
     """Different seeds and learning rates, so that a pack mixes both."""
     base = ENTRIES[name].algorithm
     rates = [{"client.lr": 0.02 * (1 + i), "server.lr": 0.5 / (1 + i)} for i in range(count)]
-    # A server that averages and no more has no rate.
+    # A server that only averages has no learning rate.
     has = [{key: rate for key, rate in r.items() if key in base.options()} for r in rates]
     return [Trial(base.with_options(options), seed=i) for i, options in enumerate(has)]
 

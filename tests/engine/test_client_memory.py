@@ -66,7 +66,7 @@ def test_every_crash_leads_back_to_either_checkpoint(
             assert (None if found is None else found[0]) == now.get(client)
 
 
-def test_half_written_row_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_written_row_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = slots(tmp_path)
     store.write(1, 1, np.array([1.0, 1.0]))
     store.committed = (1,)

@@ -350,7 +350,8 @@ class Simulation:
 
     def step_seconds(self) -> float | None:
         """Return the GPU time of local steps since the last call; None: it is not measured."""
-        return self.engine.step_seconds() if isinstance(self.engine, Vectorized) else None
+        graphs = self.engine.graphs if isinstance(self.engine, Vectorized) else None
+        return None if graphs is None or self.device.type != "cuda" else graphs.seconds()
 
     def evaluate(self, examples: Examples | None = None) -> list[Evaluation]:
         """Compute loss and metric of every trial's model on the test examples, or on others."""
