@@ -105,8 +105,10 @@ def test_no_control_character_reaches_the_terminal(text: str) -> None:
     console.print(render([table, hostile], 100))
     console.print(watch.screen([work], 100))
     console.print(watch.fitted([work], console))
-    say(console, hostile)
+    before = file.getvalue()
+    say(console, f"{hostile}\n\r\v\u2028")
     shown = file.getvalue()
+    assert len(shown.removeprefix(before).splitlines()) == 1
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown)
     assert "[red]" in shown
 

@@ -50,7 +50,7 @@ def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None)
         f"inferred: {data['inferred']}" if data["inferred"] else None,
         Text(f"\n{prose(data['about'], width)}\n"),
         Table.of("Options (--set KEY=VALUE)", heads, options, 4),
-        f"also: {', '.join(data['wrapper_options'])}\n" if data["wrapper_options"] else None,
+        *([f"also: {', '.join(own)}", ""] if (own := data["wrapper_options"]) else []),
         Table.of("Costs, scalars left out", ("", "models", *([task] if task else [])), costs),
     ]
     return render(parts, width)
@@ -68,7 +68,7 @@ def task_card(data: Mapping[str, Any], name: str, width: int) -> RenderableType:
         "tuned": f"learning rates of {len(tuned)} algorithms" if tuned
         else "no learning rates; defaults of the algorithms apply ('fedzmg grid' searches)",
     }  # fmt: skip
-    parts: list[Any] = [bold(f"{name}: {data['summary']}\n"), Text(prose(data["about"], width))]
+    parts: list[Any] = [bold(f"{name}: {data['summary']}"), "", Text(prose(data["about"], width))]
     parts += ["", *(f"{what:<9} {text}" for what, text in facts.items()), ""]
     if data["fields"]:
         rows = [(f["key"], str(f["default"]), f["range"], f["doc"]) for f in data["fields"]]

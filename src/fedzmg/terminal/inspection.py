@@ -81,7 +81,7 @@ def _curves(found: Difference) -> Iterator[Table | str]:
     equal = len(found.curves) - len(unequal)
     if not unequal:
         rounds = sum(pair.shared for pair in found.curves)
-        yield f"curves: all {equal} bit-identical ({rounds} lines compared)\n"
+        yield from (f"curves: all {equal} bit-identical ({rounds} lines compared)", "")
         return
     rows = []
     for pair in unequal[:MOST_ROWS]:
@@ -97,7 +97,7 @@ def _curves(found: Difference) -> Iterator[Table | str]:
              "differs first in")  # fmt: skip
     yield Table("", f"curves: {equal} of {len(found.curves)} bit-identical", heads, rows)
     if len(unequal) > MOST_ROWS:
-        yield f"and {len(unequal) - MOST_ROWS} more\n"
+        yield from (f"and {len(unequal) - MOST_ROWS} more", "")
 
 
 def _scores(found: Difference) -> Table:

@@ -60,7 +60,7 @@ def description(
     total = len(report["clients"])
     if total > SHOWN_CLIENTS:
         clients = clients._replace(title=f"{clients.title}, first {SHOWN_CLIENTS} of {total:,}")
-    return render([bold(f"{named['name']}: {who(report)}\n"), table, clients], width)
+    return render([bold(f"{named['name']}: {who(report)}"), "", table, clients], width)
 
 
 def estimate(data: Mapping[str, Any]) -> dict[str, str]:
