@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -22,7 +20,8 @@ from fedzmg.errors import InputError
 from fedzmg.experiment.progress import Silent
 from fedzmg.results.watch import Watch, Work
 from fedzmg.simulation import RoundReport
-from fedzmg.storage.formats import Tail
+from fedzmg.storage.checkpoint import StoredCheckpoint, bound_to, write_checkpoint
+from fedzmg.storage.formats import append_log
 from fedzmg.storage.lock import NAME as LOCK
 from fedzmg.storage.lock import Owner
 from fedzmg.terminal import watch as watch_view
@@ -165,9 +164,9 @@ def test_grid_at_work(grid: Path) -> None:
     write_rows(place, [{"trial": 2, "round": 1, "metric": 0.45}])
     stop = {"trial": 3, "round": 0, "why": "cannot_win", "words": "dominated"}
     (place / "stopped.jsonl").write_text(json.dumps(stop) + "\n")
-    header = {"__metadata__": {"round": "3", "members": "[2, 3]", "format": "1"}}
-    content = json.dumps(header).encode()
-    (place / "checkpoint.safetensors").write_bytes(len(content).to_bytes(8, "little") + content)
+    stored = StoredCheckpoint(3, 0, {2: {"w": torch.zeros(1)}})
+    binding = bound_to(grid / "grid.toml", [2, 3])
+    write_checkpoint(place / "checkpoint.safetensors", stored, binding)
     held(grid)
     work = only(grid)
     # Neither algorithm has the option client.mu; each has 2 x 2 points.
@@ -270,29 +269,18 @@ def test_variants_are_called_by_their_labels(tmp_path: Path, write_run: Write, g
     assert "fedavg" not in shown
 
 
-LINES = [json.dumps({"round": r, "metric": r / 10}) + "\n" for r in (1, 2, 3, 2, 3, 4)]
-
-
-@settings(max_examples=30)
-@given(st.lists(st.integers(0, len("".join(LINES))), max_size=6))
-def test_tail_of_any_pieces_reads_whole_lines(cuts: list[int]) -> None:
-    content = "".join(LINES).encode()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "metrics.jsonl"
-        tail = Tail(path, "round")
-        assert tail.update() == {}
-        for cut in sorted(cuts):
-            path.write_bytes(content[:cut])
-            whole = content[:cut].count(b"\n")
-            expected = {json.loads(line)["round"]: json.loads(line) for line in LINES[:whole]}
-            assert tail.update() == expected
-    assert tail.rows == tail.update()
-
-
-def test_tail_passes_over_broken_lines_and_notices_another_file(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"round": 1, "met\n{"round": 1}\nnull\n')
-    tail = Tail(path, "round")
-    assert tail.update() == {1: {"round": 1}}
-    path.write_text('{"round": 5}\n')
-    assert tail.update() == {5: {"round": 5}}
+def test_a_growing_log_is_read_anew(planned: Path, write_run: Write) -> None:
+    path = write_run("study/fedzmg/seed-0", "fedzmg", 0, [0.2] * 2, rounds=10) / "metrics.jsonl"
+    looks, rounds = Watch(planned), []
+    for part in ('{"round": 3, "metr', "\n", '{"round": 3, "metric": 0.7}\n'):
+        with path.open("a") as file:
+            file.write(part)
+        rounds.append(looks.look()[0].trainings[0].round)
+    assert rounds == [2, 2, 3]
+    append_log(path, [{"round": 3, "metric": 0.8}])
+    assert looks.look()[0].trainings[0].metric == 0.8
+    path.write_text("")
+    assert looks.look()[0].trainings[0].round == 0
+    path.write_text('{"round": "x"}\n{"round": 1}\n')
+    with pytest.raises(InputError, match="line 1"):
+        looks.look()

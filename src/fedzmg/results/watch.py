@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import statistics
@@ -12,14 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from safetensors import SafetensorError, safe_open
-
 from fedzmg import algorithms
 from fedzmg.algorithms.options import known_options
 from fedzmg.errors import InputError
 from fedzmg.results.reading import variants
-from fedzmg.storage.files import folder_name
-from fedzmg.storage.formats import Tail, flat, json_nulls, read_json, read_toml
+from fedzmg.storage.checkpoint import checkpointed
+from fedzmg.storage.files import compressed, folder_name
+from fedzmg.storage.formats import flat, json_nulls, log_lines, read_json, read_toml
 from fedzmg.storage.lock import Owner, read_owner
 
 Kind = Literal["run", "study", "grid", "starting"]
@@ -134,11 +132,11 @@ class Work(NamedTuple):
 
 
 class Watch:
-    """Repeated look at a run, a study, a grid or some of them; it reads only new lines."""
+    """Repeated look at a run, a study, a grid or some of them; it reads only changed logs."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._tails: dict[Path, Tail] = {}
+        self._logs: dict[Path, tuple[Any, dict[Any, dict[str, Any]]]] = {}
         if not directory.is_dir():
             raise InputError(
                 f"{directory} is not a directory; give the directory of a command's work"
@@ -199,74 +197,77 @@ class Watch:
 
     def _runs(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
         """Describe a run, or the runs of a study, which may not exist yet."""
-        rounds, jobs = plan.get("rounds", 0), []
-        for group, variant in variants(plan).items():
-            for seed in plan.get("seeds", []):
-                path = directory / folder_name(group) / f"seed-{seed}"
-                jobs.append((path, group, variant, seed))
+        rounds, seeds, found = plan.get("rounds", 0), plan.get("seeds", []), variants(plan)
+        jobs = [
+            (directory / folder_name(group) / f"seed-{seed}", group, seed)
+            for group, seed in itertools.product(found, seeds)
+        ]
         if (directory / PLANS["run"]).is_file():
             rounds = plan.get("protocol", {}).get("rounds", 0)
-            jobs = [(directory, str(plan.get("algorithm", "")), {}, plan.get("seed", 0))]
+            jobs = [(directory, str(plan.get("algorithm", "")), plan.get("seed", 0))]
         alive = _is_alive(directory)
-        for path, group, variant, seed in jobs:
-            rows = list(self._tail(path / "metrics.jsonl", "round").values())
+        for path, group, seed in jobs:
+            rows = list(self._log(path / "metrics.jsonl", "round").values())
             last = max((int(row["round"]) for row in rows), default=0)
             early = _json_or_empty(path / "stopped.json")
             early = early if last >= early.get("round", math.inf) else {}
             begun = bool(rows) or (path / "spec.toml").is_file()
             yield _training(
-                (f"{group}/seed-{seed}", group, variant), (last, int(rounds)), rows, early,
-                running=_is_alive(path), waiting=alive or not begun,
-                ended=bool(early) or last >= rounds,
+                rows, early, running=_is_alive(path), waiting=alive or not begun,
+                name=f"{group}/seed-{seed}", group=group, label=_label(group, found),
+                round=last, rounds=int(rounds), ended=bool(early) or last >= rounds,
             )  # fmt: skip
 
     def _grid(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
         """Describe the trials of a grid, whose algorithms and packs are trained in order."""
-        alive, rounds = _is_alive(directory), int(plan["rounds"])
-        for group, variant in variants(plan).items():
+        alive, rounds, found = _is_alive(directory), int(plan["rounds"]), variants(plan)
+        for group, variant in found.items():
             path, points = directory / folder_name(group), list(_points(group, variant, plan))
             scored = (path / "scores.json").is_file()
             rows: dict[int, list[Mapping[str, Any]]] = {i: [] for i in range(len(points))}
-            for line in self._tail(path / "metrics.jsonl", "trial", "round").values():
+            for line in self._log(path / "metrics.jsonl", "trial", "round").values():
                 rows.setdefault(line["trial"], []).append(line)
-            begun, members = _checkpointed(path / "checkpoint.safetensors")
+            begun, members = checkpointed(path / "checkpoint.safetensors")
             lasts = [
                 max([begun * (i in members), *(int(row["round"]) for row in own)])
                 for i, own in rows.items()
             ]
-            stops = self._tail(path / "stopped.jsonl", "trial")
-            early = {i: stop for i, stop in stops.items() if not stop.get("revoked")}
+            stops = self._log(path / "stopped.jsonl", "trial")
+            early = {i: stop for (i,), stop in stops.items() if not stop.get("revoked")}
             ended = [scored or last >= rounds or i in early for i, last in enumerate(lasts)]
             size = int(plan.get("together", 0)) or len(points)
             pack = next((i // size for i, end in enumerate(ended) if not end), None)
             for i, options in enumerate(points):
                 name = " ".join([group, *map("=".join, options.items())])
                 yield _training(
-                    (name, group, variant), (lasts[i], rounds),
                     sorted(rows[i], key=lambda row: int(row["round"])), early.get(i, {}),
                     running=alive and i // size == pack, waiting=alive or not lasts[i],
-                    ended=ended[i], counted=rounds - int(plan.get("last", 1)), options=options,
+                    counted=rounds - int(plan.get("last", 1)),
+                    name=name, group=group, label=_label(group, found), round=lasts[i],
+                    rounds=rounds, ended=ended[i], options=options,
                 )  # fmt: skip
             alive = alive and scored  # the first algorithm without scores is running
 
-    def _tail(self, path: Path, *keys: str) -> dict[Any, dict[str, Any]]:
-        return self._tails.setdefault(path, Tail(path, *keys)).update()
+    def _log(self, path: Path, *keys: str) -> dict[Any, dict[str, Any]]:
+        """Return the lines of a log by these fields; of lines with the same the last counts."""
+        files = [file.stat() for file in (path, compressed(path)) if file.is_file()]
+        state = [(file.st_ino, file.st_size, file.st_mtime_ns) for file in files]
+        if self._logs.get(path, ([], {}))[0] != state:
+            rows = log_lines(path, lambda row: (tuple(int(row[key]) for key in keys), row))
+            self._logs[path] = state, dict(rows)
+        return self._logs.get(path, ([], {}))[1]
 
 
 def _training(
-    names: tuple[str, str, Mapping[str, Any]],
-    rounds: tuple[int, int],
     rows: Sequence[Mapping[str, Any]],
     early: Mapping[str, Any],
     *,
-    ended: bool,
     running: bool,
     waiting: bool,
     counted: float = math.inf,
-    options: Mapping[str, str] | None = None,
+    **facts: Any,
 ) -> Training:
     """Describe a training by its log; a grid scores by the mean over rounds after ``counted``."""
-    name, group, variant = names
     evaluated = [row for row in rows if row.get("metric") is not None]
     scored = [row for row in evaluated if row["round"] > counted]
     metrics = [float(row["metric"]) for row in scored or evaluated[-1:]]
@@ -274,23 +275,21 @@ def _training(
     recent = [float(row["seconds"]) for row in (rows[1:] or rows)[-20:] if "seconds" in row]
     states: dict[State, Any] = {
         "diverged": any(row.get("diverged") for row in rows) or early.get("why") == "diverged",
-        "stopped": early, "done": ended, "running": running, "waiting": waiting,
+        "stopped": early, "done": facts["ended"], "running": running, "waiting": waiting,
         "interrupted": True,
     }  # fmt: skip
     return Training(
-        name=name,
-        group=group,
         state=next(state for state, holds in states.items() if holds),
-        round=rounds[0],
-        rounds=rounds[1],
-        ended=ended,
         evaluated=int(evaluated[-1]["round"]) if evaluated else None,
         metric=statistics.fmean(metrics) if metrics else None,
         seconds=statistics.fmean(recent) if recent else None,
         why=str(early.get("words", "")),
-        label=str(variant.get("label") or group),
-        options=options or {},
+        **facts,
     )
+
+
+def _label(group: str, found: Mapping[str, Mapping[str, Any]]) -> str:
+    return str(found.get(group, {}).get("label") or group)
 
 
 def _is_alive(directory: Path) -> bool:
@@ -321,13 +320,3 @@ def _points(
         options = {key: f"{value:.4g}" for key, value in zip(own, point, strict=True)}
         for seed in plan.get("seeds", []):
             yield {**options, "seed": str(seed)}
-
-
-def _checkpointed(path: Path) -> tuple[int, Sequence[int]]:
-    """Return the round of a grid's checkpoint and its trials."""
-    try:
-        with safe_open(path, "numpy") as file:
-            facts = file.metadata()
-        return int(facts["round"]), list(json.loads(facts["members"]))
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
-        return 0, ()
