@@ -24,7 +24,7 @@ from fedzmg.storage.checkpoint import StoredCheckpoint, bound_to, write_checkpoi
 from fedzmg.storage.formats import append_log
 from fedzmg.storage.lock import NAME as LOCK
 from fedzmg.storage.lock import Owner
-from fedzmg.terminal import watch as watch_view
+from fedzmg.terminal import inspection
 
 Write = Callable[..., Path]
 
@@ -82,7 +82,7 @@ def test_study_at_work(planned: Path, write_run: Write) -> None:
     assert work.best is not None
     assert (work.best.name, work.best.metric) == ("with clip/seed-0", 0.7)
     assert (work.alive, work.complete) == (True, False)
-    text = watch_view.line(work)
+    text = inspection.line(work)
     for part in ("2 done, 1 running, 1 waiting", "round 3 of 10", "about 8 s left", "70.00 %"):
         assert part in text
     json.dumps(work.as_dict(), allow_nan=False)
@@ -102,12 +102,12 @@ def test_interrupted_and_diverged_and_stopped(
     assert [one.ended for one in work.trainings] == [False, False, True, False]
     assert work.trainings[2].why == "too slow"
     assert work.owner is None
-    assert "nobody is at work" in watch_view.line(work)
+    assert "nobody is at work" in inspection.line(work)
     json.dumps(work.as_dict(), allow_nan=False)  # what is not finite is null
     # A process that is gone leaves its lock behind.
     held(planned, pid=2**22 + 1)
     assert (only(planned).alive, states(only(planned))[0]) == (False, "interrupted")
-    assert "which is gone" in " ".join(watch_view.facts(only(planned)))
+    assert "which is gone" in " ".join(inspection.facts(only(planned)))
     # One of another machine is believed for a while.
     held(planned, host="elsewhere", machine="")
     assert only(planned).alive
@@ -121,7 +121,7 @@ def test_lone_run_and_several_together(tmp_path: Path, write_run: Write) -> None
     assert only(tmp_path / "a").trainings[0].name == "fedzmg/seed-0"
     console = Console(width=100, file=io.StringIO(), color_system=None)
     with console.capture() as capture:
-        console.print(watch_view.fitted(works, console))
+        console.print(inspection.screen(works, 100))
     assert "interrupted" in capture.get()
 
 
@@ -135,7 +135,7 @@ def test_a_comparison_is_known_by_its_plan(tmp_path: Path) -> None:
     assert (work.kind, work.task, work.complete) == ("study", "quadratic", False)
     assert [one.name for one in work.trainings] == [f"{n}/seed-{s}" for n in names for s in (0, 1)]
     assert states(work) == ["interrupted"] * 2 + ["waiting"] * 2
-    assert Watch(place).unfinished() == [f"the study {place} is not finished (0 of 4 trained)"]
+    assert Watch(place).unfinished() == [f"the study {place} is not finished"]
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_what_moves_comes_first_in_a_terminal(planned: Path, write_run: Write) -
     held(write_run("study/with-clip/seed-0", "fedavg", 0, [0.1, 0.9, 0.7], rounds=10))
     console = Console(width=100, file=io.StringIO(), color_system=None)
     with console.capture() as capture:
-        console.print(watch_view.fitted(Watch(planned).look(), console))
+        console.print(inspection.screen(Watch(planned).look(), 100))
     lines = capture.get().splitlines()
     [first] = [i for i, line in enumerate(lines) if line.startswith("run ")]
     assert [line.split()[0] for line in lines[first + 2 : first + 4]] == ["with", "fedzmg/seed-0"]
@@ -265,7 +265,7 @@ def test_variants_are_called_by_their_labels(tmp_path: Path, write_run: Write, g
     write_rows(grid / "fedavg", [{"trial": 0, "round": 6, "metric": 0.5}])
     shown = watch(grid, "--once").stdout
     assert "the average" in shown
-    assert "client.lr 0.1, server.lr 0.5, seed 7" in shown
+    assert "client.lr=0.1 server.lr=0.5 seed=7" in shown
     assert "fedavg" not in shown
 
 

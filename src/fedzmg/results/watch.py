@@ -47,8 +47,6 @@ class Training(NamedTuple):
     why: str = ""
     label: str = ""
     """Label of its algorithm in tables and figures."""
-    options: Mapping[str, str] = {}
-    """Options that distinguish a grid's trial from others of its algorithm."""
 
     @property
     def shown(self) -> str:
@@ -61,9 +59,8 @@ class Training(NamedTuple):
         return self.name.removeprefix(self.group).strip(" /")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON without those for tables; non-finite numbers become null."""
-        values: dict[str, Any] = json_nulls(self._asdict())
-        return {key: value for key, value in values.items() if key not in ("label", "options")}
+        """Return the fields for JSON; non-finite numbers become null."""
+        return {k: json_nulls(v) for k, v in self._asdict().items() if k != "label"}
 
 
 class Work(NamedTuple):
@@ -154,14 +151,8 @@ class Watch:
 
     def unfinished(self) -> list[str]:
         """Return a sentence about every work in the directory that is not finished."""
-        found = []
-        for work in self._works():
-            if not work.complete:
-                now = " and runs now" if work.alive else ""
-                ended = sum(training.ended for training in work.trainings)
-                of = f" ({ended} of {len(work.trainings)} trained)" if work.kind != "run" else ""
-                found.append(f"the {work.kind} {work.directory} is not finished{of}{now}")
-        return found
+        left = [work for work in self._works() if not work.complete]
+        return [f"the {work.kind} {work.directory} is not finished" for work in left]
 
     def _works(self) -> list[Work]:
         """Read the studies, grids and runs at or below the directory, in order."""
@@ -237,14 +228,13 @@ class Watch:
             ended = [scored or last >= rounds or i in early for i, last in enumerate(lasts)]
             size = int(plan.get("together", 0)) or len(points)
             pack = next((i // size for i, end in enumerate(ended) if not end), None)
-            for i, options in enumerate(points):
-                name = " ".join([group, *map("=".join, options.items())])
+            for i, point in enumerate(points):
                 yield _training(
                     sorted(rows[i], key=lambda row: int(row["round"])), early.get(i, {}),
                     running=alive and i // size == pack, waiting=alive or not lasts[i],
                     counted=rounds - int(plan.get("last", 1)),
-                    name=name, group=group, label=_label(group, found), round=lasts[i],
-                    rounds=rounds, ended=ended[i], options=options,
+                    name=f"{group} {point}", group=group, label=_label(group, found),
+                    round=lasts[i], rounds=rounds, ended=ended[i],
                 )  # fmt: skip
             alive = alive and scored  # the first algorithm without scores is running
 
@@ -306,10 +296,8 @@ def _json_or_empty(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _points(
-    group: str, variant: Mapping[str, Any], plan: Mapping[str, Any]
-) -> Iterator[dict[str, str]]:
-    """Yield the options of a grid's trials, in their order."""
+def _points(group: str, variant: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the options and seeds of a grid's trials, in their order."""
     axes = flat(variant.get("axes") or plan.get("axes", {}))
     try:
         known = known_options(algorithms.get(str(variant.get("algorithm") or group)))
@@ -317,6 +305,6 @@ def _points(
         known = list(axes)
     own = {key: values for key, values in axes.items() if key in known}
     for point in itertools.product(*own.values()):
-        options = {key: f"{value:.4g}" for key, value in zip(own, point, strict=True)}
+        options = [f"{key}={value:.4g}" for key, value in zip(own, point, strict=True)]
         for seed in plan.get("seeds", []):
-            yield {**options, "seed": str(seed)}
+            yield " ".join([*options, f"seed={seed}"])

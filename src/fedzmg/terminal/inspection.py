@@ -1,4 +1,4 @@
-"""Terminal output of ``fedzmg diff`` and ``fedzmg verify``."""
+"""Terminal output of ``fedzmg diff``, ``fedzmg verify`` and ``fedzmg watch``."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ import math
 import os
 import re
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import RenderableType
 
+from fedzmg.provenance import PYTHON
 from fedzmg.report.tables.table import Cell, Table
 from fedzmg.results.diff import ASPECTS, Change, Difference
-from fedzmg.results.formatting import NONE, signed_text, value_text
-from fedzmg.terminal.render import render
+from fedzmg.results.formatting import NONE, duration, signed_text, value_text
+from fedzmg.results.watch import State, Training, Work
+from fedzmg.terminal.render import bold, render
 
-MOST_ROWS = 40
+MOST_RUNS = 30
+"""Runs that are shown one by one; more of them are grouped by algorithm."""
+FIRST: tuple[State, ...] = ("running", "interrupted", "diverged", "stopped", "done", "waiting")
+"""Row priority when the terminal is too short."""
 
 
 def diff(found: Difference, asked: Collection[str], width: int) -> RenderableType:
@@ -84,7 +90,7 @@ def _curves(found: Difference) -> Iterator[Table | str]:
         yield from (f"curves: all {equal} bit-identical ({rounds} lines compared)", "")
         return
     rows = []
-    for pair in unequal[:MOST_ROWS]:
+    for pair in unequal:
         metric, *losses = (pair.largest.get(name) for name in ("metric", "loss", "train_loss"))
         loss = max((one for one in losses if one is not None), default=None)
         texts = (
@@ -96,8 +102,6 @@ def _curves(found: Difference) -> Iterator[Table | str]:
     heads = ("run", "lines", "first difference", f"most in {found.metric}", "in losses",
              "differs first in")  # fmt: skip
     yield Table("", f"curves: {equal} of {len(found.curves)} bit-identical", heads, rows)
-    if len(unequal) > MOST_ROWS:
-        yield from (f"and {len(unequal) - MOST_ROWS} more", "")
 
 
 def _scores(found: Difference) -> Table:
@@ -161,3 +165,97 @@ def _facts(failed: Sequence[Mapping[str, Any]]) -> Table | str:
         for row, runs in found.items()
     ]
     return Table.of("changed facts", ("fact", "recorded", "here", "runs"), rows, words=4)
+
+
+def screen(works: Iterable[Work], width: int) -> RenderableType:
+    """Show work, what moves first: a terminal that is too short cuts off the end."""
+    parts: list[Table | RenderableType] = []
+    for work in sorted(works, key=lambda work: not work.alive):
+        title = f"{work.directory}: {work.kind} of {work.task}" if work.task else work.directory
+        parts += [bold(title), *facts(work), "", *([_table(work)] if work.trainings else [])]
+    return render(parts, width)
+
+
+def _table(work: Work) -> Table:
+    """Make a row per training, or per algorithm with its best training."""
+    each = work.kind != "grid" and len(work.trainings) <= MOST_RUNS
+    groups: dict[str, list[Training]] = {}
+    for one in sorted(work.trainings, key=lambda one: FIRST.index(one.state) if each else 0):
+        groups.setdefault(one.name if each else one.group, []).append(one)
+    rows = []
+    for own in groups.values():
+        first, best = own[0], work._replace(trainings=tuple(own)).best
+        shown = first if each else best
+        remark = first.why if each else best.point if best else ""
+        rows.append([
+            Cell(first.shown if each else first.label),
+            Cell(first.state, None, first.state) if each else Cell(states(own)),
+            Cell(f"{_rounds(own)} / {first.rounds}"), Cell(_metric(work, shown)),
+            Cell(remark, None, "words"),
+        ])  # fmt: skip
+    heads = ("run", "state", "round", work.metric, "why")
+    if not each:
+        heads = ("algorithm", "state", "round", f"best {work.metric}", "best run")
+    return Table("", "", heads, rows, words=2)
+
+
+def facts(work: Work) -> list[str]:
+    """Describe the best run, the speed, the time left and the owner of the lock."""
+    found, best = [], work.best
+    if best is not None:
+        value = f"{work.metric} {_metric(work, best)}"
+        found.append(f"best so far: {best.shown}, {value} after round {best.evaluated}")
+    if work.owner is not None:
+        found.append(f"held by {work.owner}{'' if work.alive else ', which is gone'}")
+    return [*found, *(["complete"] if work.complete and not work.alive else _pace(work))]
+
+
+def line(work: Work) -> str:
+    """Describe a piece of work in one line."""
+    if work.kind == "starting":
+        return f"{work.directory}: {'starting' if work.alive else ''.join(_pace(work))}"
+    current = [one for one in work.trainings if one.state == "running"] or work.trainings
+    parts = [f"{work.directory}: {states(work.trainings)}"]
+    parts += [f"round {_rounds(current)} of {current[0].rounds}"]
+    if (best := work.best) is not None:
+        old = best.evaluated is not None and best.evaluated < best.round
+        after = f", after round {best.evaluated}" if old else ""
+        parts.append(f"best {work.metric} {_metric(work, best)} ({best.shown}{after})")
+    return ", ".join([*parts, *_pace(work)])
+
+
+def states(trainings: Iterable[Training]) -> str:
+    """Count trainings by state.
+
+    >>> states([Training("a", "a", "done", 3, 3, True), Training("b", "b", "waiting", 0, 3, False)])
+    '1 done, 1 waiting'
+    """
+    count = Counter(one.state for one in trainings)
+    order = reversed(get_args(State))
+    return ", ".join(f"{count[state]} {state}" for state in order if count[state])
+
+
+def _rounds(trainings: Sequence[Training]) -> str:
+    low, high = (extreme(one.round for one in trainings) for extreme in (min, max))
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _metric(work: Work, one: Training | None) -> str:
+    return "" if one is None or one.metric is None else value_text(one.metric, work.metric)
+
+
+def _pace(work: Work) -> list[str]:
+    """Describe speed and time left of work in progress, or the way to continue it."""
+    if work.complete:
+        return []
+    if not work.alive:
+        remedy = f"run the same command again to continue: {work.command or ''}".removesuffix(": ")
+        if work.command == PYTHON:
+            call = "tune" if work.kind == "grid" else "compare"
+            remedy = f"make the same call of fedzmg.{call} again to continue"
+        return [f"nobody is at work: {remedy}"]
+    running = sum(one.state == "running" for one in work.trainings)
+    beside = f" of {running} side by side" if running > 1 else ""
+    found = [] if work.rate is None else [f"{work.rate:.3g} rounds/s{beside}"]
+    left = work.seconds_left
+    return found if left is None else [*found, f"about {duration(left)} left"]
