@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedzmg.results.runs import scheduled
+from fedzmg.results.reading import group_study
+from fedzmg.results.runs import Log, Run, scheduled
 from fedzmg.results.scores import (
     ThresholdRule,
     fell_from,
     final_score,
-    late_stage_mean,
+    late_means,
     mean_curve,
     rounds_to_threshold,
 )
@@ -192,23 +193,26 @@ def test_mean_curve_marks_what_a_diverged_run_spoils() -> None:
     np.testing.assert_array_equal(averaged, [1.0, np.nan, np.nan])
 
 
+def late(curves: dict[str, list[float]], threshold: float) -> dict[str, float]:
+    """Return the late-stage means of one run each, a single evaluation being a window."""
+    runs = []
+    for label, values in curves.items():
+        protocol = {"rounds": every_five(values)[-1], "eval_every": 5}
+        spec = {"task": "toy", "algorithm": label, "seed": 0, "protocol": protocol}
+        rounds = tuple(range(1, protocol["rounds"] + 1))
+        log = Log(rounds, (), None, tuple(every_five(values)), tuple(values), (), {}, 0.0)
+        runs.append(Run("", "", spec, {}, log, label=label))
+    return late_means(group_study(runs, {"window": 1}, []), threshold)[0]
+
+
 def test_late_stage_counts_only_after_the_slowest() -> None:
-    curves = {"fast": [1.0, 2.0, 3.0, 4.0], "slow": [0.0, 0.0, 5.0, 7.0]}
-    assert late_stage_mean([0, 5, 10, 15], curves, {"fast": 0, "slow": 5}) == {
-        "fast": 3.5,
-        "slow": 6.0,
-    }
-    assert late_stage_mean([0, 5, 10, 15], curves, {"fast": 10, "slow": 0}) == {
-        "fast": 4.0,
-        "slow": 7.0,
-    }
+    curves = {"fast": [5.0, 2.0, 3.0, 4.0], "slow": [0.0, 6.0, 5.0, 7.0]}
+    assert late(curves, 5.0) == {"fast": 3.5, "slow": 6.0}
+    assert late(curves, 4.5) == late(curves, 5.0)
+    assert late({**curves, "last": [0.0, 0.0, 8.0, 9.0]}, 5.0) == {"fast": 4, "slow": 7, "last": 9}
 
 
 def test_late_stage_undefined() -> None:
-    curves = {"a": [1.0, 2.0], "b": [1.0, 2.0]}
-    assert late_stage_mean([0, 5], curves, {"a": 0, "b": None}) is None
-    assert late_stage_mean([0, 5], curves, {"a": 0, "b": 5}) is None
-    means = late_stage_mean([0, 5], {"a": [1.0, math.nan], "b": [1.0, 2.0]}, {"a": 0, "b": 0})
-    assert means is not None
-    assert math.isnan(means["a"])
-    assert means["b"] == 2.0
+    assert late({"a": [1.0, 2.0], "b": [0.0, 0.0]}, 1.0) == {}  # b never reaches it
+    assert late({"a": [1.0, 2.0], "b": [0.0, 2.0]}, 1.0) == {}  # nothing follows
+    assert late({"a": [1.0, math.nan], "b": [1.0, 2.0]}, 1.0) == {"b": 2.0}

@@ -51,6 +51,13 @@ def only(place: Path) -> Work:
     return work
 
 
+def shown(works: list[Work]) -> str:
+    console = Console(width=100, file=io.StringIO(), color_system=None)
+    with console.capture() as capture:
+        console.print(inspection.screen(works, 100))
+    return capture.get()
+
+
 def states(work: Work) -> list[str]:
     return [one.state for one in work.trainings]
 
@@ -107,7 +114,7 @@ def test_interrupted_and_diverged_and_stopped(
     # A process that is gone leaves its lock behind.
     held(planned, pid=2**22 + 1)
     assert (only(planned).alive, states(only(planned))[0]) == (False, "interrupted")
-    assert "which is gone" in " ".join(inspection.facts(only(planned)))
+    assert "which is gone" in shown([only(planned)])
     # One of another machine is believed for a while.
     held(planned, host="elsewhere", machine="")
     assert only(planned).alive
@@ -119,10 +126,7 @@ def test_lone_run_and_several_together(tmp_path: Path, write_run: Write) -> None
     works = Watch(tmp_path).look()
     assert [(work.kind, work.complete) for work in works] == [("run", True), ("run", False)]
     assert only(tmp_path / "a").trainings[0].name == "fedzmg/seed-0"
-    console = Console(width=100, file=io.StringIO(), color_system=None)
-    with console.capture() as capture:
-        console.print(inspection.screen(works, 100))
-    assert "interrupted" in capture.get()
+    assert "interrupted" in shown(works)
 
 
 def test_a_comparison_is_known_by_its_plan(tmp_path: Path) -> None:
@@ -233,13 +237,10 @@ def test_what_moves_comes_first_in_a_terminal(planned: Path, write_run: Write) -
     write_run("study/fedzmg/seed-0", "fedzmg", 0, [0.2] * 10)
     held(planned)
     held(write_run("study/with-clip/seed-0", "fedavg", 0, [0.1, 0.9, 0.7], rounds=10))
-    console = Console(width=100, file=io.StringIO(), color_system=None)
-    with console.capture() as capture:
-        console.print(inspection.screen(Watch(planned).look(), 100))
-    lines = capture.get().splitlines()
+    lines = shown(Watch(planned).look()).splitlines()
     [first] = [i for i, line in enumerate(lines) if line.startswith("run ")]
     assert [line.split()[0] for line in lines[first + 2 : first + 4]] == ["with", "fedzmg/seed-0"]
-    assert any("best so far" in line for line in lines[:first])
+    assert any("best accuracy" in line for line in lines[:first])
 
 
 @pytest.mark.usefixtures("no_waiting")
@@ -252,10 +253,10 @@ def test_variants_are_called_by_their_labels(tmp_path: Path, write_run: Write, g
         "[algorithms.fedavg]\n"
     )
     write_run("study/average-plain/seed-0", "fedzmg", 0, [0.2, 0.5])
-    shown = watch(place, "--once").stdout
-    assert "average: plain [sgd]/seed-0" in shown
-    assert "average-plain" not in shown
-    assert "fedavg/seed-0" in shown
+    text = watch(place, "--once").stdout
+    assert "average: plain [sgd]/seed-0" in text
+    assert "average-plain" not in text
+    assert "fedavg/seed-0" in text
     # For programs, names are those of directories.
     [work] = json.loads(watch(place, "--json").stdout)["works"]
     assert work["best"] == "average-plain/seed-0"
@@ -263,10 +264,10 @@ def test_variants_are_called_by_their_labels(tmp_path: Path, write_run: Write, g
     plan = grid / "grid.toml"
     plan.write_text(plan.read_text().replace(".fedavg]", '.fedavg]\nlabel = "the average"'))
     write_rows(grid / "fedavg", [{"trial": 0, "round": 6, "metric": 0.5}])
-    shown = watch(grid, "--once").stdout
-    assert "the average" in shown
-    assert "client.lr=0.1 server.lr=0.5 seed=7" in shown
-    assert "fedavg" not in shown
+    text = watch(grid, "--once").stdout
+    assert "the average" in text
+    assert "client.lr=0.1 server.lr=0.5 seed=7" in text
+    assert "fedavg" not in text
 
 
 def test_a_growing_log_is_read_anew(planned: Path, write_run: Write) -> None:

@@ -142,21 +142,6 @@ def mean_curve(runs: ArrayLike) -> NDArray[np.float64]:
     return np.array([_mean(column) for column in np.asarray(runs, dtype=np.float64).T])
 
 
-def late_stage_mean(
-    rounds: ArrayLike, curves: Mapping[str, ArrayLike], threshold_rounds: Mapping[str, int | None]
-) -> dict[str, float] | None:
-    """Return each algorithm's mean strictly after the slowest one reached the threshold.
-
-    ``curves`` are averaged over runs. The result is None if an algorithm never reaches the
-    threshold, or if no evaluation follows.
-    """
-    known = [round_ for round_ in threshold_rounds.values() if round_ is not None]
-    if not known or len(known) < len(threshold_rounds) or np.max(rounds) <= max(known):
-        return None
-    late = np.asarray(rounds) > max(known)
-    return {name: _mean(np.asarray(values)[late]) for name, values in curves.items()}
-
-
 def _mean(values: NDArray[np.float64]) -> float:
     return float(np.mean(values)) if np.isfinite(values).all() else math.nan
 
@@ -255,7 +240,8 @@ def late_means(
 ) -> tuple[dict[str, float], str]:
     """Return the means after the slowest algorithm reached a threshold, or why there are none.
 
-    An algorithm all of whose runs diverged is left out.
+    They are means of evaluations that all runs share, strictly after that round. An algorithm all
+    of whose runs diverged is left out.
     """
     members = {label: runs for label, runs in study.members.items() if _lived(runs)}
     if not members:
@@ -271,15 +257,15 @@ def late_means(
             verbs = ("have yet to hold", "has yet to hold")
         return {}, f"No late-stage mean: {missing} {verbs[len(never) == 1]} the threshold."
     tables = {label: _table([run.scored for run in _lived(own)]) for label, own in members.items()}
-    rounds = sorted(set.intersection(*(set(shared) for shared, _ in tables.values())))
-    curves = {
-        label: mean_curve(table[:, np.searchsorted(shared, rounds)])
-        for label, (shared, table) in tables.items()
-        if rounds
-    }
-    found = late_stage_mean(rounds, curves, reached) if rounds else None
-    if found is None:
+    slowest = max(round_ for round_ in reached.values() if round_ is not None)
+    shared = set.intersection(*(set(rounds) for rounds, _ in tables.values()))
+    late = sorted(round_ for round_ in shared if round_ > slowest)
+    if not late:
         return {}, "No late-stage mean: no shared evaluation follows the slowest arrival."
+    found = {
+        label: _mean(mean_curve(table[:, np.searchsorted(rounds, late)]))
+        for label, (rounds, table) in tables.items()
+    }
     return {label: value for label, value in found.items() if math.isfinite(value)}, ""
 
 

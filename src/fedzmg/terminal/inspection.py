@@ -172,7 +172,10 @@ def screen(works: Iterable[Work], width: int) -> RenderableType:
     parts: list[Table | RenderableType] = []
     for work in sorted(works, key=lambda work: not work.alive):
         title = f"{work.directory}: {work.kind} of {work.task}" if work.task else work.directory
-        parts += [bold(title), *facts(work), "", *([_table(work)] if work.trainings else [])]
+        parts += [bold(title), *_progress(work)]
+        if work.owner is not None:
+            parts.append(f"held by {work.owner}{'' if work.alive else ', which is gone'}")
+        parts += ["", *([_table(work)] if work.trainings else [])]
     return render(parts, width)
 
 
@@ -199,29 +202,34 @@ def _table(work: Work) -> Table:
     return Table("", "", heads, rows, words=2)
 
 
-def facts(work: Work) -> list[str]:
-    """Describe the best run, the speed, the time left and the owner of the lock."""
-    found, best = [], work.best
-    if best is not None:
-        value = f"{work.metric} {_metric(work, best)}"
-        found.append(f"best so far: {best.shown}, {value} after round {best.evaluated}")
-    if work.owner is not None:
-        found.append(f"held by {work.owner}{'' if work.alive else ', which is gone'}")
-    return [*found, *(["complete"] if work.complete and not work.alive else _pace(work))]
-
-
 def line(work: Work) -> str:
     """Describe a piece of work in one line."""
-    if work.kind == "starting":
-        return f"{work.directory}: {'starting' if work.alive else ''.join(_pace(work))}"
-    current = [one for one in work.trainings if one.state == "running"] or work.trainings
-    parts = [f"{work.directory}: {states(work.trainings)}"]
-    parts += [f"round {_rounds(current)} of {current[0].rounds}"]
-    if (best := work.best) is not None:
-        old = best.evaluated is not None and best.evaluated < best.round
-        after = f", after round {best.evaluated}" if old else ""
-        parts.append(f"best {work.metric} {_metric(work, best)} ({best.shown}{after})")
-    return ", ".join([*parts, *_pace(work)])
+    return f"{work.directory}: {', '.join(_progress(work))}"
+
+
+def _progress(work: Work) -> list[str]:
+    """Describe states, rounds, the best run, and the time left or the way to continue."""
+    found, best = [], work.best
+    if work.trainings:
+        current = [one for one in work.trainings if one.state == "running"] or work.trainings
+        found += [states(work.trainings), f"round {_rounds(current)} of {current[0].rounds}"]
+    if best is not None:
+        after = f", after round {best.evaluated}" if (best.evaluated or 0) < best.round else ""
+        found.append(f"best {work.metric} {_metric(work, best)} ({best.shown}{after})")
+    if work.complete:
+        return found
+    if not work.alive:
+        remedy = f"run the same command again to continue: {work.command}".removesuffix(": ")
+        if work.command == PYTHON:
+            call = "tune" if work.kind == "grid" else "compare"
+            remedy = f"make the same call of fedzmg.{call} again to continue"
+        return [*found, f"nobody is at work: {remedy}"]
+    if work.rate is not None:
+        running = sum(one.state == "running" for one in work.trainings)
+        beside = f" of {running} side by side" if running > 1 else ""
+        found.append(f"{work.rate:.3g} rounds/s{beside}")
+    left = work.seconds_left
+    return found + ([] if left is None else [f"about {duration(left)} left"]) or ["starting"]
 
 
 def states(trainings: Iterable[Training]) -> str:
@@ -242,20 +250,3 @@ def _rounds(trainings: Sequence[Training]) -> str:
 
 def _metric(work: Work, one: Training | None) -> str:
     return "" if one is None or one.metric is None else value_text(one.metric, work.metric)
-
-
-def _pace(work: Work) -> list[str]:
-    """Describe speed and time left of work in progress, or the way to continue it."""
-    if work.complete:
-        return []
-    if not work.alive:
-        remedy = f"run the same command again to continue: {work.command or ''}".removesuffix(": ")
-        if work.command == PYTHON:
-            call = "tune" if work.kind == "grid" else "compare"
-            remedy = f"make the same call of fedzmg.{call} again to continue"
-        return [f"nobody is at work: {remedy}"]
-    running = sum(one.state == "running" for one in work.trainings)
-    beside = f" of {running} side by side" if running > 1 else ""
-    found = [] if work.rate is None else [f"{work.rate:.3g} rounds/s{beside}"]
-    left = work.seconds_left
-    return found if left is None else [*found, f"about {duration(left)} left"]
