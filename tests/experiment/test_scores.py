@@ -143,26 +143,24 @@ def test_threshold_mean_is_the_most_lenient_rule(
 
 
 @pytest.mark.parametrize(
-    ("total", "every", "last", "expected"),
+    ("total", "every", "expected"),
     [
-        (1000, 5, None, np.mean(np.arange(901, 1001, 5))),
-        (1000, 5, 50, np.mean(np.arange(951, 1001, 5))),
-        (100, 5, None, np.mean([91, 96])),
-        (100, 5, 100, np.mean([91, 96])),  # not longer than last: a tenth
-        (40, 5, 100, 36),  # the tenth, rounds 37 to 40, holds no evaluation
-        (5, 1, None, 5),
-        (1, 1, None, 1),
+        (1000, 5, np.mean(np.arange(901, 1001, 5))),
+        (100, 5, np.mean([91, 96])),
+        (40, 5, 36),  # the tenth, rounds 37 to 40, holds no evaluation
+        (5, 1, 5),
+        (1, 1, 1),
     ],
 )
-def test_final_score_window(total: int, every: int, last: int | None, expected: float) -> None:
+def test_final_score_window(total: int, every: int, expected: float) -> None:
     rounds = np.arange(1, total + 1, every)
-    assert final_score(rounds, rounds, last, total=total) == pytest.approx(expected)
+    assert final_score(rounds, rounds, total=total) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_final_score_of_a_diverged_run_is_nan(bad: float) -> None:
-    assert math.isnan(final_score([1, 9, 10], [0.1, bad, -bad], 2, total=10))
-    assert final_score([1, 9, 10], [bad, 0.25, 0.75], 2, total=10) == 0.5
+    assert math.isnan(final_score([1, 19, 20], [0.1, bad, -bad], total=20))
+    assert final_score([1, 19, 20], [bad, 0.25, 0.75], total=20) == 0.5
 
 
 @given(total=st.integers(1, 300), every=st.integers(1, 400))
@@ -199,8 +197,8 @@ def late(curves: dict[str, list[float]], threshold: float) -> dict[str, float]:
     for label, values in curves.items():
         protocol = {"rounds": every_five(values)[-1], "eval_every": 5}
         spec = {"task": "toy", "algorithm": label, "seed": 0, "protocol": protocol}
-        rounds = tuple(range(1, protocol["rounds"] + 1))
-        log = Log(rounds, (), None, tuple(every_five(values)), tuple(values), (), {}, 0.0)
+        metrics = dict(zip(every_five(values), values, strict=True))
+        log = Log(dict.fromkeys(metrics, 0), None, metrics, {}, {}, 0.0)
         runs.append(Run("", "", spec, {}, log, label=label))
     return late_means(group_study(runs, {"window": 1}, []), threshold)[0]
 

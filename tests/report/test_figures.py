@@ -48,8 +48,9 @@ def drawn(
             rounds = tuple(range(1, every * len(values) + 1))
             lost = np.flatnonzero(~np.isfinite(values))
             log = Log(
-                rounds, (0,) * len(rounds), every * int(lost[0]) + 1 if len(lost) else None,
-                rounds[::every], tuple(values.tolist()), rounds[::every], {"total": 1}, 1.0,
+                dict.fromkeys(rounds, 0), every * int(lost[0]) + 1 if len(lost) else None,
+                dict(zip(rounds[::every], values.tolist(), strict=True)),
+                {r: r for r in rounds[::every]}, {"total": 1}, 1.0,
             )  # fmt: skip
             protocol = {"rounds": rounds[-1], "eval_every": every, "threshold": threshold}
             spec = {"task": task, "algorithm": name, "seed": seed, "protocol": protocol}

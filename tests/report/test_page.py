@@ -341,7 +341,7 @@ def test_an_unfinished_study_is_described_truly(write_run: Any, tmp_path: Path) 
     result = study_result(study)
     assert summary(result) == [
         "FedAvg, ours ends at 100.00 % final accuracy on digits, trial (mean over 3 seeds).",
-        "It first holds 50 % (mean of 4 evaluations) after 5 rounds.",
+        "First to hold 50 % (mean of 4 evaluations), after 5 rounds: FedAvg, ours.",
         "6 of 9 runs are not finished.",
     ]
     assert "Still to come: fedadam (3 runs)." in result.notes

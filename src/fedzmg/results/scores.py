@@ -104,23 +104,15 @@ def rounds_to_threshold(
 
 
 def final_score(
-    rounds: ArrayLike,
-    values: ArrayLike,
-    last: int | None = None,
-    *,
-    total: int,
-    rule: FinalRule = "full",
+    rounds: ArrayLike, values: ArrayLike, *, total: int, rule: FinalRule = "full"
 ) -> float:
-    """Return the mean of the evaluations in the ``last`` rounds of ``total``, else the latest one.
+    """Return the mean of the evaluations in the last tenth of the rounds, else the latest one.
 
     For 1000 rounds with an evaluation every five, the last hundred rounds hold the twenty
-    evaluations 901, 906, ..., 996; the rule ``author`` leaves out the first of them. By default,
-    and for a run that is not longer than ``last``, it is a tenth of the run. The mean is nan if one
-    of the evaluations is not finite.
+    evaluations 901, 906, ..., 996; the rule ``author`` leaves out the first of them. The mean is
+    nan if one of the evaluations is not finite.
     """
-    if last is None or last >= total:
-        last = max(1, total // 10)
-    start = np.searchsorted(rounds, total - last + (1 if rule == "full" else 2))
+    start = np.searchsorted(rounds, total - max(1, total // 10) + (1 if rule == "full" else 2))
     heights = np.asarray(values, dtype=np.float64)
     return _mean(heights[min(int(start), len(heights) - 1) :])
 
@@ -181,25 +173,22 @@ def drawn_curve(runs: Sequence[Run]) -> Curve | None:
     lived = _lived(runs)
     chosen = [run for run in lived if run.complete] or lived or list(runs)
     end = min(run.diverged or math.inf for run in chosen)
-    curves = [{r: v for r, v in run.evaluations.items() if r < end} for run in chosen]
+    curves = [{r: v for r, v in run.log.metrics.items() if r < end} for run in chosen]
     shared, table = _table(curves)
     if not shared:
         return None
-    moved = [dict(zip(run.log.evaluated, run.log.moved, strict=True)) for run in chosen]
-    mib = np.array([statistics.fmean(log[round_] for log in moved) / MIB for round_ in shared])
+    mib = np.array([statistics.fmean(run.log.moved[r] for run in chosen) / MIB for r in shared])
     spread = table.std(axis=0, ddof=1) if len(table) > 1 else None
     return Curve(np.array(shared), table.mean(axis=0), spread, mib, len(chosen), not lived)
 
 
 def finals(runs: Sequence[Run], rule: FinalRule = "full") -> dict[int, float]:
     """Return the final metric of every seed that finished, did not diverge and is finite."""
-    found = {}
-    for run in _lived(runs):
-        if run.complete:
-            curve = run.scored
-            found[run.seed] = final_score(
-                list(curve), list(curve.values()), total=run.done, rule=rule
-            )
+    curves = {run: run.scored for run in _lived(runs) if run.complete}
+    found = {
+        run.seed: final_score(list(curve), list(curve.values()), total=run.done, rule=rule)
+        for run, curve in curves.items()
+    }
     return {seed: value for seed, value in found.items() if math.isfinite(value)}
 
 

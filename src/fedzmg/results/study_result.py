@@ -292,7 +292,7 @@ def _score(
             for name in runs[0].log.traffic
         },
         seconds=statistics.fmean(run.log.seconds for run in longest),
-        dropped=sum(sum(run.log.dropped) for run in runs),
+        dropped=sum(sum(run.log.dropped.values()) for run in runs),
         diverged=sum(run.complete and run.seed not in ends for run in runs),
         unfinished=sum(not run.complete for run in runs),
         curve=scores.drawn_curve(runs),

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 from rich.console import RenderableType
@@ -29,7 +27,7 @@ FIRST: tuple[State, ...] = ("running", "interrupted", "diverged", "stopped", "do
 
 def diff(found: Difference, asked: Collection[str], width: int) -> RenderableType:
     """Show the differences in the aspects that were asked for, and a verdict."""
-    parts: list[Table | str] = []
+    parts: list[Table | str] = [f"A: {found.left}", f"B: {found.right}", ""]
     changes = [change for change in found.changes if change.aspect in asked]
     if changes:
         parts.append(_changes(found, changes))
@@ -38,8 +36,8 @@ def diff(found: Difference, asked: Collection[str], width: int) -> RenderableTyp
     if "scores" in asked and found.scores:
         parts.append(_scores(found))
     if "runs" in asked:
-        sides = ((found.left, found.only_left), (found.right, found.only_right))
-        parts += [f"only in {path}: {', '.join(names)}" for path, names in sides if names]
+        sides = {"A": found.only_left, "B": found.only_right}
+        parts += [f"only in {side}: {', '.join(names)}" for side, names in sides.items() if names]
     unequal = [a for a in ASPECTS if a in asked and found.differs([a])]
     equal = [a for a in ASPECTS if a in asked and a not in unequal]
     verdict = [f"they differ in {', '.join(unequal)}"] if unequal else []
@@ -47,39 +45,22 @@ def diff(found: Difference, asked: Collection[str], width: int) -> RenderableTyp
     return render([*parts, "; ".join(verdict)], width)
 
 
-def short_names(left: str, right: str) -> tuple[str, str]:
-    """Shorten two paths to the ends that distinguish them.
-
-    >>> short_names("runs/one/fedzmg/seed-0", "runs/two/fedzmg/seed-0")
-    ('one/fedzmg/seed-0', 'two/fedzmg/seed-0')
-    """
-    one, two = (Path(os.path.abspath(path)).parts for path in (left, right))
-    depth = 1
-    while one != two and one[-depth:] == two[-depth:]:
-        depth += 1
-    return "/".join(one[-depth:]), "/".join(two[-depth:])
-
-
 def _changes(found: Difference, changes: Sequence[Change]) -> Table:
-    total, rows = len(found.curves), []
-    for change in changes:
-        count = len(change.runs)
-        runs = "the plan" if not count else "all" if count == total else f"{count} of {total}"
-        values = map(_value, (change.left, change.right))
-        rows.append([Cell(f"{change.aspect}: {change.key}"), *map(_words, values), Cell(runs)])
-    heads = ("what", *short_names(found.left, found.right), "runs")
-    return Table("", "settings and environment", heads, rows)
+    rows = [
+        [Cell(f"{change.aspect}: {change.key}"), *map(_value, (change.left, change.right)),
+         Cell(f"{len(change.runs)} of {len(found.curves)}" if change.runs else "the plan")]
+        for change in changes
+    ]  # fmt: skip
+    return Table("", "settings and environment", ("what", "A", "B", "runs"), rows)
 
 
 def _words(text: str) -> Cell:
     return Cell(text, None, "words")
 
 
-def _value(value: Any) -> str:
-    if value is None:
-        return "-"
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text[:12] if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", text) else text
+def _value(value: Any) -> Cell:
+    text = "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return _words(text[:12] if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", text) else text)
 
 
 def _curves(found: Difference) -> Iterator[Table | str]:
@@ -114,7 +95,7 @@ def _scores(found: Difference) -> Table:
         if pair.test is not None:
             tested = [f"{pair.test.p:.3g}", signed_text(pair.test.effect_size), str(pair.test.n)]
         rows.append([pair.name, *means, value_text(gap, metric, signed=True), *tested])
-    heads = ("algorithm", *short_names(found.left, found.right), "difference", "p", "d_z", "pairs")
+    heads = ("algorithm", "A", "B", "difference", "p", "d_z", "pairs")
     title = f"final {metric}, means over seeds (of a grid: its best point)"
     return Table.of(title, heads, rows)
 
@@ -156,7 +137,7 @@ def _facts(failed: Sequence[Mapping[str, Any]]) -> Table | str:
     found: dict[tuple[str, str, str], list[str]] = {}
     for one in failed:
         for fact in one["facts"]:
-            row = fact["name"], _value(fact["then"]), _value(fact["now"])
+            row = fact["name"], _value(fact["then"]).text, _value(fact["now"]).text
             found.setdefault(row, []).append(one["name"])
     if not found:
         return "versions, machine and execution path are unchanged"

@@ -249,7 +249,7 @@ def dropped(result: StudyResult) -> Chart | None:
     def count(runs: Sequence[Run]) -> list[tuple[int, int]]:
         totals: Counter[int] = Counter()
         for run in runs:
-            totals.update(dict(zip(run.log.rounds, run.log.dropped, strict=True)))
+            totals.update(run.log.dropped)
         return sorted(totals.items())
 
     title = f"{result.study.name}: uploads refused in each round"
