@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedzmg.results.reading import group_study
-from fedzmg.results.runs import Log, Run, scheduled
+from fedzmg.results.runs import Run, scheduled
 from fedzmg.results.scores import (
     ThresholdRule,
     fell_from,
@@ -198,8 +198,8 @@ def late(curves: dict[str, list[float]], threshold: float) -> dict[str, float]:
         protocol = {"rounds": every_five(values)[-1], "eval_every": 5}
         spec = {"task": "toy", "algorithm": label, "seed": 0, "protocol": protocol}
         metrics = dict(zip(every_five(values), values, strict=True))
-        log = Log(dict.fromkeys(metrics, 0), None, metrics, {}, {}, 0.0)
-        runs.append(Run("", "", spec, {}, log, label=label))
+        log = (dict.fromkeys(metrics, 0), None, metrics, {}, {}, 0.0)
+        runs.append(Run("", "", spec, {}, *log, label=label))
     return late_means(group_study(runs, {"window": 1}, []), threshold)[0]
 
 

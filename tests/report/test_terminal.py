@@ -27,7 +27,7 @@ from fedzmg.results.study_result import study_result
 from fedzmg.results.watch import State, Training, Work
 from fedzmg.tasks import TASKS
 from fedzmg.terminal import inspection, views
-from fedzmg.terminal.render import render, say
+from fedzmg.terminal.render import print_line, render, say
 from fedzmg.terminal.views import prose
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -110,6 +110,12 @@ def test_no_control_character_reaches_the_terminal(text: str) -> None:
     assert len(shown.removeprefix(before).splitlines()) == 1
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown)
     assert "[red]" in shown
+
+
+def test_a_printed_line_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_line(Path("a\nb") / ("long" * 99))
+    print_line("[red]\x1b[0m", err=True)
+    assert capsys.readouterr() == (f"a b/{'long' * 99}\n", "[red][0m\n")
 
 
 def test_one_table_in_every_format() -> None:

@@ -282,6 +282,7 @@ def test_a_growing_log_is_read_anew(planned: Path, write_run: Write) -> None:
     assert looks.look()[0].trainings[0].metric == 0.8
     path.write_text("")
     assert looks.look()[0].trainings[0].round == 0
-    path.write_text('{"round": "x"}\n{"round": 1}\n')
-    with pytest.raises(InputError, match="line 1"):
-        looks.look()
+    for line in ('{"round": "x"}', '{"round": 1, "metric": "high"}'):
+        path.write_text(f'{line}\n{{"round": 2}}\n')
+        with pytest.raises(InputError, match="line 1"):
+            looks.look()

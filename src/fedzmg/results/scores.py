@@ -173,11 +173,11 @@ def drawn_curve(runs: Sequence[Run]) -> Curve | None:
     lived = _lived(runs)
     chosen = [run for run in lived if run.complete] or lived or list(runs)
     end = min(run.diverged or math.inf for run in chosen)
-    curves = [{r: v for r, v in run.log.metrics.items() if r < end} for run in chosen]
+    curves = [{r: v for r, v in run.metrics.items() if r < end} for run in chosen]
     shared, table = _table(curves)
     if not shared:
         return None
-    mib = np.array([statistics.fmean(run.log.moved[r] for run in chosen) / MIB for r in shared])
+    mib = np.array([statistics.fmean(run.moved[r] for run in chosen) / MIB for r in shared])
     spread = table.std(axis=0, ddof=1) if len(table) > 1 else None
     return Curve(np.array(shared), table.mean(axis=0), spread, mib, len(chosen), not lived)
 

@@ -8,6 +8,7 @@ import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -199,20 +200,21 @@ class Watch:
         alive = _is_alive(directory)
         for path, group, seed in jobs:
             rows = list(self._log(path / "metrics.jsonl", "round").values())
-            last = max((int(row["round"]) for row in rows), default=0)
+            last = max((row["round"] for row in rows), default=0)
             early = _json_or_empty(path / "stopped.json")
             early = early if last >= early.get("round", math.inf) else {}
             begun = bool(rows) or (path / "spec.toml").is_file()
             yield _training(
                 rows, early, running=_is_alive(path), waiting=alive or not begun,
-                name=f"{group}/seed-{seed}", group=group, label=_label(group, found),
-                round=last, rounds=int(rounds), ended=bool(early) or last >= rounds,
+                name=f"{group}/seed-{seed}", group=group, round=last, rounds=int(rounds),
+                label=found.get(group, {}).get("label") or group,
+                ended=bool(early) or last >= rounds,
             )  # fmt: skip
 
     def _grid(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
         """Describe the trials of a grid, whose algorithms and packs are trained in order."""
-        alive, rounds, found = _is_alive(directory), int(plan["rounds"]), variants(plan)
-        for group, variant in found.items():
+        alive, rounds = _is_alive(directory), int(plan["rounds"])
+        for group, variant in variants(plan).items():
             path, points = directory / folder_name(group), list(_points(group, variant, plan))
             scored = (path / "scores.json").is_file()
             rows: dict[int, list[Mapping[str, Any]]] = {i: [] for i in range(len(points))}
@@ -220,7 +222,7 @@ class Watch:
                 rows.setdefault(line["trial"], []).append(line)
             begun, members = checkpointed(path / "checkpoint.safetensors")
             lasts = [
-                max([begun * (i in members), *(int(row["round"]) for row in own)])
+                max([begun * (i in members), *(row["round"] for row in own)])
                 for i, own in rows.items()
             ]
             stops = self._log(path / "stopped.jsonl", "trial")
@@ -230,10 +232,10 @@ class Watch:
             pack = next((i // size for i, end in enumerate(ended) if not end), None)
             for i, point in enumerate(points):
                 yield _training(
-                    sorted(rows[i], key=lambda row: int(row["round"])), early.get(i, {}),
+                    sorted(rows[i], key=lambda row: row["round"]), early.get(i, {}),
                     running=alive and i // size == pack, waiting=alive or not lasts[i],
                     counted=rounds - int(plan.get("last", 1)),
-                    name=f"{group} {point}", group=group, label=_label(group, found),
+                    name=f"{group} {point}", group=group, label=variant.get("label") or group,
                     round=lasts[i], rounds=rounds, ended=ended[i],
                 )  # fmt: skip
             alive = alive and scored  # the first algorithm without scores is running
@@ -243,9 +245,15 @@ class Watch:
         files = [file.stat() for file in (path, compressed(path)) if file.is_file()]
         state = [(file.st_ino, file.st_size, file.st_mtime_ns) for file in files]
         if self._logs.get(path, ([], {}))[0] != state:
-            rows = log_lines(path, lambda row: (tuple(int(row[key]) for key in keys), row))
-            self._logs[path] = state, dict(rows)
+            self._logs[path] = state, dict(log_lines(path, partial(_row, keys)))
         return self._logs.get(path, ([], {}))[1]
+
+
+def _row(keys: Sequence[str], row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return a line of a log by its keys, with numbers in place of words for them."""
+    key = tuple(int(row[name]) for name in keys)
+    known = {name: float(row[name]) for name in ("metric", "seconds") if row.get(name) is not None}
+    return key, {**row, **dict(zip(keys, key, strict=True)), **known}
 
 
 def _training(
@@ -260,9 +268,9 @@ def _training(
     """Describe a training by its log; a grid scores by the mean over rounds after ``counted``."""
     evaluated = [row for row in rows if row.get("metric") is not None]
     scored = [row for row in evaluated if row["round"] > counted]
-    metrics = [float(row["metric"]) for row in scored or evaluated[-1:]]
+    metrics = [row["metric"] for row in scored or evaluated[-1:]]
     # Speed of the last twenty rounds; the first round includes one-time costs.
-    recent = [float(row["seconds"]) for row in (rows[1:] or rows)[-20:] if "seconds" in row]
+    recent = [row["seconds"] for row in (rows[1:] or rows)[-20:] if "seconds" in row]
     states: dict[State, Any] = {
         "diverged": any(row.get("diverged") for row in rows) or early.get("why") == "diverged",
         "stopped": early, "done": facts["ended"], "running": running, "waiting": waiting,
@@ -270,16 +278,12 @@ def _training(
     }  # fmt: skip
     return Training(
         state=next(state for state, holds in states.items() if holds),
-        evaluated=int(evaluated[-1]["round"]) if evaluated else None,
+        evaluated=evaluated[-1]["round"] if evaluated else None,
         metric=statistics.fmean(metrics) if metrics else None,
         seconds=statistics.fmean(recent) if recent else None,
         why=str(early.get("words", "")),
         **facts,
     )
-
-
-def _label(group: str, found: Mapping[str, Mapping[str, Any]]) -> str:
-    return str(found.get(group, {}).get("label") or group)
 
 
 def _is_alive(directory: Path) -> bool:

@@ -330,7 +330,7 @@ def circumstances(runs: Sequence[Run]) -> list[tuple[str, str]]:
             name = _FACT_NAMES.get(fact, fact.replace("_", " "))
             found.append((name, ", ".join(dict.fromkeys(texts))))
     started = sorted(str(r.manifest["started"]) for r in runs if r.manifest.get("started"))
-    spent = sum(run.log.seconds for run in runs)
+    spent = sum(run.seconds for run in runs)
     if spent:
         found.append(("time of all rounds", f"{spent:,.0f} s"))
     if started:
