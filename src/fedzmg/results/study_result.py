@@ -18,12 +18,10 @@ from fedzmg.results.formatting import MIB, aligned, count_text, value_text
 from fedzmg.results.reading import Study, directories, group_study
 from fedzmg.results.runs import Run
 from fedzmg.results.scores import FINAL_RULES, RULES, Curve, ThresholdRule, arrivals
-from fedzmg.results.significance import LEVEL, FamilyTest, PairedTest, family
+from fedzmg.results.significance import FamilyTest, PairedTest, family
 
 if TYPE_CHECKING:
     from fedzmg.simulation import History
-
-__all__ = ["LEVEL", "AlgorithmResult", "StudyResult", "study_result"]
 
 FORMAT = 1
 """Format of ``study.json``."""

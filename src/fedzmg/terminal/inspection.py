@@ -14,7 +14,7 @@ from rich.console import RenderableType
 
 from fedzmg.provenance import PYTHON
 from fedzmg.report.tables.table import Cell, Table
-from fedzmg.results.diff import ASPECTS, Change, Difference
+from fedzmg.results.diff import ASPECTS, CURVES, Change, Difference
 from fedzmg.results.formatting import NONE, duration, signed_text, value_text
 from fedzmg.results.watch import State, Training, Work
 from fedzmg.terminal.render import bold, render
@@ -64,25 +64,22 @@ def _value(value: Any) -> Cell:
 
 
 def _curves(found: Difference) -> Iterator[Table | str]:
-    unequal = [pair for pair in found.curves if not pair.identical]
-    equal = len(found.curves) - len(unequal)
+    unequal, total = [pair for pair in found.curves if not pair.identical], len(found.curves)
+    title = f"curves: {total - len(unequal)} of {total} bit-identical"
     if not unequal:
-        rounds = sum(pair.shared for pair in found.curves)
-        yield from (f"curves: all {equal} bit-identical ({rounds} lines compared)", "")
+        yield from (f"{title} ({sum(pair.shared for pair in found.curves)} lines compared)", "")
         return
-    rows = []
-    for pair in unequal:
-        metric, *losses = (pair.largest.get(name) for name in ("metric", "loss", "train_loss"))
-        loss = max((one for one in losses if one is not None), default=None)
-        texts = (
+    rows = [
+        [*map(Cell, (
             pair.name, " and ".join(map(str, dict.fromkeys(pair.rounds))),
             "none as far as both go" if pair.first is None else f"round {pair.first}",
-            *("-" if one is None else f"{one:.3g}" for one in (metric, loss)),
-        )  # fmt: skip
-        rows.append([*map(Cell, texts), _words(", ".join(pair.fields))])
-    heads = ("run", "lines", "first difference", f"most in {found.metric}", "in losses",
-             "differs first in")  # fmt: skip
-    yield Table("", f"curves: {equal} of {len(found.curves)} bit-identical", heads, rows)
+            *(f"{pair.largest[name]:.3g}" if name in pair.largest else "-" for name in CURVES),
+         )), _words(", ".join(pair.fields))]
+        for pair in unequal
+    ]  # fmt: skip
+    heads = ("run", "lines", "first difference", f"most in {found.metric}", "in loss",
+             "in training loss", "differs first in")  # fmt: skip
+    yield Table("", title, heads, rows)
 
 
 def _scores(found: Difference) -> Table:

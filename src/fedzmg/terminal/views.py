@@ -36,9 +36,6 @@ _LAYERS = (
 def study(result: StudyResult, width: int) -> RenderableType:
     """Show scores, thresholds, paired tests and notes of a study or comparison."""
     parts: list[Any] = [scores(result), thresholds(result), paired_tests(result)]
-    for label, runs in result.study.members.items():
-        lost = [f"seed {r.seed} in round {r.diverged}" for r in runs if r.diverged is not None]
-        parts += [f"{label} diverged: {', '.join(lost)}."] if lost else []
     names = dict.fromkeys(score.algorithm for score in result.scores)
     own = [name for name in names if name in ALGORITHMS and ALGORITHMS[name].inferred]
     parts += result.notes

@@ -14,7 +14,8 @@ from fedzmg.report.tables.table import NOTHING, Cell, Column, Record, Table
 from fedzmg.results import formatting as fmt
 from fedzmg.results.runs import Run
 from fedzmg.results.scores import RULES, arrivals, client_tables, late_means, mean_and_sd
-from fedzmg.results.study_result import LEVEL, AlgorithmResult, StudyResult
+from fedzmg.results.significance import LEVEL
+from fedzmg.results.study_result import AlgorithmResult, StudyResult
 
 _RULE_NAMES = ("all above", "stays above")
 _OVER_CLIENTS = {
