@@ -244,6 +244,14 @@ def test_ctrl_c_in_the_last_round_of_a_pack_begins_no_other(
     assert scored(spec(), tmp_path / "s") == whole
 
 
+def test_a_finished_study_reads_no_checkpoint(tmp_path: Path) -> None:
+    whole, damaged = scored(spec(), tmp_path), b"another format"
+    for file in tmp_path.rglob("checkpoint*"):
+        file.write_bytes(damaged)
+    assert scored(spec(), tmp_path) == whole
+    assert {file.read_bytes() for file in tmp_path.rglob("checkpoint*")} == {damaged}
+
+
 def test_checkpoints_of_finished_runs_may_be_removed(tmp_path: Path) -> None:
     """They are most of a study's bytes, and its scores do not need them."""
     whole = scored(spec(), tmp_path)

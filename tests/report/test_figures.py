@@ -22,7 +22,7 @@ from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.report import figures
 from fedzmg.report.figures.style import MOST_IN_ONE_PANEL, Chart, line_style, usual_range
 from fedzmg.results.reading import group_study, read
-from fedzmg.results.runs import Log, Run
+from fedzmg.results.runs import Run
 from fedzmg.results.scores import band_around
 from fedzmg.results.study_result import study_result
 from fedzmg.simulation import ClientMetrics
@@ -47,13 +47,14 @@ def drawn(
         for seed, values in enumerate(np.asarray(own, dtype=float)):
             rounds = tuple(range(1, every * len(values) + 1))
             lost = np.flatnonzero(~np.isfinite(values))
-            log = Log(
-                rounds, (0,) * len(rounds), every * int(lost[0]) + 1 if len(lost) else None,
-                rounds[::every], tuple(values.tolist()), rounds[::every], {"total": 1}, 1.0,
+            log = (
+                dict.fromkeys(rounds, 0), every * int(lost[0]) + 1 if len(lost) else None,
+                dict(zip(rounds[::every], values.tolist(), strict=True)),
+                {r: r for r in rounds[::every]}, {"total": 1}, 1.0,
             )  # fmt: skip
             protocol = {"rounds": rounds[-1], "eval_every": every, "threshold": threshold}
             spec = {"task": task, "algorithm": name, "seed": seed, "protocol": protocol}
-            found.append(Run("", "", spec, {"metric": metric}, log, label=name))
+            found.append(Run("", "", spec, {"metric": metric}, *log, label=name))
     chart: Chart = draw(study_result(group_study(found, {"algorithms": list(runs)}, [])))
     return chart
 

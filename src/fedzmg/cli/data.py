@@ -42,10 +42,10 @@ Settings = Annotated[Texts, setting("Option of the partition, e.g. alpha=0.1.")]
 def list_(cache: Cache = None, as_json: Json = False) -> None:
     """List all data sets and which of them are stored here."""
     from fedzmg.data.sources import SOURCES
-    from fedzmg.terminal import cards
+    from fedzmg.terminal import views
 
     found = {name: _summary(name, cache) for name in SOURCES}
-    common.show(found, partial(cards.data_sets, found), as_json)
+    common.show(found, partial(views.data_sets, found), as_json)
     notes = [f"{name}: {note}" for name, one in found.items() for note in one["notes"]]
     common.notes(notes, err=as_json)
 

@@ -42,7 +42,7 @@ def watch(
     It ends when all is trained, or when no process works on it any more.
     """
     from fedzmg.results.watch import Watch
-    from fedzmg.terminal import watch as view
+    from fedzmg.terminal import inspection as view
 
     console, looks = Console(), _looks(Watch(directory), every, once, wait)
     try:
@@ -55,7 +55,7 @@ def watch(
         elif console.is_terminal:
             with Live(console=console, auto_refresh=False) as live:
                 for works in looks:
-                    live.update(view.fitted(works, console), refresh=True)
+                    live.update(view.screen(works, console.width), refresh=True)
         else:
             shown: list[str] = []
             for works in looks:
@@ -128,15 +128,15 @@ def list_(
     """List algorithms and tasks, or describe one of them."""
     from fedzmg import algorithms, tasks
     from fedzmg.algorithms.options import card
-    from fedzmg.terminal import cards
+    from fedzmg.terminal import views
 
     size = None if task is None else tasks.info(task).describe()["model"]["bytes"]
     if name in tasks.TASKS:
         data = tasks.info(name).describe()
-        common.show(data, lambda width: cards.task_card(data, name, width), as_json)
+        common.show(data, lambda width: views.task_card(data, name, width), as_json)
     elif name in algorithms.ALGORITHMS:
         data = card(algorithms.ALGORITHMS[name], size)
-        common.show(data, lambda width: cards.algorithm_card(data, width, task), as_json)
+        common.show(data, lambda width: views.algorithm_card(data, width, task), as_json)
     elif name is not None:
         known = [*algorithms.ALGORITHMS, *tasks.TASKS]
         raise unknown("algorithm or task", name, known, "fedzmg list")
@@ -148,7 +148,7 @@ def list_(
                 for n, info in tasks.TASKS.items()
             },
         }
-        common.show(data, lambda width: cards.tables(data, width), as_json)
+        common.show(data, lambda width: views.tables(data, width), as_json)
 
 
 def report(

@@ -89,7 +89,7 @@ class Work(NamedTuple):
             )  # fmt: skip
         chart = figures.curves(result)
         written = [] if chart is None else figures.save(chart, self.directory / "curves")
-        seconds = sum(run.log.seconds for run in result.study.runs)
+        seconds = sum(run.seconds for run in result.study.runs)
         paths: dict[str, Path] = dict(zip(("figure", ""), written, strict=False))
         paths["study"] = self.directory
         view = partial(views.study, result)

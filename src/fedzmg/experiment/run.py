@@ -77,7 +77,7 @@ def run_pack(
 
     An existing directory in ``paths`` is continued or, if complete, read. ``stop`` is called after
     every round; a run that it stops has fewer records than rounds and a ``stopped.json``. Without
-    ``models``, a finished run is complete even if its checkpoints were removed. Runs that cannot
+    ``models``, a finished run needs no checkpoints. Runs that cannot
     continue raise ``InputError``, the time ``end`` ``TimeLimitReached`` and Ctrl-C
     ``Interrupted``, with everything finished stored.
     """
@@ -99,11 +99,10 @@ def run_pack(
     }
     with hold([directory.path for directory in to_hold.values()], progress.say) as held:
         for i, directory in to_hold.items():
-            jobs[i] = _open_job(task, runs[i], directory, progress, models=models)
+            # In a pack that stays together, a run without a checkpoint can only start again.
+            jobs[i] = _open_job(task, runs[i], directory, progress, models=models or together)
         if together:
-            least = min(job.done for job in jobs if not job.complete)
-            if any(job.position is None and job.done > least for job in jobs):
-                least = 0  # a run without a checkpoint can only start again
+            least = min((job.done for job in jobs if not job.complete), default=rounds)
             for i, directory in to_hold.items():
                 if jobs[i].done > least:
                     progress.say(f"{directory.path}: back to round {least}, where its pack is")
@@ -155,13 +154,15 @@ def _open_job(
         facts = directory.manifest()
         manifest.refuse_other_task(directory.path, facts, task)
         records = {record.round: record for record in directory.records()}
-        position = directory.position(logged=records, until=until)
         stopped = control.read_stop(directory.path)
         last = task.protocol.rounds if stopped is None else stopped.round
-        done = 0 if position is None else position.checkpoint.round
         logged = manifest.FINISHED in facts and records.keys() >= set(range(1, last + 1))
-        if position is None and logged and not models:
-            done = last
+        if logged and not models:
+            # Nothing continues from its checkpoints: they are neither read nor repaired.
+            position, done, progress = None, last, None
+        else:
+            position = directory.position(logged=records, until=until)
+            done = 0 if position is None else position.checkpoint.round
         job = Job(
             run, directory, facts, position, done,
             complete=done >= last,

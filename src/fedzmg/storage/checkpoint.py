@@ -7,6 +7,7 @@ another run is rejected. Metadata and round are part of the hashed bytes.
 from __future__ import annotations
 
 import hashlib
+import json
 import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -96,6 +97,16 @@ def read_checkpoint(path: Path, binding: str) -> StoredCheckpoint:
     except (ValueError, KeyError, TypeError, safetensors.SafetensorError):
         size = path.stat().st_size
         raise UnusableCheckpoint(f"its {size} bytes are not a complete checkpoint") from None
+
+
+def checkpointed(path: Path) -> tuple[int, list[int]]:
+    """Return round and trials of a checkpoint for display, unchecked; ``0, []`` without one."""
+    try:
+        with safetensors.safe_open(path, framework="numpy") as content:
+            metadata = content.metadata()
+        return int(metadata["round"]), list(json.loads(metadata["binding"].partition(" ")[2]))
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
+        return 0, []
 
 
 def _digest(file: BinaryIO) -> tuple[int, bytes, bytes]:

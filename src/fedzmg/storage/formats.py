@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import tomllib
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,43 +69,6 @@ def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> l
             if number < len(lines) and line.endswith(b"}"):
                 raise InputError(f"{path}, line {number} is damaged: {remedy}") from None
     return found
-
-
-class Tail:
-    """Lines of a growing ``metrics.jsonl`` by key; of lines with the same key the last counts.
-
-    An incomplete last line is read once it is complete; a broken one is skipped. ``keys`` are the
-    fields that identify a line: the round, and in a grid the trial before it.
-    """
-
-    def __init__(self, path: Path, *keys: str) -> None:
-        self.path, self._keys = path, keys
-        self.rows: dict[Hashable, dict[str, Any]] = {}
-        self._read = 0
-
-    def update(self) -> dict[Hashable, dict[str, Any]]:
-        """Read the lines added since the last call, and return all lines."""
-        try:
-            with self.path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self._read:  # another file took its place
-                    self._read, self.rows = 0, {}
-                file.seek(self._read)
-                content = file.read()
-        except FileNotFoundError:
-            # A kept copy's log is compressed, and does not grow.
-            content = b"" if self._read else log_bytes(self.path)
-        except OSError:
-            return self.rows
-        whole = content[: content.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in whole.splitlines():
-            try:
-                values = json.loads(line)
-                key = tuple(values[name] for name in self._keys)
-                self.rows[key[0] if len(key) == 1 else key] = values
-            except (ValueError, TypeError, KeyError):
-                continue
-        return self.rows
 
 
 def flat(values: Mapping[str, Any], *, keep_empty: bool = False) -> dict[str, Any]:

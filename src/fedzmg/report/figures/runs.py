@@ -196,7 +196,7 @@ def client_loss(result: StudyResult) -> Chart | None:
     """Draw median and inner four fifths of the training losses of a cohort by round."""
     study = result.study
     found = {
-        label: scores.loss_bands([run.log.client_loss for run in runs])
+        label: scores.loss_bands([run.client_loss for run in runs])
         for label, runs in study.members.items()
     }
     joined = max(run.done for run in study.runs) > scores.MOST_LOSSES
@@ -249,7 +249,7 @@ def dropped(result: StudyResult) -> Chart | None:
     def count(runs: Sequence[Run]) -> list[tuple[int, int]]:
         totals: Counter[int] = Counter()
         for run in runs:
-            totals.update(dict(zip(run.log.rounds, run.log.dropped, strict=True)))
+            totals.update(run.dropped)
         return sorted(totals.items())
 
     title = f"{result.study.name}: uploads refused in each round"

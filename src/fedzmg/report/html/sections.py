@@ -32,7 +32,7 @@ _DIRECTORY_COLUMNS = (
     Column("directory", "", "shown"),
     Column("state", "", lambda run: _state(run)),
     Column("engine", "", lambda run: str(run.manifest.get("engine", fmt.NONE))),
-    Column("seconds", "", "log.seconds", "{:,.1f}".format),
+    Column("seconds", "", "seconds", "{:,.1f}".format),
 )
 _HALVES = {"tune": "the half of the test data set aside for choosing", "test": "all test data"}
 _Tile = tuple[str, str, str]

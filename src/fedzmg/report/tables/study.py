@@ -14,7 +14,8 @@ from fedzmg.report.tables.table import NOTHING, Cell, Column, Record, Table
 from fedzmg.results import formatting as fmt
 from fedzmg.results.runs import Run
 from fedzmg.results.scores import RULES, arrivals, client_tables, late_means, mean_and_sd
-from fedzmg.results.study_result import LEVEL, AlgorithmResult, StudyResult
+from fedzmg.results.significance import LEVEL
+from fedzmg.results.study_result import AlgorithmResult, StudyResult
 
 _RULE_NAMES = ("all above", "stays above")
 _OVER_CLIENTS = {
@@ -330,7 +331,7 @@ def circumstances(runs: Sequence[Run]) -> list[tuple[str, str]]:
             name = _FACT_NAMES.get(fact, fact.replace("_", " "))
             found.append((name, ", ".join(dict.fromkeys(texts))))
     started = sorted(str(r.manifest["started"]) for r in runs if r.manifest.get("started"))
-    spent = sum(run.log.seconds for run in runs)
+    spent = sum(run.seconds for run in runs)
     if spent:
         found.append(("time of all rounds", f"{spent:,.0f} s"))
     if started:
