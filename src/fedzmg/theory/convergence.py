@@ -13,19 +13,7 @@ from torch import Tensor
 from fedzmg.theory import descent
 from fedzmg.theory.descent import LOCAL_STEPS, Projection, Schedule, marks, setup
 from fedzmg.theory.finding import Finding, Size, check
-from fedzmg.theory.problems import (
-    REAL,
-    Logistic,
-    Quadratics,
-    eye,
-    hyperplane_basis,
-    normal,
-    quadratics,
-    regressions,
-    seeded,
-    square,
-    times,
-)
+from fedzmg.theory.problems import REAL, Logistic, Quadratics, eye, normal, seeded, square, times
 
 SETTING = "8 clients, d = 12, eigenvalues 1 to 4, E = 5, n_t = 2/(mu (t + 8L/mu)), noise 0.5"
 ON_THE_HYPERPLANE = "under 1'(w_0 - w*) = 0; "
@@ -92,7 +80,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 def _one_step(size: Size, found: Finding) -> None:
     found.setting = f"{size.problems} random problems, 300 steps each, no noise"
     generator = seeded(4)
-    problem = quadratics(generator, problems=(size.problems,))
+    problem = Quadratics.draw(generator, size.problems, 8)
     rate = descent.theorems_schedule(problem)
     zero_sum = descent.zero_mean(normal(generator, size.problems, problem.dims))
     counts = []
@@ -142,7 +130,7 @@ def _rate(size: Size, found: Finding) -> None:
     early = [step for step in run.steps if step <= watched]
     tolerance = 3.0 / size.repetitions**0.5
     for i, (name, measured, basis) in enumerate((
-        ("FedZMG", run.projected, hyperplane_basis(dims)), ("FedAvg", run.plain, eye(dims)),
+        ("FedZMG", run.projected, descent.hyperplane_basis(dims)), ("FedAvg", run.plain, eye(dims)),
     )):  # fmt: skip
         expected = [exact[step][i] for step in early]
         closed = descent.asymptotic_constant(run.problem, schedule, basis) / (last + 1)
@@ -228,7 +216,7 @@ def _drift(size: Size, found: Finding) -> None:
     )
     methods = {"FedAvg": descent.identity, "FedZMG": descent.zero_mean}
     generator = seeded(8)
-    still = quadratics(generator, spread=0.4)
+    still = Quadratics.draw(generator, spread=0.4)
     moves = (shift * normal(generator, *still.share.shape))[:, None].expand_as(still.centre)
     # A shift of the gradients themselves: A_k (w - c_k) + u_k 1.
     pushes = -torch.linalg.solve(still.curvature, moves)
@@ -256,8 +244,7 @@ def _drift(size: Size, found: Finding) -> None:
     # In long rounds on few, badly conditioned coordinates clients reach their own optima. Those
     # on a line may lie farther apart than those in the plane.
     hard = [
-        quadratics(generator, clients=2, dims=2, eigenvalues=(0.05, 4.0))
-        for _ in range(size.problems)
+        Quadratics.draw(generator, 2, dims=2, eigenvalues=(0.05, 4.0)) for _ in range(size.problems)
     ]
     stretch = 0.05 + 3.95 * torch.rand(size.problems, 2, 1, 1, generator=generator, dtype=REAL)
     round_ = [Quadratics(a * eye(2), p.centre, p.share) for a, p in zip(stretch, hard, strict=True)]
@@ -296,12 +283,12 @@ def _closed_spread(problem: Quadratics, project: Projection, rate: float, steps:
 def _logistic(size: Size, found: Finding) -> None:
     steps = min(size.steps, 5000)
     found.setting = f"6 clients, d = 8, l2 = 0.05, E = 5, w_0 = 0, full gradients, {steps:,} steps"
-    plain = regressions(seeded(9))
+    plain = Logistic.draw(seeded(9))
     biased = Logistic(torch.cat([plain.signed, torch.ones_like(plain.signed[..., :1])], -1))
     # Drift within a round costs loss of second order in the step size.
     tolerance = 1e-7 * max(1.0, 5000 / steps) ** 2
     watched = {round(steps ** (i / 40)) // LOCAL_STEPS * LOCAL_STEPS for i in range(41)} | {steps}
-    inside = hyperplane_basis(plain.dims)
+    inside = descent.hyperplane_basis(plain.dims)
     padded: Tensor = torch.block_diag(inside, eye(1))  # type: ignore[no-untyped-call]
 
     def kernel_only(gradients: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms import projection
-from fedzmg.theory.problems import REAL, Logistic, Quadratics, eye, normal, quadratics, seeded
+from fedzmg.theory.problems import REAL, Logistic, Quadratics, eye, normal, seeded
 
 Projection: TypeAlias = Callable[[Tensor], Tensor]
 Noise: TypeAlias = Callable[[], Tensor]
@@ -32,6 +32,14 @@ def zero_mean(gradients: Tensor, axes: tuple[int, ...] = (-1,)) -> Tensor:
 def identity(gradients: Tensor) -> Tensor:
     """Return gradients unprojected, as FedAvg's clients do."""
     return gradients
+
+
+def hyperplane_basis(dims: int) -> Tensor:
+    """Return an orthonormal basis, as columns, of the vectors whose entries sum to zero."""
+    whole = eye(dims)
+    whole[:, 0] = 1.0
+    basis: Tensor = torch.linalg.qr(whole)[0]
+    return basis[:, 1:]
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,7 @@ def setup(
 ) -> tuple[torch.Generator, Quadratics, Tensor, Schedule]:
     """Draw a problem and a start at ``w* + normal + offset``, with the theorem's schedule."""
     generator = seeded(seed)
-    problem = quadratics(generator)
+    problem = Quadratics.draw(generator)
     away = normal(generator, problem.dims)
     start = problem.optimum + (zero_mean(away) if zero_sum else away) + offset
     return generator, problem, start, theorems_schedule(problem)

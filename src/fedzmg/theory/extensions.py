@@ -12,17 +12,7 @@ from torch import Tensor
 from fedzmg.theory import descent
 from fedzmg.theory.descent import LOCAL_STEPS, Schedule, final_state, marks, setup
 from fedzmg.theory.finding import Finding, Size, check
-from fedzmg.theory.problems import (
-    REAL,
-    Quadratics,
-    eye,
-    hyperplane_basis,
-    normal,
-    quadratics,
-    seeded,
-    square,
-    times,
-)
+from fedzmg.theory.problems import REAL, Quadratics, eye, normal, seeded, square, times
 
 CLIENTS = "8 clients, d = 12, eigenvalues 1 to 4, E = 5"
 
@@ -37,7 +27,7 @@ def _restriction(size: Size, found: Finding) -> None:
     steps, repetitions = 500, 20
     found.setting = f"{CLIENTS}, noise 0.5, {steps} steps; constants on {size.problems} problems"
     generator, problem, start, rate = setup(101, 0.0)
-    basis = hyperplane_basis(problem.dims)
+    basis = descent.hyperplane_basis(problem.dims)
     inside = problem.restricted(start, basis)
     shape = (len(problem.share), repetitions, problem.dims)
     noise, same_noise = descent.isotropic(101, *shape), descent.isotropic(101, *shape)
@@ -53,7 +43,7 @@ def _restriction(size: Size, found: Finding) -> None:
     ):  # fmt: skip
         apart = outer.after[0] - start - inner.after[0] @ basis.mT
         worst = torch.maximum(worst, apart.abs().max())
-    many = quadratics(generator, problems=(size.problems,))
+    many = Quadratics.draw(generator, size.problems, 8)
     origin = many.optimum + normal(generator, size.problems, problem.dims)
     smaller = many.restricted(origin[:, None, :], basis)
     off = start + basis @ inside.optimum - problem.constrained_optimum(start)
@@ -193,7 +183,7 @@ def _server_rate(size: Size, found: Finding) -> None:
 
 def _fixed_point(problem: Quadratics, start: Tensor, n: float) -> Tensor:
     """Solve for the fixed point of a round of constant steps on the hyperplane."""
-    basis = hyperplane_basis(problem.dims)
+    basis = descent.hyperplane_basis(problem.dims)
     inside = problem.restricted(start, basis)
     one = eye(problem.dims - 1)
     left = one - torch.linalg.matrix_power(one - n * inside.curvature, LOCAL_STEPS)
@@ -212,7 +202,7 @@ def _decay_limit(size: Size, found: Finding) -> None:
     decay, steps = 0.5, min(size.steps, 8000)
     found.setting = f"{CLIENTS}, lambda = {decay}, {steps:,} steps, two starts"
     generator = seeded(106)
-    problem = quadratics(generator)
+    problem = Quadratics.draw(generator)
     rate = descent.theorems_schedule(problem)
     curvature = problem.curvature + decay * eye(problem.dims)
     pull = times(problem.curvature, problem.centre)

@@ -11,16 +11,7 @@ from fedzmg.theory import descent
 from fedzmg.theory.convergence import SETTING, Run, paired_run
 from fedzmg.theory.descent import LOCAL_STEPS, Schedule, theorems_schedule
 from fedzmg.theory.finding import Finding, Size, check
-from fedzmg.theory.problems import (
-    REAL,
-    Quadratics,
-    eye,
-    hyperplane_basis,
-    normal,
-    seeded,
-    square,
-    times,
-)
+from fedzmg.theory.problems import REAL, Quadratics, eye, normal, seeded, square, times
 
 DEVIATION = 0.5
 DIMS = 12
@@ -150,7 +141,7 @@ def numerator(terms: list[float], rate: Schedule, convexity: float, start: float
 def _bound_inside(run: Run) -> tuple[list[float], float]:
     """Compute ``C`` and ``delta`` of FedAvg's theorem on the hyperplane through the start."""
     problem = run.problem
-    inside = problem.restricted(run.start, hyperplane_basis(problem.dims))
+    inside = problem.restricted(run.start, descent.hyperplane_basis(problem.dims))
     terms = constant(inside, run.projected_moment, problem.dims - 1)
     start = square(run.start - problem.constrained_optimum(run.start))
     return terms, numerator(terms, theorems_schedule(problem), float(inside.convexity), start)
@@ -181,7 +172,7 @@ def _constants(size: Size, found: Finding) -> None:
     averaged = (problem.share[:, None, None] * noise).sum(0)
     gamma = 6.0 * float(problem.smoothness) * _gamma(run)
     end = run.steps[-1]
-    limit = descent.asymptotic_constant(problem, rate, hyperplane_basis(dims)) / end
+    limit = descent.asymptotic_constant(problem, rate, descent.hyperplane_basis(dims)) / end
     final = delta / (rate.gamma + end)
     tolerance = 3.0 / size.repetitions**0.5 + 300.0 / end
     found.add("1 - FedZMG's C / FedAvg's C, above 0", 0.0, 1.0 - sum(projected) / sum(plain),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.functional import hessian
-from torch.nn.functional import linear
+from torch.func import functional_call, grad
 
 from fedzmg import tasks
 from fedzmg.algorithms.fedavg import SGD
@@ -24,7 +24,7 @@ from fedzmg.simulation import Trial, simulate
 from fedzmg.tasks.task import Task
 from fedzmg.theory import descent
 from fedzmg.theory.finding import Finding, Series, Size, check
-from fedzmg.theory.problems import REAL, eye, normal, quadratics, regressions, seeded
+from fedzmg.theory.problems import REAL, Logistic, Quadratics, eye, normal, seeded
 from fedzmg.tree import Tree
 
 INPUTS, HIDDEN, L2 = 6, 5, 0.03
@@ -219,20 +219,8 @@ class Net:
 
     def loss(self, vector: Tensor) -> Tensor:
         """Compute half the mean squared error plus an l2 term, which isolates minima."""
-        first, first_bias, second, second_bias = self.tree(vector).values()
-        off = linear(torch.tanh(linear(self.x, first, first_bias)), second, second_bias) - self.y
+        off: Tensor = functional_call(self.module, dict(self.tree(vector)), self.x) - self.y
         return 0.5 * off.square().mean() + 0.5 * L2 * vector.square().sum()
-
-    def gradient(self, vector: Tensor) -> Tensor:
-        """Compute the gradient."""
-        tracked = vector.detach().requires_grad_()
-        [found] = torch.autograd.grad(self.loss(tracked), [tracked])
-        return found
-
-    def curvature(self, vector: Tensor) -> Tensor:
-        """Compute the Hessian by automatic differentiation."""
-        found: Tensor = hessian(self.loss, vector)  # type: ignore[no-untyped-call]
-        return found
 
 
 @check(
@@ -250,12 +238,12 @@ def _stationary(_size: Size, found: Finding) -> None:
     net = Net(107)
     params, velocity, norms = net.start, torch.zeros_like(net.start), []
     for _ in range(steps):
-        gradient = net.gradient(params)
+        gradient = grad(net.loss)(params)
         centred = net.phi @ gradient
         norms.append((float(gradient.norm()), float(centred.norm())))
         velocity = 0.95 * velocity + centred
         params = params - 0.1 * velocity
-    gradient, curvature = net.gradient(params), net.curvature(params)
+    gradient, curvature = grad(net.loss)(params), hessian(net.loss, params)  # type: ignore[no-untyped-call]
     moved = net.tree(params - net.start)
     axes = projected_axes(layout_of(net.module))
     sums = torch.cat([moved[name].sum(over) for name, over in axes.items() if over])
@@ -287,16 +275,13 @@ def _curvature(size: Size, found: Finding) -> None:
         "points, its Hessian by automatic differentiation"
     )
     generator = seeded(108)
-    many, regression, net = (
-        quadratics(generator, problems=(size.problems,)), regressions(generator), Net(108),
-    )  # fmt: skip
+    many, regression = Quadratics.draw(generator, size.problems, 8), Logistic.draw(generator)
+    net = Net(108)
     points = [normal(generator, regression.dims) for _ in range(20)]
     hessians = {
         "quadratics": many.mean_curvature,
         "logistic regression": torch.stack([regression.hessian(point) for point in points]),
-        "network": torch.stack(
-            [net.curvature(scale * net.start) for scale in (0.3, 1.0, 2.0, 4.0)]
-        ),
+        "network": torch.stack([hessian(net.loss, n * net.start) for n in (0.3, 1.0, 2.0, 4.0)]),  # type: ignore[no-untyped-call]
     }
     for name, matrices in hessians.items():
         phi = net.phi if name == "network" else descent.zero_mean(eye(matrices.shape[-1]))

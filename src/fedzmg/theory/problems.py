@@ -116,38 +116,25 @@ class Quadratics:
         pull = times(basis.mT @ self.curvature, self.centre - origin)
         return Quadratics(curvature, torch.linalg.solve(curvature, pull), self.share)
 
+    @classmethod
+    def draw(
+        cls, generator: torch.Generator, *shape: int, dims: int = 12,
+        eigenvalues: tuple[float, float] = (1.0, 4.0), spread: float = 1.0,
+    ) -> Quadratics:  # fmt: skip
+        """Draw ``[..., clients]``, by default 8, with exactly these extreme eigenvalues.
 
-def quadratics(
-    generator: torch.Generator,
-    *,
-    problems: tuple[int, ...] = (),
-    clients: int = 8,
-    dims: int = 12,
-    eigenvalues: tuple[float, float] = (1.0, 4.0),
-    spread: float = 1.0,
-) -> Quadratics:
-    """Draw clients whose curvature has exactly these extreme eigenvalues.
-
-    Centres are normal with standard deviation ``spread``; weights are those of clients that hold
-    10 to 30 examples.
-    """
-    low, high = eigenvalues
-    shape = (*problems, clients)
-    rotation, _ = torch.linalg.qr(normal(generator, *shape, dims, dims))
-    values = low + (high - low) * torch.rand(*shape, dims, generator=generator, dtype=REAL)
-    values[..., 0], values[..., -1] = low, high
-    curvature = rotation * values[..., None, :] @ rotation.mT
-    counts = torch.randint(10, 31, shape, generator=generator).to(REAL)
-    centre = spread * normal(generator, *shape, dims)
-    return Quadratics(0.5 * (curvature + curvature.mT), centre, counts / counts.sum(-1, True))
-
-
-def hyperplane_basis(dims: int) -> Tensor:
-    """Return an orthonormal basis, as columns, of the vectors whose entries sum to zero."""
-    whole = eye(dims)
-    whole[:, 0] = 1.0
-    basis: Tensor = torch.linalg.qr(whole)[0]
-    return basis[:, 1:]
+        Centres are normal with standard deviation ``spread``; weights are those of clients that
+        hold 10 to 30 examples.
+        """
+        low, high = eigenvalues
+        shape = shape or (8,)
+        rotation, _ = torch.linalg.qr(normal(generator, *shape, dims, dims))
+        values = low + (high - low) * torch.rand(*shape, dims, generator=generator, dtype=REAL)
+        values[..., 0], values[..., -1] = low, high
+        curvature = rotation * values[..., None, :] @ rotation.mT
+        counts = torch.randint(10, 31, shape, generator=generator).to(REAL)
+        centre = spread * normal(generator, *shape, dims)
+        return cls(0.5 * (curvature + curvature.mT), centre, counts / counts.sum(-1, True))
 
 
 class Logistic:
@@ -190,11 +177,11 @@ class Logistic:
             model = model - basis @ step
         return model
 
-
-def regressions(generator: torch.Generator, clients: int = 6, examples: int = 40) -> Logistic:
-    """Draw clients that differ in the mean of their features and in their true weights."""
-    dims = 8
-    features = normal(generator, clients, examples, dims) + 0.5 * normal(generator, clients, 1, 1)
-    truth = 0.4 + normal(generator, dims) + 0.5 * normal(generator, clients, 1, dims)
-    noise = normal(generator, clients, examples)
-    return Logistic(torch.sign((features * truth).sum(-1) + noise)[..., None] * features)
+    @classmethod
+    def draw(cls, generator: torch.Generator, clients: int = 6, examples: int = 40) -> Logistic:
+        """Draw clients that differ in the mean of their features and in their true weights."""
+        features = normal(generator, clients, examples, 8)
+        features += 0.5 * normal(generator, clients, 1, 1)
+        truth = 0.4 + normal(generator, 8) + 0.5 * normal(generator, clients, 1, 8)
+        noise = normal(generator, clients, examples)
+        return cls(torch.sign((features * truth).sum(-1) + noise)[..., None] * features)
