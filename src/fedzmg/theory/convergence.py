@@ -72,12 +72,9 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     return float(np.polyfit(points[:, 0], points[:, 1], 1)[0])
 
 
-@check(
-    "T4",
-    "One-step inequality (Lemma 1)",
-    "if 1'(w_0 - w*) = 0, the distance after a step obeys the recursion of Lemma 1",
-)
+@check("T4", "One-step inequality (Lemma 1)")
 def _one_step(size: Size, found: Finding) -> None:
+    """If 1'(w_0 - w*) = 0, the distance after a step obeys the recursion of Lemma 1."""
     found.setting = f"{size.problems} random problems, 300 steps each, no noise"
     generator = seeded(4)
     problem = Quadratics.draw(generator, size.problems, 8)
@@ -113,10 +110,9 @@ def _lemma(problem: Quadratics, state: descent.State, n: float) -> tuple[Tensor,
     return left, right, n**2 * intensity
 
 
-@check(
-    "T5", "Rate O(1/T)", "with 1'(w_0 - w*) = 0, E |w_t - w*|^2 = O(1/t) for FedZMG as for FedAvg"
-)
+@check("T5", "Rate O(1/T)")
 def _rate(size: Size, found: Finding) -> None:
+    """With 1'(w_0 - w*) = 0, E |w_t - w*|^2 = O(1/t) for FedZMG as for FedAvg."""
     found.setting = f"{SETTING}, {size.repetitions} repetitions, T = {size.steps:,}"
     run = paired_run(5, 0.0, size)
     dims, last = run.problem.dims, run.steps[-1]
@@ -146,13 +142,12 @@ def _rate(size: Size, found: Finding) -> None:
     found.add("FedZMG / FedAvg at T, near (d-1)/d", (dims - 1) / dims, ratio, 0.06)
 
 
-@check(
-    "T6",
-    "Condition on the start, and the limit without it",
-    "E |w_t - w*|^2 <= delta/(gamma + t), as the theorem states without a condition on w_0",
-    f"{ON_THE_HYPERPLANE}in general the limit is the minimiser on the hyperplane of w_0",
-)
+@check("T6", "Condition on the start, and the limit without it")
 def _violated_condition(size: Size, found: Finding) -> None:
+    """E |w_t - w*|^2 <= delta/(gamma + t), as the theorem states without a condition on w_0."""
+    found.remedy = (
+        f"{ON_THE_HYPERPLANE}in general the limit is the minimiser on the hyperplane of w_0"
+    )
     found.setting = (
         f"{SETTING}, {size.repetitions} repetitions, T = {size.steps:,}; 1'(w_0 - w*) = 12"
     )
@@ -178,13 +173,10 @@ def _violated_condition(size: Size, found: Finding) -> None:
     }
 
 
-@check(
-    "T7",
-    "Weight decay and the conserved sum",
-    "1'w_t stays what it was, which the proof needs, also for the algorithm as it is run",
-    "without weight decay; with it the sum follows prod (1 - lambda n_t) to zero",
-)
+@check("T7", "Weight decay and the conserved sum")
 def _weight_decay(size: Size, found: Finding) -> None:
+    """1'w_t stays what it was, which the proof needs, also for the algorithm as it is run."""
+    found.remedy = "without weight decay; with it the sum follows prod (1 - lambda n_t) to zero"
     decay, steps = 0.05, min(size.steps, 5000)
     found.setting = f"{SETTING.removesuffix(', noise 0.5')}, lambda = {decay}, {steps:,} steps"
     _, problem, start, schedule = setup(7, 1.0, zero_sum=True)
@@ -202,13 +194,12 @@ def _weight_decay(size: Size, found: Finding) -> None:
         found.series[name] = (watched, [values[step - 1] for step in watched])
 
 
-@check(
-    "T8",
-    "Drift within a round",
-    "projection shortens the distances between the clients' models",
-    "for the first step of a round, and for any number if every A_k maps 1 to a multiple of 1",
-)
+@check("T8", "Drift within a round")
 def _drift(size: Size, found: Finding) -> None:
+    """Projection shortens the distances between the clients' models."""
+    found.remedy = (
+        "for the first step of a round, and for any number if every A_k maps 1 to a multiple of 1"
+    )
     rate, steps, shift = 0.05, 20, 3.0
     found.setting = (
         f"8 clients, d = 12, one round of {steps} steps of {rate}, intensity shift {shift:g}; "
@@ -274,13 +265,10 @@ def _closed_spread(problem: Quadratics, project: Projection, rate: float, steps:
     return _spread(problem.share, times(vectors, grown * inside))
 
 
-@check(
-    "T9",
-    "Logistic regression",
-    "FedZMG reaches the minimum of a strongly convex loss from any start",
-    f"{ON_THE_HYPERPLANE}otherwise the limit is the minimum on the hyperplane",
-)
+@check("T9", "Logistic regression")
 def _logistic(size: Size, found: Finding) -> None:
+    """FedZMG reaches the minimum of a strongly convex loss from any start."""
+    found.remedy = f"{ON_THE_HYPERPLANE}otherwise the limit is the minimum on the hyperplane"
     steps = min(size.steps, 5000)
     found.setting = f"6 clients, d = 8, l2 = 0.05, E = 5, w_0 = 0, full gradients, {steps:,} steps"
     plain = Logistic.draw(seeded(9))

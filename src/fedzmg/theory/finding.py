@@ -117,15 +117,15 @@ Check: TypeAlias = Callable[[Size], Finding]
 REGISTERED: dict[str, Check] = {}
 
 
-def check(
-    id: str, title: str, claim: str, remedy: str = ""
-) -> Callable[[Callable[[Size, Finding], None]], Check]:
-    """Register a function that fills in the finding of a check."""
+def check(id: str, title: str) -> Callable[[Callable[[Size, Finding], None]], Check]:
+    """Register a function that fills in a finding; its docstring is the claim."""
 
     def register(fill: Callable[[Size, Finding], None]) -> Check:
+        claim = " ".join((fill.__doc__ or "").split()).removesuffix(".")
+
         @functools.wraps(fill)
         def run(size: Size) -> Finding:
-            finding = Finding(id, title, claim, remedy)
+            finding = Finding(id, title, claim)
             fill(size, finding)
             return finding
 

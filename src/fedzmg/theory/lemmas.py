@@ -19,13 +19,12 @@ STEP = 0.5
 """Step of T2, in units of 1/L."""
 
 
-@check(
-    "T1",
-    "Geometry of the projection",
-    "Phi is symmetric, idempotent and non-expansive; "
-    "|Phi a - Phi b|^2 = |a - b|^2 - d (mean a - mean b)^2",
-)
+@check("T1", "Geometry of the projection")
 def _operator(size: Size, found: Finding) -> None:
+    """Phi is symmetric, idempotent and non-expansive.
+
+    |Phi a - Phi b|^2 = |a - b|^2 - d (mean a - mean b)^2.
+    """
     pairs = min(1000, size.samples)
     found.setting = f"{pairs:,} random pairs, d = {DIMS}, means with standard deviation 3"
     generator = seeded(1)
@@ -45,13 +44,10 @@ def _operator(size: Size, found: Finding) -> None:
               (1.0 - (phi_a**2).sum(-1) / power).mean(), 1e-12)  # fmt: skip
 
 
-@check(
-    "T2",
-    "Descent inequality",
-    "a step of 1/(2L) gives F(y) < F(x) - |grad F(x)|^2 / (2L)",
-    "with 3/(8L), or with the step 1/L",
-)
+@check("T2", "Descent inequality")
 def _descent_inequality(size: Size, found: Finding) -> None:
+    """A step of 1/(2L) gives F(y) < F(x) - |grad F(x)|^2 / (2L)."""
+    found.remedy = "with 3/(8L), or with the step 1/L"
     found.setting = "F = (L/2) x^2, L = 2, x = 3; then random L-smooth quadratics"
     smooth, at = 2.0, 3.0
 
@@ -75,12 +71,9 @@ def _descent_inequality(size: Size, found: Finding) -> None:
     found.add("least gain of a step 1/(2L), in |grad|^2/L", 0.375, gain, 1e-12, "at least")
 
 
-@check(
-    "T3",
-    "Variance of the projected gradient (Lemma 2)",
-    "E |Phi noise|^2 = tr Sigma - 1' Sigma 1 / d, so the gain is the share of intensity noise",
-)
+@check("T3", "Variance of the projected gradient (Lemma 2)")
 def _variance(size: Size, found: Finding) -> None:
+    """E |Phi noise|^2 = tr Sigma - 1' Sigma 1 / d, so the gain is the share of intensity noise."""
     generator = seeded(3)
     generic = normal(generator, DIMS, DIMS)
     generic = generic @ generic.mT / DIMS
@@ -147,12 +140,9 @@ def _bound_inside(run: Run) -> tuple[list[float], float]:
     return terms, numerator(terms, theorems_schedule(problem), float(inside.convexity), start)
 
 
-@check(
-    "T10",
-    "The constant C, and the bound beside the run",
-    "C is strictly smaller for FedZMG, and E |w_t - w*|^2 <= delta/(gamma + t)",
-)
+@check("T10", "The constant C, and the bound beside the run")
 def _constants(size: Size, found: Finding) -> None:
+    """C is strictly smaller for FedZMG, and E |w_t - w*|^2 <= delta/(gamma + t)."""
     run, other = paired_run(5, 0.0, size), paired_run(6, 1.0, size)
     found.setting = f"{SETTING}, the run of T5; G^2 measured along it ({run.second_moment:.4g})"
     problem, dims = run.problem, run.problem.dims

@@ -53,12 +53,9 @@ def small_cnn() -> nn.Sequential:
     )  # fmt: skip
 
 
-@check(
-    "T11",
-    "Column sums in a network",
-    "without decay every kernel's sums over its inputs stay as they were initialised",
-)
+@check("T11", "Column sums in a network")
 def _column_sums(size: Size, found: Finding) -> None:
+    """Without decay every kernel's sums over its inputs stay as they were initialised."""
     task = replace(tasks.get("digits"), model=FunctionalModel(small_cnn()))
     decay, rate, rounds = 0.01, 0.05, min(size.rounds, 6)
     axes = {name: over for name, over in projected_axes(task.model.layout).items() if over}
@@ -82,12 +79,9 @@ def _column_sums(size: Size, found: Finding) -> None:
     found.add("without projection: largest change, at least", 1e-3, free, rule="at least")
 
 
-@check(
-    "T12",
-    "Energy of the mean component",
-    "of a dense layer's gradient, projection removes mean(x)^2 / mean(x^2) of every example",
-)
+@check("T12", "Energy of the mean component")
 def _mean_energy(size: Size, found: Finding) -> None:
+    """Projection removes mean(x)^2 / mean(x^2) of every example's gradient in a dense layer."""
     width, examples = 512, max(256, size.samples // 200)
     found.setting = (
         f"dense layer of {width} inputs, {examples:,} examples; digits; then the digits CNN along "
@@ -170,13 +164,10 @@ def _along_training(size: Size) -> Series:
     }  # fmt: skip
 
 
-@check(
-    "E9",
-    "Adaptive servers",
-    "zero-mean clients keep the column sums, whatever the server does with their updates",
-    "for averaging servers; an adaptive one must project its own step",
-)
+@check("E9", "Adaptive servers")
 def _adaptive_server(size: Size, found: Finding) -> None:
+    """zero-mean clients keep the column sums, whatever the server does with their updates."""
+    found.remedy = "for averaging servers; an adaptive one must project its own step"
     rounds = 3 * size.rounds
     found.setting = f"this package on its task quadratic in float64, {rounds} rounds, no decay"
     task = tasks.get("quadratic", {"distance": "constrained"})
@@ -223,13 +214,12 @@ class Net:
         return 0.5 * off.square().mean() + 0.5 * L2 * vector.square().sum()
 
 
-@check(
-    "E7",
-    "A non-convex network",
-    "FedZMG ends where the gradient is constant along the inputs of every unit: a stationary "
-    "point of the loss under fixed column sums, not of the loss",
-)
+@check("E7", "A non-convex network")
 def _stationary(_size: Size, found: Finding) -> None:
+    """FedZMG ends where the gradient is constant along the inputs of every unit.
+
+    This is a stationary point of the loss under fixed column sums, not of the loss.
+    """
     steps = 700
     found.setting = (
         f"tanh network {INPUTS}-{HIDDEN}-1 with biases, l2 {L2}, 80 examples, momentum 0.95, "
@@ -263,13 +253,10 @@ def _stationary(_size: Size, found: Finding) -> None:
         found.series[name] = (list(range(1, steps + 1, 20)), curve[::20])
 
 
-@check(
-    "E8",
-    "Lipschitz constant of the gradient",
-    "lambda_max(Phi H Phi) <= lambda_max(H)",
-    "where lambda_max(H) >= 0, and always for the spectral norm",
-)
+@check("E8", "Lipschitz constant of the gradient")
 def _curvature(size: Size, found: Finding) -> None:
+    """lambda_max(Phi H Phi) <= lambda_max(H)."""
+    found.remedy = "where lambda_max(H) >= 0, and always for the spectral norm"
     found.setting = (
         f"{size.problems} quadratics, logistic regression at 20 points, the tanh network at 4 "
         "points, its Hessian by automatic differentiation"
