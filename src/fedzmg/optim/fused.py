@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fedzmg.models.kernels.precision import HAS_TRITON
+from fedzmg.models.layout import Axes
 from fedzmg.optim import updates
-from fedzmg.optim.axes import Axes, inputs
-from fedzmg.optim.updates import Options, Weights
+from fedzmg.optim.updates import Options, Weights, inputs
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TILE = 2048

@@ -25,7 +25,7 @@ models in one process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -33,13 +33,21 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fedzmg.errors import InputError
-from fedzmg.optim.axes import Axes, inputs
+from fedzmg.models.layout import Axes
 
 Options: TypeAlias = Mapping[str, Any]
 """Options of a group; ``lr`` is a tensor only where reading it would block a device or compiler."""
 HALF = (torch.float16, torch.bfloat16)
 MIN_MOMENTUM = 1e-6
 """Smallest momentum that a mean can be divided by without overflow in float32."""
+
+
+def inputs(shape: Sequence[int], axes: Axes) -> int:
+    """Count the entries that share one mean."""
+    found = 1
+    for axis in axes:  # a loop, which torch.compile can follow
+        found *= shape[axis]
+    return found
 
 
 def alike(one: Tensor, other: Tensor) -> bool:
@@ -148,14 +156,14 @@ class Weights(NamedTuple):
     def some(self, indices: list[int]) -> Weights:
         """Select tensors by index."""
         lists: Any = ([each[i] for i in indices] if each else [] for each in self[:4])
-        return self._replace(**dict(zip(self._fields, lists, strict=False)))
+        return Weights._make([*lists, self.sharded])
 
     def local(self) -> Weights:
         """Return the parts that this process holds."""
         if not self.sharded:
             return self
         lists: Any = ([local(tensor) for tensor in each] for each in self[:3])
-        return self._replace(**dict(zip(self._fields, lists, strict=False)), sharded=False)
+        return Weights._make([*lists, self.axes, False])
 
     def centred(self) -> Weights:
         """Return the local parts, with centred copies of the gradients."""
@@ -220,13 +228,26 @@ def _descend_all(
         _descend(param, direction, lr, by)
 
 
-def fused_on_cpu(weights: Weights, options: Options) -> None:
-    """Update velocity and weights in one pass of torch's fused CPU kernel.
+def fused_on_cpu(weights: Weights, options: Options) -> bool:
+    """Step with torch's fused CPU kernel; return False if it cannot do this step.
 
-    That kernel computes ``v <- momentum v + g``, so the mean divided by the momentum is subtracted
-    from ``v`` first. It has only coupled decay; ours is a pass before.
+    That kernel ignores strides and computes ``v <- momentum v + g``, so the mean divided by the
+    momentum is subtracted from ``v`` first. It has only coupled decay; ours is a pass before.
     """
-    sums, here, momentum = weights.sums(), weights.local(), options["momentum"]
+    here, momentum, first = weights.local(), options["momentum"], local(weights.params[0])
+    if not (
+        here.velocities
+        and not options["nesterov"]
+        and momentum >= MIN_MOMENTUM
+        and first.device.type == "cpu"
+        and first.dtype in (torch.float32, torch.float64)
+        and all(
+            alike(p, v) and (p.is_contiguous() or without_gaps(p))
+            for p, v in zip(here.params, here.velocities, strict=True)
+        )
+    ):
+        return False
+    sums = weights.sums()
     if options["weight_decay"]:
         torch._foreach_mul_(here.params, 1 - options["weight_decay"] * options["lr"])
     for i, total, count in sums:
@@ -244,17 +265,4 @@ def fused_on_cpu(weights: Weights, options: Options) -> None:
         maximize=options["maximize"],
         is_first_step=False,
     )
-
-
-def can_use_fused_on_cpu(weights: Weights, options: Options) -> bool:
-    """Check that torch's fused CPU kernel can do this step; it ignores strides."""
-    if not weights.velocities or options["nesterov"] or options["momentum"] < MIN_MOMENTUM:
-        return False
-    here = weights.local()
-    first = here.params[0]
-    if first.device.type != "cpu" or first.dtype not in (torch.float32, torch.float64):
-        return False
-    return all(
-        alike(p, v) and (p.is_contiguous() or without_gaps(p))
-        for p, v in zip(here.params, here.velocities, strict=True)
-    )
+    return True
