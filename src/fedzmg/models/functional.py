@@ -16,8 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedzmg.contract import Layout
 from fedzmg.errors import InputError
-from fedzmg.models.keyed import KeyedLayer
-from fedzmg.models.layer_swaps import swap_layers
+from fedzmg.models.layers import KeyedLayer, swap_layers
 from fedzmg.models.layout import layout_of
 from fedzmg.tree import Tree, leaves
 

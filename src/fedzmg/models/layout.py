@@ -25,7 +25,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from fedzmg.contract import Layout, ParamInfo
 from fedzmg.errors import InputError, unknown
-from fedzmg.models.layer_swaps import GRU
+from fedzmg.models.layers import GRU
 
 Axes: TypeAlias = tuple[int, ...]
 """Input axes of one parameter; ``()`` leaves it alone."""

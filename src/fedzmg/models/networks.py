@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
-from fedzmg.models.layer_swaps import GRU
+from fedzmg.models.layers import GRU
 
 
 def logistic_regression(inputs: int, outputs: int) -> nn.Sequential:
