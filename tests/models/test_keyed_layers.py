@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedzmg.errors import InputError
 from fedzmg.models import FunctionalModel, RandomFlip, RandomShift
-from fedzmg.models.kernels.draws import BLOCK, RANGE, draws, hash32, random_bits
+from fedzmg.models.kernels.layers import BLOCK, RANGE, draws, hash32, random_bits
 from fedzmg.models.layers import KeyedDropout, KeyedLayer
 from fedzmg.seeds import step_keys
 from golden_problems import Net

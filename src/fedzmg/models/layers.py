@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedzmg.errors import InputError
 from fedzmg.models.kernels import layers
-from fedzmg.models.kernels.draws import RANGE, draws
+from fedzmg.models.kernels.layers import RANGE, draws
 
 
 class KeyedLayer(nn.Module):
