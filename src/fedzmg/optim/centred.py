@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,14 +16,6 @@ from fedzmg.optim.updates import inputs, local, sum_of_inputs, usable
 
 
 @torch.no_grad()
-def centre_(pairs: Iterable[tuple[Tensor, Axes]]) -> None:
-    """Subtract from each tensor its mean over its axes, in place."""
-    for tensor, axes in pairs:
-        if axes and tensor.numel():
-            total = sum_of_inputs(usable(tensor, tensor, axes), axes)
-            local(tensor).sub_(total, alpha=1 / inputs(tensor.shape, axes))
-
-
 def zero_mean_(model: nn.Module, axes: Mapping[str, Axes] | None = None) -> None:
     """Centre the gradients of a model in place: call it between ``backward`` and any ``step``.
 
@@ -43,7 +35,11 @@ def zero_mean_(model: nn.Module, axes: Mapping[str, Axes] | None = None) -> None
     known = layout.known_axes(model, axes)[0]
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     layout.warn_of_single_inputs((names[p], p, over) for p, over in known.items())
-    centre_((p.grad, over) for p, over in known.items() if p.grad is not None)
+    for p, over in known.items():
+        grad = p.grad
+        if over and grad is not None and grad.numel():
+            total = sum_of_inputs(usable(grad, grad, over), over)
+            local(grad).sub_(total, alpha=1 / inputs(grad.shape, over))
 
 
 class Centred(Optimizer):

@@ -1,26 +1,12 @@
 """FedZMG's step on lists of tensors, as plain tensor arithmetic.
 
-Every function does the same to all tensors of a group::
-
-    g <- g - mean(g over the layer's inputs)
-    v <- momentum v + g
-    w <- w (1 - decay lr) - lr v             (nesterov: g + momentum v in place of v)
-
-They differ in how often memory is read and written, which is nearly all of the cost. In model
-sizes, with momentum, without and with decay:
-
-==========  ===  ===  ======================================================================
-one by one  11   13   the rule as written
-foreach     11   13   the sum is one read, and it is taken off ``v`` in place
-fused       8    10   on CPUs; as foreach, but ``v`` and ``w`` are written in one pass
-==========  ===  ===  ======================================================================
-
-``torch.optim.SGD`` has 8 and 11 (foreach), 5 and 5 (fused).
+Every function takes the step that :class:`fedzmg.optim.ZeroMeanSGD` documents. They differ in how
+often memory is read and written, nearly all of the cost: with momentum and decay 13 model sizes
+one by one and foreach, 10 fused on CPUs (``torch.optim.SGD``: 11 and 5).
 
 Kernels walk addresses, not indices, so strides matter. A mean over an axis that is sharded over
-processes (FSDP2, tensor parallelism) needs a sum over processes; everything else works on the local
-part. DTensors are recognised by their attributes, so that nothing distributed is imported for
-models in one process.
+processes (FSDP2, tensor parallelism) needs a sum over processes. DTensors are recognised by their
+attributes: nothing distributed is imported for models in one process.
 """
 
 from __future__ import annotations

@@ -25,18 +25,12 @@ class Run(NamedTuple):
     problem: Quadratics
     start: Tensor
     steps: list[int]
-    projected: list[float]
-    """FedZMG's distance to the constrained optimum."""
-    plain: list[float]
-    """FedAvg's distance to the optimum."""
-    to_optimum: list[float]
-    """FedZMG's distance to the optimum."""
-    last: Tensor
-    """FedZMG's last models, ``[repetitions, d]``."""
-    projected_moment: float
-    """``G^2``: the largest mean square of a projected stochastic gradient of FedZMG's clients."""
-    second_moment: float
-    """``G^2`` of FedAvg's gradients."""
+    projected: list[float]  # FedZMG's distance to the constrained optimum
+    plain: list[float]  # FedAvg's distance to the optimum
+    to_optimum: list[float]  # FedZMG's distance to the optimum
+    last: Tensor  # FedZMG's last models, [repetitions, d]
+    projected_moment: float  # G^2: the largest mean square of FedZMG's projected gradients
+    second_moment: float  # G^2 of FedAvg's gradients
 
 
 @cache

@@ -55,13 +55,7 @@ def onednn(enabled: bool) -> Iterator[None]:
 class MappedLayers(TorchFunctionMode):
     """Mode that computes layers in the fast form for weights that differ between clients."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        _types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace dense layers and convolutions; leave everything else."""
         return _SWAPS.get(func, func)(*args, **(kwargs or {}))
 
