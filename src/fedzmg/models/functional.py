@@ -47,18 +47,16 @@ class Call:
 
     def __call__(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         """Compute the module's outputs."""
-        out: Tensor
         for layer in self._keyed:
             layer.calls = 0
         if torch.compiler.is_compiling():
-            out = functional_call(self._module, tensors, (x,))
-            return out
+            return functional_call(self._module, tensors, (x,))  # type: ignore[no-any-return]
         slots = [(slot, tensor) for name, tensor in tensors.items() for slot in self._slots[name]]
         before = [table[name] for (table, name), _ in slots]
         try:
             for (table, name), tensor in slots:
                 table[name] = tensor
-            out = self._module(x)
+            out: Tensor = self._module(x)
         except RuntimeError as error:
             reason = _mapping_problem(str(error))
             if reason is None:

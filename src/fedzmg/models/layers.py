@@ -103,17 +103,14 @@ class RandomShift(KeyedLayer):
         bits = self.draw(torch.Size((len(x), 2)), x.device)
         moves = bits % (2 * self.pixels + 1) - self.pixels
         for move, axis in zip(moves.unbind(1), (-2, -1), strict=True):
-            x = self._along(x, move, axis)
+            size = x.shape[axis]
+            line = torch.arange(size, device=x.device)
+            source = _per_example(move, x) + (line if axis == -1 else line[:, None])
+            moved = x.gather(axis, source.clamp(0, size - 1).expand(x.shape))
+            if not self.edge:
+                moved = torch.where((source >= 0) & (source < size), moved, torch.zeros_like(x))
+            x = moved
         return x
-
-    def _along(self, x: Tensor, move: Tensor, axis: int) -> Tensor:
-        size = x.shape[axis]
-        line = torch.arange(size, device=x.device)
-        source = _per_example(move, x) + (line if axis == -1 else line[:, None])
-        moved = x.gather(axis, source.clamp(0, size - 1).expand(x.shape))
-        if self.edge:
-            return moved
-        return torch.where((source >= 0) & (source < size), moved, torch.zeros_like(x))
 
     def extra_repr(self) -> str:
         return f"pixels={self.pixels}, edge={self.edge}, layer={self.layer}"
@@ -225,8 +222,7 @@ class Conv2d(nn.Conv2d):
             return layers.conv2d(
                 input, weight, bias, self.stride, self.padding, self.dilation, self.groups
             )
-        out: Tensor = super()._conv_forward(input, weight, bias)
-        return out
+        return super()._conv_forward(input, weight, bias)  # type: ignore[no-any-return]
 
 
 class Linear(nn.Linear):

@@ -21,25 +21,15 @@ from fedzmg.optim import updates
 from fedzmg.optim.updates import Options, Weights, inputs
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-TILE = 2048
-"""Entries that a program holds on chip; few, so that several programs run at a time."""
-SHORT, WIDTHS = (16, 64), (256, 512, 1024, 2048, 4096)
-"""Row lengths held on chip; those of ``WIDTHS`` only if they are aligned."""
-TAIL = 8
-"""Rows may exceed ``WIDTHS`` by this fraction, as those of 3 x 3 convolutions do (9 = 8 + 1)."""
-ALIGNMENT = 16
-"""Bytes that a thread reads at a time in aligned rows."""
-MAX_ROW = 1 << 16
-"""Longer rows are summed by torch, with several programs per row."""
-STRIPE = 16
-"""Neighbouring columns of a program, for means along columns."""
-MAX_COLUMN = 1024
-"""Longer columns are summed by torch."""
-MAX_ENTRIES = 1 << 31
-"""Entries of a tensor whose offsets must fit into 32 bits."""
+TILE = 2048  # entries that a program holds on chip; few, so that several programs run at a time
+SHORT, WIDTHS = (16, 64), (256, 512, 1024, 2048, 4096)  # row lengths on chip; WIDTHS if aligned
+TAIL = 8  # rows may exceed WIDTHS by this fraction, as those of 3 x 3 convolutions do (9 = 8 + 1)
+ALIGNMENT = 16  # bytes that a thread reads at a time in aligned rows
+MAX_ROW = 1 << 16  # longer rows are summed by torch, with several programs per row
+STRIPE = 16  # neighbouring columns of a program, for means along columns
+MAX_COLUMN = 1024  # longer columns are summed by torch
+MAX_ENTRIES = 1 << 31  # entries of a tensor whose offsets must fit into 32 bits
 FLAT, LONG, COLUMNS = 0, 1, 2
-
-
 _NO_CONTEXT = nullcontext()
 
 
@@ -100,14 +90,10 @@ def form_of(
 
 
 def _width(length: int, aligned: bool) -> int:
-    for width in SHORT:
-        if length <= width:
-            return width
+    fitting = [width for width in SHORT if length <= width]
     if aligned and length % 8 == 0:
-        for width in WIDTHS:
-            if length <= width + width // TAIL:
-                return width
-    return LONG
+        fitting += [width for width in WIDTHS if length <= width + width // TAIL]
+    return min(fitting, default=LONG)
 
 
 class Plan:

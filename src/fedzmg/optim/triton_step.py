@@ -19,8 +19,7 @@ from fedzmg.optim import fused
 OPTIONS = {"num_warps": 8} if torch.version.hip else {"num_warps": 8, "maxnreg": 80}
 """Registers for three programs per multiprocessor, without spills."""
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-FIELDS = tl.constexpr(9)
-"""Numbers that describe one tensor: addresses of weight, velocity, sums, and ``fused.Form``."""
+FIELDS = tl.constexpr(9)  # of a tensor: addresses of weight, velocity, sums, and fused.Form
 TILE, TAIL, STRIPE = tl.constexpr(fused.TILE), tl.constexpr(fused.TAIL), tl.constexpr(fused.STRIPE)
 
 
@@ -237,8 +236,7 @@ def step(
                       1 << power, True, BUFFER, NESTEROV)  # fmt: skip
 
 
-HANDED = 8
-"""Addresses that one launch of ``write`` takes as arguments."""
+HANDED = 8  # addresses that one launch of write takes as arguments
 
 
 @triton.jit(do_not_specialize=["a", "b", "c", "d", "e", "f", "g", "h"])

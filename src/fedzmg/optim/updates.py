@@ -104,8 +104,7 @@ def sum_of_inputs(grad: Tensor, axes: Axes) -> Tensor:
         whole = [Replicate() if p.is_partial() else p for p in part.placements]
         return part.redistribute(placements=whole).to_local()  # type: ignore[no-any-return]
     opaque = torch.compiler.is_compiling() and grad.device.type == "cpu"
-    total: Tensor = (_opaque_sum if opaque else _sum)(local(grad), axes)
-    return total
+    return (_opaque_sum if opaque else _sum)(local(grad), axes)
 
 
 def _sum(grad: Tensor, axes: Axes) -> Tensor:

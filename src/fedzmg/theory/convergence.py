@@ -124,8 +124,7 @@ def _rate(size: Size, found: Finding) -> None:
     )):  # fmt: skip
         expected = [exact[step][i] for step in early]
         closed = descent.asymptotic_constant(run.problem, schedule, basis) / (last + 1)
-        found.add(f"{name}: log-log slope", -1.0, slope(run.steps, measured), 0.05, "at most",
-                  stated=True)  # fmt: skip
+        found.at_most(f"{name}: log-log slope", -1.0, slope(run.steps, measured), 0.05, stated=True)
         found.add(f"{name}: E |w_t - w*|^2 at t = {early[-1]:,}, exact", expected[-1],
                   measured[len(early) - 1], tolerance, "relative")  # fmt: skip
         found.add(f"{name}: E |w_T - w*|^2, closed form of 1/T", closed, measured[-1],
@@ -151,12 +150,11 @@ def _violated_condition(size: Size, found: Finding) -> None:
     gap = float(problem.constrained_gap(run.start))
     sums = run.last.sum(-1) - run.start.sum()
     end = run.to_optimum[-1]
-    found.add("E |w_T - w*|^2, at most a tenth of the start's", 0.1 * run.to_optimum[0], end,
-              rule="at most", stated=True)  # fmt: skip
+    tenth = 0.1 * run.to_optimum[0]
+    found.at_most("E |w_T - w*|^2, at most a tenth of the start's", tenth, end, stated=True)
     found.add("E |w_T - w*|^2 = |w_c - w*|^2", far, end, 0.01, "relative")
     found.add("F(w_T) - F* = s^2/(2 1'A^-1 1)", gap, problem.gap(run.last).mean(), 0.01, "relative")
-    found.add("log-log slope of E |w_t - w_c|^2", -1.0, slope(run.steps, run.projected), 0.05,
-              "at most")  # fmt: skip
+    found.at_most("log-log slope of E |w_t - w_c|^2", -1.0, slope(run.steps, run.projected), 0.05)
     found.zero("drift of 1'w_t, largest", sums, 1e-10)
     found.zero("FedAvg from the same start: |w_T - w*|^2", run.plain[-1], 1e-3)
     found.series = {
@@ -216,8 +214,8 @@ def _drift(size: Size, found: Finding) -> None:
             projections=tuple(methods.values()),
         )  # fmt: skip
         plain, projected = spreads[name] = [_spread(problem.share, one[:, 0]) for one in last.after]
-        found.add(f"{name}: spread with / without projection", 1.0, projected / plain,
-                  rule="at most", stated=True)  # fmt: skip
+        ratio = projected / plain
+        found.at_most(f"{name}: spread with / without projection", 1.0, ratio, stated=True)
         found.series[name] = ([0.0, 1.0], spreads[name])
     for name in ("no shift", "shifted optima"):
         for (method, project), measured in zip(methods.items(), spreads[name], strict=True):

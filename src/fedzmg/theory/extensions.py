@@ -47,10 +47,8 @@ def _restriction(size: Size, found: Finding) -> None:
     smaller = many.restricted(origin[:, None, :], basis)
     off = start + basis @ inside.optimum - problem.constrained_optimum(start)
     found.zero("distance of any two models, largest", worst, 1e-11)
-    found.add("restricted L / L, largest", 1.0, smaller.smoothness / many.smoothness, 1e-9,
-              "at most")  # fmt: skip
-    found.add("restricted mu / mu, smallest", 1.0, smaller.convexity / many.convexity, 1e-9,
-              "at least")  # fmt: skip
+    found.at_most("restricted L / L, largest", 1.0, smaller.smoothness / many.smoothness, 1e-9)
+    found.at_least("restricted mu / mu, smallest", 1.0, smaller.convexity / many.convexity, 1e-9)
     found.zero("optimum of the restricted problem, off w_c", off, 1e-11)
 
 

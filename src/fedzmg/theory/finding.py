@@ -84,6 +84,9 @@ class Finding:
             measured = measured.min()
         self.lines.append(Value(what, predicted, float(measured), tolerance, rule, stated))
 
+    at_most = functools.partialmethod(add, rule="at most")
+    at_least = functools.partialmethod(add, rule="at least")
+
     def zero(
         self, what: str, measured: Tensor | float, tolerance: float, *, stated: bool = False
     ) -> None:

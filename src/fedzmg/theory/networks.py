@@ -76,7 +76,7 @@ def _column_sums(size: Size, found: Finding) -> None:
     found.zero("change of a column sum, largest", change(1.0, client_decay=0.0), 1e-12, stated=True)
     found.zero(f"lambda = {decay}: off prod (1 - lambda lr), largest",
                change(factor, client_decay=decay), 1e-12)  # fmt: skip
-    found.add("without projection: largest change, at least", 1e-3, free, rule="at least")
+    found.at_least("without projection: largest change, at least", 1e-3, free)
 
 
 @check("T12", "Energy of the mean component")
@@ -113,8 +113,7 @@ def _mean_energy(size: Size, found: Finding) -> None:
     found.zero("digits, each image centred", float(centred.mean()), 1e-12)
     found.series = _along_training(size)
     first = min(y[0] for name, (_, y) in found.series.items() if name.startswith("layer 1"))
-    found.add("first convolution of the CNN, at least half at the start", 0.5, first,
-              rule="at least")  # fmt: skip
+    found.at_least("first convolution of the CNN, at least half at the start", 0.5, first)
 
 
 def removed_shares(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -245,10 +244,10 @@ def _stationary(_size: Size, found: Finding) -> None:
     gain = net.loss(params) - net.loss(free)
     found.zero("|Phi grad F| / |grad F| at the end", (net.phi @ gradient).norm() / gradient.norm(),
                1e-4)  # fmt: skip
-    found.add("|grad F| at the end, at least", 1e-3, gradient.norm(), rule="at least")
+    found.at_least("|grad F| at the end, at least", 1e-3, gradient.norm())
     found.zero("drift of a column sum, largest", sums, 1e-12)
-    found.add("least curvature on the constraint set", 0.0, least, rule="at least")
-    found.add("decrease of F by one unprojected step, above", 0.0, gain, -1e-9, "at least")
+    found.at_least("least curvature on the constraint set", 0.0, least)
+    found.at_least("decrease of F by one unprojected step, above", 0.0, gain, -1e-9)
     for name, curve in zip(("|grad F|", "|Phi grad F|"), zip(*norms, strict=True), strict=True):
         found.series[name] = (list(range(1, steps + 1, 20)), curve[::20])
 
@@ -274,16 +273,16 @@ def _curvature(size: Size, found: Finding) -> None:
         phi = net.phi if name == "network" else descent.zero_mean(eye(matrices.shape[-1]))
         whole, inside = torch.linalg.eigvalsh(torch.stack([matrices, phi @ matrices @ phi]))
         ratios = inside[:, -1] / whole[:, -1]
-        found.add(f"{name}: lambda_max(Phi H Phi) / lambda_max(H), largest", 1.0, ratios, 1e-9,
-                  "at most", stated=True)  # fmt: skip
+        label = f"{name}: lambda_max(Phi H Phi) / lambda_max(H), largest"
+        found.at_most(label, 1.0, ratios, 1e-9, stated=True)
         found.series[name] = (list(range(len(ratios))), ratios.sort().values.tolist())
     norms = inside.abs().amax(-1) / whole.abs().amax(-1)
     phi = descent.zero_mean(eye(many.dims))
     # A quadratic whose steepest direction is projected away.
     steep = torch.linalg.eigvalsh(phi @ (eye(many.dims) + 1.0) @ phi).max() / (1 + many.dims)
-    found.add("H = -I: lambda_max(Phi H Phi)", -1.0, torch.linalg.eigvalsh(-phi @ phi), 1e-9,
-              "at most", stated=True)  # fmt: skip
-    found.add("network: |Phi H Phi| / |H|, largest", 1.0, norms, 1e-9, "at most")
-    found.add("network: least eigenvalue of H, below zero", 0.0, whole.min(), -1e-3, "at most")
+    negative = torch.linalg.eigvalsh(-phi @ phi)
+    found.at_most("H = -I: lambda_max(Phi H Phi)", -1.0, negative, 1e-9, stated=True)
+    found.at_most("network: |Phi H Phi| / |H|, largest", 1.0, norms, 1e-9)
+    found.at_most("network: least eigenvalue of H, below zero", 0.0, whole.min(), -1e-3)
     found.add("H = I + 11': lambda_max(Phi H Phi) / lambda_max(H), 1/(1+d)", 1.0 / (1 + many.dims),
               steep, 1e-9)  # fmt: skip

@@ -52,15 +52,12 @@ class Quadratics:
         mean_pull = (share[..., None] * pull).sum(-2)
         self.optimum: Tensor = torch.linalg.solve(self.mean_curvature, mean_pull)
         eigenvalues: Tensor = torch.linalg.eigvalsh(curvature)
-        self.smoothness = eigenvalues.amax((-1, -2))
-        """``L``, the largest over clients."""
-        self.convexity = eigenvalues.amin((-1, -2))
-        """``mu``, the smallest over clients."""
-
-    @property
-    def ones(self) -> Tensor:
-        """Normal of the hyperplane, as a constraint matrix of one row."""
-        return torch.ones(1, self.dims, dtype=REAL)
+        self.smoothness = eigenvalues.amax((-1, -2))  # L, the largest over clients
+        self.convexity = eigenvalues.amin((-1, -2))  # mu, the smallest over clients
+        # Gamma = F* - sum_k p_k F_k*; every F_k* is zero here.
+        self.heterogeneity = self.value(self.optimum)
+        # The normal of the hyperplane, as a constraint matrix of one row.
+        self.ones = torch.ones(1, self.dims, dtype=REAL)
 
     def gradients(self, models: Tensor, noise: Tensor | None = None) -> Tensor:
         """Compute ``A_k (w_k - c_k)`` plus noise, at models ``[..., clients, repetitions, d]``."""
@@ -82,11 +79,6 @@ class Quadratics:
         """Compute ``F(w) - F*``."""
         off = model - self.optimum
         return 0.5 * (off * times(self.mean_curvature, off)).sum(-1)
-
-    @property
-    def heterogeneity(self) -> Tensor:
-        """``Gamma = F* - sum_k p_k F_k*``; every ``F_k*`` is zero here."""
-        return self.value(self.optimum)
 
     def constrained_optimum(self, start: Tensor, constraints: Tensor | None = None) -> Tensor:
         """Minimise ``F`` under ``B w = B start``; ``B`` is one row of ones by default.

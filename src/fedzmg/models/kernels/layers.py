@@ -27,16 +27,14 @@ from torch.overrides import TorchFunctionMode
 from fedzmg.models.kernels import convolution
 from fedzmg.models.kernels.precision import HAS_TRITON, clients_first, precision
 
-MAX_BATCH = 64
-"""Larger batches do not fit in one tile of our GRU kernels."""
+MAX_BATCH = 64  # larger ones do not fit in one tile of our GRU kernels
 # Each constant is below 2^31, so that a product with a 32-bit value stays inside a signed 64-bit
 # lane: no overflow, hence the same bits eager, compiled, on CPU and on GPU.
 MULTIPLIERS = (0x7FEB352D, 0x45D9F3B3 & 0x7FFFFFFF, 0x31848BAB)
 _MASK32 = 0xFFFFFFFF
 RANGE = _MASK32 + 1
 """Random bits are whole numbers from 0 up to, not including, this one."""
-BLOCK = 1 << 15
-"""Places that a CPU works on at a time: they stay in its cache."""
+BLOCK = 1 << 15  # places that a CPU works on at a time: they stay in its cache
 Whole = TypeVar("Whole", int, Tensor)
 Words = npt.NDArray[np.uint32]
 ONEDNN_BY_DEFAULT = platform.machine().lower() not in ("aarch64", "arm64")

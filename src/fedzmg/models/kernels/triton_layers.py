@@ -15,10 +15,8 @@ from torch import Tensor
 
 from fedzmg.models.kernels.layers import MULTIPLIERS
 
-UNITS = 32
-"""Units that one program computes."""
-DEPTH = 64
-"""Columns of the weights that one program reads at a time."""
+UNITS = 32  # computed by one program
+DEPTH = 64  # columns of the weights that one program reads at a time
 FIRST, SECOND, THIRD = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
 WARPS, STAGES = 4, 3
 """Measured on an H200: within a fifth of the time that reading the weights takes."""
