@@ -45,18 +45,14 @@ def trained(task: Task, rounds: int, name: str = "fedzmg", **options: Any) -> li
     return models
 
 
-def small_cnn() -> nn.Sequential:
-    """Build a convolution and two dense layers for 28x28 images, 3,426 parameters."""
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 4, 5, stride=4, padding=2), nn.ReLU(), nn.Flatten(),
-        nn.Linear(4 * 7 * 7, 16), nn.ReLU(), nn.Linear(16, 10),
-    )  # fmt: skip
-
-
 @check("T11", "Column sums in a network")
 def _column_sums(size: Size, found: Finding) -> None:
     """Without decay every kernel's sums over its inputs stay as they were initialised."""
-    task = replace(tasks.get("digits"), model=FunctionalModel(small_cnn()))
+    small_cnn = nn.Sequential(
+        nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 4, 5, stride=4, padding=2), nn.ReLU(), nn.Flatten(),
+        nn.Linear(4 * 7 * 7, 16), nn.ReLU(), nn.Linear(16, 10),
+    )  # fmt: skip
+    task = replace(tasks.get("digits"), model=FunctionalModel(small_cnn))
     decay, rate, rounds = 0.01, 0.05, min(size.rounds, 6)
     axes = {name: over for name, over in projected_axes(task.model.layout).items() if over}
     found.setting = (
