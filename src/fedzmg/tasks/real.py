@@ -19,7 +19,7 @@ from fedzmg.data.federated import Examples, FederatedData, examples
 from fedzmg.data.partition import UNUSED, dirichlet, pachinko
 from fedzmg.data.text import VOCABULARY, Remainder, Unknown, encode, sequences
 from fedzmg.evaluation import ACCURACY, Metric
-from fedzmg.models.keyed import RandomFlip, RandomShift
+from fedzmg.models.layers import RandomFlip, RandomShift
 from fedzmg.models.networks import (
     CharGRU,
     cifar100_cnn,
