@@ -109,7 +109,10 @@ class ZeroMeanSGD(Optimizer):
     def for_model(
         cls,
         model: nn.Module,
-        *args: Any,
+        lr: float | Tensor,
+        momentum: float = 0.9,
+        weight_decay: float = 5e-4,
+        *,
         axes: Mapping[str, Axes] | None = None,
         decay_scope: Literal["all", "kernels"] = "all",
         **options: Any,
@@ -118,7 +121,9 @@ class ZeroMeanSGD(Optimizer):
 
         Args:
             model: any module, also wrapped by DDP or sharded by FSDP2 (after sharding).
-            args: learning rate, momentum and weight decay, as in the class.
+            lr: learning rate.
+            momentum: as in the class.
+            weight_decay: as in the class.
             axes: input axes of parameters of your own modules, by name; also for those whose axes
                 you want otherwise, such as ``{"embedding.weight": ()}``.
             decay_scope: ``kernels`` spares biases and norms, in a group of their own.
@@ -134,7 +139,7 @@ class ZeroMeanSGD(Optimizer):
                 {"params": [(n, p) for n, p in named if p in spared], "weight_decay": 0.0},
             ]
         groups = [group for group in groups if group["params"]]
-        return cls(groups, *args, axes=known, **options)  # type: ignore[arg-type]
+        return cls(groups, lr, momentum, weight_decay, axes=known, **options)  # type: ignore[arg-type]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with options of their own; see the class for ``"input_axes"``."""
