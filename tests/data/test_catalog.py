@@ -266,6 +266,10 @@ def test_the_name_of_a_file_counts_before_the_name_of_its_folder(
     write_images(tmp_path / "both" / "test" / "data.h5", {"a": 4})
     made = catalog.import_files("tiny", [tmp_path / "both"], tmp_path / "c")
     assert made.splits["train"].rows == 6
+    for folder, rows in {"a/train/test": 5, "a/test/train/deep": 2}.items():
+        write_images(tmp_path / "test" / folder / "data.h5", {"a": rows})
+    made = catalog.import_files("tiny", [tmp_path / "test" / "a"], tmp_path / "c")
+    assert (made.splits["train"].rows, made.splits["test"].rows) == (5, 2)
 
 
 def test_of_several_files_the_official_ones_are_meant(
@@ -313,7 +317,13 @@ def test_a_bad_file_in_an_archive_is_named_after_the_archive(
 ) -> None:
     pair[0].write_bytes(pair[0].read_bytes()[:1000])
     packed = tar_bz2(pair, tmp_path / "all.tar.bz2")
-    assert "all.tar.bz2/my_train.h5: " in refused("tiny", [packed], tmp_path)
+    assert f"{packed}/my_train.h5: " in refused("tiny", [packed], tmp_path)
+    one = tar_bz2(pair[1:], tmp_path / "one.tar.bz2")
+    other = tar_bz2(make_pair(tmp_path / "other", stem="b"), tmp_path / "two.tar.bz2")
+    assert f"found: {one}/my_test.h5, {other}/b_test.h5" in refused("tiny", [one, other], tmp_path)
+    for damaged in (packed.read_bytes()[:1500], gzip.compress(pair[1].read_bytes())[:1500]):
+        packed.write_bytes(damaged)
+        assert f"{packed}: cannot be read" in refused("tiny", [packed], tmp_path)
 
 
 def test_a_missing_set_is_refused_with_a_remedy(tmp_path: Path) -> None:

@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from fedzmg.data import formats, sources
-from fedzmg.data.cache import SILENT, Progress, file_hash, lock, root, size_of, writing
+from fedzmg.data.cache import SILENT, Progress, download, file_hash, lock, root, size_of, writing
 from fedzmg.data.columns import Columns, load_columns, save_columns
-from fedzmg.data.fetch import download
 from fedzmg.data.formats.common import reading, refuse_row
 from fedzmg.data.sources import SOURCES, Form, source
 from fedzmg.errors import InputError
@@ -195,10 +194,9 @@ def _convert(
             opened = _open(here)
             progress.say(f"{name}: these files are imported already")
             return opened
-    unpacked = [
-        sources.unpack(name, path, workspace / str(i), progress) for i, path in enumerate(found)
-    ]
-    form, splits = sources.choose(name, [path for paths in unpacked for path in paths])
+    members: dict[Path, Path] = {}
+    for i, (path, folder) in enumerate(found.items()):
+        members |= sources.unpack(name, path, folder, workspace / str(i), progress)
     official = {remote.name: remote.sha256 for remote in source(name).remotes}
     notes = [
         f"{file['name']} is not the official file: its SHA-256 is {file['sha256']}"
@@ -210,6 +208,7 @@ def _convert(
     counts: dict[str, tuple[int | None, int]] = {}
     fingerprints: list[str] = []
     try:
+        form, splits = sources.choose(name, members)
         for split, paths in splits.items():
             progress.begin(f"reading {split}", None)
             columns = _read(name, split, form, paths)
@@ -228,11 +227,16 @@ def _convert(
         with writing(home):
             sync_directory(target)
             write_json(home / "set.json", record)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)
         with contextlib.suppress(OSError):
             home.rmdir()  # unless it holds an older version of the set
-        raise
+        if not isinstance(error, InputError):
+            raise
+        text = str(error)
+        for i, path in enumerate(found):  # the archive, not the folder that it is unpacked to
+            text = text.replace(str(workspace / str(i) / path.name), str(path))
+        raise InputError(text) from None
     for old in home.glob("data-*"):
         if old != target:
             shutil.rmtree(old, ignore_errors=True)

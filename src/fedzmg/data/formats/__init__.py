@@ -19,11 +19,11 @@ FORMATS = {
     "arrays": "arrays.read_arrays",
     "cifar_binary": "cifar.read_cifar_binary",
     "cifar_python": "cifar.read_cifar_python",
-    "h5": "tff_h5.read_h5",
-    "idx": "idx.read_idx",
+    "h5": "federated_files.read_h5",
+    "idx": "mnist.read_idx",
     "image_folder": "image_folder.read_image_folder",
-    "leaf": "leaf_json.read_leaf",
-    "mat": "emnist_mat.read_mat",
+    "leaf": "federated_files.read_leaf",
+    "mat": "mnist.read_mat",
     "table": "tabular.read_table",
 }
 """Format name to module and function in this package."""

@@ -58,6 +58,9 @@ def _columns(
     with common.reading(f"{where}: x", "give rows of equal shape"):
         text = isinstance(x, list | tuple) and any(isinstance(row, str | bytes) for row in x)
         values = x if text else np.asarray(x)
+        if not text and values.dtype == object:  # the type of its numbers, if it holds nothing else
+            numbers = np.array(values.tolist())
+            values = numbers if numbers.dtype.kind in "biuf" else values
         if not text and values.ndim == 1 and values.dtype.kind in "USO":
             values, text = values.tolist(), True
         rows = len(values)

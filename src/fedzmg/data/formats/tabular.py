@@ -1,29 +1,36 @@
-"""Reader for Parquet and CSV files with a client column; needs PyArrow.
+"""Readers for tables: Parquet and CSV files (they need PyArrow), and dataset objects.
 
 Numbers become ``x`` [n, features] float32, a single column of strings ``text``, a single column of
 encoded images (bytes, or Hugging Face's struct of bytes and path) ``x`` uint8. Rows are counted
 from 0, without the header of a CSV file.
+
+Dataset objects are those of Hugging Face, and the partitions flwr-datasets makes of them. Neither
+package is imported: an object counts as a dataset if it has ``column_names``, a length, and gives a
+column for ``dataset[name]``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedzmg.data.columns import Array, Columns
 from fedzmg.data.formats import common
 from fedzmg.data.formats.common import Features, Paths
 from fedzmg.data.formats.image_folder import decode_all
-from fedzmg.errors import InputError
+from fedzmg.errors import InputError, unknown
 
 _BLOCK = 2**24
 _MOST_COLUMNS = 2**16
 _STRINGS = {"string", "large_string", "string_view", "binary", "large_binary"}
+_ROW = "look at that row of the dataset"
 
 
 def read_table(
@@ -66,19 +73,17 @@ def read_table(
     columns = {}
     for name in table.column_names:
         with common.reading(f"{where}: column {name!r}", "fill it in or leave it out"):
-            columns[name] = _values(table[name])
-    chosen = {name: columns[name] for name in features or ()}
-    [first, *_] = [*chosen.values(), None]
-    inputs: Features = first
-    if isinstance(first, list) and isinstance(first[0], bytes) and len(chosen) == 1:
-        stored = sum(path.stat().st_size for path in files)
-        images = ((f"{where}: image in row {i}", image) for i, image in enumerate(first))
-        inputs = partial(decode_all, images, size=size, grey=grey, stored=stored)
-    elif len(chosen) > 1 or isinstance(first, np.ndarray):
-        inputs = common.side_by_side(chosen, where)
+            columns[name] = _arrow_values(table[name])
+
+    def entries(name: str) -> Iterator[tuple[str, Any]]:
+        for row, value in enumerate(columns[name]):
+            yield f"{where}: column {name!r}, row {row}", value
+
+    stored = sum(path.stat().st_size for path in files)
+    decode = partial(decode_all, size=size, grey=grey, stored=stored)
+    inputs = _inputs(where, features or (), columns.__getitem__, entries, decode)
     grouping = common.by_client(columns.get(client), table.num_rows, where)
-    y = columns.get(label)
-    return common.assemble(where, grouping, inputs, y, classes=classes)
+    return common.assemble(where, grouping, inputs, columns.get(label), classes=classes)
 
 
 def _table(
@@ -100,7 +105,7 @@ def _table(
             f"{path}: {len(have)} columns: use at most {_MOST_COLUMNS}, with different names of "
             "plain text"
         )
-    chosen = common.choose_features(have, client, label, features, str(path))
+    chosen = _choose_features(have, client, label, features, str(path))
     needed = [name for name in (client, label, *chosen) if name is not None]
     if packed:
         return _parquet(path, needed), chosen
@@ -152,7 +157,7 @@ def _csv_header(path: Path) -> list[str]:
     return header
 
 
-def _values(column: Any) -> Array | list[Any]:
+def _arrow_values(column: Any) -> Array | list[Any]:
     """Convert a column to numbers, [n] or [n, width], or to a list of strings or bytes."""
     import pyarrow as pa
     from pyarrow import compute
@@ -161,6 +166,8 @@ def _values(column: Any) -> Array | list[Any]:
     rows = len(column)
     shape: tuple[int, ...] = (rows,)
     if pa.types.is_struct(column.type):  # an image of Hugging Face
+        if column.type.get_field_index("bytes") < 0:
+            raise ValueError(f"is a {column.type!s:.60}; store its fields as columns")
         column = compute.struct_field(column, "bytes")
     if hasattr(column.type, "value_type"):
         lengths = set(compute.list_value_length(column).to_pylist())
@@ -179,3 +186,193 @@ def _values(column: Any) -> Array | list[Any]:
         column = column.cast(pa.float64())
     values: Array = column.to_numpy(zero_copy_only=False).reshape(shape)
     return values
+
+
+def from_dataset(
+    dataset: Any,
+    *,
+    client: str | None,
+    label: str | None,
+    features: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    size: tuple[int, int] | None = None,
+    grey: bool | None = None,
+) -> Columns:
+    """Make columns of one dataset with a client column.
+
+    Args:
+        dataset: a ``datasets.Dataset``, or an object that behaves like one.
+        client: the column with the client of each row; None if rows belong to nobody yet.
+        label: the column with labels; None for no labels.
+        features: the columns to learn from; all others by default. Several columns must hold
+            numbers; one may hold images, arrays or text.
+        classes: names of classes in the order of their ids; by default the dataset's own, or
+            sorted.
+        size: resize images to this height and width.
+        grey: convert images to grey (True) or colour (False).
+    """
+    decode = partial(decode_all, size=size, grey=grey)
+    return _columns({"dataset": dataset}, None, client, label, features, classes, decode)
+
+
+def from_partitions(
+    partitions: Mapping[str, Any] | Sequence[Any],
+    *,
+    label: str | None,
+    features: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    size: tuple[int, int] | None = None,
+    grey: bool | None = None,
+) -> Columns:
+    """Make columns of one dataset for each client, in the order given.
+
+    ``partitions`` are datasets by name of client; those of a sequence are called 0, 1, 2, ...
+    Other arguments are those of :func:`from_dataset`.
+    """
+    named = partitions if isinstance(partitions, Mapping) else dict(enumerate(partitions))
+    parts = {f"client {str(name)!r}": dataset for name, dataset in named.items()}
+    decode = partial(decode_all, size=size, grey=grey)
+    return _columns(parts, [*map(str, named)], None, label, features, classes, decode)
+
+
+def _values(parts: Mapping[str, Any], name: str) -> list[Any]:
+    """Read a column of all parts."""
+    values: list[Any] = []
+    for where, dataset in parts.items():
+        with common.reading(f"{where}: column {name!r}", _ROW):
+            values += list(dataset[name][:])
+    return values
+
+
+def _feature(dataset: Any, name: str, attribute: str) -> Any:
+    """Return an attribute of a column's declared type, where there is one."""
+    features = getattr(dataset, "features", None)
+    feature = features.get(name) if isinstance(features, Mapping) else None
+    return getattr(feature, attribute, None)
+
+
+def _columns(
+    parts: Mapping[str, Any],
+    names: Sequence[str] | None,
+    client: str | None,
+    label: str | None,
+    features: Sequence[str] | None,
+    classes: Sequence[str] | None,
+    decode: Callable[..., Array],
+) -> Columns:
+    """Join datasets by name in messages; ``names`` are their clients, if each is a client's."""
+    if not parts:
+        raise InputError("no partition is given: give one dataset for each client")
+    for where, dataset in parts.items():
+        have = getattr(dataset, "column_names", None)
+        # Streams have columns, too, but no length; several splits have a mapping.
+        known = all(hasattr(type(dataset), method) for method in ("__getitem__", "__len__"))
+        if not isinstance(have, list | tuple) or not known or len(dataset) == 0:
+            raise InputError(
+                f"{where}: a {type(dataset).__name__} is not a table with rows: choose one split, "
+                "and load a stream first"
+            )
+        features = _choose_features(have, client, label, features, where)
+    [(where, first), *_] = parts.items()
+    sizes = [len(dataset) for dataset in parts.values()]
+    if names is None:
+        clients = None if client is None else _values(parts, client)
+        grouping = common.by_client(clients, sizes[0], where)
+    else:
+        grouping = common.group(np.repeat(np.arange(len(sizes)), sizes), names)
+    y: list[Any] | None = None
+    if label is not None:
+        y = []
+        for here, dataset in parts.items():
+            values: Any = _values({here: dataset}, label)
+            own = _feature(dataset, label, "names")
+            if own is not None:
+                # By name: other partitions, or the user, may number classes in another order.
+                ids, _ = common.labels(values, f"{here}: column {label!r}", own)
+                values, classes = [own[i] for i in ids], classes or own
+            y += values
+    chosen, read = features or (), partial(_values, parts)
+    declared = _feature(first, chosen[0], "dtype") if chosen else None
+    inputs = _inputs(where, chosen, read, partial(_entries, parts), decode, declared)
+    return common.assemble(where, grouping, inputs, y, classes=classes)
+
+
+def _entries(parts: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+    """Yield each entry of a column with its name in messages."""
+    for part, dataset in parts.items():
+        with common.reading(f"{part}: column {name!r}", _ROW):
+            column = iter(dataset[name])
+        for row in range(len(dataset)):
+            where = f"{part}: column {name!r}, row {row}"
+            with common.reading(where, _ROW):
+                entry = next(column)
+            yield where, entry
+
+
+def _inputs(
+    where: str,
+    chosen: Sequence[str],
+    values: Callable[[str], Any],
+    entries: Callable[[str], Iterator[tuple[str, Any]]],
+    decode: Callable[..., Array],
+    declared: Any = None,
+) -> Features:
+    """Return text, a decoder of images, stacked arrays, or numbers side by side."""
+    if len(chosen) == 1:
+        first = next(entries(chosen[0]))[1]
+        if isinstance(first, str):
+            return list(values(chosen[0]))
+        encoded = isinstance(first, bytes) or (isinstance(first, Mapping) and "bytes" in first)
+        if encoded or (hasattr(first, "mode") and hasattr(first, "convert")):  # of Pillow
+            return partial(decode, entries(chosen[0]))
+        if np.ndim(first) > 1:
+            return _stack(f"{where}: column {chosen[0]!r}", entries(chosen[0]), declared)
+    return _side_by_side({name: values(name) for name in chosen}, where) if chosen else None
+
+
+def _side_by_side(columns: Mapping[str, Any], where: str) -> npt.NDArray[np.float32]:
+    """Put columns of numbers, or of lists of equally many numbers, side by side."""
+    parts = []
+    for name, values in columns.items():
+        here = f"{where}: column {name!r}"
+        with common.reading(here, "give numbers, or lists of equally many numbers"):
+            if isinstance(values, list) and isinstance(values[0], str | bytes):
+                raise ValueError(f"it holds {values[0]!r:.40}")
+            array = np.asarray(values)
+            common.check_numbers(array, here)
+            parts.append(common.as_float32(array.reshape(len(array), -1), here))
+    return np.concatenate(parts, axis=1)
+
+
+def _choose_features(
+    have: Sequence[str],
+    client: str | None,
+    label: str | None,
+    features: Sequence[str] | None,
+    where: str,
+) -> list[str]:
+    """Return the names of the columns to learn from."""
+    special = [name for name in (client, label) if name is not None]
+    for name in (*special, *(features or ())):
+        if name not in have:
+            raise InputError(f"{where}: {unknown('column', str(name), have)}")
+    chosen = [n for n in have if n not in special] if features is None else list(features)
+    used = [*special, *chosen]
+    if len(set(used)) < len(used) or (not chosen and features is None):
+        raise InputError(f"{where}: columns used are {used!r:.200}: name other features, once each")
+    return chosen
+
+
+def _stack(where: str, entries: Iterator[tuple[str, Any]], declared: Any) -> Array:
+    """Stack arrays of one shape, colours first; lists of lists have lost their declared type."""
+    with contextlib.suppress(TypeError):
+        declared = np.dtype(declared or "O")
+    with common.reading(where, "make all arrays alike"):
+        dtype = declared if getattr(declared, "kind", "O") in "biuf" else None
+        array = np.stack([np.asarray(entry, dtype=dtype) for _, entry in entries])
+    common.check_numbers(array, where)
+    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[1] == 3:
+        return array
+    if array.shape[3] == 1:
+        return array[..., 0]
+    return array.transpose(0, 3, 1, 2) if array.shape[3] == 3 else array
