@@ -79,7 +79,7 @@ NORMALISED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
         ({"model": NORMALISED}, "BatchNorm1d.*nn.GroupNorm"),
         ({"model": nn.Linear}, "class Linear"),
         ({"model": torch.relu}, "builtin_function_or_method"),
-        ({"model": network(lambda m, x: (m.layer(x), x))}, "tuple for training data"),
+        ({"model": network(lambda m, x: (m.layer(x), x))}, "gives a tuple"),
         ({"model": network(unfinished)}, "NotImplementedError$"),
         ({"loss": nn.functional.cross_entropy}, r"loss gave \(\) for 2 .*reduction='none'"),
         ({"loss": lambda o, t: o + torch.zeros(7)}, "loss fails"),

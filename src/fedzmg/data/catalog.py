@@ -246,7 +246,7 @@ def _convert(
 def _read(name: str, split: str, form: Form, paths: Sequence[Path]) -> Columns:
     """Read a split, refuse that of another set, and note counts other than the official ones."""
     options = {**form.options, "split": split} if form.whole else form.options
-    columns = formats.reader(form.format)(paths, **options)
+    columns = formats.reader(form.reader)(paths, **options)
     what, where = source(name), ", ".join(map(str, paths))
     lacking = set(what.columns) - set(columns.columns)
     if lacking:

@@ -53,8 +53,8 @@ class Remote(NamedTuple):
 class Form:
     """One file layout of a data set."""
 
-    format: str
-    """Key of :data:`fedzmg.data.formats.FORMATS`."""
+    reader: str
+    """Module and function in :mod:`fedzmg.data.formats`."""
     files: str
     """Official files, for messages."""
     accepted: tuple[str, ...]

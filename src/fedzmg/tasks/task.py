@@ -321,17 +321,14 @@ def _is_function(value: object) -> bool:
 
 def _check_labels(y: Tensor, logits: Any, what: str) -> None:
     """Reject labels that the outputs cannot predict."""
-    if not isinstance(logits, Tensor):
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
+    if y.is_floating_point() or y.ndim != len(shape) - 1:
         raise InputError(
-            f"the model gives a {type(logits).__name__} for {what}: return one tensor, or pass "
-            "your own loss and metric"
+            f"{what} has {y.dtype} labels of shape {tuple(y.shape)}, and the model gives a "
+            f"{type(logits).__name__} of shape {shape}: return one tensor and give one whole "
+            "number per prediction, or pass your own loss and metric"
         )
-    outputs = logits.shape[-1]
-    if y.is_floating_point() or y.ndim != logits.ndim - 1:
-        raise InputError(
-            f"{what} has {y.dtype} labels of shape {tuple(y.shape)} for outputs of shape "
-            f"{tuple(logits.shape)}: give one whole number per prediction"
-        )
+    outputs = shape[-1]
     for label in (int(y.min()), int(y.max())):
         if not 0 <= label < outputs:
             raise InputError(
