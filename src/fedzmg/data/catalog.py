@@ -28,7 +28,7 @@ from fedzmg.data import formats, sources
 from fedzmg.data.cache import SILENT, Progress, download, file_hash, lock, root, size_of, writing
 from fedzmg.data.columns import Columns, load_columns, save_columns
 from fedzmg.data.formats.common import reading, refuse_row
-from fedzmg.data.sources import SOURCES, Form, source
+from fedzmg.data.sources import Form, source
 from fedzmg.errors import InputError
 from fedzmg.storage.files import sync_directory
 from fedzmg.storage.formats import write_json
@@ -57,10 +57,7 @@ def load(name: str, cache: Path | None = None) -> Dataset:
     """Map a stored set into memory."""
     found = stored(name, cache)
     if found is None:
-        ways = [f"'fedzmg data import {name} FILE...' with files you have"]
-        if source(name).remotes:
-            ways.insert(0, f"'fedzmg data get {name}'")
-        raise InputError(f"data set {name!r} is not here: run {', or '.join(ways)}")
+        raise InputError(f"data set {name!r} is not here: run '{sources.remedy(name)}'")
     try:
         return _open(found)
     except InputError:
@@ -98,16 +95,6 @@ def stored(name: str, cache: Path | None = None) -> Dataset | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is damaged ({error}): run 'fedzmg data remove {name}'") from None
-
-
-def present(cache: Path | None = None) -> dict[str, Dataset]:
-    """Return the undamaged stored sets, in the order of the catalog."""
-    found: dict[str, Dataset] = {}
-    for name in SOURCES:
-        with contextlib.suppress(InputError):
-            if (one := stored(name, cache)) is not None:
-                found[name] = one
-    return found
 
 
 def get(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedzmg.data.columns import kind_of
+from fedzmg.data.columns import group, kind_of
 from fedzmg.errors import InputError
 
 
@@ -126,13 +126,9 @@ class FederatedData:
             position = {name: i for i, name in enumerate(wanted)}
             owner = np.array([position[name] for name in labels])[owner]
             labels = wanted
-        order = torch.from_numpy(np.argsort(owner, kind="stable"))
-        counts = np.bincount(owner, minlength=len(labels))
-        return cls(
-            Examples(data.x[order], data.y[order]),
-            np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            tuple(labels),
-        )
+        order, owners = group(owner, labels)
+        rows = torch.from_numpy(order)
+        return cls(Examples(data.x[rows], data.y[rows]), owners.offsets, owners.names)
 
     def __len__(self) -> int:
         """Number of clients."""

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedzmg.data import embedded
-from fedzmg.data.columns import Columns, Owners, Strings
-from fedzmg.data.formats.common import group
+from fedzmg.data.columns import Columns, Owners, Strings, group
 from fedzmg.data.partition import make
 from fedzmg.data.text import CHARACTERS, encode
 from fedzmg.errors import InputError, unknown

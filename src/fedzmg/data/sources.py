@@ -108,6 +108,13 @@ def source(name: str) -> Source:
     return SOURCES[name]
 
 
+def remedy(name: str) -> str:
+    """Return the command that fetches a data set."""
+    return (
+        f"fedzmg data get {name}" if source(name).remotes else f"fedzmg data import {name} FILE..."
+    )
+
+
 def expected(what: Source) -> str:
     """Describe the files that a data set can be made from."""
     return ", or ".join([*(form.files for form in what.forms), "an archive of them"])

@@ -6,6 +6,7 @@ without a description identifies the preset.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -68,26 +69,20 @@ class Decision(NamedTuple):
     doc: str
 
     @property
-    def range(self) -> str:
-        """Allowed values, in words.
+    def rule(self) -> tuple[str, bool]:
+        """Allowed values in words, and True if the value is one of them.
 
-        >>> Decision("centring", "none", "none", ("none", "image"), 0, "").range
-        'none or image'
+        >>> Decision("centring", "none", "none", ("none", "image"), 0, "").rule
+        ('none or image', True)
         """
+        value, low = self.value, self.low
         if self.words:
-            return f"{', '.join(self.words[:-1])} or {self.words[-1]}"
+            return f"{', '.join(self.words[:-1])} or {self.words[-1]}", value in self.words
+        kind = int | float if isinstance(self.default, float) else int
+        number = isinstance(value, kind) and not isinstance(value, bool)
         if isinstance(self.default, float):
-            return f"a number above {self.low}"
-        return f"a whole number of at least {self.low}"
-
-    @property
-    def valid(self) -> bool:
-        """True if the value is allowed."""
-        if self.words or isinstance(self.value, bool | str):
-            return self.value in self.words
-        if isinstance(self.default, float):
-            return isinstance(self.value, int | float) and self.low < self.value < float("inf")
-        return isinstance(self.value, int) and self.value >= self.low
+            return f"a number above {low}", number and low < value < float("inf")
+        return f"a whole number of at least {low}", number and value >= low
 
 
 @dataclass(frozen=True)
@@ -104,9 +99,9 @@ class Preset(ABC):
 
     def __post_init__(self) -> None:
         for option in self.decisions():
-            if not option.valid:
-                given = f"preset.{option.name} = {option.value!r}"
-                raise InputError(f"{given}: expected {option.range}")
+            expected, valid = option.rule
+            if not valid:
+                raise InputError(f"preset.{option.name} = {option.value!r}: expected {expected}")
 
     @abstractmethod
     def network(self) -> nn.Module:
@@ -161,14 +156,12 @@ class Preset(ABC):
     @property
     def missing(self) -> str:
         """Command that fetches the data; empty if nothing is missing."""
-        from fedzmg.data import catalog
-        from fedzmg.data.sources import source
+        from fedzmg.data import catalog, sources
 
-        if not self.data or self.data in catalog.present():
-            return ""
-        if source(self.data).remotes:
-            return f"fedzmg data get {self.data}"
-        return f"fedzmg data import {self.data} FILE..."
+        with contextlib.suppress(InputError):  # damaged
+            if not self.data or catalog.stored(self.data) is not None:
+                return ""
+        return sources.remedy(self.data)
 
     def describe(self) -> dict[str, Any]:
         """Return data, clients, model, protocol, tuned options and fields, ready for JSON."""
@@ -185,7 +178,7 @@ class Preset(ABC):
             "protocol": dict(vars(self.protocol)),
             "tuned": {name: found._asdict() for name, found in tunings(self.name).items()},
             "fields": [
-                {"key": f"preset.{o.name}", "default": o.value, "range": o.range, "doc": o.doc}
+                {"key": f"preset.{o.name}", "default": o.value, "range": o.rule[0], "doc": o.doc}
                 for o in self.decisions()
             ],
         }

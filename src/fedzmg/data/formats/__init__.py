@@ -29,7 +29,7 @@ SUFFIXES = {
 
 
 def reader(name: str) -> Callable[..., Columns]:
-    """Import a reader by module and function, such as ``mnist.read_idx``."""
+    """Import a reader by module and function, such as ``images.read_idx``."""
     module, _, function = name.partition(".")
     found = getattr(importlib.import_module(f"{__name__}.{module}"), function)
     return cast(Callable[..., Columns], found)

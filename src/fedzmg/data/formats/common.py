@@ -13,21 +13,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedzmg.data.columns import Array, Column, Columns, Owners, Strings
+from fedzmg.data.columns import Array, Column, Columns, Grouping, Ids, Strings, group
 from fedzmg.errors import InputError, unknown
 
 _SMALL = 2**26
 _BEST_RATIO = 256
 
-Ids = npt.NDArray[np.int64]
 OnePath: TypeAlias = str | os.PathLike[str]
 Paths: TypeAlias = OnePath | Sequence[OnePath]
 """One path or several."""
 Features: TypeAlias = Array | Sequence[Any] | Callable[[Ids], Array] | None
 """Numbers, strings, or a function that decodes images in the order it is given."""
-
-Grouping: TypeAlias = tuple[Ids, Owners | None]
-"""Rows of the file in the order of the result, and their clients."""
 
 REMEDY = "is it complete? get the file again"
 
@@ -74,12 +70,6 @@ def refuse_bomb(where: str, size: int, stored: int) -> None:
         raise InputError(
             f"{where}: claims {size:,} bytes in {stored:,}, as an archive bomb does: get it again"
         )
-
-
-def group(owner: Ids, names: Sequence[str]) -> Grouping:
-    """Sort rows by client, keeping their order inside a client; ``owner`` indexes ``names``."""
-    offsets = np.searchsorted(np.sort(owner), np.arange(len(names) + 1))
-    return np.argsort(owner, kind="stable"), Owners(tuple(names), offsets)
 
 
 def by_client(clients: Any, rows: int, where: str) -> Grouping:

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from fedzmg.data.columns import Array, Columns
+from fedzmg.data.columns import Array, Columns, Ids, group
 from fedzmg.data.formats import common
-from fedzmg.data.formats.common import Ids, Paths
+from fedzmg.data.formats.common import Paths
 from fedzmg.errors import InputError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
@@ -65,7 +65,7 @@ def read_image_folder(
     notes = [f"{len(others)} files that are not images left out, as {others[0]}"] if others else []
     return common.assemble(
         str(root),
-        common.group(*common.codes(clients)),
+        group(*common.codes(clients)),
         partial(decode_all, sources, size=size, grey=grey, stored=stored),
         labels,
         classes=classes,

@@ -19,13 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from fedzmg.data.columns import Array, Columns
+from fedzmg.data.columns import Array, Columns, group
 from fedzmg.data.formats import common
 from fedzmg.data.formats.common import Features, Paths
 from fedzmg.data.formats.image_folder import decode_all
 from fedzmg.errors import InputError, unknown
+
+with contextlib.suppress(ImportError):  # optional; dataset objects do not need it
+    import pyarrow as pa
+    from pyarrow import compute, parquet
+    from pyarrow import csv as arrow_csv
 
 _BLOCK = 2**24
 _MOST_COLUMNS = 2**16
@@ -49,18 +53,16 @@ def read_table(
         paths: a Parquet or CSV file, or several.
         client: the column with the client of each row; None if rows belong to nobody yet.
         label: the column with labels, whole numbers or names of classes; None for no labels.
-        features: the columns to learn from; all others by default. An empty list reads labels and
-            clients only.
+        features: the columns to learn from; all others by default. Several must hold numbers, one
+            may hold images, arrays or text. An empty list reads labels and clients only.
         classes: names of classes in the order of their ids; sorted by default.
         size: resize images to this height and width.
         grey: convert images to grey (True) or colour (False).
     """
     files = common.as_paths(paths)
     where = str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
-    try:
-        import pyarrow as pa
-    except ImportError:
-        raise InputError("tables need PyArrow: run pip install 'fedzmg[tables]'") from None
+    if "pa" not in globals():
+        raise InputError("tables need PyArrow: run pip install 'fedzmg[tables]'")
     tables: list[Any] = []
     for path in files:
         with common.reading(str(path)):
@@ -90,36 +92,32 @@ def _table(
     path: Path, client: str | None, label: str | None, features: Sequence[str] | None
 ) -> tuple[Any, list[str]]:
     """Read the columns that are needed; return them with the names of the features."""
-    import pyarrow as pa
-    from pyarrow import csv as arrow_csv
-    from pyarrow import parquet
-
     with path.open("rb") as file:
         start = file.read(4)
     if start[:2] in (b"\x1f\x8b", b"PK"):
         raise InputError(f"{path}: is compressed: unpack it first")
     packed = start == b"PAR1" or path.suffix.lower() in (".parquet", ".pq")
-    have = parquet.read_schema(path).names if packed else _csv_header(path)
-    if len(have) > _MOST_COLUMNS or len(set(have)) < len(have) or not "".join(have).isprintable():
+    have: list[str] = parquet.read_schema(path).names if packed else []
+    if not packed:  # before PyArrow makes a builder for each of too many columns
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as text:
+            have = next(csv.reader([text.readline(2**22)]), [])
+    few = 0 < len(set(have)) == len(have) <= _MOST_COLUMNS
+    if not few or not "".join(have).isprintable():
         raise InputError(
-            f"{path}: {len(have)} columns: use at most {_MOST_COLUMNS}, with different names of "
-            "plain text"
+            f"{path}: {len(have)} columns: use 1 to {_MOST_COLUMNS}, with different names of plain "
+            "text in the first line"
         )
-    chosen = _choose_features(have, client, label, features, str(path))
+    chosen = _choose_features(have, (client, label), features, str(path))
     needed = [name for name in (client, label, *chosen) if name is not None]
     if packed:
         return _parquet(path, needed), chosen
-    table = arrow_csv.read_csv(
-        str(path),
-        # One thread, to name the row in a message.
-        read_options=arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK),
-        parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
-        convert_options=arrow_csv.ConvertOptions(
-            include_columns=needed,
-            # A client called 007 is not client 7.
-            column_types={} if client is None else {client: pa.string()},
-        ),
-    )
+    # A client called 007 is not client 7.
+    types = {} if client is None else {client: pa.string()}
+    options = arrow_csv.ConvertOptions(include_columns=needed, column_types=types)
+    # One thread, to name the row in a message.
+    reading = arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK)
+    parsing = arrow_csv.ParseOptions(newlines_in_values=True)
+    table = arrow_csv.read_csv(path, reading, parsing, options)
     for name in table.column_names:
         if pa.types.is_binary(table[name].type):
             raise InputError(f"{path}: column {name!r} is not UTF-8: save the file as UTF-8")
@@ -127,9 +125,6 @@ def _table(
 
 
 def _parquet(path: Path, needed: list[str]) -> Any:
-    import pyarrow as pa
-    from pyarrow import parquet
-
     stored = path.stat().st_size
     with parquet.ParquetFile(path) as file:
         metadata = file.metadata
@@ -149,19 +144,8 @@ def _parquet(path: Path, needed: list[str]) -> Any:
     return pa.concat_tables(parts)
 
 
-def _csv_header(path: Path) -> list[str]:
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        header = next(csv.reader([file.readline(2**22)]), [])
-    if not header:
-        raise InputError(f"{path}: is empty: expected a line with the names of columns")
-    return header
-
-
 def _arrow_values(column: Any) -> Array | list[Any]:
     """Convert a column to numbers, [n] or [n, width], or to a list of strings or bytes."""
-    import pyarrow as pa
-    from pyarrow import compute
-
     column = column.combine_chunks()
     rows = len(column)
     shape: tuple[int, ...] = (rows,)
@@ -200,16 +184,8 @@ def from_dataset(
 ) -> Columns:
     """Make columns of one dataset with a client column.
 
-    Args:
-        dataset: a ``datasets.Dataset``, or an object that behaves like one.
-        client: the column with the client of each row; None if rows belong to nobody yet.
-        label: the column with labels; None for no labels.
-        features: the columns to learn from; all others by default. Several columns must hold
-            numbers; one may hold images, arrays or text.
-        classes: names of classes in the order of their ids; by default the dataset's own, or
-            sorted.
-        size: resize images to this height and width.
-        grey: convert images to grey (True) or colour (False).
+    ``dataset`` is a ``datasets.Dataset``, or an object that behaves like one. Other arguments are
+    those of :func:`read_table`; ``classes`` are by default the dataset's own.
     """
     decode = partial(decode_all, size=size, grey=grey)
     return _columns({"dataset": dataset}, None, client, label, features, classes, decode)
@@ -227,7 +203,7 @@ def from_partitions(
     """Make columns of one dataset for each client, in the order given.
 
     ``partitions`` are datasets by name of client; those of a sequence are called 0, 1, 2, ...
-    Other arguments are those of :func:`from_dataset`.
+    Other arguments are those of :func:`read_table`.
     """
     named = partitions if isinstance(partitions, Mapping) else dict(enumerate(partitions))
     parts = {f"client {str(name)!r}": dataset for name, dataset in named.items()}
@@ -272,14 +248,14 @@ def _columns(
                 f"{where}: a {type(dataset).__name__} is not a table with rows: choose one split, "
                 "and load a stream first"
             )
-        features = _choose_features(have, client, label, features, where)
+        features = _choose_features(have, (client, label), features, where)
     [(where, first), *_] = parts.items()
     sizes = [len(dataset) for dataset in parts.values()]
     if names is None:
         clients = None if client is None else _values(parts, client)
         grouping = common.by_client(clients, sizes[0], where)
     else:
-        grouping = common.group(np.repeat(np.arange(len(sizes)), sizes), names)
+        grouping = group(np.repeat(np.arange(len(sizes)), sizes), names)
     y: list[Any] | None = None
     if label is not None:
         y = []
@@ -327,32 +303,24 @@ def _inputs(
             return partial(decode, entries(chosen[0]))
         if np.ndim(first) > 1:
             return _stack(f"{where}: column {chosen[0]!r}", entries(chosen[0]), declared)
-    return _side_by_side({name: values(name) for name in chosen}, where) if chosen else None
-
-
-def _side_by_side(columns: Mapping[str, Any], where: str) -> npt.NDArray[np.float32]:
-    """Put columns of numbers, or of lists of equally many numbers, side by side."""
     parts = []
-    for name, values in columns.items():
+    for name in chosen:
         here = f"{where}: column {name!r}"
         with common.reading(here, "give numbers, or lists of equally many numbers"):
-            if isinstance(values, list) and isinstance(values[0], str | bytes):
-                raise ValueError(f"it holds {values[0]!r:.40}")
-            array = np.asarray(values)
+            column = values(name)
+            if isinstance(column, list) and isinstance(column[0], str | bytes):
+                raise ValueError(f"it holds {column[0]!r:.40}")
+            array = np.asarray(column)
             common.check_numbers(array, here)
             parts.append(common.as_float32(array.reshape(len(array), -1), here))
-    return np.concatenate(parts, axis=1)
+    return np.concatenate(parts, axis=1) if parts else None
 
 
 def _choose_features(
-    have: Sequence[str],
-    client: str | None,
-    label: str | None,
-    features: Sequence[str] | None,
-    where: str,
+    have: Sequence[str], named: Sequence[str | None], features: Sequence[str] | None, where: str
 ) -> list[str]:
-    """Return the names of the columns to learn from."""
-    special = [name for name in (client, label) if name is not None]
+    """Return the columns to learn from; ``named`` are those of clients and labels, if any."""
+    special = [name for name in named if name is not None]
     for name in (*special, *(features or ())):
         if name not in have:
             raise InputError(f"{where}: {unknown('column', str(name), have)}")
