@@ -64,10 +64,8 @@ SILENT = Silent()
 
 def root(given: Path | None = None) -> Path:
     """Return the data folder: the one given, else ``$FEDZMG_DATA``, else the user's cache."""
-    named = given or os.environ.get(ENVIRONMENT) or None
-    if named is None:
-        return platformdirs.user_cache_path("fedzmg", appauthor=False)
-    return Path(named).expanduser().absolute()
+    default = platformdirs.user_cache_path("fedzmg", appauthor=False)
+    return Path(given or os.environ.get(ENVIRONMENT) or default).expanduser().absolute()
 
 
 @contextlib.contextmanager

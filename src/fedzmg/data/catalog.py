@@ -154,11 +154,8 @@ def remove(name: str, cache: Path | None = None) -> int:
 def _locked(name: str, base: Path, progress: Progress) -> Iterator[Path]:
     """Lock a set; yield a temporary folder, which is removed at the end."""
     workspace = base / "tmp" / name
-
-    def waiting() -> None:
-        progress.say(f"waiting for another process that works on {name!r}")
-
-    with lock(base / "locks" / f"{name}.lock", waiting):
+    waiting = f"waiting for another process that works on {name!r}"
+    with lock(base / "locks" / f"{name}.lock", lambda: progress.say(waiting)):
         shutil.rmtree(workspace, ignore_errors=True)  # left by a killed process
         try:
             yield workspace
@@ -183,7 +180,8 @@ def _convert(
             return opened
     members: dict[Path, Path] = {}
     for i, (path, folder) in enumerate(found.items()):
-        members |= sources.unpack(name, path, folder, workspace / str(i), progress)
+        into = workspace / str(i) / path.name
+        members |= sources.unpack(name, path, into, progress) or {path: folder}
     official = {remote.name: remote.sha256 for remote in source(name).remotes}
     notes = [
         f"{file['name']} is not the official file: its SHA-256 is {file['sha256']}"

@@ -218,9 +218,6 @@ PAPER: dict[str, dict[str, Any]] = json.loads(
 ``entropy`` and ``reference`` are the definitions that its numbers fit; it does not state them.
 """
 
-UNKNOWN = "*"
-"""Label of characters outside the vocabulary in tables and figures."""
-
 
 class Population(NamedTuple):
     """Clients of one split."""
@@ -267,13 +264,20 @@ def population(
     """
     record = None
     if partition is not None:
-        columns, record = _partitioned(columns, dict(partition))
+        if "y" not in columns.columns:
+            raise InputError("text cannot be partitioned by label: its files name its clients")
+        options = dict(partition)
+        coarse = columns.array("coarse") if "coarse" in columns.columns else None
+        made = make(options.pop("name"), columns.array("y"), coarse=coarse, **options)
+        used, record = np.flatnonzero(made.owners >= 0), made.as_dict()
+        order, owners = group(made.owners[used], [*map(str, range(int(made.owners.max()) + 1))])
+        columns = columns.take(used[order], owners)
     if columns.owners is None:
         raise InputError(
             "it names no clients: use --partition dirichlet --clients 100 --set alpha=0.1"
         )
     unit: Unit = "characters" if "text" in columns.columns else "examples"
-    labels: tuple[str, ...] = (*CHARACTERS, UNKNOWN)
+    labels: tuple[str, ...] = (*CHARACTERS, "*")  # any character outside the vocabulary
     if unit == "characters":
         text = columns.strings("text")
         ids, offsets = encode(text.text, text.offsets[columns.owners.offsets])
@@ -287,14 +291,3 @@ def population(
     notes = (f"{empty} clients hold nothing and are left out",) if empty else ()
     names = tuple(name for name, some in zip(columns.owners.names, held, strict=True) if some)
     return Population(names, counts[held], unit, labels, columns, record, notes)
-
-
-def _partitioned(columns: Columns, options: dict[str, Any]) -> tuple[Columns, dict[str, Any]]:
-    """Sort the rows of an image set by client of a partition; return its record too."""
-    if "y" not in columns.columns:
-        raise InputError("text cannot be partitioned by label: its files name its clients")
-    coarse = columns.array("coarse") if "coarse" in columns.columns else None
-    made = make(options.pop("name"), columns.array("y"), coarse=coarse, **options)
-    used = np.flatnonzero(made.owners >= 0)
-    order, owners = group(made.owners[used], [*map(str, range(int(made.owners.max()) + 1))])
-    return columns.take(used[order], owners), made.as_dict()

@@ -135,13 +135,10 @@ def find(name: str, files: Sequence[Path]) -> dict[Path, Path]:
     return dict(sorted(found.items()))
 
 
-def unpack(
-    name: str, path: Path, folder: Path, workspace: Path, progress: Progress
-) -> dict[Path, Path]:
-    """Unpack the files of a data set from an archive; return each with its folder."""
+def unpack(name: str, path: Path, into: Path, progress: Progress) -> dict[Path, Path]:
+    """Unpack the files of a data set with their folder; return nothing unless it is an archive."""
     if _like(path.name, _patterns(name)):
-        return {path: folder}
-    into = workspace / path.name
+        return {}
     found = extract(path, into, _patterns(name), progress)
     if not found:
         raise _no_file(name, path)

@@ -15,17 +15,10 @@ from fedzmg.tasks.task import Protocol, Task
 
 __all__ = ["TASKS", "Preset", "Protocol", "Task", "get", "info"]
 
-_PRESETS = (Characters, Cifar100, Digits, Logistic, NextCharacter, Plays, Quadratic)
-
-
-def _load() -> dict[str, Preset]:
-    classes = {preset.__name__: preset for preset in _PRESETS}
-    text = Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")
-    table = tomllib.loads(text)
-    return {n: classes[fields.pop("preset")](n, **fields) for n, fields in table.items()}
-
-
-TASKS = _load()
+_CLASSES = (Characters, Cifar100, Digits, Logistic, NextCharacter, Plays, Quadratic)
+_BY_NAME = {preset.__name__: preset for preset in _CLASSES}
+_TABLE = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
+TASKS = {name: _BY_NAME[fields.pop("preset")](name, **fields) for name, fields in _TABLE.items()}
 """Presets by name."""
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import nn
 
@@ -25,8 +25,6 @@ from fedzmg.errors import InputError, unknown
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tree import num_bytes
-
-Value: TypeAlias = bool | int | float | str
 
 
 class Tuning(NamedTuple):
@@ -136,7 +134,7 @@ class Preset(ABC):
                 found.append(Decision(field.name, value, field.default, words, **field.metadata))
         return found
 
-    def options(self) -> dict[str, Value]:
+    def options(self) -> dict[str, Any]:
         """Return every option's value by name."""
         return {option.name: option.value for option in self.decisions()}
 

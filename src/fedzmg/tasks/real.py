@@ -119,9 +119,7 @@ class PaperTask(Preset):
     selection: Literal["half", "test"] = decision(
         "half", "test examples that report results: half (the other half tunes), or all"
     )
-    initializer: Literal["keras", "torch"] = decision(
-        "keras", "library whose initial weights are used"
-    )
+    initializer: Literal["keras", "torch"] = decision("keras", "library of the initial weights")
     shared_clients: ClassVar[bool] = True
     """True if clients of the same name in training and test data are the same."""
 
@@ -215,9 +213,7 @@ class Cifar100(PaperTask):
     """
 
     outputs: int = decision(100, "width of the last layer; labels must be below it", low=1)
-    split: Literal["pachinko", "tff"] = decision(
-        "pachinko", "clients by Pachinko allocation, or as in TFF's own files"
-    )
+    split: Literal["pachinko", "tff"] = decision("pachinko", "Pachinko clients, or TFF's own")
     partition_seed: int = decision(0, "seed of the Pachinko allocation")
     centring: Centring = decision("none", "subtract each image's own mean")
     augment: Literal["none", "flip", "shift", "flip-shift"] = decision(
@@ -232,11 +228,8 @@ class Cifar100(PaperTask):
         object.__setattr__(self, "data", name)
 
     def network(self) -> nn.Module:
-        front: list[tuple[str, nn.Module]] = []
-        if "flip" in self.augment:
-            front.append(("flip", RandomFlip()))
-        if "shift" in self.augment:
-            front.append(("shift", RandomShift(SHIFT)))
+        layers: dict[str, nn.Module] = {"flip": RandomFlip(), "shift": RandomShift(SHIFT)}
+        front = [(name, layer) for name, layer in layers.items() if name in self.augment]
         # Layer names stay, and a seed gives the same initial weights with and without.
         children = cifar100_cnn(self.outputs).named_children()
         return nn.Sequential(OrderedDict([*front, *children]))

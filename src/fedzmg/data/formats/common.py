@@ -41,10 +41,9 @@ def as_paths(given: Paths, *, folder: bool = False, single: bool = False) -> lis
     kind = "folder" if folder else "regular file"
     for path in paths:
         with reading(str(path)):
-            if not path.exists():
-                raise InputError(f"{path}: no such {kind}: check the path")
             if not (path.is_dir() if folder else path.is_file()):
-                raise InputError(f"{path}: is not a {kind}: check the path")
+                problem = "is not a" if path.exists() else "no such"
+                raise InputError(f"{path}: {problem} {kind}: check the path")
     return paths
 
 
@@ -197,20 +196,6 @@ def pack(values: Sequence[Any], where: str) -> Strings:
     encoded = [text.encode() for text in as_strings(values, where)]
     offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     return Strings(np.frombuffer(bytearray().join(encoded), np.uint8), offsets)
-
-
-def join(parts: Sequence[Column]) -> Column:
-    """Concatenate parts of a column; numbers of different types become float32, bytes fractions."""
-    texts = [part for part in parts if isinstance(part, Strings)]
-    if texts:
-        lengths = np.concatenate([np.diff(part.offsets) for part in texts])
-        text = np.concatenate([part.text for part in texts])
-        return Strings(text, np.cumsum([0, *lengths], dtype=np.int64))
-    arrays = [part for part in parts if not isinstance(part, Strings)]
-    if len({array.dtype for array in arrays}) > 1:
-        arrays = [a / np.float32(255) if a.dtype == np.uint8 else a for a in arrays]
-        return np.concatenate(arrays, dtype=np.float32, casting="unsafe")
-    return np.concatenate(arrays)
 
 
 def check_numbers(values: Array, where: str, limit: str = "") -> None:

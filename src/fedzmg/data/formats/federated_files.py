@@ -217,11 +217,15 @@ def _collect(where: str, found: Iterable[Client]) -> Columns:
     filled = [(here, columns) for _, here, columns in clients.values() if columns]
     if not filled:
         raise InputError(f"{where}: no client has an example: get the file again")
-    first, *others = ({n: _shape(c) for n, c in columns.items()} for _, columns in filled)
-    for (here, _), shapes in zip(filled[1:], others, strict=True):
-        if shapes != first:
-            raise InputError(f"{here}: has {shapes} where others have {first}: correct it")
-    columns = {n: common.join([columns[n] for _, columns in filled]) for n in first}
+    kinds: dict[str, str] = {}
+    for here, held in filled:
+        found_kinds = {
+            n: "text" if isinstance(c, Strings) else f"shape {c.shape[1:]}" for n, c in held.items()
+        }
+        kinds = kinds or found_kinds
+        if found_kinds != kinds:
+            raise InputError(f"{here}: has {found_kinds} where others have {kinds}: correct it")
+    columns = {n: _join([held[n] for _, held in filled]) for n in kinds}
     sizes = [rows_of(next(iter(held.values()))) if held else 0 for _, _, held in clients.values()]
     notes = []
     if 0 in sizes:
@@ -233,8 +237,18 @@ def _collect(where: str, found: Iterable[Client]) -> Columns:
     return Columns(columns, owners, tuple(notes))
 
 
-def _shape(column: Column) -> str:
-    return "text" if isinstance(column, Strings) else f"shape {column.shape[1:]}"
+def _join(parts: Sequence[Column]) -> Column:
+    """Concatenate parts of a column; numbers of different types become float32, bytes fractions."""
+    texts = [part for part in parts if isinstance(part, Strings)]
+    if texts:
+        lengths = np.concatenate([np.diff(part.offsets) for part in texts])
+        text = np.concatenate([part.text for part in texts])
+        return Strings(text, np.cumsum([0, *lengths], dtype=np.int64))
+    arrays = [part for part in parts if not isinstance(part, Strings)]
+    if len({array.dtype for array in arrays}) > 1:
+        arrays = [a / np.float32(255) if a.dtype == np.uint8 else a for a in arrays]
+        return np.concatenate(arrays, dtype=np.float32, casting="unsafe")
+    return np.concatenate(arrays)
 
 
 def as_bytes(fractions: Array) -> npt.NDArray[np.uint8] | None:

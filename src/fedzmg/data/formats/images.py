@@ -25,7 +25,6 @@ from fedzmg.data.formats.common import REMEDY, OnePath, Paths
 from fedzmg.errors import InputError, unknown
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4"}
-_LONGEST_NAME = 256
 _CIFAR = "give the official file of CIFAR-100"
 _ALLOWED = {
     ("numpy.core.multiarray", "_reconstruct"),
@@ -92,7 +91,7 @@ def _array(path: Path) -> Array:
 
 def _writers(path: Path, rows: int) -> Array | list[bytes]:
     with common.reading(str(path), REMEDY), _open(path) as stream:
-        data = stream.read(_LONGEST_NAME * (rows + 1))
+        data = stream.read(256 * (rows + 1))  # the longest names that are plausible
     if data[:2] == b"\0\0":
         return _array(path).reshape(-1)
     return [line.strip() for line in data.rstrip().split(b"\n")]
@@ -154,7 +153,7 @@ def _read_all(paths: Paths, read_one: Callable[[Path], dict[str, Array]]) -> Col
                 wrong, f"{path}: coarse label", coarse, f"not of its fine label: {_CIFAR}"
             )
     names = ("x", "y", "coarse")
-    return Columns({name: common.join([file[name] for file in files]) for name in names})
+    return Columns({name: np.concatenate([file[name] for file in files]) for name in names})
 
 
 def _records(path: Path) -> dict[str, Array]:
