@@ -134,7 +134,7 @@ def describe(
         sample=sample, seed=seed,
     )  # fmt: skip
     part = split if _is_named(name) else None
-    data = {**found.as_dict(), "split": part, "partition": shown.partition, "made": provenance()}
+    data = {**found, "split": part, "partition": shown.partition, "made": provenance()}
     with staged(directory, "data describe") as folder:
         write_description(data, paper.described(name), folder)
     view = partial(views.description, data, paper.described(name))

@@ -1,6 +1,6 @@
 """Tables of heterogeneity, and the names and number formats of its measures.
 
-A report is the dictionary of a :class:`fedzmg.data.heterogeneity.Report`; the paper's numbers are
+A report is the dictionary of :func:`fedzmg.data.heterogeneity.describe`; the paper's numbers are
 an entry of :data:`fedzmg.data.heterogeneity.PAPER`.
 """
 
