@@ -36,7 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(figures, "STUDY_FIGURES", {"seeds": figures.STUDY_FIGURES["seeds"]})
     monkeypatch.setattr(figures, "rendered", rendered)
-    monkeypatch.setattr("fedzmg.report.html.blocks.rendered", rendered)
+    monkeypatch.setattr("fedzmg.report.html.page.rendered", rendered)
     return asked
 
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, format_axis, styled, wrapped
-from fedzmg.results.formatting import is_share, value_text
+from fedzmg.report.tables.grids import neighbours_text
+from fedzmg.results.formatting import count_text, is_share, value_text
 from fedzmg.results.reading import name_of
 
 # One hue from light to dark: the order is plain in print and under any colour blindness.
@@ -98,7 +99,8 @@ def heat_maps(grid: Mapping[str, Any], *chosen: str) -> Chart:
         f"{alone}{name_of(grid)}: {grid['metric']} on the {half}, mean after each of the last "
         f"{grid['last']} of {grid['rounds']} rounds"
     )
-    chart = Chart(title, "", (across * width + 1.1, down * height + 0.7))
+    caption = _caption(grid, entries[names[0]]) if len(names) == 1 else ""
+    chart = Chart(title, caption, (across * width + 1.1, down * height + 0.7))
     panels = chart.body.subplots(down, across, squeeze=False).flat
     for axes in panels[len(fields) :]:
         axes.set_visible(False)
@@ -116,6 +118,31 @@ def heat_maps(grid: Mapping[str, Any], *chosen: str) -> Chart:
     bar.ax.tick_params(labelsize=7.5, length=2)
     format_axis(bar.ax, grid["metric"])
     return chart
+
+
+def _caption(grid: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+    """Describe the best point, its neighbours and the choice of the whole test set."""
+    best, other, metric = entry["best"], entry.get("best_by_test"), str(grid["metric"])
+    tried = count_text(len(entry["points"]), "point")
+    if best is None:
+        return f"Every one of {tried} diverged."
+    words = f"Best of {tried}: {_point(best, metric)}"
+    around = neighbours_text(best, metric)
+    words += f"; neighbours: {around}." if around else "."
+    if other is not None:
+        same = other["options"] == best["options"]
+        words += (
+            f" By all test data, as in the paper: {'the same, ' * same}{_point(other, metric)}."
+        )
+    if best["border"]:
+        edges = ", ".join(best["border_axes"])
+        words += f" The best point is on the border of {edges}: a wider grid may do better."
+    return words
+
+
+def _point(best: Mapping[str, Any], metric: str) -> str:
+    options = ", ".join(f"{key} = {value:.3g}" for key, value in best["options"].items())
+    return f"{options}: {value_text(best['score'], metric)}"
 
 
 def _words(
