@@ -14,14 +14,17 @@ import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from matplotlib.ticker import FixedLocator
 from numpy.typing import NDArray
 
 from fedzmg.report.writing import write
-from fedzmg.results.formatting import is_share, signed_text
+from fedzmg.results.formatting import is_share, plain, signed_text
 
 PNG_DPI = 150
 # Okabe and Ito's palette, safe under all common colour blindness, without yellow.
@@ -37,7 +40,7 @@ DASHES: tuple[Any, ...] = (
 MARKERS = ("", "o", "s", "^", "D", "v", "P")
 DOTTED = (0, (1.0, 2.2))
 INK, QUIET_INK, GRID, GHOST, PAPER = "#222222", "#6b6b6b", "#e4e4e4", "#dddddd", "#ffffff"
-# Default settings: a user's matplotlibrc must not change a figure.
+# Default settings: a user's matplotlibrc must not change a figure, nor a $ in a label break it.
 STYLE: dict[Any, Any] = {
     **{k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith("backend")},
     **{"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9.0},
@@ -190,11 +193,22 @@ def styled(draw: Callable[_Arguments, _Drawn]) -> Callable[_Arguments, _Drawn]:
         with matplotlib.rc_context(STYLE):
             figure = draw(*args, **kwargs)
             if figure is not None and (engine := figure.get_layout_engine()) is not None:
+                _remove_controls(figure)
                 engine.execute(figure)
                 figure.set_layout_engine("none")
             return figure
 
     return drawn
+
+
+def _remove_controls(figure: Figure) -> None:
+    """Remove control characters from all texts: no font has them, and SVG forbids them."""
+    for artist in figure.findobj():
+        if isinstance(artist, Text):
+            artist.set_text(plain(artist.get_text()))
+        elif isinstance(artist, Axis) and isinstance(artist.get_major_locator(), FixedLocator):
+            # Texts of ticks are set again by every drawing.
+            artist.set_ticklabels([plain(one.get_text()) for one in artist.get_ticklabels()])
 
 
 def wrapped(text: str, characters: int) -> str:
