@@ -49,28 +49,17 @@ def publish(
     drawn = draw(material, results)
     files = {PAGE: render(material, results, drawn).encode()}
     if not page_only:
-        files |= {**dict(tables(material, results)), **dict(figures(drawn, out))}
+        files |= {**dict(tables(material, results)), **dict(figures(drawn))}
     return list(files), replace_files(out, files)
 
 
-def figures(drawn: Mapping[str, Chart], before: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield every figure as PNG, SVG and PDF: file name below ``figures``, and content.
-
-    Files in ``before`` whose SVG is unchanged are not rendered again.
-    """
+def figures(drawn: Mapping[str, Chart]) -> Iterator[tuple[str, bytes]]:
+    """Yield every figure as PNG, SVG and PDF: file name below ``figures``, and content."""
     from fedzmg.report.figures import FORMATS, rendered
 
     for stem, chart in drawn.items():
-        names = {suffix: f"figures/{stem}.{suffix}" for suffix in FORMATS}
-        svg = rendered(chart, "svg")
-        same = _content(before / names["svg"]) == svg
-        for suffix, name in names.items():
-            old = _content(before / name) if same else None
-            yield name, old or (svg if suffix == "svg" else rendered(chart, suffix))
-
-
-def _content(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
+        for suffix in FORMATS:
+            yield f"figures/{stem}.{suffix}", rendered(chart, suffix)
 
 
 def tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tuple[str, bytes]]:
@@ -89,7 +78,7 @@ def tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tuple
         found[f"heterogeneity-clients{suffix}"] = client_by_client(report)
     for name, table in found.items():
         for suffix, make in _FORMATS.items():
-            yield f"tables/{name}.{suffix}", make(table).encode()
+            yield f"tables/{name}.{suffix}", make(table).encode(errors="replace")
 
 
 def write_description(

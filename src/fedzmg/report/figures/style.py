@@ -49,6 +49,7 @@ STYLE: dict[Any, Any] = {
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     **dict.fromkeys(("text.parse_math", "axes.formatter.use_mathtext", "path.simplify"), False),
     **{"axes.linewidth": 0.8, "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.7},
+    **{"axes.prop_cycle": f"cycler(color={list(COLOURS)})"},
     **{"legend.fontsize": 8.0, "legend.handlelength": 3.2},
     **{"svg.hashsalt": "fedzmg", "svg.fonttype": "none", "pdf.fonttype": 42},
 }
@@ -237,19 +238,15 @@ def format_axis(axes: Axes, metric: str, *, vertical: bool = True, signed: bool 
 
 
 def usual_range(values: Iterable[float]) -> tuple[float, float] | None:
-    """Return limits without extreme outliers; None if there are none.
-
-    Limits are those of the inner nine tenths, widened by half, unless everything nearly fits.
-    """
+    """Return the limits of the inner nine tenths, widened by half; None without far outliers."""
     finite = np.array([value for value in values if math.isfinite(value)])
     if not finite.size:
         return None
-    low, high = np.quantile(finite, (0.05, 0.95))
-    low, high = low - 0.5 * (high - low), high + 0.5 * (high - low)
-    room = 2.0 * (high - low)
-    if finite.min() >= low - room and finite.max() <= high + room:
+    (low, high), (first, last) = np.quantile(finite, (0.05, 0.95)), (finite.min(), finite.max())
+    room = 0.5 * (high - low)
+    if first >= low - 5.0 * room and last <= high + 5.0 * room:
         return None
-    return float(max(low, finite.min())), float(min(high, finite.max()))
+    return float(max(low - room, first)), float(min(high + room, last))
 
 
 def use_log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
