@@ -29,12 +29,9 @@ def beside_paper(result: StudyResult) -> Table | None:
         Column("", "task", lambda _: study.name),
         Column("measure", "measure", lambda one: one[0]),
         Column("algorithm", "algorithm", lambda one: one[1]),
-        Column("here", "", lambda one: _cell(one[2], one[3])),
-        Column("paper", "", lambda one: _cell(one[2], one[4])),
-        Column("difference", "", lambda one: _cell(one[2], _gap(one), difference=True)),
-        Column("", "here", lambda one: one[3]),
-        Column("", "paper", lambda one: one[4]),
-        Column("", "difference", _gap),
+        Column("here", "here", lambda one: _cell(one[2], one[3])),
+        Column("paper", "paper", lambda one: _cell(one[2], one[4])),
+        Column("difference", "difference", lambda one: _cell(one[2], _gap(one), difference=True)),
     ]
     title, caption = f"{study.name} beside the paper's {dataset.title}", _caption(study, dataset)
     table = Table.build("paper", title, columns, numbers, " ".join(caption), words=2)

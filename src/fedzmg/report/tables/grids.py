@@ -31,8 +31,9 @@ def best_points(data: Mapping[str, Any]) -> Table:
         text = "all diverged" if lost else "on the border" * entry["best"]["border"]
         return Cell(text, None, "words")
 
-    def diverged(entry: Entry) -> int:
-        return sum(bool(point["diverged"]) for point in entry["points"])
+    def diverged(entry: Entry) -> Cell:
+        number = sum(bool(point["diverged"]) for point in entry["points"])
+        return Cell(f"{number} of {len(entry['points'])}", number)
 
     def option(best: str, axis: str) -> Column:
         key = axis if best == "best" else f"{axis}_by_test"
@@ -48,8 +49,7 @@ def best_points(data: Mapping[str, Any]) -> Table:
         Column("", "neighbours_high", lambda e: max(_neighbours(e["best"]), default=None)),
         Column("", "border", lambda e: e["best"] and " ".join(e["best"]["border_axes"])),
         Column("", "points", lambda e: len(e["points"])),
-        Column("diverged", "", lambda e: Cell(f"{diverged(e)} of {len(e['points'])}", diverged(e))),
-        Column("", "diverged", diverged),
+        Column("diverged", "diverged", diverged),
         Column("", "score_by_test", lambda e: (e.get("best_by_test") or nothing)["score"]),
         *(option("best_by_test", axis) for axis in axes_of(data)),
         Column("stopped" * stopping, "", lambda e: Cell(stopped_text(e["stopped"]), None, "words")),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
@@ -64,15 +63,13 @@ def scores(result: StudyResult) -> Table:
 
     columns = [
         Column("algorithm", "algorithm", "label"),
-        Column(f"final {metric}", "", final),
-        Column("", "final_mean", "mean"),
+        Column(f"final {metric}", "final_mean", final),
         Column("", "final_sd", "sd"),
         *_reached(heads, lambda score: (score.arrivals, score.unfinished > 0)),
         Column("each run" if threshold is not None else "", "", _each_run),
         Column("", "rounds_each", lambda s: " ".join(str(r or "never") for r in s.arrivals_each)),
         Column("late stage" * has_late, "late_stage_mean", "late", shown),
-        Column("MiB per run", "", moved),
-        Column("", "mib_per_run", lambda score: score.traffic["total"] / fmt.MIB),
+        Column("MiB per run", "mib_per_run", moved),
         Column(f"{metric} per MiB", "metric_per_mib", "per_mib", per_mib),
         *(Column(n * has_failures, n, n) for n in ("diverged", "dropped", "unfinished")),
     ]
@@ -117,23 +114,24 @@ def thresholds(result: StudyResult) -> Table | None:
 def finals(result: StudyResult) -> Table:
     """Make the table of the final value of every seed."""
     study = result.study
+
+    def final(seed: int, score: AlgorithmResult) -> Cell:
+        lost = any(r.seed == seed and r.diverged is not None for r in study.members[score.label])
+        value = None if lost else score.finals.get(seed)
+        return Cell("diverged" if lost else fmt.value_text(value, study.metric), value)
+
     seeds = sorted({seed for score in result.scores for seed in score.finals})
-    rows = []
-    records: list[Record] = []
-    for score in result.scores:
-        row = [Cell(score.label)]
-        lost = {run.seed for run in study.members[score.label] if run.diverged is not None}
-        for seed in seeds:
-            value = score.finals.get(seed)
-            text = "diverged" if seed in lost else fmt.value_text(value, study.metric)
-            row.append(Cell(text, None if seed in lost else value))
-            if value is not None:
-                records.append({"algorithm": score.label, "seed": seed, "final": value})
-        rows.append(row)
-    heads = ("algorithm", *(f"seed {seed}" for seed in seeds))
+    columns = [Column("algorithm", "", "label")]
+    columns += [Column(f"seed {seed}", "", partial(final, seed)) for seed in seeds]
+    records: list[Record] = [
+        {"algorithm": score.label, "seed": seed, "final": score.finals[seed]}
+        for score in result.scores
+        for seed in sorted(score.finals)
+    ]
     caption = "Mean over the last tenth of the rounds; diverged runs are left out."
     title = f"Final {study.metric} of every seed on {study.name}"
-    return Table("finals", title, heads, rows, caption, records)
+    table = Table.build("finals", title, columns, result.scores, caption)
+    return table._replace(records=records)
 
 
 def round_cell(round_: int | None, *, running: bool = False) -> Cell:
@@ -151,8 +149,7 @@ def _reached(heads: Sequence[str], of: Callable[[Any], tuple[Any, bool]]) -> Ite
         return round_cell(found[rule], running=running)
 
     for head, rule in zip(heads, RULES, strict=True):
-        yield Column(head, "", partial(cell, rule))
-        yield Column("", f"rounds_{rule}", partial(lambda rule, item: of(item)[0][rule], rule))
+        yield Column(head, f"rounds_{rule}", partial(cell, rule))
 
 
 def _each_run(score: AlgorithmResult) -> Cell:
@@ -188,11 +185,17 @@ def clients(result: StudyResult) -> Table | None:
     rows = [[Cell(label)] for label in found]
     for name in heads:
         columns = [[r[name] for r in records if r["algorithm"] == own] for own in found]
-        means = [statistics.fmean(values) for values in columns if values]
+        # No deviation is defined where a value is infinite.
+        spreads = [
+            mean_and_sd(values) if all(map(math.isfinite, values)) else (sum(values), None)
+            for values in columns
+        ]
+        means = [mean for mean, _ in spreads if mean is not None]
         lowest = name == _SHORT or not higher
         best = (min if lowest else max)(means) if len(means) > 1 and name != "sd" else None
-        for row, values in zip(rows, columns, strict=True):
-            row.append(_client_cell(values, "" if name == _SHORT else study.metric, best))
+        for row, (mean, sd) in zip(rows, spreads, strict=True):
+            text = fmt.spread_text(mean, sd, "accuracy" if name == _SHORT else study.metric)
+            row.append(NOTHING if mean is None else Cell(text, mean, "best" * (mean == best)))
     several = max(map(len, found.values())) > 1
     one = next(table for runs in found.values() for table in runs.values())
     number, total = len(one.examples), one.population
@@ -206,17 +209,6 @@ def clients(result: StudyResult) -> Table | None:
     )
     title = f"{study.metric.capitalize()} over clients on {study.name}"
     return Table("clients", title, ("algorithm", *heads.values()), rows, caption, records)
-
-
-def _client_cell(values: list[float], metric: str, best: float | None) -> Cell:
-    if not values:
-        return NOTHING
-    mean = statistics.fmean(values)
-    sd = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
-    text = fmt.spread_text(mean, sd, metric)
-    if not metric:
-        text = f"{100 * mean:.1f}" + ("" if sd is None else f" ± {100 * sd:.1f}") + " %"
-    return Cell(text, mean, "best" * (mean == best))
 
 
 def paired_tests(result: StudyResult) -> Table | None:
@@ -236,9 +228,8 @@ def paired_tests(result: StudyResult) -> Table | None:
         Column("", "ci_high", "test.ci_high"),
         Column("t", "t", "test.t", fmt.signed_text),
         Column("p", "p", "test.p", fmt.p_text),
-        Column("Holm p", "",
+        Column("Holm p", "p_holm",
                lambda one: Cell(fmt.p_text(one.p_holm), one.p_holm, "yes" * one.significant)),
-        Column("", "p_holm", "p_holm"),
         Column("sign flip p", "p_sign_flip", "sign_flip", fmt.p_text),
         Column("", "p_sign_flip_floor", "smallest_sign_flip"),
         Column("d_z", "d_z", "test.effect_size", fmt.signed_text),

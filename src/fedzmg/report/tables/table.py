@@ -45,19 +45,17 @@ class Column(NamedTuple):
     key: str
     """Name in the records; empty for a column of the table only."""
     value: str | Callable[[Any], Any]
-    """Attribute of an item, or a function of it, which may return a finished cell."""
+    """Attribute of an item, or a function of it, which may return a cell with its value."""
     text: Callable[[Any], str] = str
 
-    def of(self, item: Any) -> Any:
-        """Return the value of an item."""
-        return (attrgetter(self.value) if isinstance(self.value, str) else self.value)(item)
-
-    def cell(self, item: Any) -> Cell:
-        """Show the value of an item."""
-        value = self.of(item)
-        if value is None or isinstance(value, Cell):
-            return value or NOTHING
-        return Cell(value) if isinstance(value, str) else Cell(self.text(value), value)
+    def show(self, item: Any) -> tuple[Cell, Any]:
+        """Return the cell and the record's value of an item."""
+        value = (attrgetter(self.value) if isinstance(self.value, str) else self.value)(item)
+        if isinstance(value, Cell):
+            return value, None if value.kind == "quiet" else value.value
+        if value is None or isinstance(value, str):
+            return NOTHING if value is None else Cell(value), value
+        return Cell(self.text(value), value), value
 
 
 class Table(NamedTuple):
@@ -94,11 +92,11 @@ class Table(NamedTuple):
         words: int = 1,
     ) -> Self:
         """Make a row and a record per item."""
-        columns, items = list(columns), list(items)
-        shown = [column for column in columns if column.head]
-        rows = [[column.cell(item) for column in shown] for item in items]
-        records = [{c.key: c.of(item) for c in columns if c.key} for item in items]
-        heads = tuple(column.head for column in shown)
+        columns = [column for column in columns if column.head or column.key]
+        lines = [[(column, *column.show(item)) for column in columns] for item in items]
+        rows = [[cell for column, cell, _ in line if column.head] for line in lines]
+        records = [{column.key: value for column, _, value in line if column.key} for line in lines]
+        heads = tuple(column.head for column in columns if column.head)
         return cls(key, title, heads, rows, caption, records, words)
 
     def is_text(self, column: int) -> bool:
