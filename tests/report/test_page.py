@@ -274,7 +274,7 @@ def test_grids_and_heterogeneity_alone_make_a_page(grid: dict[str, Any], tmp_pat
     words = Outline(text).text
     assert "A grid over client.lr and server.lr on digits." in words
     assert "The clients of 1 data set, described by their data" in words
-    assert "Best of 6 points: client.lr = 0.1, server.lr = 10: 50.00 %; neighbours: 40" in words
+    assert "Best of 6 points: 50.00 % at client.lr 0.1, server.lr 10; neighbours: 40" in words
     assert "The best point is on the border of client.lr" in words
     assert "entropy 0.500 ± 0.100 0.56 ± 0.07 -0.060" in words
     assert [one.get("aria-label", "").split(":")[0] for one in charts(text)] == ["digits"]

@@ -52,15 +52,15 @@ def distances(report: Mapping[str, Any]) -> Chart | None:
         return None
     kl, volume = _column(report, "kl"), _column(report, "volume")
     names = [str(one["client"]) for one in clients]
-    title = f"{report['name']}: how far clients are from the whole"
-    if len(set(volume.tolist())) > 1:
-        title += ", by how much they hold"
-        xlabel = f"volume ({report.get('unit', 'examples')})"
-    else:
+    title, xlabel = (
+        "how far clients are from the whole",
+        f"volume in {report.get('unit', 'examples')}",
+    )
+    if len(set(volume.tolist())) == 1:
         order = np.argsort(kl, kind="stable")
         names, kl = [names[i] for i in order], kl[order]
         volume, xlabel = np.arange(1.0, len(kl) + 1.0), "clients, nearest first"
-    chart = Chart(title, "A dot is a client.", (6.4, 3.6))
+    chart = Chart(f"{report['name']}: {title}", "A dot is a client.", (6.4, 3.6))
     axes = chart.panel(xlabel, "KL divergence (nats)")
     (dots,) = axes.plot(volume, kl, "o", color=style.COLOURS[0], alpha=0.6, markersize=3.5)
     if len(names) <= MOST_ROWS:
@@ -82,8 +82,7 @@ def _draw_classes(chart: Chart, axes: Axes, report: Mapping[str, Any]) -> None:
     starts = range(0, len(order), merged)
     image = np.array([shares[order[start : start + merged]].mean(axis=0) for start in starts])
     lowest, highest = float(image[image > 0].min()), float(image.max())
-    faintest = max(lowest, highest * _FAINTEST)
-    few = image.shape[1] <= FEW_CLASSES
+    faintest, few = max(lowest, highest * _FAINTEST), image.shape[1] <= FEW_CLASSES
     # Even shares would leave a logarithmic scale without any extent.
     norm = Normalize(0.0, 1.0) if few else LogNorm(min(faintest, 0.5 * highest), highest)
     drawn = axes.imshow(
@@ -96,8 +95,7 @@ def _draw_classes(chart: Chart, axes: Axes, report: Mapping[str, Any]) -> None:
     )  # fmt: skip
     bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
     if not few:
-        bar.ax.yaxis.set_minor_formatter("")
-        bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        bar.ax.yaxis.set(minor_formatter="", major_locator=LogLocator(subs=(1, 2, 5), numticks=12))
     bar.ax.tick_params(labelsize=7, length=2)
     bar.outline.set_visible(False)
     what = "characters" if report["unit"] == "characters" else "labels"

@@ -40,12 +40,11 @@ class Field(NamedTuple):
     row_values: list[float]
     column_values: list[float]
     scores: NDArray[np.float64]
-    """Scores ``[rows, columns]``; the best over further axes."""
-    diverged: NDArray[np.bool_]
+    """Scores ``[rows, columns]``, the best over further axes; not finite if there are none."""
+    marks: NDArray[np.str_]
+    """Marker of a point whose trials all diverged (x) or were stopped early (_)."""
     others: list[str]
     """Axes that are not shown."""
-    stopped: NDArray[np.bool_]
-    """True where no trial was trained to its end, so that there is no score."""
 
     def position(self, options: Mapping[str, float]) -> tuple[int, int]:
         """Return row and column of a point."""
@@ -58,18 +57,16 @@ def field(entry: Mapping[str, Any], *, higher_is_better: bool = True) -> Field:
     axes: Mapping[str, list[float]] = entry["axes"]
     columns, rows, *others = [*axes, ""] if len(axes) == 1 else axes
     values = list(axes.get(rows, [0.0])), list(axes[columns])
-    scores = np.full([*map(len, values)], -np.inf if higher_is_better else np.inf)
-    diverged, stopped = np.ones(scores.shape, dtype=bool), np.zeros(scores.shape, dtype=bool)
-    found = Field(rows, columns, *values, scores, diverged, others, stopped)
-    better = max if higher_is_better else min
+    worst, better = (-np.inf, max) if higher_is_better else (np.inf, min)
+    size = [*map(len, values)]
+    found = Field(rows, columns, *values, np.full(size, worst), np.full(size, "x"), others)
     for point in entry["points"]:
         at, score = found.position(point["options"]), point["score"]
-        found.diverged[at] &= bool(point["diverged"])
-        found.stopped[at] |= score is None and "stopped" in point
-        if score is not None:
+        mark = "x" if point["diverged"] else "_" if score is None and "stopped" in point else ""
+        # One trained point makes a cell.
+        found.marks[at] = min(found.marks[at], mark)
+        if score is not None and not point["diverged"]:
             found.scores[at] = better(score, found.scores[at])
-    found.stopped[np.isfinite(found.scores)] = False
-    found.diverged[found.stopped] = False
     return found
 
 
@@ -81,8 +78,8 @@ def heat_maps(grid: Mapping[str, Any], *chosen: str) -> Chart:
     higher = grid["higher_is_better"]
     every = {name: field(one, higher_is_better=higher) for name, one in entries.items()}
     # One scale of colours for all algorithms.
-    shown = [one.scores[~one.diverged & np.isfinite(one.scores)] for one in every.values()]
-    values = np.concatenate(shown).tolist() or [0.0, 1.0]
+    scores = np.concatenate([one.scores.ravel() for one in every.values()])
+    values = scores[np.isfinite(scores)].tolist() or [0.0, 1.0]
     low, high = min(values), max(values)
     if high == low:
         low, high = low - 0.5, high + 0.5
@@ -99,7 +96,7 @@ def heat_maps(grid: Mapping[str, Any], *chosen: str) -> Chart:
         f"{alone}{name_of(grid)}: {grid['metric']} on the {half}, mean after each of the last "
         f"{grid['last']} of {grid['rounds']} rounds"
     )
-    caption = _caption(grid, entries[names[0]]) if len(names) == 1 else ""
+    caption = _caption(entries[names[0]], grid["metric"]) if len(names) == 1 else ""
     chart = Chart(title, caption, (across * width + 1.1, down * height + 0.7))
     panels = chart.body.subplots(down, across, squeeze=False).flat
     for axes in panels[len(fields) :]:
@@ -120,20 +117,16 @@ def heat_maps(grid: Mapping[str, Any], *chosen: str) -> Chart:
     return chart
 
 
-def _caption(grid: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+def _caption(entry: Mapping[str, Any], metric: str) -> str:
     """Describe the best point, its neighbours and the choice of the whole test set."""
-    best, other, metric = entry["best"], entry.get("best_by_test"), str(grid["metric"])
-    tried = count_text(len(entry["points"]), "point")
+    best, other = entry["best"], entry.get("best_by_test")
     if best is None:
-        return f"Every one of {tried} diverged."
-    words = f"Best of {tried}: {_point(best, metric)}"
+        return f"Every one of {count_text(len(entry['points']), 'point')} diverged."
     around = neighbours_text(best, metric)
+    words = f"Best of {count_text(len(entry['points']), 'point')}: {_point(best, metric)}"
     words += f"; neighbours: {around}." if around else "."
     if other is not None:
-        same = other["options"] == best["options"]
-        words += (
-            f" By all test data, as in the paper: {'the same, ' * same}{_point(other, metric)}."
-        )
+        words += f" By all test data, as in the paper: {_point(other, metric)}."
     if best["border"]:
         edges = ", ".join(best["border_axes"])
         words += f" The best point is on the border of {edges}: a wider grid may do better."
@@ -141,8 +134,8 @@ def _caption(grid: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
 
 
 def _point(best: Mapping[str, Any], metric: str) -> str:
-    options = ", ".join(f"{key} = {value:.3g}" for key, value in best["options"].items())
-    return f"{options}: {value_text(best['score'], metric)}"
+    options = ", ".join(f"{key} {value:.3g}" for key, value in best["options"].items())
+    return f"{value_text(best['score'], metric)} at {options}"
 
 
 def _words(
@@ -151,11 +144,8 @@ def _words(
     """Return title, note and name of the horizontal axis of a heat map."""
     best, note = entry["best"], "every point diverged"
     if best is not None:
-        options = ", ".join(f"{k.removesuffix('.lr')} {v:.3g}" for k, v in best["options"].items())
-        note = f"best {value_text(best['score'], grid['metric'])} at {options}"
-        note += " (border)" * best["border"]
-        note += "; \u00d7 diverged" * bool(one.diverged.any())
-        note += "; \u2013 stopped" * bool(one.stopped.any())
+        note = f"best {_point(best, grid['metric'])}" + " (border)" * best["border"]
+        note += "; \u00d7 diverged" * ("x" in one.marks) + "; \u2013 stopped" * ("_" in one.marks)
     below = _AXIS_NAMES.get(one.columns, one.columns)
     if one.others:
         below += f"; best over {', '.join(one.others)}"
@@ -165,7 +155,7 @@ def _words(
 
 def _draw_cells(axes: Axes, one: Field, grid: Mapping[str, Any], low: float, high: float) -> Any:
     higher, share = grid["higher_is_better"], is_share(grid["metric"])
-    scores = np.ma.masked_where(one.diverged | ~np.isfinite(one.scores), one.scores)
+    scores = np.ma.masked_invalid(one.scores)
     edges = [np.arange(size + 1) - 0.5 for size in scores.shape]
     shades = _SHADES if higher else _SHADES.reversed()
     axes.set_facecolor(_DIVERGED)
@@ -173,10 +163,8 @@ def _draw_cells(axes: Axes, one: Field, grid: Mapping[str, Any], low: float, hig
     drawn = axes.pcolormesh(*edges[::-1], scores, cmap=shades, vmin=low, vmax=high, **lines)
     numbered = max(scores.shape) <= _NUMBERED_CELLS
     for (row, column), score in np.ndenumerate(one.scores):
-        if one.diverged[row, column]:
-            axes.plot(column, row, marker="x", color=_MARK, markersize=4.5)
-        elif one.stopped[row, column]:
-            axes.plot(column, row, marker="_", color=_MARK, markersize=6)
+        if mark := str(one.marks[row, column]):
+            axes.plot(column, row, marker=mark, color=_MARK, markersize=5)
         elif numbered and math.isfinite(score):
             depth = (score - low) / (high - low)
             ink = _LIGHT_TEXT if (depth if higher else 1.0 - depth) > 0.55 else _DARK_TEXT
