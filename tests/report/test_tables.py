@@ -94,7 +94,7 @@ def test_missing_and_diverged_runs_are_counted(known: Path, log_line: Line) -> N
     for path in known.glob(f"*/*/{CLIENTS}"):
         path.unlink()
     without = render(read([known]), drawn={})
-    assert "Clients: all runs have no metric by client" in without
+    assert "Clients: 6 of 6 runs have no metric by client" in without
     assert "<h3>Clients</h3>" not in without
 
 

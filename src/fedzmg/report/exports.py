@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedzmg.report.tables import study
-from fedzmg.report.tables.beside_paper import beside_paper
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Table, to_csv, to_json, to_latex, to_markdown
@@ -27,8 +26,8 @@ PAGE = "report.html"
 DESCRIPTION = tuple(f"heterogeneity.{suffix}" for suffix in ("json", "csv", "png", "svg"))
 """Files of ``fedzmg data describe``."""
 _STUDY_TABLES: tuple[Callable[[StudyResult], Table | None], ...] = (
-    study.scores, study.paired_tests, study.thresholds, beside_paper, study.clients, study.finals,
-    study.traffic, study.settings,
+    study.scores, study.paired_tests, study.thresholds, study.beside_paper, study.clients,
+    study.finals, study.traffic, study.settings,
 )  # fmt: skip
 _FORMATS: dict[str, Callable[[Table], str]] = {
     "md": to_markdown, "tex": to_latex, "csv": to_csv, "json": to_json,

@@ -132,10 +132,7 @@ def _draw_volume(axes: Axes, report: Mapping[str, Any]) -> None:
     # Whole numbers per bin: otherwise some bins hold more of them than their neighbours.
     width = np.ceil((high - low + 1) / number)
     bins = np.arange(low - 0.5, high + width, width)
-    if low == high:
-        bins, note = np.array([0.95 * low, 1.05 * low]), f"every client holds {low:,.0f}"
-        axes.set_xlim(0.5 * low, 1.5 * low)
-    elif high >= _WIDE_RANGE * low:
+    if high >= _WIDE_RANGE * low:
         bins = np.geomspace(low, high * 1.0001, number + 1)
         use_log_scale(axes, "x")
     axes.hist(volume, bins.tolist(), color=style.COLOURS[0], edgecolor=style.PAPER, linewidth=0.4)
@@ -209,11 +206,9 @@ def _head(axes: Axes, title: str, note: str) -> None:
 
 @styled
 def examples(
-    title: str,
-    clients: Sequence[str],
-    images: Sequence[NDArray[np.uint8]],
+    title: str, clients: Sequence[str], images: Sequence[NDArray[np.uint8]],
     labels: Sequence[Sequence[str]],
-) -> Chart:
+) -> Chart:  # fmt: skip
     """Draw one row of images per client, with labels above them.
 
     Images of a client are ``[n, height, width]`` (grey) or ``[n, 3, height, width]`` (colour).

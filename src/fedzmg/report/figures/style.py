@@ -21,7 +21,7 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from fedzmg.report.writing import write
 from fedzmg.results.formatting import is_share, plain, signed_text
@@ -135,26 +135,18 @@ class Chart(Figure):
         return list(grid[:number])
 
     def curve(
-        self,
-        axes: Axes,
-        x: Sequence[float] | NDArray[Any],
-        y: Sequence[float] | NDArray[Any],
-        label: str,
-        position: int,
-        texts: Sequence[str] = (),
-        band: Sequence[NDArray[Any]] | None = None,
-        **style: Any,
-    ) -> Line2D:
+        self, axes: Axes, x: ArrayLike, y: ArrayLike, label: str, position: int,
+        texts: Sequence[str] = (), band: tuple[ArrayLike, ArrayLike] | None = None, **style: Any,
+    ) -> Line2D:  # fmt: skip
         """Draw a line and the band around it, in the style of a position among all series."""
-        style = {"linewidth": 1.6, "markevery": -(-len(x) // 8), **line_style(position), **style}
-        if len(x) == 1:
+        number = np.size(x)
+        style = {"linewidth": 1.6, "markevery": -(-number // 8), **line_style(position), **style}
+        if number == 1:
             style["marker"] = style["marker"] or "o"
         (line,) = axes.plot(x, y, **style)
         self.tag(line, label, texts)
         if band is not None:
-            low, high = band
-            colour = style["color"]
-            filled = axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0.0)
+            filled = axes.fill_between(x, *band, color=style["color"], alpha=0.14, linewidth=0.0)
             self.tag(filled, label)
         return line
 

@@ -30,10 +30,6 @@ class Plot(NamedTuple):
     """Drawn series in this order, with the format of ``Axes.plot``; others are left out."""
     log: str = "xy"
     """Logarithmic axes; a vertical axis that is not logarithmic begins at zero."""
-    slope: float | None = None
-    """Slope of a guide under the first series."""
-    gap: tuple[str, str] | None = None
-    """Two series whose quotient at the end is written between them."""
     percent: bool = False
 
 
@@ -50,7 +46,6 @@ CHARTS: dict[str, Plot] = {
         "Both fall like 1/t. Lines: measured. Marks: the exact expectation, by a recursion of mean "
         "and covariance.", _STEPS, _ERROR,
         {"FedZMG": "C0-", "FedAvg": "C1-", "FedZMG, exact": "C0o", "FedAvg, exact": "C1s"},
-        slope=-1.0,
     ),
     "T5-gain": Plot(
         "What projection gains when noise is isotropic",
@@ -80,7 +75,7 @@ CHARTS: dict[str, Plot] = {
         "The theorem's bound and what is measured",
         "The bound is true, and far from what happens.", _STEPS, _ERROR,
         {"FedAvg's bound": "C1--", "FedZMG's bound": "C0:", "bound on the hyperplane": "C2-.",
-         "FedAvg": "C1-", "FedZMG": "C0--"}, gap=("FedZMG's bound", "FedZMG"),
+         "FedAvg": "C1-", "FedZMG": "C0--"},
     ),
     "T12": Plot(
         "Energy of the mean component along training",
@@ -91,7 +86,7 @@ CHARTS: dict[str, Plot] = {
     ),
     "E6": Plot(
         "Weight decay forgets the start", "Whatever sum a start has, it dies like a power of t.",
-        _STEPS, "|1'w|", {"sum +12": "C0-", "sum -24": "C1--"}, slope=-1.0,
+        _STEPS, "|1'w|", {"sum +12": "C0-", "sum -24": "C1--"},
     ),
     "E7": Plot(
         "A network: what vanishes and what stays",
@@ -153,31 +148,8 @@ def _lines(plot: Plot, series: Series) -> Chart:
         axes.set_ylim(bottom=0.0)
     if plot.percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    if plot.gap is not None:
-        _draw_gap(axes, *(series[name] for name in plot.gap))
-    if plot.slope is not None:
-        _draw_slope(axes, *series[next(iter(plot.strokes))], plot.slope)
     chart.name_series(*axes.get_legend_handles_labels(), below=True)
     return chart
-
-
-def _draw_gap(axes: Axes, upper: Points, lower: Points) -> None:
-    """Write how far two curves are apart at the end."""
-    x, high, low = upper[0][-1], upper[1][-1], lower[1][-1]
-    axes.annotate("", (x, high), (x, low), arrowprops={"arrowstyle": "<->", "color": QUIET_INK})
-    times = float(f"{high / low:.2g}")
-    axes.annotate(f"about {times:,.0f} times", (x, (high * low) ** 0.5), (-6, 0), ha="right",
-                  va="center", textcoords="offset points", color=QUIET_INK,
-                  fontsize=9.0)  # fmt: skip
-
-
-def _draw_slope(axes: Axes, x: Sequence[float], y: Sequence[float], slope: float) -> None:
-    """Draw a straight line of known slope under the end of a curve."""
-    xs = [x[-1] / 12.0, x[-1] / 12.0**0.5, x[-1]]
-    ys = [0.3 * y[-1] * (at / x[-1]) ** slope for at in xs]
-    axes.plot(xs, ys, color=QUIET_INK, linewidth=1.0)
-    axes.annotate(f"slope \u2212{-slope:g}", (xs[1], ys[1]), (-6, -6), ha="right", va="top",
-                  textcoords="offset points", color=QUIET_INK, fontsize=8.5)  # fmt: skip
 
 
 @styled

@@ -21,7 +21,6 @@ from fedzmg.report.figures.style import COLOURS, GHOST, GRID, INK, PAPER, QUIET_
 from fedzmg.report.html import sections
 from fedzmg.report.html.sections import Block, Section
 from fedzmg.report.tables.theory import Finding, finding_table, overview
-from fedzmg.results import paper
 from fedzmg.results.formatting import count_text, plain
 from fedzmg.results.reading import Material, axes_of, name_of
 from fedzmg.results.study_result import StudyResult, study_result
@@ -158,13 +157,9 @@ def _without_runs(material: Material) -> list[str]:
 
 
 def _title(material: Material) -> str:
-    grids = material.grids.values()
+    grids, described = material.grids.values(), material.heterogeneity.values()
     subjects = [study.name for study in material.studies] or [name_of(one) for one in grids]
-    if len(set(subjects)) > 1:
-        tasks = [study.task for study in material.studies] or [str(one["task"]) for one in grids]
-        subjects = [paper.shown(task) for task in dict.fromkeys(tasks)]
-    if not subjects and material.heterogeneity:
-        described = (str(one["name"]) for one in material.heterogeneity.values())
-        return "How much clients differ: " + ", ".join(described)
-    shown = list(dict.fromkeys(subjects)) or list(material.names)
-    return "Federated learning on " + ", ".join(shown[:3]) + (" and more" if shown[3:] else "")
+    if described and not subjects:
+        return "How much clients differ: " + ", ".join(str(one["name"]) for one in described)
+    shown = list(dict.fromkeys(subjects or material.names))
+    return "Federated learning on " + ", ".join(shown[:3]) + " and more" * (len(shown) > 3)

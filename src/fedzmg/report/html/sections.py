@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from fedzmg.errors import InputError
 from fedzmg.report.figures import STUDY_FIGURES, Chart, by_prefix
 from fedzmg.report.tables import study as tables
-from fedzmg.report.tables.beside_paper import beside_paper
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Column, Table
@@ -29,10 +28,15 @@ from fedzmg.tasks import TASKS
 GRID = "grid.json"
 _DIRECTORY_COLUMNS = (
     Column("directory", "", "shown"),
-    Column("state", "", lambda run: _state(run)),
+    Column("rounds", "", lambda run: f"{run.done:,} of {run.asked or '?'}"),
+    Column("diverged in", "", "diverged", "round {:,}".format),
     Column("engine", "", lambda run: str(run.manifest.get("engine", fmt.NONE))),
     Column("seconds", "", "log.seconds", "{:,.1f}".format),
 )
+_FACTS = (
+    "fedzmg", "commit", "dirty", "python", "torch", "numpy", "platform", "device", "device_name",
+    "threads", "dtype", "precision", "engine", "clients", "examples", "data_sha256", "task_sha256",
+)  # fmt: skip
 
 
 class Block(NamedTuple):
@@ -68,7 +72,7 @@ def of_studies(results: Sequence[StudyResult], drawn: Mapping[str, Chart]) -> It
 def _blocks(result: StudyResult, charts: dict[str, Chart]) -> Iterator[Block]:
     yield Block("tiles", list(_tiles(result)))
     yield Block("pictures", [charts.pop("curves")] if "curves" in charts else [])
-    for make in (tables.scores, tables.paired_tests, tables.thresholds, beside_paper):
+    for make in (tables.scores, tables.paired_tests, tables.thresholds, tables.beside_paper):
         yield Block("table", make(result))
     notes = list(result.notes)
     if result.study.task not in paper.COUNTERPARTS:
@@ -122,12 +126,9 @@ def _tiles(result: StudyResult) -> Iterator[tuple[str, str, str]]:
         won = sum(score.significant for score in tested)
         note = f"from {study.reference}, after Holm"
         yield "Significant differences", f"{won} of {len(tested)}", note
-    sizes = [(score.traffic["total"], score.label) for score in result.scores if score.finals]
-    (least, who), (most, _) = min(sizes), max(sizes)
-    note = "the same for all" if len(sizes) == len(result.scores) else "finished runs"
-    if not math.isclose(least, most, rel_tol=1e-3):
-        note = f"least, {who}; most {fmt.bytes_text(most)}"
-    yield "Traffic of a run", fmt.bytes_text(least), note
+    sizes = [score.traffic["total"] for score in result.scores if score.finals]
+    note = "least of all algorithms" if max(sizes) > 1.001 * min(sizes) else "the same for all"
+    yield "Traffic of a run", fmt.bytes_text(min(sizes)), note
 
 
 def _missing(result: StudyResult) -> Iterator[str]:
@@ -135,13 +136,10 @@ def _missing(result: StudyResult) -> Iterator[str]:
     runs = result.study.runs
     without = sum(run.clients is None for run in runs)
     diverged = sum(run.clients is not None and run.diverged is not None for run in runs)
-    for count, words in (
-        (without, "have no metric by client (clients.safetensors), written when a run ends"),
-        (diverged, "diverged and are left out here"),
-    ):
-        if count:
-            number = "all" if count == len(runs) else f"{count} of {len(runs)}"
-            yield f"Clients: {number} runs {words}."
+    if without:
+        yield f"Clients: {without} of {len(runs)} runs have no metric by client yet."
+    if diverged:
+        yield f"Clients: {diverged} of {len(runs)} runs diverged and are left out here."
 
 
 def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section]:
@@ -197,8 +195,8 @@ def reproduction(material: Material) -> Section:
     blocks.append(Block("notes", notes))
     for study in material.studies:
         which = f" of {study.name}" if len(material.studies) > 1 else ""
-        table = Table.build("", "", _DIRECTORY_COLUMNS, study.runs, words=3)
-        facts, title = tables.circumstances(study.runs), f"Versions, machine and data{which}"
+        table = Table.build("", "", _DIRECTORY_COLUMNS, study.runs, words=4)
+        facts, title = _circumstances(study.runs), f"Versions, machine and data{which}"
         blocks += [
             Block("pairs", facts, title, "long"),
             Block("table", table, f"{len(study.runs)} run directories", folded=True),
@@ -249,13 +247,7 @@ def _is_own(task: str | None) -> bool:
 
 
 def _rates(plan: PlanFile, planned: dict[str, Any]) -> tuple[str, ...]:
-    """Point a kept study to the grid that was kept beside it, if the original is gone.
-
-    ::
-
-        runs/a-grid, runs/a-study       where they were made
-        results/a-grid, results/a-study where they are kept
-    """
+    """Point a kept study to the grid that was kept beside it, if the original is gone."""
     if plan.kind == "study" and "rates" in planned and "task" in planned:
         grid = Path(planned["rates"])
         beside = Path(os.path.normpath(Path(plan.path).parent / ".." / grid.name))
@@ -278,10 +270,18 @@ def _line(*words: str) -> str:
     return shlex.join(["fedzmg", *words])
 
 
-def _state(run: Run) -> str:
-    if run.diverged is not None:
-        end = "" if run.done == run.asked else f", stopped after round {run.done:,}"
-        return f"diverged in round {run.diverged:,}{end}"
-    if run.complete:
-        return f"finished, {run.done:,} rounds"
-    return f"round {run.done:,} of {run.asked or '?'}"
+def _circumstances(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """List versions, machine, commit and data with all values they had."""
+    found = []
+    for fact in _FACTS:
+        values = [run.manifest[fact] for run in runs if run.manifest.get(fact) is not None]
+        if values:
+            texts = [f"{v:,}" if type(v) is int else fmt.setting_text(v) for v in values]
+            found.append((fact.replace("_", " "), ", ".join(dict.fromkeys(texts))))
+    started = sorted(str(r.manifest["started"]) for r in runs if r.manifest.get("started"))
+    spent = sum(run.log.seconds for run in runs)
+    if spent:
+        found.append(("time of all rounds", f"{spent:,.0f} s"))
+    if started:
+        found.append(("started", " to ".join(dict.fromkeys((started[0], started[-1])))))
+    return found

@@ -53,22 +53,20 @@ def side_by_side(reports: Sequence[Report]) -> Table:
 def heterogeneity(report: Report, printed: Mapping[str, Any] | None = None) -> Table:
     """Make a row per measure: mean and deviation over clients, here and in the paper."""
     printed = printed or _printed(report)
+    theirs = {} if printed is None else _summary(printed)
     rows = []
     records: list[Record] = []
     for measure, found in report.get("summary", {}).items():
         row = [Cell(NAMES.get(measure, measure)), Cell(spread_text(measure, found))]
         record: Record = {"measure": measure, "mean": found["mean"], "sd": found["sd"]}
-        if printed is not None:
-            theirs = _summary(printed).get(measure)
-            gap = None if theirs is None else float(found["mean"] - theirs["mean"])
-            if theirs is None or gap is None:
-                row += [NOTHING, NOTHING]
-            else:
-                text = number_text(measure, gap, "+").replace("-", MINUS) if gap else "0"
-                row += [Cell(spread_text(measure, theirs)), Cell(text, gap)]
-            for part in ("mean", "sd"):
-                record[f"paper_{part}"] = None if theirs is None else theirs[part]
-            record["difference"] = gap
+        if measure in theirs:
+            own, gap = theirs[measure], float(found["mean"] - theirs[measure]["mean"])
+            text = number_text(measure, gap, "+").replace("-", MINUS) if gap else "0"
+            row += [Cell(spread_text(measure, own)), Cell(text, gap)]
+            record |= {"paper_mean": own["mean"], "paper_sd": own["sd"], "difference": gap}
+        elif theirs:
+            row += [NOTHING, NOTHING]
+            record |= dict.fromkeys(("paper_mean", "paper_sd", "difference"))
         rows.append(row)
         records.append(record)
     heads = ("measure", "mean ± sd", *(("paper", "difference") if printed is not None else ()))
@@ -89,9 +87,8 @@ def client_by_client(report: Report, printed: Mapping[str, Any] | None = None) -
         for measure, value in values.items():
             row.append(NOTHING if value is None else Cell(number_text(measure, value), value))
         if "dominant_class" in client:
-            row[-1] = Cell(
-                f"{row[-1].text} ({visible(str(client['dominant_class']))})", row[-1].value
-            )
+            label = visible(str(client["dominant_class"]))
+            row[-1] = row[-1]._replace(text=f"{row[-1].text} ({label})")
         rows.append(row)
         records.append({"source": source, "client": shown, **values})
     title = f"Clients of {paper.shown(str(report['name']))} one by one"

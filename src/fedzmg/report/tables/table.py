@@ -70,8 +70,6 @@ class Table(NamedTuple):
     """Values with full precision, one flat record per row or finer."""
     words: int = 1
     """Number of leading text columns."""
-    advice: str = ""
-    """Guide to reading the table."""
 
     @classmethod
     def of(
@@ -83,14 +81,9 @@ class Table(NamedTuple):
 
     @classmethod
     def build(
-        cls,
-        key: str,
-        title: str,
-        columns: Iterable[Column],
-        items: Iterable[Any],
-        caption: str = "",
-        words: int = 1,
-    ) -> Self:
+        cls, key: str, title: str, columns: Iterable[Column], items: Iterable[Any],
+        caption: str = "", words: int = 1,
+    ) -> Self:  # fmt: skip
         """Make a row and a record per item."""
         columns = [column for column in columns if column.head or column.key]
         lines = [[(column, *column.show(item)) for column in columns] for item in items]
@@ -145,15 +138,13 @@ def to_markdown(table: Table) -> str:
     sides, rows = table._styled(":--", "--:", lambda text: text.replace("|", r"\|"), "**{}**")
     heads, *lines = (f"| {' | '.join(row)} |" for row in rows)
     lines = [f"### {table.title}", "", heads, f"|{'|'.join(sides)}|", *lines]
-    for words in filter(None, (table.caption, table.advice)):
-        lines += ["", words]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *(["", table.caption] if table.caption else []), ""])
 
 
 def to_latex(table: Table) -> str:
     """Render the cells for the package booktabs."""
     sides, rows = table._styled("l", "r", tex, r"\textbf{{{}}}")
-    words = " ".join(filter(None, (f"{table.title}.", table.caption, table.advice)))
+    words = " ".join(filter(None, (f"{table.title}.", table.caption)))
     heads, *lines = (f"    {' & '.join(row)} \\\\" for row in rows)
     return "\n".join([
         r"% needs \usepackage{booktabs}", r"\begin{table}", rf"  \caption{{{tex(words)}}}",
