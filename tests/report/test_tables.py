@@ -71,7 +71,7 @@ def test_table_by_hand(known: Path) -> None:
         "50.00 ± 0.00 %",
     ]
     assert [cell.kind for cell in ours] == ["", "best", "", "best", "best", "best", "best"]
-    assert "all 10 clients that have any" in sheet.caption
+    assert "10 of 10 clients, all that have any" in sheet.caption
     assert "own training examples" in sheet.caption
     assert len(sheet.records) == 6
     assert sheet.records[0]["worst_tenth"] == EVEN[0]

@@ -1,8 +1,4 @@
-"""Files of reports and of descriptions of data.
-
-Tables of a report are written as Markdown, LaTeX, CSV and JSON (the last two with full precision),
-figures as PNG, SVG and PDF. The same results give the same bytes.
-"""
+"""Files of reports and of descriptions of data; the same results give the same bytes."""
 
 from __future__ import annotations
 

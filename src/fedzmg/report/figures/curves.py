@@ -174,11 +174,7 @@ def _caption(result: StudyResult, shown: Mapping[str, Curve]) -> str:
     """Describe the number of averaged runs and the thinning."""
     counts = sorted({curve.averaged for curve in shown.values()})
     number = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
-    words = (
-        f"Mean of {number} runs; band: one standard deviation either way, cut to possible values."
-    )
-    if counts == [1]:
-        words = "One run each."
+    band = "; band: one standard deviation either way, cut to possible values" * (counts != [1])
     step = -(-max(len(s.curve.mean) for s in result.scores if s.curve is not None) // MOST_POINTS)
     thinned = f" Drawn with one of {step} evaluations; tables and files have all of them."
-    return words + thinned * (step > 1)
+    return f"Mean of {number} runs{band}." + thinned * (step > 1)

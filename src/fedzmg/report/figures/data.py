@@ -63,9 +63,8 @@ def distances(report: Mapping[str, Any]) -> Chart | None:
     chart = Chart(f"{report['name']}: {title}", "A dot is a client.", (6.4, 3.6))
     axes = chart.panel(xlabel, "KL divergence (nats)")
     (dots,) = axes.plot(volume, kl, "o", color=style.COLOURS[0], alpha=0.6, markersize=3.5)
-    if len(names) <= MOST_ROWS:
-        texts = [f"{name}: KL {k:.3f}" for name, k in zip(names, kl.tolist(), strict=True)]
-        chart.tag(dots, "client", texts)
+    texts = [f"{name}: KL {k:.3f}" for name, k in zip(names, kl.tolist(), strict=True)]
+    chart.tag(dots, "client", texts)
     return chart
 
 
@@ -81,18 +80,13 @@ def _draw_classes(chart: Chart, axes: Axes, report: Mapping[str, Any]) -> None:
     merged = -(-len(order) // MOST_ROWS)
     starts = range(0, len(order), merged)
     image = np.array([shares[order[start : start + merged]].mean(axis=0) for start in starts])
-    lowest, highest = float(image[image > 0].min()), float(image.max())
-    faintest, few = max(lowest, highest * _FAINTEST), image.shape[1] <= FEW_CLASSES
-    # Even shares would leave a logarithmic scale without any extent.
-    norm = Normalize(0.0, 1.0) if few else LogNorm(min(faintest, 0.5 * highest), highest)
+    few, highest = image.shape[1] <= FEW_CLASSES, float(image.max())
+    norm = Normalize(0.0, 1.0) if few else LogNorm(_FAINTEST * highest, highest)
     drawn = axes.imshow(
         np.ma.masked_equal(image, 0.0), aspect="auto", interpolation="nearest", cmap=_SHADES,
         norm=norm, extent=(-0.5, image.shape[1] - 0.5, len(order), 0.0),
     )  # fmt: skip
-    bar = chart.body.colorbar(
-        drawn, ax=axes, pad=0.015, fraction=0.04, aspect=40,
-        extend="min" if lowest < faintest and not few else "neither", extendfrac=0.02,
-    )  # fmt: skip
+    bar = chart.body.colorbar(drawn, ax=axes, pad=0.015, fraction=0.04, aspect=40)
     bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
     if not few:
         bar.ax.yaxis.set(minor_formatter="", major_locator=LogLocator(subs=(1, 2, 5), numticks=12))

@@ -28,7 +28,6 @@ _DARK_TEXT, _LIGHT_TEXT = "#232323", "#fefefe"
 _CELL_INCHES = 0.5
 _NUMBERED_CELLS = 14
 """Cells along the longer side up to which every cell shows its number."""
-_AXIS_NAMES = {"client.lr": "client learning rate", "server.lr": "server learning rate"}
 
 
 class Field(NamedTuple):
@@ -146,9 +145,7 @@ def _words(
     if best is not None:
         note = f"best {_point(best, grid['metric'])}" + " (border)" * best["border"]
         note += "; \u00d7 diverged" * ("x" in one.marks) + "; \u2013 stopped" * ("_" in one.marks)
-    below = _AXIS_NAMES.get(one.columns, one.columns)
-    if one.others:
-        below += f"; best over {', '.join(one.others)}"
+    below = one.columns + (f"; best over {', '.join(one.others)}" if one.others else "")
     title = wrapped(str(entry["label"]), int(0.75 * characters))
     return title, wrapped(note, characters), wrapped(below, int(0.85 * characters))
 
@@ -184,6 +181,6 @@ def _name_cells(axes: Axes, one: Field, title: str, note: str, xlabel: str) -> N
     columns = [f"{value:.3g}" for value in one.column_values]
     axes.set_xticks(range(len(columns)), columns, fontsize=7.5)
     axes.set_yticks(range(len(rows)), rows, fontsize=7.5)
-    axes.set(xlabel=xlabel, ylabel=_AXIS_NAMES.get(one.rows, one.rows), aspect="equal")
+    axes.set(xlabel=xlabel, ylabel=one.rows, aspect="equal")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

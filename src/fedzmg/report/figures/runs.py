@@ -29,17 +29,9 @@ def seeds(result: StudyResult) -> Chart | None:
         return None
     labels = [score.label for score in finished]
     caption = "A dot is a run, the upright stroke their mean; best first."
-    joined = 1 < len(finished) <= style.MOST_IN_ONE_PANEL and any(
-        len(s.finals) > 1 for s in finished
-    )
-    if joined:
-        caption += " Thin lines join runs of the same seed."
     notes = [value_text(score.mean, metric) for score in finished]
     title = f"{result.study.name}: final {metric} of every seed"
     chart, axes = _row_chart(title, caption, labels, notes)
-    for seed in sorted({seed for score in finished for seed in score.finals} if joined else ()):
-        pairs = [(s.finals[seed], y) for y, s in enumerate(finished) if seed in s.finals]
-        axes.plot(*zip(*pairs, strict=True), color=style.GHOST, linewidth=0.8, zorder=1)
     for y, score in enumerate(finished):
         values = score.finals.values()
         own = style.COLOURS[result.scores.index(score) % len(style.COLOURS)]
@@ -180,7 +172,7 @@ def _banded(
             low, middle, high = (value_text(value, metric) for value in values)
             at = f"round {x:g}" if xlabel == "round" else f"{x:g} % of the clients"
             texts.append(f"{at}: {middle} ({low} to {high})")
-        position = _position(result, label) if single else 0
+        position = list(result.study.members).index(label) if single else 0
         band = (bands.low, bands.high)
         lines.append(chart.curve(axes, bands.rounds, bands.middle, label, position, texts, band))
     if single:
@@ -233,13 +225,9 @@ def _counts(
     axes = chart.panel("round", ylabel)
     for label, pairs in found.items():
         x, y = zip(*pairs, strict=True)
-        chart.curve(axes, x, y, label, _position(result, label), drawstyle="steps-post")
+        position = list(result.study.members).index(label)
+        chart.curve(axes, x, y, label, position, drawstyle="steps-post")
     axes.set_xlim(left=0.0)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     chart.name_series(axes.get_lines(), list(found))
     return chart
-
-
-def _position(result: StudyResult, label: str) -> int:
-    """Return the position of an algorithm in its study, which fixes its colour."""
-    return list(result.study.members).index(label)

@@ -14,8 +14,7 @@ from fedzmg.report.figures.style import DOTTED, PAPER, QUIET_INK, Chart, styled,
 from fedzmg.results.diagnosis import by_name, ratio, rows, when
 
 BLUE, RED, GREEN, _, _, ORANGE, _ = style.COLOURS
-Points = tuple[Sequence[float], Sequence[float]]
-Series = Mapping[str, Points]
+Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 _SIGNS = {"rho": "\u03c1", "Phi ": "Φ", "grad ": "∇", "^2": "²", " - ": " \u2212 "}
 
 

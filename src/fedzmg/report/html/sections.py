@@ -74,10 +74,7 @@ def _blocks(result: StudyResult, charts: dict[str, Chart]) -> Iterator[Block]:
     yield Block("pictures", [charts.pop("curves")] if "curves" in charts else [])
     for make in (tables.scores, tables.paired_tests, tables.thresholds, tables.beside_paper):
         yield Block("table", make(result))
-    notes = list(result.notes)
-    if result.study.task not in paper.COUNTERPARTS:
-        notes.append(f"The paper has no numbers for {result.study.task}.")
-    yield Block("notes", notes)
+    yield Block("notes", result.notes)
     of_clients = [charts.pop(name) for name in list(charts) if name.startswith("client")]
     yield Block("pictures", list(charts.values()))
     yield Block("table", tables.clients(result), "Clients")
@@ -116,9 +113,8 @@ def _tiles(result: StudyResult) -> Iterator[tuple[str, str, str]]:
     if study.threshold is not None:
         reached = {s.label: s.arrivals[RULES[0]] or math.inf for s in result.scores if s.finals}
         first = min(reached.values())
-        who, *more = [label for label, one in reached.items() if one == first]
-        others = f" and {len(more)} more" if more else ""
-        found = ("none", "") if first == math.inf else (f"round {first:,}", f"{who}{others}, ")
+        who = " and ".join(label for label, one in reached.items() if one == first)
+        found = ("none", "") if first == math.inf else (f"round {first:,}", f"{who}, ")
         title = f"First to hold {fmt.goal_text(study.threshold, study.metric)}"
         yield title, found[0], found[1] + averaged_words(study.window)
     if result.tests:
@@ -149,20 +145,16 @@ def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section
     blocks = []
     for stem, data in material.grids.items():
         stems = [f"{stem}-{fmt.slug(name)}" for name in data["algorithms"]]
-        facts = data["directory"] + " \u00b7 not finished yet" * (not data["complete"])
+        made = data["directory"] + " \u00b7 not finished yet" * (not data["complete"])
         blocks += [
-            Block("text", facts, name_of(data), "facts"),
+            Block("text", made, name_of(data), "facts"),
             Block("pictures", [drawn[own] for own in stems if own in drawn]),
             Block("table", best_points(data), "Best points"),
         ]
-    if any(str(data["task"]) in paper.COUNTERPARTS for data in material.grids.values()):
-        words = "The paper shows its grids only as heat maps and prints neither pairs nor scores."
-        blocks.append(Block("notes", [words]))
-    facts_of_all = (
-        "A stronger colour is better, on one scale for all maps of a grid. The frame marks the "
-        "chosen point; \u00d7 diverged; \u2013 stopped early."
+    facts = (
+        "Stronger colours are better, on one scale for a grid; the frame marks the chosen point."
     )
-    yield Section("grids", "Grids", facts_of_all, blocks)
+    yield Section("grids", "Grids", facts, blocks)
 
 
 def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section]:

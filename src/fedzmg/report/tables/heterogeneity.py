@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
 from fedzmg.results import paper
-from fedzmg.results.formatting import MINUS
+from fedzmg.results.formatting import MINUS, count_text
 
 Report: TypeAlias = Mapping[str, Any]
 SHOWN_CLIENTS = 10
@@ -116,20 +116,15 @@ def _clients_of(report: Report) -> str:
 
 
 def _caption(report: Report, printed: Mapping[str, Any] | None) -> str:
-    name = str(report["name"])
     caption = (
         f"{_clients_of(report)} clients; volume in {report.get('unit', 'examples')}; entropy over "
         f"{divisor(report)}; KL from {origin(report)}, in nats."
     )
-    if printed is None:
-        return caption
-    caption += (
-        f" Paper: {printed['sample']} clients; volume in {printed['unit']}; its numbers fit "
-        f"entropy over {divisor(printed)} and KL from {origin(printed)}."
-    )
-    if name in paper.COUNTERPARTS and name != paper.twin(name):
-        title = paper.COUNTERPARTS[name].title
-        caption += f" The paper's numbers are about its own {title}, not about {name}."
+    if printed is not None:
+        caption += (
+            f" Paper: {printed['sample']} clients; volume in {printed['unit']}; its numbers fit "
+            f"entropy over {divisor(printed)} and KL from {origin(printed)}."
+        )
     return caption
 
 
@@ -154,10 +149,9 @@ def spread_text(measure: str, found: Mapping[str, Any]) -> str:
 
 def who(report: Report) -> str:
     """Name the clients that are described."""
-    described, total = len(report["clients"]), report["total"]
-    if described == total:
-        return f"{total:,} clients" if total > 1 else "1 client"
-    return f"{described:,} of {total:,} clients (seed {report['seed']})"
+    if len(report["clients"]) == report["total"]:
+        return count_text(report["total"], "client")
+    return f"{_clients_of(report)} clients (seed {report['seed']})"
 
 
 def divisor(report: Report) -> str:

@@ -195,13 +195,11 @@ def clients(result: StudyResult) -> Table | None:
     several = max(map(len, found.values())) > 1
     one = next(table for runs in found.values() for table in runs.values())
     number, total = len(one.examples), one.population
-    who = f"all {total:,} clients that have any" if number == total else (
-        f"{number:,} of {total:,} clients, drawn by chance and the same for every run"
-    )  # fmt: skip
+    drawn = "all that have any" if number == total else "drawn by chance, the same for every run"
     caption = (
-        f"The model after the last round on each client's own {one.part} examples, {who}. Every "
-        "client counts once; deviation: standard deviation over clients; worst and best 10 %: mean "
-        f"of that tenth of the clients{'; ± standard deviation over seeds' * several}."
+        f"The model after the last round on each client's own {one.part} examples; {number:,} of "
+        f"{total:,} clients, {drawn}. Every client counts once; deviation: over clients; worst and "
+        f"best 10 %: mean of that tenth{'; ± standard deviation over seeds' * several}."
     )
     title = f"{study.metric.capitalize()} over clients on {study.name}"
     return Table("clients", title, ("algorithm", *heads.values()), rows, caption, records)
