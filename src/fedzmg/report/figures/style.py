@@ -8,7 +8,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import matplotlib
 import numpy as np
@@ -241,16 +241,14 @@ def usual_range(values: Iterable[float]) -> tuple[float, float] | None:
     return float(max(low - room, first)), float(min(high + room, last))
 
 
-def use_log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
+def use_log_scale(axes: Axes, name: str) -> None:
     """Make an axis logarithmic, with powers of ten in plain characters."""
 
     def text(value: float, _: float) -> str:
         return "10" + str(round(math.log10(value))).translate(_SUPERSCRIPTS) if value > 0 else ""
 
     axes.set(**{f"{name}scale": "log"})
-    axis = axes.xaxis if name == "x" else axes.yaxis
-    axis.set_major_formatter(text)
-    axis.set_minor_formatter("")
+    getattr(axes, f"{name}axis").set(major_formatter=text, minor_formatter="")
 
 
 def rendered(figure: Figure, suffix: str) -> bytes:

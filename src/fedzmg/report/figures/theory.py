@@ -113,11 +113,8 @@ def theory(finding: Mapping[str, Any]) -> dict[str, Chart]:
         title = "Spread of the clients' models after one round"
         out[name] = _bars(title, caption, "spread", list(series), rows)
     elif name == "T10":
-        rows = {
-            "FedAvg": series["terms of FedAvg's C"][1],
-            "FedZMG": series["terms of C"][1],
-            "FedZMG, constants of the hyperplane": series["terms of C on the hyperplane"][1],
-        }
+        names = ("terms of FedAvg's C", "terms of C", "terms of C on the hyperplane")
+        rows = {name: series[name][1] for name in names}
         groups, caption = ("6 L Γ", "8 (E \u2212 1)² G²", "noise"), "Only the last term changes."
         title = "The terms of the theorem's constant C"
         out["T10-terms"] = _bars(title, caption, "value", groups, rows, log=True)
@@ -137,13 +134,9 @@ def _lines(plot: Plot, series: Series) -> Chart:
             *series[name], form, label=label, linewidth=1.6, markersize=5.0, markerfacecolor=face
         )
         chart.tag(line, label)
-    if "x" in plot.log:
-        use_log_scale(axes, "x")
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=plot.xlabel.startswith("round")))
-    if "y" in plot.log:
-        use_log_scale(axes, "y")
-    else:
+    for axis in plot.log:
+        use_log_scale(axes, axis)
+    if "y" not in plot.log:
         axes.set_ylim(bottom=0.0)
     if plot.percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
