@@ -83,8 +83,8 @@ def to_rich(table: Table, width: int) -> Iterator[RenderableType]:
         left = left[count:]
         if not left:
             break
-    for words in filter(None, (table.caption, table.advice)):
-        yield Text(f"{plain(words)}\n", style="dim")
+    if table.caption:
+        yield Text(f"{plain(table.caption)}\n", style="dim")
 
 
 def _column(table: Table, index: int, width: int) -> _Column:
