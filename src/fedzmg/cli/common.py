@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from typer import Option
 
 from fedzmg.errors import InputError
-from fedzmg.results.formatting import plain as printable
+from fedzmg.results.formatting import plain
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -69,42 +69,27 @@ def mistakes_in(file: Path | str, settings: Iterable[str] | None) -> Iterator[No
         raise InputError(f"{file}{given}: {error}") from None
 
 
+def echo(text: object, *, err: bool = False) -> None:
+    """Print text without control characters."""
+    typer.echo(plain(text), err=err)
+
+
 def say(*lines: str) -> None:
     """Print lines for the user on standard error."""
     for line in lines:
-        typer.echo(f"fedzmg: {printable(line)}", err=True)
+        echo(f"fedzmg: {line}", err=True)
 
 
 def print_path(what: str, path: Path | str, *, err: bool = False) -> None:
     """Print the path of something in one line."""
-    typer.echo(f"{what:<7} {printable(path)}", err=err)
+    echo(f"{what:<7} {path}", err=err)
 
 
-def plain(text: str, *, err: bool = False) -> None:
-    """Print a line as it is, without markup, line breaks and control characters."""
-    from fedzmg.terminal import render
-
-    render.say(Console(stderr=err), text)
-
-
-def notes(lines: Iterable[str], *, err: bool = False) -> None:
-    """Print notes on data."""
-    for line in lines:
-        plain(f"note: {line}", err=err)
-
-
-def check_directory(directory: Path, files: Iterable[str], writer: str) -> None:
-    """Check before long work that a directory can be written and holds no foreign files."""
+def check_output(path: Path, files: Iterable[str] = (), writer: str = "") -> None:
+    """Check before long work that a directory of ``files``, or a single file, can be written."""
     from fedzmg.report.writing import check_place, refuse_foreign
 
-    check_place(directory)
-    refuse_foreign(directory, files, writer)
-
-
-def check_file(path: Path) -> None:
-    """Check before long work that the file of ``--out`` can be written."""
-    from fedzmg.report.writing import check_place
-
-    if path.is_dir():
+    if not files and path.is_dir():
         raise InputError(f"cannot write {path}: it is a directory; choose a file with --out")
-    check_place(path.parent)
+    check_place(path if files else path.parent)
+    refuse_foreign(path, files, writer)

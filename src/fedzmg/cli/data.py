@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,8 +47,8 @@ def list_(cache: Cache = None, as_json: Json = False) -> None:
 
     found = {name: _summary(name, cache) for name in SOURCES}
     common.show(found, partial(cards.data_sets, found), as_json)
-    notes = [f"{name}: {note}" for name, one in found.items() for note in one["notes"]]
-    common.notes(notes, err=as_json)
+    for name, one in found.items():
+        _print_notes((f"{name}: {note}" for note in one["notes"]), err=as_json)
 
 
 @app.command()
@@ -78,7 +79,7 @@ def remove(name: Name, cache: Cache = None) -> None:
     from fedzmg.data import catalog
     from fedzmg.results.formatting import bytes_text
 
-    typer.echo(f"removed {name}: {bytes_text(catalog.remove(name, cache))}")
+    common.echo(f"removed {name}: {bytes_text(catalog.remove(name, cache))}")
 
 
 @app.command()
@@ -90,7 +91,7 @@ def path(
     from fedzmg.data import catalog
     from fedzmg.data.cache import root
 
-    typer.echo(str(root(cache) if name is None else catalog.load(name, cache).path))
+    common.echo(root(cache) if name is None else catalog.load(name, cache).path)
 
 
 @app.command()
@@ -121,7 +122,7 @@ def describe(
 
     title = _title(name)
     directory = out or Path("runs") / f"data-{title}"
-    common.check_directory(directory, DESCRIPTION, "data describe")
+    common.check_output(directory, DESCRIPTION, "data describe")
     columns = (client_column, label_column)
     shown = _population(name, split, partition, clients, seed, set_, cache, columns)
     if as_paper:
@@ -142,8 +143,8 @@ def describe(
     common.show({**data, "directory": str(directory)}, view, as_json, **files)
     twin = paper.twin(name)
     if twin is not None and twin != name:
-        common.plain(f"The paper's column is about its own {twin}, not about {name}.", err=as_json)
-    common.notes(shown.notes, err=as_json)
+        common.echo(f"The paper's column is about its own {twin}, not about {name}.", err=as_json)
+    _print_notes(shown.notes, err=as_json)
 
 
 @app.command()
@@ -176,17 +177,17 @@ def show(
     if shown.unit == "characters":
         text = shown.columns.strings("text")
         for client, span in spans.items():
-            common.plain(f"{client}: {span.stop - span.start:,} snippets")
+            common.echo(f"{client}: {span.stop - span.start:,} snippets")
             for row in range(span.start, min(span.stop, span.start + min(columns, 3))):
                 start, end = text.offsets[row : row + 2]
                 words = bytes(text.text[start : min(end, start + 200)]).decode(errors="replace")
-                common.plain("    " + words.replace("\n", "\n    "))
+                common.echo("    " + words.replace("\n", "\n    "))
         return
     x, y = shown.columns.array("x"), shown.columns.array("y")
     if x.ndim not in (3, 4):
         raise InputError(f"{name!r} holds arrays of shape {x.shape[1:]}, not images")
     directory = out or Path("runs") / f"data-{_title(name)}"
-    common.check_directory(directory, ("examples.png", "examples.svg"), "data show")
+    common.check_output(directory, ("examples.png", "examples.svg"), "data show")
     part = f", {split}" if _is_named(name) else ""
     picture = figures.examples(
         f"{_title(name)}{part}: {len(spans)} of {len(shown.names):,} clients",
@@ -295,6 +296,11 @@ def _report(dataset: Dataset) -> None:
     """Print counts, notes and folder of a new data set."""
     for split, columns in dataset.splits.items():
         clients = "" if columns.clients is None else f"{columns.clients:,} clients, "
-        common.plain(f"{dataset.name} {split}: {clients}{columns.rows:,} examples")
-    common.notes(dataset.notes)
-    common.plain(f"stored in {dataset.path}")
+        common.echo(f"{dataset.name} {split}: {clients}{columns.rows:,} examples")
+    _print_notes(dataset.notes)
+    common.echo(f"stored in {dataset.path}")
+
+
+def _print_notes(notes: Iterable[str], *, err: bool = False) -> None:
+    for note in notes:
+        common.echo(f"note: {note}", err=err)

@@ -6,6 +6,7 @@ import json
 import time
 import webbrowser
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,7 +63,7 @@ def watch(
                 before, shown = shown, [view.line(work) for work in works]
                 for line in shown:
                     if line not in before:
-                        common.plain(f"{time.strftime('%H:%M:%S')} {line}")
+                        common.echo(f"{time.strftime('%H:%M:%S')} {line}")
     except KeyboardInterrupt:  # the usual way to leave
         raise SystemExit(common.INTERRUPTED) from None
 
@@ -109,9 +110,7 @@ def verify(
     from fedzmg.experiment.verify import verify as verify_runs
     from fedzmg.terminal import inspection as views
 
-    found = verify_runs(
-        directory, rounds=rounds, runs=runs, say=lambda text: typer.echo(text, err=True)
-    )
+    found = verify_runs(directory, rounds=rounds, runs=runs, say=partial(common.echo, err=True))
     data = [verdict.as_dict() for verdict in found]
     good = all(verdict.reproduced for verdict in found)
     shown = {"reproduced": good, "runs": data}
@@ -207,4 +206,4 @@ def export(
     """Write a run's trained model as a plain state dict in safetensors."""
     from fedzmg.experiment.run_directory import export_model
 
-    typer.echo(str(export_model(run_directory, to)))
+    common.echo(export_model(run_directory, to))

@@ -51,32 +51,30 @@ def bench(
 ) -> None:
     """Time rounds on random data of a task's shape: speed, memory, distance to the floor."""
     from fedzmg import algorithms
-    from fedzmg.bench.measure import environment, measure_all
-    from fedzmg.experiment.control import named_write_errors
+    from fedzmg.bench import environment, measure_all
     from fedzmg.simulation import resolve_device
     from fedzmg.storage.formats import write_json
     from fedzmg.terminal import views
 
     if out is not None:
-        common.check_file(out)
+        common.check_output(out)
     algorithms.get(algorithm)
     target = resolve_device(device)
     found = []
     for timing in measure_all(
         workloads or (ON_CPU if target.type == "cpu" else ON_GPU),
         engine.split(","), precision.split(","),
-        [int(count) if count.isdigit() else count for count in trials.split(",")],
+        trials.split(","),
         rounds=rounds, algorithm=algorithm, deterministic=deterministic, device=target,
     ):  # fmt: skip
         found.append(timing.as_dict())
-        common.plain(views.timing_line(found[-1]), err=as_json)
+        common.echo(views.timing_line(found[-1]), err=as_json)
     data = {"environment": environment(target), "timings": found}
     # Before the file: its disk may be full.
     common.show(data, partial(views.timings, data), as_json)
     if out is not None:
-        with named_write_errors(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-            write_json(out, data)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(out, data)
 
 
 def theory(
@@ -101,7 +99,7 @@ def theory(
     if plot:
         check_place(out)
     if html is not None:
-        common.check_file(html)
+        common.check_output(html)
     quiet = as_json or as_markdown
     console = Console(stderr=quiet)
     findings, begun = [], time.perf_counter()
@@ -109,7 +107,7 @@ def theory(
         finding = found.as_dict()
         findings.append(finding)
         if quiet:
-            common.plain(f"{found.id}: {found.verdict}", err=True)
+            common.echo(f"{found.id}: {found.verdict}", err=True)
         else:
             console.print(views.finding(finding, console.width))
     seconds = time.perf_counter() - begun
@@ -133,7 +131,7 @@ def theory(
             common.print_path("figure", out / path.name, err=quiet)
     if len(findings) > 1 and not quiet:
         console.print(render([overview(findings)], console.width))
-    common.plain(views.findings_summary(findings, seconds), err=quiet)
+    common.echo(views.findings_summary(findings, seconds), err=quiet)
     if any(finding["verdict"] == "not reproduced" for finding in findings):
         raise SystemExit(NOT_REPRODUCED)
 
@@ -165,7 +163,7 @@ def diagnose(
 
     task, params, round_, own_seed = _subject(what, set_ or [])
     directory = out or Path("runs") / f"diagnose-{task.name}{f'-round-{round_}' if round_ else ''}"
-    common.check_directory(directory, FILES, WRITER)
+    common.check_output(directory, FILES, WRITER)
     with Console(stderr=as_json).status("measuring") as status:
         found = measure(
             task, params=params, round=round_, clients=clients, examples=examples,

@@ -265,7 +265,7 @@ def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
         found = estimate(spec).as_dict()
     common.say(*to_do)
     lines = (f"{what:<12} {text}" for what, text in views.estimate(found).items())
-    typer.echo(json.dumps(found) if as_json else "\n".join(lines))
+    common.echo(json.dumps(found) if as_json else "\n".join(lines))
 
 
 def schema(kind: Annotated[str, Argument(help="grid, study or run.")] = "study") -> None:
