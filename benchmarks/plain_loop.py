@@ -22,8 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedzmg.bench.measure import Machine, environment, time_rounds, wait
-from fedzmg.bench.workloads import WORKLOADS
+from fedzmg.bench import WORKLOADS, Machine, environment, time_rounds, wait
 from fedzmg.models.kernels import rounding
 from fedzmg.simulation import resolve_device
 from fedzmg.tasks.task import Task

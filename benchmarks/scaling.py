@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from fedzmg.bench.measure import (
+from fedzmg.bench import (
+    WORKLOADS,
     Machine,
     environment,
     host_peak_mib,
@@ -30,7 +31,6 @@ from fedzmg.bench.measure import (
     reset_host_peak,
     time_rounds,
 )
-from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.models.networks import mlp
 from fedzmg.simulation import RoundPlanner, resolve_device
 from fedzmg.tasks.task import Task

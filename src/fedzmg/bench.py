@@ -1,4 +1,4 @@
-"""Measure a machine, time rounds of a workload, and compare them with the machine's peak."""
+"""Benchmarks: training speed on this machine compared with its peak speed."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, unknown
 from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.kernels import PRECISIONS, rounding
 from fedzmg.models.kernels.precision import Precision
+from fedzmg.models.networks import CharGRU, cifar100_cnn, emnist_cnn, mlp
 from fedzmg.models.objective import Batch
 from fedzmg.provenance import provenance
 from fedzmg.simulation import EngineName, RoundReport, Simulation, Trial
-from fedzmg.tasks.task import Task
+from fedzmg.tasks.real import token_ids
+from fedzmg.tasks.task import Task, unit_pixels
 from fedzmg.tree import leaves, num_bytes
 
 
@@ -94,18 +97,12 @@ def reset_host_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-class Cost(NamedTuple):
-    """Least work of one local step of one client."""
+def step_cost(task: Task, algorithm: Algorithm) -> tuple[int, int]:
+    """Count the operations and bytes of a client's local step on a batch.
 
-    flops: int
-    """Operations of matrix products and convolutions, forward and backward."""
-    bytes: int
-    """Bytes of parameters, gradients, state and kept activations, counted once per pass
-    (forward, backward, update) that moves them."""
-
-
-def step_cost(task: Task, algorithm: Algorithm) -> Cost:
-    """Count a step on a batch of the task's own size."""
+    Operations are those of matrix products and convolutions, forward and backward. Bytes are those
+    of parameters, gradients, state and activations, once per pass that moves them.
+    """
     params = task.model.params()
     dtype = next(iter(params.values())).dtype
     size = task.protocol.batch_size
@@ -138,7 +135,7 @@ def step_cost(task: Task, algorithm: Algorithm) -> Cost:
     # Weights: read forward, read backward, read and written by the update. Gradients: written,
     # read. State: read, written. Activations: written forward, read backward.
     moved = 4 * model + 2 * model + 2 * state + 2 * sum(kept.values())
-    return Cost(int(counter.get_total_flops()), int(moved))
+    return int(counter.get_total_flops()), int(moved)
 
 
 NEVER = 10**9
@@ -225,11 +222,10 @@ def time_rounds(
         simulation.step_seconds()
         times.append(seconds(lambda: reports.append(simulation.run_round()), device, rounds))
         on_steps.append(simulation.step_seconds())
-    cost = step_cost(task, packed[0].algorithm)
     median = statistics.median(times)
     done = sum(one.steps for report in reports for one in report.records) / len(reports)
     spent = [each / rounds for each in on_steps if each is not None]
-    flops, moved = cost.flops * done, cost.bytes * done
+    flops, moved = (done * count for count in step_cost(task, packed[0].algorithm))
     floor = max(flops / machine.flops, moved / machine.bandwidth)
     return Timing(
         workload=task.name, algorithm=algorithm, engine=simulation.choice.path,
@@ -243,6 +239,57 @@ def time_rounds(
         padded_over_useful=simulation.padding(), deterministic=simulation.deterministic,
         outside_steps=1 - statistics.median(spent) / median if spent else None,
     )  # fmt: skip
+
+
+def _images(
+    name: str, model: Callable[[], nn.Module], shape: tuple[int, ...], classes: int, each: int,
+    *, clients: int,
+) -> Task:  # fmt: skip
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (clients * each, *shape), dtype=np.uint8)
+    y = rng.integers(0, classes, len(x))
+    return Task.from_arrays(
+        model(), x, y, np.repeat(np.arange(clients), each), test=(x[:1000], y[:1000]),
+        name=name, prepare=unit_pixels, init="keras",
+        cohort=10, batch_size=16, epochs=4, straddle=True,
+    )  # fmt: skip
+
+
+def _text(name: str, ragged: bool, *, clients: int = 100) -> Task:
+    rng = np.random.default_rng(0)
+    sizes = np.full(clients, 48)
+    if ragged:
+        sizes = np.maximum(8, np.exp(rng.normal(3.0, 1.2, clients)).astype(int))
+    text = rng.integers(0, 66, (int(sizes.sum()), 101)).astype(np.uint8)
+    x, y = text[:, :-1], text[:, 1:].astype(np.int64)
+    return Task.from_arrays(
+        CharGRU(66, 256, 1024), x, y, np.repeat(np.arange(clients), sizes),
+        test=(x[:64], y[:64]), name=name, prepare=token_ids, init="keras",
+        cohort=10, batch_size=8, epochs=4, keep_partial=False,
+    )  # fmt: skip
+
+
+def _vectors(*, clients: int = 100) -> Task:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(clients * 40, 784)).astype(np.float32)
+    y = rng.integers(0, 10, len(x))
+    return Task.from_arrays(
+        mlp(784, 64, 48, outputs=10), x, y, np.repeat(np.arange(clients), 40),
+        test=(x[:200], y[:200]), name="mlp", cohort=10, batch_size=20, epochs=4,
+    )  # fmt: skip
+
+
+WORKLOADS: dict[str, Callable[..., Task]] = {
+    # 54,000 parameters, for a laptop's CPU.
+    "mlp": _vectors,
+    # The paper's models, with 25, 50 and 24 steps a client.
+    "cifar100": partial(_images, "cifar100", cifar100_cnn, (3, 32, 32), 100, 100, clients=500),
+    "emnist62": partial(_images, "emnist62", emnist_cnn, (28, 28), 62, 200, clients=340),
+    "shakespeare": partial(_text, "shakespeare", False),
+    # Volumes of roles differ by two orders of magnitude.
+    "ragged-text": partial(_text, "ragged-text", True),
+}
+"""Builders by name; all take a number of ``clients``."""
 
 
 def measure_all(
@@ -263,14 +310,14 @@ def measure_all(
         for name in set(names) - set(known):
             raise unknown(kind, name, known)
     for count in trials:
-        if not isinstance(count, int) or count < 1:
-            raise InputError(f"trials = {count!r}: expected whole numbers of at least 1")
+        if not str(count).isdecimal() or len(str(count)) > 4 or int(count) < 1:
+            raise InputError(f"trials = {count!r}: expected whole numbers from 1 to 9999")
     for precision in precisions:
         machine = measure(device, precision)  # type: ignore[arg-type]
         for name in workloads:
             task = WORKLOADS[name]()
             for engine, count in itertools.product(engines, trials):
-                setting: Any = {"engine": engine, "precision": precision, "trials": count}
+                setting: Any = {"engine": engine, "precision": precision, "trials": int(count)}
                 yield time_rounds(task, machine, device=device, **setting, **options)
 
 
