@@ -132,16 +132,16 @@ def main() -> None:
                 rounds_of(task, device, arguments.precision), device, arguments.rounds
             )
         ours = time_rounds(
-            task, Machine("not asked for", 1.0, 1.0), engine=arguments.engine,
+            task, Machine(1.0, 1.0), engine=arguments.engine,
             precision=arguments.precision, rounds=arguments.rounds, device=device,
         )  # fmt: skip
-        ms = ours.round_ms
+        ms = ours["round_ms"]
         found.append(
             {"workload": name, "plain_ms": plain, "fedzmg_ms": ms, "ratio": plain / ms,
-             "engine": ours.engine, "precision": arguments.precision}
+             "engine": ours["engine"], "precision": arguments.precision}
         )  # fmt: skip
         print(
-            f"{name}: plain loop {plain:.1f} ms, fedzmg ({ours.engine}) {ms:.1f} ms "
+            f"{name}: plain loop {plain:.1f} ms, fedzmg ({ours['engine']}) {ms:.1f} ms "
             f"per round: {plain / ms:.1f} x",
             flush=True,
         )

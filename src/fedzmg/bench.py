@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import platform
-import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -37,7 +37,6 @@ from fedzmg.tree import leaves, num_bytes
 class Machine(NamedTuple):
     """Peak operations and bytes per second."""
 
-    name: str
     flops: float
     bandwidth: float
 
@@ -48,13 +47,17 @@ def measure(device: torch.device, precision: Precision) -> Machine:
     size = 8192 if on_gpu else 1024
     kind = torch.bfloat16 if precision == "bf16" and on_gpu else torch.float32
     a, b = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
+
+    def best(function: Callable[[], object]) -> float:
+        function()
+        return min(seconds(function, device, 3) for _ in range(5))
+
     with rounding(precision):
-        product = _best(lambda: a @ b, device)
+        product = best(lambda: a @ b)
     source = torch.zeros((2**30 if on_gpu else 2**26) // 4, device=device)
     target = torch.empty_like(source)
-    copy = _best(lambda: target.copy_(source), device)
-    name = torch.cuda.get_device_name(device) if on_gpu else "CPU"
-    return Machine(name, 2 * size**3 / product, 2 * source.numel() * 4 / copy)
+    copy = best(lambda: target.copy_(source))
+    return Machine(2 * size**3 / product, 2 * source.numel() * 4 / copy)
 
 
 def wait(device: torch.device) -> None:
@@ -73,22 +76,12 @@ def seconds(function: Callable[[], object], device: torch.device, calls: int) ->
     return (time.perf_counter() - began) / calls
 
 
-def _best(function: Callable[[], object], device: torch.device) -> float:
-    function()
-    return min(seconds(function, device, 3) for _ in range(5))
-
-
 def host_peak_mib() -> float:
-    """Return the process's peak resident memory in MiB.
-
-    On Linux ``getrusage`` starts with the peak of the parent process, ``/proc`` does not.
-    """
+    """Return the process's peak memory in MiB; without ``/proc``, its present memory."""
     with contextlib.suppress(OSError, IndexError):
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
-    # Linux counts in KiB, macOS in bytes.
-    unit = 2**20 if platform.system() == "Darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    return float(psutil.Process().memory_info().rss) / 2**20
 
 
 def reset_host_peak() -> None:
@@ -142,47 +135,6 @@ NEVER = 10**9
 BLOCKS = 3
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Measurements of one configuration; times are medians without evaluation."""
-
-    workload: str
-    algorithm: str
-    engine: str
-    """Engine that was chosen."""
-    precision: str
-    trials: int
-    clients: int
-    """Clients per round, over all trials."""
-    steps: int
-    """Local steps per round, over all clients."""
-    cold_seconds: float
-    """Time to the end of the first round: set-up, compilation, CUDA graph capture."""
-    round_ms: float
-    trial_round_ms: float
-    steps_per_second: float
-    flops: float
-    """Operations per round."""
-    bytes: float
-    matmul_share: float
-    """Share of the machine's peak speed of matrix products."""
-    bandwidth_share: float
-    floor_ms: float
-    """Lower bound: the longer of all operations and all bytes at the machine's peak speed."""
-    over_floor: float
-    peak_mib: float
-    """Peak GPU memory; without a GPU, peak memory of the process."""
-    padded_over_useful: float
-    """Steps computed, padding included, over the clients' own steps."""
-    deterministic: bool = False
-    outside_steps: float | None = None
-    """Share of a round that a GPU spends on planning, merging and logging."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Convert for JSON."""
-        return asdict(self)
-
-
 def time_rounds(
     task: Task,
     machine: Machine,
@@ -194,10 +146,18 @@ def time_rounds(
     rounds: int = 5,
     deterministic: bool = False,
     device: torch.device,
-) -> Timing:
+) -> dict[str, Any]:
     """Train a few rounds, :data:`BLOCKS` times, and measure them.
 
     Rounds are timed together: a GPU computes the next one while the host reads the last.
+
+    Returns:
+        Values for JSON. Times are medians without evaluation; ``cold_seconds`` is the time to the
+        end of the first round, with compilation and CUDA graph capture. ``clients``, ``steps``,
+        ``flops`` and ``bytes`` count a round of all trials. Shares are those of the machine's peak;
+        ``floor_ms`` is the longer of all operations and all bytes at this peak. ``peak_mib`` is GPU
+        memory, without a GPU that of the process. ``padded_over_useful`` relates steps computed to
+        steps of clients; ``outside_steps`` is a GPU's share of planning, merging and logging.
     """
     task = replace(task, protocol=replace(task.protocol, eval_every=NEVER))
     on_gpu = device.type == "cuda"
@@ -227,18 +187,18 @@ def time_rounds(
     spent = [each / rounds for each in on_steps if each is not None]
     flops, moved = (done * count for count in step_cost(task, packed[0].algorithm))
     floor = max(flops / machine.flops, moved / machine.bandwidth)
-    return Timing(
-        workload=task.name, algorithm=algorithm, engine=simulation.choice.path,
-        precision=precision, trials=trials, clients=trials * task.protocol.cohort,
-        steps=round(done), cold_seconds=cold, round_ms=1e3 * median,
-        trial_round_ms=1e3 * median / trials, steps_per_second=done / median,
-        flops=flops, bytes=moved, matmul_share=flops / median / machine.flops,
-        bandwidth_share=moved / median / machine.bandwidth, floor_ms=1e3 * floor,
-        over_floor=median / floor,
-        peak_mib=torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else host_peak_mib(),
-        padded_over_useful=simulation.padding(), deterministic=simulation.deterministic,
-        outside_steps=1 - statistics.median(spent) / median if spent else None,
-    )  # fmt: skip
+    return {
+        "workload": task.name, "algorithm": algorithm, "engine": simulation.choice.path,
+        "precision": precision, "trials": trials, "clients": trials * task.protocol.cohort,
+        "steps": round(done), "cold_seconds": cold, "round_ms": 1e3 * median,
+        "trial_round_ms": 1e3 * median / trials, "steps_per_second": done / median,
+        "flops": flops, "bytes": moved, "matmul_share": flops / median / machine.flops,
+        "bandwidth_share": moved / median / machine.bandwidth, "floor_ms": 1e3 * floor,
+        "over_floor": median / floor,
+        "peak_mib": torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else host_peak_mib(),
+        "padded_over_useful": simulation.padding(), "deterministic": simulation.deterministic,
+        "outside_steps": 1 - statistics.median(spent) / median if spent else None,
+    }  # fmt: skip
 
 
 def _images(
@@ -300,7 +260,7 @@ def measure_all(
     *,
     device: torch.device,
     **options: Any,
-) -> Iterator[Timing]:
+) -> Iterator[dict[str, Any]]:
     """Time every combination; ``options`` are those of :func:`time_rounds`."""
     for kind, names, known in (
         ("workload", workloads, list(WORKLOADS)),

@@ -51,21 +51,21 @@ def test_the_papers_models_have_the_operations_of_their_layers() -> None:
 
 
 def test_times_are_compared_with_the_machine() -> None:
-    machine = Machine("known", flops=1e9, bandwidth=1e9)
+    machine = Machine(flops=1e9, bandwidth=1e9)
     got = time_rounds(dense(10, 4, batch=4), machine, engine="vectorized", rounds=2, device=CPU)
-    assert (got.engine, got.clients, got.trials, got.steps) == ("vectorized", 2, 1, 4)
-    assert got.padded_over_useful == 1.0
-    assert got.floor_ms == pytest.approx(1e3 * max(got.flops, got.bytes) / 1e9)
-    assert got.over_floor == pytest.approx(got.round_ms / got.floor_ms)
-    assert got.matmul_share == pytest.approx(got.flops / 1e9 / (got.round_ms / 1e3))
+    assert (got["engine"], got["clients"], got["trials"], got["steps"]) == ("vectorized", 2, 1, 4)
+    assert got["padded_over_useful"] == 1.0
+    assert got["floor_ms"] == pytest.approx(1e3 * max(got["flops"], got["bytes"]) / 1e9)
+    assert got["over_floor"] == pytest.approx(got["round_ms"] / got["floor_ms"])
+    assert got["matmul_share"] == pytest.approx(got["flops"] / 1e9 / (got["round_ms"] / 1e3))
 
 
 def test_padding_of_ragged_clients_is_counted() -> None:
-    machine = Machine("known", 1e9, 1e9)
+    machine = Machine(1e9, 1e9)
     task = dense(3, 2, batch=1, sizes=(9, 1))
     # Clients of nine steps and of one step; a lone client runs beside a copy.
     got = time_rounds(task, machine, engine="vectorized", rounds=1, device=CPU)
-    assert got.padded_over_useful == pytest.approx((2 + 8 * 2) / 10)
+    assert got["padded_over_useful"] == pytest.approx((2 + 8 * 2) / 10)
 
 
 @pytest.mark.parametrize(

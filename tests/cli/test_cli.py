@@ -211,6 +211,7 @@ def test_validate_checks_the_grid_of_a_study(
         (["data", "describe", "t.csv", "--split", "test"], "leave out --split"),
         (["data", "show", "t.csv"], "'fedzmg data describe t.csv'"),
         (["run", "digits", "--set", f"client.lr={DIGITS}"], "lr = '111"),
+        (["run", "digits", "--set", f"client.lr={DIGITS[:400]}"], "lr = 111"),
         (["run", "digits", "--rounds", DIGITS], "--rounds"),
         (["bench", "mlp", "--trials", DIGITS], "trials = '111"),
         (["run", LONG], "File name too long"),

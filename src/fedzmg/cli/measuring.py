@@ -67,8 +67,8 @@ def bench(
         trials.split(","),
         rounds=rounds, algorithm=algorithm, deterministic=deterministic, device=target,
     ):  # fmt: skip
-        found.append(timing.as_dict())
-        common.echo(views.timing_line(found[-1]), err=as_json)
+        found.append(timing)
+        common.echo(views.timing_line(timing), err=as_json)
     data = {"environment": environment(target), "timings": found}
     # Before the file: its disk may be full.
     common.show(data, partial(views.timings, data), as_json)
