@@ -201,42 +201,38 @@ def time_rounds(
     }  # fmt: skip
 
 
+def _task(name: str, model: nn.Module, x: Any, y: Any, sizes: Any, tests: int, **more: Any) -> Task:
+    """Build a task from clients of these sizes; the first examples test it."""
+    owner, test = np.repeat(np.arange(len(sizes)), sizes), (x[:tests], y[:tests])
+    return Task.from_arrays(model, x, y, owner, test=test, name=name, cohort=10, epochs=4, **more)
+
+
 def _images(
     name: str, model: Callable[[], nn.Module], shape: tuple[int, ...], classes: int, each: int,
     *, clients: int,
 ) -> Task:  # fmt: skip
-    rng = np.random.default_rng(0)
+    rng, images = np.random.default_rng(0), {"prepare": unit_pixels, "init": "keras"}
     x = rng.integers(0, 256, (clients * each, *shape), dtype=np.uint8)
     y = rng.integers(0, classes, len(x))
-    return Task.from_arrays(
-        model(), x, y, np.repeat(np.arange(clients), each), test=(x[:1000], y[:1000]),
-        name=name, prepare=unit_pixels, init="keras",
-        cohort=10, batch_size=16, epochs=4, straddle=True,
-    )  # fmt: skip
+    sizes = [each] * clients
+    return _task(name, model(), x, y, sizes, 1000, batch_size=16, straddle=True, **images)
 
 
 def _text(name: str, ragged: bool, *, clients: int = 100) -> Task:
-    rng = np.random.default_rng(0)
+    rng, tokens = np.random.default_rng(0), {"prepare": token_ids, "init": "keras"}
     sizes = np.full(clients, 48)
     if ragged:
         sizes = np.maximum(8, np.exp(rng.normal(3.0, 1.2, clients)).astype(int))
     text = rng.integers(0, 66, (int(sizes.sum()), 101)).astype(np.uint8)
-    x, y = text[:, :-1], text[:, 1:].astype(np.int64)
-    return Task.from_arrays(
-        CharGRU(66, 256, 1024), x, y, np.repeat(np.arange(clients), sizes),
-        test=(x[:64], y[:64]), name=name, prepare=token_ids, init="keras",
-        cohort=10, batch_size=8, epochs=4, keep_partial=False,
-    )  # fmt: skip
+    x, y, model = text[:, :-1], text[:, 1:].astype(np.int64), CharGRU(66, 256, 1024)
+    return _task(name, model, x, y, sizes, 64, batch_size=8, keep_partial=False, **tokens)
 
 
 def _vectors(*, clients: int = 100) -> Task:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(clients * 40, 784)).astype(np.float32)
     y = rng.integers(0, 10, len(x))
-    return Task.from_arrays(
-        mlp(784, 64, 48, outputs=10), x, y, np.repeat(np.arange(clients), 40),
-        test=(x[:200], y[:200]), name="mlp", cohort=10, batch_size=20, epochs=4,
-    )  # fmt: skip
+    return _task("mlp", mlp(784, 64, 48, outputs=10), x, y, [40] * clients, 200, batch_size=20)
 
 
 WORKLOADS: dict[str, Callable[..., Task]] = {

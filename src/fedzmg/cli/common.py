@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,18 +28,13 @@ def opt(help: str, shown: str | bool = True, **more: Any) -> Any:
     return Option(help=help, show_default=shown, **more)
 
 
-def flag(name: str, help: str) -> Any:
-    """Declare a switch without a negative form."""
-    return Option(name, help=help)
-
-
 def setting(help: str, metavar: str = "KEY=VALUE") -> Any:
     """Declare the option ``--set``, which can be given several times."""
     return Option("--set", metavar=metavar, help=help)
 
 
 Texts = list[str] | None
-Json = Annotated[bool, flag("--json", "Print JSON for a program to read.")]
+Json = Annotated[bool, Option("--json", help="Print JSON for a program to read.")]
 Device = Annotated[str, opt(DEVICES)]
 Cache = Annotated[
     Path | None, opt("Data folder.", "$FEDZMG_DATA or the user's cache", metavar="DIR")
@@ -47,11 +42,16 @@ Cache = Annotated[
 
 
 def show(
-    data: Any, view: Callable[[int], RenderableType], as_json: bool, **paths: Path | str
+    data: Mapping[str, Any],
+    view: Callable[[int], RenderableType],
+    as_json: bool,
+    directory: Path | None = None,
+    **paths: Path | str,
 ) -> None:
     """Print data as JSON, or a view of it as wide as the terminal and the paths of its files."""
     if as_json:
-        typer.echo(json.dumps(data))
+        own = {} if directory is None else {"directory": str(directory)}
+        typer.echo(json.dumps({**data, **own}))
         return
     console = Console()
     console.print(view(console.width))

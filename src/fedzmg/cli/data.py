@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from typer import Argument
+from typer import Argument, Option
 
 from fedzmg.cli import common
-from fedzmg.cli.common import Cache, Json, Texts, flag, opt, setting
+from fedzmg.cli.common import Cache, Json, Texts, opt, setting
 from fedzmg.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from fedzmg.data.catalog import Dataset
     from fedzmg.data.heterogeneity import Population
+    from fedzmg.terminal.live import Downloads
 
 app = typer.Typer(help="Show, get and import data sets.", no_args_is_help=True)
 
@@ -55,22 +56,16 @@ def list_(cache: Cache = None, as_json: Json = False) -> None:
 def get(name: Name, cache: Cache = None, mirror: Mirror = None) -> None:
     """Download a data set from its official address and check it."""
     from fedzmg.data import catalog
-    from fedzmg.terminal.live import Downloads
 
-    with Downloads(Console(stderr=True)) as progress:
-        dataset = catalog.get(name, cache, mirror, progress)
-    _report(dataset)
+    _store(partial(catalog.get, name, cache, mirror))
 
 
 @app.command(name="import")
 def import_(name: Name, files: Files, cache: Cache = None) -> None:
     """Make a data set from files you have."""
     from fedzmg.data import catalog
-    from fedzmg.terminal.live import Downloads
 
-    with Downloads(Console(stderr=True)) as progress:
-        dataset = catalog.import_files(name, files, cache, progress)
-    _report(dataset)
+    _store(partial(catalog.import_files, name, files, cache))
 
 
 @app.command()
@@ -101,7 +96,9 @@ def describe(
     sample: Annotated[int | None, opt("Measure this many clients.", "all", min=2)] = None,
     entropy: Annotated[str | None, opt("Normalise by all 'classes' or those 'present'.")] = None,
     reference: Annotated[str | None, opt("KL from 'global' or from the 'pooled' sample.")] = None,
-    as_paper: Annotated[bool, flag("--as-paper", "Measure ten clients as in the paper.")] = False,
+    as_paper: Annotated[
+        bool, Option("--as-paper", help="Measure ten clients as in the paper.")
+    ] = False,
     client_column: Annotated[str | None, opt("Client column of a table.", "client")] = None,
     label_column: Annotated[str, opt("Label column of a table.")] = "label",
     partition: PartitionName = None,
@@ -140,7 +137,7 @@ def describe(
         write_description(data, paper.described(name), folder)
     view = partial(views.description, data, paper.described(name))
     files = {"figure": directory / "heterogeneity.png", "files": directory}
-    common.show({**data, "directory": str(directory)}, view, as_json, **files)
+    common.show(data, view, as_json, directory, **files)
     twin = paper.twin(name)
     if twin is not None and twin != name:
         common.echo(f"The paper's column is about its own {twin}, not about {name}.", err=as_json)
@@ -172,8 +169,7 @@ def show(
     assert owners is not None
     spans = {}  # rows of the file by client
     for client in shown.names[:rows]:
-        i = owners.names.index(client)
-        spans[client] = slice(*owners.offsets[i : i + 2])
+        spans[client] = slice(*owners.offsets[owners.names.index(client) :][:2])
     if shown.unit == "characters":
         text = shown.columns.strings("text")
         for client, span in spans.items():
@@ -292,8 +288,12 @@ def _summary(name: str, cache: Path | None) -> dict[str, Any]:
     }
 
 
-def _report(dataset: Dataset) -> None:
-    """Print counts, notes and folder of a new data set."""
+def _store(make: Callable[[Downloads], Dataset]) -> None:
+    """Make a data set and print its counts, notes and folder."""
+    from fedzmg.terminal.live import Downloads
+
+    with Downloads(Console(stderr=True)) as progress:
+        dataset = make(progress)
     for split, columns in dataset.splits.items():
         clients = "" if columns.clients is None else f"{columns.clients:,} clients, "
         common.echo(f"{dataset.name} {split}: {clients}{columns.rows:,} examples")

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.live import Live
-from typer import Argument
+from typer import Argument, Option
 
 from fedzmg.cli import common
-from fedzmg.cli.common import Json, flag, opt
+from fedzmg.cli.common import Json, opt
 from fedzmg.errors import unknown
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ Directory = Annotated[
 
 def watch(
     directory: Directory,
-    once: Annotated[bool, flag("--once", "Show the state once and end.")] = False,
+    once: Annotated[bool, Option("--once", help="Show the state once and end.")] = False,
     every: Annotated[float, opt("Seconds between two looks.", min=0.1)] = 2.0,
     wait: Annotated[
-        bool, flag("--wait", "Stay until all is trained, even if nothing runs.")
+        bool, Option("--wait", help="Stay until all is trained, even if nothing runs.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -156,8 +156,8 @@ def report(
         Argument(metavar="DIR...", help="Runs, studies, grids, descriptions of data, or some."),
     ],
     out: Annotated[Path | None, opt("Directory to write to.", "DIR/report")] = None,
-    page_only: Annotated[bool, flag("--page-only", "Write no tables and figures.")] = False,
-    open_: Annotated[bool, flag("--open", "Open the page in a browser.")] = False,
+    page_only: Annotated[bool, Option("--page-only", help="Write no tables and figures.")] = False,
+    open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write one self-contained HTML page about runs, grids or clients, and its tables and figures.
 

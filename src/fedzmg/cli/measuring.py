@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from typer import Argument
+from typer import Argument, Option
 
 from fedzmg.cli import common
-from fedzmg.cli.common import ENGINES, Device, Json, Texts, flag, opt, setting
+from fedzmg.cli.common import ENGINES, Device, Json, Texts, opt, setting
 from fedzmg.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -79,11 +79,13 @@ def bench(
 
 def theory(
     checks: Annotated[Texts, Argument(help="T1 to T12, E1 to E9.", show_default="all")] = None,
-    plot: Annotated[bool, flag("--plot", "Write figures as PNG and SVG.")] = False,
+    plot: Annotated[bool, Option("--plot", help="Write figures as PNG and SVG.")] = False,
     out: Annotated[Path, opt("Directory for figures.")] = Path("runs/theory"),
     html: Annotated[Path | None, opt("Write a page with tables and figures to this file.")] = None,
-    quick: Annotated[bool, flag("--quick", "Fewer repetitions: faster and coarser.")] = False,
-    as_markdown: Annotated[bool, flag("--markdown", "Print a Markdown table.")] = False,
+    quick: Annotated[
+        bool, Option("--quick", help="Fewer repetitions: faster and coarser.")
+    ] = False,
+    as_markdown: Annotated[bool, Option("--markdown", help="Print a Markdown table.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check the theory: predicted value, measured value and verdict of every claim.
@@ -176,8 +178,8 @@ def diagnose(
     with staged(directory, WRITER) as folder:
         write_json(folder / "diagnosis.json", data)
         figures.save(figures.diagnosis(data), folder / "diagnosis")
-    shown, figure = {**data, "directory": str(directory)}, directory / "diagnosis.png"
-    common.show(shown, partial(views.diagnosis, data), as_json, figure=figure)
+    figure = directory / "diagnosis.png"
+    common.show(data, partial(views.diagnosis, data), as_json, directory, figure=figure)
 
 
 def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, int]:
