@@ -56,20 +56,14 @@ for command in (  # in the order of the help
 app.add_typer(data.app, name="data")
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"fedzmg {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
 def _root(
     context: typer.Context,
-    _version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
+    if version:
+        typer.echo(f"fedzmg {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(FIRST_STEPS)
 

@@ -22,8 +22,6 @@ from fedzmg.errors import unknown
 if TYPE_CHECKING:
     from fedzmg.results.watch import Watch, Work
 
-DIFFERENT = 1
-"""Exit code of differences."""
 Directory = Annotated[
     Path, Argument(metavar="DIR", help="A run, study or grid, or a directory of some.")
 ]
@@ -97,7 +95,7 @@ def diff(
     found = compare(left, right)
     common.show(found.as_dict(), lambda width: views.diff(found, asked, width), as_json)
     if found.differs(asked):
-        raise SystemExit(DIFFERENT)
+        raise SystemExit(1)
 
 
 def verify(
@@ -116,7 +114,7 @@ def verify(
     shown = {"reproduced": good, "runs": data}
     common.show(shown, lambda width: views.verify(data, width), as_json)
     if not good:
-        raise SystemExit(DIFFERENT)
+        raise SystemExit(1)
 
 
 def list_(

@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 ON_CPU = ("mlp",)
 ON_GPU = ("cifar100", "emnist62", "shakespeare")
 """Default workloads."""
-NOT_REPRODUCED = 1
-"""Exit code if a derived number disagrees with its measurement."""
-WRITER = "diagnose"
-OWN = "fedzmg.diagnose.diagnose(task, params=...)"
-FILES = ("diagnosis.json", "diagnosis.png", "diagnosis.svg")
 
 
 def bench(
@@ -135,7 +130,7 @@ def theory(
         console.print(render([overview(findings)], console.width))
     common.echo(views.findings_summary(findings, seconds), err=quiet)
     if any(finding["verdict"] == "not reproduced" for finding in findings):
-        raise SystemExit(NOT_REPRODUCED)
+        raise SystemExit(1)
 
 
 def diagnose(
@@ -165,7 +160,8 @@ def diagnose(
 
     task, params, round_, own_seed = _subject(what, set_ or [])
     directory = out or Path("runs") / f"diagnose-{task.name}{f'-round-{round_}' if round_ else ''}"
-    common.check_output(directory, FILES, WRITER)
+    files = ("diagnosis.json", "diagnosis.png", "diagnosis.svg")
+    common.check_output(directory, files, "diagnose")
     with Console(stderr=as_json).status("measuring") as status:
         found = measure(
             task, params=params, round=round_, clients=clients, examples=examples,
@@ -175,7 +171,7 @@ def diagnose(
             progress=status.update,
         )  # fmt: skip
     data = found.as_dict()
-    with staged(directory, WRITER) as folder:
+    with staged(directory, "diagnose") as folder:
         write_json(folder / "diagnosis.json", data)
         figures.save(figures.diagnosis(data), folder / "diagnosis")
     figure = directory / "diagnosis.png"
@@ -203,7 +199,7 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
     else:
         directory = RunDirectory(Path(what))
         spec = directory.spec()
-        refuse_own_task(spec.task, directory.path, OWN)
+        refuse_own_task(spec.task, directory.path, "fedzmg.diagnose.diagnose(task, params=...)")
         checkpoint = directory.checkpoint()
         if checkpoint is None:
             raise InputError(f"{what} has no checkpoint: train the run for a round or more")

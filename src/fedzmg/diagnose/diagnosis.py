@@ -285,9 +285,9 @@ def centred(task: Task) -> Task | None:
     return replace(task, prepare=prepare)
 
 
-def input_share(task: Task, examples: int = 2048) -> float | None:
+def input_share(task: Task) -> float | None:
     """Compute the mean component's share of the inputs' energy; None for token ids."""
-    x = _some_inputs(task, examples)
+    x = _some_inputs(task, 2048)
     if x is None:
         return None
     flat = x.double().flatten(1)

@@ -306,11 +306,7 @@ TRACKERS: dict[str, tuple[Make, tuple[str, ...]]] = {
 
 
 def named(names: str | Sequence[str] | None) -> dict[str, Make]:
-    """Return the factories of named trackers; a text is comma-separated.
-
-    >>> named("")
-    {}
-    """
+    """Return the factories of named trackers; a text is comma-separated."""
     listed = names.split(",") if isinstance(names, str) else names or []
     found = {}
     for name in filter(None, map(str.strip, listed)):
