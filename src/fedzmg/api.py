@@ -20,6 +20,7 @@ from fedzmg.errors import InputError, Interrupted, unknown
 from fedzmg.experiment.grids.grid import Tuned, run_grid
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
+from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import run_study, study_packs
 from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import Device, EngineName
@@ -82,9 +83,12 @@ def comparison_spec(
     """Build the study of a comparison; ``fields`` may be ``rounds``, ``engine`` and ``device``."""
     for name, key in itertools.product(algorithms, settings):
         own = key.removeprefix(f"{name}.")
-        if own != key and own.partition(".")[0] not in ("client", "server", "weights"):
-            options = known_options(registry.get(name))
-            raise unknown(f"option of {name}", own, options, f"fedzmg list {name}")
+        table = own.partition(".")[0]
+        if own == key or table in ("client", "server", "weights"):
+            continue
+        if table in RunSpec.model_fields:
+            raise InputError(f"{own} cannot be set for one algorithm ({name}), only for all")
+        raise unknown("key", own, known_options(registry.get(name)), f"fedzmg list {name}")
     # Evaluations and rounds are at the top of a study file, in the protocol of a run.
     lifted = {key: f"protocol.{key}" for key in ("rounds", "eval_every")}
     values = {key: v for key, v in settings.items() if key not in lifted.values()}
