@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -98,7 +99,8 @@ class Rule:
                 value = int(value) if isinstance(value, Integral) else float(value)
                 object.__setattr__(self, field.name, value)
                 closed = limits["low"] <= value <= limits["high"]
-                if closed and limits["above"] < value < limits["below"] and math.isfinite(value):
+                finite = abs(value) <= sys.float_info.max  # of any number of digits
+                if closed and limits["above"] < value < limits["below"] and finite:
                     continue
             raise InputError(f"{field.name} = {value!r}: expected {_range_text(limits)}")
 

@@ -6,23 +6,22 @@ import json
 import time
 import webbrowser
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.live import Live
-from typer import Argument
+from typer import Argument, Option
 
 from fedzmg.cli import common
-from fedzmg.cli.common import Json, flag, opt
+from fedzmg.cli.common import Json, opt
 from fedzmg.errors import unknown
 
 if TYPE_CHECKING:
     from fedzmg.results.watch import Watch, Work
 
-DIFFERENT = 1
-"""Exit code of differences."""
 Directory = Annotated[
     Path, Argument(metavar="DIR", help="A run, study or grid, or a directory of some.")
 ]
@@ -30,10 +29,10 @@ Directory = Annotated[
 
 def watch(
     directory: Directory,
-    once: Annotated[bool, flag("--once", "Show the state once and end.")] = False,
+    once: Annotated[bool, Option("--once", help="Show the state once and end.")] = False,
     every: Annotated[float, opt("Seconds between two looks.", min=0.1)] = 2.0,
     wait: Annotated[
-        bool, flag("--wait", "Stay until all is trained, even if nothing runs.")
+        bool, Option("--wait", help="Stay until all is trained, even if nothing runs.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -62,7 +61,7 @@ def watch(
                 before, shown = shown, [view.line(work) for work in works]
                 for line in shown:
                     if line not in before:
-                        common.plain(f"{time.strftime('%H:%M:%S')} {line}")
+                        common.echo(f"{time.strftime('%H:%M:%S')} {line}")
     except KeyboardInterrupt:  # the usual way to leave
         raise SystemExit(common.INTERRUPTED) from None
 
@@ -96,7 +95,7 @@ def diff(
     found = compare(left, right)
     common.show(found.as_dict(), lambda width: views.diff(found, asked, width), as_json)
     if found.differs(asked):
-        raise SystemExit(DIFFERENT)
+        raise SystemExit(1)
 
 
 def verify(
@@ -109,15 +108,13 @@ def verify(
     from fedzmg.experiment.verify import verify as verify_runs
     from fedzmg.terminal import inspection as views
 
-    found = verify_runs(
-        directory, rounds=rounds, runs=runs, say=lambda text: typer.echo(text, err=True)
-    )
+    found = verify_runs(directory, rounds=rounds, runs=runs, say=partial(common.echo, err=True))
     data = [verdict.as_dict() for verdict in found]
     good = all(verdict.reproduced for verdict in found)
     shown = {"reproduced": good, "runs": data}
     common.show(shown, lambda width: views.verify(data, width), as_json)
     if not good:
-        raise SystemExit(DIFFERENT)
+        raise SystemExit(1)
 
 
 def list_(
@@ -157,8 +154,8 @@ def report(
         Argument(metavar="DIR...", help="Runs, studies, grids, descriptions of data, or some."),
     ],
     out: Annotated[Path | None, opt("Directory to write to.", "DIR/report")] = None,
-    page_only: Annotated[bool, flag("--page-only", "Write no tables and figures.")] = False,
-    open_: Annotated[bool, flag("--open", "Open the page in a browser.")] = False,
+    page_only: Annotated[bool, Option("--page-only", help="Write no tables and figures.")] = False,
+    open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write one self-contained HTML page about runs, grids or clients, and its tables and figures.
 
@@ -207,4 +204,4 @@ def export(
     """Write a run's trained model as a plain state dict in safetensors."""
     from fedzmg.experiment.run_directory import export_model
 
-    typer.echo(str(export_model(run_directory, to)))
+    common.echo(export_model(run_directory, to))

@@ -117,7 +117,7 @@ def _strict(value: Any, instead: Callable[[float], Any]) -> Any:
 
 def _parsed(path: Path, parse: Callable[[str], T], kind: str, remedy: str) -> T:
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return parse(path.read_text(encoding="utf-8-sig"))  # editors may add a BOM
     except OSError as error:
         raise InputError(
             f"cannot read {path}: {error.strerror}; check that it exists and is readable"

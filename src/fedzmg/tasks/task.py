@@ -142,7 +142,10 @@ class Task:
             x, y = Examples(data.x[:2].clone(), data.y[:2]).to(data.x.device, dtype)
             shape, kind = tuple(x.shape)[1:], str(x.dtype).removeprefix("torch.")
             with _named(f"the model cannot read {what} data of shape {shape} and type {kind}"):
-                outputs = self.model.try_out(params, self.prepare(x, dtype))
+                # Independence of examples is a matter of the model: one try of it suffices.
+                call = self.model.try_out if what == "training" else self.model.evaluate
+                with torch.no_grad():
+                    outputs = call(params, self.prepare(x, dtype))
             if self.loss in (cross_entropy, masked_cross_entropy):
                 padded = self.loss is masked_cross_entropy
                 _check_labels(data.y.clamp(min=0) if padded else data.y, outputs, f"{what} data")

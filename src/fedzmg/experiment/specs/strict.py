@@ -129,7 +129,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
         key, equals, given = (part.strip() for part in text.partition("="))
         try:
             value = tomllib.loads(f"value = {given}")["value"]
-        except tomllib.TOMLDecodeError:
+        except ValueError:  # not TOML, or a number of thousands of digits
             value = given
         parts = value if isinstance(value, list) else [value]
         if not (key and equals and all(isinstance(p, bool | int | float | str) for p in parts)):
