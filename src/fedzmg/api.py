@@ -30,7 +30,9 @@ COMPARED = ("fedzmg", "fedavg", "fedavg:momentum", "fedadam")
 
 def algorithm_names(text: str) -> list[str]:
     """Parse comma-separated names of algorithms; ``all`` means every one."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = [name.strip() for name in text.split(",")]
+    if "" in names:
+        raise InputError(f"algorithms = {text!r}: a name is empty, remove a comma")
     return list(ALGORITHMS) if names == ["all"] else names
 
 

@@ -230,22 +230,14 @@ _RESULTS |= {"study.toml": "*/*/manifest.json"}
 def read(path: Path, kind: str | None = None) -> Spec:
     """Read a run, a grid or a study, as the file's ``kind`` says; ``kind`` requires one."""
     values = read_toml(path)
-    found = values.get("kind", kind or "run")
-    if "kind" not in values and found == "run" and "algorithms" in values:
-        raise InputError(
-            f'{path}: kind is missing: add kind = "grid" or kind = "study" at its top, or name one '
-            "algorithm = NAME for a run"
-        )
+    if "kind" not in values and kind in (None, "run") and "algorithms" in values:
+        raise InputError(f'{path}: kind is missing: add kind = "grid" or kind = "study" at its top')
+    found = values.pop("kind", kind or "run")
     if not isinstance(found, str) or found not in SPECS:
         raise InputError(f"{path}: {unknown('kind', str(found), SPECS)}")
     if kind is not None and found != kind:
         raise InputError(f"{path} is a {found}: use 'fedzmg {found} {path}'")
-    if found == "run":
-        values.pop("kind", None)
-    try:
-        spec = SPECS[found].parse(values)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+    spec = SPECS[found].parse(values, path)
     # Beside results, an unknown task was made in Python; elsewhere it is a mistake in the file.
     if path.name in _RESULTS and any(path.parent.glob(_RESULTS[path.name])):
         call = "tune" if path.name == "grid.toml" else "compare"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 import pydantic
@@ -48,7 +48,9 @@ Axes: TypeAlias = Annotated[
     dict[str, list[float]], pydantic.BeforeValidator(_dotted), pydantic.AfterValidator(_sorted)
 ]
 """Values to try, by option."""
-Seeds: TypeAlias = Annotated[list[int], pydantic.Field(min_length=1)]
+Seeds: TypeAlias = Annotated[
+    list[Annotated[int, pydantic.Field(ge=0)]], pydantic.Field(min_length=1)
+]
 
 
 class StudyStop(Strict):
@@ -161,17 +163,23 @@ class Plan(Experiment):
         """Return the name of an algorithm in tables and figures."""
         return self.algorithms[name].label or name
 
-    def _targets(self, values: dict[str, Any], key: str) -> list[tuple[dict[str, Any], str]]:
+    def _paths(self, values: dict[str, Any], key: str) -> list[tuple[str, ...]]:
         """``fedavg.client.lr`` is for one algorithm, ``client.momentum`` for all of them."""
-        variants = values["algorithms"]
-        owner = next((name for name in variants if key.startswith(f"{name}.")), None)
-        table, _, name = key.removeprefix(f"{owner}.").partition(".")
-        if owner is not None and (not name or table not in ("client", "server", "axes")):
-            return [(variants[owner], key.removeprefix(f"{owner}."))]
-        if owner is None and (not name or table not in ("client", "server")):
-            return super()._targets(values, key)
-        owned = variants.values() if owner is None else [variants[owner]]
-        return [(variant.setdefault(table, {}), name) for variant in owned]
+        names = values["algorithms"] = self._as_table(values["algorithms"])
+        names = names if isinstance(names, dict) else [""]  # not a table, which is refused
+        owners = [name for name in names if key.startswith(f"{name}.")][:1]
+        own = key.removeprefix(f"{owners[0]}.") if owners else key
+        table, _, name = own.partition(".")
+        is_option = table in ("client", "server") if name else own == "weights"
+        if not owners and not is_option:
+            return super()._paths(values, key)
+        path = (table, name) if name and table in ("client", "server", "axes") else (own,)
+        return [("algorithms", each, *path) for each in owners or names]
+
+    @classmethod
+    def keys_of(cls, table: Sequence[str]) -> list[str]:
+        of_algorithms = [f"algorithms.NAME.{key}" for key in ("weights", "client", "server")]
+        return super().keys_of(table) + ([] if table else of_algorithms)
 
     def bases(self) -> list[str]:
         return [self.base(name) for name in self.algorithms]

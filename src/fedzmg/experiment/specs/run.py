@@ -13,7 +13,7 @@ import torch
 from fedzmg import algorithms, tasks
 from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
-from fedzmg.errors import unknown
+from fedzmg.errors import InputError, unknown
 from fedzmg.experiment.specs.strict import Setting, Strict, Value
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation import Device, EngineName, Trial
@@ -54,23 +54,27 @@ class Experiment(Strict):
     def with_settings(self, settings: Mapping[str, Setting]) -> Self:
         """Copy with ``key=value`` settings; keys as in the TOML file, ``client.lr`` in tables."""
         values = self.model_dump(exclude_none=True)
-        for key, value in settings.items():
-            targets = self._targets(values, key)
-            if not targets:
+        # New algorithms come first: the other settings are for them.
+        for key, value in sorted(settings.items(), key=lambda item: item[0] != "algorithms"):
+            if not (paths := self._paths(values, key)):
                 # A task that was made in Python is not listed.
                 listed = [f"fedzmg list {self.task}"] * (self.task in tasks.TASKS)
                 commands = [self.listing, *listed, "fedzmg list ALGORITHM"]
                 raise unknown("key", key, self._known_keys(), *commands)
-            for table, name in targets:
-                table[name] = value
+            for *names, last in paths:
+                table = values
+                for name in names:
+                    table = table.setdefault(name, {})
+                    if not isinstance(table, dict):
+                        raise InputError(f"{name} = {table!r}: expected a table, to set {key} in")
+                table[last] = value
         return type(self).parse(values)
 
-    def _targets(self, values: dict[str, Any], key: str) -> list[tuple[dict[str, Any], str]]:
-        """Return the tables that a key sets, with its name there; none if it is unknown."""
+    def _paths(self, values: dict[str, Any], key: str) -> list[tuple[str, ...]]:
+        """Return the places that a key sets, each as names of tables; none if it is unknown."""
         table, _, name = key.partition(".")
-        if name:
-            return [(values[table], name)] if table in self.tables else []
-        return [(values, key)] if key in type(self).model_fields else []
+        is_known = table in (self.tables if name else type(self).model_fields)
+        return [(table, name) if name else (key,)] if is_known else []
 
     def _known_keys(self) -> list[str]:
         entry = tasks.TASKS.get(self.task)
@@ -103,7 +107,7 @@ class RunSpec(Experiment):
     tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "client", "server")
 
     algorithm: str = "fedzmg"
-    seed: int = 0
+    seed: int = pydantic.Field(default=0, ge=0)
     client_metrics_every: int = pydantic.Field(default=0, ge=0)
     """Interval of evaluations on each client's own examples: after rounds 1, 1 + N, ... and the
     last; 0: only after the last. It does not affect training."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias, get_args
 
@@ -18,6 +18,20 @@ Value: TypeAlias = bool | int | float | str
 Setting: TypeAlias = Value | list[Value]
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+_WORDS = {
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "literal_error": "{expected}",
+    "greater_than_equal": "at least {ge}",
+    "too_short": "at least {min_length}",
+}
+"""Expected values by pydantic's type of error."""
+_UNION = "a number, true, false or text"
 
 
 class Strict(pydantic.BaseModel):
@@ -31,7 +45,7 @@ class Strict(pydantic.BaseModel):
     """The command that shows every key."""
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> Self:
+    def parse(cls, values: Mapping[str, Any], path: Path | None = None) -> Self:
         """Validate a mapping; one line names an unknown key, a missing one or a wrong value."""
         try:
             return cls.model_validate(dict(values))
@@ -39,33 +53,27 @@ class Strict(pydantic.BaseModel):
             # A misspelt key often makes another one missing, so it is named first.
             found = error.errors()
             first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
-        raise cls._one_line(first)
+        raise InputError(f"{path}: {cls._one_line(first)}" if path else cls._one_line(first))
 
     @classmethod
-    def _one_line(cls, error: Mapping[str, Any]) -> InputError:
-        # pydantic adds the branches of unions, which the user did not write.
-        parts = [str(part) for part in error["loc"] if not str(part).startswith(("list[", "dict["))]
-        if error["type"] == "extra_forbidden":
-            *table, _ = parts
-            known = [".".join([*table, key]) for key in cls.keys_of(table)]
-            return unknown("key", ".".join(parts), known, *filter(None, [cls.listing]))
-        whole = ".".join(parts)
-        key = re.sub(r"\.(bool|int|float|str|literal\[.*\])$", "", whole)
-        if error["type"] == "missing":
+    def _one_line(cls, error: Mapping[str, Any]) -> str:
+        kind, parts, context = error["type"], list(map(str, error["loc"])), error.get("ctx", {})
+        if kind == "extra_forbidden":
+            known = [".".join([*parts[:-1], key]) for key in cls.keys_of(parts[:-1])]
+            return str(unknown("key", ".".join(parts), known, *filter(None, [cls.listing])))
+        # pydantic adds the branch of a union, which the user did not write.
+        is_union = parts[-1:] and parts[-1] in ("bool", "int", "float", "str")
+        key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join(parts[:-1] if is_union else parts))
+        if kind == "missing":
             see = f" ('{cls.listing}' shows its values)" if cls.listing else ""
-            return InputError(f"{key} is missing: add it{see}")
-        reason = error.get("ctx", {}).get("error")
-        if isinstance(reason, ValueError):  # raised by one of our validators
-            return InputError(f"{key}: {reason}" if key else str(reason))
-        message = str(error["msg"]).replace("greater than or equal to", "at least")
-        message = message.replace("Input should be", "expected")
-        if key != whole:  # of a union of plain types pydantic names only the first
-            message = "expected a number, true, false or text"
-        key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", key)
-        return InputError(f"{key} = {error.get('input')!r}: {message}")
+            return f"{key} is missing: add it{see}"
+        if isinstance(reason := context.get("error"), ValueError):  # of one of our validators
+            return f"{key}: {reason}" if key else str(reason)
+        words = _UNION if is_union else _WORDS.get(kind, "another value").format(**context)
+        return f"{key} = {error.get('input')!r}: expected {words}"
 
     @classmethod
-    def keys_of(cls, table: Iterable[str]) -> list[str]:
+    def keys_of(cls, table: Sequence[str]) -> list[str]:
         """Return the keys of a table; ``[]`` is the file itself."""
         kind: Any = cls
         for part in table:
@@ -76,11 +84,7 @@ class Strict(pydantic.BaseModel):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a TOML file."""
-        values = read_toml(path)
-        try:
-            return cls.parse(values)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
+        return cls.parse(read_toml(path), path)
 
     def to_toml(self) -> str:
         """Write a TOML document that :meth:`read` reads back."""
