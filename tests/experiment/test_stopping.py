@@ -15,7 +15,7 @@ from toys import Stop, bare, toy
 
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Metric
-from fedzmg.experiment.control import Stopped, write_stop
+from fedzmg.experiment import manifest
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.grids.score import Known, choose_best, neighbours, warnings
 from fedzmg.experiment.grids.stops import Rule, Stops, dominated, unsettled
@@ -25,6 +25,7 @@ from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import run_study
+from fedzmg.experiment.training import Stopped, write_stop
 from fedzmg.simulation import RoundReport
 
 AXES = {"client.lr": [0.03, 0.3, 1e8]}
@@ -167,6 +168,20 @@ def test_what_might_win_after_all_is_trained_to_the_end(
     assert data["points"][2] == whole["points"][2]
     lines = read_lines(tmp_path / "s" / "mfl" / "stopped.jsonl")
     assert [line.get("revoked", False) for line in lines if line["trial"] == 2] == [False, True]
+
+
+def test_changes_of_a_pack_outlive_those_of_a_revoked_one(tmp_path: Path) -> None:
+    changes = [
+        {"pack": 0, "round": 5, "trials": [0, 1]},
+        {"pack": 0, "revoked": True, "round": 3, "trials": [2]},
+        {"pack": 4, "round": 2, "trials": [4]},
+        {"pack": 0, "revoked": True, "round": 2, "trials": []},
+    ]
+    (tmp_path / "manifest.json").write_text("{}")
+    for change in changes:
+        manifest.note_change(tmp_path, "pack_changes", change)
+    kept = json.loads((tmp_path / "manifest.json").read_text())["pack_changes"]
+    assert kept == [changes[0], changes[2], changes[3]]
 
 
 def test_rounds_to_be_repeated_are_judged_as_they_were(tmp_path: Path) -> None:

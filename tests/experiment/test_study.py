@@ -14,13 +14,13 @@ from toys import Press, Stop, bare, toy
 
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment import run
-from fedzmg.experiment.control import TimeLimitReached
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import find_rates, run_study, study_packs, study_runs
+from fedzmg.experiment.training import TimeLimitReached
 from fedzmg.results.runs import Run
 from fedzmg.results.scores import finals
 from fedzmg.results.study_result import StudyResult

@@ -52,7 +52,7 @@ def bench(
     """Time rounds on random data of a task's shape: speed, memory, distance to the floor."""
     from fedzmg import algorithms
     from fedzmg.bench.measure import environment, measure_all
-    from fedzmg.experiment.control import named_write_errors
+    from fedzmg.experiment.training import named_write_errors
     from fedzmg.simulation import resolve_device
     from fedzmg.storage.formats import write_json
     from fedzmg.terminal import views

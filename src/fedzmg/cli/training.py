@@ -57,7 +57,7 @@ class Work(NamedTuple):
     ) -> Iterator[Tracking]:
         """Show rounds on the terminal and to trackers; report the time limit."""
         from fedzmg import trackers
-        from fedzmg.experiment.control import TimeLimitReached
+        from fedzmg.experiment.training import TimeLimitReached
         from fedzmg.terminal.live import Display
 
         console, makers = Console(stderr=self.as_json), trackers.named(self.track)

@@ -85,13 +85,15 @@ def note(directory: Path, **facts: Any) -> None:
 def note_change(directory: Path, name: str, change: Mapping[str, Any]) -> None:
     """Record a change of the pack; it replaces those of the same and later rounds.
 
-    In a grid, packs train one after another and have the number of their first trial.
+    In a grid, packs train one after another and have the number of their first trial, which a pack
+    of revoked trials may have, too.
     """
+    number = change.get("pack"), change.get("revoked")
     kept = [
         one
         for one in read_json(directory / "manifest.json").get(name, [])
         if one["round"] < change["round"]
-        or (isinstance(one.get("pack"), int) and one["pack"] != change["pack"])
+        or (isinstance(one.get("pack"), int) and (one["pack"], one.get("revoked")) != number)
     ]
     note(directory, **{name: [*kept, change]})
 

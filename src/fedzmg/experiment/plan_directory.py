@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.control import named_write_errors
 from fedzmg.experiment.specs.files import StudySpec
 from fedzmg.experiment.specs.plan import Plan
+from fedzmg.experiment.training import named_write_errors
 from fedzmg.storage import lock
 from fedzmg.storage.files import write_atomic
 from fedzmg.storage.formats import flat, log_lines

@@ -10,17 +10,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedzmg.errors import InputError
-from fedzmg.experiment import control, manifest
+from fedzmg.experiment import manifest
 from fedzmg.experiment.plan_directory import ANOTHER, first_difference
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import FACT
 from fedzmg.experiment.run_directory import Position, RunDirectory
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
 from fedzmg.experiment.training import (
+    Ask,
+    Stopped,
     TrainingStorage,
     build_simulation,
+    checkpoint_interval,
+    named_write_errors,
+    read_stop,
     recorded_chunk,
     training_loop,
+    write_stop,
 )
 from fedzmg.simulation import (
     ClientMetrics,
@@ -52,7 +58,7 @@ class Job(NamedTuple):
     """True if nothing is left to train."""
     records: Sequence[Record] = ()
     clients: tuple[ClientMetrics, ...] = ()
-    stopped: control.Stopped | None = None
+    stopped: Stopped | None = None
     """The decision to stop it early, if there is one."""
 
     @property
@@ -68,7 +74,7 @@ def run_pack(
     *,
     progress: Progress | None = None,
     checkpoint_seconds: float | None = None,
-    stop: control.Ask | None = None,
+    stop: Ask | None = None,
     end: float = math.inf,
     label: str | None = None,
     models: bool = True,
@@ -87,7 +93,7 @@ def run_pack(
     label = label or first.algorithm
     task = replace(task, protocol=first.build_protocol(task))
     rounds = task.protocol.rounds
-    seconds = control.checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds)
+    seconds = checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds)
     directories = [RunDirectory(path) for path in paths] if paths else [None] * len(runs)
     # Complete runs are only read: they need no lock and may be read-only.
     jobs = [_open_job(task, *pair, models=models) for pair in zip(runs, directories, strict=True)]
@@ -156,7 +162,7 @@ def _open_job(
         manifest.refuse_other_task(directory.path, facts, task)
         records = {record.round: record for record in directory.records()}
         position = directory.position(logged=records, until=until)
-        stopped = control.read_stop(directory.path)
+        stopped = read_stop(directory.path)
         last = task.protocol.rounds if stopped is None else stopped.round
         done = 0 if position is None else position.checkpoint.round
         logged = manifest.FINISHED in facts and records.keys() >= set(range(1, last + 1))
@@ -174,7 +180,7 @@ def _open_job(
             progress.say(
                 f"{job.position.rejected}: the previous checkpoint is used, from round {job.done}"
             )
-        with control.named_write_errors(directory.path):
+        with named_write_errors(directory.path):
             directory.repair(job.position)
     return job
 
@@ -189,13 +195,13 @@ def _train(
     jobs: Sequence[Job],
     progress: Progress,
     held: Hold,
-    stop: control.Ask,
+    stop: Ask,
     end: float,
     checkpoint_seconds: float,
 ) -> list[History]:
     """Train runs that are at the same round to their end."""
     first = jobs[0]
-    with control.named_write_errors(None if first.directory is None else first.directory.path):
+    with named_write_errors(None if first.directory is None else first.directory.path):
         simulation = build_simulation(
             task,
             [job.run.trial for job in jobs],
@@ -222,7 +228,7 @@ class RunStorage(TrainingStorage):
     keeps_models = True
 
     def __init__(
-        self, jobs: Sequence[Job], simulation: Simulation, progress: Progress, stop: control.Ask
+        self, jobs: Sequence[Job], simulation: Simulation, progress: Progress, stop: Ask
     ) -> None:
         self._jobs, self._saved_round, self._stop = list(jobs), simulation.round, stop
         self._directories = {i: j.directory for i, j in enumerate(jobs) if j.directory is not None}
@@ -267,7 +273,7 @@ class RunStorage(TrainingStorage):
         known = {i: job.stopped for i, job in enumerate(self._jobs) if job.stopped is not None}
         new = {i: decision for i, decision in self._stop(report).items() if i not in known}
         for i in self._directories.keys() & new:
-            control.write_stop(self._directories[i].path, new[i])
+            write_stop(self._directories[i].path, new[i])
         return sorted({*new, *(i for i, one in known.items() if one.round == report.round)})
 
     def save(self, simulation: Simulation, stopping: Collection[int]) -> None:

@@ -88,11 +88,7 @@ class RunDirectory:
 
     def manifest(self) -> dict[str, Any]:
         """Read versions, device and data of the run."""
-        facts = read_json(self.path / "manifest.json", wanted=FORMAT)
-        for name in ("data_sha256", "engine", "onednn"):
-            if name not in facts:
-                raise InputError(f"{self.path}/manifest.json lacks {name!r}: restore it")
-        return facts
+        return read_manifest(self.path)
 
     def append(self, record: Record) -> None:
         """Append a round to the log."""
@@ -195,6 +191,15 @@ class RunDirectory:
         elif position.rejected:
             os.replace(self.path / PREVIOUS, self.path / NEWEST)
             sync_directory(self.path)
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """Read a manifest with everything that a training is continued or repeated by."""
+    facts = read_json(directory / "manifest.json", wanted=FORMAT)
+    for name in ("data_sha256", "engine", "onednn", "device"):
+        if name not in facts:
+            raise InputError(f"{directory}/manifest.json lacks {name!r}: restore it")
+    return facts
 
 
 def export_model(run: Path, to: Path | None = None) -> Path:

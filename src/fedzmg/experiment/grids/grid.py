@@ -22,13 +22,13 @@ import torch
 
 from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
-from fedzmg.experiment.control import checkpoint_interval, deadline
 from fedzmg.experiment.grids.score import chosen_options, warnings
 from fedzmg.experiment.grids.search import Search, built, known_facts, trials_of
 from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.specs.files import GridSpec
+from fedzmg.experiment.training import checkpoint_interval, deadline
 from fedzmg.results.formatting import aligned
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task

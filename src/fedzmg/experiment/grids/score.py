@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.control import Stopped
 from fedzmg.experiment.plan_directory import FORMAT, Rows
 from fedzmg.experiment.specs.files import GridSpec
+from fedzmg.experiment.training import Stopped
 from fedzmg.tasks.task import Task
 
 

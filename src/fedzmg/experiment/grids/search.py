@@ -11,13 +11,20 @@ from typing import Any, NamedTuple
 
 from fedzmg.data.federated import Examples
 from fedzmg.experiment import manifest
-from fedzmg.experiment.control import Stopped, named_write_errors, newly_diverged
 from fedzmg.experiment.grids.score import counted, score
 from fedzmg.experiment.grids.stops import Stops
 from fedzmg.experiment.plan_directory import read_rows
 from fedzmg.experiment.progress import Progress
+from fedzmg.experiment.run_directory import read_manifest
 from fedzmg.experiment.specs.files import GridSpec
-from fedzmg.experiment.training import TrainingStorage, build_simulation, training_loop
+from fedzmg.experiment.training import (
+    Stopped,
+    TrainingStorage,
+    build_simulation,
+    named_write_errors,
+    newly_diverged,
+    training_loop,
+)
 from fedzmg.simulation import Checkpoint, Record, RoundReport, Simulation, Trial
 from fedzmg.storage.checkpoint import (
     StoredCheckpoint,
@@ -26,7 +33,7 @@ from fedzmg.storage.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from fedzmg.storage.formats import append_log, read_json, write_json
+from fedzmg.storage.formats import append_log, write_json
 from fedzmg.storage.lock import Hold
 from fedzmg.tasks.task import Task
 
@@ -233,9 +240,11 @@ class Search(TrainingStorage):
                 held=self._held, end=self._end, checkpoint_seconds=self._checkpoint_seconds,
             )  # fmt: skip
         finally:
-            manifest.note(self.path, seconds=facts.get("seconds", 0.0) + time.monotonic() - began)
-            if simulation.round == self._spec.rounds or simulation.all_stopped:
-                self._checkpoint.unlink(missing_ok=True)
+            seconds = facts.get("seconds", 0.0) + time.monotonic() - began
+            with named_write_errors(self.path):
+                manifest.note(self.path, seconds=seconds)
+                if simulation.round == self._spec.rounds or simulation.all_stopped:
+                    self._checkpoint.unlink(missing_ok=True)
 
     def _left(self, done: int) -> list[int]:
         """Return the pack's trials that train after round ``done``."""
@@ -293,13 +302,13 @@ class Search(TrainingStorage):
     def note_change(self, simulation: Simulation, name: str) -> None:
         left = [t for i, t in enumerate(self._active) if i not in simulation.stopped_trials]
         fact = {"chunk": simulation.chunk} if name == "chunk_changes" else {"trials": left}
-        change = {"pack": self._pack[0], "round": simulation.round, **fact}
+        revoked = {"revoked": True} if self._stops.revoked.intersection(self._pack) else {}
+        change = {"pack": self._pack[0], **revoked, "round": simulation.round, **fact}
         manifest.note_change(self.path, name, change)
 
 
 def known_facts(directory: Path, task: Task) -> dict[str, Any]:
     """Read the manifest of a search; it is empty before the search began."""
-    path = directory / "manifest.json"
-    facts = read_json(path) if path.exists() else {}
+    facts = read_manifest(directory) if (directory / "manifest.json").exists() else {}
     manifest.refuse_other_task(directory, facts, task)
     return facts

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Metric, worst
-from fedzmg.experiment.control import Stopped
 from fedzmg.experiment.grids.score import Known, known, neighbours
 from fedzmg.experiment.plan_directory import Rows, read_lines
 from fedzmg.experiment.specs.files import GridSpec
+from fedzmg.experiment.training import Stopped
 from fedzmg.storage.formats import append_log
 
 Merit: TypeAlias = tuple[bool, float]

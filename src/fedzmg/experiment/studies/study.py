@@ -18,7 +18,6 @@ from pathlib import Path
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
-from fedzmg.experiment.control import deadline, newly_diverged
 from fedzmg.experiment.grids.score import chosen_options
 from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
 from fedzmg.experiment.progress import Progress, Silent
@@ -27,6 +26,7 @@ from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.files import NO_GRID, StudySpec
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
 from fedzmg.experiment.specs.strict import Value
+from fedzmg.experiment.training import deadline, newly_diverged
 from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import History, packs
 from fedzmg.storage.formats import read_json, write_json
