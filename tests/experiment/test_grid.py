@@ -17,9 +17,8 @@ from toys import Stop, toy
 
 from fedzmg.engine.choose import EngineChoice, EnginePlanner
 from fedzmg.errors import InputError
-from fedzmg.experiment.grids.grid import choosing, run_grid
-from fedzmg.experiment.grids.score import choose_best, neighbours, warnings
-from fedzmg.experiment.plan_directory import read_rows
+from fedzmg.experiment.grids.grid import choosing, run_grid, warnings
+from fedzmg.experiment.grids.score import choose_best, neighbours, read_rows
 from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.training import TimeLimitReached
 from fedzmg.experiment.verify import verify

@@ -237,13 +237,6 @@ def test_thresholds_of_accuracies_are_shares() -> None:
     other.check(other.build_task())
 
 
-def test_evaluations_that_never_come_are_remarked_on() -> None:
-    values = {"task": "digits", "algorithms": ["fedzmg"], "rounds": 5}
-    [remark] = StudySpec.parse({**values, "eval_every": 6}).remarks()
-    assert remark.startswith("eval_every = 6 is more than rounds = 5: only the first and the last")
-    assert not StudySpec.parse({**values, "eval_every": 5}).remarks()
-
-
 @pytest.mark.parametrize("kind", ["run", "grid", "study"])
 def test_schema_names_what_there_is(kind: str) -> None:
     found = schema(kind)
@@ -258,35 +251,35 @@ def test_schema_names_what_there_is(kind: str) -> None:
 def test_estimate_counts_what_the_paper_does() -> None:
     """The numbers of CIFAR-100 by hand; no data is needed for them."""
     plan = spec_files.read(ROOT / "experiments" / "cifar100-grid.toml")
-    found = estimate(plan, timed=False)
+    found = estimate(plan)
     model = 4 * 2_214_532
-    assert (found.trials, found.rounds, found.evaluations) == (3 * 81, 50, 11)
-    assert found.bytes_down == found.bytes_up == 3 * 81 * 50 * 10 * model
+    assert (found["trials"], found["rounds"], found["evaluations"]) == (3 * 81, 50, 11)
+    assert found["bytes_down"] == found["bytes_up"] == 3 * 81 * 50 * 10 * model
     # FedAdam's server keeps two more models; an old and a new checkpoint lie side by side.
-    assert found.disk_bytes - found.disk_bytes_after == 2 * 81 * 3 * model
-    study = estimate(spec_files.read(ROOT / "experiments" / "cifar100-study.toml"), timed=False)
+    assert found["disk_bytes"] - found["disk_bytes_after"] == 2 * 81 * 3 * model
+    study = estimate(spec_files.read(ROOT / "experiments" / "cifar100-study.toml"))
     # After rounds 1, 6, ..., 996 and after the last.
-    assert (study.trials, study.rounds, study.evaluations) == (15, 1000, 201)
+    assert (study["trials"], study["rounds"], study["evaluations"]) == (15, 1000, 201)
 
 
 def test_what_takes_long_is_extrapolated_from_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "SECONDS", 0.0)
     found = estimate(RunSpec(task="digits", protocol={"rounds": 3}))
-    assert found.extrapolated
-    assert found.probe == "one step of one client on 10 examples"
-    assert found.seconds is not None
-    assert 0 < found.seconds < 600
-    shown = dict(views.estimate(found.as_dict()))["time"]
-    assert found.probe in shown
+    assert found["extrapolated"]
+    assert found["probe"] == "one step of one client on 10 examples"
+    assert found["seconds"] is not None
+    assert 0 < found["seconds"] < 600
+    shown = dict(views.estimate(found))["time"]
+    assert found["probe"] in shown
 
 
 def test_estimate_of_embedded_data_counts_steps_and_time() -> None:
     found = estimate(RunSpec(task="digits", engine="vectorized", protocol={"rounds": 3}))
     # 160 clients of 50 images each, batches of 10, two epochs: ten steps for each of five clients.
-    assert found.steps == 3 * 5 * 10
-    assert found.seconds is not None
-    assert 0 < found.seconds < 600
-    assert (found.device, found.engine, found.missing) == ("cpu", "vectorized", "")
-    assert (found.probe, found.extrapolated) == ("2 steps of 5 clients", False)
+    assert found["steps"] == 3 * 5 * 10
+    assert found["seconds"] is not None
+    assert 0 < found["seconds"] < 600
+    assert (found["device"], found["engine"], found["missing"]) == ("cpu", "vectorized", "")
+    assert (found["probe"], found["extrapolated"]) == ("2 steps of 5 clients", False)
     task = tasks.get("digits")
-    assert found.bytes_down == 3 * 5 * task.model_bytes
+    assert found["bytes_down"] == 3 * 5 * task.model_bytes

@@ -16,10 +16,18 @@ from toys import Stop, bare, toy
 from fedzmg.errors import InputError
 from fedzmg.evaluation import Metric
 from fedzmg.experiment import manifest
-from fedzmg.experiment.grids.grid import run_grid
-from fedzmg.experiment.grids.score import Known, choose_best, neighbours, warnings
-from fedzmg.experiment.grids.stops import Rule, Stops, dominated, unsettled
-from fedzmg.experiment.plan_directory import read_lines, read_rows
+from fedzmg.experiment.grids.grid import run_grid, warnings
+from fedzmg.experiment.grids.score import (
+    Known,
+    Rule,
+    Stops,
+    choose_best,
+    dominated,
+    neighbours,
+    read_lines,
+    read_rows,
+    unsettled,
+)
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.files import GridSpec, StudySpec

@@ -211,8 +211,7 @@ def grid(
 ) -> None:
     """Choose learning rates, or any other numbers, by a grid; heat-maps and best points."""
     from fedzmg import trackers
-    from fedzmg.experiment.grids.grid import run_grid
-    from fedzmg.experiment.grids.score import warnings
+    from fedzmg.experiment.grids.grid import run_grid, warnings
     from fedzmg.report import figures
     from fedzmg.storage.formats import read_json
     from fedzmg.terminal import views
@@ -261,8 +260,7 @@ def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
                 find_rates(spec)  # raises for a grid that does not fit
             except MissingGrid as error:
                 to_do = [str(error)]
-            to_do += [f"{file}: {remark}" for remark in spec.remarks()]
-        found = estimate(spec).as_dict()
+        found = estimate(spec)
     common.say(*to_do)
     lines = (f"{what:<12} {text}" for what, text in views.estimate(found).items())
     typer.echo(json.dumps(found) if as_json else "\n".join(lines))
@@ -297,8 +295,7 @@ def _prepare(
         spec.check()
         task = spec.build_task()
         spec.check(task)
-    remarks = spec.remarks() if kind == "study" else []
-    common.say(*task.notes, *(f"{file}: {remark}" for remark in remarks))
+    common.say(*task.notes)
     return spec, Work(task, out or Path("runs") / file.stem, track, as_json)
 
 

@@ -26,7 +26,8 @@ FINISHED = "finished"
 
 def describe(simulation: Simulation) -> dict[str, Any]:
     """Describe versions, machine, data, execution path and the trials of a pack."""
-    device = simulation.device
+    device, task = simulation.device, simulation.task
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "format": FORMAT,
         **provenance(),
@@ -36,9 +37,7 @@ def describe(simulation: Simulation) -> dict[str, Any]:
         "numpy": np.__version__,
         "platform": platform.platform(),
         "device": device.type,
-        "device_name": (
-            torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-        ),
+        "device_name": name,
         "threads": torch.get_num_threads(),
         "dtype": str(simulation.dtype).removeprefix("torch."),
         "precision": simulation.precision,
@@ -48,13 +47,13 @@ def describe(simulation: Simulation) -> dict[str, Any]:
         "engine_reason": simulation.choice.reason,
         "chunk": simulation.chunk,
         "pack": members(simulation),
-        "metric": simulation.task.metric.name,
-        "higher_is_better": simulation.task.metric.higher_is_better,
-        "preset": dict(simulation.task.preset),
-        "clients": len(simulation.task.train),
-        "examples": simulation.task.train.examples.size,
-        "data_sha256": simulation.task.train.fingerprint(),
-        "task_sha256": simulation.task.fingerprint(),
+        "metric": task.metric.name,
+        "higher_is_better": task.metric.higher_is_better,
+        "preset": dict(task.preset),
+        "clients": len(task.train),
+        "examples": task.train.examples.size,
+        "data_sha256": task.train.fingerprint(),
+        "task_sha256": task.fingerprint(),
         # Trials of a pack differ in numbers only.
         FACT: rules_sha256(simulation.trials[0].algorithm),
     }
@@ -116,7 +115,5 @@ def refuse_other_task(directory: Path, facts: Mapping[str, Any], task: Task) -> 
         ("task_sha256", task.fingerprint(), "another model, test set or metric"),
     ):
         if facts.get(name, now_) != now_:
-            raise InputError(
-                f"{directory} was trained with {what} than {task.name!r} has now: choose another "
-                "directory with --out"
-            )
+            now_has = f"{what} than {task.name!r} has now"
+            raise InputError(f"{directory} was trained with {now_has}: choose another --out")

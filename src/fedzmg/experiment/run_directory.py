@@ -31,14 +31,8 @@ import safetensors.torch
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.simulation import Checkpoint, ClientMetrics, Record
+from fedzmg.storage import checkpoint as stored
 from fedzmg.storage import lock
-from fedzmg.storage.checkpoint import (
-    StoredCheckpoint,
-    UnusableCheckpoint,
-    bound_to,
-    read_checkpoint,
-    write_checkpoint,
-)
 from fedzmg.storage.client_metrics import CLIENTS, ClientTable, read_clients, write_clients
 from fedzmg.storage.files import remove_leftovers, sync_directory, write_atomic
 from fedzmg.storage.formats import append_log, log_lines, read_json, write_json
@@ -81,9 +75,9 @@ class RunDirectory:
     def spec(self) -> RunSpec:
         """Read the specification."""
         if not (self.path / "spec.toml").is_file():
-            inside = min(self.path.glob("*/seed-*/spec.toml"), default=None)
-            remedy = "another directory" if inside is None else f"a run in it, {inside.parent}"
-            raise InputError(f"{self.path} holds no spec.toml, it is not a run: pass {remedy}")
+            inside = [f", such as {p.parent}" for p in self.path.glob("*/seed-*/spec.toml")]
+            run = f"a run directory{min(inside, default='')}"
+            raise InputError(f"{self.path} holds no spec.toml: pass {run}")
         return RunSpec.read(self.path / "spec.toml")
 
     def manifest(self) -> dict[str, Any]:
@@ -101,26 +95,21 @@ class RunDirectory:
 
     @functools.cached_property
     def _binding(self) -> str:
-        return bound_to(self.path / "spec.toml")
+        return stored.bound_to(self.path / "spec.toml")
 
     def save(self, checkpoint: Checkpoint, before: int = 0) -> None:
         """Write a checkpoint; the newest one so far, of round ``before``, becomes the previous."""
-        stored = StoredCheckpoint(checkpoint.round, before, {0: checkpoint.tensors})
-        write_checkpoint(self.path / NEWEST, stored, self._binding, keep=self.path / PREVIOUS)
+        found = stored.StoredCheckpoint(checkpoint.round, before, {0: checkpoint.tensors})
+        path, previous = self.path / NEWEST, self.path / PREVIOUS
+        stored.write_checkpoint(path, found, self._binding, keep=previous)
 
     def save_clients(self, found: Sequence[ClientMetrics]) -> None:
         """Write all evaluations of single clients."""
         last = found[-1]
-        table = ClientTable(
-            last.part,
-            last.population,
-            last.clients,
-            last.examples,
-            rounds=np.array([one.round for one in found]),
-            metric=np.stack([one.metric for one in found]),
-            loss=np.stack([one.loss for one in found]),
-        )
-        write_clients(self.path, table)
+        rounds = np.array([one.round for one in found])
+        values = [np.stack([getattr(one, name) for one in found]) for name in ("metric", "loss")]
+        shared = last.part, last.population, last.clients, last.examples
+        write_clients(self.path, ClientTable(*shared, rounds, *values))
 
     def clients(self, until: int | None = None) -> tuple[ClientMetrics, ...]:
         """Read evaluations of single clients in order of rounds, up to round ``until``."""
@@ -148,34 +137,30 @@ class RunDirectory:
                 # Reading the binding needs a specification, so a missing file comes first.
                 if not path.exists():
                     raise FileNotFoundError
-                found = read_checkpoint(path, self._binding)
+                found = stored.read_checkpoint(path, self._binding)
                 if until is not None and found.round > until:
-                    raise UnusableCheckpoint(f"it is of round {found.round}")
+                    raise stored.UnusableCheckpoint(f"it is of round {found.round}")
                 if logged is not None and any(r not in logged for r in range(1, found.round + 1)):
-                    raise UnusableCheckpoint(f"{LOG} lacks rounds before {found.round}")
+                    raise stored.UnusableCheckpoint(f"{LOG} lacks rounds before {found.round}")
             except FileNotFoundError:
                 reasons.append(f"{path} is missing")
-            except UnusableCheckpoint as error:
+            except stored.UnusableCheckpoint as error:
                 reasons.append(f"{path} cannot be used ({error})")
             else:
                 checkpoint = Checkpoint(found.round, dict(found.tensors[0]))
                 return Position(checkpoint, found.previous, "; ".join(reasons))
         if until is not None or all(reason.endswith(" is missing") for reason in reasons):
             return None
-        raise InputError(
-            f"{'; '.join(reasons)}: restore one of them, or remove {NEWEST} and {PREVIOUS} to "
-            "start this run again from round 1"
-        )
+        remedy = "restore one of them, or remove both to start again from round 1"
+        raise InputError(f"{'; '.join(reasons)}: {remedy}")
 
     def checkpoint(self) -> Checkpoint | None:
         """Read the newest checkpoint without repairing anything; None before the first one."""
         found = self.position()
         # A crash between the two renames leaves only the previous one, which is then the newest.
         if found is not None and found.rejected and (self.path / NEWEST).exists():
-            raise InputError(
-                f"{found.rejected}: run the same command again, it continues from round "
-                f"{found.checkpoint.round}"
-            )
+            remedy = f"train again, which continues from round {found.checkpoint.round}"
+            raise InputError(f"{found.rejected}: {remedy}")
         return None if found is None else found.checkpoint
 
     def repair(self, position: Position | None) -> None:
@@ -211,18 +196,10 @@ def export_model(run: Path, to: Path | None = None) -> Path:
     directory = RunDirectory(run)
     spec, checkpoint = directory.spec(), directory.checkpoint()
     if checkpoint is None:
-        raise InputError(
-            f"{run} holds no checkpoint: let the run finish a round, train it again if its "
-            "checkpoints were removed, or export from the original of a kept copy"
-        )
+        raise InputError(f"{run} holds no checkpoint: train it, or use the original of a kept copy")
     path = to or run / "model.safetensors"
-    facts = {
-        "format": "pt",
-        "task": spec.task,
-        "algorithm": spec.algorithm,
-        "seed": str(spec.seed),
-        "round": str(checkpoint.round),
-    }
+    facts = {"format": "pt", "task": spec.task, "algorithm": spec.algorithm}
+    facts |= {"seed": str(spec.seed), "round": str(checkpoint.round)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, safetensors.torch.save(dict(checkpoint.params().items()), facts))

@@ -22,11 +22,14 @@ from fedzmg.engine.choose import EngineChoice, EnginePlanner
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment import manifest
 from fedzmg.experiment.progress import Progress
+from fedzmg.experiment.specs.files import StudySpec
 from fedzmg.experiment.specs.plan import Plan
 from fedzmg.experiment.specs.run import DTYPES, RunSpec
 from fedzmg.simulation import Checkpoint, RoundReport, Simulation, Trial, resolve_device
-from fedzmg.storage.formats import RESTORE, read_json, write_json
-from fedzmg.storage.lock import Hold
+from fedzmg.storage import lock
+from fedzmg.storage.files import write_atomic
+from fedzmg.storage.formats import RESTORE, flat, read_json, write_json
+from fedzmg.storage.lock import Hold, hold
 from fedzmg.tasks.task import Task
 
 CHECKPOINT_SHARE = 0.05
@@ -34,6 +37,9 @@ CHECKPOINT_SHARE = 0.05
 Why: TypeAlias = Literal["diverged", "cannot_win", "halving"]
 STOPPED = "stopped.json"
 FORMAT = 1
+"""Format of ``stopped.json``, ``grid.json``, ``scores.json`` and ``study.json``."""
+ANOTHER = "choose another directory with --out"
+REMAKE = "remove it to make it again"
 
 
 class TimeLimitReached(Exception):
@@ -86,6 +92,48 @@ def named_write_errors(path: Path | None) -> Iterator[None]:
         ) from None
 
 
+@contextlib.contextmanager
+def claimed(
+    out: Path, spec: Plan, name: str, say: Callable[[str], None], *, grow: bool = False
+) -> Iterator[tuple[Hold, bool]]:
+    """Lock a directory and write its plan ``name``, or check that it holds the same plan.
+
+    With ``grow``, a study that extends the one there replaces it. Yield the lock, and True for a
+    study that is only a part of the one there.
+    """
+    with hold([out], say) as held:
+        path, part = out / name, False
+        kept = type(spec).read(path) if path.is_file() else None
+        if kept is None and any(p.name not in (lock.NAME, lock.GUARD) for p in out.iterdir()):
+            raise InputError(f"{out} is not empty and holds no {name}: {ANOTHER}")
+        difference = "" if kept is None else _difference(kept, spec)
+        if difference and grow and isinstance(spec, StudySpec) and isinstance(kept, StudySpec):
+            part = kept != spec and kept.extends(spec)
+            difference = "" if part or spec.extends(kept) else difference
+            kept = kept if part else None
+        if difference:
+            raise InputError(f"{out} holds another {path.stem} ({difference}): {ANOTHER}")
+        if kept is None:
+            with named_write_errors(out):
+                write_atomic(path, spec.to_toml().encode())
+        yield held, part
+
+
+def _difference(kept: Plan, asked: Plan) -> str:
+    if kept != asked:
+        values = (plan.model_dump(exclude_none=True) for plan in (kept, asked))
+        # An algorithm without settings of its own is an empty table, but it counts.
+        return first_difference(*(flat(one, keep_empty=True) for one in values))
+    there, here = kept.orders(), asked.orders()
+    return "" if there == here else first_difference(there, here)
+
+
+def first_difference(there: Mapping[str, object], here: Mapping[str, object]) -> str:
+    """Describe the first setting, by dotted name, in which two specifications differ."""
+    key = next(k for k in [*here, *there] if there.get(k) != here.get(k))
+    return f"{key} is {there.get(key)!r} there and {here.get(key)!r} here"
+
+
 def checkpoint_interval(default: float, given: float | None = None) -> float:
     """Return the seconds between checkpoints: those given, the environment's or the default."""
     text = os.environ.get("FEDZMG_CHECKPOINT_SECONDS")
@@ -94,9 +142,7 @@ def checkpoint_interval(default: float, given: float | None = None) -> float:
     with contextlib.suppress(ValueError):
         if (seconds := float(text)) >= 0:
             return seconds
-    raise InputError(
-        f"FEDZMG_CHECKPOINT_SECONDS = {text!r}: expected a number of seconds, at least 0"
-    )
+    raise InputError(f"FEDZMG_CHECKPOINT_SECONDS = {text!r}: expected a number, at least 0")
 
 
 class Stopped(NamedTuple):
@@ -157,7 +203,7 @@ def read_stop(directory: Path) -> Stopped | None:
 class TrainingStorage(abc.ABC):
     """Stores the results of a training loop."""
 
-    path: Path | None = None
+    path: Path | None
     """Directory of the results; None if nothing is stored."""
     keeps_models: bool = False
     """True if the last checkpoint of a trial is a result."""

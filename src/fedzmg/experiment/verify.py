@@ -19,8 +19,8 @@ from fedzmg.engine.choose import can_compile
 from fedzmg.errors import InputError
 from fedzmg.experiment import manifest
 from fedzmg.experiment.grids.grid import choosing
+from fedzmg.experiment.grids.score import read_rows
 from fedzmg.experiment.grids.search import built, evaluated, packs, trials_of
-from fedzmg.experiment.plan_directory import read_rows
 from fedzmg.experiment.run_directory import RunDirectory, read_manifest
 from fedzmg.experiment.specs.files import GridSpec, refuse_own_task
 from fedzmg.experiment.specs.run import RunSpec

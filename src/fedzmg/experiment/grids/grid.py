@@ -22,13 +22,11 @@ import torch
 
 from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
-from fedzmg.experiment.grids.score import chosen_options, warnings
 from fedzmg.experiment.grids.search import Search, built, known_facts, trials_of
-from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.specs.files import GridSpec
-from fedzmg.experiment.training import checkpoint_interval, deadline
+from fedzmg.experiment.training import FORMAT, REMAKE, checkpoint_interval, claimed, deadline
 from fedzmg.results.formatting import aligned
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
@@ -116,6 +114,46 @@ def _summary(spec: GridSpec, task: Task, found: Mapping[str, Any]) -> dict[str, 
         **({"stop": spec.stop.model_dump(exclude_none=True)} if spec.stops else {}),
         "algorithms": dict(found),
     }
+
+
+def chosen_options(
+    name: str, entry: Mapping[str, Any], best: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the fixed options of an entry of ``grid.json`` and those of the chosen point."""
+    if best is None:
+        raise InputError(f"every point of {name} diverged: search smaller learning rates")
+    weights = {"weights": entry["weights"]} if entry.get("weights") else {}
+    return {**weights, **entry["fixed"], **best["options"]}
+
+
+def warnings(data: Mapping[str, Any]) -> list[str]:
+    """Return warnings about a grid: borders, algorithms that only diverged, heuristics.
+
+    A line does not begin with an algorithm, because the command's name is put before it.
+    """
+    found = []
+    for name, entry in data["algorithms"].items():
+        best = entry["best"]
+        if best is None:
+            found.append(f"every point of {name} diverged; search smaller learning rates")
+        elif best["border"]:
+            edges = ", ".join(f"{key} = {best['options'][key]:.4g}" for key in best["border_axes"])
+            found.append(
+                f"the best point of {name} lies on the border ({edges}); a wider grid may do better"
+            )
+        other = entry.get("best_by_test")
+        if best is not None and other is not None and other["options"] != best["options"]:
+            options = ", ".join(f"{key} = {value:.4g}" for key, value in other["options"].items())
+            found.append(
+                f"for {name} the whole test set, by which the paper chooses, would choose {options}"
+            )
+        halved = entry.get("stopped", {}).get("halving", 0)
+        if halved:
+            found.append(
+                f"{halved} trials of {name} were stopped by a heuristic (heuristic_halving); one "
+                "of them might have won"
+            )
+    return found
 
 
 @dataclass(frozen=True)

@@ -57,16 +57,13 @@ class StudyStop(Strict):
     """Early-stopping rule for runs of a study (off by default)."""
 
     diverged: bool = False
-    """Stop a run once it has diverged. Its model is frozen and its score is the worst possible
-    anyway, so every score stays the same; only its traffic and its steps end."""
+    """Stop a trial once it has diverged. Its model is frozen and its score is the worst possible
+    anyway, so no score and no choice changes; only its traffic and its steps end."""
 
 
-class GridStop(Strict):
+class GridStop(StudyStop):
     """Early-stopping rule for points of a grid (off by default)."""
 
-    diverged: bool = False
-    """Stop a trial once it has diverged. Its model is frozen and its score is the worst possible
-    anyway, so no score and no choice changes."""
     cannot_win: bool = False
     """Stop a point once its score cannot reach the best one any more, even if every evaluation to
     come had the best possible value. The choice stays the same: at the end every stopped point is
@@ -223,11 +220,9 @@ class Plan(Experiment):
         else:
             protocol, clients = task.protocol, len(task.train)
         protocol = protocol.with_options(self.protocol)
-        if protocol.cohort > clients and not protocol.replacement:
-            raise InputError(
-                f"cohort = {protocol.cohort} but there are {clients} clients: choose a smaller "
-                "cohort or protocol.replacement = true"
-            )
+        if (cohort := protocol.cohort) > clients and not protocol.replacement:
+            remedy = "choose a smaller one, or protocol.replacement = true"
+            raise InputError(f"cohort = {cohort} but there are {clients} clients: {remedy}")
         for name in self.algorithms:
             self.check_algorithm(name, task)
 
