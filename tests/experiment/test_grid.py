@@ -235,7 +235,7 @@ def test_other_data_in_the_same_place_is_refused(tmp_path: Path) -> None:
         run_grid(spec(), tmp_path, task=toy(seed=1))
 
 
-@pytest.mark.parametrize("write", ["append_log", "manifest.note"])
+@pytest.mark.parametrize("write", ["append_log", "run_directory.change_manifest"])
 def test_full_disk_is_one_line_and_the_grid_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
 ) -> None:

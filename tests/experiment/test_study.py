@@ -384,7 +384,7 @@ def test_rates_come_from_the_source_that_the_study_names(tmp_path: Path) -> None
     assert (mixed["scaffold"].client, mixed["scaffold"].server) == ({"lr": 0.4}, {"lr": 0.9})
     for message, changes in (
         ("rates = 'nowhere'", {"rates": "nowhere"}),
-        ("'toy', not of 'digits'", {"task": "digits"}),
+        ("'toy', not for 'digits'", {"task": "digits"}),
         ("fedadam is not in the grid .*, or set its client.lr", {"algorithms": ["fedadam"]}),
         ("is fedavg in the grid .* and mfl", {"algorithms": {"fedavg": {"algorithm": "mfl"}}}),
     ):

@@ -16,7 +16,7 @@ import torch
 from toys import Stop, toy
 
 from fedzmg.errors import InputError
-from fedzmg.experiment import manifest, training
+from fedzmg.experiment import run_directory, training
 from fedzmg.experiment import verify as module
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.run import run_pack
@@ -94,7 +94,9 @@ def test_all_clients_at_once_is_a_width_on_a_gpu(
     device: str, recorded: int | None, chunk: int | None
 ) -> None:
     facts = {"device": device, "chunk": recorded}
-    assert manifest.chunk(facts, toy(), trials=5) == chunk, "five trials of three clients"
+    assert run_directory.clients_at_once(facts, toy(), trials=5) == chunk, (
+        "five trials of three clients"
+    )
 
 
 def test_difference_is_found_in_its_round_with_its_size(runs: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedzmg.errors import InputError
-from fedzmg.experiment import manifest, training
+from fedzmg.experiment import run_directory, training
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import FACT
 from fedzmg.experiment.run_directory import Position, RunDirectory
@@ -153,13 +153,13 @@ def _open_job(
             another = f"holds another run ({difference}): {training.ANOTHER}"
             raise InputError(f"{directory.path} {another}")
         facts = directory.manifest()
-        manifest.refuse_other_task(directory.path, facts, task)
+        run_directory.refuse_other_task(directory.path, facts, task)
         records = {record.round: record for record in directory.records()}
         position = directory.position(logged=records, until=until)
         stopped = training.read_stop(directory.path)
         last = task.protocol.rounds if stopped is None else stopped.round
         done = 0 if position is None else position.checkpoint.round
-        logged = manifest.FINISHED in facts and records.keys() >= set(range(1, last + 1))
+        logged = "finished" in facts and records.keys() >= set(range(1, last + 1))
         if position is None and logged and not models:
             done = last
         job = Job(
@@ -197,19 +197,20 @@ class RunStorage(training.TrainingStorage):
         self.path = self._directories[0].path if self._directories else None
         self.records = [list(job.records) for job in jobs]
         self.clients = [list(job.clients) for job in jobs]
+        chunks = (first.facts or {}).get("chunk_changes")
         self.simulation = training.build_simulation(
             task,
             [job.run.trial for job in jobs],
             first.run.spec,
             [directory.path for directory in self._directories.values()],
             facts=first.facts,
-            chunk=training.recorded_chunk(first.facts, task, len(jobs)) if first.facts else None,
+            chunk=chunks[-1]["chunk"] if chunks else None,
             restored=[job.position.checkpoint for job in jobs if job.position is not None],
         )
         self._saved_round = self.simulation.round
         # Also protect what the checkpoint before needs, in case the newest gets damaged.
         self.simulation.memory.commit(first.before, self._saved_round)
-        now = manifest.describe(self.simulation)
+        now = run_directory.describe_training(self.simulation)
         for i, directory in self._directories.items():
             facts = jobs[i].facts
             if facts is None:
@@ -220,7 +221,7 @@ class RunStorage(training.TrainingStorage):
                     what = f"began with {name} {then} and continues with {now[name]}"
                     progress.say(f"{directory.path} {what}: the last bits may differ")
             changes = {FACT: now[FACT]} if self._saved_round == 0 else {}
-            manifest.note(directory.path, **{manifest.FINISHED: None}, **changes)
+            run_directory.change_manifest(directory.path, finished=None, **changes)
 
     def append(self, report: RoundReport) -> RoundReport:
         simulation = report.simulation
@@ -262,13 +263,14 @@ class RunStorage(training.TrainingStorage):
         for i in active:
             # The log alone does not tell: its last line precedes the last checkpoint.
             if ended or i in stopping:
-                manifest.note(self._directories[i].path, **{manifest.FINISHED: manifest.now()})
+                path, now = self._directories[i].path, run_directory.timestamp()
+                run_directory.change_manifest(path, finished=now)
 
     def note_change(self, simulation: Simulation, name: str) -> None:
-        names = manifest.members(simulation)
+        names = run_directory.member_names(simulation)
         left = [i for i in range(len(self._jobs)) if i not in simulation.stopped_trials]
         pack = {"pack": [names[i] for i in left]}
         fact = {"chunk": simulation.chunk} if name == "chunk_changes" else pack
         for i in self._directories.keys() & left:
             change = {"round": simulation.round, **fact}
-            manifest.note_change(self._directories[i].path, name, change)
+            run_directory.note_change(self._directories[i].path, name, change)

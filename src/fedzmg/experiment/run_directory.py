@@ -1,9 +1,10 @@
-"""Run directories: the files of one run, and their repair after a crash.
+"""Run directories: the files of one run, their manifests, and their repair after a crash.
 
 ::
 
     spec.toml                        the specification with every default written out
-    manifest.json                    versions, device, commit, data hash, execution path
+    manifest.json                    versions, device, commit, data hash, execution path;
+                                     "finished": the time of the last round's checkpoint
     metrics.jsonl                    one line per round, append-only; later lines supersede
     checkpoint.safetensors           the newest checkpoint
     checkpoint.previous.safetensors  the one before, in case the newest is damaged
@@ -20,22 +21,28 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors.torch
+import torch
 
 from fedzmg.errors import InputError
+from fedzmg.experiment.rules_hash import FACT, rules_sha256
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.simulation import Checkpoint, ClientMetrics, Record
+from fedzmg.provenance import provenance
+from fedzmg.simulation import Checkpoint, ClientMetrics, Record, Simulation
 from fedzmg.storage import checkpoint as stored
 from fedzmg.storage import lock
 from fedzmg.storage.client_metrics import CLIENTS, ClientTable, read_clients, write_clients
-from fedzmg.storage.files import remove_leftovers, sync_directory, write_atomic
+from fedzmg.storage.files import folder_name, remove_leftovers, sync_directory, write_atomic
 from fedzmg.storage.formats import append_log, log_lines, read_json, write_json
+from fedzmg.tasks.task import Task
 
 FORMAT = 1
 NEWEST = "checkpoint.safetensors"
@@ -185,6 +192,97 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         if name not in facts:
             raise InputError(f"{directory}/manifest.json lacks {name!r}: restore it")
     return facts
+
+
+def describe_training(simulation: Simulation) -> dict[str, Any]:
+    """Describe versions, machine, data, execution path and the trials of a pack."""
+    device, task = simulation.device, simulation.task
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "format": FORMAT,
+        **provenance(),
+        "started": timestamp(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": device.type,
+        "device_name": name,
+        "threads": torch.get_num_threads(),
+        "dtype": str(simulation.dtype).removeprefix("torch."),
+        "precision": simulation.precision,
+        "deterministic": simulation.deterministic,
+        "engine": simulation.choice.path,
+        "onednn": simulation.choice.onednn,
+        "engine_reason": simulation.choice.reason,
+        "chunk": simulation.chunk,
+        "pack": member_names(simulation),
+        "metric": task.metric.name,
+        "higher_is_better": task.metric.higher_is_better,
+        "preset": dict(task.preset),
+        "clients": len(task.train),
+        "examples": task.train.examples.size,
+        "data_sha256": task.train.fingerprint(),
+        "task_sha256": task.fingerprint(),
+        # Trials of a pack differ in numbers only.
+        FACT: rules_sha256(simulation.trials[0].algorithm),
+    }
+
+
+def timestamp() -> str:
+    """Return the current time as a manifest records it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def member_names(simulation: Simulation) -> list[str]:
+    """Name the trials of a pack by directory in a study, else by algorithm."""
+    names = [folder_name(trial.name) or trial.algorithm.name for trial in simulation.trials]
+    return [f"{n}/seed-{t.seed}" for n, t in zip(names, simulation.trials, strict=True)]
+
+
+def change_manifest(directory: Path, **facts: Any) -> None:
+    """Change facts of a manifest; None removes a fact."""
+    path = directory / "manifest.json"
+    before = read_json(path)
+    after = {k: v for k, v in {**before, **facts}.items() if k not in facts or v is not None}
+    if after != before:
+        write_json(path, after)
+
+
+def note_change(directory: Path, name: str, change: Mapping[str, Any]) -> None:
+    """Record a change of the pack; it replaces those of the same and later rounds.
+
+    In a grid, packs train one after another and have the number of their first trial, which a pack
+    of revoked trials may have, too.
+    """
+    number = change.get("pack"), change.get("revoked")
+    kept = [
+        one
+        for one in read_json(directory / "manifest.json").get(name, [])
+        if one["round"] < change["round"]
+        or (isinstance(one.get("pack"), int) and (one["pack"], one.get("revoked")) != number)
+    ]
+    change_manifest(directory, **{name: [*kept, change]})
+
+
+def clients_at_once(facts: Mapping[str, Any], task: Task, trials: int) -> int | None:
+    """Return the number of clients that trained at once; None if it does not affect results.
+
+    On a GPU another width changes the last bits, so all clients at once is a number there.
+    """
+    everyone = trials * task.protocol.cohort if facts["device"] == "cuda" else None
+    return facts["chunk"] if facts.get("chunk") is not None else everyone
+
+
+def refuse_other_task(directory: Path, facts: Mapping[str, Any], task: Task) -> None:
+    """Refuse to continue with other data, or another model, test set or metric."""
+    for name, now_, what in (
+        ("data_sha256", task.train.fingerprint(), "other data"),
+        ("task_sha256", task.fingerprint(), "another model, test set or metric"),
+    ):
+        if facts.get(name, now_) != now_:
+            now_has = f"{what} than {task.name!r} has now"
+            raise InputError(f"{directory} was trained with {now_has}: choose another --out")
 
 
 def export_model(run: Path, to: Path | None = None) -> Path:

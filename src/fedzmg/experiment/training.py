@@ -20,7 +20,7 @@ import torch
 
 from fedzmg.engine.choose import EngineChoice, EnginePlanner
 from fedzmg.errors import InputError, Interrupted
-from fedzmg.experiment import manifest
+from fedzmg.experiment import run_directory
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.files import StudySpec
 from fedzmg.experiment.specs.plan import Plan
@@ -86,10 +86,8 @@ def named_write_errors(path: Path | None) -> Iterator[None]:
     except OSError as error:
         if path is None:
             raise
-        raise InputError(
-            f"cannot write to {path}: {error.strerror or error}; results so far are complete, run "
-            "the same command again when there is room"
-        ) from None
+        remedy = "results so far are complete, run the same command again when there is room"
+        raise InputError(f"cannot write to {path}: {error.strerror or error}; {remedy}") from None
 
 
 @contextlib.contextmanager
@@ -253,10 +251,8 @@ def training_loop(
                     chunk, report = simulation.chunk, simulation.run_round()
                     held.check()
                     if simulation.chunk != chunk:
-                        progress.say(
-                            f"round {report.round}: out of memory; from here on "
-                            f"{simulation.chunk} clients train at once"
-                        )
+                        now = f"from here on {simulation.chunk} clients train at once"
+                        progress.say(f"round {report.round}: out of memory; {now}")
                         storage.note_change(simulation, "chunk_changes")
                     report = storage.append(report)
                     stopping, spent = storage.early_stops(report), time.monotonic() >= end
@@ -303,9 +299,11 @@ def build_simulation(
     """Build a simulation with the device, dtype, engine and precision of a specification.
 
     ``memory`` has a directory of client memory per trial. ``facts`` is the manifest of an earlier
-    part; another execution path would change the last bits. ``trainings`` simulations share
-    compiled code.
+    part; another execution path would change the last bits, and so may another ``chunk``, the
+    number of clients that train at once. ``trainings`` simulations share compiled code.
     """
+    if chunk is None and facts:
+        chunk = run_directory.clients_at_once(facts, task, len(trials))
     engine = EngineChoice(facts["engine"], "as recorded", facts["onednn"]) if facts else spec.engine
     return Simulation(
         task,
@@ -319,9 +317,3 @@ def build_simulation(
         restored=restored or None,
         memory_places=memory or None,
     )
-
-
-def recorded_chunk(facts: Mapping[str, Any], task: Task, trials: int) -> int | None:
-    """Return the number of clients that last trained at once; None if it is not fixed."""
-    changes = facts.get("chunk_changes", [])
-    return changes[-1]["chunk"] if changes else manifest.chunk(facts, task, trials)

@@ -17,11 +17,11 @@ import torch
 
 from fedzmg.engine.choose import can_compile
 from fedzmg.errors import InputError
-from fedzmg.experiment import manifest
+from fedzmg.experiment import run_directory
 from fedzmg.experiment.grids.grid import choosing
 from fedzmg.experiment.grids.score import read_rows
 from fedzmg.experiment.grids.search import built, evaluated, packs, trials_of
-from fedzmg.experiment.run_directory import RunDirectory, read_manifest
+from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.files import GridSpec, refuse_own_task
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.training import build_simulation
@@ -136,10 +136,7 @@ def verify(
         raise InputError(f"{root} is not a directory; pass a run directory or one that holds some")
     paths = [spec.parent for spec in sorted(root.resolve().rglob("spec.toml"))[:runs]]
     if not paths:
-        raise InputError(
-            f"{root} holds no run directory (spec.toml): pass a directory that 'fedzmg run', "
-            "'compare' or 'study' wrote"
-        )
+        raise InputError(f"{root} holds no run (spec.toml): pass the directory of a run or study")
     found: dict[Path, Verdict] = {}
     tasks: dict[str, Task] = {}
     for first in paths:
@@ -185,10 +182,8 @@ def _verify_pack(task: Task, pack: Sequence[_Kept], wanted: int) -> dict[Path, V
     # A run's own file has every option; recommendations of the task may have changed since.
     specs = [RunDirectory(run.path).spec() for run in pack]
     plain = replace(task, options={}, protocol=specs[0].build_protocol(task))
-    trials = [
-        replace(spec.resolve(plain).trial, name=run.path.parent.name)
-        for run, spec in zip(pack, specs, strict=True)
-    ]
+    names = [run.path.parent.name for run in pack]
+    trials = [spec.resolve(plain, n).trial for spec, n in zip(specs, names, strict=True)]
     notes: list[str] = []
     logged = max(round_ for run in pack for round_ in run.rows)
     last = min(wanted, plain.protocol.rounds, logged)
@@ -212,7 +207,7 @@ def _verify_grid(
     task = choosing(task or spec.build_task(), spec)
     for name in begun[:algorithms]:
         path, trials = root / spec.folder(name), trials_of(spec, name)
-        facts, rows = read_manifest(path), read_rows(path / "metrics.jsonl")
+        facts, rows = run_directory.read_manifest(path), read_rows(path / "metrics.jsonl")
         logged = sorted({round_ for _, round_ in rows if round_ <= wanted})
         if not logged:
             raise InputError(f"{path} has no finished round yet: nothing can be compared")
@@ -254,11 +249,9 @@ def _repeat(
     facts = pack[0].facts
     data = {"data_sha256": task.train.fingerprint(), "task_sha256": task.fingerprint()}
     if any(facts.get(name, value) != value for name, value in data.items()):
-        notes.append(
-            f"{task.name!r} has other data, model or metric than then: nothing was trained"
-        )
+        notes.append(f"{task.name!r} has other data, model or metric: nothing was trained")
         return [], data
-    chunk, end = manifest.chunk(facts, task, len(trials)), wanted
+    chunk, end = None, wanted
     kinds = ["chunk_changes"] + ["pack_changes"] * (facts["device"] != "cpu")
     # A run that was stopped lacks the changes after it.
     for change in (one for run in pack for kind in kinds for one in run.facts.get(kind, [])):
@@ -275,16 +268,16 @@ def _repeat(
     if end < wanted:
         notes.append(f"only up to round {end}: the pack changed then")
     with _environment(pack[0].name, facts) as device:
-        training = build_simulation(
+        simulation = build_simulation(
             task, trials, spec, None, facts=facts, device=device, chunk=chunk
         )
         rounds = []
         for _ in range(end):
-            records = training.run_round().records
+            records = simulation.run_round().records
             if isinstance(spec, GridSpec):
-                records = evaluated(spec, training, records)
+                records = evaluated(spec, simulation, records)
             rounds.append(records)
-        return rounds, manifest.describe(training)
+        return rounds, run_directory.describe_training(simulation)
 
 
 @contextlib.contextmanager
@@ -293,15 +286,10 @@ def _environment(name: str, facts: Mapping[str, Any]) -> Iterator[torch.device]:
     try:
         device = resolve_device(str(facts["device"]))
     except InputError:
-        raise InputError(
-            f"{name} was trained on a GPU ({facts.get('device_name')}), and this machine has "
-            "none: verify it on one that has"
-        ) from None
+        gpu = f"GPU ({facts.get('device_name')})"
+        raise InputError(f"{name} was trained on a {gpu}: verify it where there is one") from None
     if facts["engine"].startswith("compiled") and not can_compile(device):
-        raise InputError(
-            f"{name} was trained with compiled steps, and there is no compiler here: install "
-            "one (g++; on a GPU triton)"
-        )
+        raise InputError(f"{name} needs a compiler: install one (g++; on a GPU triton)")
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(int(facts.get("threads", before)))

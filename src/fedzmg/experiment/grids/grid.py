@@ -81,10 +81,8 @@ def choosing(task: Task, spec: GridSpec) -> Task:
     test = task.test
     if spec.selection == "tune":
         if task.tune is None:
-            raise InputError(
-                f"task {task.name!r} has no tuning examples: pass some as 'tune' "
-                '(Task.from_arrays), or set selection = "test", which leaves no independent test'
-            )
+            remedy = 'pass some as tune=..., or set selection = "test"'
+            raise InputError(f"task {task.name!r} has no tuning examples: {remedy}")
         test = task.tune
     elif task.tune is not None and task.tune.x is not task.test.x:
         test = Examples(*(torch.cat(pair) for pair in zip(task.tune, task.test, strict=True)))
@@ -138,21 +136,14 @@ def warnings(data: Mapping[str, Any]) -> list[str]:
             found.append(f"every point of {name} diverged; search smaller learning rates")
         elif best["border"]:
             edges = ", ".join(f"{key} = {best['options'][key]:.4g}" for key in best["border_axes"])
-            found.append(
-                f"the best point of {name} lies on the border ({edges}); a wider grid may do better"
-            )
+            where = f"the best point of {name} lies on the border ({edges})"
+            found.append(f"{where}; a wider grid may do better")
         other = entry.get("best_by_test")
         if best is not None and other is not None and other["options"] != best["options"]:
-            options = ", ".join(f"{key} = {value:.4g}" for key, value in other["options"].items())
-            found.append(
-                f"for {name} the whole test set, by which the paper chooses, would choose {options}"
-            )
-        halved = entry.get("stopped", {}).get("halving", 0)
-        if halved:
-            found.append(
-                f"{halved} trials of {name} were stopped by a heuristic (heuristic_halving); one "
-                "of them might have won"
-            )
+            found.append(f"for {name} the whole test set, as in the paper, chooses {_point(other)}")
+        if halved := entry.get("stopped", {}).get("halving", 0):
+            stopped = f"heuristic_halving stopped {halved} trials of {name}"
+            found.append(f"{stopped}; one of them might have won")
     return found
 
 
@@ -179,10 +170,9 @@ class Tuned:
 
     def __repr__(self) -> str:
         """Show the best options in a line."""
-        points = (
-            f"{name} {_point(entry['best'])}" for name, entry in self.data["algorithms"].items()
-        )
-        return f"<Tuned on {self.data['task']!r}: {'; '.join(points)}>"
+        found = self.data["algorithms"].items()
+        points = "; ".join(f"{name} {_point(entry['best'])}" for name, entry in found)
+        return f"<Tuned on {self.data['task']!r}: {points}>"
 
     def __str__(self) -> str:
         """Show a table of the best points and the warnings."""
@@ -194,7 +184,7 @@ class Tuned:
             data["metric"]: ["" if point is None else f"{point['score']:.4f}" for point in best],
             "points": [str(len(entry["points"])) for entry in entries.values()],
             "diverged": [
-                str(sum(bool(point["diverged"]) for point in entry["points"]) or "")
+                str(sum(point["diverged"] > 0 for point in entry["points"]) or "")
                 for entry in entries.values()
             ],
         }

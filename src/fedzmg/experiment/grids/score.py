@@ -221,8 +221,8 @@ class Rule(NamedTuple):
 
 def dominated(
     rule: Rule, points: Sequence[Sequence[Known]], stopped: Collection[int]
-) -> dict[int, tuple[Merit, Merit]]:
-    """Return points that cannot win any more, with their upper bound and the bound they miss.
+) -> dict[int, Merit]:
+    """Return points that cannot win any more, with their upper bound.
 
     ``points`` has the evaluations of every point's seeds; ``stopped`` points beat no other.
     """
@@ -231,7 +231,7 @@ def dominated(
         return {}
     bar = max(rule.merit(seeds, rule.worst) for seeds in left.values())
     tops = {i: rule.merit(seeds, rule.best) for i, seeds in left.items()}
-    return {i: (top, bar) for i, top in tops.items() if top < bar}
+    return {i: top for i, top in tops.items() if top < bar}
 
 
 def unsettled(
@@ -264,10 +264,7 @@ class Stops:
     def __init__(self, spec: GridSpec, name: str, metric: Metric, path: Path) -> None:
         self._spec, self._path, bound = spec, path, spec.stop.best_possible
         if spec.stop.cannot_win and bound is None and metric.name != "accuracy":
-            raise InputError(
-                f"stop.cannot_win needs the best possible value of {metric.name!r}: set "
-                "stop.best_possible"
-            )
+            raise InputError(f"stop.cannot_win: set stop.best_possible for {metric.name!r}")
         self._rule = Rule(spec.last, 1.0 if bound is None else bound, metric.higher_is_better)
         self._shape = [len(values) for values in spec.axes_of(name).values()]
         points, self._seeds = spec.points(name), len(spec.seeds)
@@ -305,7 +302,7 @@ class Stops:
             self._take(lines)
 
     def dominated(
-        self, rows: Rows, members: Iterable[int], round_: int, lost: Iterable[int]
+        self, rows: Rows, members: Iterable[int], round_: int, lost: Collection[int]
     ) -> dict[int, Stopped]:
         """Return trials of points that cannot win any more, including trials that never began.
 
@@ -313,15 +310,12 @@ class Stops:
         ``lost`` trials have diverged, which the log may not show yet.
         """
         within = set(members)
-        points = self._known(rows, dict.fromkeys(within, round_), set(lost))
+        points = self._known(rows, dict.fromkeys(within, round_), lost)
         settled = [p for p, why in enumerate(self._reasons(round_)) if why - {"diverged"}]
         found: dict[int, Stopped] = {}
-        for point, (top, bar) in dominated(self._rule, points, settled).items():
-            at_most, at_least = (self._rule.sign(height) for _, height in (top, bar))
-            words = f"its score is at most {at_most:.6g}, and another point has at least "
-            words += f"{at_least:.6g}"
-            if top[0] < bar[0]:
-                words = "a seed of this point diverged, and another point lost none"
+        for point, (_, height) in dominated(self._rule, points, settled).items():
+            at_most = self._rule.sign(height)
+            words = f"its score is at most {at_most:.6g}, and another point is certainly better"
             for trial, seed in zip(self._trials[point], points[point], strict=True):
                 if trial not in self.now and (trial in within or not seed.values):
                     at = round_ if trial in within else 0

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedzmg.data.federated import Examples
-from fedzmg.experiment import manifest, training
+from fedzmg.experiment import run_directory, training
 from fedzmg.experiment.grids.score import Stops, counted, read_rows, score
 from fedzmg.experiment.progress import Progress
-from fedzmg.experiment.run_directory import read_manifest
 from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.simulation import Checkpoint, Record, RoundReport, Simulation, Trial
 from fedzmg.storage import checkpoint as stored
@@ -196,12 +195,11 @@ class Search(training.TrainingStorage):
                 self.spec,
                 [memory[i] for i in self._active],
                 facts=facts,
-                chunk=manifest.chunk(facts, self.task, len(trials)) if facts else None,
                 trainings=sum(self.spec.packs().values()),
                 restored=kept and [Checkpoint(done, dict(kept.tensors[i])) for i in self._active],
             )
             if not facts:
-                facts = manifest.describe(simulation)
+                facts = run_directory.describe_training(simulation)
                 self.path.mkdir(parents=True, exist_ok=True)
                 write_json(self.path / "manifest.json", facts)
         began = time.monotonic()
@@ -213,7 +211,7 @@ class Search(training.TrainingStorage):
         finally:
             seconds = facts.get("seconds", 0.0) + time.monotonic() - began
             with training.named_write_errors(self.path):
-                manifest.note(self.path, seconds=seconds)
+                run_directory.change_manifest(self.path, seconds=seconds)
                 if simulation.round == self.spec.rounds or simulation.all_stopped:
                     self._checkpoint.unlink(missing_ok=True)
 
@@ -273,11 +271,11 @@ class Search(training.TrainingStorage):
         fact = {"chunk": simulation.chunk} if name == "chunk_changes" else {"trials": left}
         revoked = {"revoked": True} if self._stops.revoked.intersection(self._pack) else {}
         change = {"pack": self._pack[0], **revoked, "round": simulation.round, **fact}
-        manifest.note_change(self.path, name, change)
+        run_directory.note_change(self.path, name, change)
 
 
 def known_facts(directory: Path, task: Task) -> dict[str, Any]:
     """Read the manifest of a search; it is empty before the search began."""
-    facts = read_manifest(directory) if (directory / "manifest.json").exists() else {}
-    manifest.refuse_other_task(directory, facts, task)
+    facts = run_directory.read_manifest(directory) if (directory / "manifest.json").exists() else {}
+    run_directory.refuse_other_task(directory, facts, task)
     return facts

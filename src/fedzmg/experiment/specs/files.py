@@ -210,7 +210,12 @@ def read(path: Path, kind: str | None = None) -> Spec:
         raise InputError(f"{path}: {unknown('kind', str(found), SPECS)}")
     if kind is not None and found != kind:
         raise InputError(f"{path} is a {found}: use 'fedzmg {found} {path}'")
-    return SPECS[found].parse(values, path)
+    spec = SPECS[found].parse(values, path)
+    # Beside results, an unknown task was made in Python; elsewhere it is a mistake in the file.
+    call = {"grid.toml": "tune", "study.toml": "compare", "spec.toml": "compare"}.get(path.name)
+    if call and spec.task not in tasks.TASKS and any(path.parent.rglob("manifest.json")):
+        refuse_own_task(spec.task, path, f"fedzmg.{call}(task, ..., out=DIR)")
+    return spec
 
 
 def refuse_own_task(task: str, path: Path, remedy: str) -> None:

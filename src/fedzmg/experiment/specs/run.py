@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import pydantic
@@ -146,8 +145,8 @@ class RunSpec(Experiment):
         """Build the task's protocol with the user's changes."""
         return task.protocol.with_options(self.protocol)
 
-    def resolve(self, task: Task) -> ResolvedRun:
-        """Write every default out and build the trial."""
+    def resolve(self, task: Task, name: str = "") -> ResolvedRun:
+        """Write every default out and build the trial; packs of several algorithms need a name."""
         algorithm = self.build_algorithm(task)
         changes = {
             **by_side(algorithm.options()),
@@ -155,7 +154,7 @@ class RunSpec(Experiment):
             "preset": dict(task.preset),
             "protocol": dict(vars(self.build_protocol(task))),
         }
-        return ResolvedRun(self.model_copy(update=changes), Trial(algorithm, self.seed))
+        return ResolvedRun(self.model_copy(update=changes), Trial(algorithm, self.seed, name))
 
 
 class ResolvedRun(NamedTuple):
@@ -167,7 +166,3 @@ class ResolvedRun(NamedTuple):
     def resolve(self, _: Task) -> ResolvedRun:
         """Return the run itself."""
         return self
-
-    def named(self, name: str) -> ResolvedRun:
-        """Name the trial, for packs of several algorithms."""
-        return self._replace(trial=replace(self.trial, name=name))

@@ -107,7 +107,7 @@ def _planned(spec: StudySpec, task: Task) -> tuple[Task, dict[str, list[Resolved
     if spec.rates not in ("tuned", "known"):
         task = replace(task, options={})
     runs = {n: study_runs(spec, n, rates.get(n, {})) for n in spec.algorithms}
-    return task, {n: [run.resolve(task).named(n) for run in each] for n, each in runs.items()}
+    return task, {n: [run.resolve(task, n) for run in each] for n, each in runs.items()}
 
 
 def _packs(
@@ -151,7 +151,7 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
         raise MissingGrid(f"{where}: not {', '.join(NO_GRID)} or a finished grid: {first}")
     data = read_json(grid / "grid.json", REMAKE, FORMAT)
     if data["task"] != spec.task:
-        raise InputError(f"{where} is a grid of {data['task']!r}, not of {spec.task!r}")
+        raise InputError(f"{where} is a grid for {data['task']!r}, not for {spec.task!r}")
     halves = spec.task in tasks.TASKS and "selection" in tasks.info(spec.task).options()
     if data["selection"] == "test" and halves and spec.preset.get("selection") != "test":
         remedy = 'set preset.selection = "test", or let the half choose'
