@@ -17,8 +17,7 @@ from fedzmg.experiment.estimate import estimate
 from fedzmg.experiment.specs import files as spec_files
 from fedzmg.experiment.specs.files import GridSpec, StudySpec, schema
 from fedzmg.experiment.specs.plan import PAPER_RATES
-from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.specs.strict import parse_settings
+from fedzmg.experiment.specs.run import RunSpec, parse_settings
 from fedzmg.terminal import views
 
 ROOT = Path(__file__).parents[2]

@@ -120,7 +120,7 @@ def compare(
     """Train algorithms on paired seeds; table, figure and run directories."""
     from fedzmg import tasks
     from fedzmg.api import algorithm_names, comparison_spec, tuning_notes
-    from fedzmg.experiment.specs.strict import parse_settings
+    from fedzmg.experiment.specs.run import parse_settings
 
     if task.endswith(".toml"):
         raise InputError(f"{task}: compare takes a task, not a file; use 'fedzmg study {task}'")
@@ -156,8 +156,7 @@ def run(
     from fedzmg.experiment.rules_hash import say_changed
     from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.specs import files as spec_files
-    from fedzmg.experiment.specs.run import RunSpec
-    from fedzmg.experiment.specs.strict import parse_settings
+    from fedzmg.experiment.specs.run import RunSpec, parse_settings
     from fedzmg.storage.files import folder_name
 
     if (Path(task) / "spec.toml").is_file():
@@ -275,7 +274,7 @@ def schema(kind: Annotated[str, Argument(help="grid, study or run.")] = "study")
 
 def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
     from fedzmg.experiment.specs import files as spec_files
-    from fedzmg.experiment.specs.strict import parse_settings
+    from fedzmg.experiment.specs.run import parse_settings
 
     spec = spec_files.read(file, kind)
     return spec.with_settings(parse_settings(settings or []))

@@ -17,8 +17,7 @@ import pydantic
 from fedzmg import algorithms, tasks
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError
-from fedzmg.experiment.specs.run import Experiment, RunSpec, by_side
-from fedzmg.experiment.specs.strict import Strict, Value, toml
+from fedzmg.experiment.specs.run import Experiment, RunSpec, Strict, Value, by_side, toml
 from fedzmg.storage.files import folder_name
 from fedzmg.storage.formats import flat
 from fedzmg.tasks.task import Task
