@@ -51,7 +51,6 @@ def estimate(spec: Spec) -> dict[str, Any]:
     cohort, rounds = protocol.cohort, protocol.rounds
     # A run is evaluated after rounds 1, 1 + N, ... and the last.
     evaluations = len({*range(0, rounds, protocol.eval_every), rounds - 1})
-    is_grid = isinstance(spec, GridSpec)
     if isinstance(spec, GridSpec):
         evaluations = spec.last + (spec.last < rounds)
     model = num_bytes(FunctionalModel(preset.network()).params())
@@ -64,7 +63,7 @@ def estimate(spec: Spec) -> dict[str, Any]:
         memory = 3 * row.client_keeps * model * min(preset.clients, cohort * rounds)
         # An old and a new checkpoint lie side by side.
         state = n * (2 * (1 + row.server_keeps) * model + memory)
-        if is_grid:  # one algorithm at a time
+        if isinstance(spec, GridSpec):  # one algorithm at a time
             during = max(during, state)
             after += n * evaluations * LINE_BYTES["grid"]
         else:

@@ -92,11 +92,8 @@ class _Kept(NamedTuple):
         shared = {key[-1] if isinstance(key, tuple) else key for key in keys}
         ignored = {*IGNORED, "pack"} if then["device"] == now.get("device") == "cpu" else {*IGNORED}
         ignored |= {"chunk"} if then.get("chunk") is None else set()  # all clients at once, as now
-        facts = tuple(
-            Fact(key, then[key], value)
-            for key, value in now.items()
-            if key in then and key not in ignored and then[key] != value
-        )
+        changed = [k for k in now if k in then and k not in ignored and then[k] != now[k]]
+        facts = tuple(Fact(key, then[key], now[key]) for key in changed)
         size = max(curves.largest.values(), default=0.0) if shared else None
         note = "; ".join(dict.fromkeys(notes))
         return Verdict(self.name, len(shared), curves.first, curves.fields, size, facts, note)
@@ -148,8 +145,7 @@ def verify(
         if task is None and known not in tasks:
             refuse_own_task(spec.task, first, REMEDY)
             tasks[known] = spec.build_task()
-        others = f" and {len(pack) - 1} trained with it" if len(pack) > 1 else ""
-        say(f"{pack[0].name}{others}: first rounds")
+        say(f"{pack[0].name}, pack of {len(pack)}: first rounds")
         found |= _verify_pack(task or tasks[known], pack, rounds)
     return [found[path] for path in paths]
 

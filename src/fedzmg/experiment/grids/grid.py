@@ -178,15 +178,13 @@ class Tuned:
         """Show a table of the best points and the warnings."""
         data, entries = self.data, self.data["algorithms"]
         best = [entry["best"] for entry in entries.values()]
+        points = [entry["points"] for entry in entries.values()]
         columns = {
             "algorithm": list(entries),
             "best point": [_point(point) for point in best],
             data["metric"]: ["" if point is None else f"{point['score']:.4f}" for point in best],
-            "points": [str(len(entry["points"])) for entry in entries.values()],
-            "diverged": [
-                str(sum(point["diverged"] > 0 for point in entry["points"]) or "")
-                for entry in entries.values()
-            ],
+            "points": [str(len(each)) for each in points],
+            "diverged": [str(sum(p["diverged"] > 0 for p in each) or "") for each in points],
         }
         seeds = "1 seed" if len(data["seeds"]) == 1 else f"{len(data['seeds'])} seeds"
         what = "tuning" if data["selection"] == "tune" else "test"
