@@ -34,7 +34,9 @@ COMPARED = ("fedzmg", "fedavg", "fedavg:momentum", "fedadam")
 def algorithm_names(given: Any) -> list[str]:
     """Return names of algorithms, comma-separated or in a list; ``all`` means every one."""
     if isinstance(given, str):
-        names = [name.strip() for name in given.split(",") if name.strip()]
+        names = [name.strip() for name in given.split(",")]
+        if "" in names:
+            raise InputError(f"algorithms = {given!r}: a name is empty, remove a comma")
         return list(ALGORITHMS) if names == ["all"] else names
     if isinstance(given, Sequence) and all(isinstance(name, str) for name in given):
         return list(given)

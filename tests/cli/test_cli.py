@@ -123,7 +123,7 @@ def test_validate_estimates_costs_and_writes_nothing(tmp_path: Path, fedzmg: Any
     for word in ("trials       18", "72 in all", "local steps", "down", "disk", "about"):
         assert word in done.out
     done = fedzmg("validate", STUDY, "--set", "eval_every=9", "--set", "rates=given", *SHORT)
-    assert f"fedzmg: {STUDY}: eval_every = 9 is more than rounds = " in done.err
+    assert done.code == 0, done.err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -183,8 +183,7 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
     from fedzmg import tasks
     from fedzmg.experiment.run_directory import RunDirectory
     from fedzmg.experiment.specs.files import refuse_own_task
-    from fedzmg.experiment.specs.run import RunSpec
-    from fedzmg.experiment.specs.strict import parse_settings
+    from fedzmg.experiment.specs.run import RunSpec, parse_settings
 
     params, round_ = None, 0
     if what in tasks.TASKS:

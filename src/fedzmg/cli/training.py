@@ -47,7 +47,7 @@ def _progress(
 ) -> Iterator[Tracking]:  # fmt: skip
     """Show rounds on the terminal and to trackers; report the time limit."""
     from fedzmg import trackers
-    from fedzmg.experiment.control import TimeLimitReached
+    from fedzmg.experiment.training import TimeLimitReached
     from fedzmg.terminal.live import Display
 
     console, makers = Console(stderr=as_json), trackers.named(track)
@@ -105,7 +105,7 @@ def compare(
     """Train algorithms on paired seeds; table, figure and run directories."""
     from fedzmg import tasks
     from fedzmg.api import algorithm_names, comparison_spec, tuning_notes
-    from fedzmg.experiment.specs.strict import parse_settings
+    from fedzmg.experiment.specs.run import parse_settings
 
     if task.endswith(".toml"):
         raise InputError(f"{task}: compare takes a task, not a file; use 'fedzmg study {task}'")
@@ -141,8 +141,7 @@ def run(
     from fedzmg.experiment.rules_hash import say_changed
     from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.specs import files as spec_files
-    from fedzmg.experiment.specs.run import RunSpec
-    from fedzmg.experiment.specs.strict import parse_settings
+    from fedzmg.experiment.specs.run import RunSpec, parse_settings
     from fedzmg.storage.files import folder_name
 
     if (Path(task) / "spec.toml").is_file():
@@ -195,8 +194,7 @@ def grid(
 ) -> None:
     """Choose learning rates, or any other numbers, by a grid; heat-maps and best points."""
     from fedzmg import trackers
-    from fedzmg.experiment.grids.grid import run_grid
-    from fedzmg.experiment.grids.score import warnings
+    from fedzmg.experiment.grids.grid import run_grid, warnings
     from fedzmg.report import figures
     from fedzmg.storage.formats import read_json
     from fedzmg.terminal import views
@@ -245,8 +243,7 @@ def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
                 find_rates(spec)  # raises for a grid that does not fit
             except MissingGrid as error:
                 to_do = [str(error)]
-            to_do += [f"{file}: {remark}" for remark in spec.remarks()]
-        found = estimate(spec).as_dict()
+        found = estimate(spec)
     common.say(*to_do)
     lines = (f"{what:<12} {text}" for what, text in views.estimate(found).items())
     common.echo(json.dumps(found) if as_json else "\n".join(lines))
@@ -261,7 +258,7 @@ def schema(kind: Annotated[str, Argument(help="grid, study or run.")] = "study")
 
 def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
     from fedzmg.experiment.specs import files as spec_files
-    from fedzmg.experiment.specs.strict import parse_settings
+    from fedzmg.experiment.specs.run import parse_settings
 
     spec = spec_files.read(file, kind)
     return spec.with_settings(parse_settings(settings or []))
@@ -276,8 +273,7 @@ def _prepare(
         spec.check()
         task = spec.build_task()
         spec.check(task)
-    remarks = spec.remarks() if kind == "study" else []
-    common.say(*task.notes, *(f"{file}: {remark}" for remark in remarks))
+    common.say(*task.notes)
     return spec, task, out or Path("runs") / file.stem
 
 
