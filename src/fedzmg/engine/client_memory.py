@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 
 from fedzmg.errors import InputError
+from fedzmg.storage.files import check_fences
 from fedzmg.tree import Flat, State, flatten_rows, leaves, row, tree_map, unflatten_rows
 
 NEVER = -1
@@ -92,6 +93,7 @@ class Slots:
 
     def write(self, client: int, round_: int, values: npt.NDArray[Any]) -> None:
         """Write a client's memory, but not to the slot of a checkpoint."""
+        check_fences(self.path)
         stamps = self._stamps[client]
         needed = {int(np.where(stamps <= r, stamps, NEVER).argmax()) for r in self.committed}
         # The newest of the others is of the current rounds, if there is one.

@@ -7,10 +7,20 @@ import gzip
 import os
 import secrets
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedzmg.errors import InputError
+
+BLOCK = 1 << 20
+fences: list[Callable[[Path], None]] = []
+"""Checks before every write to a file; each raises an error if this process must not write it."""
+
+
+def check_fences(path: Path) -> None:
+    """Check that no other process has taken over the directory of a file."""
+    for check in fences:
+        check(path)
 
 
 def folder_name(name: str) -> str:
@@ -41,6 +51,7 @@ def compressed(path: Path) -> Path:
 
 def append(path: Path, lines: bytes) -> None:
     """Append lines to a log durably, after a line that a crash cut off."""
+    check_fences(path)
     with path.open("ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -68,6 +79,7 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
+        check_fences(path)
         if keep is not None and path.exists():
             os.replace(path, keep)
         os.replace(temporary, path)
@@ -76,6 +88,17 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def renew(path: Path) -> None:
+    """Replace a file by a copy, so that a process that has it open changes it no longer."""
+    with replacing(path) as fresh, path.open("rb") as old, fresh.open("wb") as new:
+        while block := old.read(BLOCK):
+            if block.strip(b"\0"):
+                new.write(block)
+            else:  # stays a hole in a sparse file
+                new.seek(len(block), os.SEEK_CUR)
+        new.truncate(old.tell())
 
 
 def remove_leftovers(path: Path) -> None:
