@@ -7,6 +7,7 @@ another run is rejected. Metadata and round are part of the hashed bytes.
 from __future__ import annotations
 
 import hashlib
+import json
 import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,9 @@ import safetensors.torch
 from torch import Tensor
 
 from fedzmg.storage.files import replacing
+from fedzmg.storage.formats import file_sha256
 
-FORMAT = 3
+FORMAT = 4
 _BLANK = "0" * 64
 """Placeholder for the hash while the file is hashed."""
 _KEY = b'"sha256":"'
@@ -30,7 +32,7 @@ class UnusableCheckpoint(Exception):
 
 def bound_to(spec: Path, trials: Sequence[int] = (0,)) -> str:
     """Name the training of a checkpoint: a specification file and the trials of a pack."""
-    return f"{hashlib.sha256(spec.read_bytes()).hexdigest()} {list(trials)}"
+    return f"{file_sha256(spec)} {list(trials)}"
 
 
 class StoredCheckpoint(NamedTuple):
@@ -41,6 +43,10 @@ class StoredCheckpoint(NamedTuple):
     """Round of the checkpoint before this one."""
     tensors: Mapping[int, Mapping[str, Tensor]]
     """Named tensors by trial; a stopped trial has none."""
+    log: str
+    """Mark of the log that belongs to it, see ``log_mark``."""
+    memory: Mapping[int, str]
+    """Mark of the client memory by trial; empty without one."""
 
 
 def write_checkpoint(
@@ -57,6 +63,8 @@ def write_checkpoint(
         "round": str(checkpoint.round),
         "previous": str(checkpoint.previous),
         "binding": binding,
+        "log": checkpoint.log,
+        "memory": json.dumps(checkpoint.memory),
         "sha256": _BLANK,
     }
     with replacing(path, keep) as temporary:
@@ -88,7 +96,9 @@ def read_checkpoint(path: Path, binding: str) -> StoredCheckpoint:
             for name in content.keys():  # noqa: SIM118
                 trial, _, own = name.partition("|")
                 tensors.setdefault(int(trial), {})[own] = content.get_tensor(name)
-        return StoredCheckpoint(int(metadata["round"]), int(metadata["previous"]), tensors)
+            memory = {int(trial): mark for trial, mark in json.loads(metadata["memory"]).items()}
+        rounds = int(metadata["round"]), int(metadata["previous"])
+        return StoredCheckpoint(*rounds, tensors, metadata["log"], memory)
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import os
 import secrets
 import zlib
@@ -47,6 +48,19 @@ def log_bytes(path: Path) -> bytes:
 def compressed(path: Path) -> Path:
     """Return the name of a log in a kept copy."""
     return path.with_name(f"{path.name}.gz")
+
+
+def log_mark(path: Path) -> str:
+    """Return size and SHA-256 of a log as it is now, which may still grow."""
+    content = log_bytes(path)
+    return f"{len(content)} {hashlib.sha256(content).hexdigest()}"
+
+
+def has_mark(path: Path, mark: str) -> bool:
+    """Check whether a log begins with what was marked."""
+    size, _, digest = mark.partition(" ")
+    content = log_bytes(path)[: int(size)]
+    return len(content) == int(size) and hashlib.sha256(content).hexdigest() == digest
 
 
 def append(path: Path, lines: bytes) -> None:
