@@ -6,24 +6,19 @@ another run is rejected. Metadata and round are part of the hashed bytes.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from fedzmg.storage.files import replacing
+from fedzmg.storage.files import UNSEALED, has_seal, replacing, seal
 from fedzmg.storage.formats import file_sha256
 
 FORMAT = 4
-_BLANK = "0" * 64
-"""Placeholder for the hash while the file is hashed."""
-_KEY = b'"sha256":"'
 
 
 class UnusableCheckpoint(Exception):
@@ -65,7 +60,7 @@ def write_checkpoint(
         "binding": binding,
         "log": checkpoint.log,
         "memory": json.dumps(checkpoint.memory),
-        "sha256": _BLANK,
+        **UNSEALED,
     }
     with replacing(path, keep) as temporary:
         try:
@@ -73,18 +68,13 @@ def write_checkpoint(
             safetensors.torch.save_file(tensors, temporary, metadata)
         except safetensors.SafetensorError as error:
             raise OSError(str(error)) from None
-        with temporary.open("rb+") as file:
-            start, _, digest = _digest(file)
-            file.seek(start)
-            file.write(digest)
+        seal(temporary)
 
 
 def read_checkpoint(path: Path, binding: str) -> StoredCheckpoint:
     """Read a checkpoint; ``UnusableCheckpoint`` if it is damaged or of another training."""
     try:
-        with path.open("rb") as file:
-            _, stored, digest = _digest(file)
-        if stored != digest:
+        if not has_seal(path):
             raise UnusableCheckpoint("its hash is wrong")
         with safetensors.safe_open(path, framework="pt") as content:
             metadata = content.metadata()
@@ -106,15 +96,3 @@ def read_checkpoint(path: Path, binding: str) -> StoredCheckpoint:
     except (ValueError, KeyError, TypeError, safetensors.SafetensorError):
         size = path.stat().st_size
         raise UnusableCheckpoint(f"its {size} bytes are not a complete checkpoint") from None
-
-
-def _digest(file: BinaryIO) -> tuple[int, bytes, bytes]:
-    """Return the offset of the hash, the stored hash and that of the file with the placeholder."""
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        start = content.find(_KEY) + len(_KEY)
-        end = start + len(_BLANK)
-        with memoryview(content) as view:
-            digest = hashlib.sha256(view[:start])
-            digest.update(_BLANK.encode())
-            digest.update(view[end:])
-        return start, content[start:end], digest.hexdigest().encode()

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import mmap
 import os
 import secrets
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from fedzmg.errors import InputError
 
 BLOCK = 1 << 20
+UNSEALED = {"sha256": "0" * 64}
+"""Field of a safetensors header whose place the hash of the file will take."""
 fences: list[Callable[[Path], None]] = []
 """Checks before every write to a file; each raises an error if this process must not write it."""
 
@@ -102,6 +106,35 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def seal(path: Path) -> None:
+    """Write the hash of a safetensors file into its header, which has the field ``UNSEALED``."""
+    with path.open("rb+") as file:
+        start, _, digest = _digest(file)
+        file.seek(start)
+        file.write(digest)
+
+
+def has_seal(path: Path) -> bool:
+    """Check the hash in the header of a safetensors file."""
+    with path.open("rb") as file:
+        _, stored, digest = _digest(file)
+    return stored == digest
+
+
+def _digest(file: BinaryIO) -> tuple[int, bytes, bytes]:
+    """Return the offset of the hash, the stored hash and that of the file with the placeholder."""
+    blank = UNSEALED["sha256"].encode()
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        key = b'"sha256":"'
+        start = content.find(key) + len(key)
+        end = start + len(blank)
+        with memoryview(content) as view:
+            digest = hashlib.sha256(view[:start])
+            digest.update(blank)
+            digest.update(view[end:])
+        return start, content[start:end], digest.hexdigest().encode()
 
 
 def renew(path: Path) -> None:
